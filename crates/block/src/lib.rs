@@ -1,0 +1,24 @@
+//! The vocabulary room: the words that every other room speaks.
+//!
+//! Addresses, geometry, identifiers, seal records as bytes, aligned buffers, and the traits at the few real seams.
+//! Deliberately absent: I/O, cryptography, threads, clocks. A seal record is *named* here (so that a store without keys
+//! can read its stamp and check its keyless checksum) but only the `seal` room can make or open one.
+
+mod address;
+mod buffer;
+mod checksum;
+mod device;
+mod identity;
+mod opener;
+mod record;
+
+pub use address::{BlockSize, Geometry, GeometryError, Lba};
+pub use buffer::{BUFFER_ALIGN, Buffer, BufferMut};
+pub use checksum::keyless_checksum;
+pub use device::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Request, Token};
+pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, VolumeId};
+pub use opener::{BlockKeyWrap, OpenError, Opener, WrapError};
+pub use record::{
+    BLOCK_KEY_BYTES, Custody, HoleRecord, Mode, RECORD_BYTES_MAX, RECORD_VERSION, RecordError, RecordFlags, SealRecord,
+    SealedBlock, Suite, TAG_BYTES, WRAPPED_KEY_BYTES,
+};
