@@ -1,0 +1,51 @@
+# Everything that a person or a machine runs here. `make help` lists it.
+
+CARGO ?= cargo
+# How long `make fuzz` spends on each decoder, in seconds.
+FUZZ_SECONDS ?= 30
+# How many times `make soak` pulls the plug.
+SOAK_KILLS ?= 200
+
+export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
+
+.PHONY: help deps build demo test check fmt bench bench-runtime fuzz soak clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+deps: ## Install the Debian packages and the Rust that are needed, once
+	@scripts/deps.sh
+
+build: deps ## The binary, optimised: target/release/strongroom
+	$(CARGO) build --release --locked --package strongroom
+
+demo: build ## Serve, attach, use and prove a sealed volume, on this machine's own files (as root, under 3 minutes)
+	@$(CARGO) run --quiet --release --locked --package strongroom -- demo
+
+test: deps ## Every test
+	$(CARGO) test --workspace --locked
+
+check: ## Formatting, lints, documentation, dependencies' licences and sources
+	@scripts/deps.sh --checks
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
+	$(CARGO) deny --locked --log-level error check --hide-inclusion-graph licenses bans sources
+
+fmt: ## Format the sources
+	$(CARGO) fmt --all
+
+bench: deps ## Sealing and opening by library and block size (the table in docs/sealed-block.md)
+	$(CARGO) bench --locked --package strongroom-bench
+
+bench-runtime: deps ## The runtimes that were compared (the table in docs/performance.md)
+	cd spikes/runtime && $(CARGO) run --release --locked
+
+fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+soak: deps ## The long tests: SOAK_KILLS (200) power cuts under writes, and every test marked for soaking
+	STRONGROOM_SOAK_KILLS=$(SOAK_KILLS) $(CARGO) test --workspace --release --locked -- --include-ignored
+
+clean: ## Remove what was built
+	$(CARGO) clean

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs what building, testing and the demo need, where it is missing. Safe to run again: with everything in place it
+# only looks, and takes a moment.
+#
+#   scripts/deps.sh            Debian packages and Rust
+#   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
+#
+# With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
+# is touched.
+set -euo pipefail
+
+# The oldest compiler that Cargo.toml's rust-version allows.
+readonly RUST_MIN="1.89"
+readonly CARGO_DENY_VERSION="0.20.2"
+
+# What each is for: "package command-or-file". The second word is only the quick test for "already there".
+readonly PACKAGES="
+build-essential   cc
+ca-certificates   /etc/ssl/certs/ca-certificates.crt
+curl              curl
+cmake             cmake
+fuse3             fusermount3
+e2fsprogs         mkfs.ext4
+util-linux        losetup
+mount             mount
+libiscsi-bin      iscsi-ls
+qemu-utils        qemu-img
+qemu-block-extra  /usr/lib/*/qemu/block-iscsi.so
+"
+
+say() { echo "deps: $*" >&2; }
+fail() { say "$*"; exit 1; }
+
+# Sbin holds losetup and mkfs, and is not in everybody's path.
+PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"
+
+present() {
+  case "$1" in
+    /*) compgen -G "$1" >/dev/null ;;
+    *) command -v "$1" >/dev/null 2>&1 ;;
+  esac
+}
+
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then "$@"
+  elif command -v sudo >/dev/null 2>&1; then sudo "$@"
+  else fail "these packages are missing and neither root nor sudo is at hand; as root run: apt-get install ${missing[*]}"
+  fi
+}
+
+missing=()
+while read -r package test; do
+  [ -n "$package" ] || continue
+  present "$test" || missing+=("$package")
+done <<<"$PACKAGES"
+
+if [ "${#missing[@]}" -gt 0 ]; then
+  command -v apt-get >/dev/null 2>&1 ||
+    fail "this script knows Debian's apt-get only; install by hand what gives: ${missing[*]}"
+  say "installing Debian packages: ${missing[*]}"
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}")
+  if ! as_root "${install[@]}" >"$log" 2>&1; then
+    # An image that was made long ago has no, or old, package lists.
+    as_root apt-get update -qq >>"$log" 2>&1 || { cat "$log" >&2; fail "apt-get update failed; see above"; }
+    as_root "${install[@]}" >>"$log" 2>&1 || { cat "$log" >&2; fail "apt-get install failed; see above"; }
+  fi
+fi
+
+if ! command -v cargo >/dev/null 2>&1; then
+  say "installing Rust by rustup, into ~/.rustup and ~/.cargo"
+  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -q -y --profile minimal -c clippy -c rustfmt
+fi
+
+version=$(rustc --version | cut -d' ' -f2)
+if [ "$(printf '%s\n%s\n' "$RUST_MIN" "$version" | sort -V | head -n 1)" != "$RUST_MIN" ]; then
+  fail "rustc $version is older than $RUST_MIN; run: rustup update stable"
+fi
+
+if [ "${1:-}" = "--checks" ] && ! command -v cargo-deny >/dev/null 2>&1; then
+  say "building cargo-deny $CARGO_DENY_VERSION (a few minutes, once)"
+  cargo install --quiet --locked "cargo-deny@$CARGO_DENY_VERSION"
+fi
