@@ -1,0 +1,272 @@
+//! Proves that the sources keep the house's rules: which room may depend on which, what the pure rooms never touch, how
+//! long a file may be, and what must not be left lying about.
+//!
+//! The dependency arrows are the design's trust boundaries, so this is where "the storage host cannot open a block" is
+//! checked: `target` and `store` reach neither `seal` nor anything that does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Longest source file, in lines; tests in a file of their own may be longer, a bit.
+const FILE_LINES_MAX: usize = 620;
+const TEST_FILE_LINES_MAX: usize = 900;
+
+/// Which rooms each room may use directly (normal dependencies), from the design's table.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("block", &[]),
+    ("seal", &["block"]),
+    ("handshake", &["block", "channel"]),
+    ("channel", &["block"]),
+    ("iscsi", &["block"]),
+    ("scsi", &["block"]),
+    ("store", &["block"]),
+    ("net", &["block", "channel", "handshake", "iscsi"]),
+    ("initiator", &["block", "channel", "handshake", "iscsi", "net", "scsi", "seal"]),
+    ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
+    ("testing", &["block"]),
+    // The binary joins the rooms, and measures them from outside.
+    ("strongroom", &["block", "channel", "handshake", "initiator", "net", "scsi", "seal", "store", "target"]),
+];
+
+/// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.
+const PURE: &[&str] = &["block", "channel", "iscsi", "scsi", "seal"];
+const IMPURE_CRATES: &[&str] =
+    &["fuser", "getrandom", "io-uring", "mio", "nix", "polling", "rand", "rustix", "rustls", "socket2", "tokio"];
+
+/// What only one room may use directly.
+const EXCLUSIVE: &[(&str, &[&str])] = &[
+    ("rustls", &["handshake"]),
+    ("io-uring", &["net"]),
+    ("fuser", &["initiator", "testing"]),
+    ("clap", &["strongroom"]),
+    ("anyhow", &["strongroom"]),
+    ("indicatif", &["strongroom"]),
+    ("aws-lc-rs", &["bench", "channel", "handshake", "seal"]),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is two levels up")
+}
+
+/// The resolved dependency graph, by package name; only normal dependencies.
+struct Graph {
+    direct: BTreeMap<String, BTreeSet<String>>,
+    rooms: BTreeSet<String>,
+}
+
+impl Graph {
+    fn load() -> Graph {
+        let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args(["metadata", "--format-version", "1", "--offline"])
+            .current_dir(root())
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+        let text = |value: &Value| value.as_str().expect("a string").to_owned();
+        let array = |value: &Value| value.as_array().expect("an array").clone();
+        let names: BTreeMap<String, String> =
+            array(&metadata["packages"]).iter().map(|package| (text(&package["id"]), text(&package["name"]))).collect();
+        let rooms = array(&metadata["workspace_members"]).iter().map(|id| names[&text(id)].clone()).collect();
+        let mut direct = BTreeMap::new();
+        for node in array(&metadata["resolve"]["nodes"]) {
+            let normal = |dependency: &&Value| array(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+            let dependencies: BTreeSet<String> =
+                array(&node["deps"]).iter().filter(normal).map(|dep| names[&text(&dep["pkg"])].clone()).collect();
+            direct.entry(names[&text(&node["id"])].clone()).or_insert_with(BTreeSet::new).extend(dependencies);
+        }
+        Graph { direct, rooms }
+    }
+
+    /// Everything that `package` reaches.
+    fn reach(&self, package: &str) -> BTreeSet<String> {
+        let mut reached = BTreeSet::new();
+        let mut open = vec![package.to_owned()];
+        while let Some(name) = open.pop() {
+            for dependency in self.direct.get(&name).into_iter().flatten() {
+                if reached.insert(dependency.clone()) {
+                    open.push(dependency.clone());
+                }
+            }
+        }
+        reached
+    }
+}
+
+/// The package name of a room.
+fn package(room: &str) -> String {
+    if room == "strongroom" { room.to_owned() } else { format!("strongroom-{room}") }
+}
+
+#[test]
+fn the_storage_host_cannot_reach_what_opens_a_block() {
+    let graph = Graph::load();
+    for host in ["store", "target"] {
+        let reached = graph.reach(&package(host));
+        for forbidden in ["seal", "initiator", "strongroom"] {
+            assert!(!reached.contains(&package(forbidden)), "{host} reaches {forbidden}: the storage host must not");
+        }
+    }
+    assert!(!graph.reach("strongroom-store").contains("aws-lc-rs"), "store holds no cryptography at all");
+    assert!(graph.reach("strongroom-initiator").contains("strongroom-seal"), "this test looks at a real graph");
+}
+
+#[test]
+fn rooms_depend_only_along_the_arrows() {
+    let graph = Graph::load();
+    for (room, allowed) in ARROWS {
+        let allowed: BTreeSet<String> = allowed.iter().map(|room| package(room)).collect();
+        let used: BTreeSet<String> = graph.direct[&package(room)].intersection(&graph.rooms).cloned().collect();
+        let extra: Vec<_> = used.difference(&allowed).collect();
+        assert!(extra.is_empty(), "{room} must not depend on {extra:?}; the arrows are in ARCHITECTURE.md");
+    }
+    for room in &graph.rooms {
+        let known = ARROWS.iter().any(|(name, _)| package(name) == *room) || room == "strongroom-bench";
+        assert!(known, "{room} is a new room: give it its arrows here and in ARCHITECTURE.md");
+    }
+}
+
+#[test]
+fn pure_rooms_stay_pure() {
+    let graph = Graph::load();
+    for room in PURE {
+        let direct = &graph.direct[&package(room)];
+        let impure: Vec<_> = IMPURE_CRATES.iter().filter(|name| direct.contains(**name)).collect();
+        assert!(impure.is_empty(), "{room} is pure (no sockets, clock, threads, randomness) but uses {impure:?}");
+        assert!(!direct.contains("libc"), "{room} is pure but uses libc");
+    }
+    for (name, allowed) in EXCLUSIVE {
+        for room in &graph.rooms {
+            let may = allowed.iter().any(|room_allowed| package(room_allowed) == *room);
+            assert!(may || !graph.direct[room].contains(*name), "{room} uses {name}, which only {allowed:?} may");
+        }
+    }
+}
+
+#[test]
+fn pure_rooms_forbid_the_clock_to_clippy() {
+    for room in ["channel", "iscsi", "scsi", "seal"] {
+        let path = root().join("crates").join(room).join("clippy.toml");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        for method in ["std::time::Instant::now", "std::time::SystemTime::now", "std::thread::spawn"] {
+            assert!(text.contains(method), "crates/{room}/clippy.toml should disallow {method}");
+        }
+    }
+}
+
+/// Every file that belongs to the repository.
+fn tracked_files() -> Vec<PathBuf> {
+    let output = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listing = String::from_utf8(output.stdout).expect("paths are UTF-8");
+    listing.split('\0').filter(|path| !path.is_empty()).map(PathBuf::from).collect()
+}
+
+/// Path and text of every tracked text file; files that vanish while we look are skipped.
+fn tracked_texts() -> Vec<(PathBuf, String)> {
+    tracked_files()
+        .into_iter()
+        .filter_map(|path| fs::read_to_string(root().join(&path)).ok().map(|text| (path, text)))
+        .collect()
+}
+
+fn is_rust(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "rs")
+}
+
+fn is_test(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "tests") || path.ends_with("tests.rs")
+}
+
+#[test]
+fn files_can_be_read_in_one_sitting() {
+    for (path, text) in tracked_texts().iter().filter(|(path, _)| is_rust(path)) {
+        let limit = if is_test(path) { TEST_FILE_LINES_MAX } else { FILE_LINES_MAX };
+        let lines = text.lines().count();
+        assert!(lines <= limit, "{} has {lines} lines, more than {limit}: it holds two things", path.display());
+    }
+}
+
+#[test]
+fn every_source_file_says_what_room_it_is() {
+    for (path, text) in tracked_texts().iter().filter(|(path, _)| is_rust(path)) {
+        assert!(text.starts_with("//!"), "{} should open with a //! sentence", path.display());
+        assert!(!text.starts_with("//! Placeholder"), "{} is still a placeholder", path.display());
+    }
+}
+
+#[test]
+fn nothing_is_left_lying_about() {
+    // Split, so that this list does not find itself.
+    let leftovers = [["dbg", "!("], ["todo", "!("], ["unimplemented", "!("], ["FIX", "ME"], ["XX", "X:"]].map(|p| p.concat());
+    let vague = ["utils", "util", "common", "misc", "manager", "helpers"];
+    for (path, text) in tracked_texts().iter().filter(|(path, _)| is_rust(path)) {
+        for leftover in &leftovers {
+            assert!(!text.contains(leftover.as_str()), "{} contains {leftover}", path.display());
+        }
+        for name in vague {
+            let declares = text.lines().any(|line| {
+                let line = line.trim().trim_start_matches("pub ").trim_start_matches("pub(crate) ");
+                line.strip_prefix("mod ").is_some_and(|rest| rest.trim_end_matches([';', '{', ' ']) == name)
+            });
+            assert!(!declares, "{} declares mod {name}: name it after what it holds", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_repository_names_no_registry_and_no_private_path() {
+    // Cargo.lock names its registry by the index's address; that is cargo's to write.
+    let hosts = [["crates", ".io"], ["pypi", ".org"], ["npmjs", ".com"], ["proxy.golang", ".org"]].map(|p| p.concat());
+    for (path, text) in tracked_texts() {
+        if path.ends_with("Cargo.lock") {
+            continue;
+        }
+        for host in &hosts {
+            assert!(!text.contains(host.as_str()), "{} names the registry host {host}", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_documents_and_the_tree_agree() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let architecture = read("ARCHITECTURE.md");
+    for room in Graph::load().rooms {
+        let room = room.trim_start_matches("strongroom-");
+        assert!(architecture.contains(&format!("`{room}`")), "ARCHITECTURE.md does not mention the room {room}");
+    }
+    for path in tracked_files() {
+        let is_document = path.starts_with("docs") && path.extension().is_some_and(|extension| extension == "md");
+        if is_document {
+            let name = path.display().to_string();
+            assert!(architecture.contains(&name), "ARCHITECTURE.md should say what {name} is for");
+        }
+    }
+    for (path, text) in tracked_texts() {
+        if path.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        for link in relative_links(&text) {
+            let at = path.parent().unwrap_or(Path::new("")).join(link);
+            assert!(root().join(&at).exists(), "{} links to {}, which is not there", path.display(), at.display());
+        }
+    }
+}
+
+/// The targets of Markdown links that point into the repository.
+fn relative_links(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).filter_map(|link| {
+        let path = link.split('#').next().unwrap_or("");
+        let inside = !path.is_empty() && !path.contains("://") && !path.starts_with("mailto:");
+        inside.then_some(path)
+    })
+}
