@@ -1,1 +1,17 @@
-//! Placeholder.
+//! The network room: the runtime that owns sockets, and the link that turns their bytes into PDUs and back.
+//!
+//! - [`Runtime`]: one per thread; listens, connects, moves bytes, wakes, tells events.
+//! - [`affinity`]: threads on processors.
+//!
+//! Deliberately absent: what a PDU means, sessions, volumes, keys at rest. This is the one room that reads the clock on
+//! behalf of the machines, and the one that names the kernel's interfaces.
+
+pub mod affinity;
+mod error;
+mod runtime;
+
+pub use error::{NetError, StreamFailure};
+pub use runtime::{
+    DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, Runtime, RuntimeCounters, RuntimeOptions,
+    SendState, StreamId, StreamOptions, Waker, resolve,
+};

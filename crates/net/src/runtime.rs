@@ -1,0 +1,602 @@
+//! The runtime: one per thread, it owns sockets and tells what happens on them. No protocol, no locks, no task system.
+//!
+//! ```text
+//! loop {
+//!     runtime.poll(timeout)?;                          // writes what was queued, waits, notes what happened
+//!     while let Some(event) = runtime.next_event() {   // tells it, one thing at a time
+//!         ...                                          // feeds machines, queues their output with `send`
+//!     }
+//! }
+//! ```
+//!
+//! Whether epoll or io_uring is beneath is the runtime's own business ([`Flavour`] says which, for the log): the same
+//! calls, the same events, the same limits. Timers are the caller's: hand the time until the earliest one to
+//! [`Runtime::poll`]. Name resolution blocks and is apart ([`resolve`]).
+//!
+//! A runtime stays in the thread that made it. What crosses threads are the [`Waker`], a bound [`Listener`], and a
+//! [`DetachedStream`] that moves a connection to another thread's runtime without losing a byte.
+
+mod epoll;
+mod send_queue;
+mod socket;
+mod table;
+mod waker;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use strongroom_block::Buffer;
+
+pub use self::socket::{Listener, StreamOptions, resolve};
+pub use self::waker::Waker;
+
+use self::epoll::{Epoll, Received};
+use self::send_queue::SendQueue;
+use self::table::{Deadline, Pending, Phase, Stream, Table};
+use crate::{NetError, StreamFailure};
+
+/// What lies beneath a runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// Readiness by epoll; works everywhere.
+    Epoll,
+    /// Completions by io_uring; containers often forbid it.
+    IoUring,
+}
+
+/// What to put beneath a runtime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlavourChoice {
+    /// The better one by `docs/performance.md`, with the other as the fallback; a log line tells of a fallback.
+    #[default]
+    Auto,
+    /// epoll, whatever else there is.
+    Epoll,
+    /// io_uring or an error.
+    IoUring,
+}
+
+/// Limits and settings of a runtime.
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    /// epoll or io_uring.
+    pub flavour: FlavourChoice,
+    /// Streams that this runtime holds at most; further connections are refused at once, counted and logged.
+    pub streams_max: usize,
+    /// From this many queued bytes on the owner should stop producing: [`Runtime::send`] says so ...
+    pub send_high_water_bytes: usize,
+    /// ... until the queue is down to this many: then [`Event::SendLow`] is told.
+    pub send_low_water_bytes: usize,
+    /// A peer for which more than this waits is given up ([`StreamFailure::NotReading`]).
+    pub send_queue_bytes_max: usize,
+    /// Most bytes of one [`Event::Received`].
+    pub receive_bytes_max: usize,
+    /// How long a call to a peer may take.
+    pub connect_timeout: Duration,
+    /// How sockets are set up.
+    pub stream: StreamOptions,
+}
+
+impl Default for RuntimeOptions {
+    fn default() -> RuntimeOptions {
+        RuntimeOptions {
+            flavour: FlavourChoice::Auto,
+            streams_max: 1024,
+            send_high_water_bytes: 4 << 20,
+            send_low_water_bytes: 1 << 20,
+            send_queue_bytes_max: 64 << 20,
+            receive_bytes_max: 256 << 10,
+            connect_timeout: Duration::from_secs(10),
+            stream: StreamOptions::default(),
+        }
+    }
+}
+
+/// Queued bytes after which a stream is flushed at once instead of at the next `poll`.
+const FLUSH_AT_ONCE_BYTES: usize = 256 << 10;
+
+/// A stream of this runtime. Never reused while the runtime lives (for 2^31 streams).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamId {
+    index: u32,
+    generation: u32,
+}
+
+impl StreamId {
+    fn token(self) -> u64 {
+        u64::from(self.index) | u64::from(self.generation) << 32
+    }
+
+    fn from_token(token: u64) -> StreamId {
+        StreamId { index: token as u32, generation: (token >> 32) as u32 }
+    }
+}
+
+/// A listening socket of this runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerId(u32);
+
+/// What happened. Events of one stream come in order; none comes after its `Closed`, nor after the owner's `close`,
+/// `abort` or `detach`.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A peer connected; the stream receives already.
+    Accepted {
+        /// Where.
+        listener: ListenerId,
+        /// The new stream.
+        stream: StreamId,
+        /// Who.
+        peer: SocketAddr,
+    },
+    /// A [`Runtime::connect`] succeeded.
+    Connected {
+        /// Which.
+        stream: StreamId,
+    },
+    /// Bytes arrived. They are lent until the next call of the runtime.
+    Received {
+        /// Where.
+        stream: StreamId,
+        /// Never empty.
+        bytes: &'a [u8],
+    },
+    /// The peer has sent its last byte; sending to it still works. Told once; `close` or `abort` is up to the owner.
+    PeerFinished {
+        /// Which.
+        stream: StreamId,
+    },
+    /// The send queue, once above its high-water mark, is down to the low-water mark: produce again.
+    SendLow {
+        /// Which.
+        stream: StreamId,
+    },
+    /// The stream failed and is gone.
+    Closed {
+        /// Which it was.
+        stream: StreamId,
+        /// Why.
+        failure: StreamFailure,
+    },
+    /// A [`Waker`] was used (any number of times).
+    Woken,
+}
+
+/// Whether the owner of a stream should go on producing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a producer that ignores `Full` grows the queue until the stream is given up"]
+pub enum SendState {
+    /// Go on.
+    Ready,
+    /// The queue is above its high-water mark: stop until [`Event::SendLow`].
+    Full,
+}
+
+/// What a runtime has done since it was made, for metrics and benches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeCounters {
+    /// System calls made, all kinds.
+    pub system_calls: u64,
+    /// Bytes the kernel took from us.
+    pub sent_bytes: u64,
+    /// Bytes the kernel gave us.
+    pub received_bytes: u64,
+    /// Connections accepted.
+    pub accepted: u64,
+    /// Connections refused for `streams_max`.
+    pub refused: u64,
+}
+
+/// A connection outside any runtime, with all that was not yet sent and not yet read. Give it to another runtime's
+/// [`Runtime::attach`]; dropping it ends the connection.
+#[derive(Debug)]
+pub struct DetachedStream {
+    fd: OwnedFd,
+    peer: SocketAddr,
+    queue: SendQueue,
+    early: VecDeque<Vec<u8>>,
+    peer_finished: bool,
+    finish_told: bool,
+}
+
+impl DetachedStream {
+    /// A stream made elsewhere.
+    pub fn from_std(stream: TcpStream) -> Result<DetachedStream, NetError> {
+        let peer = stream.peer_addr().map_err(|source| NetError::system("name a connection's peer", source))?;
+        stream.set_nonblocking(true).map_err(|source| NetError::system("make a socket non-blocking", source))?;
+        Ok(DetachedStream {
+            fd: stream.into(),
+            peer,
+            queue: SendQueue::default(),
+            early: VecDeque::new(),
+            peer_finished: false,
+            finish_told: false,
+        })
+    }
+
+    /// The other end.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+}
+
+/// A stream that the kernel has given up.
+#[derive(Debug)]
+struct Failed(StreamId, io::Error);
+
+/// io_uring's part of a stream.
+#[derive(Debug, Default)]
+struct UringStream {}
+
+/// One thread's sockets. See the module's text for the loop around it.
+#[derive(Debug)]
+pub struct Runtime {
+    table: Table,
+    driver: Epoll,
+    waker: Waker,
+    /// Early bytes lent by the event told last.
+    lent: Vec<u8>,
+    failed: Vec<Failed>,
+    /// io_uring insists on one thread; epoll does not mind, and both shall behave alike.
+    stays_in_its_thread: PhantomData<*const ()>,
+}
+
+/// What `next_event` found, before bytes are lent.
+enum Found {
+    Staged(StreamId, usize),
+    Early(StreamId),
+    Told(Event<'static>),
+}
+
+impl Runtime {
+    /// A runtime for the calling thread.
+    pub fn new(options: RuntimeOptions) -> Result<Runtime, NetError> {
+        Runtime::with_waker(options, Waker::new()?)
+    }
+
+    /// A runtime for the calling thread, woken by a waker that others hold already.
+    pub fn with_waker(options: RuntimeOptions, waker: Waker) -> Result<Runtime, NetError> {
+        let driver = Epoll::new(&waker, options.receive_bytes_max.max(4096))?;
+        Ok(Runtime {
+            table: Table::new(options),
+            driver,
+            waker,
+            lent: Vec::new(),
+            failed: Vec::new(),
+            stays_in_its_thread: PhantomData,
+        })
+    }
+
+    /// What lies beneath.
+    pub fn flavour(&self) -> Flavour {
+        Flavour::Epoll
+    }
+
+    /// Wakes this runtime from any thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> RuntimeCounters {
+        self.table.counters
+    }
+
+    /// Streams held now, those that are still handing over their last bytes included.
+    pub fn streams_count(&self) -> usize {
+        self.table.streams.len()
+    }
+
+    /// Accepts from a bound socket; [`Event::Accepted`] tells of each connection.
+    pub fn listen(&mut self, listener: Listener) -> Result<ListenerId, NetError> {
+        let index = self.table.listeners.insert(listener);
+        let id = ListenerId(u32::try_from(index).expect("far fewer listeners than 2^32"));
+        if let Err(error) = self.driver.add_listener(&mut self.table, id) {
+            self.table.listeners.remove(index);
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    /// Stops accepting; streams accepted before stay.
+    pub fn stop_listening(&mut self, id: ListenerId) {
+        self.driver.remove_listener(&mut self.table, id);
+        self.table.listeners.try_remove(id.0 as usize);
+    }
+
+    /// Calls a peer: [`Event::Connected`] or [`Event::Closed`] follows. Bytes may be queued at once.
+    pub fn connect(&mut self, peer: SocketAddr) -> Result<StreamId, NetError> {
+        let fd = socket::socket_for(peer).map_err(|source| NetError::system("make a socket", source))?;
+        self.table.options.stream.apply(&fd).map_err(|source| NetError::system("set socket options", source))?;
+        let outcome = rustix::net::connect(&fd, &peer);
+        let id = self.table.insert(fd, peer, Phase::Connecting)?;
+        self.table.counters.system_calls += 2;
+        if let Err(errno) = outcome
+            && errno != Errno::INPROGRESS
+        {
+            self.fail(id, errno.into());
+            return Ok(id);
+        }
+        let after = self.table.options.connect_timeout;
+        self.table.arm(after, Deadline::Connect(id));
+        self.driver.add_stream(&mut self.table, id).inspect_err(|_| drop(self.table.remove(id)))?;
+        Ok(id)
+    }
+
+    /// Takes in a connection from another runtime or from elsewhere. What it had received but not told comes first.
+    pub fn attach(&mut self, detached: DetachedStream) -> Result<StreamId, NetError> {
+        let DetachedStream { fd, peer, queue, early, peer_finished, finish_told } = detached;
+        self.table.options.stream.apply(&fd).map_err(|source| NetError::system("set socket options", source))?;
+        let id = self.table.insert(fd, peer, Phase::Open)?;
+        let stream = self.table.stream(id).expect("inserted above");
+        (stream.queue, stream.early, stream.peer_finished, stream.finish_told) =
+            (queue, early, peer_finished, finish_told);
+        self.driver.add_stream(&mut self.table, id).inspect_err(|_| drop(self.table.remove(id)))?;
+        self.driver.update_interest(&mut self.table, id);
+        self.table.tell_early(id);
+        self.mark_dirty(id);
+        Ok(id)
+    }
+
+    /// Lets go of a stream so that another runtime can [`attach`](Runtime::attach) it: nothing queued or received is
+    /// lost, and no more events of it are told here.
+    pub fn detach(&mut self, id: StreamId) -> Result<DetachedStream, NetError> {
+        if !self.table.owned(id).is_some_and(|stream| stream.phase == Phase::Open) {
+            return Err(NetError::NoSuchStream);
+        }
+        self.driver.forget_stream(&mut self.table, id);
+        let Stream { fd, peer, queue, early, peer_finished, finish_told, .. } =
+            self.table.remove(id).expect("looked up above");
+        Ok(DetachedStream { fd, peer, queue, early, peer_finished, finish_told })
+    }
+
+    /// The other end of a stream.
+    pub fn peer(&mut self, id: StreamId) -> Option<SocketAddr> {
+        self.table.owned(id).map(|stream| stream.peer)
+    }
+
+    /// Queues all of `buffers` (left empty) for sending, by reference. They leave with the next [`Runtime::poll`], all
+    /// streams' in as few calls as possible, or at once when many bytes wait. A stream that is gone takes nothing: its
+    /// `Closed` is on the way or told.
+    pub fn send(&mut self, id: StreamId, buffers: &mut Vec<Buffer>) -> SendState {
+        let (high_water, queue_max) =
+            (self.table.options.send_high_water_bytes, self.table.options.send_queue_bytes_max);
+        let Some(stream) = self.table.owned(id) else {
+            buffers.clear();
+            return SendState::Ready;
+        };
+        stream.unflushed_bytes += stream.queue.append(buffers);
+        let flush_now = stream.unflushed_bytes >= FLUSH_AT_ONCE_BYTES && stream.phase == Phase::Open;
+        self.mark_dirty(id);
+        if flush_now {
+            self.flush(id);
+        }
+        let Some(stream) = self.table.owned(id) else { return SendState::Ready };
+        let queued_bytes = stream.queue.len_bytes();
+        if queued_bytes > queue_max {
+            let failure = StreamFailure::NotReading { peer: stream.peer, queued_bytes, queued_bytes_max: queue_max };
+            self.end(id, failure);
+            return SendState::Ready;
+        }
+        if queued_bytes > high_water {
+            stream.above_high_water = true;
+            return SendState::Full;
+        }
+        SendState::Ready
+    }
+
+    /// Bytes queued on a stream that the kernel has not taken yet.
+    pub fn queued_bytes(&self, id: StreamId) -> usize {
+        self.table
+            .streams
+            .get(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)
+            .map_or(0, |slot| slot.stream.queue.len_bytes())
+    }
+
+    /// Stops (`false`) or resumes (`true`) receiving: while stopped, no bytes are told and the peer is soon held back
+    /// by TCP's window. The peer's end is not seen meanwhile either, a failure is.
+    pub fn set_receiving(&mut self, id: StreamId, receiving: bool) {
+        let Some(stream) = self.table.owned(id) else { return };
+        if stream.receiving != receiving {
+            stream.receiving = receiving;
+            if receiving {
+                self.table.tell_early(id);
+            }
+            self.driver.update_interest(&mut self.table, id);
+        }
+    }
+
+    /// Ends a stream in order: what is queued still goes out, then the end of the stream, and the peer has a few
+    /// seconds to take it. No more events of it.
+    pub fn close(&mut self, id: StreamId) {
+        if self.table.owned(id).is_some() {
+            self.flush(id);
+        }
+        if self.table.owned(id).is_some() {
+            let over = self.table.begin_linger(id);
+            if over {
+                self.release(id);
+            } else {
+                self.driver.update_interest(&mut self.table, id);
+            }
+        }
+    }
+
+    /// Ends a stream at once; what is queued is lost. No more events of it.
+    pub fn abort(&mut self, id: StreamId) {
+        if self.table.owned(id).is_some() {
+            self.release(id);
+        }
+    }
+
+    /// Writes what was queued, then waits until something happens, at most `timeout` (`None`: for ever). Returns at
+    /// once while events are still to be told. Call [`Runtime::next_event`] until it has none, then poll again.
+    pub fn poll(&mut self, timeout: Option<Duration>) -> Result<(), NetError> {
+        self.flush_dirty();
+        self.expire();
+        let timeout = self.table.wait_at_most(timeout);
+        self.driver.wait(&mut self.table, &self.waker, timeout, &mut self.failed)?;
+        for Failed(id, error) in std::mem::take(&mut self.failed) {
+            self.fail(id, error);
+        }
+        self.finish_lingering();
+        self.expire();
+        Ok(())
+    }
+
+    /// The next thing that happened, if any.
+    pub fn next_event(&mut self) -> Option<Event<'_>> {
+        match self.find_event()? {
+            Found::Staged(stream, len_bytes) => Some(Event::Received { stream, bytes: self.driver.staging(len_bytes) }),
+            Found::Early(stream) => Some(Event::Received { stream, bytes: &self.lent }),
+            Found::Told(event) => Some(event),
+        }
+    }
+
+    fn find_event(&mut self) -> Option<Found> {
+        loop {
+            let told = match self.table.pending.pop_front()? {
+                Pending::Readable(id) => match self.receive(id) {
+                    Some(found) => return Some(found),
+                    None => continue,
+                },
+                Pending::Provided { .. } => continue,
+                Pending::Early(id) => {
+                    let Some(stream) = self.table.owned(id).filter(|stream| stream.receiving) else { continue };
+                    match stream.early.pop_front() {
+                        Some(bytes) => {
+                            self.lent = bytes;
+                            return Some(Found::Early(id));
+                        }
+                        None => continue,
+                    }
+                }
+                Pending::Finished(id) => {
+                    let Some(stream) = self.table.owned(id) else { continue };
+                    if !stream.receiving || std::mem::replace(&mut stream.finish_told, true) {
+                        continue;
+                    }
+                    Event::PeerFinished { stream: id }
+                }
+                Pending::Accepted { listener, stream, peer } => {
+                    // Told even if the stream has failed since: its `Closed` follows.
+                    Event::Accepted { listener, stream, peer }
+                }
+                Pending::Connected(id) if self.table.owned(id).is_some() => Event::Connected { stream: id },
+                Pending::SendLow(id) if self.table.owned(id).is_some() => Event::SendLow { stream: id },
+                Pending::Connected(_) | Pending::SendLow(_) => continue,
+                Pending::Closed { stream, failure } => Event::Closed { stream, failure },
+                Pending::Woken => Event::Woken,
+            };
+            return Some(Found::Told(told));
+        }
+    }
+
+    /// epoll: reads from a ready stream.
+    fn receive(&mut self, id: StreamId) -> Option<Found> {
+        let lingering = self.table.stream(id)?.phase == Phase::Lingering;
+        match self.driver.receive(&mut self.table, id) {
+            Received::Bytes(len_bytes) if !lingering => return Some(Found::Staged(id, len_bytes)),
+            Received::Finished if !lingering => {
+                let stream = self.table.stream(id)?;
+                if let Some(error) = stream.send_failure.take() {
+                    self.fail(id, error);
+                } else {
+                    stream.finish_told = true;
+                    return Some(Found::Told(Event::PeerFinished { stream: id }));
+                }
+            }
+            Received::Finished => {
+                if self.table.finish_sending(id) {
+                    self.release(id);
+                }
+            }
+            Received::Failed(error) => self.fail(id, error),
+            Received::Bytes(_) | Received::Nothing => {}
+        }
+        None
+    }
+
+    fn mark_dirty(&mut self, id: StreamId) {
+        let Some(stream) = self.table.stream(id) else { return };
+        if !stream.dirty && !stream.queue.is_empty() {
+            stream.dirty = true;
+            self.table.dirty.push(id);
+        }
+    }
+
+    fn flush_dirty(&mut self) {
+        let mut dirty = std::mem::take(&mut self.table.dirty);
+        for id in dirty.drain(..) {
+            self.flush(id);
+        }
+        // Flushing marks nothing dirty: keep the allocation.
+        self.table.dirty = dirty;
+    }
+
+    fn flush(&mut self, id: StreamId) {
+        let Some(stream) = self.table.stream(id) else { return };
+        stream.dirty = false;
+        stream.unflushed_bytes = 0;
+        if let Err(Failed(id, error)) = self.driver.flush(&mut self.table, id) {
+            self.fail(id, error);
+        }
+    }
+
+    /// Lets go of lingering streams whose last byte went out.
+    fn finish_lingering(&mut self) {
+        if self.table.lingering_count == 0 {
+            return;
+        }
+        let lingering: Vec<StreamId> = self.table.lingering().collect();
+        for id in lingering {
+            if self.table.finish_sending(id) {
+                self.release(id);
+            }
+        }
+    }
+
+    fn expire(&mut self) {
+        while let Some(deadline) = self.table.due() {
+            match deadline {
+                Deadline::Connect(id) => {
+                    if let Some(stream) = self.table.stream(id).filter(|stream| stream.phase == Phase::Connecting) {
+                        let peer = stream.peer;
+                        let after = self.table.options.connect_timeout;
+                        self.end(id, StreamFailure::ConnectTimedOut { peer, after });
+                    }
+                }
+                Deadline::Linger(id) => self.release(id),
+                Deadline::AcceptAgain => self.driver.accept_again(&mut self.table),
+            }
+        }
+    }
+
+    fn fail(&mut self, id: StreamId, error: io::Error) {
+        let Some(stream) = self.table.stream(id) else { return };
+        let failure = StreamFailure::from_io(stream.peer, error);
+        self.end(id, failure);
+    }
+
+    /// The stream is over; its owner, if it still has one, is told why.
+    fn end(&mut self, id: StreamId, failure: StreamFailure) {
+        if self.table.owned(id).is_some() {
+            self.table.pending.push_back(Pending::Closed { stream: id, failure });
+        }
+        self.release(id);
+    }
+
+    fn release(&mut self, id: StreamId) {
+        self.driver.forget_stream(&mut self.table, id);
+        self.table.remove(id);
+    }
+}
