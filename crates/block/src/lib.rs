@@ -7,6 +7,7 @@
 mod address;
 mod buffer;
 mod checksum;
+mod counters;
 mod device;
 mod identity;
 mod opener;
@@ -15,6 +16,7 @@ mod record;
 pub use address::{BlockSize, Geometry, GeometryError, Lba};
 pub use buffer::{BUFFER_ALIGN, Buffer, BufferMut};
 pub use checksum::keyless_checksum;
+pub use counters::{CryptoBytes, CryptoCounters};
 pub use device::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Request, Token};
 pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, VolumeId};
 pub use opener::{BlockKeyWrap, OpenError, Opener, WrapError};

@@ -1,1 +1,33 @@
-//! Placeholder.
+//! The sealing room: seals and opens one block, with the keys that its custody prescribes.
+//!
+//! `docs/sealed-block.md` is the specification; golden vectors in `tests/golden.rs` pin it. Deliberately absent: I/O,
+//! threads, clocks, the operating system's randomness (random bytes come from the caller), and the loading of keys from
+//! files (text in, keys out).
+//!
+//! | type | for |
+//! |---|---|
+//! | [`VolumeSealer`] | what a pipeline holds: seals and opens blocks and holes of one volume, in any custody |
+//! | [`StampSource`] | names each write; its stamp is the nonce, so two writes never share one |
+//! | [`BlindKeys`] | custodies `keyfile` and `keyserver`: XAES-256-GCM under a key that the target never sees |
+//! | [`BlockKeys`], [`KeyWrapper`] | custody `target`: a fresh key per write, wrapped for rest |
+//! | [`VolumeKeyFile`] | the text form of volume and wrapping keys |
+
+mod associated;
+mod blind;
+mod block_keys;
+mod gcm;
+mod key_file;
+mod secret;
+mod stamp;
+mod volume;
+mod xaes;
+
+pub use blind::{BlindKeys, SUB_KEYS_CACHED_MAX};
+pub use block_keys::{BlockKeys, FillRandom, KEY_BATCH, KeyWrapper};
+pub use key_file::{EPOCHS_MAX, KEY_FILE_BYTES_MAX, KeyFileError, KeyId, KeyPurpose, VolumeKeyFile};
+pub use secret::{KEY_BYTES, Secret, VolumeKey, WrappingKey};
+pub use stamp::{ATTACH_ID_BYTES_MAX, STAMP_CHARGE_BYTES_MIN, StampRun, StampSource};
+pub use strongroom_block::{BlockKeyWrap, CryptoBytes, CryptoCounters, OpenError, Opener, WrapError};
+pub use volume::{SealContext, SealerError, VolumeSealer};
+#[doc(hidden)]
+pub use xaes::{xaes_open_for_test, xaes_seal_for_test};

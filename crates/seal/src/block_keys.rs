@@ -1,0 +1,286 @@
+//! Custody `target`: a fresh random key per write, kept by the trusted target and wrapped for rest.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aws_lc_rs::key_wrap::{AES_256, AesKek, KeyWrap};
+use strongroom_block::{
+    BLOCK_KEY_BYTES, BlockKeyWrap, CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord, SealingDomain,
+    Stamp, Suite, WRAPPED_KEY_BYTES, WrapError, keyless_checksum,
+};
+use zeroize::Zeroize;
+
+use crate::blind::derive;
+use crate::gcm::{GcmKey, NONCE_BYTES};
+use crate::secret::{KEY_BYTES, Secret, WrappingKey};
+use crate::{SealContext, associated};
+
+/// Block keys drawn from the operating system at a time: one call per key would cost as much as the sealing.
+pub const KEY_BATCH: usize = 64;
+
+/// Fills a slice from the operating system's generator.
+pub type FillRandom = Box<dyn FnMut(&mut [u8]) + Send>;
+
+/// Each key seals one write and nothing else, so its nonce may be constant; the stamp is bound as associated data.
+const NONCE: [u8; NONCE_BYTES] = [0; NONCE_BYTES];
+
+/// Seals every write under a key of its own, which its record carries; opens by the record's key.
+///
+/// An initiator needs nothing but this and the channel: it holds no key that lasts.
+pub struct BlockKeys {
+    context: SealContext,
+    batch: Mutex<Batch>,
+    wrapper: Option<Arc<dyn BlockKeyWrap>>,
+    counters: Arc<CryptoCounters>,
+}
+
+impl fmt::Debug for BlockKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockKeys").field("context", &self.context).finish_non_exhaustive()
+    }
+}
+
+impl BlockKeys {
+    /// Block keys drawn by `fill_random`, [`KEY_BATCH`] at a time.
+    pub fn new(context: SealContext, fill_random: FillRandom, counters: Arc<CryptoCounters>) -> BlockKeys {
+        let batch = Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random };
+        BlockKeys { context, batch: Mutex::new(batch), wrapper: None, counters }
+    }
+
+    /// The same, able to open records as they rest, wrapped by `wrapper`: for a trusted target.
+    #[must_use]
+    pub fn with_wrapper(mut self, wrapper: Arc<dyn BlockKeyWrap>) -> BlockKeys {
+        self.wrapper = Some(wrapper);
+        self
+    }
+
+    /// What these keys seal for.
+    pub fn context(&self) -> &SealContext {
+        &self.context
+    }
+
+    /// Seals `block` in place, for `lba`; the record carries the key (88 bytes: only ever sent inside a channel).
+    ///
+    /// # Panics
+    /// If `block` is not one block long.
+    pub fn seal(&self, lba: Lba, stamp: Stamp, block: &mut [u8]) -> SealRecord {
+        self.context.assert_one_block(block);
+        let flags = RecordFlags(RecordFlags::BLOCK_KEY);
+        let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
+        let key = self.draw();
+        let tag = GcmKey::new(key.expose()).seal(self.context.mode, &NONCE, &associated, block, &self.counters);
+        self.record(RecordFlags(0), stamp, keyless_checksum(block), tag, &key)
+    }
+
+    /// Seals `plain` into `out`, for `lba`.
+    ///
+    /// # Panics
+    /// If `plain` or `out` is not one block long.
+    pub fn seal_into(&self, lba: Lba, stamp: Stamp, plain: &[u8], out: &mut [u8]) -> SealRecord {
+        self.context.assert_one_block(plain);
+        self.context.assert_one_block(out);
+        let flags = RecordFlags(RecordFlags::BLOCK_KEY);
+        let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
+        let key = self.draw();
+        let tag =
+            GcmKey::new(key.expose()).seal_into(self.context.mode, &NONCE, &associated, plain, out, &self.counters);
+        self.record(RecordFlags(0), stamp, keyless_checksum(out), tag, &key)
+    }
+
+    /// Opens `block` in place by the record's key.
+    ///
+    /// # Errors
+    /// [`OpenError`]; the contents of `block` are then unspecified.
+    pub fn open(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<(), OpenError> {
+        let (associated, key) = self.check_block(lba, record, block)?;
+        key.open(self.context.mode, &NONCE, &associated, &record.tag(), block, &self.counters)
+    }
+
+    /// Opens `sealed` into `out` by the record's key.
+    ///
+    /// # Errors
+    /// [`OpenError`]; the contents of `out` are then unspecified.
+    ///
+    /// # Panics
+    /// If `out` is not one block long.
+    pub fn open_into(&self, lba: Lba, record: &SealRecord, sealed: &[u8], out: &mut [u8]) -> Result<(), OpenError> {
+        self.context.assert_one_block(out);
+        let (associated, key) = self.check_block(lba, record, sealed)?;
+        key.open_into(self.context.mode, &NONCE, &associated, &record.tag(), sealed, out, &self.counters)
+    }
+
+    /// Seals the absence of `count` blocks from `start`.
+    ///
+    /// # Panics
+    /// If the range is empty or runs past the end of the address space.
+    pub fn seal_hole(&self, start: Lba, count: u64, stamp: Stamp) -> HoleRecord {
+        SealContext::assert_range(start, count);
+        let flags = RecordFlags(RecordFlags::HOLE | RecordFlags::BLOCK_KEY);
+        let associated = associated::of_hole(&self.context, self.context.mode, flags, start, count, stamp);
+        let key = self.draw();
+        let tag = GcmKey::new(key.expose()).seal(self.context.mode, &NONCE, &associated, &mut [], &self.counters);
+        HoleRecord { start, count, record: self.record(RecordFlags(RecordFlags::HOLE), stamp, 0, tag, &key) }
+    }
+
+    /// Whether `hole` is authentic as a whole.
+    ///
+    /// # Errors
+    /// [`OpenError`] if it was not sealed like this under the key that it carries.
+    pub fn open_hole(&self, hole: &HoleRecord) -> Result<(), OpenError> {
+        let flags = RecordFlags(RecordFlags::HOLE | RecordFlags::BLOCK_KEY);
+        let record = &hole.record;
+        self.context.check_record(record, flags)?;
+        if record.checksum() != 0 {
+            return Err(OpenError::NotAuthentic);
+        }
+        let key = self.key_of(record)?;
+        let stamp = record.stamp();
+        let associated = associated::of_hole(&self.context, self.context.mode, flags, hole.start, hole.count, stamp);
+        key.open(self.context.mode, &NONCE, &associated, &record.tag(), &mut [], &self.counters)
+    }
+
+    fn draw(&self) -> Secret<BLOCK_KEY_BYTES> {
+        // A panic of the random source leaves the batch empty or whole, so a poisoned lock still guards fresh keys.
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner).draw()
+    }
+
+    fn record(
+        &self,
+        flags: RecordFlags,
+        stamp: Stamp,
+        checksum: u64,
+        tag: [u8; 16],
+        key: &Secret<BLOCK_KEY_BYTES>,
+    ) -> SealRecord {
+        let SealContext { mode, epoch, .. } = self.context;
+        SealRecord::new(Suite::Aes256Gcm, mode, flags, epoch, stamp, checksum, tag).with_block_key(key.expose())
+    }
+
+    fn check_block(
+        &self,
+        lba: Lba,
+        record: &SealRecord,
+        sealed: &[u8],
+    ) -> Result<([u8; associated::BLOCK_BYTES], GcmKey), OpenError> {
+        let flags = RecordFlags(RecordFlags::BLOCK_KEY);
+        self.context.check_record(record, flags)?;
+        self.context.check_body(record, sealed)?;
+        let key = self.key_of(record)?;
+        Ok((associated::of_block(&self.context, self.context.mode, flags, lba, record.stamp()), key))
+    }
+
+    fn key_of(&self, record: &SealRecord) -> Result<GcmKey, OpenError> {
+        if let Some(raw) = record.raw_block_key() {
+            return Ok(GcmKey::new(raw));
+        }
+        let no_key = OpenError::NoKey { epoch: record.epoch() };
+        let wrapper = self.wrapper.as_ref().ok_or(no_key)?;
+        let wrapped = record.wrapped_block_key().ok_or(no_key)?;
+        let mut raw = wrapper.unwrap(wrapped).map_err(|WrapError| OpenError::NotAuthentic)?;
+        let key = GcmKey::new(&raw);
+        raw.zeroize();
+        Ok(key)
+    }
+}
+
+/// Random keys not yet used; each is wiped when it is given out.
+struct Batch {
+    keys: Secret<{ KEY_BATCH * BLOCK_KEY_BYTES }>,
+    left: usize,
+    fill_random: FillRandom,
+}
+
+impl Batch {
+    fn draw(&mut self) -> Secret<BLOCK_KEY_BYTES> {
+        if self.left == 0 {
+            (self.fill_random)(self.keys.expose_mut());
+            self.left = KEY_BATCH;
+        }
+        self.left -= 1;
+        let at = self.left * BLOCK_KEY_BYTES;
+        let drawn = &mut self.keys.expose_mut()[at..at + BLOCK_KEY_BYTES];
+        let key = Secret::filled(|out| out.copy_from_slice(drawn));
+        drawn.zeroize();
+        key
+    }
+}
+
+/// Wraps block keys for rest under AES-256 (RFC 3394), with a key of the sealing domain's own.
+///
+/// Bound to the domain and not to the volume: snapshots and clones share stored records.
+#[derive(Debug)]
+pub struct KeyWrapper {
+    key: Secret<KEY_BYTES>,
+}
+
+impl KeyWrapper {
+    /// The wrapper of `domain`, derived from `wrapping_key`.
+    pub fn new(wrapping_key: &WrappingKey, domain: SealingDomain) -> KeyWrapper {
+        KeyWrapper { key: derive(&wrapping_key.0, &[b"wrap", &domain.0]) }
+    }
+
+    fn kek(&self) -> AesKek {
+        AesKek::new(&AES_256, self.key.expose()).expect("32 bytes are an AES-256 key")
+    }
+}
+
+impl BlockKeyWrap for KeyWrapper {
+    fn wrap(&self, key: &[u8; BLOCK_KEY_BYTES]) -> Result<[u8; WRAPPED_KEY_BYTES], WrapError> {
+        let mut wrapped = [0; WRAPPED_KEY_BYTES];
+        self.kek().wrap(key, &mut wrapped).map_err(|_| WrapError)?;
+        Ok(wrapped)
+    }
+
+    fn unwrap(&self, wrapped: &[u8; WRAPPED_KEY_BYTES]) -> Result<[u8; BLOCK_KEY_BYTES], WrapError> {
+        let mut key = [0; BLOCK_KEY_BYTES];
+        match self.kek().unwrap(wrapped, &mut key) {
+            Ok(_) => Ok(key),
+            Err(_) => {
+                key.zeroize();
+                Err(WrapError)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 3394 §4.6: 256 bits of key data under a 256-bit key.
+    #[test]
+    fn the_wrap_is_rfc_3394() {
+        let kek: [u8; 32] = std::array::from_fn(|at| at as u8);
+        let mut data = [0; 32];
+        for (at, byte) in data.iter_mut().enumerate() {
+            *byte = if at < 16 { (at * 0x11) as u8 } else { (at - 16) as u8 };
+        }
+        let golden = [
+            0x28, 0xc9, 0xf4, 0x04, 0xc4, 0xb8, 0x10, 0xf4, 0xcb, 0xcc, 0xb3, 0x5c, 0xfb, 0x87, 0xf8, 0x26, 0x3f, 0x57,
+            0x86, 0xe2, 0xd8, 0x0e, 0xd3, 0x26, 0xcb, 0xc7, 0xf0, 0xe7, 0x1a, 0x99, 0xf4, 0x3b, 0xfb, 0x98, 0x8b, 0x9b,
+            0x7a, 0x02, 0xdd, 0x21,
+        ];
+        let wrapper = KeyWrapper { key: Secret::new(kek) };
+        assert_eq!(wrapper.wrap(&data), Ok(golden));
+        assert_eq!(wrapper.unwrap(&golden), Ok(data));
+    }
+
+    #[test]
+    fn keys_are_drawn_in_batches_and_never_twice() {
+        let calls = Arc::new(Mutex::new((0u32, 0u64)));
+        let seen = Arc::clone(&calls);
+        let fill: FillRandom = Box::new(move |out| {
+            let mut state = seen.lock().unwrap();
+            state.0 += 1;
+            for chunk in out.chunks_exact_mut(8) {
+                state.1 += 1;
+                chunk.copy_from_slice(&state.1.to_be_bytes());
+            }
+        });
+        let mut batch = Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random: fill };
+        let drawn: std::collections::HashSet<[u8; 32]> = (0..2 * KEY_BATCH).map(|_| *batch.draw().expose()).collect();
+        assert_eq!(drawn.len(), 2 * KEY_BATCH);
+        assert_eq!(calls.lock().unwrap().0, 2);
+        assert!(batch.keys.expose().iter().all(|&byte| byte == 0), "keys given out are wiped from the batch");
+    }
+}
