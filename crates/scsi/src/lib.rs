@@ -1,1 +1,63 @@
-//! Placeholder.
+//! The SCSI room: command descriptor blocks, sense, pages, unit attentions, reservations, and the name of a nexus.
+//!
+//! Both sides live here: what a target decodes and answers, and what an initiator builds and parses. Deliberately
+//! absent: iSCSI, sockets, clocks, data; this room sees CDBs and parameter data, never a block. The commands that iSCSI has no
+//! word for are in [`vendor`]; `docs/vendor-cdbs.md` is their specification.
+
+pub mod ahs;
+pub mod attention;
+mod bytes;
+pub mod capacity;
+pub mod cdb;
+mod command;
+pub mod inquiry;
+pub mod luns;
+pub mod mode;
+pub mod nexus;
+pub mod opcode;
+pub mod provisioning;
+pub mod reservation;
+pub mod sense;
+pub mod supported;
+pub mod vendor;
+
+pub use attention::{UnitAttention, UnitAttentions};
+pub use command::{CdbError, Command, DataDirection};
+pub use nexus::NexusId;
+pub use sense::{Sense, SenseKey, Status};
+pub use supported::UnitKind;
+pub use vendor::VendorCommand;
+
+/// Decodes everything this room can decode; nothing outside bytes may make it panic. For fuzz targets.
+#[doc(hidden)]
+pub fn fuzz_decode(bytes: &[u8]) {
+    if let Ok(command) = Command::decode(bytes) {
+        let _ = command.direction(strongroom_block::BlockSize::DEFAULT);
+        let _ = UnitKind::Plain.supports(&command);
+        let _ = UnitKind::Sealed.supports(&command);
+    }
+    let _ = Sense::parse(bytes);
+    let _ = inquiry::StandardInquiry::parse(bytes);
+    let _ = inquiry::parse_vpd_pages(bytes);
+    let _ = inquiry::parse_serial(bytes);
+    let _ = inquiry::BlockLimits::parse(bytes);
+    let _ = vendor::UnitPage::parse(bytes);
+    let _ = capacity::ReadCapacity16::parse(bytes);
+    let _ = capacity::parse_read_capacity_10(bytes);
+    let _ = luns::parse(bytes);
+    let _ = mode::ModePages::parse_6(bytes);
+    let _ = provisioning::parse_unmap(bytes);
+    let _ = provisioning::parse_lba_status(bytes);
+    let _ = supported::decode_list(bytes);
+    for record_bytes in [56, 88] {
+        let _ = vendor::decode_holes(bytes, record_bytes);
+    }
+    let _ = vendor::decode_verified(bytes);
+    for ahs in ahs::walk(bytes).flatten() {
+        let _ = ahs::HoleAhs::decode(ahs.content);
+        let _ = ahs::decode_expected_stamp(ahs.content);
+        let _ = ahs::decode_older_than(ahs.content);
+        let _ = ahs::records_towards_target(ahs.content);
+        let _ = ahs::records_towards_initiator(ahs.content);
+    }
+}

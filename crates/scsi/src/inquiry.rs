@@ -1,0 +1,252 @@
+//! INQUIRY: standard data and the vital product data pages (SPC-4 §6.6 and §7.8, SBC-3 §6.6).
+
+use strongroom_block::VolumeId;
+
+use crate::bytes::{be16, be32, be64};
+
+/// T10 vendor identification: 8 ASCII characters.
+pub const VENDOR: &[u8; 8] = b"STRNGRM ";
+/// Product identification of a plain unit: 16 ASCII characters.
+pub const PRODUCT_PLAIN: &[u8; 16] = b"PLAIN VOLUME    ";
+/// Product identification of a sealed unit: 16 ASCII characters.
+pub const PRODUCT_SEALED: &[u8; 16] = b"SEALED VOLUME   ";
+/// Product revision: 4 ASCII characters.
+pub const REVISION: &[u8; 4] = b"0001";
+
+/// Supported vital product data pages.
+pub const PAGE_SUPPORTED: u8 = 0x00;
+/// Unit serial number.
+pub const PAGE_SERIAL: u8 = 0x80;
+/// Device identification.
+pub const PAGE_IDENTIFICATION: u8 = 0x83;
+/// Block limits.
+pub const PAGE_BLOCK_LIMITS: u8 = 0xb0;
+/// Block device characteristics.
+pub const PAGE_CHARACTERISTICS: u8 = 0xb1;
+/// Logical block provisioning.
+pub const PAGE_PROVISIONING: u8 = 0xb2;
+
+/// Standard INQUIRY data of a unit of ours.
+pub fn standard(sealed: bool) -> Vec<u8> {
+    let mut data = vec![0; 74];
+    data[2] = 0x06; // SPC-4
+    data[3] = 0x12; // HISUP, response data format 2
+    data[4] = (data.len() - 5) as u8;
+    data[7] = 0x02; // CMDQUE
+    data[8..16].copy_from_slice(VENDOR);
+    data[16..32].copy_from_slice(if sealed { PRODUCT_SEALED } else { PRODUCT_PLAIN });
+    data[32..36].copy_from_slice(REVISION);
+    // Version descriptors (SPC-4 §6.6.2): SAM-5, iSCSI, SPC-4, SBC-3, each "no version claimed".
+    for (index, descriptor) in [0x00a0u16, 0x0960, 0x0460, 0x04c0].into_iter().enumerate() {
+        data[58 + 2 * index..60 + 2 * index].copy_from_slice(&descriptor.to_be_bytes());
+    }
+    data
+}
+
+/// Standard INQUIRY data for a LUN behind which there is nothing (SPC-4 §6.6.2: qualifier 011b, type 1Fh).
+pub fn standard_absent() -> Vec<u8> {
+    let mut data = standard(false);
+    data[0] = 0x7f;
+    data
+}
+
+/// What an initiator reads from standard INQUIRY data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandardInquiry {
+    /// Peripheral qualifier; 0 means that a unit is there.
+    pub qualifier: u8,
+    /// Peripheral device type; 0 is a direct access block device.
+    pub device_type: u8,
+    /// T10 vendor identification, trimmed.
+    pub vendor: String,
+    /// Product identification, trimmed.
+    pub product: String,
+    /// Product revision, trimmed.
+    pub revision: String,
+}
+
+impl StandardInquiry {
+    /// Reads it; `None` below 36 bytes.
+    pub fn parse(data: &[u8]) -> Option<StandardInquiry> {
+        let data = data.get(..36)?;
+        Some(StandardInquiry {
+            qualifier: data[0] >> 5,
+            device_type: data[0] & 0x1f,
+            vendor: ascii(&data[8..16]),
+            product: ascii(&data[16..32]),
+            revision: ascii(&data[32..36]),
+        })
+    }
+
+    /// Whether a block device is there.
+    pub fn is_block_device(&self) -> bool {
+        (self.qualifier, self.device_type) == (0, 0)
+    }
+}
+
+/// Text from a peer, for people: anything but printable ASCII becomes `?`.
+fn ascii(bytes: &[u8]) -> String {
+    let text: String =
+        bytes.iter().map(|&byte| if (0x20..0x7f).contains(&byte) { char::from(byte) } else { '?' }).collect();
+    text.trim().to_owned()
+}
+
+/// The page list, page 0x00. `pages` in ascending order.
+pub fn supported_pages(pages: &[u8]) -> Vec<u8> {
+    page(PAGE_SUPPORTED, pages)
+}
+
+/// Reads the page list.
+pub fn parse_vpd_pages(data: &[u8]) -> Option<Vec<u8>> {
+    body(data, PAGE_SUPPORTED).map(<[u8]>::to_vec)
+}
+
+/// Unit serial number, page 0x80: the volume id without hyphens.
+pub fn serial(volume: VolumeId) -> Vec<u8> {
+    page(PAGE_SERIAL, serial_text(volume).as_bytes())
+}
+
+/// Reads the unit serial number.
+pub fn parse_serial(data: &[u8]) -> Option<String> {
+    body(data, PAGE_SERIAL).map(ascii)
+}
+
+fn serial_text(volume: VolumeId) -> String {
+    format!("{:032x}", u128::from_be_bytes(volume.0))
+}
+
+/// Device identification, page 0x83, for logical unit `lun` of `target_name` reached through portal group `portal_group`.
+pub fn identification(volume: VolumeId, target_name: &str, portal_group: u16) -> Vec<u8> {
+    let mut list = Vec::new();
+    // A logical unit, locally assigned NAA (type 3h): stable, and ours to assign without an IEEE company id.
+    let mut naa: [u8; 8] = volume.0[..8].try_into().expect("8 of 16 bytes");
+    naa[0] = 0x30 | naa[0] & 0x0f;
+    designator(&mut list, 0x01, 0x00, 0x03, &naa);
+    // A logical unit, T10 vendor id: vendor, then the serial number.
+    designator(&mut list, 0x02, 0x00, 0x01, &[VENDOR.as_slice(), serial_text(volume).as_bytes()].concat());
+    // A logical unit, UUID (SPC-5 §7.7.6.12).
+    designator(&mut list, 0x01, 0x00, 0x0a, &[&[0x10, 0], volume.0.as_slice()].concat());
+    // The unit as a SCSI name string (RFC 7143 does not name units; SPC-4 §7.8.6.11 does).
+    designator(&mut list, 0x53, 0x00, 0x08, &name_string(&format!("{target_name},L,0x0000000000000000")));
+    // The target port by name, by number, and by group.
+    designator(&mut list, 0x53, 0x10, 0x08, &name_string(&format!("{target_name},t,0x{portal_group:04x}")));
+    let [high, low] = portal_group.to_be_bytes();
+    designator(&mut list, 0x51, 0x10, 0x04, &[0, 0, high, low]);
+    designator(&mut list, 0x51, 0x10, 0x05, &[0, 0, high, low]);
+    // The target device.
+    designator(&mut list, 0x53, 0x20, 0x08, &name_string(target_name));
+    page(PAGE_IDENTIFICATION, &list)
+}
+
+/// `protocol_and_set`: protocol identifier (5 is iSCSI) in the high, code set in the low four bits.
+/// `association`: 0x00 logical unit, 0x10 target port, 0x20 target device.
+fn designator(list: &mut Vec<u8>, protocol_and_set: u8, association: u8, kind: u8, value: &[u8]) {
+    let protocol_valid = if protocol_and_set & 0xf0 == 0 { 0 } else { 0x80 };
+    list.extend_from_slice(&[protocol_and_set, protocol_valid | association | kind, 0, value.len() as u8]);
+    list.extend_from_slice(value);
+}
+
+/// SPC-4 §7.8.6.11: zero-terminated and zero-padded to a multiple of four bytes, at most 256.
+fn name_string(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.truncate(251);
+    bytes.push(0);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// Block limits, page 0xb0. Zero means "no limit reported", or for UNMAP and COMPARE AND WRITE "not supported".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockLimits {
+    /// WSNZ: WRITE SAME with a count of 0 is refused.
+    pub write_same_nonzero: bool,
+    /// Most blocks of a COMPARE AND WRITE.
+    pub compare_and_write_blocks: u8,
+    /// Blocks of an optimal transfer's granularity.
+    pub granularity_blocks: u16,
+    /// Most blocks of one READ, WRITE or VERIFY.
+    pub transfer_blocks_max: u32,
+    /// Blocks of an optimal transfer.
+    pub transfer_blocks_optimal: u32,
+    /// Most blocks of one UNMAP, over all descriptors.
+    pub unmap_blocks_max: u32,
+    /// Most descriptors of one UNMAP.
+    pub unmap_descriptors_max: u32,
+    /// Most blocks of one WRITE SAME.
+    pub write_same_blocks_max: u64,
+}
+
+impl BlockLimits {
+    /// Encoded length with the page header, in bytes.
+    pub const BYTES: usize = 64;
+
+    /// The page.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut data = vec![0; Self::BYTES];
+        data[1] = PAGE_BLOCK_LIMITS;
+        data[3] = (Self::BYTES - 4) as u8;
+        data[4] = self.write_same_nonzero.into();
+        data[5] = self.compare_and_write_blocks;
+        data[6..8].copy_from_slice(&self.granularity_blocks.to_be_bytes());
+        data[8..12].copy_from_slice(&self.transfer_blocks_max.to_be_bytes());
+        data[12..16].copy_from_slice(&self.transfer_blocks_optimal.to_be_bytes());
+        data[20..24].copy_from_slice(&self.unmap_blocks_max.to_be_bytes());
+        data[24..28].copy_from_slice(&self.unmap_descriptors_max.to_be_bytes());
+        if self.unmap_blocks_max > 0 {
+            // Optimal unmap granularity 1 block; alignment valid, 0.
+            data[28..32].copy_from_slice(&1u32.to_be_bytes());
+            data[32] = 0x80;
+        }
+        data[36..44].copy_from_slice(&self.write_same_blocks_max.to_be_bytes());
+        data
+    }
+
+    /// Reads it; fields that a short page lacks are zero.
+    pub fn parse(data: &[u8]) -> Option<BlockLimits> {
+        let body = body(data, PAGE_BLOCK_LIMITS)?;
+        Some(BlockLimits {
+            write_same_nonzero: body.first()? & 1 != 0,
+            compare_and_write_blocks: *body.get(1)?,
+            granularity_blocks: be16(body, 2)?,
+            transfer_blocks_max: be32(body, 4)?,
+            transfer_blocks_optimal: be32(body, 8)?,
+            unmap_blocks_max: be32(body, 16).unwrap_or(0),
+            unmap_descriptors_max: be32(body, 20).unwrap_or(0),
+            write_same_blocks_max: be64(body, 32).unwrap_or(0),
+        })
+    }
+}
+
+/// Block device characteristics, page 0xb1: no rotating medium.
+pub fn characteristics() -> Vec<u8> {
+    let mut body = [0; 60];
+    body[1] = 1; // MEDIUM ROTATION RATE: non-rotating
+    page(PAGE_CHARACTERISTICS, &body)
+}
+
+/// Logical block provisioning, page 0xb2, of a thin plain unit: UNMAP and WRITE SAME with UNMAP work, and unmapped blocks
+/// read as zeros.
+pub fn provisioning() -> Vec<u8> {
+    // LBPU, LBPWS, LBPWS10, LBPRZ; provisioning type 2 (thin).
+    page(PAGE_PROVISIONING, &[0, 0x80 | 0x40 | 0x20 | 0x04, 0x02, 0])
+}
+
+fn page(code: u8, body: &[u8]) -> Vec<u8> {
+    let [high, low] = (body.len() as u16).to_be_bytes();
+    let mut data = vec![0, code, high, low];
+    data.extend_from_slice(body);
+    data
+}
+
+/// The body of page `code`, as far as it was sent.
+fn body(data: &[u8], code: u8) -> Option<&[u8]> {
+    if *data.get(1)? != code {
+        return None;
+    }
+    let len = usize::from(be16(data, 2)?);
+    let sent = data.get(4..)?;
+    Some(&sent[..len.min(sent.len())])
+}
+
+#[cfg(test)]
+mod tests;

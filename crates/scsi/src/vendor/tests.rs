@@ -1,0 +1,88 @@
+//! Proves the vendor CDBs and page 0xC0 byte by byte, as `docs/vendor-cdbs.md` gives them.
+
+use proptest::prelude::*;
+use strongroom_block::{AttachId, RecordFlags, SealRecord, Stamp};
+
+use super::*;
+use crate::Command;
+
+fn hole(start: u64, count: u64) -> HoleRecord {
+    let stamp = Stamp { attach_id: AttachId([3; 16]), counter: start };
+    let flags = RecordFlags(RecordFlags::HOLE);
+    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp, 0, [9; 16]);
+    HoleRecord { start: Lba(start), count, record }
+}
+
+#[test]
+fn golden_cdbs() {
+    let cdb = VendorCommand::ReadVersion { lba: Lba(0x0102_0304_0506_0708) }.encode();
+    assert_eq!(cdb, [0xc1, 2, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 1, 0, 0]);
+    let cdb = VendorCommand::SealHole { parameter_list_len: 72 }.encode();
+    assert_eq!(cdb, [0xc1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 72, 0, 0]);
+    let cdb = VendorCommand::Verified { parameter_list_len: 32 }.encode();
+    assert_eq!(cdb, [0xc1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+    let cdb = VendorCommand::ConditionalWrite { lba: Lba(9), count: 1 }.encode();
+    assert_eq!(cdb, [0xc1, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0]);
+}
+
+#[test]
+fn golden_unit_page() {
+    let page = UnitPage {
+        volume: VolumeId([0x22; 16]),
+        block_size: BlockSize::DEFAULT,
+        sealing: Some(Sealing {
+            custody: Custody::KeyFile,
+            suite: Suite::Aes256Gcm,
+            mode: Mode::Encrypt,
+            domain: SealingDomain([0x11; 16]),
+            record_bytes: 56,
+            epoch: 7,
+        }),
+    };
+    let mut golden = vec![0, 0xc0, 0, 52, 1, 1, 1, 1, 1, 0, 0, 0];
+    golden.extend_from_slice(&[0x11; 16]);
+    golden.extend_from_slice(&[0x22; 16]);
+    golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7]);
+    assert_eq!(page.encode(), golden);
+    assert_eq!(UnitPage::parse(&golden), Some(page));
+
+    let plain = UnitPage { sealing: None, ..page };
+    assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));
+    for (at, value) in [(1, 0xb0), (3, 51), (4, 2), (5, 2), (6, 9), (7, 2), (8, 3), (47, 1), (51, 57)] {
+        let mut bad = golden.clone();
+        bad[at] = value;
+        assert_eq!(UnitPage::parse(&bad), None, "byte {at} = {value}");
+    }
+    assert_eq!(UnitPage::parse(&golden[..55]), None);
+}
+
+#[test]
+fn holes_and_pairs_decode_as_encoded() {
+    let holes = vec![hole(0, 10), hole(50, 1)];
+    assert_eq!(decode_holes(&encode_holes(&holes), 56), Ok(holes.clone()));
+    assert!(decode_holes(&encode_holes(&holes), 88).is_err());
+    assert!(decode_holes(&[], 56).is_err());
+    let mut bytes = encode_holes(&holes);
+    bytes[72 + 16] = 9; // the second record's version
+    assert_eq!(decode_holes(&bytes, 56), Err(ParameterError::Entry { index: 1 }));
+
+    let pairs = vec![(Lba(1), StoreSequence(2)), (Lba(u64::MAX), StoreSequence(3))];
+    assert_eq!(encode_verified(&pairs)[..16], [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+    assert_eq!(decode_verified(&encode_verified(&pairs)), Ok(pairs));
+    assert!(decode_verified(&[0; 17]).is_err());
+    assert!(decode_verified(&vec![0; PARAMETER_LIST_BYTES_MAX as usize + 16]).is_err());
+}
+
+proptest! {
+    #[test]
+    fn commands_decode_as_encoded(lba in any::<u64>(), number in any::<u32>()) {
+        for command in [
+            VendorCommand::SealHole { parameter_list_len: number },
+            VendorCommand::ReadVersion { lba: Lba(lba) },
+            VendorCommand::Verified { parameter_list_len: number },
+            VendorCommand::ConditionalWrite { lba: Lba(lba), count: number },
+        ] {
+            prop_assert_eq!(Command::decode(&command.encode()), Ok(Command::Vendor(command)));
+        }
+    }
+}
