@@ -70,6 +70,7 @@ impl BlockSize {
     }
 
     /// In bytes, for indexing.
+    #[allow(clippy::len_without_is_empty)] // A block is never empty.
     pub const fn len(self) -> usize {
         1 << self.0
     }
@@ -110,7 +111,7 @@ impl Geometry {
         if size_bytes == 0 {
             return Err(GeometryError::Empty);
         }
-        if size_bytes % u64::from(block_size.bytes()) != 0 {
+        if !size_bytes.is_multiple_of(u64::from(block_size.bytes())) {
             return Err(GeometryError::NotWholeBlocks { size_bytes, block_size: u64::from(block_size.bytes()) });
         }
         Ok(Geometry { block_size, blocks: size_bytes >> block_size.shift() })
