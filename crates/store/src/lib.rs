@@ -1,1 +1,20 @@
-//! Placeholder.
+//! The store room: blocks and their seal records, kept in a log, found by an index, never lost once flushed.
+//!
+//! One [`Store`] holds one volume. It is a machine without threads of its own: [`Store::submit`] takes an [`Op`] by token,
+//! [`Store::poll_completions`] moves everything forward and hands back what has finished; a [`Waker`] tells the owner when
+//! to poll again. A [`Backend`] does the I/O, also by token. The format is `docs/store-format.md`.
+//!
+//! Deliberately absent: cryptography and keys. A sealed block is bytes with a record; the store reads the record's stamp
+//! and keyless checksum and cannot open anything.
+
+pub mod backend;
+mod error;
+mod op;
+mod options;
+mod store;
+
+pub use backend::{Backend, FileBackend, MemoryBackend, Waker};
+pub use error::StoreError;
+pub use op::{Completion, Extent, Op, OpError, Outcome};
+pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
+pub use store::Store;

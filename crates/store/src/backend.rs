@@ -1,0 +1,73 @@
+//! The seam below the store: something with bytes at offsets that reads, writes and syncs by token.
+
+mod file;
+mod memory;
+
+use std::io;
+use std::sync::Arc;
+
+use strongroom_block::{Buffer, BufferMut};
+
+pub use file::FileBackend;
+pub use memory::MemoryBackend;
+
+/// Called, from any thread, when there is something new to poll.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
+
+/// One I/O.
+#[derive(Debug)]
+pub enum Io {
+    /// Fill `buffer` from `offset`. Bytes past the end of the medium are zeros.
+    Read {
+        /// In bytes.
+        offset: u64,
+        /// Aligned; comes back filled.
+        buffer: BufferMut,
+    },
+    /// Write the buffers back to back from `offset`. Durable only after a [`Io::Sync`] submitted after its completion.
+    Write {
+        /// In bytes.
+        offset: u64,
+        /// Gathered, not copied.
+        buffers: Vec<Buffer>,
+    },
+    /// Make everything durable that completed before this was submitted.
+    Sync,
+    /// The bytes are not needed any more: give the space back. They may read as zeros or as before.
+    Discard {
+        /// In bytes.
+        offset: u64,
+        /// In bytes.
+        len: u64,
+    },
+    /// Make sure that there is space for these bytes (so that writing them cannot run out of it).
+    Allocate {
+        /// In bytes.
+        offset: u64,
+        /// In bytes.
+        len: u64,
+    },
+}
+
+/// A finished I/O.
+#[derive(Debug)]
+pub struct IoDone {
+    /// The submitter's token.
+    pub token: u64,
+    /// The filled buffer of a read, `None` for everything else.
+    pub result: io::Result<Option<BufferMut>>,
+}
+
+/// Bytes at offsets. I/Os may complete in any order; every submitted one completes once.
+///
+/// The store promises not to have overlapping writes in flight, nor a read that overlaps a write.
+pub trait Backend: Send {
+    /// Sets what to call when a completion can be polled that was not there when `submit` returned.
+    fn set_waker(&mut self, waker: Waker);
+    /// Hands an I/O over.
+    fn submit(&mut self, token: u64, io: Io);
+    /// Moves what has completed to the end of `done`; returns how many. Never blocks.
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize;
+    /// Blocks until `poll` will return something. Must not be called with nothing in flight.
+    fn wait(&mut self);
+}

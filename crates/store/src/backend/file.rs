@@ -1,0 +1,201 @@
+//! A file on the host: positioned buffered I/O in place, `fdatasync` on a thread of its own.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use rustix::fs::{Advice, FallocateFlags};
+use strongroom_block::Buffer;
+
+use super::{Backend, Io, IoDone, Waker};
+
+/// Most buffers that one `pwritev` takes (`IOV_MAX` on Linux).
+const GATHER_MAX: usize = 1024;
+
+/// What the sync thread has finished, and whom to tell.
+#[derive(Default)]
+struct Shared {
+    state: Mutex<SharedState>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct SharedState {
+    done: Vec<IoDone>,
+    waker: Option<Waker>,
+}
+
+/// One file. Reads and writes happen inside `submit`; a sync does not hold the caller up.
+pub struct FileBackend {
+    file: Arc<File>,
+    ready: Vec<IoDone>,
+    syncs: Option<Sender<u64>>,
+    syncs_in_flight: usize,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FileBackend {
+    /// Takes over `file`, open for reading and writing.
+    ///
+    /// Whatever the page cache holds is written and dropped first, so that what is read afterwards is what the medium
+    /// has: after a failed sync the cache may show bytes that never reached it.
+    ///
+    /// # Errors
+    /// If that first sync fails, or no thread can be started.
+    pub fn new(file: File) -> io::Result<FileBackend> {
+        rustix::fs::fdatasync(&file)?;
+        // Advice only: a file system that cannot drop its cache (tmpfs) has no medium behind it either.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+        let file = Arc::new(file);
+        let shared = Arc::new(Shared::default());
+        let (syncs, requests) = channel();
+        let thread = std::thread::Builder::new().name("store-sync".to_owned()).spawn({
+            let (file, shared) = (Arc::clone(&file), Arc::clone(&shared));
+            move || sync_loop(&file, &shared, &requests)
+        })?;
+        Ok(FileBackend {
+            file,
+            ready: Vec::new(),
+            syncs: Some(syncs),
+            syncs_in_flight: 0,
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Backend for FileBackend {
+    fn set_waker(&mut self, waker: Waker) {
+        self.shared.state.lock().expect("the sync thread does not panic").waker = Some(waker);
+    }
+
+    fn submit(&mut self, token: u64, io: Io) {
+        let result = match io {
+            Io::Read { offset, mut buffer } => read_padded(&self.file, offset, &mut buffer).map(|()| Some(buffer)),
+            Io::Write { offset, buffers } => write_gathered(&self.file, offset, &buffers).map(|()| None),
+            Io::Sync => {
+                self.syncs_in_flight += 1;
+                let sender = self.syncs.as_ref().expect("present until dropped");
+                sender.send(token).expect("the sync thread lives as long as its sender");
+                return;
+            }
+            Io::Discard { offset, len } => discard(&self.file, offset, len).map(|()| None),
+            Io::Allocate { offset, len } => allocate(&self.file, offset, len).map(|()| None),
+        };
+        self.ready.push(IoDone { token, result });
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        let before = done.len();
+        done.append(&mut self.ready);
+        if self.syncs_in_flight > 0 {
+            let mut state = self.shared.state.lock().expect("the sync thread does not panic");
+            self.syncs_in_flight -= state.done.len();
+            done.append(&mut state.done);
+        }
+        done.len() - before
+    }
+
+    fn wait(&mut self) {
+        if !self.ready.is_empty() {
+            return;
+        }
+        let mut state = self.shared.state.lock().expect("the sync thread does not panic");
+        while state.done.is_empty() && self.syncs_in_flight > 0 {
+            state = self.shared.arrived.wait(state).expect("the sync thread does not panic");
+        }
+    }
+}
+
+impl Drop for FileBackend {
+    fn drop(&mut self) {
+        drop(self.syncs.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn sync_loop(file: &File, shared: &Shared, requests: &Receiver<u64>) {
+    while let Ok(token) = requests.recv() {
+        let result = sync(file).map(|()| None);
+        let waker = {
+            let mut state = shared.state.lock().expect("the owner does not panic while it holds the lock");
+            state.done.push(IoDone { token, result });
+            state.waker.clone()
+        };
+        shared.arrived.notify_all();
+        if let Some(waker) = waker {
+            waker();
+        }
+    }
+}
+
+#[cfg(not(feature = "planted-no-sync"))]
+fn sync(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fdatasync(file)?)
+}
+
+/// The planted fault: says it synced, and did not. The crash tests must find a build that has it.
+#[cfg(feature = "planted-no-sync")]
+fn sync(_file: &File) -> io::Result<()> {
+    Ok(())
+}
+
+fn read_padded(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset) {
+            Ok(0) => {
+                buffer.fill(0);
+                return Ok(());
+            }
+            Ok(count) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn write_gathered(file: &File, mut offset: u64, buffers: &[Buffer]) -> io::Result<()> {
+    let mut slices: Vec<io::IoSlice<'_>> = buffers.iter().map(|buffer| io::IoSlice::new(buffer)).collect();
+    let mut rest = &mut slices[..];
+    io::IoSlice::advance_slices(&mut rest, 0); // skips empty buffers
+    while !rest.is_empty() {
+        let take = rest.len().min(GATHER_MAX);
+        match rustix::io::pwritev(file, &rest[..take], offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                offset += count as u64;
+                io::IoSlice::advance_slices(&mut rest, count);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn discard(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    ignore_unsupported(rustix::fs::fallocate(file, flags, offset, len))
+}
+
+fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    ignore_unsupported(rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, len))
+}
+
+/// Neither is needed for correctness: without the one space is not given back, without the other a write may run out.
+fn ignore_unsupported(result: rustix::io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::NODEV) => Ok(()),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,94 @@
+//! Bytes in memory: for tests and benchmarks. Sparse; every I/O completes at once and nothing survives the process.
+
+use std::collections::HashMap;
+
+use super::{Backend, Io, IoDone, Waker};
+
+const PAGE_BYTES: usize = 64 << 10;
+
+/// A sparse array of bytes.
+#[derive(Default)]
+pub struct MemoryBackend {
+    pages: HashMap<u64, Box<[u8]>>,
+    ready: Vec<IoDone>,
+}
+
+impl MemoryBackend {
+    /// All zeros.
+    pub fn new() -> MemoryBackend {
+        MemoryBackend::default()
+    }
+
+    /// Copies from `offset` into `bytes`.
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) {
+        for_pages(offset, bytes.len(), |page, within, range| match self.pages.get(&page) {
+            Some(page) => bytes[range.clone()].copy_from_slice(&page[within..within + range.len()]),
+            None => bytes[range].fill(0),
+        });
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) {
+        for_pages(offset, bytes.len(), |page, within, range| {
+            let page = self.pages.entry(page).or_insert_with(|| vec![0; PAGE_BYTES].into_boxed_slice());
+            page[within..within + range.len()].copy_from_slice(&bytes[range]);
+        });
+    }
+
+    /// Makes `len` bytes from `offset` zeros; whole pages are freed.
+    pub fn discard(&mut self, offset: u64, len: u64) {
+        for_pages(offset, len as usize, |page, within, range| {
+            if range.len() == PAGE_BYTES {
+                self.pages.remove(&page);
+            } else if let Some(page) = self.pages.get_mut(&page) {
+                page[within..within + range.len()].fill(0);
+            }
+        });
+    }
+}
+
+impl Backend for MemoryBackend {
+    fn set_waker(&mut self, _waker: Waker) {}
+
+    fn submit(&mut self, token: u64, io: Io) {
+        let result = match io {
+            Io::Read { offset, mut buffer } => {
+                self.read_at(offset, &mut buffer);
+                Some(buffer)
+            }
+            Io::Write { mut offset, buffers } => {
+                for buffer in &buffers {
+                    self.write_at(offset, buffer);
+                    offset += buffer.len() as u64;
+                }
+                None
+            }
+            Io::Discard { offset, len } => {
+                self.discard(offset, len);
+                None
+            }
+            Io::Sync | Io::Allocate { .. } => None,
+        };
+        self.ready.push(IoDone { token, result: Ok(result) });
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        let count = self.ready.len();
+        done.append(&mut self.ready);
+        count
+    }
+
+    fn wait(&mut self) {}
+}
+
+/// Calls `visit(page, offset within the page, range of the caller's bytes)` for every page touched.
+fn for_pages(offset: u64, len: usize, mut visit: impl FnMut(u64, usize, std::ops::Range<usize>)) {
+    let mut at = 0;
+    while at < len {
+        let position = offset + at as u64;
+        let within = (position % PAGE_BYTES as u64) as usize;
+        let count = (PAGE_BYTES - within).min(len - at);
+        visit(position / PAGE_BYTES as u64, within, at..at + count);
+        at += count;
+    }
+}

@@ -1,0 +1,66 @@
+//! Why a store could not be made or opened.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a store could not be made, opened or closed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// There is one already.
+    #[error("{} holds a store already; choose another directory or delete that volume first", .0.display())]
+    Exists(PathBuf),
+    /// There is none.
+    #[error("{} holds no store; check the path, or create the volume first", .0.display())]
+    Missing(PathBuf),
+    /// Another process (or this one) has it open.
+    #[error("the store in {} is in use by another process; stop that one first", .0.display())]
+    InUse(PathBuf),
+    /// The options cannot be met.
+    #[error("the store cannot be made so: {0}")]
+    Options(String),
+    /// Not a store, or its superblock is destroyed.
+    #[error(
+        "no valid superblock: {0}; this is not a Strongroom store or its start was overwritten; restore it from a backup"
+    )]
+    Superblock(String),
+    /// Written by a newer version.
+    #[error("the store has format version {found}, this build knows up to {known}; use a newer Strongroom")]
+    Version {
+        /// The version found.
+        found: u32,
+        /// The newest known one.
+        known: u32,
+    },
+    /// Something that was durable is not there any more. Opening it would mean to serve older data silently.
+    #[error(
+        "the log is damaged in segment {segment} at byte {offset}: {what}. Data that was durable is missing, so the store \
+         is not opened; run a check of the store and restore the volume from a backup"
+    )]
+    Damaged {
+        /// Which segment.
+        segment: u32,
+        /// Where in the segment, in bytes.
+        offset: u64,
+        /// What should be there.
+        what: String,
+    },
+    /// No segment is free to go on in; cannot happen with the geometry that `create` chooses.
+    #[error("the store has no free segment left to open; this is a defect, please report it with the store's info")]
+    NoFreeSegment,
+    /// The operating system failed.
+    #[error("{action} failed: {source}; check the file system and its medium")]
+    Io {
+        /// What was tried.
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    /// An I/O error with what was tried.
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
+        let action = action.into();
+        move |source| StoreError::Io { action, source }
+    }
+}

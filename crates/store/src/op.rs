@@ -1,0 +1,215 @@
+//! What can be asked of a store, and what it answers.
+
+use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, StoreSequence, Token};
+
+/// One request to a [`Store`](crate::Store).
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// The newest version of `count` blocks from `lba`. Answered by [`Outcome::Read`].
+    Read {
+        /// First block.
+        lba: Lba,
+        /// How many, at least one and at most [`Op::READ_BLOCKS_MAX`].
+        count: u32,
+    },
+    /// The newest kept version of one block that is strictly older than `older_than` (zero: the newest of all).
+    /// Answered by [`Outcome::Read`] with one extent of one block, or [`OpError::NoVersion`].
+    ReadVersion {
+        /// The block.
+        lba: Lba,
+        /// Only versions with a smaller sequence count; [`StoreSequence`] zero means no bound.
+        older_than: StoreSequence,
+    },
+    /// Stores whole blocks from `lba` on: all of them or, after a crash, none. Answered by [`Outcome::Written`].
+    Write {
+        /// First block.
+        lba: Lba,
+        /// The blocks, in pieces cut anywhere (as they arrived); together a whole number of blocks, at most
+        /// [`Op::WRITE_BYTES_MAX`]. Not copied.
+        data: Vec<Buffer>,
+        /// Sealed units: one record per block, in the form for rest. Plain units: empty.
+        records: Vec<SealRecord>,
+        /// Force unit access: durable before it completes.
+        fua: bool,
+    },
+    /// Stores one sealed block if the block's newest version still has the stamp `expected`; else
+    /// [`OpError::StampDiffers`].
+    ConditionalWrite {
+        /// The block.
+        lba: Lba,
+        /// The stamp that must be there; `None`: the block must be a hole.
+        expected: Option<Stamp>,
+        /// One block, in pieces cut anywhere.
+        data: Vec<Buffer>,
+        /// Its record.
+        record: SealRecord,
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Plain units: stores `data` if the blocks now hold `compare`; else [`OpError::Miscompare`].
+    CompareAndWrite {
+        /// First block.
+        lba: Lba,
+        /// What must be there; as long as `data`.
+        compare: Buffer,
+        /// Whole blocks.
+        data: Buffer,
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Sealed units: ranges become holes, all of them at once. Answered by [`Outcome::Written`].
+    Hole {
+        /// The sealed ranges, in order; a later one wins where they overlap. At most [`Op::HOLES_MAX`].
+        holes: Vec<HoleRecord>,
+    },
+    /// Plain units: a range becomes a hole and reads as zeros; its space returns. Answered by [`Outcome::Written`].
+    Discard {
+        /// First block.
+        lba: Lba,
+        /// How many.
+        count: u64,
+    },
+    /// Makes durable everything that completed before this was submitted. Answered by [`Outcome::Flushed`].
+    Flush,
+    /// Feedback: these versions opened for a reader, so strictly older ones may go. Unknown pairs are ignored.
+    /// Answered by [`Outcome::Verified`].
+    Verified {
+        /// Block and the sequence of the version that opened. At most [`Op::VERIFIED_MAX`].
+        pairs: Vec<(Lba, StoreSequence)>,
+    },
+}
+
+impl Op {
+    /// Upper bound on the blocks of one read.
+    pub const READ_BLOCKS_MAX: u32 = 65536;
+    /// Upper bound on the data of one write, in bytes. Larger writes are for the caller to cut.
+    pub const WRITE_BYTES_MAX: usize = 16 << 20;
+    /// Upper bound on the ranges of one hole request.
+    pub const HOLES_MAX: usize = 4096;
+    /// Upper bound on the pairs of one feedback request.
+    pub const VERIFIED_MAX: usize = 65536;
+}
+
+/// Some consecutive blocks of a read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Blocks with data.
+    Blocks {
+        /// First block.
+        lba: Lba,
+        /// The blocks' bytes, back to back; already checked against their keyless checksums.
+        data: Buffer,
+        /// One per block.
+        sequences: Vec<StoreSequence>,
+        /// Sealed units: one per block. Plain units: empty.
+        records: Vec<SealRecord>,
+    },
+    /// Blocks without data.
+    Hole {
+        /// First block.
+        lba: Lba,
+        /// How many blocks of the read.
+        count: u64,
+        /// The version of the hole.
+        sequence: StoreSequence,
+        /// Sealed units: the record, whose range covers at least this extent. Plain units: `None`; they are zeros.
+        hole: Option<HoleRecord>,
+    },
+}
+
+/// How a request went well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// In order of address, covering exactly what was asked.
+    Read(Vec<Extent>),
+    /// Taken in (and durable, with force unit access).
+    Written {
+        /// The sequence of the first block (or hole); block `i` of the request has this plus `i`. Zero if every block
+        /// was a repetition or nothing needed to change.
+        first: StoreSequence,
+        /// How many blocks were already there under the very same stamp, and not written again.
+        repeated: u32,
+    },
+    /// Everything that completed before the flush was submitted is durable.
+    Flushed,
+    /// The feedback was taken in.
+    Verified {
+        /// How many older versions it released.
+        released: u64,
+    },
+}
+
+/// How a request failed. The store is usable afterwards; only [`OpError::WritesRefused`] lasts until reopened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpError {
+    /// Outside the volume.
+    #[error("blocks {lba} to {lba}+{count} are outside the volume; check the volume's size")]
+    OutOfRange {
+        /// First block asked for.
+        lba: Lba,
+        /// How many.
+        count: u64,
+    },
+    /// The caller broke the contract of [`Op`].
+    #[error("not a valid request to the store: {0}")]
+    Misuse(&'static str),
+    /// The stored bytes do not match their checksum, or cannot be read.
+    #[error(
+        "medium error at block {lba}: {reason}; run a check of the store and recover the block from a version or backup"
+    )]
+    Medium {
+        /// The first bad block.
+        lba: Lba,
+        /// What went wrong.
+        reason: String,
+    },
+    /// A block with neither record nor hole: a sealed volume that was never formatted there.
+    #[error("block {lba} was never written nor sealed as a hole; format the volume from an initiator first")]
+    NotFormatted {
+        /// The first such block.
+        lba: Lba,
+    },
+    /// No older version is kept.
+    #[error("no version of block {lba} older than that is kept")]
+    NoVersion {
+        /// The block.
+        lba: Lba,
+    },
+    /// COMPARE AND WRITE found something else.
+    #[error("the blocks hold something else, first at byte {offset_bytes}")]
+    Miscompare {
+        /// Where the first difference is, in bytes from the start of the range.
+        offset_bytes: u64,
+    },
+    /// A conditional write found another stamp.
+    #[error("block {lba} was written by somebody else in the meantime; read it again and retry")]
+    StampDiffers {
+        /// The block.
+        lba: Lba,
+        /// The stamp that is there; `None`: a hole.
+        found: Option<Stamp>,
+    },
+    /// No space on the host. Nothing was changed; later requests work once there is space.
+    #[error("no space left for the store; free some on its file system, then retry")]
+    NoSpace,
+    /// A sync or write failed before: nothing more is taken in until the store is reopened. Reads go on.
+    #[error(
+        "the store refuses writes because an earlier write or sync failed: {reason}; check the medium, then restart to reopen the volume"
+    )]
+    WritesRefused {
+        /// What failed.
+        reason: String,
+    },
+    /// Too many requests are queued; retry when some have completed.
+    #[error("the store's queue is full; retry later")]
+    Busy,
+}
+
+/// A finished request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The caller's token.
+    pub token: Token,
+    /// How it went.
+    pub result: Result<Outcome, OpError>,
+}

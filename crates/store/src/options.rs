@@ -1,0 +1,165 @@
+//! How a store is made and opened, and what it tells about itself.
+
+use std::fmt;
+
+use strongroom_block::{Custody, Geometry, SealingDomain, VolumeId};
+
+/// Names one store directory. Never shown to initiators: who knows it could write plain blocks that look like log units.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StoreId(pub [u8; 16]);
+
+impl fmt::Debug for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StoreId({:032x})", u128::from_be_bytes(self.0))
+    }
+}
+
+/// What kind of unit the store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitKind {
+    /// Blocks as they are; absent blocks are zeros.
+    Plain,
+    /// Sealed blocks with records; absence is sealed too.
+    Sealed {
+        /// Shared by the volume, its snapshots and its clones.
+        domain: SealingDomain,
+        /// Who holds the keys; decides the length of a record at rest.
+        custody: Custody,
+    },
+}
+
+impl UnitKind {
+    /// Bytes of one seal record at rest; 0 for a plain unit.
+    pub fn record_bytes(self) -> usize {
+        match self {
+            UnitKind::Plain => 0,
+            UnitKind::Sealed { custody, .. } => custody.record_bytes_at_rest(),
+        }
+    }
+
+    /// Whether it is sealed.
+    pub fn is_sealed(self) -> bool {
+        matches!(self, UnitKind::Sealed { .. })
+    }
+}
+
+/// How to make a store.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// The volume's name among machines.
+    pub volume_id: VolumeId,
+    /// Block size and number of blocks.
+    pub geometry: Geometry,
+    /// Plain or sealed.
+    pub kind: UnitKind,
+    /// Bytes of one segment: a power of two from 64 KiB to 256 MiB.
+    pub segment_bytes: u32,
+    /// The share of the volume's size that retained versions may take, in percent (sealed units only).
+    pub retention_percent: u8,
+    /// The store's identity; `None` draws a random one. Set by tests that need the same bytes twice.
+    pub store_id: Option<StoreId>,
+}
+
+impl CreateOptions {
+    /// Default bytes of a segment.
+    pub const SEGMENT_BYTES_DEFAULT: u32 = 4 << 20;
+    /// Default share of retained versions, in percent.
+    pub const RETENTION_PERCENT_DEFAULT: u8 = 10;
+
+    /// The usual options for a volume.
+    pub fn new(volume_id: VolumeId, geometry: Geometry, kind: UnitKind) -> CreateOptions {
+        CreateOptions {
+            volume_id,
+            geometry,
+            kind,
+            segment_bytes: Self::SEGMENT_BYTES_DEFAULT,
+            retention_percent: Self::RETENTION_PERCENT_DEFAULT,
+            store_id: None,
+        }
+    }
+}
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Upper bound on cached record blocks, in bytes.
+    pub record_cache_bytes: usize,
+    /// Upper bound on requests taken in and not completed; more are answered [`OpError::Busy`](crate::OpError::Busy).
+    pub queue_ops_max: usize,
+    /// Upper bound on bytes of write data taken in and not completed; more are answered `Busy`.
+    pub queue_bytes_max: usize,
+    /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
+    pub open_id: Option<u64>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions { record_cache_bytes: 32 << 20, queue_ops_max: 4096, queue_bytes_max: 256 << 20, open_id: None }
+    }
+}
+
+/// What a store says of the volume in it; constant while it is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// The store's own identity.
+    pub store_id: StoreId,
+    /// The volume's.
+    pub volume_id: VolumeId,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// Plain or sealed.
+    pub kind: UnitKind,
+    /// Version of the format on disk.
+    pub format_version: u32,
+    /// Bytes of one segment.
+    pub segment_bytes: u32,
+    /// Number of segments.
+    pub segments: u32,
+    /// Upper bound on retained versions, in blocks.
+    pub retention_blocks: u64,
+    /// How many times the store was opened.
+    pub open_epoch: u64,
+}
+
+/// Counters and sizes of an open store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Blocks with data (newest versions).
+    pub blocks_mapped: u64,
+    /// Older versions kept.
+    pub versions_retained: u64,
+    /// Older versions let go because the budget was exceeded, since the store was opened.
+    pub versions_evicted: u64,
+    /// Older versions let go by feedback, since the store was opened.
+    pub versions_released: u64,
+    /// Hole extents.
+    pub holes: u64,
+    /// Segments in the store.
+    pub segments_total: u64,
+    /// Segments free for use.
+    pub segments_free: u64,
+    /// Bytes of blocks and records that are live, retained versions included.
+    pub live_bytes: u64,
+    /// Bytes of segments in use (the host's space, nearly).
+    pub used_bytes: u64,
+    /// Memory of the index, in bytes.
+    pub index_bytes: u64,
+    /// Data bytes that callers wrote since opened.
+    pub written_bytes: u64,
+    /// Bytes appended to the log for them, records and padding included.
+    pub appended_bytes: u64,
+    /// Bytes appended by cleaning, records and padding included.
+    pub cleaned_bytes: u64,
+    /// Bytes of segment tables and notes appended.
+    pub table_bytes: u64,
+    /// Syncs done.
+    pub syncs: u64,
+    /// Record blocks found in the cache by reads.
+    pub record_cache_hits: u64,
+    /// Record blocks that reads had to fetch.
+    pub record_cache_misses: u64,
+    /// Reads that found a checksum mismatch or an unreadable block.
+    pub medium_errors: u64,
+    /// Whether writes are refused because a sync or write failed.
+    pub writes_refused: bool,
+}
