@@ -8,9 +8,10 @@ use strongroom_block::{
     CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum,
 };
 
+use crate::gcm::{Binding, GcmKey};
 use crate::secret::{KEY_BYTES, Secret, VolumeKey};
 use crate::xaes::{SELECTOR_BYTES, XaesKey, split};
-use crate::{SealContext, associated, gcm::GcmKey};
+use crate::{SealContext, associated};
 
 /// The HKDF salt of everything that comes from a volume key or a wrapping key.
 pub(crate) const HKDF_SALT: &[u8] = b"strongroom/1 volume";
@@ -74,7 +75,7 @@ impl BlindKeys {
         self.context.assert_one_block(block);
         let associated = associated::of_block(&self.context, self.context.mode, RecordFlags(0), lba, stamp);
         let (key, nonce) = self.key_for(stamp);
-        let tag = key.seal(self.context.mode, &nonce, &associated, block, &self.counters);
+        let tag = key.seal(&self.binding(nonce, &associated), block, &self.counters);
         self.record(RecordFlags(0), stamp, keyless_checksum(block), tag)
     }
 
@@ -87,7 +88,7 @@ impl BlindKeys {
         self.context.assert_one_block(out);
         let associated = associated::of_block(&self.context, self.context.mode, RecordFlags(0), lba, stamp);
         let (key, nonce) = self.key_for(stamp);
-        let tag = key.seal_into(self.context.mode, &nonce, &associated, plain, out, &self.counters);
+        let tag = key.seal_into(&self.binding(nonce, &associated), plain, out, &self.counters);
         self.record(RecordFlags(0), stamp, keyless_checksum(out), tag)
     }
 
@@ -98,7 +99,7 @@ impl BlindKeys {
     pub fn open(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<(), OpenError> {
         let associated = self.check_block(lba, record, block)?;
         let (key, nonce) = self.key_for(record.stamp());
-        key.open(self.context.mode, &nonce, &associated, &record.tag(), block, &self.counters)
+        key.open(&self.binding(nonce, &associated), &record.tag(), block, &self.counters)
     }
 
     /// Opens `sealed` into `out`: one pass from the receive buffer to the reader's.
@@ -112,7 +113,7 @@ impl BlindKeys {
         self.context.assert_one_block(out);
         let associated = self.check_block(lba, record, sealed)?;
         let (key, nonce) = self.key_for(record.stamp());
-        key.open_into(self.context.mode, &nonce, &associated, &record.tag(), sealed, out, &self.counters)
+        key.open_into(&self.binding(nonce, &associated), &record.tag(), sealed, out, &self.counters)
     }
 
     /// Seals the absence of `count` blocks from `start`.
@@ -124,7 +125,7 @@ impl BlindKeys {
         let flags = RecordFlags(RecordFlags::HOLE);
         let associated = associated::of_hole(&self.context, self.context.mode, flags, start, count, stamp);
         let (key, nonce) = self.key_for(stamp);
-        let tag = key.seal(self.context.mode, &nonce, &associated, &mut [], &self.counters);
+        let tag = key.seal(&self.binding(nonce, &associated), &mut [], &self.counters);
         HoleRecord { start, count, record: self.record(flags, stamp, 0, tag) }
     }
 
@@ -142,7 +143,7 @@ impl BlindKeys {
         let stamp = record.stamp();
         let associated = associated::of_hole(&self.context, self.context.mode, flags, hole.start, hole.count, stamp);
         let (key, nonce) = self.key_for(stamp);
-        key.open(self.context.mode, &nonce, &associated, &record.tag(), &mut [], &self.counters)
+        key.open(&self.binding(nonce, &associated), &record.tag(), &mut [], &self.counters)
     }
 
     fn record(&self, flags: RecordFlags, stamp: Stamp, checksum: u64, tag: [u8; 16]) -> SealRecord {
@@ -159,6 +160,10 @@ impl BlindKeys {
         self.context.check_record(record, RecordFlags(0))?;
         self.context.check_body(record, sealed)?;
         Ok(associated::of_block(&self.context, self.context.mode, RecordFlags(0), lba, record.stamp()))
+    }
+
+    fn binding<'a>(&self, nonce: [u8; 12], associated: &'a [u8]) -> Binding<'a> {
+        Binding { mode: self.context.mode, nonce, associated }
     }
 
     fn key_for(&self, stamp: Stamp) -> (Arc<GcmKey>, [u8; 12]) {
@@ -225,7 +230,8 @@ mod tests {
         let xaes = XaesKey::new(&[5; 32]);
         let cache = SubKeys::default();
         let counters = CryptoCounters::new();
-        let tag_of = |key: &GcmKey| key.seal(strongroom_block::Mode::Encrypt, &[0; 12], b"", &mut [], &counters);
+        let binding = Binding { mode: strongroom_block::Mode::Encrypt, nonce: [0; 12], associated: b"" };
+        let tag_of = |key: &GcmKey| key.seal(&binding, &mut [], &counters);
         for round in 0..2u8 {
             for id in 0..=255u8 {
                 let selector = [id; SELECTOR_BYTES];

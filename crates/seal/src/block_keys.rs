@@ -11,7 +11,7 @@ use strongroom_block::{
 use zeroize::Zeroize;
 
 use crate::blind::derive;
-use crate::gcm::{GcmKey, NONCE_BYTES};
+use crate::gcm::{Binding, GcmKey, NONCE_BYTES};
 use crate::secret::{KEY_BYTES, Secret, WrappingKey};
 use crate::{SealContext, associated};
 
@@ -68,7 +68,7 @@ impl BlockKeys {
         let flags = RecordFlags(RecordFlags::BLOCK_KEY);
         let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
         let key = self.draw();
-        let tag = GcmKey::new(key.expose()).seal(self.context.mode, &NONCE, &associated, block, &self.counters);
+        let tag = GcmKey::new(key.expose()).seal(&self.binding(&associated), block, &self.counters);
         self.record(RecordFlags(0), stamp, keyless_checksum(block), tag, &key)
     }
 
@@ -82,8 +82,7 @@ impl BlockKeys {
         let flags = RecordFlags(RecordFlags::BLOCK_KEY);
         let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
         let key = self.draw();
-        let tag =
-            GcmKey::new(key.expose()).seal_into(self.context.mode, &NONCE, &associated, plain, out, &self.counters);
+        let tag = GcmKey::new(key.expose()).seal_into(&self.binding(&associated), plain, out, &self.counters);
         self.record(RecordFlags(0), stamp, keyless_checksum(out), tag, &key)
     }
 
@@ -93,7 +92,7 @@ impl BlockKeys {
     /// [`OpenError`]; the contents of `block` are then unspecified.
     pub fn open(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<(), OpenError> {
         let (associated, key) = self.check_block(lba, record, block)?;
-        key.open(self.context.mode, &NONCE, &associated, &record.tag(), block, &self.counters)
+        key.open(&self.binding(&associated), &record.tag(), block, &self.counters)
     }
 
     /// Opens `sealed` into `out` by the record's key.
@@ -106,7 +105,7 @@ impl BlockKeys {
     pub fn open_into(&self, lba: Lba, record: &SealRecord, sealed: &[u8], out: &mut [u8]) -> Result<(), OpenError> {
         self.context.assert_one_block(out);
         let (associated, key) = self.check_block(lba, record, sealed)?;
-        key.open_into(self.context.mode, &NONCE, &associated, &record.tag(), sealed, out, &self.counters)
+        key.open_into(&self.binding(&associated), &record.tag(), sealed, out, &self.counters)
     }
 
     /// Seals the absence of `count` blocks from `start`.
@@ -118,7 +117,7 @@ impl BlockKeys {
         let flags = RecordFlags(RecordFlags::HOLE | RecordFlags::BLOCK_KEY);
         let associated = associated::of_hole(&self.context, self.context.mode, flags, start, count, stamp);
         let key = self.draw();
-        let tag = GcmKey::new(key.expose()).seal(self.context.mode, &NONCE, &associated, &mut [], &self.counters);
+        let tag = GcmKey::new(key.expose()).seal(&self.binding(&associated), &mut [], &self.counters);
         HoleRecord { start, count, record: self.record(RecordFlags(RecordFlags::HOLE), stamp, 0, tag, &key) }
     }
 
@@ -136,7 +135,11 @@ impl BlockKeys {
         let key = self.key_of(record)?;
         let stamp = record.stamp();
         let associated = associated::of_hole(&self.context, self.context.mode, flags, hole.start, hole.count, stamp);
-        key.open(self.context.mode, &NONCE, &associated, &record.tag(), &mut [], &self.counters)
+        key.open(&self.binding(&associated), &record.tag(), &mut [], &self.counters)
+    }
+
+    fn binding<'a>(&self, associated: &'a [u8]) -> Binding<'a> {
+        Binding { mode: self.context.mode, nonce: NONCE, associated }
     }
 
     fn draw(&self) -> Secret<BLOCK_KEY_BYTES> {

@@ -79,7 +79,7 @@ pub enum VolumeSealer {
     /// Custodies `keyfile` and `keyserver`: the keys of each epoch, the current one first.
     Blind(Vec<BlindKeys>),
     /// Custody `target`: a key per write, carried by its record.
-    BlockKeys(BlockKeys),
+    BlockKeys(Box<BlockKeys>),
 }
 
 impl VolumeSealer {
@@ -103,7 +103,7 @@ impl VolumeSealer {
 
     /// For custody `target`.
     pub fn block_keys(context: SealContext, fill_random: FillRandom, counters: Arc<CryptoCounters>) -> VolumeSealer {
-        VolumeSealer::BlockKeys(BlockKeys::new(context, fill_random, counters))
+        VolumeSealer::BlockKeys(Box::new(BlockKeys::new(context, fill_random, counters)))
     }
 
     /// What new seals are bound to.

@@ -10,7 +10,7 @@ use aws_lc_rs::cipher::{AES_256, EncryptingKey, UnboundCipherKey};
 use strongroom_block::{CryptoCounters, Mode, OpenError, TAG_BYTES};
 use zeroize::Zeroize;
 
-use crate::gcm::{GcmKey, NONCE_BYTES};
+use crate::gcm::{Binding, GcmKey, NONCE_BYTES};
 use crate::secret::{KEY_BYTES, Secret};
 
 /// Bytes of a stamp that choose the sub-key.
@@ -98,8 +98,8 @@ pub fn xaes_open_for_test(
     let (selector, nonce) = split(nonce);
     let (message, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or(OpenError::NotAuthentic)?;
     let mut out = message.to_vec();
-    let key = XaesKey::new(key).sub_key(&selector);
-    key.open(Mode::Encrypt, &nonce, associated, tag, &mut out, &CryptoCounters::new())?;
+    let binding = Binding { mode: Mode::Encrypt, nonce, associated };
+    XaesKey::new(key).sub_key(&selector).open(&binding, tag, &mut out, &CryptoCounters::new())?;
     Ok(out)
 }
 
