@@ -81,8 +81,8 @@ fn double(block: &mut [u8; AES_BLOCK_BYTES]) {
 pub fn xaes_seal_for_test(key: &[u8; 32], nonce: &[u8; 24], associated: &[u8], message: &[u8]) -> Vec<u8> {
     let (selector, nonce) = split(nonce);
     let mut out = message.to_vec();
-    let tag =
-        XaesKey::new(key).sub_key(&selector).seal(Mode::Encrypt, &nonce, associated, &mut out, &CryptoCounters::new());
+    let binding = Binding { mode: Mode::Encrypt, nonce, associated };
+    let tag = XaesKey::new(key).sub_key(&selector).seal(&binding, &mut out, &CryptoCounters::new());
     out.extend_from_slice(&tag);
     out
 }
