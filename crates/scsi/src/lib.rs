@@ -1,10 +1,9 @@
 //! The SCSI room: command descriptor blocks, sense, pages, unit attentions, reservations, and the name of a nexus.
 //!
 //! Both sides live here: what a target decodes and answers, and what an initiator builds and parses. Deliberately
-//! absent: iSCSI, sockets, clocks, data; this room sees CDBs and parameter data, never a block. The commands that iSCSI has no
+//! absent: iSCSI and its header segments, sockets, clocks, data; this room sees CDBs and parameter data, never a block. The commands that iSCSI has no
 //! word for are in [`vendor`]; `docs/vendor-cdbs.md` is their specification.
 
-pub mod ahs;
 pub mod attention;
 mod bytes;
 pub mod capacity;
@@ -53,11 +52,4 @@ pub fn fuzz_decode(bytes: &[u8]) {
         let _ = vendor::decode_holes(bytes, record_bytes);
     }
     let _ = vendor::decode_verified(bytes);
-    for ahs in ahs::walk(bytes).flatten() {
-        let _ = ahs::HoleAhs::decode(ahs.content);
-        let _ = ahs::decode_expected_stamp(ahs.content);
-        let _ = ahs::decode_older_than(ahs.content);
-        let _ = ahs::records_towards_target(ahs.content);
-        let _ = ahs::records_towards_initiator(ahs.content);
-    }
 }
