@@ -1,0 +1,236 @@
+//! What goes in and out of an initiator session: configuration, commands, events.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use strongroom_block::Buffer;
+
+pub use crate::pdu::{Attribute, TaskFunction, TaskManagementResult};
+pub use crate::target::{Direction, SendTargets, SessionKind, TargetEntry};
+use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer, Residual};
+
+/// Most tasks that a session holds at once, those that wait for the command window included.
+pub const TASKS_MAX: usize = 1024;
+/// Longest text of one negotiation or text exchange, in bytes.
+pub const TEXT_BYTES_MAX: usize = 1024 * 1024;
+
+/// How an initiator session behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// InitiatorName.
+    pub initiator_name: String,
+    /// The initiator's part of the session's name. Keep it over a reconnect, so that the new session replaces the old.
+    pub isid: [u8; 6],
+    /// What the session is for.
+    pub kind: SessionKind,
+    /// PDUs travel inside a Strongroom channel: sealed segments and longer headers are allowed.
+    pub in_channel: bool,
+    /// What the initiator declares and would like.
+    pub offer: Offer,
+    /// From the start to full-feature phase.
+    pub login_timeout: Duration,
+    /// A connection on which nothing moved for so long is pinged.
+    pub ping_after: Duration,
+    /// A connection on which nothing moved for so long after a ping is closed.
+    pub ping_timeout: Duration,
+    /// How long the target may take to answer a logout.
+    pub logout_timeout: Duration,
+}
+
+impl Config {
+    /// A session with the defaults.
+    pub fn new(initiator_name: impl Into<String>, isid: [u8; 6], kind: SessionKind) -> Config {
+        Config {
+            initiator_name: initiator_name.into(),
+            isid,
+            kind,
+            in_channel: false,
+            offer: Offer::default(),
+            login_timeout: Duration::from_secs(15),
+            ping_after: Duration::from_secs(5),
+            ping_timeout: Duration::from_secs(10),
+            logout_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Names a task of one session; goes out as its initiator task tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId(pub u32);
+
+/// A SCSI command to send.
+#[derive(Clone, Debug)]
+pub struct Command {
+    /// Logical unit.
+    pub lun: Lun,
+    /// The command.
+    pub cdb: [u8; 16],
+    /// How it may be ordered.
+    pub attribute: Attribute,
+    /// Which way the data flows.
+    pub direction: Direction,
+    /// Bytes to move. For a write, the length of its data.
+    pub expected_bytes: u32,
+    /// The data of a write.
+    pub write: Option<WriteSource>,
+    /// Header segments to go with the command PDU (an expected stamp, a store sequence); empty for none.
+    pub ahs: Bytes,
+    /// The block size of a read of sealed blocks, in bytes, so that holes can be counted; `None` on a plain unit.
+    pub sealed_block_bytes: Option<u32>,
+}
+
+impl Command {
+    /// A command without data.
+    pub fn without_data(lun: Lun, cdb: [u8; 16]) -> Command {
+        Command {
+            lun,
+            cdb,
+            attribute: Attribute::Simple,
+            direction: Direction::None,
+            expected_bytes: 0,
+            write: None,
+            ahs: Bytes::new(),
+            sealed_block_bytes: None,
+        }
+    }
+
+    /// A command that returns up to `expected_bytes`.
+    pub fn read(lun: Lun, cdb: [u8; 16], expected_bytes: u32) -> Command {
+        Command { direction: Direction::Read, expected_bytes, ..Command::without_data(lun, cdb) }
+    }
+
+    /// A command that takes `data`.
+    ///
+    /// # Panics
+    /// If the data is 4 GiB or longer.
+    pub fn write(lun: Lun, cdb: [u8; 16], data: WriteSource) -> Command {
+        let expected_bytes = u32::try_from(data.data.len()).expect("a transfer is less than 4 GiB");
+        Command { direction: Direction::Write, expected_bytes, write: Some(data), ..Command::without_data(lun, cdb) }
+    }
+}
+
+/// What a write sends.
+#[derive(Clone, Debug)]
+pub struct WriteSource {
+    /// All of it. Sent without a copy.
+    pub data: Buffer,
+    /// The seal records of its blocks; `None` for plain data.
+    pub records: Option<WriteRecords>,
+}
+
+impl WriteSource {
+    /// Plain data.
+    pub fn plain(data: Buffer) -> WriteSource {
+        WriteSource { data, records: None }
+    }
+}
+
+/// Seal records of whole blocks.
+#[derive(Clone, Debug)]
+pub struct WriteRecords {
+    /// Bytes in a block.
+    pub block_bytes: u32,
+    /// Bytes in an encoded record.
+    pub record_bytes: u32,
+    /// The records, one per block, back to back.
+    pub bytes: Bytes,
+}
+
+/// Why a command was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The session is not in full-feature phase (or no longer).
+    #[error("the session is not logged in; wait for LoggedIn")]
+    NotLoggedIn,
+    /// [`TASKS_MAX`] tasks are there already.
+    #[error("the session's queue is full; wait for a completion")]
+    QueueFull,
+    /// The command contradicts itself: a wrong length, records that do not fit the data, or sealed data outside a channel.
+    #[error("the command cannot be sent: {0}")]
+    Malformed(&'static str),
+}
+
+/// What the application is told.
+#[derive(Debug)]
+pub enum Event {
+    /// Full-feature phase.
+    LoggedIn {
+        /// What was settled.
+        agreed: Agreed,
+        /// The target's part of the session's name.
+        tsih: u16,
+        /// The target portal group.
+        portal_group_tag: Option<u16>,
+    },
+    /// The target refused; `Closed` follows.
+    LoginFailed {
+        /// Why.
+        status: LoginStatus,
+        /// Where to go instead, when the status says that the target has moved.
+        redirect: Option<String>,
+    },
+    /// Part of what a read returns, in order and without gaps.
+    DataIn(DataIn),
+    /// A command is over.
+    Completed(Completed),
+    /// The answer to `send_targets`.
+    TargetsListed(Vec<TargetEntry>),
+    /// The answer to `manage_task`. When it is `Complete`, the tasks concerned are gone and named here; they get no
+    /// `Completed`.
+    TaskManagementDone {
+        /// As `manage_task` returned it.
+        id: TaskId,
+        /// What became of it.
+        result: TaskManagementResult,
+        /// Tasks that it ended.
+        ended: Vec<TaskId>,
+    },
+    /// The target asks for a logout (it will drain): call `logout` once the tasks are done.
+    LogoutRequested {
+        /// How long the target waits.
+        within: Duration,
+    },
+    /// Sense data of a unit that no command asked for (asynchronous event).
+    AsyncSense {
+        /// Logical unit.
+        lun: Lun,
+        /// The sense data.
+        sense: Vec<u8>,
+    },
+    /// The session is over; tasks without `Completed` have an unknown outcome. Always the last event.
+    Closed(CloseReason),
+}
+
+/// Part of what a read returns.
+#[derive(Clone, Debug)]
+pub struct DataIn {
+    /// The task.
+    pub task: TaskId,
+    /// Where it belongs, in bytes from the start of the transfer.
+    pub offset: u32,
+    /// The bytes; none for a hole.
+    pub data: Buffer,
+    /// The header segments: seal records of exactly these blocks, or a hole; empty on a plain unit.
+    pub ahs: Bytes,
+    /// Whether the frame left the data as it was (SEALED).
+    pub sealed: bool,
+    /// How much of the transfer it stands for, in bytes.
+    pub covers_bytes: u32,
+}
+
+/// The end of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// The task.
+    pub task: TaskId,
+    /// SCSI status; 0 is GOOD. Meaningless unless `response` is 0.
+    pub status: u8,
+    /// iSCSI response; 0: the command was completed at the target.
+    pub response: u8,
+    /// Sense data; empty for none.
+    pub sense: Vec<u8>,
+    /// Expected against wanted length, as the target has it.
+    pub residual: Residual,
+    /// How much of the transfer was moved here, holes included, in bytes.
+    pub moved_bytes: u32,
+}

@@ -1,0 +1,322 @@
+//! What goes in and out of a target session: configuration, events, responses.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use strongroom_block::{Buffer, BufferMut};
+
+use crate::pdu::{Attribute, Lun};
+use crate::{CloseReason, Offer, Residual};
+
+/// Most tasks that a session can hold at once; a slot's index has 10 bits in a target transfer tag.
+pub const TASKS_MAX: usize = 1024;
+/// Immediate commands that may wait outside the command window; more are rejected (RFC 7143 §4.2.2.1).
+pub const IMMEDIATE_TASKS_MAX: usize = 16;
+/// Small answers (pings, rejects, text) that may wait for the peer to read before the session ends as flooded.
+pub const ANSWERS_MAX: usize = 1024;
+/// Answers that wait beyond which [`super::Session::accepts_input`] asks the driver to stop reading.
+pub const ANSWERS_HIGH: usize = 256;
+/// Longest text of one negotiation or text exchange, in bytes; RFC 7143 §6.1 wants at least 8192.
+pub const TEXT_BYTES_MAX: usize = 64 * 1024;
+
+/// How a target session behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// PDUs travel inside a Strongroom channel: sealed segments and longer headers are allowed.
+    pub in_channel: bool,
+    /// TargetPortalGroupTag, declared in the first login response.
+    pub portal_group_tag: u16,
+    /// What the target declares and would like.
+    pub offer: Offer,
+    /// Commands that may be outstanding; clipped to [`TASKS_MAX`] less [`IMMEDIATE_TASKS_MAX`].
+    pub queue_depth: u16,
+    /// From the first byte to full-feature phase.
+    pub login_timeout: Duration,
+    /// A connection on which nothing moved for so long is pinged.
+    pub ping_after: Duration,
+    /// A connection on which nothing moved for so long after a ping is closed.
+    pub ping_timeout: Duration,
+    /// Longest write of one command, in bytes; a longer one is answered with CHECK CONDITION. Tell initiators by VPD B0h.
+    pub transfer_bytes_max: u32,
+    /// Upper bound on write data that the initiator can pin by solicited writes, in bytes, until they are completed;
+    /// further writes wait for their R2T. Unsolicited data comes on top: at most queue depth times first burst.
+    pub write_memory_bytes_max: u64,
+    /// Answer `SendTargets=All` in a normal session too, which RFC 7143 Appendix C forbids and some test suites want.
+    pub send_targets_all_in_normal_session: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            in_channel: false,
+            portal_group_tag: 1,
+            offer: Offer::default(),
+            queue_depth: 128,
+            login_timeout: Duration::from_secs(15),
+            ping_after: Duration::from_secs(30),
+            ping_timeout: Duration::from_secs(30),
+            transfer_bytes_max: 32 * 1024 * 1024,
+            write_memory_bytes_max: 64 * 1024 * 1024,
+            send_targets_all_in_normal_session: false,
+        }
+    }
+}
+
+/// Names a task of one session from its [`Event::Command`] to [`super::Session::complete`]. Never reused while a late
+/// completion could still name it: slot index in the low half, generation above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId(pub u64);
+
+/// What the application is told.
+#[derive(Debug)]
+pub enum Event {
+    /// An initiator names itself and what it wants. Answer with `accept_login` or `reject_login`, at once or later; the
+    /// session may be moved to another thread in between.
+    LoginRequested(LoginRequested),
+    /// Full-feature phase: from here on come commands (normal session) or SendTargets (discovery).
+    LoggedIn,
+    /// Answer with `send_targets`.
+    SendTargets(SendTargets),
+    /// A SCSI command, all its write data included. Answer with `complete`.
+    Command(Command),
+    /// Answer with `answer_task_management`.
+    TaskManagement(TaskManagement),
+    /// The session is over; every task is gone and late completions are ignored. Send what `poll_transmit` still gives,
+    /// then close the connection. Always the last event.
+    Closed(CloseReason),
+}
+
+/// Who wants in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoginRequested {
+    /// InitiatorName.
+    pub initiator_name: String,
+    /// InitiatorAlias, for people.
+    pub initiator_alias: Option<String>,
+    /// The initiator's part of the session's name; with its name and the portal group the nexus. A new login of the same
+    /// nexus replaces the old session (RFC 7143 §6.3.5): close that one.
+    pub isid: [u8; 6],
+    /// What for.
+    pub kind: SessionKind,
+}
+
+/// What a session is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionKind {
+    /// To ask for targets only.
+    Discovery,
+    /// To use a target.
+    Normal {
+        /// TargetName.
+        target_name: String,
+    },
+}
+
+/// A question for targets (RFC 7143 Appendix C).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SendTargets {
+    /// Every target that this initiator may see.
+    All,
+    /// The addresses of one.
+    Named(String),
+    /// The addresses of the target of this session.
+    ThisTarget,
+}
+
+/// A target and where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetEntry {
+    /// TargetName.
+    pub name: String,
+    /// Each `host:port,portal-group`, an IPv6 host in brackets.
+    pub addresses: Vec<String>,
+}
+
+/// Which way a command's data flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// No data.
+    None,
+    /// To the initiator.
+    Read,
+    /// To the target.
+    Write,
+}
+
+/// A SCSI command.
+#[derive(Debug)]
+pub struct Command {
+    /// Names the task in `complete`.
+    pub task: TaskId,
+    /// Logical unit.
+    pub lun: Lun,
+    /// The command, or its first 16 bytes; the rest is in `ahs` as an extended CDB.
+    pub cdb: [u8; 16],
+    /// The additional header segments of the command PDU. Seal records in it belong to immediate data and are in
+    /// `data` too.
+    pub ahs: Bytes,
+    /// How it may be ordered.
+    pub attribute: Attribute,
+    /// Which way the data flows.
+    pub direction: Direction,
+    /// Bytes that the initiator expects to move. For a write exactly so many bytes are in `data`.
+    pub expected_bytes: u32,
+    /// Sent outside the command window.
+    pub immediate: bool,
+    /// The data of a write, in order and without gaps, one segment per PDU.
+    pub data: Vec<WriteSegment>,
+}
+
+impl Command {
+    /// The write data as one buffer; copies only if it came in several segments.
+    pub fn gather(&self) -> Buffer {
+        match self.data.as_slice() {
+            [] => Buffer::empty(),
+            [only] => only.data.clone(),
+            segments => {
+                let len_bytes = segments.iter().map(|segment| segment.data.len()).sum();
+                let mut all = BufferMut::zeroed(len_bytes);
+                for segment in segments {
+                    let at = segment.offset as usize;
+                    all[at..at + segment.data.len()].copy_from_slice(&segment.data);
+                }
+                all.freeze()
+            }
+        }
+    }
+}
+
+/// The data of one PDU of a write.
+#[derive(Clone, Debug)]
+pub struct WriteSegment {
+    /// Where it belongs, in bytes from the start of the transfer.
+    pub offset: u32,
+    /// The bytes; not necessarily whole blocks on a plain stream.
+    pub data: Buffer,
+    /// The additional header segments of its PDU; inside a channel with the seal records of its blocks.
+    pub ahs: Bytes,
+    /// Whether the frame left the data as it was (SEALED).
+    pub sealed: bool,
+}
+
+/// A task management function to carry out.
+#[derive(Debug)]
+pub struct TaskManagement {
+    /// Names it in `answer_task_management`.
+    pub id: ManagementId,
+    /// What to do.
+    pub function: ManagementFunction,
+    /// Tasks of this session that it ends and that the application holds: stop them. When the answer is
+    /// `Complete` the session forgets them and ignores their completion.
+    pub tasks: Vec<TaskId>,
+}
+
+/// Names a task management request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ManagementId(pub u64);
+
+/// What the application has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManagementFunction {
+    /// Stop one task.
+    AbortTask(TaskId),
+    /// Stop this initiator's tasks on a logical unit.
+    AbortTaskSet(Lun),
+    /// End an auto contingent allegiance.
+    ClearAca(Lun),
+    /// Stop everybody's tasks on a logical unit (other sessions: `abort_tasks`).
+    ClearTaskSet(Lun),
+    /// Reset a logical unit (other sessions: `abort_tasks`).
+    LogicalUnitReset(Lun),
+    /// Reset every logical unit.
+    TargetWarmReset,
+    /// Reset every logical unit and close every session (`close`) after answering.
+    TargetColdReset,
+}
+
+/// The answer to a command.
+#[derive(Clone, Debug, Default)]
+pub struct Response {
+    /// SCSI status; 0 is GOOD.
+    pub status: u8,
+    /// Sense data; empty for none.
+    pub sense: Vec<u8>,
+    /// What a read returns, in order. Plain segments are cut by the session as the initiator likes it; a segment that has
+    /// header segments or is sealed or covers a hole is one PDU. What goes beyond the expected length is not sent.
+    pub data: Vec<DataSegment>,
+    /// Bytes that the command wants to move, for the residual. `None`: what `data` covers for a read, what came for a
+    /// write.
+    pub wanted_bytes: Option<u64>,
+}
+
+impl Response {
+    /// GOOD, with nothing to return.
+    pub fn good() -> Response {
+        Response::default()
+    }
+
+    /// GOOD, with plain data.
+    pub fn good_data(data: Buffer) -> Response {
+        Response { data: vec![DataSegment::plain(data)], ..Response::default() }
+    }
+
+    /// CHECK CONDITION with sense data.
+    pub fn check_condition(sense: Vec<u8>) -> Response {
+        Response { status: 0x02, sense, ..Response::default() }
+    }
+}
+
+/// A piece of what a read returns.
+#[derive(Clone, Debug)]
+pub struct DataSegment {
+    /// The bytes; none for a hole.
+    pub data: Buffer,
+    /// Header segments to go with exactly this data: seal records, or a hole. Empty for plain data.
+    pub ahs: Bytes,
+    /// Leave the data to its seal records (only inside a channel).
+    pub sealed: bool,
+    /// How much of the transfer it stands for, in bytes: `data.len()` unless it is a hole.
+    pub covers_bytes: u32,
+}
+
+impl DataSegment {
+    /// Plain bytes.
+    pub fn plain(data: Buffer) -> DataSegment {
+        let covers_bytes = u32::try_from(data.len()).expect("a transfer is less than 4 GiB");
+        DataSegment { data, ahs: Bytes::new(), sealed: false, covers_bytes }
+    }
+
+    /// Sealed whole blocks with their records (see [`crate::ahs::push_seal_records`]); at most
+    /// [`super::Session::sealed_blocks_max`] of them.
+    pub fn sealed(data: Buffer, ahs: Bytes) -> DataSegment {
+        DataSegment { sealed: true, ahs, ..DataSegment::plain(data) }
+    }
+
+    /// Absent blocks (see [`crate::ahs::Hole`]).
+    pub fn hole(ahs: Bytes, covers_bytes: u32) -> DataSegment {
+        DataSegment { data: Buffer::empty(), ahs, sealed: false, covers_bytes }
+    }
+}
+
+/// What a session has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Commands handed to the application.
+    pub commands: u64,
+    /// Bytes of write data received.
+    pub bytes_written: u64,
+    /// Bytes of read data sent, holes not counted.
+    pub bytes_read: u64,
+    /// PDUs rejected.
+    pub rejects: u64,
+    /// Commands ignored because their CmdSN was outside the window.
+    pub ignored: u64,
+    /// Commands with a residual.
+    pub residuals: u64,
+}
+
+impl Statistics {
+    pub(super) fn count_residual(&mut self, residual: Residual) {
+        self.residuals += u64::from(residual != Residual::None);
+    }
+}
