@@ -156,7 +156,7 @@ pub fn decode_verified(bytes: &[u8]) -> Result<Vec<(Lba, StoreSequence)>, Parame
 }
 
 fn whole_entries(bytes: &[u8], entry_bytes: usize) -> Result<std::slice::ChunksExact<'_, u8>, ParameterError> {
-    if bytes.is_empty() || bytes.len() % entry_bytes != 0 || bytes.len() > PARAMETER_LIST_BYTES_MAX as usize {
+    if bytes.is_empty() || !bytes.len().is_multiple_of(entry_bytes) || bytes.len() > PARAMETER_LIST_BYTES_MAX as usize {
         return Err(ParameterError::Length { len_bytes: bytes.len(), entry_bytes });
     }
     Ok(bytes.chunks_exact(entry_bytes))
