@@ -1,0 +1,209 @@
+//! Where volume keys come from: a trait for the real seam (a file today, the key server later), and the file.
+//!
+//! Asked once at an attach and again when a volume's epoch has moved on, from a thread that may block. Absent: the text
+//! format of keys (`seal`), and what is done with them.
+
+#![allow(unsafe_code)] // mlock of the page that the text is read into.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use strongroom_block::{BufferMut, SealingDomain, VolumeId};
+use strongroom_seal::{KEY_FILE_BYTES_MAX, KeyFileError, KeyPurpose, VolumeKeyFile};
+use zeroize::Zeroize;
+
+/// For which volume keys are wanted. Claims of the target, all of it: a key source may check them, not believe them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRequest {
+    /// The volume's name, from the URL.
+    pub volume: String,
+    /// The volume's identifier.
+    pub volume_id: VolumeId,
+    /// The sealing domain.
+    pub domain: SealingDomain,
+    /// The epoch that new writes are sealed under.
+    pub epoch: u32,
+}
+
+/// Gives out volume keys, by file or by policy. Blocking: never called on the data path.
+pub trait KeySource: Send + Sync {
+    /// The keys of the volume, of every epoch that the caller may use; the current one must be among them.
+    ///
+    /// # Errors
+    /// [`KeySourceError`], whose message says what to do.
+    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeyFile, KeySourceError>;
+}
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeySourceError {
+    /// The file cannot be read.
+    #[error("cannot read the key file {path}: {source}; give the right path, or make a key with 'strongroom key new'")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others could read it.
+    #[error("others can read the key file {path} (mode {mode:03o}); run: chmod 600 {path}")]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Somebody else owns it, who could change it.
+    #[error("the key file {path} belongs to user {owner}; take it over with: chown {user} {path}")]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner's number.
+        owner: u32,
+        /// Our user's number.
+        user: u32,
+    },
+    /// It is not a key file, or not this volume's.
+    #[error("key file {path}: {source}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: KeyFileError,
+    },
+    /// A key source of another kind refused.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Keys from a text file that only its owner can read.
+#[derive(Clone, Debug)]
+pub struct KeyFileSource {
+    path: PathBuf,
+}
+
+impl KeyFileSource {
+    /// Keys from the file at `path`, read anew each time.
+    pub fn new(path: impl Into<PathBuf>) -> KeyFileSource {
+        KeyFileSource { path: path.into() }
+    }
+
+    fn read(&self) -> Result<VolumeKeyFile, KeySourceError> {
+        let failed = |source| KeySourceError::Read { path: self.path.clone(), source };
+        let mut file = File::open(&self.path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(failed(io::Error::other("not a regular file")));
+        }
+        if metadata.mode() & 0o077 != 0 {
+            return Err(KeySourceError::Exposed { path: self.path.clone(), mode: metadata.mode() & 0o777 });
+        }
+        let user = rustix::process::geteuid().as_raw();
+        if metadata.uid() != user && metadata.uid() != 0 {
+            return Err(KeySourceError::Owner { path: self.path.clone(), owner: metadata.uid(), user });
+        }
+        let text = LockedText::read(&mut file, &self.path)?;
+        VolumeKeyFile::parse(text.as_str(&self.path)?)
+            .map_err(|source| KeySourceError::Content { path: self.path.clone(), source })
+    }
+}
+
+impl KeySource for KeyFileSource {
+    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeyFile, KeySourceError> {
+        let keys = self.read()?;
+        let content = |source| KeySourceError::Content { path: self.path.clone(), source };
+        if keys.purpose() != KeyPurpose::Volume {
+            return Err(content(KeyFileError::Purpose { found: keys.purpose(), needed: KeyPurpose::Volume }));
+        }
+        keys.volume_key(request.epoch).map_err(content)?;
+        Ok(keys)
+    }
+}
+
+/// The text of a key file in pages that are not swapped (where the kernel lets us) and are wiped afterwards.
+struct LockedText {
+    pages: BufferMut,
+    len_bytes: usize,
+}
+
+impl LockedText {
+    fn read(file: &mut File, path: &Path) -> Result<LockedText, KeySourceError> {
+        // Whole pages, so that unlocking them cannot unlock a neighbour's. One byte more than a key file may have.
+        let mut text = LockedText { pages: BufferMut::zeroed(KEY_FILE_BYTES_MAX + 4096), len_bytes: 0 };
+        // SAFETY: the range is our own allocation; locking changes no contents. Failure (a low limit) only means that
+        // the pages may be swapped in the moment that they exist.
+        let _ = unsafe { rustix::mm::mlock(text.pages.as_mut_ptr().cast(), text.pages.len()) };
+        loop {
+            match file.read(&mut text.pages[text.len_bytes..]) {
+                Ok(0) => return Ok(text),
+                Ok(bytes) => text.len_bytes += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(KeySourceError::Read { path: path.to_owned(), source }),
+            }
+            if text.len_bytes > KEY_FILE_BYTES_MAX {
+                return Err(KeySourceError::Content { path: path.to_owned(), source: KeyFileError::TooLong });
+            }
+        }
+    }
+
+    fn as_str(&self, path: &Path) -> Result<&str, KeySourceError> {
+        std::str::from_utf8(&self.pages[..self.len_bytes])
+            .map_err(|_| KeySourceError::Content { path: path.to_owned(), source: KeyFileError::NotAKeyFile })
+    }
+}
+
+impl Drop for LockedText {
+    fn drop(&mut self) {
+        self.pages.zeroize();
+        // SAFETY: the range that was locked above; a failure leaves it locked until it is unmapped.
+        let _ = unsafe { rustix::mm::munlock(self.pages.as_mut_ptr().cast(), self.pages.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that a key file is used only if nobody else can read it, and that every refusal says what to do.
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn request(epoch: u32) -> KeyRequest {
+        KeyRequest { volume: "v".into(), volume_id: VolumeId([1; 16]), domain: SealingDomain([2; 16]), epoch }
+    }
+
+    fn write(text: &str, mode: u32) -> (tempfile::TempDir, KeyFileSource) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("volume.key");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        (dir, KeyFileSource::new(path))
+    }
+
+    #[test]
+    fn a_private_file_gives_its_keys() {
+        let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
+        let (_dir, source) = write(&keys.to_text(), 0o600);
+        assert_eq!(source.volume_keys(&request(1)).unwrap(), keys);
+    }
+
+    #[test]
+    fn a_readable_file_a_missing_epoch_and_the_wrong_kind_are_refused() {
+        let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
+        let wrapping = VolumeKeyFile::new(KeyPurpose::Wrapping, &[7; 32]);
+        for (text, mode, epoch, part) in [
+            (keys.to_text().to_string(), 0o640, 1, "chmod 600"),
+            (keys.to_text().to_string(), 0o604, 1, "chmod 600"),
+            (keys.to_text().to_string(), 0o600, 2, "no key for epoch 2"),
+            (wrapping.to_text().to_string(), 0o600, 1, "volume key is needed"),
+            ("hello".into(), 0o600, 1, "strongroom key new"),
+            ("x".repeat(KEY_FILE_BYTES_MAX + 1), 0o600, 1, "at most 256 KiB"),
+        ] {
+            let (_dir, source) = write(&text, mode);
+            let error = source.volume_keys(&request(epoch)).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        let error = KeyFileSource::new("/nonexistent/key").volume_keys(&request(1)).unwrap_err().to_string();
+        assert!(error.contains("strongroom key new"), "{error}");
+    }
+}

@@ -1,0 +1,358 @@
+//! A loop device on the volume's file, and the file system on it: what `attach --mount` adds to the FUSE file.
+//!
+//! The loop device gets the volume's block size as its sector size where the kernel allows that, so that file systems
+//! send whole blocks, and direct I/O, so that nothing is cached twice. Absent: making file systems; finding volumes.
+
+#![allow(unsafe_code)] // The loop driver speaks ioctl.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+const LOOP_SET_STATUS64_BYTES: usize = 232;
+const LOOP_CLR_FD: libc::c_ulong = 0x4C01;
+const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
+const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+/// How often to look for another free loop device when somebody was faster.
+const GET_FREE_TRIES: u32 = 32;
+/// Major number of loop devices.
+const LOOP_MAJOR: u32 = 7;
+
+/// `struct loop_config` of linux/loop.h, with `struct loop_info64` in the middle.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo64,
+    reserved: [u64; 8],
+}
+
+/// `struct loop_info64` of linux/loop.h.
+#[repr(C)]
+struct LoopInfo64 {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+const _: () = assert!(std::mem::size_of::<LoopInfo64>() == LOOP_SET_STATUS64_BYTES);
+const _: () = assert!(std::mem::size_of::<LoopConfig>() == 304);
+
+/// Why there is no file system on the volume's file.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopError {
+    /// No loop device could be had.
+    #[error("no loop device: {0}; it needs root and the loop module (modprobe loop)")]
+    NoDevice(io::Error),
+    /// The kernel refused the volume's file behind a loop device.
+    #[error("cannot put a loop device on {path}: {source}")]
+    Configure {
+        /// The volume's file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nothing known on the volume.
+    #[error("no ext4, xfs or btrfs on {path}; make a file system (for instance mkfs.ext4 {path}), or name its type with --fstype")]
+    NoFileSystem {
+        /// The loop device.
+        path: PathBuf,
+    },
+    /// The first blocks could not be read.
+    #[error("cannot read {path}: {source}; the attach log says which block failed and why")]
+    Read {
+        /// The loop device.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// `mount` failed.
+    #[error("cannot mount {file_system} on {directory}: {source}; `dmesg | tail` says more")]
+    Mount {
+        /// The file system's type.
+        file_system: String,
+        /// The directory.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something still uses the file system.
+    #[error("{directory} is in use; close what uses it (see `fuser -vm {directory}`), then detach again")]
+    Busy {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// `umount` failed.
+    #[error("cannot unmount {directory}: {source}")]
+    Unmount {
+        /// The directory.
+        directory: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A loop device of ours. Dropped, it lets go of its file.
+#[derive(Debug)]
+pub struct LoopDevice {
+    path: PathBuf,
+    device: File,
+    sector_bytes: u32,
+}
+
+impl LoopDevice {
+    /// Puts a free loop device on `backing`, opened by the caller, with sectors of `block_bytes` if the kernel takes
+    /// them, else the largest smaller ones that it takes.
+    ///
+    /// # Errors
+    /// [`LoopError`] if there is no loop device or the kernel refuses the file.
+    pub fn attach(backing: &File, path: &Path, block_bytes: u32, read_only: bool) -> Result<LoopDevice, LoopError> {
+        let control = File::options().read(true).write(true).open("/dev/loop-control").map_err(LoopError::NoDevice)?;
+        let mut last = io::Error::from_raw_os_error(libc::EBUSY);
+        for _ in 0..GET_FREE_TRIES {
+            // SAFETY: LOOP_CTL_GET_FREE takes no argument; the descriptor is open.
+            let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+            if number < 0 {
+                return Err(LoopError::NoDevice(io::Error::last_os_error()));
+            }
+            let device_path = loop_node(number as u32).map_err(LoopError::NoDevice)?;
+            let device = File::options()
+                .read(true)
+                .write(!read_only)
+                .open(&device_path)
+                .map_err(LoopError::NoDevice)?;
+            match configure(&device, backing, path, block_bytes, read_only) {
+                Ok(sector_bytes) => {
+                    tracing::info!(device = %device_path.display(), sector_bytes, "loop device on the volume");
+                    return Ok(LoopDevice { path: device_path, device, sector_bytes });
+                }
+                // Somebody else took this number between the two calls.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
+                Err(source) => return Err(LoopError::Configure { path: path.to_owned(), source }),
+            }
+        }
+        Err(LoopError::NoDevice(last))
+    }
+
+    /// `/dev/loopN`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The sector size that the kernel took, in bytes.
+    pub fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
+    }
+
+    /// Which file system is on it, by its magic.
+    ///
+    /// # Errors
+    /// [`LoopError`] if its blocks cannot be read or hold nothing known.
+    pub fn detect_file_system(&self) -> Result<&'static str, LoopError> {
+        let mut start = vec![0; 0x10_080];
+        let read = |source| LoopError::Read { path: self.path.clone(), source };
+        let mut filled = 0;
+        while filled < start.len() {
+            match self.device.read_at(&mut start[filled..], filled as u64).map_err(read)? {
+                0 => break,
+                bytes => filled += bytes,
+            }
+        }
+        file_system_magic(&start[..filled]).ok_or_else(|| LoopError::NoFileSystem { path: self.path.clone() })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        // SAFETY: LOOP_CLR_FD takes no argument; the descriptor is open.
+        if unsafe { libc::ioctl(self.device.as_raw_fd(), LOOP_CLR_FD) } != 0 {
+            let error = io::Error::last_os_error();
+            tracing::warn!(device = %self.path.display(), %error, "the loop device keeps its file; losetup -d frees it");
+        }
+    }
+}
+
+/// A file system mounted from a loop device. Dropped, it is *not* unmounted: [`FileSystemMount::unmount`] is explicit,
+/// because it can be refused.
+#[derive(Debug)]
+pub struct FileSystemMount {
+    directory: PathBuf,
+    device: LoopDevice,
+}
+
+impl FileSystemMount {
+    /// Mounts what is on `device` on `directory`; `file_system` names the type, else it is detected.
+    ///
+    /// # Errors
+    /// [`LoopError`]; the loop device is gone then.
+    pub fn mount(
+        device: LoopDevice,
+        directory: &Path,
+        file_system: Option<&str>,
+        read_only: bool,
+    ) -> Result<FileSystemMount, LoopError> {
+        let file_system = match file_system {
+            Some(name) => name.to_owned(),
+            None => device.detect_file_system()?.to_owned(),
+        };
+        let mut flags = MountFlags::NODEV | MountFlags::NOSUID;
+        if read_only {
+            flags |= MountFlags::RDONLY;
+        }
+        let failed = |source| LoopError::Mount {
+            file_system: file_system.clone(),
+            directory: directory.to_owned(),
+            source,
+        };
+        let directory = directory.canonicalize().map_err(failed)?;
+        mount(device.path(), &directory, file_system.as_str(), flags, None).map_err(|e| failed(e.into()))?;
+        tracing::info!(file_system, directory = %directory.display(), "file system mounted");
+        Ok(FileSystemMount { directory, device })
+    }
+
+    /// Where it is mounted.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The loop device underneath.
+    pub fn device(&self) -> &LoopDevice {
+        &self.device
+    }
+
+    /// Unmounts the file system (which writes everything back), then frees the loop device.
+    ///
+    /// # Errors
+    /// [`LoopError::Busy`] hands it back in working order.
+    pub fn unmount(self) -> Result<(), (FileSystemMount, LoopError)> {
+        match unmount(&self.directory, UnmountFlags::empty()) {
+            // Not mounted any more: somebody was faster.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+            Err(rustix::io::Errno::BUSY) => {
+                let directory = self.directory.clone();
+                Err((self, LoopError::Busy { directory }))
+            }
+            Err(error) => {
+                let directory = self.directory.clone();
+                Err((self, LoopError::Unmount { directory, source: error.into() }))
+            }
+        }
+    }
+}
+
+/// The type of the file system whose first bytes these are.
+fn file_system_magic(start: &[u8]) -> Option<&'static str> {
+    let has = |at: usize, magic: &[u8]| start.get(at..at + magic.len()) == Some(magic);
+    if has(0x438, &[0x53, 0xEF]) {
+        Some("ext4")
+    } else if has(0, b"XFSB") {
+        Some("xfs")
+    } else if has(0x10_040, b"_BHRfS_M") {
+        Some("btrfs")
+    } else {
+        None
+    }
+}
+
+/// The device node; made if nobody did (a container has no udev).
+fn loop_node(number: u32) -> io::Result<PathBuf> {
+    use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+    let path = PathBuf::from(format!("/dev/loop{number}"));
+    if !path.exists() {
+        match mknodat(CWD, &path, FileType::BlockDevice, Mode::from_raw_mode(0o600), makedev(LOOP_MAJOR, number)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(path)
+}
+
+/// Tries sector sizes from the largest down, direct I/O before buffered.
+fn configure(device: &File, backing: &File, path: &Path, block_bytes: u32, read_only: bool) -> io::Result<u32> {
+    let mut refusal = io::Error::from_raw_os_error(libc::EINVAL);
+    for direct_io in [LO_FLAGS_DIRECT_IO, 0] {
+        let mut sector_bytes = block_bytes;
+        while sector_bytes >= 512 {
+            let flags = direct_io | if read_only { LO_FLAGS_READ_ONLY } else { 0 };
+            match configure_once(device, backing, path, sector_bytes, flags) {
+                Ok(()) => {
+                    if direct_io == 0 {
+                        tracing::warn!("the kernel takes no direct I/O behind this loop device: data is cached twice");
+                    }
+                    return Ok(sector_bytes);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refusal = error,
+                Err(error) => return Err(error),
+            }
+            sector_bytes /= 2;
+        }
+    }
+    Err(refusal)
+}
+
+fn configure_once(device: &File, backing: &File, path: &Path, sector_bytes: u32, flags: u32) -> io::Result<()> {
+    use std::os::unix::ffi::OsStrExt;
+    let mut file_name = [0; 64];
+    let name = path.as_os_str().as_bytes();
+    let len = name.len().min(file_name.len() - 1);
+    file_name[..len].copy_from_slice(&name[..len]);
+    let config = LoopConfig {
+        fd: backing.as_raw_fd() as u32,
+        block_size: sector_bytes,
+        info: LoopInfo64 {
+            device: 0,
+            inode: 0,
+            rdevice: 0,
+            offset: 0,
+            size_limit: 0,
+            number: 0,
+            encrypt_type: 0,
+            encrypt_key_size: 0,
+            flags,
+            file_name,
+            crypt_name: [0; 64],
+            encrypt_key: [0; 32],
+            init: [0; 2],
+        },
+        reserved: [0; 8],
+    };
+    // SAFETY: `config` has the layout of struct loop_config (its size is asserted above) and outlives the call, which only
+    // reads it.
+    let code = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that the file system types are told by their magic. (The loop device itself is tested with FUSE.)
+    use super::*;
+
+    #[test]
+    fn magic() {
+        let mut start = vec![0; 0x10_080];
+        assert_eq!(file_system_magic(&start), None);
+        assert_eq!(file_system_magic(&[]), None);
+        start[0x10_040..0x10_048].copy_from_slice(b"_BHRfS_M");
+        assert_eq!(file_system_magic(&start), Some("btrfs"));
+        start[..4].copy_from_slice(b"XFSB");
+        assert_eq!(file_system_magic(&start), Some("xfs"));
+        start[0x438..0x43a].copy_from_slice(&[0x53, 0xEF]);
+        assert_eq!(file_system_magic(&start), Some("ext4"));
+    }
+}

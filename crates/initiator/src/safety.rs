@@ -1,0 +1,52 @@
+//! What keeps an attached volume alive under memory pressure, and secrets out of the swap.
+//!
+//! A file system whose disk is served by a process of the same machine can deadlock: the kernel, short of memory, writes
+//! dirty pages to that disk, and the process that should take them asks for memory itself. Four things stand against it:
+//! `PR_SET_IO_FLUSHER` (the kernel will not start I/O on behalf of our allocations, and gives us the reserve), memory
+//! locked from the start (no page of ours must be read back first), queues with a limit in bytes, and an
+//! `oom_score_adj` that makes the out-of-memory killer look elsewhere. Absent: any I/O on a volume; signals (the binary's).
+
+#![allow(unsafe_code)] // prctl has no safe wrapper for this option.
+
+use std::io;
+
+/// linux/prctl.h; the `libc` crate does not name it.
+const PR_SET_IO_FLUSHER: libc::c_int = 57;
+/// What the out-of-memory killer is told: -1000 is "never". A killed attach takes the file system on it along.
+const OOM_SCORE_ADJ: &str = "-1000";
+
+/// What could be had. A missing piece is a warning, not an error: without root an attach still works, less safely.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// One line for each thing that the kernel refused, with what to do.
+    pub warnings: Vec<String>,
+}
+
+/// Prepares the calling thread, and the threads that it starts from now on, to serve a disk that this machine's own
+/// kernel may write to. Call it first thing, before any thread exists.
+///
+/// `lock_memory` locks all memory, present and future (the process then needs `CAP_IPC_LOCK`, or a high
+/// `RLIMIT_MEMLOCK`).
+pub fn prepare_process(lock_memory: bool) -> Prepared {
+    let mut warnings = Vec::new();
+    // SAFETY: takes integers only and changes nothing but a flag of this thread, which its children inherit.
+    if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
+        let error = io::Error::last_os_error();
+        warnings.push(format!(
+            "PR_SET_IO_FLUSHER: {error}; a file system on this volume may hang under memory pressure; run as root"
+        ));
+    }
+    if lock_memory {
+        use rustix::mm::{MlockAllFlags, mlockall};
+        if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+            warnings.push(format!("mlockall: {error}; run as root or raise `ulimit -l`, or keys may reach the swap"));
+        }
+    }
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+        warnings.push(format!("oom_score_adj: {error}; run as root, or the out-of-memory killer may end this attach"));
+    }
+    for warning in &warnings {
+        tracing::warn!("{warning}");
+    }
+    Prepared { warnings }
+}

@@ -1,0 +1,243 @@
+//! Where a volume is, as a person writes it: two kinds of URL, parsed once.
+//!
+//! `strongroom://HOST[:PORT]/VOLUME` always means a channel and never falls back to plain iSCSI.
+//! `iscsi://HOST[:PORT]/TARGET-IQN/LUN` is plain iSCSI (scheme S0): nothing is protected on the wire.
+//! Absent: name resolution.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The port of iSCSI (RFC 7143 §4.1), on which a Strongroom target answers both kinds of session.
+pub const DEFAULT_PORT: u16 = 3260;
+
+/// What `strongroom://` target names begin with, unless the caller's options say otherwise.
+pub const DEFAULT_BASE_IQN: &str = "iqn.2026-11.org.strongroom";
+
+/// Longest name of a volume, in bytes: an iSCSI name has at most 223 (RFC 7143 §4.2.7.1).
+const NAME_BYTES_MAX: usize = 160;
+
+/// Where a volume is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum VolumeUrl {
+    /// Over a channel, by the volume's name.
+    Strongroom {
+        /// Host name or address (an IPv6 address without brackets).
+        host: String,
+        /// TCP port.
+        port: u16,
+        /// The volume's name.
+        volume: String,
+    },
+    /// Over plain iSCSI, by target name and logical unit.
+    Iscsi {
+        /// Host name or address (an IPv6 address without brackets).
+        host: String,
+        /// TCP port.
+        port: u16,
+        /// The iSCSI target name.
+        target_name: String,
+        /// The logical unit number.
+        lun: u16,
+    },
+}
+
+/// A URL that names no volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Neither kind of URL.
+    #[error("'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI")]
+    Scheme(String),
+    /// No host.
+    #[error("'{0}' names no host; write for instance strongroom://storage.example/volume1")]
+    Host(String),
+    /// Not a port.
+    #[error("'{0}' is not a port; give a number from 1 to 65535")]
+    Port(String),
+    /// Not a name that a volume can have.
+    #[error("'{0}' cannot name a volume; use 1 to 160 letters, digits, '.', '-' or '_', for instance strongroom://HOST/volume1")]
+    Volume(String),
+    /// Not an iSCSI target name and a LUN.
+    #[error("'{0}' is not TARGET-IQN/LUN; write for instance iscsi://HOST/iqn.2026-11.org.strongroom:disk/0")]
+    Target(String),
+}
+
+impl VolumeUrl {
+    /// The host.
+    pub fn host(&self) -> &str {
+        match self {
+            VolumeUrl::Strongroom { host, .. } | VolumeUrl::Iscsi { host, .. } => host,
+        }
+    }
+
+    /// The TCP port.
+    pub fn port(&self) -> u16 {
+        match self {
+            VolumeUrl::Strongroom { port, .. } | VolumeUrl::Iscsi { port, .. } => *port,
+        }
+    }
+
+    /// Whether the session runs inside a channel.
+    pub fn is_channel(&self) -> bool {
+        matches!(self, VolumeUrl::Strongroom { .. })
+    }
+
+    /// The iSCSI target name to log in to, for a target whose names begin with `base_iqn`.
+    pub fn target_name(&self, base_iqn: &str) -> String {
+        match self {
+            VolumeUrl::Strongroom { volume, .. } => format!("{base_iqn}:{volume}"),
+            VolumeUrl::Iscsi { target_name, .. } => target_name.clone(),
+        }
+    }
+
+    /// The logical unit number; 0 for a Strongroom volume.
+    pub fn lun(&self) -> u16 {
+        match self {
+            VolumeUrl::Strongroom { .. } => 0,
+            VolumeUrl::Iscsi { lun, .. } => *lun,
+        }
+    }
+
+    /// A short name that is fit for a file: the volume's, or what follows the target name's last ':'.
+    pub fn file_name(&self) -> &str {
+        match self {
+            VolumeUrl::Strongroom { volume, .. } => volume,
+            VolumeUrl::Iscsi { target_name, .. } => target_name.rsplit(':').next().unwrap_or(target_name),
+        }
+    }
+}
+
+impl FromStr for VolumeUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<VolumeUrl, UrlError> {
+        let (channel, rest) = if let Some(rest) = text.strip_prefix("strongroom://") {
+            (true, rest)
+        } else if let Some(rest) = text.strip_prefix("iscsi://") {
+            (false, rest)
+        } else {
+            return Err(UrlError::Scheme(text.to_owned()));
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (host, port) = parse_authority(authority, text)?;
+        if channel {
+            let volume = path.strip_suffix('/').unwrap_or(path);
+            if !is_volume_name(volume) {
+                return Err(UrlError::Volume(volume.to_owned()));
+            }
+            Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned() })
+        } else {
+            let bad = || UrlError::Target(path.to_owned());
+            let (target_name, lun) = path.rsplit_once('/').ok_or_else(bad)?;
+            let lun = lun.parse::<u16>().ok().filter(|lun| *lun < 16384).ok_or_else(bad)?;
+            if !is_target_name(target_name) {
+                return Err(bad());
+            }
+            Ok(VolumeUrl::Iscsi { host, port, target_name: target_name.to_owned(), lun })
+        }
+    }
+}
+
+impl fmt::Display for VolumeUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = if self.host().contains(':') { format!("[{}]", self.host()) } else { self.host().to_owned() };
+        let port = if self.port() == DEFAULT_PORT { String::new() } else { format!(":{}", self.port()) };
+        match self {
+            VolumeUrl::Strongroom { volume, .. } => write!(f, "strongroom://{host}{port}/{volume}"),
+            VolumeUrl::Iscsi { target_name, lun, .. } => write!(f, "iscsi://{host}{port}/{target_name}/{lun}"),
+        }
+    }
+}
+
+fn parse_authority(authority: &str, url: &str) -> Result<(String, u16), UrlError> {
+    let no_host = || UrlError::Host(url.to_owned());
+    let (host, port) = if let Some(bracketed) = authority.strip_prefix('[') {
+        let (host, after) = bracketed.split_once(']').ok_or_else(no_host)?;
+        host.parse::<std::net::Ipv6Addr>().map_err(|_| no_host())?;
+        match after.strip_prefix(':') {
+            Some(port) => (host, Some(port)),
+            None if after.is_empty() => (host, None),
+            None => return Err(no_host()),
+        }
+    } else {
+        match authority.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        }
+    };
+    let plausible = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':');
+    if host.is_empty() || !host.chars().all(plausible) {
+        return Err(no_host());
+    }
+    let port = match port {
+        None => DEFAULT_PORT,
+        Some(text) => {
+            text.parse().ok().filter(|port| *port != 0).ok_or_else(|| UrlError::Port(text.to_owned()))?
+        }
+    };
+    Ok((host.to_owned(), port))
+}
+
+/// Whether `name` can name a volume: it becomes part of an iSCSI name, of a path on the target, and of a file name here.
+pub fn is_volume_name(name: &str) -> bool {
+    let plausible = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.starts_with('.') && name.chars().all(plausible)
+}
+
+/// RFC 7143 §4.2.7: `iqn.`, `eui.` or `naa.` and a restricted alphabet.
+fn is_target_name(name: &str) -> bool {
+    let plausible = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '_');
+    ["iqn.", "eui.", "naa."].iter().any(|prefix| name.starts_with(prefix))
+        && name.len() <= 223
+        && name.chars().all(plausible)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that a URL means one thing, prints as it parses, and that nonsense is refused with an example.
+    use super::*;
+
+    #[test]
+    fn both_kinds_parse_and_print_the_same() {
+        for text in [
+            "strongroom://storage/vol1",
+            "strongroom://10.0.0.1:4000/a.b-c_d",
+            "strongroom://[fe80::1]:4000/v",
+            "strongroom://[::1]/v",
+            "iscsi://host/iqn.2026-11.org.strongroom:disk/0",
+            "iscsi://host:3261/iqn.2003-01.org.linux-iscsi:x/16383",
+        ] {
+            assert_eq!(text.parse::<VolumeUrl>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn the_target_name_and_the_file_name() {
+        let url: VolumeUrl = "strongroom://h/vol1".parse().unwrap();
+        assert_eq!(url.target_name(DEFAULT_BASE_IQN), "iqn.2026-11.org.strongroom:vol1");
+        assert_eq!((url.port(), url.lun(), url.file_name(), url.is_channel()), (3260, 0, "vol1", true));
+        let url: VolumeUrl = "iscsi://h/iqn.2026-11.org.strongroom:disk/3".parse().unwrap();
+        assert_eq!((url.lun(), url.file_name(), url.is_channel()), (3, "disk", false));
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_advice() {
+        for (text, part) in [
+            ("http://h/v", "strongroom://HOST"),
+            ("/dev/sda", "strongroom://HOST"),
+            ("strongroom:///v", "names no host"),
+            ("strongroom://h", "cannot name a volume"),
+            ("strongroom://h/../etc", "cannot name a volume"),
+            ("strongroom://h/a/b", "cannot name a volume"),
+            ("strongroom://h:0/v", "not a port"),
+            ("strongroom://h:99999/v", "not a port"),
+            ("strongroom://[zz]/v", "names no host"),
+            ("strongroom://user@h/v", "names no host"),
+            ("iscsi://h/iqn.x", "not TARGET-IQN/LUN"),
+            ("iscsi://h/disk/0", "not TARGET-IQN/LUN"),
+            ("iscsi://h/iqn.x:y/70000", "not TARGET-IQN/LUN"),
+        ] {
+            let error = text.parse::<VolumeUrl>().expect_err(text).to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}
