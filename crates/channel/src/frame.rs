@@ -1,0 +1,154 @@
+//! The bytes of a frame: its prefix, its types, and what a confirmation says.
+
+use bytes::Bytes;
+use strongroom_block::Buffer;
+
+use crate::{ChannelError, ChannelLimits, DATA_BYTES_CAP, HEADER_BYTES_CAP, Scheme};
+
+/// Bytes of the clear prefix.
+pub const PREFIX_BYTES: usize = 8;
+/// Bytes of a frame's authentication tag.
+pub const TAG_BYTES: usize = 16;
+/// No frame type is smaller: TLS records start with 0x14 to 0x17, so a receiver can tell the two by the first byte.
+pub const FRAME_TYPE_MIN: u8 = 0x40;
+
+/// The version of the channel that this build speaks; a confirmation carries it.
+pub(crate) const VERSION: u16 = 1;
+
+/// How a PDU's data travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// Header and data encrypted and authenticated as one.
+    Protected,
+    /// Header encrypted and authenticated; data as it is, because it is sealed block data.
+    Sealed,
+}
+
+/// A PDU that arrived, its header authentic. The data of a `Sealed` one is not: its seal records tell.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// How the data travelled.
+    pub kind: FrameKind,
+    /// Basic header segment and additional header segments.
+    pub header: Bytes,
+    /// The data segment; starts on a page boundary.
+    pub data: Buffer,
+}
+
+/// The first byte of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum FrameType {
+    Protected = 0x51,
+    Sealed = 0x52,
+    Confirm = 0x53,
+    Rekey = 0x54,
+    Close = 0x55,
+}
+
+impl From<FrameKind> for FrameType {
+    fn from(kind: FrameKind) -> FrameType {
+        match kind {
+            FrameKind::Protected => FrameType::Protected,
+            FrameKind::Sealed => FrameType::Sealed,
+        }
+    }
+}
+
+/// The clear start of a frame; authenticated as associated data. Lengths are of the plaintext.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Prefix {
+    pub(crate) frame_type: FrameType,
+    pub(crate) generation: u8,
+    pub(crate) header_bytes: usize,
+    pub(crate) data_bytes: usize,
+}
+
+impl Prefix {
+    pub(crate) fn encode(&self) -> [u8; PREFIX_BYTES] {
+        let header = u16::try_from(self.header_bytes).expect("checked against the cap of 65535").to_be_bytes();
+        let data = u32::try_from(self.data_bytes).expect("checked against the cap of 16 MiB").to_be_bytes();
+        [self.frame_type as u8, self.generation, header[0], header[1], data[0], data[1], data[2], data[3]]
+    }
+
+    /// Reads a prefix and holds it against `limits`: everything that can be known before more is stored.
+    pub(crate) fn decode(bytes: [u8; PREFIX_BYTES], limits: &ChannelLimits) -> Result<Prefix, ChannelError> {
+        let frame_type = match bytes[0] {
+            0x51 => FrameType::Protected,
+            0x52 => FrameType::Sealed,
+            0x53 => FrameType::Confirm,
+            0x54 => FrameType::Rekey,
+            0x55 => FrameType::Close,
+            other => return Err(ChannelError::UnknownType(other)),
+        };
+        let header_bytes = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+        let data_bytes = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
+        let possible = match frame_type {
+            FrameType::Protected => true,
+            FrameType::Sealed => data_bytes > 0,
+            FrameType::Confirm => header_bytes == Confirmation::BYTES && data_bytes == 0,
+            FrameType::Rekey | FrameType::Close => header_bytes == 0 && data_bytes == 0,
+        };
+        if !possible {
+            return Err(ChannelError::Lengths(bytes[0]));
+        }
+        if matches!(frame_type, FrameType::Protected | FrameType::Sealed) {
+            if header_bytes > limits.header_bytes_max {
+                return Err(ChannelError::HeaderTooLong { bytes: header_bytes, limit: limits.header_bytes_max });
+            }
+            if data_bytes > limits.data_bytes_max {
+                return Err(ChannelError::DataTooLong { bytes: data_bytes, limit: limits.data_bytes_max });
+            }
+        }
+        Ok(Prefix { frame_type, generation: bytes[1], header_bytes, data_bytes })
+    }
+}
+
+/// What the target's first frame says: version u16, scheme u8, reserved u8, longest header u32, longest data u32,
+/// reserved u32; big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Confirmation {
+    pub(crate) scheme: Scheme,
+    pub(crate) header_bytes_max: usize,
+    pub(crate) data_bytes_max: usize,
+}
+
+impl Confirmation {
+    pub(crate) const BYTES: usize = 16;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..2].copy_from_slice(&VERSION.to_be_bytes());
+        bytes[2] = self.scheme as u8;
+        bytes[4..8].copy_from_slice(&(self.header_bytes_max as u32).to_be_bytes());
+        bytes[8..12].copy_from_slice(&(self.data_bytes_max as u32).to_be_bytes());
+        bytes
+    }
+
+    /// Reserved bytes are ignored, so that a later version may use them.
+    pub(crate) fn decode(bytes: &[u8], scheme: Scheme) -> Result<Confirmation, ChannelError> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| ChannelError::Confirmation)?;
+        let version = u16::from_be_bytes([bytes[0], bytes[1]]);
+        if version != VERSION || bytes[2] != scheme as u8 {
+            return Err(ChannelError::Incompatible { version, scheme: bytes[2] });
+        }
+        let header_bytes = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize;
+        let data_bytes = u32::from_be_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]) as usize;
+        Ok(Confirmation {
+            scheme,
+            header_bytes_max: header_bytes.min(HEADER_BYTES_CAP),
+            data_bytes_max: data_bytes.min(DATA_BYTES_CAP),
+        })
+    }
+}
+
+/// For fuzzers: reads any bytes as a prefix, and as a confirmation.
+#[doc(hidden)]
+pub fn fuzz_decode(bytes: &[u8]) {
+    if let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>()
+        && let Ok(decoded) = Prefix::decode(*prefix, &ChannelLimits::default())
+    {
+        assert_eq!(decoded.encode(), *prefix);
+    }
+    let _ = Confirmation::decode(bytes, Scheme::default());
+}

@@ -1,0 +1,159 @@
+//! From the handshake's exporter secret to the keys of each direction and generation.
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+use crate::ChannelError;
+use crate::frame::{PREFIX_BYTES, TAG_BYTES};
+
+/// Bytes of exporter secret that a channel is made from.
+pub const EXPORTER_BYTES: usize = 32;
+
+const KEY_BYTES: usize = 32;
+const IV_BYTES: usize = 12;
+const SALT: &[u8] = b"strongroom/1 channel";
+
+/// Which parts of a PDU a channel protects: a row of the paper's table. Bound into the keys, so that two ends that do
+/// not agree never understand each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Scheme {
+    /// S2-5: header encrypted and authenticated; block data sealed and tagged by initiators.
+    #[default]
+    LazyBoth = 25,
+}
+
+/// Which way a frame goes. Each way has its own keys, so that nothing can be reflected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Direction {
+    ToTarget = 1,
+    ToInitiator = 2,
+}
+
+/// The secret that both ends took from their handshake. Used up by making a [`Channel`](crate::Channel).
+#[derive(Zeroize, ZeroizeOnDrop)]
+pub struct ChannelKeys {
+    exporter: [u8; EXPORTER_BYTES],
+}
+
+impl fmt::Debug for ChannelKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ChannelKeys(..)")
+    }
+}
+
+impl ChannelKeys {
+    /// From a TLS exporter's output; the caller wipes its own copy.
+    pub fn new(exporter: [u8; EXPORTER_BYTES]) -> ChannelKeys {
+        ChannelKeys { exporter }
+    }
+
+    /// The first generation's keys of one direction.
+    pub(crate) fn direction(&self, scheme: Scheme, direction: Direction) -> FrameKeys {
+        let root = Salt::new(HKDF_SHA256, SALT).extract(&self.exporter);
+        let mut secret = [0; KEY_BYTES];
+        expand(&root, &[b"direction", &[scheme as u8, direction as u8]], &mut secret);
+        FrameKeys::from_secret(secret, 0)
+    }
+}
+
+/// The keys of one direction in one generation, and the secret that the next generation comes from.
+///
+/// The ratchet goes one way: whoever takes a generation's secret from memory cannot open what earlier ones protected.
+pub(crate) struct FrameKeys {
+    secret: [u8; KEY_BYTES],
+    aead: LessSafeKey,
+    iv: [u8; IV_BYTES],
+    generation: u64,
+    frame_number: u64,
+}
+
+impl Drop for FrameKeys {
+    fn drop(&mut self) {
+        self.secret.zeroize();
+        self.iv.zeroize();
+    }
+}
+
+impl FrameKeys {
+    fn from_secret(secret: [u8; KEY_BYTES], generation: u64) -> FrameKeys {
+        let prk = Prk::new_less_safe(HKDF_SHA256, &secret);
+        let mut key = [0; KEY_BYTES];
+        expand(&prk, &[b"key"], &mut key);
+        let mut iv = [0; IV_BYTES];
+        expand(&prk, &[b"iv"], &mut iv);
+        let aead = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes are an AES-256 key"));
+        key.zeroize();
+        FrameKeys { secret, aead, iv, generation, frame_number: 0 }
+    }
+
+    /// Moves to the next generation, forgetting this one.
+    pub(crate) fn advance(&mut self) {
+        let mut next = [0; KEY_BYTES];
+        expand(&Prk::new_less_safe(HKDF_SHA256, &self.secret), &[b"next"], &mut next);
+        *self = FrameKeys::from_secret(next, self.generation + 1);
+        next.zeroize();
+    }
+
+    /// The generation as a prefix shows it.
+    pub(crate) fn generation_byte(&self) -> u8 {
+        self.generation as u8
+    }
+
+    /// Generations before this one.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Frames that this generation has served for.
+    pub(crate) fn frames(&self) -> u64 {
+        self.frame_number
+    }
+
+    /// Encrypts `body` in place, as the next frame.
+    pub(crate) fn seal(&mut self, prefix: &[u8; PREFIX_BYTES], body: &mut [u8]) -> [u8; TAG_BYTES] {
+        let nonce = self.next_nonce();
+        let tag = self
+            .aead
+            .seal_in_place_separate_tag(nonce, Aad::from(prefix), body)
+            .expect("a frame is far below the limit of GCM");
+        tag.as_ref().try_into().expect("a GCM tag is 16 bytes")
+    }
+
+    /// Decrypts `body` in place, as the next frame. Its last 16 bytes are the tag; returns the length without it.
+    pub(crate) fn open(&mut self, prefix: &[u8; PREFIX_BYTES], body: &mut [u8]) -> Result<usize, ChannelError> {
+        let nonce = self.next_nonce();
+        let (text, tag) = body.split_last_chunk_mut::<TAG_BYTES>().ok_or(ChannelError::NotAuthentic)?;
+        let text_bytes = text.len();
+        self.aead
+            .open_in_place_separate_tag(nonce, Aad::from(prefix), &*tag, text)
+            .map_err(|_| ChannelError::NotAuthentic)?;
+        Ok(text_bytes)
+    }
+
+    /// IV xor frame number, as in TLS 1.3. The number never wraps: both ends bound a generation.
+    fn next_nonce(&mut self) -> Nonce {
+        let mut nonce = self.iv;
+        for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(self.frame_number.to_be_bytes()) {
+            *byte ^= number;
+        }
+        self.frame_number += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+struct Len(usize);
+
+impl KeyType for Len {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+fn expand(prk: &Prk, info: &[&[u8]], out: &mut [u8]) {
+    prk.expand(info, Len(out.len())).and_then(|material| material.fill(out)).expect("far below 255 hashes of output");
+}

@@ -1,0 +1,115 @@
+//! The sending direction: PDUs in, buffers for a vectored write out. Sealed data is passed on by reference.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use strongroom_block::{Buffer, CryptoCounters};
+
+use crate::frame::{FrameType, Prefix};
+use crate::keys::FrameKeys;
+use crate::{ChannelError, ChannelLimits, FrameKind, PREFIX_BYTES, TAG_BYTES};
+
+/// Small frames share allocations of this size, in bytes.
+const ARENA_BYTES: usize = 16 << 10;
+
+pub(crate) struct Outbound {
+    keys: FrameKeys,
+    /// What the peer takes, and when we change keys.
+    pub(crate) limits: ChannelLimits,
+    generation_bytes: u64,
+    closed: bool,
+    arena: BytesMut,
+    counters: Arc<CryptoCounters>,
+}
+
+impl Outbound {
+    pub(crate) fn new(keys: FrameKeys, limits: ChannelLimits, counters: Arc<CryptoCounters>) -> Outbound {
+        Outbound { keys, limits, generation_bytes: 0, closed: false, arena: BytesMut::new(), counters }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.keys.generation()
+    }
+
+    pub(crate) fn pdu(
+        &mut self,
+        kind: FrameKind,
+        header: &[u8],
+        data: Buffer,
+        out: &mut Vec<Buffer>,
+    ) -> Result<(), ChannelError> {
+        if self.closed {
+            return Err(ChannelError::Closed);
+        }
+        if header.len() > self.limits.header_bytes_max || data.len() > self.limits.data_bytes_max {
+            return Err(ChannelError::TooLong { header_bytes: header.len(), data_bytes: data.len() });
+        }
+        if kind == FrameKind::Sealed && data.is_empty() {
+            return Err(ChannelError::SealedWithoutData);
+        }
+        let bytes = (header.len() + data.len()) as u64;
+        let due = self.keys.frames() >= self.limits.rekey_frames
+            || self.generation_bytes.saturating_add(bytes) > self.limits.rekey_bytes;
+        // A generation that has carried nothing is as fresh as the next one would be.
+        if due && self.keys.frames() > 0 {
+            self.rekey(out);
+        }
+        self.generation_bytes = self.generation_bytes.saturating_add(bytes);
+        match kind {
+            FrameKind::Protected => {
+                let frame = self.frame(FrameType::Protected, header, &data, data.len());
+                out.push(frame);
+            }
+            FrameKind::Sealed => {
+                let frame = self.frame(FrameType::Sealed, header, &[], data.len());
+                out.push(frame);
+                out.push(data);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the target's first frame.
+    pub(crate) fn confirm(&mut self, confirmation: &[u8], out: &mut Vec<Buffer>) {
+        let frame = self.frame(FrameType::Confirm, confirmation, &[], 0);
+        out.push(frame);
+    }
+
+    pub(crate) fn rekey(&mut self, out: &mut Vec<Buffer>) {
+        let frame = self.frame(FrameType::Rekey, &[], &[], 0);
+        out.push(frame);
+        self.keys.advance();
+        self.generation_bytes = 0;
+    }
+
+    pub(crate) fn close(&mut self, out: &mut Vec<Buffer>) {
+        if !self.closed {
+            let frame = self.frame(FrameType::Close, &[], &[], 0);
+            out.push(frame);
+            self.closed = true;
+        }
+    }
+
+    /// Prefix, encrypted header and `inside`, tag. `data_bytes` is what the prefix says, wherever the data is.
+    fn frame(&mut self, frame_type: FrameType, header: &[u8], inside: &[u8], data_bytes: usize) -> Buffer {
+        let prefix =
+            Prefix { frame_type, generation: self.keys.generation_byte(), header_bytes: header.len(), data_bytes }
+                .encode();
+        let body_bytes = header.len() + inside.len();
+        let frame_bytes = PREFIX_BYTES + body_bytes + TAG_BYTES;
+        if self.arena.capacity() < frame_bytes {
+            self.arena = BytesMut::with_capacity(frame_bytes.max(ARENA_BYTES));
+        }
+        self.arena.extend_from_slice(&prefix);
+        self.arena.extend_from_slice(header);
+        self.arena.extend_from_slice(inside);
+        let tag = self.keys.seal(&prefix, &mut self.arena[PREFIX_BYTES..]);
+        self.arena.extend_from_slice(&tag);
+        self.counters.sealed(body_bytes);
+        self.arena.split().freeze().into()
+    }
+}
