@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Fuzzes every decoder for a while, guided by coverage, on the stable compiler (libFuzzer; no sanitizer).
+#
+#   scripts/fuzz.sh [SECONDS] [TARGET…]
+#
+# New inputs go to fuzz/corpus/TARGET; `make test` replays what is committed there. A finding is written to
+# fuzz/findings/TARGET-crash-… and the script ends with an error that says how to see it again.
+set -euo pipefail
+cd "$(dirname "$0")/../fuzz"
+
+seconds=${1:-30}
+shift || true
+
+# The coverage that libFuzzer reads; what cargo-fuzz passes, too.
+export RUSTFLAGS="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing"
+# An explicit target keeps the flags away from build scripts and procedural macros.
+host=$(rustc -vV | sed -n 's/^host: //p')
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
+cargo build --release --quiet --target "$host"
+binary="$CARGO_TARGET_DIR/$host/release/fuzz"
+
+if [ $# -eq 0 ]; then
+  mapfile -t targets < <(STRONGROOM_FUZZ_TARGET=list "$binary")
+else
+  targets=("$@")
+fi
+
+mkdir -p findings
+for target in "${targets[@]}"; do
+  mkdir -p "corpus/$target"
+  echo "fuzz: $target for $seconds s"
+  log=$(mktemp)
+  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "corpus/$target" -max_total_time="$seconds" -max_len=8192 \
+    -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" >"$log" 2>&1; then
+    tail -n 40 "$log"
+    rm -f "$log"
+    echo "fuzz: $target has a finding; see it again with:" >&2
+    echo "  STRONGROOM_FUZZ_TARGET=$target $binary fuzz/findings/$target-…" >&2
+    exit 1
+  fi
+  grep -E 'number_of_executed_units|new_units_added' "$log" | sed "s/^/fuzz: $target: /"
+  rm -f "$log"
+done
