@@ -1,1 +1,19 @@
-//! Placeholder.
+//! The handshake room: TLS 1.3 between two nodes that know each other's public keys, and nothing after it.
+//!
+//! `docs/protocol.md` is the specification. Each node has an Ed25519 key ([`NodeKey`]); people exchange the one-line
+//! [`PublicKey`]s as they do SSH's. A [`Handshake`] takes and gives bytes; when it is finished it hands out
+//! [`ChannelKeys`](strongroom_channel::ChannelKeys), and the TLS record layer is never used.
+//!
+//! Deliberately absent: sockets, files, time-outs, access lists (the caller's [`PeerPolicy`]), and what comes after.
+//! This room is not pure: rustls draws randomness from the operating system itself.
+
+mod error;
+mod handshake;
+mod node_key;
+mod public_key;
+mod verify;
+
+pub use error::{HandshakeError, KeyTextError, TlsError};
+pub use handshake::{ALPN, EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, PeerPolicy};
+pub use node_key::{NODE_KEY_FILE_BYTES_MAX, NodeKey};
+pub use public_key::PublicKey;

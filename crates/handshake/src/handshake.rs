@@ -1,0 +1,321 @@
+//! One handshake, without its connection: bytes in, bytes out, channel keys at the end.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use rustls::client::{ClientConnection, Resumption};
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::aws_lc_rs::{cipher_suite::TLS13_AES_256_GCM_SHA384, default_provider, kx_group::X25519MLKEM768};
+use rustls::pki_types::ServerName;
+use rustls::server::{NoServerSessionStorage, ServerConnection};
+use rustls::{AlertDescription, ClientConfig, Connection, Error, ProtocolVersion, ServerConfig, version::TLS13};
+use rustls::{client::AlwaysResolvesClientRawPublicKeys, server::AlwaysResolvesServerRawPublicKeys};
+use strongroom_channel::{ChannelKeys, EXPORTER_BYTES, FRAME_TYPE_MIN, Role};
+use zeroize::Zeroize;
+
+use crate::verify::{KeyVerifier, Refused};
+use crate::{HandshakeError, NodeKey, PublicKey, TlsError};
+
+/// Offered and required as application protocol: names the version of everything above TLS.
+pub const ALPN: &[u8] = b"strongroom/1";
+/// The label of the exporter that the channel's keys come from. Its context is [`ALPN`], the initiator's public key and
+/// the target's public key: 12 + 32 + 32 bytes.
+pub const EXPORTER_LABEL: &[u8] = b"EXPORTER-strongroom-channel";
+/// Upper bound on what one side takes in for a handshake, in bytes. A regular one needs about 2 KiB.
+pub const HANDSHAKE_BYTES_MAX: usize = 16 * 1024;
+
+const RECORD_HEADER_BYTES: usize = 5;
+const RECORD_BYTES_MAX: usize = 16_384 + 256;
+
+/// Says which initiators a target admits. Asked in every handshake, so that a change of the access list counts at once.
+pub trait PeerPolicy: Send + Sync {
+    /// Whether a node with this key may connect at all.
+    fn accepts(&self, key: &PublicKey) -> bool;
+}
+
+impl<F: Fn(&PublicKey) -> bool + Send + Sync> PeerPolicy for F {
+    fn accepts(&self, key: &PublicKey) -> bool {
+        self(key)
+    }
+}
+
+/// What a finished handshake leaves.
+#[derive(Debug)]
+pub struct Finished {
+    /// For [`Channel::initiator`](strongroom_channel::Channel::initiator) or
+    /// [`Channel::target`](strongroom_channel::Channel::target).
+    pub keys: ChannelKeys,
+    /// Who the peer is, proven.
+    pub peer: PublicKey,
+}
+
+enum Stage {
+    Negotiating,
+    /// Keys wait to be fetched.
+    Ready(Finished),
+    /// Keys were fetched. At an initiator the target may still refuse, until its confirmation has arrived.
+    Over,
+    Failed(HandshakeError),
+}
+
+/// A TLS 1.3 handshake between two nodes.
+///
+/// A driver loops: send everything from [`Handshake::poll_transmit`]; give what arrives to
+/// [`Handshake::handle_input`], which takes at most one TLS record at a time and **0 bytes of what is not for it**;
+/// ask [`Handshake::finished`]. A target then makes its channel and needs the handshake no more. An initiator makes its
+/// channel, keeps the handshake until [`Channel::is_confirmed`](strongroom_channel::Channel::is_confirmed), and goes on
+/// to offer what arrives to the handshake first: a target that refuses says so in TLS.
+pub struct Handshake {
+    role: Role,
+    own: PublicKey,
+    connection: Connection,
+    refused: Refused,
+    record: Vec<u8>,
+    taken_bytes: usize,
+    stage: Stage,
+}
+
+impl fmt::Debug for Handshake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handshake").field("role", &self.role).field("taken_bytes", &self.taken_bytes).finish()
+    }
+}
+
+impl Handshake {
+    /// An initiator's side, for a target that has one of the `expected` keys.
+    ///
+    /// # Errors
+    /// [`HandshakeError::NoTargetKey`] if `expected` is empty.
+    pub fn initiator(node: &NodeKey, expected: &[PublicKey]) -> Result<Handshake, HandshakeError> {
+        if expected.is_empty() {
+            return Err(HandshakeError::NoTargetKey);
+        }
+        let expected = expected.to_vec();
+        let (provider, refused) = (provider(), Refused::default());
+        let accepts = Box::new(move |key: &PublicKey| expected.contains(key));
+        let verifier = KeyVerifier::new(accepts, Arc::clone(&refused), Arc::clone(&provider));
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(tls)?
+            .dangerous() // No certificates: the verifier compares raw public keys, which is stricter.
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(node.certified())));
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.resumption = Resumption::disabled();
+        config.enable_sni = false;
+        config.enable_early_data = false;
+        // Never sent and never checked: the library wants a name.
+        let name = ServerName::try_from("strongroom.invalid").expect("a valid DNS name");
+        let connection = ClientConnection::new(Arc::new(config), name).map_err(tls)?;
+        Ok(Self::new(Role::Initiator, node, connection.into(), refused))
+    }
+
+    /// A target's side.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Tls`] if the library refuses our own configuration.
+    pub fn target(node: &NodeKey, policy: Arc<dyn PeerPolicy>) -> Result<Handshake, HandshakeError> {
+        let (provider, refused) = (provider(), Refused::default());
+        let accepts = Box::new(move |key: &PublicKey| policy.accepts(key));
+        let verifier = KeyVerifier::new(accepts, Arc::clone(&refused), Arc::clone(&provider));
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(tls)?
+            .with_client_cert_verifier(Arc::new(verifier))
+            .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(node.certified())));
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        let connection = ServerConnection::new(Arc::new(config)).map_err(tls)?;
+        Ok(Self::new(Role::Target, node, connection.into(), refused))
+    }
+
+    fn new(role: Role, node: &NodeKey, connection: Connection, refused: Refused) -> Handshake {
+        let (own, record) = (node.public(), Vec::new());
+        Handshake { role, own, connection, refused, record, taken_bytes: 0, stage: Stage::Negotiating }
+    }
+
+    /// Takes bytes from the peer, at most up to the end of one TLS record; returns how many it took. 0 means that the
+    /// bytes are the channel's.
+    ///
+    /// # Errors
+    /// [`HandshakeError`]. Send what [`Handshake::poll_transmit`] still has, so that the peer learns why, and close.
+    pub fn handle_input(&mut self, bytes: &[u8]) -> Result<usize, HandshakeError> {
+        if let Stage::Failed(error) = &self.stage {
+            return Err(error.clone());
+        }
+        if bytes.is_empty() || self.is_for_channel(bytes[0]) {
+            return Ok(0);
+        }
+        let taken = self.take_record(bytes);
+        if let Err(error) = &taken {
+            self.stage = Stage::Failed(error.clone());
+        }
+        taken
+    }
+
+    /// Bytes to send, if there are any.
+    pub fn poll_transmit(&mut self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while self.connection.wants_write() {
+            self.connection.write_tls(&mut bytes).expect("writing into memory");
+        }
+        (!bytes.is_empty()).then_some(bytes)
+    }
+
+    /// The channel's keys and the peer, once, when the handshake is finished. What [`Handshake::poll_transmit`] has is
+    /// still to be sent, before anything of the channel.
+    pub fn finished(&mut self) -> Option<Finished> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Ready(finished) => Some(finished),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
+    }
+
+    /// What an end of the peer's stream means now. Call it when the stream ends before the channel is confirmed.
+    pub fn handle_eof(&self) -> HandshakeError {
+        match &self.stage {
+            Stage::Failed(error) => error.clone(),
+            Stage::Ready(_) | Stage::Over if self.role == Role::Initiator => {
+                HandshakeError::NotConfirmed { own: self.own }
+            }
+            _ => HandshakeError::Truncated,
+        }
+    }
+
+    /// After a target has finished, everything is the channel's; after an initiator has, everything that starts a frame.
+    fn is_for_channel(&self, first: u8) -> bool {
+        match (&self.stage, self.role) {
+            (Stage::Negotiating | Stage::Failed(_), _) => false,
+            (_, Role::Target) => true,
+            (_, Role::Initiator) => self.record.is_empty() && first >= FRAME_TYPE_MIN,
+        }
+    }
+
+    /// rustls is fed one whole record at a time, so that it never swallows bytes of the channel behind it.
+    fn take_record(&mut self, bytes: &[u8]) -> Result<usize, HandshakeError> {
+        let before = self.record.len();
+        let header_missing = RECORD_HEADER_BYTES.saturating_sub(before).min(bytes.len());
+        self.record.extend_from_slice(&bytes[..header_missing]);
+        check_record_start(&self.record)?;
+        let mut taken = header_missing;
+        if let Some(header) = self.record.first_chunk::<RECORD_HEADER_BYTES>() {
+            let body = usize::from(u16::from_be_bytes([header[3], header[4]]));
+            let record_bytes = RECORD_HEADER_BYTES + body;
+            if body == 0 || body > RECORD_BYTES_MAX {
+                return Err(HandshakeError::NotTls);
+            }
+            if self.taken_bytes + record_bytes > HANDSHAKE_BYTES_MAX {
+                return Err(HandshakeError::TooLong { limit: HANDSHAKE_BYTES_MAX });
+            }
+            let missing = (record_bytes - self.record.len()).min(bytes.len() - taken);
+            self.record.extend_from_slice(&bytes[taken..taken + missing]);
+            taken += missing;
+            if self.record.len() == record_bytes {
+                self.taken_bytes += record_bytes;
+                self.process_record()?;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn process_record(&mut self) -> Result<(), HandshakeError> {
+        let record = std::mem::take(&mut self.record);
+        let mut rest = &record[..];
+        while !rest.is_empty() {
+            let taken = self.connection.read_tls(&mut rest).map_err(|_| HandshakeError::NotTls)?;
+            if taken == 0 {
+                return Err(HandshakeError::NotTls);
+            }
+        }
+        self.connection.process_new_packets().map_err(|error| self.explain(error))?;
+        match self.stage {
+            Stage::Negotiating if !self.connection.is_handshaking() => {
+                self.stage = Stage::Ready(self.finish()?);
+                Ok(())
+            }
+            Stage::Negotiating => Ok(()),
+            // Tickets, key updates and TLS data have no place here; only an alert has, and that is an error above.
+            _ => Err(HandshakeError::Incompatible { reason: "the target goes on in TLS after the handshake" }),
+        }
+    }
+
+    fn finish(&mut self) -> Result<Finished, HandshakeError> {
+        let connection = &self.connection;
+        if connection.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
+            return Err(HandshakeError::Incompatible { reason: "not TLS 1.3" });
+        }
+        if connection.alpn_protocol() != Some(ALPN) {
+            return Err(HandshakeError::Incompatible { reason: "another application protocol" });
+        }
+        let presented = connection.peer_certificates().and_then(|keys| keys.first());
+        let peer = presented
+            .and_then(|spki| PublicKey::from_spki(spki))
+            .ok_or(HandshakeError::Incompatible { reason: "no raw public key" })?;
+        let (initiator, target) = match self.role {
+            Role::Initiator => (self.own, peer),
+            Role::Target => (peer, self.own),
+        };
+        let context = [ALPN, initiator.as_bytes(), target.as_bytes()].concat();
+        let mut exporter = [0; EXPORTER_BYTES];
+        connection.export_keying_material(&mut exporter, EXPORTER_LABEL, Some(&context)).map_err(tls)?;
+        let keys = ChannelKeys::new(exporter);
+        exporter.zeroize();
+        Ok(Finished { keys, peer })
+    }
+
+    /// From what the library says to what a person can act on.
+    fn explain(&self, error: Error) -> HandshakeError {
+        if let Some(key) = *self.refused.lock().unwrap_or_else(PoisonError::into_inner) {
+            return match self.role {
+                Role::Initiator => HandshakeError::WrongTarget { presented: key },
+                Role::Target => HandshakeError::UnknownPeer { key },
+            };
+        }
+        match error {
+            Error::AlertReceived(AlertDescription::AccessDenied) => match self.role {
+                Role::Initiator => HandshakeError::RefusedByTarget { own: self.own },
+                Role::Target => HandshakeError::RefusedByInitiator { own: self.own },
+            },
+            Error::NoApplicationProtocol | Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
+                HandshakeError::Incompatible { reason: "another application protocol" }
+            }
+            Error::AlertReceived(AlertDescription::ProtocolVersion) => {
+                HandshakeError::Incompatible { reason: "another TLS version" }
+            }
+            Error::PeerIncompatible(_)
+            | Error::AlertReceived(
+                AlertDescription::HandshakeFailure
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRequired,
+            ) => HandshakeError::Incompatible { reason: "TLS versions, algorithms or key types that do not meet" },
+            Error::NoCertificatesPresented => HandshakeError::Incompatible { reason: "the peer presented no key" },
+            other => tls(other),
+        }
+    }
+}
+
+/// Refuses what cannot be a record of TLS 1.3 from its first bytes on: type 0x14 to 0x17, version 3.x.
+fn check_record_start(record: &[u8]) -> Result<(), HandshakeError> {
+    let type_fits = record.first().is_none_or(|byte| (0x14..=0x17).contains(byte));
+    let version_fits = record.get(1).is_none_or(|&byte| byte == 3);
+    if type_fits && version_fits { Ok(()) } else { Err(HandshakeError::NotTls) }
+}
+
+fn tls(error: Error) -> HandshakeError {
+    HandshakeError::Tls(TlsError(error))
+}
+
+/// One cipher suite and one key exchange (hybrid, so that headers recorded today stay closed to a quantum computer):
+/// both ends are ours, so nothing is negotiated.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![TLS13_AES_256_GCM_SHA384],
+        kx_groups: vec![X25519MLKEM768],
+        ..default_provider()
+    })
+}
