@@ -1,6 +1,7 @@
 //! The network room: the runtime that owns sockets, and the link that turns their bytes into PDUs and back.
 //!
 //! - [`Runtime`]: one per thread; listens, connects, moves bytes, wakes, tells events.
+//! - [`Link`]: one per connection; handshake and channel, or plain framing; takes bytes, gives PDUs; no sockets inside.
 //! - [`affinity`]: threads on processors.
 //!
 //! Deliberately absent: what a PDU means, sessions, volumes, keys at rest. This is the one room that reads the clock on
@@ -8,9 +9,13 @@
 
 pub mod affinity;
 mod error;
+mod link;
 mod runtime;
 
 pub use error::{NetError, StreamFailure};
+#[doc(hidden)]
+pub use link::fuzz_link;
+pub use link::{Admission, Link, LinkEnd, LinkEvent, LinkOptions};
 pub use runtime::{
     DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, Runtime, RuntimeCounters, RuntimeOptions,
     SendState, StreamId, StreamOptions, Waker, resolve,

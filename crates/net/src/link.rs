@@ -1,0 +1,439 @@
+//! The link: bytes of one connection to PDUs and back, plain or through a channel. No sockets, no sessions.
+//!
+//! A link is told apart from its driver so that every byte order, every cut and every tampering can be tried without a
+//! network: it takes bytes and the time, gives buffers and events, and reads no clock.
+//!
+//! ```text
+//! initiator, strongroom://   handshake ──> channel, once the target's confirmation has opened
+//! initiator, iscsi://        plain framing at once
+//! target                     first byte 0x16: handshake ──> channel    0x43: plain framing    other: the end
+//! ```
+//!
+//! The driver's loop, per connection: give what arrived to [`Link::handle_input`] (or [`Link::handle_eof`],
+//! [`Link::handle_timeout`]), take every [`Link::poll_event`], queue what the session wants to say with
+//! [`Link::send_pdu`], send what [`Link::poll_transmit`] has, look at [`Link::poll_timeout`]. After
+//! [`LinkEvent::Ended`] send what is left and close the stream.
+
+mod end;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strongroom_block::{Buffer, CryptoCounters};
+use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role};
+use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
+use strongroom_iscsi::{Pdu, PlainFramer};
+
+pub use self::end::LinkEnd;
+
+/// First byte of a TLS ClientHello's record.
+const TLS_HANDSHAKE_RECORD: u8 = 0x16;
+/// First byte of a plain iSCSI connection: a Login Request, always immediate (RFC 7143 §11.12).
+const LOGIN_REQUEST: u8 = 0x43;
+
+/// Limits of a link.
+#[derive(Clone, Debug)]
+pub struct LinkOptions {
+    /// How long handshake and login together may take, until [`Link::login_finished`].
+    pub setup_timeout: Duration,
+    /// Longest data segment taken on a plain stream, in bytes: the MaxRecvDataSegmentLength that the session declares.
+    pub data_bytes_max: usize,
+    /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
+    pub channel: ChannelLimits,
+    /// Counts the bytes of cryptography done for channels.
+    pub counters: Arc<CryptoCounters>,
+}
+
+impl Default for LinkOptions {
+    fn default() -> LinkOptions {
+        LinkOptions {
+            setup_timeout: Duration::from_secs(15),
+            data_bytes_max: 1 << 20,
+            channel: ChannelLimits::default(),
+            counters: Arc::new(CryptoCounters::new()),
+        }
+    }
+}
+
+/// What a target's port admits.
+#[derive(Clone)]
+pub struct Admission {
+    /// The target's identity; without one it takes no channels.
+    pub identity: Option<Arc<NodeKey>>,
+    /// Whose channels it takes.
+    pub peers: Arc<dyn PeerPolicy>,
+    /// Whether it takes plain iSCSI connections.
+    pub allow_plain: bool,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let identity = self.identity.as_ref().map(|identity| identity.public());
+        f.debug_struct("Admission")
+            .field("identity", &identity)
+            .field("allow_plain", &self.allow_plain)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a link has to tell.
+#[derive(Debug, PartialEq)]
+pub enum LinkEvent {
+    /// PDUs may flow. `peer` is who the other end has proven to be, `None` on a plain stream.
+    Established {
+        /// The other node.
+        peer: Option<PublicKey>,
+    },
+    /// A PDU arrived. Inside a channel its header is authentic; its data too unless it is `sealed`.
+    Pdu(Pdu),
+    /// The link is over; always the last event.
+    Ended(LinkEnd),
+}
+
+enum State {
+    /// A target before the first byte.
+    Sniffing(Admission),
+    Plain(Box<PlainFramer>),
+    Handshaking(Box<Handshake>, Role),
+    /// An initiator whose handshake is done and whose target may still refuse, in TLS, until its first frame begins.
+    Confirming(Box<Confirming>),
+    Channel(Box<Channel>),
+    Ended,
+}
+
+struct Confirming {
+    handshake: Handshake,
+    channel: Box<Channel>,
+    peer: PublicKey,
+    frame_begun: bool,
+}
+
+/// One connection's protocol below the session.
+pub struct Link {
+    state: State,
+    options: LinkOptions,
+    setup_deadline: Option<Instant>,
+    established: bool,
+    peer: Option<PublicKey>,
+    /// This end said that it sends no more PDUs.
+    closed: bool,
+    events: VecDeque<LinkEvent>,
+    out: Vec<Buffer>,
+    header: Vec<u8>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("state", &self.stage()).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// A target's end of a connection just accepted.
+    pub fn target(admission: Admission, options: LinkOptions, now: Instant) -> Link {
+        Self::new(State::Sniffing(admission), options, now)
+    }
+
+    /// An initiator's end for a `strongroom://` URL: never anything but a channel, with a target that has one of the
+    /// `expected` keys.
+    ///
+    /// # Errors
+    /// [`HandshakeError::NoTargetKey`] if there is no key to expect.
+    pub fn initiator_channel(
+        node: &NodeKey,
+        expected: &[PublicKey],
+        options: LinkOptions,
+        now: Instant,
+    ) -> Result<Link, HandshakeError> {
+        let handshake = Handshake::initiator(node, expected)?;
+        let mut link = Self::new(State::Handshaking(Box::new(handshake), Role::Initiator), options, now);
+        link.take_handshake_output();
+        Ok(link)
+    }
+
+    /// An initiator's end for an `iscsi://` URL: scheme S0, nothing is protected.
+    pub fn initiator_plain(options: LinkOptions, now: Instant) -> Link {
+        let framer = PlainFramer::new(options.data_bytes_max);
+        let mut link = Self::new(State::Plain(Box::new(framer)), options, now);
+        link.establish(None);
+        link
+    }
+
+    fn new(state: State, options: LinkOptions, now: Instant) -> Link {
+        Link {
+            state,
+            setup_deadline: Some(now + options.setup_timeout),
+            options,
+            established: false,
+            peer: None,
+            closed: false,
+            events: VecDeque::new(),
+            out: Vec::new(),
+            header: Vec::new(),
+        }
+    }
+
+    /// Whether the PDUs go through a channel (known from [`LinkEvent::Established`] on).
+    pub fn in_channel(&self) -> bool {
+        matches!(self.state, State::Channel(_))
+    }
+
+    /// Who the other end has proven to be, from [`LinkEvent::Established`] on; `None` on a plain stream.
+    pub fn peer(&self) -> Option<PublicKey> {
+        self.peer
+    }
+
+    /// Whether the link is over.
+    pub fn is_ended(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    /// Takes all of `bytes` from the peer. What they make comes from [`Link::poll_event`]; after the end they are
+    /// ignored.
+    pub fn handle_input(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() && !self.is_ended() {
+            match self.take(rest) {
+                Ok(taken) => rest = &rest[taken..],
+                Err(end) => self.end(end),
+            }
+        }
+    }
+
+    /// The peer sends no more.
+    pub fn handle_eof(&mut self) {
+        let end = match &mut self.state {
+            State::Sniffing(_) => LinkEnd::NothingSaid,
+            State::Plain(framer) if framer.is_between_pdus() => LinkEnd::PeerClosed,
+            State::Plain(_) => LinkEnd::Truncated,
+            State::Handshaking(handshake, _) => handshake.handle_eof().into(),
+            State::Confirming(confirming) => confirming.handshake.handle_eof().into(),
+            State::Channel(channel) => match channel.handle_eof() {
+                Ok(()) => LinkEnd::PeerClosed,
+                Err(error) => error.into(),
+            },
+            State::Ended => return,
+        };
+        self.end(end);
+    }
+
+    /// The time is `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.setup_deadline.is_some_and(|deadline| now >= deadline) && !self.is_ended() {
+            let stage = if self.established { "the login" } else { "the handshake" };
+            self.end(LinkEnd::TimedOut { stage, after: self.options.setup_timeout });
+        }
+    }
+
+    /// When [`Link::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.setup_deadline
+    }
+
+    /// The session is in its full-feature phase: the set-up time limit no longer counts.
+    pub fn login_finished(&mut self) {
+        self.setup_deadline = None;
+    }
+
+    /// Queues a PDU for the peer; `sealed` ones go with their data untouched. After the end or after
+    /// [`Link::close`] it is dropped: the session learns of that by itself.
+    pub fn send_pdu(&mut self, pdu: Pdu) {
+        if self.closed || self.is_ended() {
+            return;
+        }
+        let sent = match &mut self.state {
+            State::Plain(_) => {
+                PlainFramer::encode(pdu, &mut self.out);
+                Ok(())
+            }
+            State::Channel(channel) => {
+                self.header.clear();
+                pdu.channel_header(&mut self.header);
+                let kind = if pdu.sealed { FrameKind::Sealed } else { FrameKind::Protected };
+                channel.encode(kind, &self.header, pdu.data, &mut self.out).map_err(LinkEnd::from)
+            }
+            _ => Err(LinkEnd::SentTooEarly),
+        };
+        if let Err(end) = sent {
+            self.end(end);
+        }
+    }
+
+    /// Says goodbye: nothing is sent after what is queued. In a channel the peer can tell this from a cut. Send what
+    /// [`Link::poll_transmit`] has, then close the stream.
+    pub fn close(&mut self) {
+        if !std::mem::replace(&mut self.closed, true)
+            && let State::Channel(channel) = &mut self.state
+        {
+            channel.close(&mut self.out);
+        }
+    }
+
+    /// Appends what is to be sent, in order, payloads by reference.
+    pub fn poll_transmit(&mut self, out: &mut Vec<Buffer>) {
+        out.append(&mut self.out);
+    }
+
+    /// The next event, if any.
+    pub fn poll_event(&mut self) -> Option<LinkEvent> {
+        self.events.pop_front()
+    }
+
+    /// Takes some of `bytes`, at least one.
+    fn take(&mut self, bytes: &[u8]) -> Result<usize, LinkEnd> {
+        match &mut self.state {
+            State::Sniffing(_) => self.sniff(bytes[0]).map(|()| 0),
+            State::Plain(framer) => {
+                let taken = framer.handle_input(bytes)?;
+                if let Some(pdu) = framer.poll_pdu() {
+                    self.events.push_back(LinkEvent::Pdu(pdu));
+                }
+                Ok(taken)
+            }
+            State::Handshaking(handshake, _) => {
+                let taken = handshake.handle_input(bytes);
+                let finished = handshake.finished();
+                self.take_handshake_output();
+                let taken = taken?;
+                if let Some(finished) = finished {
+                    self.finish_handshake(finished);
+                }
+                Ok(taken)
+            }
+            State::Confirming(confirming) => {
+                if !confirming.frame_begun {
+                    let taken = confirming.handshake.handle_input(bytes)?;
+                    if taken > 0 {
+                        return Ok(taken);
+                    }
+                    confirming.frame_begun = true;
+                }
+                let taken = confirming.channel.handle_input(bytes)?;
+                if confirming.channel.is_confirmed() {
+                    let State::Confirming(confirming) = std::mem::replace(&mut self.state, State::Ended) else {
+                        unreachable!("matched above");
+                    };
+                    self.state = State::Channel(confirming.channel);
+                    self.establish(Some(confirming.peer));
+                    self.take_frame()?;
+                }
+                Ok(taken)
+            }
+            State::Channel(channel) => {
+                let taken = channel.handle_input(bytes)?;
+                self.take_frame()?;
+                Ok(taken)
+            }
+            State::Ended => Ok(bytes.len()),
+        }
+    }
+
+    /// A target learns from the first byte whom it has before it.
+    fn sniff(&mut self, first: u8) -> Result<(), LinkEnd> {
+        let State::Sniffing(admission) = std::mem::replace(&mut self.state, State::Ended) else {
+            unreachable!("called in this state only");
+        };
+        match first {
+            TLS_HANDSHAKE_RECORD => {
+                let identity = admission.identity.ok_or(LinkEnd::ChannelRefused)?;
+                let handshake = Handshake::target(&identity, admission.peers)?;
+                self.state = State::Handshaking(Box::new(handshake), Role::Target);
+            }
+            LOGIN_REQUEST if admission.allow_plain => {
+                self.state = State::Plain(Box::new(PlainFramer::new(self.options.data_bytes_max)));
+                self.establish(None);
+            }
+            LOGIN_REQUEST => return Err(LinkEnd::PlainRefused),
+            first => return Err(LinkEnd::UnknownProtocol { first }),
+        }
+        Ok(())
+    }
+
+    fn take_handshake_output(&mut self) {
+        if let State::Handshaking(handshake, _) = &mut self.state {
+            while let Some(bytes) = handshake.poll_transmit() {
+                self.out.push(Buffer::from(bytes::Bytes::from(bytes)));
+            }
+        }
+    }
+
+    /// Keys are there, and the record layer of TLS has served.
+    fn finish_handshake(&mut self, finished: strongroom_handshake::Finished) {
+        let State::Handshaking(handshake, role) = std::mem::replace(&mut self.state, State::Ended) else {
+            unreachable!("called in this state only");
+        };
+        let (limits, counters) = (self.options.channel, Arc::clone(&self.options.counters));
+        if role == Role::Initiator {
+            let channel = Channel::initiator(finished.keys, limits, counters);
+            self.state = State::Confirming(Box::new(Confirming {
+                handshake: *handshake,
+                channel: Box::new(channel),
+                peer: finished.peer,
+                frame_begun: false,
+            }));
+        } else {
+            let channel = Channel::target(finished.keys, limits, counters, &mut self.out);
+            self.state = State::Channel(Box::new(channel));
+            self.establish(Some(finished.peer));
+        }
+    }
+
+    fn establish(&mut self, peer: Option<PublicKey>) {
+        self.established = true;
+        self.peer = peer;
+        self.events.push_back(LinkEvent::Established { peer });
+    }
+
+    /// What the channel has ready: a PDU, or the peer's goodbye.
+    fn take_frame(&mut self) -> Result<(), LinkEnd> {
+        let State::Channel(channel) = &mut self.state else { return Ok(()) };
+        if let Some(frame) = channel.poll_frame() {
+            let pdu = Pdu::from_channel_frame(frame.header, frame.data, frame.kind == FrameKind::Sealed)?;
+            self.events.push_back(LinkEvent::Pdu(pdu));
+        } else if channel.is_closed_by_peer() {
+            channel.close(&mut self.out);
+            return Err(LinkEnd::PeerClosed);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, end: LinkEnd) {
+        self.take_handshake_output(); // The alert that tells the peer why.
+        self.state = State::Ended;
+        self.setup_deadline = None;
+        self.events.push_back(LinkEvent::Ended(end));
+    }
+
+    fn stage(&self) -> &'static str {
+        match self.state {
+            State::Sniffing(_) => "before the first byte",
+            State::Plain(_) => "plain",
+            State::Handshaking(..) => "handshaking",
+            State::Confirming(..) => "awaiting confirmation",
+            State::Channel(_) => "channel",
+            State::Ended => "ended",
+        }
+    }
+}
+
+/// Feeds any bytes to a target's link in pieces, for fuzzing: none may panic, hang or be taken for a channel.
+#[doc(hidden)]
+pub fn fuzz_link(bytes: &[u8], now: Instant) {
+    let admission = Admission {
+        identity: Some(Arc::new(NodeKey::from_seed(&[1; 32]))),
+        peers: Arc::new(|_: &PublicKey| false),
+        allow_plain: true,
+    };
+    let mut link = Link::target(admission, LinkOptions::default(), now);
+    for piece in bytes.chunks(1 + usize::from(bytes.first().copied().unwrap_or(0) % 61)) {
+        link.handle_input(piece);
+        while link.poll_event().is_some() {}
+        link.poll_transmit(&mut Vec::new());
+    }
+    link.handle_eof();
+    assert!(!link.in_channel(), "nobody was admitted");
+}
