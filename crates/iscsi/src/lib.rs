@@ -17,9 +17,11 @@ pub mod ahs;
 mod error;
 pub mod framer;
 pub mod initiator;
+mod liveness;
 pub mod login;
 pub mod pdu;
 mod sequence;
+mod slots;
 pub mod target;
 pub mod text;
 

@@ -1,8 +1,28 @@
 //! What the two sides of a login settle: offers, the values agreed on, and the rules of each key (RFC 7143 §13). Who says
-//! what when is in the session machines.
+//! what when is in the session machines; authentication other than None is not here yet.
+
+#[cfg(test)]
+mod tests;
+
+use crate::PeerMisbehaved;
+use crate::text::Pairs;
 
 /// Bytes of data segment that every side takes before a login settles more (RFC 7143 §13.12).
 pub const LOGIN_SEGMENT_BYTES: u32 = 8192;
+/// Requests that one login may take, continued text included.
+pub const LOGIN_ROUNDS_MAX: u32 = 64;
+
+/// RFC 7143 §13: lengths of segments and bursts.
+const LENGTH_RANGE: std::ops::RangeInclusive<u32> = 512..=0xff_ffff;
+/// How much of a peer's value a message shows.
+const SHOWN_BYTES: usize = 64;
+
+/// Stages of a login (RFC 7143 §11.12.3).
+pub(crate) mod stage {
+    pub(crate) const SECURITY: u8 = 0;
+    pub(crate) const OPERATIONAL: u8 = 1;
+    pub(crate) const FULL_FEATURE: u8 = 3;
+}
 
 /// What this side declares and would like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +37,7 @@ pub struct Offer {
     pub initial_r2t: bool,
     /// ImmediateData: whether a command may carry data.
     pub immediate_data: bool,
-    /// MaxOutstandingR2T: R2Ts in flight per command.
+    /// MaxOutstandingR2T: R2Ts in flight per command, at most 8.
     pub max_outstanding_r2t: u16,
 }
 
@@ -31,6 +51,22 @@ impl Default for Offer {
             initial_r2t: false,
             immediate_data: true,
             max_outstanding_r2t: 4,
+        }
+    }
+}
+
+impl Offer {
+    /// The nearest offer that RFC 7143 allows: lengths in their ranges, the first burst within a burst.
+    #[must_use]
+    pub(crate) fn clamped(&self) -> Offer {
+        let within = |value: u32| value.clamp(*LENGTH_RANGE.start(), *LENGTH_RANGE.end());
+        let max_burst_bytes = within(self.max_burst_bytes);
+        Offer {
+            recv_segment_bytes_max: within(self.recv_segment_bytes_max),
+            first_burst_bytes: within(self.first_burst_bytes).min(max_burst_bytes),
+            max_burst_bytes,
+            max_outstanding_r2t: self.max_outstanding_r2t.clamp(1, 8),
+            ..self.clone()
         }
     }
 }
@@ -52,4 +88,253 @@ pub struct Agreed {
     pub immediate_data: bool,
     /// R2Ts in flight per command.
     pub max_outstanding_r2t: u16,
+}
+
+impl Default for Agreed {
+    /// What holds for a key that nobody named (RFC 7143 §13).
+    fn default() -> Agreed {
+        Agreed {
+            send_segment_bytes_max: LOGIN_SEGMENT_BYTES,
+            recv_segment_bytes_max: LOGIN_SEGMENT_BYTES,
+            first_burst_bytes: 65536,
+            max_burst_bytes: 262_144,
+            initial_r2t: true,
+            immediate_data: true,
+            max_outstanding_r2t: 1,
+        }
+    }
+}
+
+/// One side's progress in settling the operational keys.
+#[derive(Debug)]
+pub(crate) struct Negotiation {
+    offer: Offer,
+    agreed: Agreed,
+    declared: bool,
+    proposed: Vec<&'static str>,
+}
+
+impl Negotiation {
+    pub(crate) fn new(offer: &Offer) -> Negotiation {
+        Negotiation { offer: offer.clamped(), agreed: Agreed::default(), declared: false, proposed: Vec::new() }
+    }
+
+    /// What holds, once the negotiation is over.
+    pub(crate) fn agreed(&self) -> Agreed {
+        let first_burst_bytes = self.agreed.first_burst_bytes.min(self.agreed.max_burst_bytes);
+        Agreed { first_burst_bytes, ..self.agreed.clone() }
+    }
+
+    /// Appends MaxRecvDataSegmentLength, once: it is declared, not negotiated.
+    pub(crate) fn declare(&mut self, out: &mut Pairs) {
+        if !std::mem::replace(&mut self.declared, true) {
+            out.push("MaxRecvDataSegmentLength", self.offer.recv_segment_bytes_max.to_string());
+            self.agreed.recv_segment_bytes_max = self.offer.recv_segment_bytes_max;
+        }
+    }
+
+    /// Appends everything that an initiator proposes.
+    pub(crate) fn propose(&mut self, out: &mut Pairs) {
+        let offer = self.offer.clone();
+        let mut propose = |key: &'static str, value: String| {
+            self.proposed.push(key);
+            out.push(key, value);
+        };
+        propose("HeaderDigest", "None".into());
+        propose("DataDigest", "None".into());
+        propose("ErrorRecoveryLevel", "0".into());
+        propose("MaxConnections", "1".into());
+        propose("InitialR2T", yes_no(offer.initial_r2t).into());
+        propose("ImmediateData", yes_no(offer.immediate_data).into());
+        propose("MaxBurstLength", offer.max_burst_bytes.to_string());
+        propose("FirstBurstLength", offer.first_burst_bytes.to_string());
+        propose("MaxOutstandingR2T", offer.max_outstanding_r2t.to_string());
+        propose("DefaultTime2Wait", "2".into());
+        propose("DefaultTime2Retain", "0".into());
+        propose("DataPDUInOrder", "Yes".into());
+        propose("DataSequenceInOrder", "Yes".into());
+        self.declare(out);
+    }
+
+    /// Takes the peer's keys: settles what answers our proposals, and appends answers to what the peer proposes. Keys of
+    /// names and stages are the session's business and are passed over.
+    pub(crate) fn take(&mut self, pairs: &Pairs, out: &mut Pairs) -> Result<(), PeerMisbehaved> {
+        // The bound of FirstBurstLength must be known when it is answered.
+        let is_late = |key: &str| key == "FirstBurstLength";
+        for late in [false, true] {
+            for (key, value) in pairs.iter().filter(|(key, _)| is_late(key) == late) {
+                match self.proposed.iter().position(|proposed| *proposed == key) {
+                    Some(at) => {
+                        let key = self.proposed.swap_remove(at);
+                        self.settle(key, value)?;
+                    }
+                    None => {
+                        if let Some(answer) = self.answer(key, value)? {
+                            out.push(key, answer);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer to a key that the peer proposes or declares; `None` when it wants none.
+    fn answer(&mut self, key: &str, value: &str) -> Result<Option<String>, PeerMisbehaved> {
+        let offer = &self.offer;
+        // An answer to nothing that we asked, or to our declaration.
+        if ["NotUnderstood", "Irrelevant", "Reject"].contains(&value) {
+            return Ok(None);
+        }
+        let reject = Ok(Some("Reject".to_owned()));
+        let answer = match key {
+            "MaxRecvDataSegmentLength" => {
+                self.agreed.send_segment_bytes_max = length("MaxRecvDataSegmentLength", value)?;
+                return Ok(None);
+            }
+            "HeaderDigest" | "DataDigest" => match value.split(',').any(|choice| choice == "None") {
+                true => "None".to_owned(),
+                false => return reject,
+            },
+            "ErrorRecoveryLevel" => match number(value) {
+                Some(0..=2) => "0".to_owned(),
+                _ => return reject,
+            },
+            "MaxConnections" => match number(value) {
+                Some(1..=65535) => "1".to_owned(),
+                _ => return reject,
+            },
+            "InitialR2T" => match yes_or_no(value) {
+                Some(theirs) => {
+                    self.agreed.initial_r2t = theirs || offer.initial_r2t;
+                    yes_no(self.agreed.initial_r2t).to_owned()
+                }
+                None => return reject,
+            },
+            "ImmediateData" => match yes_or_no(value) {
+                Some(theirs) => {
+                    self.agreed.immediate_data = theirs && offer.immediate_data;
+                    yes_no(self.agreed.immediate_data).to_owned()
+                }
+                None => return reject,
+            },
+            "MaxBurstLength" => match number(value).filter(|value| LENGTH_RANGE.contains(value)) {
+                Some(theirs) => {
+                    self.agreed.max_burst_bytes = theirs.min(offer.max_burst_bytes);
+                    self.agreed.max_burst_bytes.to_string()
+                }
+                None => return reject,
+            },
+            "FirstBurstLength" => match number(value).filter(|value| LENGTH_RANGE.contains(value)) {
+                Some(theirs) => {
+                    let bound = offer.first_burst_bytes.min(self.agreed.max_burst_bytes);
+                    self.agreed.first_burst_bytes = theirs.min(bound);
+                    self.agreed.first_burst_bytes.to_string()
+                }
+                None => return reject,
+            },
+            "MaxOutstandingR2T" => match number(value) {
+                Some(theirs @ 1..=65535) => {
+                    self.agreed.max_outstanding_r2t = offer.max_outstanding_r2t.min(theirs as u16);
+                    self.agreed.max_outstanding_r2t.to_string()
+                }
+                _ => return reject,
+            },
+            // The larger of both; ours is 0.
+            "DefaultTime2Wait" => match number(value) {
+                Some(theirs @ 0..=3600) => theirs.to_string(),
+                _ => return reject,
+            },
+            "DefaultTime2Retain" => match number(value) {
+                Some(0..=3600) => "0".to_owned(),
+                _ => return reject,
+            },
+            "DataPDUInOrder" | "DataSequenceInOrder" => match yes_or_no(value) {
+                Some(_) => "Yes".to_owned(),
+                None => return reject,
+            },
+            // Obsolete since RFC 7143 §13.25, still sent by initiators.
+            "IFMarker" | "OFMarker" => "No".to_owned(),
+            "IFMarkInt" | "OFMarkInt" => "Irrelevant".to_owned(),
+            "TaskReporting" => match value.split(',').any(|choice| choice == "RFC3720") {
+                true => "RFC3720".to_owned(),
+                false => return reject,
+            },
+            // RFC 7144: level 1 is what RFC 7143 describes.
+            "iSCSIProtocolLevel" => match number(value) {
+                Some(theirs @ 0..=31) => theirs.min(1).to_string(),
+                _ => return reject,
+            },
+            "InitiatorName"
+            | "InitiatorAlias"
+            | "TargetName"
+            | "TargetAlias"
+            | "TargetAddress"
+            | "SessionType"
+            | "TargetPortalGroupTag"
+            | "AuthMethod" => return Ok(None),
+            "SendTargets" => return reject,
+            _ => "NotUnderstood".to_owned(),
+        };
+        Ok(Some(answer))
+    }
+
+    /// The peer's answer to a key that we proposed. What it does not understand or want keeps its default.
+    fn settle(&mut self, key: &'static str, value: &str) -> Result<(), PeerMisbehaved> {
+        if ["NotUnderstood", "Irrelevant", "Reject"].contains(&value) {
+            return Ok(());
+        }
+        let offer = &self.offer;
+        let wrong = || misfit(key, value);
+        match key {
+            "HeaderDigest" | "DataDigest" if value != "None" => return Err(wrong()),
+            "ErrorRecoveryLevel" if number(value) != Some(0) => return Err(wrong()),
+            "DataPDUInOrder" | "DataSequenceInOrder" if value != "Yes" => return Err(wrong()),
+            "InitialR2T" => {
+                let settled = yes_or_no(value).ok_or_else(wrong)?;
+                self.agreed.initial_r2t = settled || offer.initial_r2t;
+            }
+            "ImmediateData" => {
+                let settled = yes_or_no(value).ok_or_else(wrong)?;
+                self.agreed.immediate_data = settled && offer.immediate_data;
+            }
+            "MaxBurstLength" => self.agreed.max_burst_bytes = length(key, value)?.min(offer.max_burst_bytes),
+            "FirstBurstLength" => self.agreed.first_burst_bytes = length(key, value)?.min(offer.first_burst_bytes),
+            "MaxOutstandingR2T" => {
+                let settled = number(value).filter(|value| (1..=65535).contains(value)).ok_or_else(wrong)?;
+                self.agreed.max_outstanding_r2t = offer.max_outstanding_r2t.min(settled as u16);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// A number as RFC 7143 §6.1 writes it: decimal or, behind 0x, hexadecimal.
+pub(crate) fn number(value: &str) -> Option<u32> {
+    let all = |digits: &str, radix: u32| !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(radix));
+    match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
+        Some(digits) => all(digits, 16).then(|| u32::from_str_radix(digits, 16).ok()).flatten(),
+        None => all(value, 10).then(|| value.parse().ok()).flatten(),
+    }
+}
+
+fn length(key: &'static str, value: &str) -> Result<u32, PeerMisbehaved> {
+    number(value).filter(|value| LENGTH_RANGE.contains(value)).ok_or_else(|| misfit(key, value))
+}
+
+fn misfit(key: &'static str, value: &str) -> PeerMisbehaved {
+    PeerMisbehaved::Key { key, value: value.chars().take(SHOWN_BYTES).collect() }
+}
+
+fn yes_or_no(value: &str) -> Option<bool> {
+    match value {
+        "Yes" => Some(true),
+        "No" => Some(false),
+        _ => None,
+    }
+}
+
+fn yes_no(value: bool) -> &'static str {
+    if value { "Yes" } else { "No" }
 }

@@ -12,6 +12,8 @@ use crate::{CloseReason, Offer, Residual};
 pub const TASKS_MAX: usize = 1024;
 /// Immediate commands that may wait outside the command window; more are rejected (RFC 7143 §4.2.2.1).
 pub const IMMEDIATE_TASKS_MAX: usize = 16;
+/// Task management requests that may wait for the application.
+pub const MANAGEMENTS_MAX: usize = 16;
 /// Small answers (pings, rejects, text) that may wait for the peer to read before the session ends as flooded.
 pub const ANSWERS_MAX: usize = 1024;
 /// Answers that wait beyond which [`super::Session::accepts_input`] asks the driver to stop reading.

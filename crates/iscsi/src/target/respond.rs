@@ -1,0 +1,250 @@
+//! What goes back for a command: data cut into PDUs in turn with other tasks, status in the last of them where it can be,
+//! exact residuals.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use strongroom_block::Buffer;
+
+use super::{DataSegment, Direction, Response, Session, State, TaskId};
+use crate::pdu::{DataIn, Lun, Pdu, ScsiResponse, Sequence};
+use crate::slots::Key;
+use crate::{Residual, ahs};
+
+/// Sense data that the session itself gives (RFC 7143 §11.4.7.2), fixed format (SPC-4 §4.5.3).
+pub(super) mod sense {
+    /// Sense key, additional sense code and qualifier.
+    #[derive(Clone, Copy, Debug)]
+    pub(in crate::target) struct Sense(pub(super) u8, pub(super) u8, pub(super) u8);
+
+    pub(in crate::target) const UNEXPECTED_UNSOLICITED_DATA: Sense = Sense(0x0b, 0x0c, 0x0c);
+    pub(in crate::target) const INCORRECT_AMOUNT_OF_DATA: Sense = Sense(0x0b, 0x0c, 0x0d);
+    pub(in crate::target) const INVALID_FIELD_IN_CDB: Sense = Sense(0x05, 0x24, 0x00);
+
+    impl Sense {
+        pub(super) fn encode(self) -> Vec<u8> {
+            let mut bytes = vec![0; 18];
+            bytes[0] = 0x70;
+            bytes[2] = self.0;
+            bytes[7] = 10;
+            bytes[12] = self.1;
+            bytes[13] = self.2;
+            bytes
+        }
+    }
+}
+
+/// Longest sense data that is sent, in bytes.
+const SENSE_BYTES_MAX: usize = 252;
+
+/// An answer on its way out.
+#[derive(Debug)]
+pub(super) struct Responding {
+    status: u8,
+    sense: Vec<u8>,
+    segments: VecDeque<DataSegment>,
+    /// How much of the transfer was sent, in bytes.
+    sent: u32,
+    /// How much is to be sent, in bytes.
+    to_send: u32,
+    /// How much of the current burst was sent, in bytes.
+    burst: u32,
+    next_data_sn: u32,
+    residual: Residual,
+}
+
+impl Session {
+    /// Answers a `Command`. False when the task is gone (aborted, or the session closed): nothing will be sent.
+    ///
+    /// # Panics
+    /// If the task was completed before: a command has one answer.
+    pub fn complete(&mut self, task: TaskId, response: Response) -> bool {
+        let key = task.key();
+        let Some(found) = self.tasks.get(key) else { return false };
+        assert!(matches!(found.state, State::Executing), "a command is completed once");
+        self.respond(key, response);
+        true
+    }
+
+    /// Ends a task whose data never made it to the application.
+    pub(super) fn fail(&mut self, key: Key, sense: sense::Sense) {
+        let Some(task) = self.tasks.get(key) else { return };
+        let tag = task.initiator_task_tag;
+        self.withdraw_r2ts(tag);
+        self.remember_ended(tag);
+        self.respond(key, Response { wanted_bytes: Some(0), ..Response::check_condition(sense.encode()) });
+    }
+
+    fn respond(&mut self, key: Key, response: Response) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let offered: u64 = response.data.iter().map(|segment| u64::from(segment.covers_bytes)).sum();
+        let wanted = response.wanted_bytes.unwrap_or(match task.direction {
+            Direction::Read => offered,
+            Direction::Write => u64::from(task.expected_bytes),
+            Direction::None => 0,
+        });
+        let to_send = match task.direction {
+            Direction::Read => sendable(&response.data, task.expected_bytes),
+            _ => 0,
+        };
+        let mut sense = response.sense;
+        sense.truncate(SENSE_BYTES_MAX);
+        let residual = Residual::of(task.expected_bytes, wanted);
+        self.statistics.count_residual(residual);
+        task.state = State::Responding(Responding {
+            status: response.status,
+            sense,
+            segments: response.data.into_iter().filter(|segment| segment.covers_bytes > 0).collect(),
+            sent: 0,
+            to_send,
+            burst: 0,
+            next_data_sn: 0,
+            residual,
+        });
+        let reserved_bytes = std::mem::take(&mut task.reserved_bytes);
+        self.responding.push_back(key);
+        self.release_memory(reserved_bytes);
+    }
+
+    /// The next PDU of the task whose turn it is.
+    pub(super) fn next_response(&mut self) -> Option<Pdu> {
+        loop {
+            let key = self.responding.pop_front()?;
+            let Some(task) = self.tasks.get_mut(key) else { continue };
+            let State::Responding(responding) = &mut task.state else { continue };
+            self.liveness.sent();
+            if responding.sent == responding.to_send {
+                return Some(self.status_pdu(key));
+            }
+            let segment_max = self.agreed.send_segment_bytes_max;
+            let piece = responding.next_piece(segment_max, self.agreed.max_burst_bytes);
+            let collapses = piece.is_last && responding.status == 0 && responding.sense.is_empty();
+            let mut header = DataIn {
+                is_final: piece.ends_burst,
+                status: collapses.then_some((responding.status, responding.residual)),
+                lun: Lun(0),
+                initiator_task_tag: task.initiator_task_tag,
+                sequence: Sequence::default(),
+                data_sn: piece.data_sn,
+                buffer_offset: piece.offset,
+            };
+            self.statistics.bytes_read += piece.segment.data.len() as u64;
+            if collapses {
+                // The freed place shows in MaxCmdSN of this very PDU.
+                self.remove_task(key);
+                header.sequence = self.use_numbers();
+            } else {
+                self.responding.push_back(key);
+                header.sequence = self.numbers();
+                // RFC 7143 §11.7.4: StatSN is reserved without the S bit.
+                header.sequence.stat_sn = crate::Serial(0);
+            }
+            let DataSegment { data, ahs, sealed, .. } = piece.segment;
+            return Some(Pdu::new(header.encode(), ahs, data, sealed));
+        }
+    }
+
+    fn status_pdu(&mut self, key: Key) -> Pdu {
+        let task = self.remove_task(key).expect("the caller has just seen it");
+        let State::Responding(responding) = task.state else { unreachable!("the caller has just seen it") };
+        let header = ScsiResponse {
+            response: 0,
+            status: responding.status,
+            initiator_task_tag: task.initiator_task_tag,
+            sequence: self.use_numbers(),
+            exp_data_sn: responding.next_data_sn + task.r2t_count,
+            residual: responding.residual,
+        };
+        let data = match responding.sense.as_slice() {
+            [] => Buffer::empty(),
+            sense => {
+                let mut bytes = Vec::with_capacity(2 + sense.len());
+                bytes.extend_from_slice(&(sense.len() as u16).to_be_bytes());
+                bytes.extend_from_slice(sense);
+                Buffer::from(Bytes::from(bytes))
+            }
+        };
+        Pdu::new(header.encode(), Bytes::new(), data, false)
+    }
+}
+
+/// One Data-In's worth.
+struct Piece {
+    segment: DataSegment,
+    offset: u32,
+    data_sn: u32,
+    is_last: bool,
+    ends_burst: bool,
+}
+
+impl Responding {
+    fn next_piece(&mut self, segment_max: u32, burst_max: u32) -> Piece {
+        let left = self.to_send - self.sent;
+        let front = self.segments.front_mut().expect("to_send counts what the segments cover");
+        let covers = cut(front, left, segment_max, burst_max.saturating_sub(self.burst));
+        let segment = if covers < front.covers_bytes {
+            let rest = front.data.slice(covers as usize..);
+            let head = std::mem::replace(&mut front.data, rest);
+            front.covers_bytes -= covers;
+            DataSegment::plain(head.slice(..covers as usize))
+        } else {
+            self.segments.pop_front().expect("looked at above")
+        };
+        let offset = self.sent;
+        let data_sn = self.next_data_sn;
+        self.sent += covers;
+        self.next_data_sn += 1;
+        self.burst = self.burst.saturating_add(covers);
+        self.skip_empty();
+        let is_last = self.sent == self.to_send;
+        let ends_burst = is_last || self.burst >= burst_max || self.next_overflows(segment_max, burst_max - self.burst);
+        if ends_burst {
+            self.burst = 0;
+        }
+        Piece { segment, offset, data_sn, is_last, ends_burst }
+    }
+
+    /// Whether the next segment is one that cannot be cut and is longer than what the burst has left.
+    fn next_overflows(&self, segment_max: u32, burst_left: u32) -> bool {
+        let left = self.to_send - self.sent;
+        self.segments.front().is_some_and(|segment| cut(segment, left, segment_max, burst_left) > burst_left)
+    }
+
+    fn skip_empty(&mut self) {
+        while self.segments.front().is_some_and(|segment| segment.covers_bytes == 0) {
+            self.segments.pop_front();
+        }
+    }
+}
+
+fn is_plain(segment: &DataSegment) -> bool {
+    segment.ahs.is_empty() && !segment.sealed && segment.covers_bytes as usize == segment.data.len()
+}
+
+/// How much of a segment goes into one PDU, in bytes of the transfer.
+fn cut(segment: &DataSegment, left: u32, segment_max: u32, burst_left: u32) -> u32 {
+    match is_plain(segment) {
+        true => segment.covers_bytes.min(left).min(segment_max).min(burst_left.max(1)),
+        false => segment.covers_bytes,
+    }
+}
+
+/// How much of the segments fits the expected length, in bytes; what cannot be cut is sent whole or not at all.
+fn sendable(segments: &[DataSegment], expected_bytes: u32) -> u32 {
+    let mut sum = 0u32;
+    for segment in segments {
+        let left = expected_bytes - sum;
+        if segment.covers_bytes <= left {
+            sum += segment.covers_bytes;
+        } else {
+            if is_plain(segment) {
+                sum = expected_bytes;
+            }
+            break;
+        }
+    }
+    sum
+}
+
+// The limit that `sealed_blocks_max` keeps to leaves room for the records of at least one block of any custody.
+const _: () = assert!(ahs::seal_records_max(8 + strongroom_block::RECORD_BYTES_MAX, 0) > 0);

@@ -1,0 +1,238 @@
+//! Write data on its way in: immediate, unsolicited, and asked for by R2T; in order, counted, bounded in memory.
+
+use std::collections::VecDeque;
+
+use super::respond::sense;
+use super::{AnswerKind, Command, Direction, Event, Session, State, TaskId, WriteSegment};
+use crate::PeerMisbehaved;
+use crate::pdu::{DataOut, Pdu, R2t, RejectReason, Sequence, TAG_NONE};
+use crate::slots::{INDEX_BITS, Key};
+
+/// Bits of a target transfer tag that tell a task's R2Ts apart; more than MaxOutstandingR2T can be in flight.
+const R2T_BITS: u32 = 8;
+/// Bits that tell a slot's users apart. The top bit of a tag is left to pings and text.
+const GENERATION_BITS: u32 = 31 - INDEX_BITS - R2T_BITS;
+
+/// What has come of a write.
+#[derive(Debug, Default)]
+pub(super) struct Receiving {
+    segments: Vec<WriteSegment>,
+    /// Everything before this byte is there.
+    received: u32,
+    /// Everything before this byte is there or has been asked for.
+    requested: u32,
+    /// The unsolicited sequence that is open.
+    unsolicited: Option<Burst>,
+    /// The R2Ts that are open, oldest first.
+    solicited: VecDeque<Burst>,
+    admitted: bool,
+}
+
+/// A sequence of Data-Out PDUs.
+#[derive(Debug)]
+struct Burst {
+    target_transfer_tag: u32,
+    next_data_sn: u32,
+    /// Where it ends, in bytes from the start of the transfer.
+    end: u32,
+}
+
+impl Session {
+    /// Looks at a fresh command and its immediate data.
+    pub(super) fn start_receiving(&mut self, key: Key, is_final: bool, pdu: Pdu) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let expected = task.expected_bytes;
+        let immediate = pdu.data.len();
+        let State::Receiving(receiving) = &mut task.state else { return };
+        if task.direction != Direction::Write {
+            return match immediate {
+                0 => self.hand_over(key),
+                _ => self.fail(key, sense::UNEXPECTED_UNSOLICITED_DATA),
+            };
+        }
+        let unsolicited_end = expected.min(self.agreed.first_burst_bytes);
+        let more_follows = !is_final && (immediate as u32) < unsolicited_end;
+        if expected > self.config.transfer_bytes_max {
+            return self.fail(key, sense::INVALID_FIELD_IN_CDB);
+        }
+        if (immediate > 0 && !self.agreed.immediate_data) || (more_follows && self.agreed.initial_r2t) {
+            return self.fail(key, sense::UNEXPECTED_UNSOLICITED_DATA);
+        }
+        if immediate > unsolicited_end as usize {
+            return self.fail(key, sense::INCORRECT_AMOUNT_OF_DATA);
+        }
+        if more_follows {
+            receiving.unsolicited =
+                Some(Burst { target_transfer_tag: TAG_NONE, next_data_sn: 0, end: unsolicited_end });
+        }
+        if immediate > 0 {
+            receiving.received = immediate as u32;
+            receiving.segments.push(WriteSegment { offset: 0, data: pdu.data, ahs: pdu.ahs, sealed: pdu.sealed });
+        }
+        receiving.requested = receiving.received;
+        self.go_on(key);
+    }
+
+    pub(super) fn handle_data_out(&mut self, header: DataOut, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        let tag = header.initiator_task_tag;
+        let Some(&key) = self.by_tag.get(&tag) else {
+            return match self.ended.contains(&tag) {
+                true => Ok(()),
+                false => self.reject(&pdu, RejectReason::InvalidPduField),
+            };
+        };
+        let Some(task) = self.tasks.get_mut(key) else { return Ok(()) };
+        let State::Receiving(receiving) = &mut task.state else {
+            return match self.ended.contains(&tag) {
+                true => Ok(()),
+                false => self.reject(&pdu, RejectReason::InvalidPduField),
+            };
+        };
+        let is_unsolicited = header.target_transfer_tag == TAG_NONE;
+        let burst = match is_unsolicited {
+            true => receiving.unsolicited.as_mut(),
+            false => receiving.solicited.front_mut(),
+        };
+        let Some(burst) = burst.filter(|burst| burst.target_transfer_tag == header.target_transfer_tag) else {
+            if is_unsolicited {
+                self.fail(key, sense::UNEXPECTED_UNSOLICITED_DATA);
+                return Ok(());
+            }
+            return self.reject(&pdu, RejectReason::InvalidPduField);
+        };
+        let len = pdu.data.len() as u64;
+        let end = u64::from(header.buffer_offset) + len;
+        let in_order = header.data_sn == burst.next_data_sn && header.buffer_offset == receiving.received;
+        // A PDU without data may only end a sequence: otherwise one could send them for ever.
+        let has_sense = len > 0 || header.is_final;
+        let ends_whole = is_unsolicited || !header.is_final || end == u64::from(burst.end);
+        if !in_order || !has_sense || end > u64::from(burst.end) || !ends_whole {
+            self.fail(key, sense::INCORRECT_AMOUNT_OF_DATA);
+            return Ok(());
+        }
+        burst.next_data_sn += 1;
+        let is_over = header.is_final || end == u64::from(burst.end);
+        receiving.received = end as u32;
+        if len > 0 {
+            let offset = header.buffer_offset;
+            receiving.segments.push(WriteSegment { offset, data: pdu.data, ahs: pdu.ahs, sealed: pdu.sealed });
+        }
+        if is_over {
+            if is_unsolicited {
+                receiving.unsolicited = None;
+                receiving.requested = receiving.received;
+            } else {
+                receiving.solicited.pop_front();
+            }
+            self.go_on(key);
+        }
+        Ok(())
+    }
+
+    /// Hands a write over when it is complete; else asks for more, once there is memory for it.
+    fn go_on(&mut self, key: Key) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let State::Receiving(receiving) = &mut task.state else { return };
+        if receiving.received == task.expected_bytes {
+            return self.hand_over(key);
+        }
+        if receiving.unsolicited.is_some() {
+            return;
+        }
+        if receiving.admitted {
+            return self.ask(key);
+        }
+        self.unadmitted.push_back(key);
+        self.admit();
+    }
+
+    /// Reserves memory for waiting writes in order, whole transfers at a time, so that none can starve half way.
+    fn admit(&mut self) {
+        while let Some(&key) = self.unadmitted.front() {
+            if let Some(task) = self.tasks.get_mut(key)
+                && let State::Receiving(receiving) = &mut task.state
+            {
+                let wanted = u64::from(task.expected_bytes);
+                // A write larger than the limit alone goes through when it is alone.
+                if self.reserved_bytes > 0 && self.reserved_bytes + wanted > self.config.write_memory_bytes_max {
+                    return;
+                }
+                receiving.admitted = true;
+                task.reserved_bytes = wanted;
+                self.reserved_bytes += wanted;
+                self.unadmitted.pop_front();
+                self.ask(key);
+            } else {
+                self.unadmitted.pop_front();
+            }
+        }
+    }
+
+    pub(super) fn release_memory(&mut self, bytes: u64) {
+        if bytes > 0 {
+            self.reserved_bytes -= bytes;
+            self.admit();
+        }
+    }
+
+    /// Sends R2Ts until as many are in flight as agreed.
+    fn ask(&mut self, key: Key) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let State::Receiving(receiving) = &mut task.state else { return };
+        let mut r2ts = Vec::new();
+        while receiving.requested < task.expected_bytes
+            && receiving.solicited.len() < usize::from(self.agreed.max_outstanding_r2t)
+        {
+            let desired = (task.expected_bytes - receiving.requested).min(self.agreed.max_burst_bytes);
+            let target_transfer_tag = transfer_tag(key, task.r2t_count);
+            r2ts.push(R2t {
+                lun: task.lun,
+                initiator_task_tag: task.initiator_task_tag,
+                target_transfer_tag,
+                sequence: Sequence::default(),
+                r2t_sn: task.r2t_count,
+                buffer_offset: receiving.requested,
+                desired_data_transfer_bytes: desired,
+            });
+            task.r2t_count += 1;
+            receiving.requested += desired;
+            receiving.solicited.push_back(Burst { target_transfer_tag, next_data_sn: 0, end: receiving.requested });
+        }
+        for r2t in r2ts {
+            self.answer(r2t.encode(), strongroom_block::Buffer::empty(), AnswerKind::R2t)
+                .expect("R2Ts are bounded by the tasks and not counted");
+        }
+    }
+
+    /// Gives a command to the application.
+    fn hand_over(&mut self, key: Key) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let State::Receiving(receiving) = std::mem::replace(&mut task.state, State::Executing) else { return };
+        self.statistics.commands += 1;
+        self.statistics.bytes_written += u64::from(receiving.received);
+        self.events.push_back(Event::Command(Command {
+            task: TaskId::of(key),
+            lun: task.lun,
+            cdb: task.cdb,
+            ahs: std::mem::take(&mut task.ahs),
+            attribute: task.attribute,
+            direction: task.direction,
+            expected_bytes: task.expected_bytes,
+            immediate: task.immediate,
+            data: receiving.segments,
+        }));
+    }
+
+    /// Withdraws R2Ts that have not left yet.
+    pub(super) fn withdraw_r2ts(&mut self, initiator_task_tag: u32) {
+        self.answers.retain(|waiting| {
+            waiting.kind != AnswerKind::R2t || waiting.bhs.initiator_task_tag() != initiator_task_tag
+        });
+    }
+}
+
+/// Names an R2T: slot, use of the slot, and R2T within the task, so that late data never meets another write.
+fn transfer_tag(key: Key, r2t_sn: u32) -> u32 {
+    let generation = key.generation & ((1 << GENERATION_BITS) - 1);
+    generation << (INDEX_BITS + R2T_BITS) | key.index << R2T_BITS | (r2t_sn & ((1 << R2T_BITS) - 1))
+}
