@@ -1,1 +1,25 @@
-//! Placeholder.
+//! The target room: portals, access control, logical units, the catalogue of volumes.
+//!
+//! [`Target::start`](server::Target::start) serves the volumes of a [`Catalogue`]: one worker thread per core, each volume owned by
+//! one worker, nothing shared on the data path. Deliberately absent: keys of volumes, and anything that could open a block; this
+//! crate does not depend on `seal`, and what a trusted target must wrap (custody `target`) it is handed from outside as a
+//! [`strongroom_block::BlockKeyWrap`].
+
+pub mod access;
+pub mod catalogue;
+pub mod config;
+mod error;
+pub mod names;
+mod unit;
+pub mod volume;
+
+pub use catalogue::{Catalogue, SealedSpec, VolumeSpec, VolumeStatus};
+pub use config::Config;
+pub use error::{CatalogueError, ConfigError, StartError};
+pub use volume::{Access, Sealed, Volume};
+
+/// Most bytes that one READ or WRITE moves; told to initiators in VPD page 0xB0.
+pub const TRANSFER_BYTES_MAX: u32 = 16 << 20;
+
+/// The one target portal group of a target.
+pub const PORTAL_GROUP: u16 = 1;

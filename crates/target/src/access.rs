@@ -1,0 +1,284 @@
+//! Who may use what: node keys bound to initiator names and volumes, and the list for plain iSCSI.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use strongroom_handshake::PublicKey;
+use strongroom_iscsi::LoginStatus;
+
+use crate::config::{Config, PeerRule, PlainRule};
+use crate::error::ConfigError;
+use crate::names::for_log;
+use crate::volume::Volume;
+
+/// What a connection has proven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// A channel with the holder of this key.
+    Channel(PublicKey),
+    /// Nothing: plain iSCSI.
+    Plain,
+}
+
+/// The rules of a configuration, ready to be asked.
+#[derive(Debug)]
+pub struct AccessRules {
+    peers: HashMap<PublicKey, PeerRule>,
+    plain: Vec<PlainRule>,
+}
+
+/// Somebody is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// May not write.
+    pub read_only: bool,
+}
+
+/// Somebody is not, and why: for the log, where the keeper of the target reads it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The key is in no peer's rule (any more).
+    #[error("no [[peer]] of the configuration has this key; add one with the line `key = \"{0}\"`")]
+    UnknownPeer(PublicKey),
+    /// A known node under another's name.
+    #[error(
+        "the peer '{peer}' used the initiator name '{initiator}', which its key is not bound to; add the name to its \
+         `initiators` if it is right, and look into it if not"
+    )]
+    ForeignName {
+        /// The peer's name in the configuration.
+        peer: String,
+        /// The name that it used.
+        initiator: String,
+    },
+    /// The volume is not for this peer.
+    #[error("the peer '{peer}' may not use the volume '{volume}'; add the volume to its `volumes` if it should")]
+    NotForPeer {
+        /// The peer's name in the configuration.
+        peer: String,
+        /// The volume.
+        volume: String,
+    },
+    /// The volume is sealed and the session plain.
+    #[error(
+        "the volume '{volume}' is sealed and refuses plain sessions; attach it with a strongroom:// URL and a node key"
+    )]
+    SealedNeedsChannel {
+        /// The volume.
+        volume: String,
+    },
+    /// The volume is not for this initiator.
+    #[error(
+        "the initiator '{initiator}' may not use the volume '{volume}' over plain iSCSI; add it to a [[plain]] rule or to \
+         the volume's `initiators` if it should"
+    )]
+    NotForInitiator {
+        /// The name that it used.
+        initiator: String,
+        /// The volume.
+        volume: String,
+    },
+}
+
+impl Refusal {
+    /// What the initiator is told.
+    pub fn status(&self) -> LoginStatus {
+        match self {
+            Refusal::UnknownPeer(_) => LoginStatus::AUTHENTICATION_FAILED,
+            _ => LoginStatus::AUTHORIZATION_FAILED,
+        }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Identity::Channel(key) => key.fmt(f),
+            Identity::Plain => f.write_str("plain"),
+        }
+    }
+}
+
+impl AccessRules {
+    /// The rules of a configuration.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for a key that is none.
+    pub fn new(config: &Config) -> Result<AccessRules, ConfigError> {
+        let mut peers = HashMap::new();
+        for (index, rule) in config.peers.iter().enumerate() {
+            let at = format!("peer[{index}] ('{}').key", rule.name);
+            let key: PublicKey = rule.key.parse().map_err(|error| ConfigError::value(&at, format!("{error}")))?;
+            if peers.insert(key, rule.clone()).is_some() {
+                return Err(ConfigError::value(at, "another peer has the same key; merge the two"));
+            }
+        }
+        Ok(AccessRules { peers, plain: config.plain.clone() })
+    }
+
+    /// Whether a node with this key may connect at all.
+    pub fn knows(&self, key: &PublicKey) -> bool {
+        self.peers.contains_key(key)
+    }
+
+    /// Whether `identity` may call itself `initiator`.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn check_name(&self, identity: Identity, initiator: &str) -> Result<(), Refusal> {
+        match identity {
+            Identity::Plain => Ok(()),
+            Identity::Channel(key) => self.peer_under_name(key, initiator).map(|_| ()),
+        }
+    }
+
+    /// Whether `identity`, calling itself `initiator`, may use `volume`.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn admit(&self, identity: Identity, initiator: &str, volume: &Volume) -> Result<Admission, Refusal> {
+        let name = volume.name.as_str();
+        let read_only = match identity {
+            Identity::Channel(key) => {
+                let peer = self.peer_under_name(key, initiator)?;
+                if !lists(&peer.volumes, name) && !lists(&volume.access.peers, &peer.name) {
+                    return Err(Refusal::NotForPeer { peer: peer.name.clone(), volume: name.to_owned() });
+                }
+                peer.read_only
+            }
+            Identity::Plain if volume.sealed.is_some() => {
+                return Err(Refusal::SealedNeedsChannel { volume: name.to_owned() });
+            }
+            Identity::Plain => {
+                let mut rules =
+                    self.plain.iter().filter(|rule| lists(&rule.initiators, initiator) && lists(&rule.volumes, name));
+                let by_volume = lists(&volume.access.initiators, initiator);
+                // Several rules may fit: whoever may write by one of them may write.
+                match rules.clone().count() {
+                    0 if !by_volume => {
+                        let initiator = for_log(initiator);
+                        return Err(Refusal::NotForInitiator { initiator, volume: name.to_owned() });
+                    }
+                    _ => !by_volume && rules.all(|rule| rule.read_only),
+                }
+            }
+        };
+        Ok(Admission { read_only: read_only || volume.access.read_only })
+    }
+
+    /// The configuration's name of a peer, for logs.
+    pub fn peer_name(&self, identity: Identity) -> Option<&str> {
+        match identity {
+            Identity::Channel(key) => self.peers.get(&key).map(|peer| peer.name.as_str()),
+            Identity::Plain => None,
+        }
+    }
+
+    fn peer_under_name(&self, key: PublicKey, initiator: &str) -> Result<&PeerRule, Refusal> {
+        let peer = self.peers.get(&key).ok_or(Refusal::UnknownPeer(key))?;
+        if lists(&peer.initiators, initiator) {
+            Ok(peer)
+        } else {
+            Err(Refusal::ForeignName { peer: peer.name.clone(), initiator: for_log(initiator) })
+        }
+    }
+}
+
+fn lists(list: &[String], name: &str) -> bool {
+    list.iter().any(|entry| entry == "*" || entry == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
+
+    use super::*;
+    use crate::names::VolumeName;
+    use crate::volume::{Access, Sealed};
+
+    const ALICE_BYTES: [u8; 32] = [1; 32];
+
+    fn volume(name: &str, sealed: bool) -> Volume {
+        Volume {
+            name: VolumeName::new(name).unwrap(),
+            id: VolumeId([1; 16]),
+            geometry: Geometry::from_bytes(1 << 20, BlockSize::DEFAULT).unwrap(),
+            sealed: sealed.then_some(Sealed {
+                custody: Custody::KeyFile,
+                domain: SealingDomain([2; 16]),
+                suite: Suite::Aes256Gcm,
+                mode: Mode::Encrypt,
+                epoch: 1,
+                wrapping_key: None,
+            }),
+            retention_percent: 10,
+            access: Access::default(),
+        }
+    }
+
+    fn rules() -> AccessRules {
+        let mut config = Config::new("/srv");
+        config.peers.push(PeerRule {
+            name: "alice".into(),
+            key: PublicKey::from_bytes(ALICE_BYTES).to_string(),
+            initiators: vec!["iqn.2026-11.org.example:alice".into()],
+            volumes: vec!["data".into()],
+            read_only: false,
+        });
+        config.plain.push(PlainRule {
+            initiators: vec!["iqn.2026-11.org.example:old".into()],
+            volumes: vec!["*".into()],
+            read_only: true,
+        });
+        AccessRules::new(&config).unwrap()
+    }
+
+    #[test]
+    fn a_key_is_bound_to_its_names_and_volumes() {
+        let rules = rules();
+        let alice = Identity::Channel(PublicKey::from_bytes(ALICE_BYTES));
+        let name = "iqn.2026-11.org.example:alice";
+        assert_eq!(rules.admit(alice, name, &volume("data", true)), Ok(Admission { read_only: false }));
+        assert!(matches!(
+            rules.admit(alice, "iqn.2026-11.org.example:bob", &volume("data", true)),
+            Err(Refusal::ForeignName { .. })
+        ));
+        assert!(matches!(rules.admit(alice, name, &volume("other", true)), Err(Refusal::NotForPeer { .. })));
+        let mut other = volume("other", false);
+        other.access.peers.push("alice".into());
+        assert!(rules.admit(alice, name, &other).is_ok());
+        let stranger = Identity::Channel(PublicKey::from_bytes([9; 32]));
+        assert!(matches!(rules.admit(stranger, name, &volume("data", true)), Err(Refusal::UnknownPeer(_))));
+    }
+
+    #[test]
+    fn plain_sessions_get_what_the_list_says_and_never_a_sealed_volume() {
+        let rules = rules();
+        let old = "iqn.2026-11.org.example:old";
+        assert_eq!(rules.admit(Identity::Plain, old, &volume("x", false)), Ok(Admission { read_only: true }));
+        let refusal = rules.admit(Identity::Plain, old, &volume("x", true)).unwrap_err();
+        assert!(refusal.to_string().contains("strongroom://"), "{refusal}");
+        assert_eq!(refusal.status(), LoginStatus::AUTHORIZATION_FAILED);
+        let new = "iqn.2026-11.org.example:new";
+        assert!(matches!(rules.admit(Identity::Plain, new, &volume("x", false)), Err(Refusal::NotForInitiator { .. })));
+        let mut open = volume("x", false);
+        open.access.initiators.push("*".into());
+        assert_eq!(rules.admit(Identity::Plain, new, &open), Ok(Admission { read_only: false }));
+        open.access.read_only = true;
+        assert_eq!(rules.admit(Identity::Plain, new, &open), Ok(Admission { read_only: true }));
+    }
+
+    #[test]
+    fn a_key_that_is_none_says_where() {
+        let mut config = Config::new("/srv");
+        config.peers.push(PeerRule {
+            name: "alice".into(),
+            key: "ssh-ed25519 AAAA".into(),
+            initiators: vec!["*".into()],
+            volumes: vec![],
+            read_only: false,
+        });
+        let message = AccessRules::new(&config).unwrap_err().to_string();
+        assert!(message.contains("peer[0] ('alice').key"), "{message}");
+    }
+}

@@ -1,0 +1,385 @@
+//! The catalogue: a directory with one directory per volume, each with `volume.toml`, `store` and `lock`.
+//!
+//! Every operation works while a target serves the same root: making a volume is one rename, so it is seen whole or not at all;
+//! deleting needs the lock that an open volume holds. Deliberately absent: formatting (sealing the first hole), which needs keys
+//! and is done by an initiator.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
+use strongroom_store::{CreateOptions, Store};
+
+use crate::error::CatalogueError;
+use crate::names::VolumeName;
+use crate::volume::{Access, Sealed, Volume};
+
+const DESCRIPTION: &str = "volume.toml";
+const STORE: &str = "store";
+const LOCK: &str = "lock";
+/// Prefix of directories being made or deleted; no volume's name starts with a dot.
+const UNFINISHED: &str = ".unfinished-";
+
+/// Largest block of a sealed volume over iSCSI units and of a plain one, in bytes.
+const PLAIN_BLOCK_SIZES: [u32; 2] = [512, 4096];
+
+/// Largest `volume.toml` that is read, in bytes.
+const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
+
+/// The volumes under one directory.
+#[derive(Clone, Debug)]
+pub struct Catalogue {
+    root: PathBuf,
+}
+
+/// What to make.
+#[derive(Clone, Debug)]
+pub struct VolumeSpec {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Its block size in bytes.
+    pub block_size: u64,
+    /// How it is sealed; `None` for a plain volume.
+    pub sealed: Option<SealedSpec>,
+    /// The share of its size that retained versions may take, in percent.
+    pub retention_percent: u8,
+    /// Who may use it.
+    pub access: Access,
+}
+
+/// How a new volume is sealed.
+#[derive(Clone, Debug)]
+pub struct SealedSpec {
+    /// Who holds the keys.
+    pub custody: Custody,
+    /// What sealing does.
+    pub mode: Mode,
+    /// Custody `target`: the file with the wrapping key, which must not lie under the catalogue's directory.
+    pub wrapping_key: Option<PathBuf>,
+}
+
+impl VolumeSpec {
+    /// A plain volume of 4096-byte blocks that nobody may use yet.
+    pub fn plain(name: impl Into<String>, size_bytes: u64) -> VolumeSpec {
+        VolumeSpec {
+            name: name.into(),
+            size_bytes,
+            block_size: BlockSize::DEFAULT.bytes().into(),
+            sealed: None,
+            retention_percent: CreateOptions::RETENTION_PERCENT_DEFAULT,
+            access: Access::default(),
+        }
+    }
+
+    /// The same, sealed under a key that only initiators hold.
+    pub fn sealed(name: impl Into<String>, size_bytes: u64) -> VolumeSpec {
+        let sealed = SealedSpec { custody: Custody::KeyFile, mode: Mode::Encrypt, wrapping_key: None };
+        VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain(name, size_bytes) }
+    }
+}
+
+/// A volume as `list` and `show` tell of it.
+#[derive(Clone, Debug)]
+pub struct VolumeStatus {
+    /// What it is.
+    pub volume: Volume,
+    /// A process has it open.
+    pub in_use: bool,
+    /// What its files take on the host, in bytes.
+    pub host_bytes: u64,
+}
+
+/// Keeps a volume from being deleted or opened by another process; let go of when dropped.
+#[derive(Debug)]
+pub(crate) struct VolumeLock {
+    _file: File,
+}
+
+impl Catalogue {
+    /// The catalogue under `root`, which must be a directory.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub fn open(root: impl Into<PathBuf>) -> Result<Catalogue, CatalogueError> {
+        let root = root.into();
+        let kind = fs::metadata(&root).map_err(CatalogueError::io("open the volumes' directory", &root))?;
+        if !kind.is_dir() {
+            let source = io::Error::from(io::ErrorKind::NotADirectory);
+            return Err(CatalogueError::Io { what: "open the volumes' directory", path: root, source });
+        }
+        Ok(Catalogue { root })
+    }
+
+    /// The same, making the directory if it is not there.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub fn open_or_create(root: impl Into<PathBuf>) -> Result<Catalogue, CatalogueError> {
+        let root = root.into();
+        fs::create_dir_all(&root).map_err(CatalogueError::io("make the volumes' directory", &root))?;
+        Catalogue::open(root)
+    }
+
+    /// The directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Makes a volume: its store first, under a name that no one opens, then one rename.
+    ///
+    /// # Errors
+    /// [`CatalogueError`]; nothing is left behind.
+    pub fn create(&self, spec: &VolumeSpec) -> Result<Volume, CatalogueError> {
+        let volume = describe(spec, &self.root)?;
+        let final_dir = self.dir(&volume.name);
+        if final_dir.exists() {
+            return Err(CatalogueError::Exists { name: volume.name.to_string() });
+        }
+        let work_dir = self.unfinished(&volume.name);
+        fs::create_dir(&work_dir).map_err(CatalogueError::io("make", &work_dir))?;
+        let made = self.fill(&work_dir, &volume).and_then(|()| {
+            // A directory is replaced by rename only if it is empty, and no volume's is.
+            fs::rename(&work_dir, &final_dir).map_err(|source| match source.kind() {
+                io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
+                    CatalogueError::Exists { name: volume.name.to_string() }
+                }
+                _ => CatalogueError::Io { what: "make", path: final_dir.clone(), source },
+            })
+        });
+        if let Err(error) = made {
+            let _ = fs::remove_dir_all(&work_dir);
+            return Err(error);
+        }
+        sync_dir(&self.root)?;
+        Ok(volume)
+    }
+
+    fn fill(&self, dir: &Path, volume: &Volume) -> Result<(), CatalogueError> {
+        let mut options = CreateOptions::new(volume.id, volume.geometry, volume.store_kind());
+        options.retention_percent = volume.retention_percent;
+        Store::create(&dir.join(STORE), &options).map_err(|source| store_error(&volume.name, source))?;
+        let lock = dir.join(LOCK);
+        File::create(&lock).map_err(CatalogueError::io("make", &lock))?;
+        write_synced(&dir.join(DESCRIPTION), volume.to_toml().as_bytes())?;
+        sync_dir(dir)
+    }
+
+    /// Every volume, by name; one whose description cannot be read is there as its error.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`] if the directory itself cannot be read.
+    pub fn list(&self) -> Result<Vec<(VolumeName, Result<VolumeStatus, CatalogueError>)>, CatalogueError> {
+        let names = self.names()?;
+        Ok(names.into_iter().map(|name| (name.clone(), self.status(&name))).collect())
+    }
+
+    /// The names of all volumes, in order.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub fn names(&self) -> Result<Vec<VolumeName>, CatalogueError> {
+        let failed = |source| CatalogueError::Io { what: "list", path: self.root.clone(), source };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            // What is no name of ours is not a volume: dot files, lost+found.
+            let name = entry.file_name().to_str().and_then(|name| VolumeName::new(name).ok());
+            names.extend(name.filter(|_| entry.path().join(DESCRIPTION).is_file()));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub fn show(&self, name: &str) -> Result<VolumeStatus, CatalogueError> {
+        self.status(&VolumeName::new(name)?)
+    }
+
+    fn status(&self, name: &VolumeName) -> Result<VolumeStatus, CatalogueError> {
+        let volume = self.load(name)?;
+        let in_use = matches!(self.lock(name), Err(CatalogueError::InUse { .. }));
+        Ok(VolumeStatus { volume, in_use, host_bytes: host_bytes(&self.dir(name)) })
+    }
+
+    /// Reads a volume's description.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Missing`], [`CatalogueError::Description`], [`CatalogueError::Io`].
+    pub fn load(&self, name: &VolumeName) -> Result<Volume, CatalogueError> {
+        let path = self.dir(name).join(DESCRIPTION);
+        let len = match fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
+            Err(source) => return Err(CatalogueError::Io { what: "read", path, source }),
+        };
+        let broken = |problem: String| CatalogueError::Description { path: path.clone(), problem };
+        if len > DESCRIPTION_BYTES_MAX {
+            return Err(broken("it is far too large".to_owned()));
+        }
+        let text = fs::read_to_string(&path).map_err(CatalogueError::io("read", &path))?;
+        let volume = Volume::from_toml(&text).map_err(broken)?;
+        if volume.name != *name {
+            return Err(broken(format!("it describes the volume '{}'", volume.name)));
+        }
+        Ok(volume)
+    }
+
+    /// Changes who may use a volume; sessions that are there go on.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub fn set_access(&self, name: &str, access: Access) -> Result<Volume, CatalogueError> {
+        let name = VolumeName::new(name)?;
+        let volume = Volume { access, ..self.load(&name)? };
+        let dir = self.dir(&name);
+        let temporary = dir.join(format!(".{DESCRIPTION}"));
+        write_synced(&temporary, volume.to_toml().as_bytes())?;
+        let path = dir.join(DESCRIPTION);
+        fs::rename(&temporary, &path).map_err(CatalogueError::io("replace", &path))?;
+        sync_dir(&dir)?;
+        Ok(volume)
+    }
+
+    /// Deletes a volume and everything in it.
+    ///
+    /// # Errors
+    /// [`CatalogueError::InUse`] while a process has it open; [`CatalogueError::Missing`]; [`CatalogueError::Io`].
+    pub fn delete(&self, name: &str) -> Result<(), CatalogueError> {
+        let name = VolumeName::new(name)?;
+        let dir = self.dir(&name);
+        if !dir.is_dir() {
+            return Err(self.missing(&name));
+        }
+        // A volume whose description is broken, or whose lock is gone, can still be deleted.
+        let _lock = self.lock(&name)?;
+        let doomed = self.unfinished(&name);
+        fs::rename(&dir, &doomed).map_err(CatalogueError::io("delete", &dir))?;
+        sync_dir(&self.root)?;
+        fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))
+    }
+
+    /// Takes the lock of a volume.
+    pub(crate) fn lock(&self, name: &VolumeName) -> Result<VolumeLock, CatalogueError> {
+        let path = self.dir(name).join(LOCK);
+        let file = match File::options().create(true).append(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
+            Err(source) => return Err(CatalogueError::Io { what: "lock", path, source }),
+        };
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(CatalogueError::InUse { name: name.to_string() }),
+            Err(TryLockError::Error(source)) => return Err(CatalogueError::Io { what: "lock", path, source }),
+        }
+        // The volume may have been deleted between opening the file and locking it.
+        if !path.exists() {
+            return Err(self.missing(name));
+        }
+        Ok(VolumeLock { _file: file })
+    }
+
+    /// The directory of a volume's store.
+    pub(crate) fn store_dir(&self, name: &VolumeName) -> PathBuf {
+        self.dir(name).join(STORE)
+    }
+
+    fn dir(&self, name: &VolumeName) -> PathBuf {
+        self.root.join(name.as_str())
+    }
+
+    fn unfinished(&self, name: &VolumeName) -> PathBuf {
+        let mut random = [0; 8];
+        fill_random(&mut random);
+        self.root.join(format!("{UNFINISHED}{name}-{:016x}", u64::from_be_bytes(random)))
+    }
+
+    fn missing(&self, name: &VolumeName) -> CatalogueError {
+        CatalogueError::Missing { name: name.to_string(), root: self.root.clone() }
+    }
+}
+
+/// A new volume from what was asked for.
+fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
+    let name = VolumeName::new(&spec.name)?;
+    let geometry = Geometry::from_bytes(spec.size_bytes, BlockSize::new(spec.block_size)?)?;
+    if spec.sealed.is_none() && !PLAIN_BLOCK_SIZES.contains(&geometry.block_size.bytes()) {
+        return Err(CatalogueError::Kind("a plain volume has blocks of 512 or 4096 bytes; choose one of these"));
+    }
+    let mut random = [0; 16];
+    fill_random(&mut random);
+    let id = VolumeId::from_random(random);
+    fill_random(&mut random);
+    let domain = SealingDomain::from_random(random);
+    let sealed = spec.sealed.as_ref().map(|sealed| seal_spec(sealed, domain, root)).transpose()?;
+    if sealed.is_some() && !spec.access.initiators.is_empty() {
+        return Err(CatalogueError::Kind(
+            "a sealed volume refuses plain sessions; name peers that may use it, not initiators",
+        ));
+    }
+    Ok(Volume { name, id, geometry, sealed, retention_percent: spec.retention_percent, access: spec.access.clone() })
+}
+
+fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Sealed, CatalogueError> {
+    match (&spec.wrapping_key, spec.custody) {
+        (None, Custody::Target) => Err(CatalogueError::Kind(
+            "custody 'target' needs a wrapping key outside the store; make one with `strongroom key new` and name its file",
+        )),
+        (Some(path), Custody::Target) if path.starts_with(root) => Err(CatalogueError::Kind(
+            "the wrapping key must not lie beside the volumes: whoever takes their disk would have it; choose another place",
+        )),
+        (Some(_), Custody::KeyFile | Custody::KeyServer) => {
+            Err(CatalogueError::Kind("a wrapping key belongs to custody 'target' alone; leave it out"))
+        }
+        (wrapping_key, custody) => Ok(Sealed {
+            custody,
+            domain,
+            suite: Suite::Aes256Gcm,
+            mode: spec.mode,
+            epoch: 1,
+            wrapping_key: wrapping_key.clone(),
+        }),
+    }
+}
+
+pub(crate) fn store_error(name: &VolumeName, source: strongroom_store::StoreError) -> CatalogueError {
+    match source {
+        strongroom_store::StoreError::InUse(_) => CatalogueError::InUse { name: name.to_string() },
+        source => CatalogueError::Store { name: name.to_string(), source },
+    }
+}
+
+fn fill_random(bytes: &mut [u8]) {
+    getrandom::fill(bytes).expect("a Linux that runs this has a random number generator");
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CatalogueError> {
+    let written = File::create(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    written.map_err(CatalogueError::io("write", path))
+}
+
+fn sync_dir(path: &Path) -> Result<(), CatalogueError> {
+    File::open(path).and_then(|dir| dir.sync_all()).map_err(CatalogueError::io("sync", path))
+}
+
+/// What the files under a directory take, in bytes; what cannot be read counts nothing.
+fn host_bytes(dir: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => host_bytes(&entry.path()),
+            Ok(metadata) => metadata.blocks() * 512,
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! Proves that volumes are made whole or not at all, found while others work, and not deleted under anybody's feet.
+
+use super::*;
+
+fn catalogue() -> (tempfile::TempDir, Catalogue) {
+    let dir = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::open(dir.path()).unwrap();
+    (dir, catalogue)
+}
+
+#[test]
+fn made_listed_shown_deleted() {
+    let (_dir, catalogue) = catalogue();
+    assert!(catalogue.list().unwrap().is_empty());
+    let plain = catalogue.create(&VolumeSpec::plain("p", 1 << 20)).unwrap();
+    let sealed = catalogue.create(&VolumeSpec::sealed("s", 1 << 20)).unwrap();
+    assert_ne!(plain.id, sealed.id);
+    assert_eq!(catalogue.names().unwrap().iter().map(VolumeName::as_str).collect::<Vec<_>>(), ["p", "s"]);
+    let shown = catalogue.show("s").unwrap();
+    assert_eq!(shown.volume, sealed);
+    assert!(!shown.in_use && shown.host_bytes > 0);
+    catalogue.delete("p").unwrap();
+    assert!(matches!(catalogue.show("p"), Err(CatalogueError::Missing { .. })));
+    assert!(matches!(catalogue.delete("p"), Err(CatalogueError::Missing { .. })));
+    assert_eq!(fs::read_dir(catalogue.root()).unwrap().count(), 1, "nothing is left behind");
+}
+
+#[test]
+fn the_store_agrees_with_the_description() {
+    let (_dir, catalogue) = catalogue();
+    let volume = catalogue.create(&VolumeSpec::sealed("s", 1 << 20)).unwrap();
+    let info = Store::inspect(&catalogue.store_dir(&volume.name)).unwrap();
+    volume.agrees_with(&info).unwrap();
+    let other = catalogue.create(&VolumeSpec::sealed("t", 1 << 20)).unwrap();
+    assert!(other.agrees_with(&info).unwrap_err().contains("volume_id"));
+}
+
+#[test]
+fn names_and_sizes_that_cannot_be() {
+    let (_dir, catalogue) = catalogue();
+    let create = |spec: VolumeSpec| catalogue.create(&spec).unwrap_err();
+    assert!(matches!(create(VolumeSpec::plain("../x", 4096)), CatalogueError::Name { .. }));
+    let ragged = create(VolumeSpec::plain("x", 5000)).to_string();
+    assert!(ragged.contains("4096 or 8192"), "{ragged}");
+    assert!(matches!(create(VolumeSpec { block_size: 8192, ..VolumeSpec::plain("x", 8192) }), CatalogueError::Kind(_)));
+    let target = |wrapping_key| SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key };
+    let spec = |wrapping_key| VolumeSpec { sealed: Some(target(wrapping_key)), ..VolumeSpec::plain("x", 1 << 20) };
+    assert!(matches!(create(spec(None)), CatalogueError::Kind(_)));
+    assert!(matches!(create(spec(Some(catalogue.root().join("key")))), CatalogueError::Kind(_)));
+    let access = Access { initiators: vec!["*".into()], ..Access::default() };
+    assert!(matches!(create(VolumeSpec { access, ..VolumeSpec::sealed("x", 1 << 20) }), CatalogueError::Kind(_)));
+    assert_eq!(fs::read_dir(catalogue.root()).unwrap().count(), 0);
+    catalogue.create(&VolumeSpec::plain("x", 4096 * 16)).unwrap();
+    assert!(matches!(create(VolumeSpec::plain("x", 4096 * 16)), CatalogueError::Exists { .. }));
+}
+
+#[test]
+fn a_volume_in_use_stays() {
+    let (_dir, catalogue) = catalogue();
+    let volume = catalogue.create(&VolumeSpec::plain("x", 1 << 20)).unwrap();
+    let lock = catalogue.lock(&volume.name).unwrap();
+    assert!(catalogue.show("x").unwrap().in_use);
+    let error = catalogue.delete("x").unwrap_err();
+    assert!(matches!(error, CatalogueError::InUse { .. }), "{error}");
+    drop(lock);
+    catalogue.delete("x").unwrap();
+}
+
+#[test]
+fn a_broken_description_is_named_and_can_be_deleted() {
+    let (_dir, catalogue) = catalogue();
+    catalogue.create(&VolumeSpec::plain("x", 1 << 20)).unwrap();
+    let path = catalogue.root().join("x").join(DESCRIPTION);
+    fs::write(&path, "version = 1\n").unwrap();
+    let error = catalogue.show("x").unwrap_err().to_string();
+    assert!(error.contains("volume.toml") && error.contains("restore"), "{error}");
+    assert!(catalogue.list().unwrap()[0].1.is_err());
+    catalogue.delete("x").unwrap();
+}
+
+#[test]
+fn a_description_under_another_name_is_refused() {
+    let (_dir, catalogue) = catalogue();
+    catalogue.create(&VolumeSpec::plain("x", 1 << 20)).unwrap();
+    fs::rename(catalogue.root().join("x"), catalogue.root().join("y")).unwrap();
+    assert!(matches!(catalogue.show("y"), Err(CatalogueError::Description { .. })));
+}
+
+#[test]
+fn access_changes_in_place() {
+    let (_dir, catalogue) = catalogue();
+    catalogue.create(&VolumeSpec::plain("x", 1 << 20)).unwrap();
+    let access = Access { peers: vec!["alice".into()], ..Access::default() };
+    catalogue.set_access("x", access.clone()).unwrap();
+    assert_eq!(catalogue.show("x").unwrap().volume.access, access);
+}
+
+#[test]
+fn a_root_that_is_not_there_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(Catalogue::open(dir.path().join("none")).is_err());
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(Catalogue::open(&file).is_err());
+}

@@ -1,0 +1,357 @@
+//! The configuration of a target: one TOML file, everything in it checked before anything starts.
+//!
+//! Reading files (the node key, wrapping keys) is the binary's: this room gets paths and hands them on.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+use crate::names::{self, VolumeName};
+
+/// The default prefix of target names.
+pub const BASE_NAME_DEFAULT: &str = "iqn.2026-11.org.strongroom";
+
+/// What a target needs to know to start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The directory with one directory per volume.
+    pub root: PathBuf,
+    /// Where to listen; plain iSCSI and channels share the port.
+    #[serde(default = "listen_default")]
+    pub listen: Vec<SocketAddr>,
+    /// Addresses to tell in discovery, `host:port`; empty: the address that the initiator reached.
+    #[serde(default)]
+    pub advertise: Vec<String>,
+    /// Prefix of target names: a volume's target is `<base_name>:<volume>`.
+    #[serde(default = "base_name_default")]
+    pub base_name: String,
+    /// File with this target's node key, read by the binary. Without it there are no channels, and no sealed volumes.
+    #[serde(default)]
+    pub node_key: Option<PathBuf>,
+    /// Worker threads; default one per processor.
+    #[serde(default)]
+    pub workers: Option<usize>,
+    /// Keep each worker on its processor.
+    #[serde(default)]
+    pub pin_workers: bool,
+    /// What lies beneath the workers.
+    #[serde(default)]
+    pub runtime: RuntimeKind,
+    /// Bounds on what initiators can take.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Who may come through a channel.
+    #[serde(default, rename = "peer")]
+    pub peers: Vec<PeerRule>,
+    /// Who may use plain volumes over plain iSCSI.
+    #[serde(default, rename = "plain")]
+    pub plain: Vec<PlainRule>,
+}
+
+/// What lies beneath the workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuntimeKind {
+    /// The better one, with the other as fallback.
+    #[default]
+    Auto,
+    /// epoll.
+    Epoll,
+    /// io_uring, or an error.
+    IoUring,
+}
+
+/// Bounds on what initiators can take, all together unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Connections, those still logging in included.
+    pub connections_max: usize,
+    /// From a connection's first byte to the end of its login, in seconds.
+    pub login_timeout_s: u64,
+    /// Commands in flight per session.
+    pub queue_depth: u16,
+    /// Write data that one session can pin, in bytes.
+    pub write_memory_bytes: u64,
+    /// Read data that one session can pin, in bytes.
+    pub read_memory_bytes: u64,
+    /// A connection on which nothing moved for so long is pinged, in seconds; as long again without an answer ends it.
+    pub ping_after_s: u64,
+    /// A volume that no session uses is closed after so many seconds (and can then be deleted while the target runs).
+    pub idle_close_s: u64,
+    /// How long a graceful stop waits for initiators to finish, in seconds.
+    pub stop_timeout_s: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections_max: 1024,
+            login_timeout_s: 15,
+            queue_depth: 128,
+            write_memory_bytes: 64 << 20,
+            read_memory_bytes: 64 << 20,
+            ping_after_s: 30,
+            idle_close_s: 10,
+            stop_timeout_s: 10,
+        }
+    }
+}
+
+impl Limits {
+    /// As a duration.
+    pub fn login_timeout(&self) -> Duration {
+        Duration::from_secs(self.login_timeout_s)
+    }
+}
+
+/// A node that may come through a channel: what a person puts into the file for each.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerRule {
+    /// A name for people and logs.
+    pub name: String,
+    /// Its public key, as `strongroom identity show` prints it.
+    pub key: String,
+    /// The iSCSI initiator names that this key may use; `*` for any.
+    pub initiators: Vec<String>,
+    /// The volumes it may use; `*` for all. A volume can name further peers itself.
+    #[serde(default)]
+    pub volumes: Vec<String>,
+    /// It may read only.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Initiators that may use plain volumes over plain iSCSI. Nothing proves their names: use it in trusted networks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlainRule {
+    /// Initiator names; `*` for any.
+    pub initiators: Vec<String>,
+    /// Plain volumes; `*` for all.
+    pub volumes: Vec<String>,
+    /// They may read only.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+fn listen_default() -> Vec<SocketAddr> {
+    vec![SocketAddr::from(([0, 0, 0, 0], strongroom_iscsi::DEFAULT_PORT))]
+}
+
+fn base_name_default() -> String {
+    BASE_NAME_DEFAULT.to_owned()
+}
+
+impl Config {
+    /// The defaults for volumes under `root`: listens everywhere, admits nobody.
+    pub fn new(root: impl Into<PathBuf>) -> Config {
+        Config {
+            root: root.into(),
+            listen: listen_default(),
+            advertise: Vec::new(),
+            base_name: base_name_default(),
+            node_key: None,
+            workers: None,
+            pin_workers: false,
+            runtime: RuntimeKind::default(),
+            limits: Limits::default(),
+            peers: Vec::new(),
+            plain: Vec::new(),
+        }
+    }
+
+    /// Reads and checks a configuration.
+    ///
+    /// # Errors
+    /// [`ConfigError`], which says where and what to do.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let config: Config = toml::from_str(text)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks every value. [`Config::parse`] does; whoever changes values afterwards should again.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`].
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.root.as_os_str().is_empty() {
+            return Err(ConfigError::value("root", "is empty; name the directory that holds the volumes"));
+        }
+        if self.listen.is_empty() {
+            return Err(ConfigError::value("listen", "is empty; give an address, for instance \"0.0.0.0:3260\""));
+        }
+        if !names::is_iscsi_name(&self.base_name) || !self.base_name.starts_with("iqn.") {
+            let problem = format!("'{}' is no iSCSI name; use for instance \"{BASE_NAME_DEFAULT}\"", self.base_name);
+            return Err(ConfigError::value("base_name", problem));
+        }
+        if self.base_name.len() + 1 + names::VOLUME_NAME_BYTES_MAX > strongroom_iscsi::NAME_BYTES_MAX {
+            return Err(ConfigError::value("base_name", "is too long to put a volume's name behind it; shorten it"));
+        }
+        if self.workers == Some(0) {
+            return Err(ConfigError::value("workers", "must be at least 1; leave it out for one per processor"));
+        }
+        for (index, address) in self.advertise.iter().enumerate() {
+            if !address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+                let problem = format!("'{address}' is not host:port; write for instance \"storage.example:3260\"");
+                return Err(ConfigError::value(format!("advertise[{index}]"), problem));
+            }
+        }
+        self.limits.check()?;
+        self.check_peers()?;
+        for (index, rule) in self.plain.iter().enumerate() {
+            let at = format!("plain[{index}]");
+            check_initiators(&at, &rule.initiators)?;
+            check_volumes(&at, &rule.volumes)?;
+        }
+        Ok(())
+    }
+
+    fn check_peers(&self) -> Result<(), ConfigError> {
+        for (index, peer) in self.peers.iter().enumerate() {
+            let at = format!("peer[{index}] ('{}')", peer.name);
+            if peer.name.is_empty() || peer.name.chars().any(char::is_control) {
+                return Err(ConfigError::value(at, "needs a name that a person can read in a log"));
+            }
+            let earlier = &self.peers[..index];
+            if earlier.iter().any(|other| other.name == peer.name) {
+                return Err(ConfigError::value(at, "there is another peer of this name; give each its own"));
+            }
+            if earlier.iter().any(|other| other.key.trim() == peer.key.trim()) {
+                return Err(ConfigError::value(at, "another peer has the same key; merge the two"));
+            }
+            check_initiators(&at, &peer.initiators)?;
+            check_volumes(&at, &peer.volumes)?;
+        }
+        Ok(())
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("connections_max", self.connections_max as u64),
+            ("login_timeout_s", self.login_timeout_s),
+            ("queue_depth", self.queue_depth.into()),
+            ("ping_after_s", self.ping_after_s),
+        ];
+        for (field, value) in positive {
+            if value == 0 {
+                return Err(ConfigError::value(
+                    format!("limits.{field}"),
+                    "must be at least 1; leave it out for the default",
+                ));
+            }
+        }
+        for (field, value) in
+            [("write_memory_bytes", self.write_memory_bytes), ("read_memory_bytes", self.read_memory_bytes)]
+        {
+            if value < u64::from(crate::TRANSFER_BYTES_MAX) {
+                let problem = format!("must be at least {} (one largest transfer)", crate::TRANSFER_BYTES_MAX);
+                return Err(ConfigError::value(format!("limits.{field}"), problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_initiators(at: &str, initiators: &[String]) -> Result<(), ConfigError> {
+    if initiators.is_empty() {
+        let problem = "is empty; list the initiator names (iqn....) that may be used, or \"*\" for any";
+        return Err(ConfigError::value(format!("{at}.initiators"), problem));
+    }
+    match initiators.iter().find(|name| *name != "*" && !names::is_iscsi_name(name)) {
+        Some(bad) => {
+            let problem = format!(
+                "'{}' is no iSCSI name; write for instance \"iqn.2026-11.org.example:host\", in lower case",
+                names::for_log(bad)
+            );
+            Err(ConfigError::value(format!("{at}.initiators"), problem))
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_volumes(at: &str, volumes: &[String]) -> Result<(), ConfigError> {
+    for volume in volumes.iter().filter(|volume| *volume != "*") {
+        VolumeName::new(volume).map_err(|error| ConfigError::value(format!("{at}.volumes"), error.to_string()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: &str = r#"
+        root = "/srv/volumes"
+        listen = ["0.0.0.0:3260", "[::]:3260"]
+        advertise = ["storage.example:3260"]
+        node_key = "/etc/strongroom/node.key"
+        workers = 4
+        runtime = "io-uring"
+
+        [limits]
+        queue_depth = 64
+
+        [[peer]]
+        name = "alice"
+        key = "strongroom-ed25519 AAAA"
+        initiators = ["iqn.2026-11.org.example:alice"]
+        volumes = ["data", "logs"]
+
+        [[plain]]
+        initiators = ["*"]
+        volumes = ["scratch"]
+        read_only = true
+    "#;
+
+    #[test]
+    fn a_full_configuration_reads() {
+        let config = Config::parse(FULL).unwrap();
+        assert_eq!(config.limits, Limits { queue_depth: 64, ..Limits::default() });
+        assert_eq!(config.peers[0].volumes, ["data", "logs"]);
+        assert_eq!(config.runtime, RuntimeKind::IoUring);
+        assert!(config.plain[0].read_only);
+        let again = Config::parse(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn only_the_root_is_needed() {
+        let config = Config::parse("root = '/srv'").unwrap();
+        assert_eq!(config, Config::new("/srv"));
+        assert_eq!(config.listen[0].port(), 3260);
+    }
+
+    #[test]
+    fn mistakes_say_where() {
+        let cases = [
+            ("", "root"),
+            ("root = '/srv'\nlisen = []", "lisen"),
+            ("root = '/srv'\nlisten = []", "listen"),
+            ("root = '/srv'\nbase_name = 'host'", "base_name"),
+            ("root = '/srv'\nworkers = 0", "workers"),
+            ("root = '/srv'\nadvertise = ['x']", "advertise[0]"),
+            ("root = '/srv'\n[limits]\nqueue_depth = 0", "limits.queue_depth"),
+            ("root = '/srv'\n[limits]\nread_memory_bytes = 1", "limits.read_memory_bytes"),
+            ("root = '/srv'\n[[plain]]\ninitiators = []\nvolumes = ['a']", "plain[0].initiators"),
+            ("root = '/srv'\n[[plain]]\ninitiators = ['Host']\nvolumes = ['a']", "plain[0].initiators"),
+            ("root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['../a']", "plain[0].volumes"),
+            ("root = '/srv'\n[[peer]]\nname = ''\nkey = 'k'\ninitiators = ['*']", "peer[0]"),
+        ];
+        for (text, place) in cases {
+            let message = Config::parse(text).unwrap_err().to_string();
+            assert!(message.contains(place), "{text:?}: {message}");
+        }
+        let twice = "root = '/srv'\n[[peer]]\nname = 'a'\nkey = 'k'\ninitiators = ['*']\n";
+        let second = "[[peer]]\nname = 'b'\nkey = 'k'\ninitiators = ['*']\n";
+        assert!(Config::parse(&format!("{twice}{second}")).unwrap_err().to_string().contains("same key"));
+    }
+}

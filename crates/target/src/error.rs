@@ -1,0 +1,125 @@
+//! What can go wrong in this room, in words for the person who must do something about it.
+
+use std::io;
+use std::path::PathBuf;
+
+use strongroom_block::GeometryError;
+use strongroom_net::NetError;
+use strongroom_store::StoreError;
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Not TOML, an unknown key, or a value of the wrong kind; the message shows the line.
+    #[error("the configuration cannot be read: {0}\nCompare it with the commented example in examples/.")]
+    Syntax(#[from] toml::de::Error),
+    /// A value that cannot be.
+    #[error("configuration: {field}: {problem}")]
+    Value {
+        /// Where, as a dotted path.
+        field: String,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+}
+
+impl ConfigError {
+    pub(crate) fn value(field: impl Into<String>, problem: impl Into<String>) -> ConfigError {
+        ConfigError::Value { field: field.into(), problem: problem.into() }
+    }
+}
+
+/// A volume that cannot be made, found, opened or deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum CatalogueError {
+    /// Not a name for a volume.
+    #[error(
+        "'{name}' cannot name a volume: use 1 to {max} of a-z, 0-9, '-' and '.', starting with a letter or digit",
+        max = crate::names::VOLUME_NAME_BYTES_MAX
+    )]
+    Name {
+        /// What was given, shortened.
+        name: String,
+    },
+    /// There is one of that name.
+    #[error("there is a volume '{name}' already; choose another name, or `strongroom volume delete {name}` first")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// There is none of that name.
+    #[error("there is no volume '{name}' under {}; `strongroom volume list` shows what there is", root.display())]
+    Missing {
+        /// The name.
+        name: String,
+        /// The catalogue's directory.
+        root: PathBuf,
+    },
+    /// A process has it open.
+    #[error("the volume '{name}' is in use: detach its initiators, or stop the target that serves it, and try again")]
+    InUse {
+        /// The name.
+        name: String,
+    },
+    /// The size and the block size do not fit.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// Something that this kind of volume cannot have.
+    #[error("{0}")]
+    Kind(&'static str),
+    /// Its description cannot be read.
+    #[error("{}: {problem}; restore the file from a backup, or delete the volume", path.display())]
+    Description {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The key that wraps its block keys is not to be had.
+    #[error("the wrapping key of volume '{name}' cannot be used: {problem}")]
+    WrappingKey {
+        /// The volume.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The store.
+    #[error("volume '{name}': {source}")]
+    Store {
+        /// The volume.
+        name: String,
+        /// What it said.
+        source: StoreError,
+    },
+    /// The file system.
+    #[error("cannot {what} {}: {source}; check the path, its permissions and the space left", path.display())]
+    Io {
+        /// As a verb.
+        what: &'static str,
+        /// Which file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl CatalogueError {
+    pub(crate) fn io(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> CatalogueError {
+        let path = path.into();
+        move |source| CatalogueError::Io { what, path, source }
+    }
+}
+
+/// A target that cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The volumes' directory.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// A port, or the kernel.
+    #[error(transparent)]
+    Net(#[from] NetError),
+}

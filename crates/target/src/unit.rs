@@ -1,0 +1,355 @@
+//! A logical unit: one volume with its store, and the nexuses that use it. SCSI commands in, answers out, by completion.
+//!
+//! A unit belongs to one worker and is never touched by another. What a command needs of the store is a [`Work`]: some operations,
+//! one after the other; [`Unit::poll`] moves all of them forward. Deliberately absent: sockets, sessions, login; a unit knows
+//! its users as [`ConnectionKey`]s with a nexus.
+
+mod answers;
+mod blocks;
+mod sealed;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use strongroom_block::{BlockKeyWrap, Token};
+use strongroom_iscsi::target::{Response, TaskId};
+use strongroom_iscsi::{Lun, target as iscsi};
+use strongroom_scsi::reservation::Reservation;
+use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions};
+use strongroom_store::{Completion, Store};
+
+use crate::catalogue::VolumeLock;
+use crate::volume::Volume;
+use work::{Next, Work};
+
+/// Names a connection within its worker; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ConnectionKey(pub(crate) u64);
+
+/// One volume being served.
+pub(crate) struct Unit {
+    volume: Arc<Volume>,
+    target_name: String,
+    store: Store,
+    /// Custody `target`: wraps block keys on their way to rest.
+    wrap: Option<Arc<dyn BlockKeyWrap>>,
+    users: HashMap<ConnectionKey, User>,
+    reservation: Reservation,
+    /// Cleared by START STOP UNIT.
+    started: bool,
+    running: HashMap<Token, Running>,
+    next_token: u64,
+    completions: Vec<Completion>,
+    /// Held as long as the store is open.
+    _lock: VolumeLock,
+}
+
+/// A session that uses the unit.
+struct User {
+    nexus: NexusId,
+    read_only: bool,
+    attentions: UnitAttentions,
+}
+
+/// What the store is working on for whom.
+struct Running {
+    connection: ConnectionKey,
+    task: TaskId,
+    work: Work,
+    /// Nobody wants the answer: aborted, or it was given at once (IMMED).
+    silent: bool,
+}
+
+/// What became of a command.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// The answer, at once.
+    Answer(Response),
+    /// [`Unit::poll`] will bring it.
+    Later,
+    /// The peer broke the frame discipline of sealed units: end its connection.
+    Violation(&'static str),
+}
+
+/// What a command turns into once it is admitted.
+enum Plan {
+    Answer(Response),
+    Start(Work, strongroom_store::Op),
+    /// Start, and answer GOOD at once.
+    Background(Work, strongroom_store::Op),
+    Violation(&'static str),
+}
+
+impl From<Sense> for Plan {
+    fn from(sense: Sense) -> Plan {
+        Plan::Answer(check_condition(sense))
+    }
+}
+
+/// A finished command.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) connection: ConnectionKey,
+    pub(crate) task: TaskId,
+    /// `None`: nobody wants it; the task is just over.
+    pub(crate) response: Option<Response>,
+}
+
+impl Unit {
+    /// A unit on an open store.
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        target_name: String,
+        store: Store,
+        wrap: Option<Arc<dyn BlockKeyWrap>>,
+        lock: VolumeLock,
+    ) -> Unit {
+        Unit {
+            volume,
+            target_name,
+            store,
+            wrap,
+            users: HashMap::new(),
+            reservation: Reservation::default(),
+            started: true,
+            running: HashMap::new(),
+            next_token: 0,
+            completions: Vec::new(),
+            _lock: lock,
+        }
+    }
+
+    /// A session begins to use the unit.
+    pub(crate) fn attach(&mut self, connection: ConnectionKey, nexus: NexusId, read_only: bool) {
+        let user = User { nexus, read_only, attentions: UnitAttentions::at_power_on() };
+        self.users.insert(connection, user);
+    }
+
+    /// A session ends. What it had in flight goes on and is answered to nobody.
+    pub(crate) fn detach(&mut self, connection: ConnectionKey) {
+        if let Some(user) = self.users.remove(&connection) {
+            self.reservation.release(&user.nexus);
+        }
+        self.abort(connection, None);
+    }
+
+    /// The connection whose session is this nexus.
+    pub(crate) fn connection_of(&self, nexus: &NexusId) -> Option<ConnectionKey> {
+        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, _)| *key)
+    }
+
+    /// The connections of every session.
+    pub(crate) fn connections(&self) -> Vec<ConnectionKey> {
+        self.users.keys().copied().collect()
+    }
+
+    /// How many commands the store is working on, of one connection or of all.
+    pub(crate) fn in_flight(&self, connection: Option<ConnectionKey>) -> usize {
+        match connection {
+            Some(key) => self.running.values().filter(|running| running.connection == key).count(),
+            None => self.running.len(),
+        }
+    }
+
+    /// Whether no session uses it and nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.users.is_empty() && self.running.is_empty()
+    }
+
+    /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
+    pub(crate) fn abort(&mut self, connection: ConnectionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        let concerned =
+            |running: &&mut Running| running.connection == connection && task.is_none_or(|task| running.task == task);
+        self.running
+            .values_mut()
+            .filter(concerned)
+            .map(|running| {
+                running.silent = true;
+                running.task
+            })
+            .collect()
+    }
+
+    /// LOGICAL UNIT RESET: reservation gone, everybody is told.
+    pub(crate) fn reset(&mut self) {
+        self.reservation.clear();
+        self.started = true;
+        self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::Reset));
+    }
+
+    /// Tells everybody but `except`.
+    pub(crate) fn establish(&mut self, attention: UnitAttention, except: ConnectionKey) {
+        let others = self.users.iter_mut().filter(|(key, _)| **key != except);
+        others.for_each(|(_, user)| user.attentions.establish(attention));
+    }
+
+    /// Takes a command in. `sealed_blocks_max`: most sealed blocks that one PDU of this session takes.
+    pub(crate) fn submit(
+        &mut self,
+        connection: ConnectionKey,
+        command: iscsi::Command,
+        sealed_blocks_max: usize,
+    ) -> Verdict {
+        let task = command.task;
+        match self.plan(connection, command, sealed_blocks_max) {
+            Plan::Answer(response) => Verdict::Answer(response),
+            Plan::Violation(what) => Verdict::Violation(what),
+            Plan::Start(work, op) => {
+                self.start(Running { connection, task, work, silent: false }, op);
+                Verdict::Later
+            }
+            Plan::Background(work, op) => {
+                self.start(Running { connection, task, work, silent: true }, op);
+                Verdict::Answer(Response::good())
+            }
+        }
+    }
+
+    /// Moves everything forward; appends what has finished.
+    pub(crate) fn poll(&mut self, finished: &mut Vec<Finished>) {
+        loop {
+            let mut completions = std::mem::take(&mut self.completions);
+            let moved = self.store.poll_completions(&mut completions);
+            for Completion { token, result } in completions.drain(..) {
+                let Some(running) = self.running.remove(&token) else { continue };
+                self.advance(running, result, finished);
+            }
+            self.completions = completions;
+            if moved == 0 {
+                return;
+            }
+        }
+    }
+
+    fn advance(
+        &mut self,
+        running: Running,
+        result: Result<strongroom_store::Outcome, strongroom_store::OpError>,
+        finished: &mut Vec<Finished>,
+    ) {
+        let Running { connection, task, work, silent } = running;
+        let next = match result {
+            Ok(outcome) => self.work_on(work, outcome),
+            Err(error) => Next::Done(self.failed(&error)),
+        };
+        match next {
+            Next::Again(work, op) => self.start(Running { connection, task, work, silent }, op),
+            Next::Done(response) => {
+                finished.push(Finished { connection, task, response: (!silent).then_some(response) });
+            }
+        }
+    }
+
+    fn start(&mut self, running: Running, op: strongroom_store::Op) {
+        self.next_token += 1;
+        let token = Token(self.next_token);
+        self.running.insert(token, running);
+        self.store.submit(token, op);
+    }
+
+    fn plan(&mut self, connection: ConnectionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {
+        let decoded = Command::decode(&command.cdb);
+        // Only block data of a sealed unit may be left to its seal records; before anything else looks at the data.
+        let may_be_sealed = decoded.as_ref().is_ok_and(|decoded| self.takes_sealed_data(decoded));
+        if !may_be_sealed && command.data.iter().any(|segment| segment.sealed) {
+            return Plan::Violation("a SEALED frame for data that is not block data of a sealed unit");
+        }
+        if may_be_sealed && command.data.iter().any(|segment| !segment.sealed && !segment.data.is_empty()) {
+            return Plan::Violation("block data of a sealed unit in a PROTECTED frame");
+        }
+        let decoded = match decoded {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                tracing::debug!(volume = %self.volume.name, %error, "a CDB that is not understood");
+                return self.refuse_cdb(command.lun, error.sense());
+            }
+        };
+        if command.lun.index() != Some(0) {
+            return answers::on_absent_unit(&decoded);
+        }
+        if let Err(plan) = self.admit(connection, &decoded) {
+            return *plan;
+        }
+        match decoded {
+            Command::Read { .. }
+            | Command::Write { .. }
+            | Command::Verify { .. }
+            | Command::SynchronizeCache { .. }
+            | Command::Unmap { .. }
+            | Command::WriteSame { .. }
+            | Command::CompareAndWrite { .. }
+            | Command::GetLbaStatus { .. } => self.plan_blocks(decoded, &command, sealed_blocks_max),
+            Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
+            other => self.plan_answer(connection, other),
+        }
+    }
+
+    /// An unknown command to an absent unit is answered for the unit, not for the command.
+    fn refuse_cdb(&self, lun: Lun, sense: Sense) -> Plan {
+        let absent = lun.index() != Some(0);
+        Plan::from(if absent { Sense::LUN_NOT_SUPPORTED } else { sense })
+    }
+
+    /// What stands before every command: unit attentions, what the unit has, reservations, whether it is started, and who may
+    /// write. (SAM-5 §5.3.3 leaves the order to us, but a unit attention comes first.)
+    fn admit(&mut self, connection: ConnectionKey, command: &Command) -> Result<(), Box<Plan>> {
+        let refuse = |sense: Sense| Err(Box::new(Plan::from(sense)));
+        let Some(user) = self.users.get_mut(&connection) else {
+            return refuse(Sense::INTERNAL_FAILURE);
+        };
+        if let Some(sense) = user.attentions.intercept(command) {
+            return refuse(sense);
+        }
+        if !self.volume.unit_kind().supports(command) {
+            return refuse(match command {
+                Command::Verify { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2)),
+                _ => Sense::INVALID_OPCODE,
+            });
+        }
+        if !self.reservation.allows(&user.nexus, command) {
+            return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
+        }
+        let touches_medium = command.reads_medium() || command.writes_medium();
+        if !self.started && (touches_medium || matches!(command, Command::TestUnitReady)) {
+            return refuse(Sense::STOPPED);
+        }
+        if user.read_only && command.writes_medium() {
+            return refuse(Sense::WRITE_PROTECTED);
+        }
+        Ok(())
+    }
+
+    /// The volume.
+    pub(crate) fn volume(&self) -> &Arc<Volume> {
+        &self.volume
+    }
+
+    /// The store's counters.
+    pub(crate) fn store_stats(&self) -> strongroom_store::Stats {
+        self.store.stats()
+    }
+
+    /// Nothing was asked for a while.
+    pub(crate) fn idle(&mut self) {
+        self.store.idle();
+    }
+
+    /// Takes the unit apart, to close its store elsewhere; the lock goes last.
+    pub(crate) fn into_parts(self) -> (Arc<Volume>, Store, VolumeLock) {
+        (self.volume, self.store, self._lock)
+    }
+}
+
+/// CHECK CONDITION.
+fn check_condition(sense: Sense) -> Response {
+    Response::check_condition(sense.encode())
+}
+
+/// A status without sense.
+fn status(status: Status) -> Response {
+    Response { status: status as u8, ..Response::default() }
+}
+
+#[cfg(test)]
+mod tests;

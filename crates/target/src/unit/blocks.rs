@@ -1,0 +1,224 @@
+//! READ, WRITE and their relatives: checks of range and length, then a [`Work`] for the store.
+
+use std::collections::VecDeque;
+
+use strongroom_block::{Buffer, BufferMut, Lba};
+use strongroom_iscsi::target as iscsi;
+use strongroom_iscsi::target::{Direction, Response};
+use strongroom_scsi::provisioning;
+use strongroom_scsi::{Command, Sense};
+use strongroom_store::Op;
+
+use super::answers::{COMPARE_BYTES_MAX, WRITE_SAME_BYTES_MAX};
+use super::work::{SLICE_BYTES, Work};
+use super::{Plan, Unit};
+use crate::TRANSFER_BYTES_MAX;
+
+/// What a transfer of whole blocks comes to when the initiator expects less than the CDB says (RFC 7143 §11.4.5).
+pub(super) struct Transfer {
+    /// Blocks to move.
+    pub(super) blocks: u32,
+    /// Bytes that the CDB asks for.
+    pub(super) wanted_bytes: u64,
+}
+
+impl Unit {
+    pub(super) fn plan_blocks(&mut self, command: Command, request: &iscsi::Command, sealed_blocks_max: usize) -> Plan {
+        let planned = match command {
+            Command::Read { lba, count, .. } => self.plan_read(lba, count, request, sealed_blocks_max),
+            Command::Write { lba, count, fua, .. } => self.plan_write(lba, count, fua, request),
+            Command::Verify { lba, count, byte_check } => self.plan_verify(lba, count, byte_check, request),
+            Command::SynchronizeCache { lba, count, immediate } => self.plan_synchronize(lba, count, immediate),
+            Command::Unmap { anchor, parameter_list_len } => self.plan_unmap(anchor, parameter_list_len, request),
+            Command::WriteSame { lba, count, unmap, anchor, no_data_out } => {
+                self.plan_write_same(lba, count, (unmap, anchor, no_data_out), request)
+            }
+            Command::CompareAndWrite { lba, count, fua, .. } => self.plan_compare_and_write(lba, count, fua, request),
+            Command::GetLbaStatus { lba, allocation_len } => self.plan_lba_status(lba, allocation_len),
+            _ => Err(Sense::INVALID_OPCODE),
+        };
+        planned.unwrap_or_else(Plan::from)
+    }
+
+    fn plan_read(
+        &self,
+        lba: Lba,
+        count: u32,
+        request: &iscsi::Command,
+        sealed_blocks_max: usize,
+    ) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        let transfer = self.transfer(count, request, Direction::Read)?;
+        if transfer.blocks == 0 {
+            return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
+        }
+        let work = Work::Read { wanted_bytes: transfer.wanted_bytes, sealed_blocks_max };
+        Ok(Plan::Start(work, Op::Read { lba, count: transfer.blocks }))
+    }
+
+    fn plan_write(&self, lba: Lba, count: u32, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        let transfer = self.transfer(count, request, Direction::Write)?;
+        if transfer.blocks == 0 {
+            return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
+        }
+        let bytes = u64::from(transfer.blocks) << self.volume.geometry.block_size.shift();
+        let data = pieces(request, bytes)?;
+        let records = match self.volume.sealed {
+            Some(_) => self.records_of(request, transfer.blocks)?,
+            None => Vec::new(),
+        };
+        Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, Op::Write { lba, data, records, fua }))
+    }
+
+    fn plan_verify(&self, lba: Lba, count: u32, byte_check: u8, request: &iscsi::Command) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        if count == 0 {
+            return Ok(Plan::Answer(Response::good()));
+        }
+        let block = u64::from(self.volume.geometry.block_size.bytes());
+        let compare = match byte_check {
+            0 => None,
+            1 => Some(self.gather(request, u64::from(count) * block)?),
+            3 => Some(self.gather(request, block)?),
+            _ => return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2))),
+        };
+        let (work, op) = Work::verify(lba, count, compare, self.slice_blocks());
+        Ok(Plan::Start(work, op))
+    }
+
+    fn plan_synchronize(&self, lba: Lba, count: u32, immediate: bool) -> Result<Plan, Sense> {
+        // The whole log is synced, whatever the range; it must lie inside all the same.
+        self.check_range(lba, count.into())?;
+        let (work, op) = (Work::Flush, Op::Flush);
+        Ok(if immediate { Plan::Background(work, op) } else { Plan::Start(work, op) })
+    }
+
+    fn plan_unmap(&self, anchor: bool, parameter_list_len: u16, request: &iscsi::Command) -> Result<Plan, Sense> {
+        if anchor {
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(0)));
+        }
+        let list = self.gather(request, parameter_list_len.into())?;
+        let ranges = provisioning::parse_unmap(&list).map_err(|error| match error {
+            provisioning::UnmapError::Truncated => Sense::PARAMETER_LIST_LENGTH,
+            provisioning::UnmapError::TooMany => Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(2),
+        })?;
+        // SBC-3 §5.28: nothing is unmapped if any range lies outside.
+        for (lba, count) in &ranges {
+            self.check_range(*lba, u64::from(*count))?;
+        }
+        let discard = |(lba, count): (Lba, u32)| Op::Discard { lba, count: count.into() };
+        let mut ops: VecDeque<Op> = ranges.into_iter().filter(|(_, count)| *count > 0).map(discard).collect();
+        Ok(match ops.pop_front() {
+            Some(first) => Plan::Start(Work::Sequence(ops), first),
+            None => Plan::Answer(Response::good()),
+        })
+    }
+
+    fn plan_write_same(
+        &self,
+        lba: Lba,
+        count: u32,
+        (unmap, anchor, no_data_out): (bool, bool, bool),
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        if anchor {
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)));
+        }
+        let block_size = self.volume.geometry.block_size;
+        // WSNZ=1: a count of 0 is refused rather than taken as "to the end".
+        if count == 0 || u64::from(count) << block_size.shift() > WRITE_SAME_BYTES_MAX {
+            let byte = if request.cdb[0] == strongroom_scsi::opcode::WRITE_SAME_10 { 7 } else { 10 };
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(byte, None));
+        }
+        self.check_range(lba, count.into())?;
+        let block = match no_data_out {
+            true => BufferMut::zeroed(block_size.len()).freeze(),
+            false => self.gather(request, block_size.bytes().into())?,
+        };
+        if unmap && block.iter().all(|&byte| byte == 0) {
+            return Ok(Plan::Start(Work::Sequence(VecDeque::new()), Op::Discard { lba, count: count.into() }));
+        }
+        let (work, op) = Work::write_same(lba, count, &block, self.slice_blocks());
+        Ok(Plan::Start(work, op))
+    }
+
+    fn plan_compare_and_write(&self, lba: Lba, count: u8, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
+        let block_size = self.volume.geometry.block_size;
+        if u32::from(count) > (COMPARE_BYTES_MAX / block_size.bytes()).min(255) {
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(13, None));
+        }
+        self.check_range(lba, count.into())?;
+        if count == 0 {
+            return Ok(Plan::Answer(Response::good()));
+        }
+        let half = usize::from(count) << block_size.shift();
+        let both = self.gather(request, 2 * half as u64)?;
+        let op = Op::CompareAndWrite { lba, compare: both.slice(..half), data: both.slice(half..2 * half), fua };
+        Ok(Plan::Start(Work::Write { wanted_bytes: 2 * half as u64 }, op))
+    }
+
+    /// The store has no cheap question for this yet, so a window of blocks is read; the answer covers that window.
+    fn plan_lba_status(&self, lba: Lba, allocation_len: u32) -> Result<Plan, Sense> {
+        if lba.0 >= self.volume.geometry.blocks {
+            return Err(Sense::LBA_OUT_OF_RANGE.in_cdb(2, None));
+        }
+        let left = self.volume.geometry.blocks - lba.0;
+        let count = left.min(self.slice_blocks().into()) as u32;
+        Ok(Plan::Start(Work::LbaStatus { allocation_len }, Op::Read { lba, count }))
+    }
+
+    /// Inside the unit; SBC-3 §4.14: an address is checked even if nothing is to be moved.
+    pub(super) fn check_range(&self, lba: Lba, count: u64) -> Result<(), Sense> {
+        if self.volume.geometry.contains(lba, count) { Ok(()) } else { Err(Sense::LBA_OUT_OF_RANGE) }
+    }
+
+    /// What is to be moved of `count` blocks. A sealed block moves whole or not at all.
+    pub(super) fn transfer(
+        &self,
+        count: u32,
+        request: &iscsi::Command,
+        direction: Direction,
+    ) -> Result<Transfer, Sense> {
+        let block_size = self.volume.geometry.block_size;
+        let wanted_bytes = u64::from(count) << block_size.shift();
+        if wanted_bytes > TRANSFER_BYTES_MAX.into() {
+            return Err(Sense::INVALID_FIELD_IN_CDB);
+        }
+        let expected = if request.direction == direction { u64::from(request.expected_bytes) } else { 0 };
+        let moved = wanted_bytes.min(expected);
+        let whole = moved >> block_size.shift();
+        let partly =
+            direction == Direction::Read && self.volume.sealed.is_none() && whole << block_size.shift() < moved;
+        Ok(Transfer { blocks: (whole + u64::from(partly)) as u32, wanted_bytes })
+    }
+
+    /// Parameter data of exactly `bytes`, in one piece.
+    pub(super) fn gather(&self, request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
+        let all = request.gather();
+        let len = usize::try_from(bytes).map_err(|_| Sense::INVALID_FIELD_IN_CDB)?;
+        if all.len() < len {
+            return Err(Sense::NOT_ENOUGH_DATA);
+        }
+        Ok(all.slice(..len))
+    }
+
+    /// Blocks in one slice of long work.
+    fn slice_blocks(&self) -> u32 {
+        SLICE_BYTES >> self.volume.geometry.block_size.shift()
+    }
+}
+
+/// The first `bytes` of a write's data, as they arrived: never copied.
+fn pieces(request: &iscsi::Command, bytes: u64) -> Result<Vec<Buffer>, Sense> {
+    let mut left = bytes as usize;
+    let mut pieces = Vec::with_capacity(request.data.len());
+    for segment in &request.data {
+        let take = segment.data.len().min(left);
+        if take > 0 {
+            pieces.push(segment.data.slice(..take));
+            left -= take;
+        }
+    }
+    if left == 0 { Ok(pieces) } else { Err(Sense::NOT_ENOUGH_DATA) }
+}

@@ -1,0 +1,215 @@
+//! What is particular to sealed units: seal records beside the data, both ways, and the vendor commands.
+
+use bytes::Bytes;
+use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence, keyless_checksum};
+use strongroom_iscsi::ahs;
+use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction};
+use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
+use strongroom_scsi::{Command, Sense, VendorCommand};
+use strongroom_store::{Extent, Op};
+
+use super::work::Work;
+use super::{Plan, Unit};
+use crate::volume::Sealed;
+
+impl Unit {
+    /// Whether the command's Data-Out is block data that its seal records protect.
+    pub(super) fn takes_sealed_data(&self, command: &Command) -> bool {
+        let writes = matches!(command, Command::Write { .. } | Command::Vendor(VendorCommand::ConditionalWrite { .. }));
+        writes && self.volume.sealed.is_some()
+    }
+
+    /// The records of a write's first `blocks` blocks, checked, in the form for rest.
+    pub(super) fn records_of(&self, request: &iscsi::Command, blocks: u32) -> Result<Vec<SealRecord>, Sense> {
+        let sealed = self.sealed()?;
+        let block_len = self.volume.geometry.block_size.len();
+        let mut records = Vec::with_capacity(blocks as usize);
+        for segment in request.data.iter().filter(|segment| !segment.data.is_empty()) {
+            let entries = ahs::SealRecords::find(&segment.ahs).ok().flatten().ok_or(Sense::INVALID_SEAL_RECORD)?;
+            let whole = segment.data.len().is_multiple_of(block_len);
+            if !whole
+                || entries.entry_bytes != sealed.custody.record_bytes_in_channel()
+                || entries.count() != segment.data.len() / block_len
+            {
+                return Err(Sense::INVALID_SEAL_RECORD);
+            }
+            for (entry, block) in entries.iter().zip(segment.data.chunks_exact(block_len)) {
+                let record = SealRecord::decode(entry).map_err(|_| Sense::INVALID_SEAL_RECORD)?;
+                if record.flags().is_hole() {
+                    return Err(Sense::INVALID_SEAL_RECORD);
+                }
+                if record.checksum() != keyless_checksum(block) {
+                    tracing::warn!(volume = %self.volume.name, "a block does not fit its keyless checksum on arrival");
+                    return Err(Sense::CHECKSUM_ON_ARRIVAL);
+                }
+                records.push(self.for_rest(sealed, record)?);
+            }
+        }
+        if records.len() < blocks as usize {
+            return Err(Sense::NOT_ENOUGH_DATA);
+        }
+        records.truncate(blocks as usize);
+        Ok(records)
+    }
+
+    /// Checks that a record belongs to this unit, and wraps its block key if it has one.
+    fn for_rest(&self, sealed: &Sealed, record: SealRecord) -> Result<SealRecord, Sense> {
+        if record.suite() != sealed.suite || record.mode() != sealed.mode {
+            return Err(Sense::INVALID_SEAL_RECORD);
+        }
+        let Some(wrap) = &self.wrap else {
+            return if record.flags().has_block_key() { Err(Sense::INVALID_SEAL_RECORD) } else { Ok(record) };
+        };
+        let key = record.raw_block_key().ok_or(Sense::INVALID_SEAL_RECORD)?;
+        let wrapped = wrap.wrap(key).map_err(|error| self.key_trouble(&error))?;
+        Ok(record.with_block_key(&wrapped))
+    }
+
+    /// A record as the channel carries it: its block key, if it has one, unwrapped.
+    fn for_channel(&self, record: SealRecord) -> Result<SealRecord, Sense> {
+        let Some(wrap) = &self.wrap else { return Ok(record) };
+        let wrapped = record.wrapped_block_key().ok_or(Sense::INTERNAL_FAILURE)?;
+        let mut key = wrap.unwrap(wrapped).map_err(|error| self.key_trouble(&error))?;
+        let record = record.with_block_key(&key);
+        zeroize::Zeroize::zeroize(&mut key);
+        Ok(record)
+    }
+
+    fn key_trouble(&self, error: &strongroom_block::WrapError) -> Sense {
+        tracing::error!(volume = %self.volume.name, %error, "block keys cannot be used");
+        Sense::INTERNAL_FAILURE
+    }
+
+    /// The Data-In of a sealed read: blocks with their records, cut to what one header holds, and holes with theirs.
+    pub(super) fn sealed_segments(
+        &self,
+        extents: Vec<Extent>,
+        sealed_blocks_max: usize,
+    ) -> Result<Vec<DataSegment>, Sense> {
+        let sealed = self.sealed()?;
+        let block_size = self.volume.geometry.block_size;
+        let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
+        let per_segment = sealed_blocks_max.max(1);
+        let mut segments = Vec::new();
+        for extent in extents {
+            match extent {
+                Extent::Blocks { data, sequences, records, .. } => {
+                    let mut entries = Vec::with_capacity(per_segment.min(records.len()) * entry_bytes);
+                    let mut first = 0;
+                    let count = records.len();
+                    for (index, (sequence, record)) in sequences.into_iter().zip(records).enumerate() {
+                        entries.extend_from_slice(&sequence.0.to_be_bytes());
+                        entries.extend_from_slice(self.for_channel(record)?.as_bytes());
+                        if index + 1 - first == per_segment || index + 1 == count {
+                            let mut header = Vec::with_capacity(entries.len() + 8);
+                            ahs::push_seal_records(&mut header, entry_bytes, &entries);
+                            let range = first << block_size.shift()..(index + 1) << block_size.shift();
+                            segments.push(DataSegment::sealed(data.slice(range), Bytes::from(header)));
+                            entries.clear();
+                            first = index + 1;
+                        }
+                    }
+                }
+                Extent::Hole { count, sequence, hole, .. } => {
+                    let hole = hole.ok_or(Sense::INTERNAL_FAILURE)?;
+                    let record = self.for_channel(hole.record)?;
+                    let covered_blocks = u32::try_from(count).map_err(|_| Sense::INTERNAL_FAILURE)?;
+                    let mut header = Vec::new();
+                    let record = HoleRecord { start: hole.start, count: hole.count, record };
+                    ahs::Hole { covered_blocks, store_sequence: sequence.0, record }.push(&mut header);
+                    segments.push(DataSegment::hole(Bytes::from(header), covered_blocks << block_size.shift()));
+                }
+            }
+        }
+        Ok(segments)
+    }
+
+    pub(super) fn plan_vendor(
+        &mut self,
+        command: VendorCommand,
+        request: &iscsi::Command,
+        sealed_blocks_max: usize,
+    ) -> Plan {
+        let planned = match command {
+            VendorCommand::SealHole { parameter_list_len } => self.plan_seal_hole(parameter_list_len, request),
+            VendorCommand::ReadVersion { lba } => self.plan_read_version(lba, request, sealed_blocks_max),
+            VendorCommand::Verified { parameter_list_len } => self.plan_verified(parameter_list_len, request),
+            VendorCommand::ConditionalWrite { lba, count } => self.plan_conditional_write(lba, count, request),
+        };
+        planned.unwrap_or_else(Plan::from)
+    }
+
+    fn plan_seal_hole(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
+        let sealed = self.sealed()?;
+        let list = self.parameter_list(parameter_list_len, request)?;
+        let holes =
+            vendor::decode_holes(&list, sealed.custody.record_bytes_in_channel()).map_err(|error| match error {
+                vendor::ParameterError::Length { .. } => Sense::PARAMETER_LIST_LENGTH,
+                vendor::ParameterError::Entry { .. } => Sense::INVALID_SEAL_RECORD,
+            })?;
+        let check = |hole: HoleRecord| {
+            self.check_range(hole.start, hole.count)?;
+            Ok(HoleRecord { record: self.for_rest(sealed, hole.record)?, ..hole })
+        };
+        let holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
+        Ok(Plan::Start(Work::Write { wanted_bytes: parameter_list_len.into() }, Op::Hole { holes }))
+    }
+
+    fn plan_read_version(
+        &self,
+        lba: strongroom_block::Lba,
+        request: &iscsi::Command,
+        sealed_blocks_max: usize,
+    ) -> Result<Plan, Sense> {
+        self.check_range(lba, 1)?;
+        let transfer = self.transfer(1, request, Direction::Read)?;
+        if transfer.blocks == 0 {
+            return Err(Sense::INVALID_FIELD_IN_CDB);
+        }
+        let older_than = StoreSequence(ahs::older_than(&request.ahs).unwrap_or(0));
+        let work = Work::Read { wanted_bytes: transfer.wanted_bytes, sealed_blocks_max };
+        Ok(Plan::Start(work, Op::ReadVersion { lba, older_than }))
+    }
+
+    fn plan_verified(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
+        let list = self.parameter_list(parameter_list_len, request)?;
+        let pairs = vendor::decode_verified(&list).map_err(|_| Sense::PARAMETER_LIST_LENGTH)?;
+        for (lba, _) in &pairs {
+            self.check_range(*lba, 1)?;
+        }
+        Ok(Plan::Start(Work::Write { wanted_bytes: parameter_list_len.into() }, Op::Verified { pairs }))
+    }
+
+    fn plan_conditional_write(
+        &self,
+        lba: strongroom_block::Lba,
+        count: u32,
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        if count != 1 {
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(10, None));
+        }
+        let expected = ahs::expected_stamp(&request.ahs).ok_or(Sense::INVALID_FIELD_IN_CDB)?;
+        let transfer = self.transfer(1, request, Direction::Write)?;
+        if transfer.blocks != 1 {
+            return Err(Sense::NOT_ENOUGH_DATA);
+        }
+        let record = self.records_of(request, 1)?.remove(0);
+        let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
+        let data = vec![self.gather(request, transfer.wanted_bytes)?];
+        let op = Op::ConditionalWrite { lba, expected, data, record, fua: false };
+        Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
+    }
+
+    fn parameter_list(&self, len: u32, request: &iscsi::Command) -> Result<strongroom_block::Buffer, Sense> {
+        if len > PARAMETER_LIST_BYTES_MAX {
+            return Err(Sense::PARAMETER_LIST_LENGTH);
+        }
+        self.gather(request, len.into())
+    }
+
+    fn sealed(&self) -> Result<&Sealed, Sense> {
+        self.volume.sealed.as_ref().ok_or(Sense::INVALID_OPCODE)
+    }
+}

@@ -1,0 +1,226 @@
+//! What a command needs of the store: one operation, or several one after the other. Long work goes in slices, so that it never
+//! starves other commands.
+
+use std::collections::VecDeque;
+use std::sync::LazyLock;
+
+use strongroom_block::{Buffer, BufferMut, Lba};
+use strongroom_iscsi::target::{DataSegment, Response};
+use strongroom_scsi::provisioning::{self, LBA_STATUS_DESCRIPTORS_MAX, LbaStatus};
+use strongroom_scsi::{Sense, Status};
+use strongroom_store::{Extent, Op, OpError, Outcome};
+
+use super::{Unit, check_condition, status};
+
+/// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
+pub(super) const SLICE_BYTES: u32 = 1 << 20;
+
+/// Shared zeros for holes of plain units.
+static ZEROS: LazyLock<Buffer> = LazyLock::new(|| BufferMut::zeroed(SLICE_BYTES as usize).freeze());
+
+/// A command at work.
+pub(super) enum Work {
+    /// READ, READ VERSION.
+    Read { wanted_bytes: u64, sealed_blocks_max: usize },
+    /// Whatever takes data and answers GOOD.
+    Write { wanted_bytes: u64 },
+    /// SYNCHRONIZE CACHE.
+    Flush,
+    /// START STOP UNIT with START=0.
+    FlushAndStop,
+    /// UNMAP: what is still to be done.
+    Sequence(VecDeque<Op>),
+    /// WRITE SAME: what is still to be written, and a slice full of the block.
+    Same { lba: Lba, left: u32, pattern: Buffer, slice_blocks: u32 },
+    /// VERIFY: what is still to be read, and what it must be (repeated).
+    Verify { lba: Lba, left: u32, compare: Option<Buffer>, compared_bytes: usize, slice_blocks: u32 },
+    /// GET LBA STATUS.
+    LbaStatus { allocation_len: u32 },
+}
+
+/// How work goes on.
+pub(super) enum Next {
+    Again(Work, Op),
+    Done(Response),
+}
+
+impl Work {
+    /// WRITE SAME of `block` over `count` (at least one) blocks.
+    pub(super) fn write_same(lba: Lba, count: u32, block: &Buffer, slice_blocks: u32) -> (Work, Op) {
+        let blocks = count.min(slice_blocks.max(1)) as usize;
+        let mut pattern = BufferMut::zeroed(block.len() * blocks);
+        pattern.chunks_exact_mut(block.len()).for_each(|chunk| chunk.copy_from_slice(block));
+        let pattern = pattern.freeze();
+        let first = blocks as u32;
+        let op = Op::Write { lba, data: vec![pattern.clone()], records: Vec::new(), fua: false };
+        (Work::Same { lba: Lba(lba.0 + u64::from(first)), left: count - first, pattern, slice_blocks: first }, op)
+    }
+
+    /// VERIFY of `count` (at least one) blocks.
+    pub(super) fn verify(lba: Lba, count: u32, compare: Option<Buffer>, slice_blocks: u32) -> (Work, Op) {
+        let first = count.min(slice_blocks.max(1));
+        let work = Work::Verify {
+            lba: Lba(lba.0 + u64::from(first)),
+            left: count - first,
+            compare,
+            compared_bytes: 0,
+            slice_blocks: slice_blocks.max(1),
+        };
+        (work, Op::Read { lba, count: first })
+    }
+}
+
+impl Unit {
+    /// The store has done a part.
+    pub(super) fn work_on(&mut self, work: Work, outcome: Outcome) -> Next {
+        match (work, outcome) {
+            (Work::Read { wanted_bytes, sealed_blocks_max }, Outcome::Read(extents)) => {
+                let data = match self.volume.sealed {
+                    Some(_) => self.sealed_segments(extents, sealed_blocks_max),
+                    None => Ok(self.plain_segments(&extents)),
+                };
+                Next::Done(match data {
+                    Ok(data) => Response { data, wanted_bytes: Some(wanted_bytes), ..Response::default() },
+                    Err(sense) => check_condition(sense),
+                })
+            }
+            (Work::Write { wanted_bytes }, Outcome::Written { repeated, .. }) => {
+                if repeated > 0 {
+                    tracing::debug!(volume = %self.volume.name, repeated, "blocks were there already under the same stamp");
+                }
+                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
+            }
+            (Work::Write { wanted_bytes }, Outcome::Verified { .. }) => {
+                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
+            }
+            (Work::Flush, Outcome::Flushed) => Next::Done(Response::good()),
+            (Work::FlushAndStop, Outcome::Flushed) => {
+                self.started = false;
+                Next::Done(Response::good())
+            }
+            (Work::Sequence(mut left), Outcome::Written { .. }) => match left.pop_front() {
+                Some(op) => Next::Again(Work::Sequence(left), op),
+                None => Next::Done(Response::good()),
+            },
+            (Work::Same { lba, left, pattern, slice_blocks }, Outcome::Written { .. }) => {
+                self.same_again(lba, left, pattern, slice_blocks)
+            }
+            (Work::Verify { lba, left, compare, compared_bytes, slice_blocks }, Outcome::Read(extents)) => {
+                self.verify_again(lba, left, (compare, compared_bytes), slice_blocks, &extents)
+            }
+            (Work::LbaStatus { allocation_len }, Outcome::Read(extents)) => {
+                Next::Done(lba_status(&extents, allocation_len))
+            }
+            _ => {
+                tracing::error!(volume = %self.volume.name, "the store answered another question; this is a defect");
+                Next::Done(check_condition(Sense::INTERNAL_FAILURE))
+            }
+        }
+    }
+
+    fn same_again(&self, lba: Lba, left: u32, pattern: Buffer, slice_blocks: u32) -> Next {
+        if left == 0 {
+            return Next::Done(Response::good());
+        }
+        let blocks = left.min(slice_blocks);
+        let len = (blocks as usize) << self.volume.geometry.block_size.shift();
+        let op = Op::Write { lba, data: vec![pattern.slice(..len)], records: Vec::new(), fua: false };
+        let lba = Lba(lba.0 + u64::from(blocks));
+        Next::Again(Work::Same { lba, left: left - blocks, pattern, slice_blocks }, op)
+    }
+
+    fn verify_again(
+        &self,
+        lba: Lba,
+        left: u32,
+        (compare, compared_bytes): (Option<Buffer>, usize),
+        slice_blocks: u32,
+        extents: &[Extent],
+    ) -> Next {
+        let mut position = compared_bytes;
+        if let Some(compare) = &compare {
+            for segment in self.plain_segments(extents) {
+                let expected = compare.iter().cycle().skip(position % compare.len());
+                if let Some(at) = segment.data.iter().zip(expected).position(|(found, expected)| found != expected) {
+                    let offset = Lba((position + at) as u64);
+                    return Next::Done(check_condition(Sense::MISCOMPARE.at(offset)));
+                }
+                position += segment.data.len();
+            }
+        }
+        if left == 0 {
+            return Next::Done(Response::good());
+        }
+        let blocks = left.min(slice_blocks);
+        let next = Lba(lba.0 + u64::from(blocks));
+        let work = Work::Verify { lba: next, left: left - blocks, compare, compared_bytes: position, slice_blocks };
+        Next::Again(work, Op::Read { lba, count: blocks })
+    }
+
+    fn plain_segments(&self, extents: &[Extent]) -> Vec<DataSegment> {
+        let shift = self.volume.geometry.block_size.shift();
+        let mut segments = Vec::with_capacity(extents.len());
+        for extent in extents {
+            match extent {
+                Extent::Blocks { data, .. } => segments.push(DataSegment::plain(data.clone())),
+                Extent::Hole { count, .. } => {
+                    let mut left = (*count as usize) << shift;
+                    while left > 0 {
+                        let len = left.min(ZEROS.len());
+                        segments.push(DataSegment::plain(ZEROS.slice(..len)));
+                        left -= len;
+                    }
+                }
+            }
+        }
+        segments
+    }
+
+    /// The store could not.
+    pub(super) fn failed(&self, error: &OpError) -> Response {
+        let volume = &self.volume.name;
+        let sense = match error {
+            OpError::Busy => return status(Status::Busy),
+            OpError::OutOfRange { lba, .. } => Sense::LBA_OUT_OF_RANGE.at(*lba),
+            OpError::NoVersion { lba } => Sense::NO_OLDER_VERSION.at(*lba),
+            OpError::Miscompare { offset_bytes } => Sense::MISCOMPARE.at(Lba(*offset_bytes)),
+            OpError::StampDiffers { lba, .. } => Sense::MISCOMPARE.at(*lba),
+            OpError::Medium { lba, .. } | OpError::NotFormatted { lba } => {
+                tracing::error!(%volume, %lba, %error, "a read failed");
+                Sense::UNRECOVERED_READ.at(*lba)
+            }
+            OpError::NoSpace => {
+                tracing::error!(%volume, %error, "a write failed");
+                Sense::NO_SPACE
+            }
+            OpError::WritesRefused { .. } => {
+                tracing::error!(%volume, %error, "a write failed");
+                Sense::INTERNAL_FAILURE
+            }
+            OpError::Misuse(_) => {
+                tracing::error!(%volume, %error, "the store refuses a request; this is a defect");
+                Sense::INTERNAL_FAILURE
+            }
+        };
+        check_condition(sense)
+    }
+}
+
+/// GET LBA STATUS data of what was read; neighbours of one kind are one range.
+fn lba_status(extents: &[Extent], allocation_len: u32) -> Response {
+    let mut ranges: Vec<LbaStatus> = Vec::new();
+    for extent in extents {
+        let (lba, count, mapped) = match extent {
+            Extent::Blocks { lba, sequences, .. } => (*lba, sequences.len() as u32, true),
+            Extent::Hole { lba, count, .. } => (*lba, *count as u32, false),
+        };
+        match ranges.last_mut() {
+            Some(last) if last.mapped == mapped && last.lba.0 + u64::from(last.count) == lba.0 => last.count += count,
+            _ => ranges.push(LbaStatus { lba, count, mapped }),
+        }
+    }
+    ranges.truncate(LBA_STATUS_DESCRIPTORS_MAX as usize);
+    let mut data = provisioning::lba_status(&ranges);
+    data.truncate(allocation_len as usize);
+    Response::good_data(Buffer::from(bytes::Bytes::from(data)))
+}

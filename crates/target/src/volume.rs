@@ -1,0 +1,280 @@
+//! What a volume is, as its description file `volume.toml` says: identity, shape, who holds the keys, who may use it.
+//!
+//! The store's own superblock has identity and shape too; they are compared when a volume is opened, so that a store put
+//! under another volume's description is refused.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
+use strongroom_scsi::UnitKind;
+use strongroom_scsi::vendor::{Sealing, UnitPage};
+use strongroom_store::VolumeInfo;
+
+use crate::names::VolumeName;
+
+/// The version of `volume.toml` that this build writes.
+const FILE_VERSION: u32 = 1;
+
+/// One volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name, unique in the catalogue.
+    pub name: VolumeName,
+    /// Its name among machines.
+    pub id: VolumeId,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// How it is sealed; `None` for a plain volume.
+    pub sealed: Option<Sealed>,
+    /// The share of its size that retained versions may take, in percent.
+    pub retention_percent: u8,
+    /// Who may use it, beyond what the target's configuration says.
+    pub access: Access,
+}
+
+/// How a sealed volume is sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// Who holds the keys.
+    pub custody: Custody,
+    /// What associated data binds to.
+    pub domain: SealingDomain,
+    /// The cipher of new writes.
+    pub suite: Suite,
+    /// What sealing does.
+    pub mode: Mode,
+    /// The key epoch of new writes.
+    pub epoch: u32,
+    /// Custody `target`: the file with the key that wraps block keys at rest. Lies outside the store; the binary reads it.
+    pub wrapping_key: Option<PathBuf>,
+}
+
+/// Who may use a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Access {
+    /// Names of peers in the target's configuration; `*` for all of them.
+    pub peers: Vec<String>,
+    /// Initiator names that may use it over plain iSCSI (plain volumes only); `*` for any.
+    pub initiators: Vec<String>,
+    /// Nobody may write.
+    pub read_only: bool,
+}
+
+impl Volume {
+    /// Plain or sealed, as SCSI sees it.
+    pub fn unit_kind(&self) -> UnitKind {
+        if self.sealed.is_some() { UnitKind::Sealed } else { UnitKind::Plain }
+    }
+
+    /// Vital product data page 0xC0.
+    pub(crate) fn unit_page(&self) -> UnitPage {
+        UnitPage {
+            volume: self.id,
+            block_size: self.geometry.block_size,
+            sealing: self.sealed.as_ref().map(|sealed| Sealing {
+                custody: sealed.custody,
+                suite: sealed.suite,
+                mode: sealed.mode,
+                domain: sealed.domain,
+                record_bytes: sealed.custody.record_bytes_in_channel() as u32,
+                epoch: sealed.epoch,
+            }),
+        }
+    }
+
+    /// What the store must say of itself.
+    pub(crate) fn store_kind(&self) -> strongroom_store::UnitKind {
+        match &self.sealed {
+            None => strongroom_store::UnitKind::Plain,
+            Some(sealed) => strongroom_store::UnitKind::Sealed { domain: sealed.domain, custody: sealed.custody },
+        }
+    }
+
+    /// Whether a store's superblock belongs to this description; otherwise what contradicts.
+    pub(crate) fn agrees_with(&self, info: &VolumeInfo) -> Result<(), String> {
+        let mismatch = |what: &str, ours: &dyn fmt::Debug, stored: &dyn fmt::Debug| {
+            Err(format!("{what} is {ours:?} here and {stored:?} in the store; the store belongs to another volume"))
+        };
+        if self.id != info.volume_id {
+            return mismatch("volume_id", &self.id, &info.volume_id);
+        }
+        if self.geometry != info.geometry {
+            return mismatch("the size", &self.geometry, &info.geometry);
+        }
+        if self.store_kind() != info.kind {
+            return mismatch("the kind", &self.store_kind(), &info.kind);
+        }
+        Ok(())
+    }
+
+    /// As the text of `volume.toml`.
+    pub(crate) fn to_toml(&self) -> String {
+        let file = File {
+            version: FILE_VERSION,
+            name: self.name.to_string(),
+            volume_id: self.id.to_string(),
+            size_bytes: self.geometry.bytes(),
+            block_size: self.geometry.block_size.bytes(),
+            retention_percent: self.retention_percent,
+            sealed: self.sealed.as_ref().map(|sealed| SealedFile {
+                custody: sealed.custody.to_string(),
+                domain: sealed.domain.to_string(),
+                suite: suite_name(sealed.suite).to_owned(),
+                mode: mode_name(sealed.mode).to_owned(),
+                epoch: sealed.epoch,
+                wrapping_key: sealed.wrapping_key.clone(),
+            }),
+            access: self.access.clone(),
+        };
+        let body = toml::to_string_pretty(&file).expect("strings and numbers are representable");
+        format!("# A Strongroom volume. Identity and shape must not be changed by hand; [access] may.\n{body}")
+    }
+
+    /// From the text of `volume.toml`; the error says what is wrong.
+    pub(crate) fn from_toml(text: &str) -> Result<Volume, String> {
+        // The version first: a newer file may have fields that we do not know.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Versioned { version } = toml::from_str(text).map_err(|error| error.to_string())?;
+        if version != FILE_VERSION {
+            return Err(format!(
+                "its version is {version} and this build knows {FILE_VERSION}; use a newer Strongroom"
+            ));
+        }
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let block_size = BlockSize::new(file.block_size.into()).map_err(|error| error.to_string())?;
+        let geometry = Geometry::from_bytes(file.size_bytes, block_size).map_err(|error| error.to_string())?;
+        Ok(Volume {
+            name: VolumeName::new(&file.name).map_err(|error| error.to_string())?,
+            id: file.volume_id.parse().map_err(|error| format!("volume_id: {error}"))?,
+            geometry,
+            sealed: file.sealed.map(SealedFile::parse).transpose()?,
+            retention_percent: file.retention_percent,
+            access: file.access,
+        })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    version: u32,
+    name: String,
+    volume_id: String,
+    size_bytes: u64,
+    block_size: u32,
+    retention_percent: u8,
+    sealed: Option<SealedFile>,
+    #[serde(default)]
+    access: Access,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SealedFile {
+    custody: String,
+    domain: String,
+    suite: String,
+    mode: String,
+    epoch: u32,
+    wrapping_key: Option<PathBuf>,
+}
+
+impl SealedFile {
+    fn parse(self) -> Result<Sealed, String> {
+        let known = |what: &str, found: &str| format!("sealed.{what}: '{found}' is not known to this build");
+        let custody = custody_from(&self.custody).ok_or_else(|| known("custody", &self.custody))?;
+        if (custody == Custody::Target) != self.wrapping_key.is_some() {
+            return Err("sealed.wrapping_key belongs to custody 'target', and only to it".to_owned());
+        }
+        Ok(Sealed {
+            custody,
+            domain: self.domain.parse().map_err(|error| format!("sealed.domain: {error}"))?,
+            suite: [Suite::Aes256Gcm]
+                .into_iter()
+                .find(|suite| suite_name(*suite) == self.suite)
+                .ok_or_else(|| known("suite", &self.suite))?,
+            mode: [Mode::Encrypt, Mode::AuthenticateOnly]
+                .into_iter()
+                .find(|mode| mode_name(*mode) == self.mode)
+                .ok_or_else(|| known("mode", &self.mode))?,
+            epoch: self.epoch,
+            wrapping_key: self.wrapping_key,
+        })
+    }
+}
+
+/// A custody by its name.
+pub fn custody_from(name: &str) -> Option<Custody> {
+    [Custody::KeyFile, Custody::KeyServer, Custody::Target].into_iter().find(|custody| custody.to_string() == name)
+}
+
+fn suite_name(suite: Suite) -> &'static str {
+    match suite {
+        Suite::Aes256Gcm => "aes-256-gcm",
+    }
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Encrypt => "encrypt",
+        Mode::AuthenticateOnly => "authenticate-only",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(custody: Custody) -> Volume {
+        Volume {
+            name: VolumeName::new("data").unwrap(),
+            id: VolumeId([1; 16]),
+            geometry: Geometry::from_bytes(1 << 30, BlockSize::DEFAULT).unwrap(),
+            sealed: Some(Sealed {
+                custody,
+                domain: SealingDomain([2; 16]),
+                suite: Suite::Aes256Gcm,
+                mode: Mode::Encrypt,
+                epoch: 1,
+                wrapping_key: (custody == Custody::Target).then(|| "/etc/strongroom/data.wrap".into()),
+            }),
+            retention_percent: 10,
+            access: Access { peers: vec!["alice".into()], ..Access::default() },
+        }
+    }
+
+    #[test]
+    fn reads_as_written() {
+        for custody in [Custody::KeyFile, Custody::KeyServer, Custody::Target] {
+            let volume = sample(custody);
+            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+        }
+        let plain = Volume { sealed: None, ..sample(Custody::KeyFile) };
+        assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain));
+    }
+
+    #[test]
+    fn nonsense_and_the_future_are_refused() {
+        let good = sample(Custody::KeyFile).to_toml();
+        for (from, to) in [
+            ("version = 1", "version = 2"),
+            ("block_size = 4096", "block_size = 4097"),
+            ("size_bytes = 1073741824", "size_bytes = 5"),
+            ("name = \"data\"", "name = \"../data\""),
+            ("custody = \"keyfile\"", "custody = \"mine\""),
+            ("custody = \"keyfile\"", "custody = \"target\""),
+            ("aes-256-gcm", "rot13"),
+            ("epoch = 1", "epoch = 1\ncolour = 2"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            assert!(Volume::from_toml(&good.replace(from, to)).is_err(), "{to}");
+        }
+        assert!(Volume::from_toml("").is_err());
+    }
+}
