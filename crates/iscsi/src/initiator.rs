@@ -1,70 +1,239 @@
-//! The initiator's side of one session: commands in, events out, and back. Reconnecting is the application's business.
+//! The initiator's side of one session: commands in, events out, and back. Reconnecting, retrying and time-outs of commands
+//! are the application's business. The login is in `login`, what arrives in `receive`, what is sent in `transmit`.
 
+mod login;
+mod receive;
+mod transmit;
 mod types;
 
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-pub use types::*;
+use bytes::Bytes;
+use strongroom_block::Buffer;
 
-use crate::{Agreed, CloseReason, Lun, Pdu};
+use self::login::Login;
+use self::transmit::Burst;
+use crate::liveness::{Liveness, Verdict};
+use crate::login::Agreed;
+use crate::pdu::{Bhs, LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TaskManagementRequest, TextRequest};
+use crate::slots::{INDEX_BITS, Key, Slots};
+use crate::text::{Collector, Pairs};
+use crate::{CloseReason, Lun, PeerMisbehaved, Serial};
+
+pub use types::{
+    Attribute, Command, Completed, Config, DataIn, Direction, Event, SendTargets, SessionKind, SubmitError, TASKS_MAX,
+    TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
+};
+
+/// Small requests that may wait to be sent; a target that makes us answer more pings than it reads is given up.
+const REQUESTS_MAX: usize = 256;
+/// Task management requests in flight.
+const MANAGEMENTS_MAX: usize = 16;
+/// Tags of requests that are not commands: the top bit is set, a command's is clear.
+const CONTROL_TAG: u32 = 0x8000_0000;
 
 /// An initiator's session machine; see the crate's first page for how to drive it.
 #[derive(Debug)]
-pub struct Session {}
+pub struct Session {
+    config: Config,
+    phase: Phase,
+    deadline: Option<Instant>,
+    liveness: Liveness,
+    agreed: Agreed,
 
-#[allow(unused_variables, clippy::unused_self)]
+    events: VecDeque<Event>,
+    /// Small requests, all immediate; numbers are put in when they leave.
+    requests: VecDeque<(Bhs, Buffer)>,
+    /// Commands that wait for the command window.
+    waiting: VecDeque<Key>,
+    /// Data-Out sequences in the order in which they became due.
+    bursts: VecDeque<Burst>,
+    /// Whether the next turn is a burst's, when a command could go too.
+    burst_turn: bool,
+
+    cmd_sn: Serial,
+    max_cmd_sn: Serial,
+    exp_stat_sn: Serial,
+
+    tasks: Slots<Task>,
+    next_control: u32,
+    managements: Vec<Management>,
+    question: Option<Question>,
+    ping_tag: Option<u32>,
+    logout_tag: Option<u32>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Login(Box<Login>),
+    FullFeature,
+    LoggingOut,
+    Closed,
+}
+
+#[derive(Debug)]
+struct Task {
+    command: Command,
+    /// `None` until it was sent.
+    cmd_sn: Option<Serial>,
+    /// How much of a read arrived, holes included, or how much of a write was asked for, in bytes.
+    moved: u32,
+    next_data_sn: u32,
+    next_r2t_sn: u32,
+    r2ts_open: u32,
+}
+
+#[derive(Debug)]
+struct Management {
+    tag: u32,
+    function: TaskFunction,
+    lun: Lun,
+    task: Option<Key>,
+}
+
+/// A text exchange: the answer may come in parts.
+#[derive(Debug)]
+struct Question {
+    tag: u32,
+    collector: Collector,
+    pairs: Vec<Pairs>,
+}
+
 impl Session {
-    /// A session on a connection that was made at `now`; the login starts with the first `poll_transmit`.
-    pub fn new(now: Instant, config: Config) -> Session {
-        Session {}
+    /// A session on a connection that was made at `now`; its first request waits in `poll_transmit`.
+    pub fn new(now: Instant, mut config: Config) -> Session {
+        config.offer = config.offer.clamped();
+        let login = Login::new(&config);
+        let mut session = Session {
+            deadline: Some(now + config.login_timeout),
+            liveness: Liveness::new(now, config.ping_after, config.ping_timeout),
+            phase: Phase::Login(Box::new(login)),
+            config,
+            agreed: Agreed::default(),
+            events: VecDeque::new(),
+            requests: VecDeque::new(),
+            waiting: VecDeque::new(),
+            bursts: VecDeque::new(),
+            burst_turn: false,
+            cmd_sn: Serial(1),
+            max_cmd_sn: Serial(1),
+            exp_stat_sn: Serial(0),
+            tasks: Slots::new(),
+            next_control: 0,
+            managements: Vec::new(),
+            question: None,
+            ping_tag: None,
+            logout_tag: None,
+        };
+        session.start_login();
+        session
     }
+
     /// Takes a PDU from the peer.
     pub fn handle_pdu(&mut self, now: Instant, pdu: Pdu) {
-        unreachable!("being written")
+        self.liveness.moved(now);
+        let outcome = match self.phase {
+            Phase::Closed => return,
+            Phase::Login(_) => self.handle_login_pdu(&pdu),
+            Phase::FullFeature | Phase::LoggingOut => self.handle_answer(pdu),
+        };
+        if let Err(misbehaved) = outcome {
+            self.end(CloseReason::Misbehaved(misbehaved));
+        }
     }
-    /// Bytes moved on the connection (either way) without completing a PDU: the peer is alive.
+
+    /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.
     pub fn handle_progress(&mut self, now: Instant) {
-        unreachable!("being written")
+        self.liveness.moved(now);
     }
-    /// The connection ended underneath, or its framing failed. Emits `Closed` unless it was already.
+
+    /// The connection ended underneath, or its framing failed. Emits `Closed` unless that was already done.
     pub fn handle_closed(&mut self, reason: CloseReason) {
-        unreachable!("being written")
+        self.end(reason);
     }
+
     /// The time of `poll_timeout` has come.
     pub fn handle_timeout(&mut self, now: Instant) {
-        unreachable!("being written")
+        let is_late = self.deadline.is_some_and(|at| now >= at);
+        match self.phase {
+            Phase::Closed => return,
+            Phase::Login(_) if is_late => return self.end(CloseReason::LoginTimedOut),
+            Phase::LoggingOut if is_late => return self.end(CloseReason::PeerSilent),
+            Phase::Login(_) => return,
+            Phase::LoggingOut | Phase::FullFeature => {}
+        }
+        match self.liveness.look(now) {
+            Verdict::Alive => {}
+            Verdict::Ping => self.ping(),
+            Verdict::Dead => self.end(CloseReason::PeerSilent),
+        }
     }
+
     /// When `handle_timeout` wants to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        unreachable!("being written")
+        match self.phase {
+            Phase::Closed => None,
+            Phase::Login(_) => self.deadline,
+            Phase::FullFeature | Phase::LoggingOut => {
+                let alive = self.liveness.deadline();
+                Some(self.deadline.map_or(alive, |at| at.min(alive)))
+            }
+        }
     }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
-        unreachable!("being written")
+        self.events.pop_front()
     }
-    /// The next PDU to send.
-    pub fn poll_transmit(&mut self) -> Option<Pdu> {
-        unreachable!("being written")
-    }
+
     /// Sends a command, at once or when the target's command window lets it.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing was sent.
     pub fn submit(&mut self, command: Command) -> Result<TaskId, SubmitError> {
-        unreachable!("being written")
+        self.check_logged_in()?;
+        if self.tasks.len() >= TASKS_MAX {
+            return Err(SubmitError::QueueFull);
+        }
+        self.check_command(&command).map_err(SubmitError::Malformed)?;
+        let task = Task { command, cmd_sn: None, moved: 0, next_data_sn: 0, next_r2t_sn: 0, r2ts_open: 0 };
+        let key = self.tasks.insert_with(|_| task);
+        self.waiting.push_back(key);
+        Ok(TaskId::of(key))
     }
+
     /// Commands in flight or waiting.
     pub fn outstanding(&self) -> usize {
-        unreachable!("being written")
+        self.tasks.len()
     }
-    /// Asks for targets; answered by `TargetsListed`.
+
+    /// Asks for targets; answered by `TargetsListed`. One question at a time.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing was sent.
     pub fn send_targets(&mut self, question: &SendTargets) -> Result<(), SubmitError> {
-        unreachable!("being written")
+        self.check_logged_in()?;
+        if self.question.is_some() {
+            return Err(SubmitError::QueueFull);
+        }
+        let mut pairs = Pairs::default();
+        pairs.push(
+            "SendTargets",
+            match question {
+                SendTargets::All => "All",
+                SendTargets::Named(name) => name,
+                SendTargets::ThisTarget => "",
+            },
+        );
+        let tag = self.control_tag();
+        self.question = Some(Question { tag, collector: Collector::default(), pairs: Vec::new() });
+        self.send_text(tag, TAG_NONE, Buffer::from(Bytes::from(pairs.encode())));
+        Ok(())
     }
-    /// Sends a task management function; `task` for `AbortTask`. Answered by `TaskManagementDone`.
+
+    /// Sends a task management function; `task` names the one of `AbortTask`. Answered by `TaskManagementDone` with the
+    /// name that is returned here.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing was sent.
@@ -74,18 +243,218 @@ impl Session {
         lun: Lun,
         task: Option<TaskId>,
     ) -> Result<TaskId, SubmitError> {
-        unreachable!("being written")
+        self.check_logged_in()?;
+        if self.managements.len() >= MANAGEMENTS_MAX {
+            return Err(SubmitError::QueueFull);
+        }
+        let tag = self.control_tag();
+        let key = match (function, task) {
+            (TaskFunction::AbortTask, None) => return Err(SubmitError::Malformed("AbortTask names no task")),
+            (TaskFunction::AbortTask, Some(task)) => Some(task.key()),
+            _ => None,
+        };
+        let referenced = key.and_then(|key| self.tasks.get(key));
+        if function == TaskFunction::AbortTask && referenced.is_none_or(|task| task.cmd_sn.is_none()) {
+            // Over already, or never sent: nobody has to be asked.
+            let ended = key.filter(|key| self.forget(*key)).map(TaskId::of);
+            let result = match ended {
+                Some(_) => TaskManagementResult::Complete,
+                None => TaskManagementResult::TaskDoesNotExist,
+            };
+            let ended = ended.into_iter().collect();
+            self.events.push_back(Event::TaskManagementDone { id: TaskId(tag), result, ended });
+            return Ok(TaskId(tag));
+        }
+        let lun = referenced.map_or(lun, |task| task.command.lun);
+        let request = TaskManagementRequest {
+            immediate: true,
+            function: function as u8,
+            lun,
+            initiator_task_tag: tag,
+            referenced_task_tag: key.map_or(TAG_NONE, |key| TaskId::of(key).0),
+            cmd_sn: Serial(0),
+            exp_stat_sn: Serial(0),
+            ref_cmd_sn: referenced.and_then(|task| task.cmd_sn).unwrap_or_default(),
+        };
+        self.managements.push(Management { tag, function, lun, task: key });
+        self.requests.push_back((request.encode(), Buffer::empty()));
+        Ok(TaskId(tag))
     }
-    /// Logs out; `Closed` follows when the target has answered, or not in time.
+
+    /// Logs out; `Closed` follows when the target has answered, or not in time. Commands that are not over are lost.
     pub fn logout(&mut self, now: Instant) {
-        unreachable!("being written")
+        match self.phase {
+            Phase::Closed | Phase::LoggingOut => {}
+            Phase::Login(_) => self.end(CloseReason::LoggedOut),
+            Phase::FullFeature => {
+                let tag = self.control_tag();
+                let request = LogoutRequest {
+                    immediate: true,
+                    reason: LogoutReason::CloseSession as u8,
+                    initiator_task_tag: tag,
+                    cid: 0,
+                    cmd_sn: Serial(0),
+                    exp_stat_sn: Serial(0),
+                };
+                self.requests.push_back((request.encode(), Buffer::empty()));
+                self.waiting.clear();
+                self.logout_tag = Some(tag);
+                self.deadline = Some(now + self.config.logout_timeout);
+                self.phase = Phase::LoggingOut;
+            }
+        }
     }
+
     /// What the login settled; `None` before full-feature phase.
     pub fn agreed(&self) -> Option<&Agreed> {
-        unreachable!("being written")
+        matches!(self.phase, Phase::FullFeature | Phase::LoggingOut).then_some(&self.agreed)
     }
+
+    /// How long the application may expect a logout to take.
+    pub fn logout_timeout(&self) -> Duration {
+        self.config.logout_timeout
+    }
+
     /// Whether `Closed` was emitted.
     pub fn is_closed(&self) -> bool {
-        unreachable!("being written")
+        matches!(self.phase, Phase::Closed)
+    }
+
+    fn check_logged_in(&self) -> Result<(), SubmitError> {
+        match self.phase {
+            Phase::FullFeature => Ok(()),
+            _ => Err(SubmitError::NotLoggedIn),
+        }
+    }
+
+    fn check_command(&self, command: &Command) -> Result<(), &'static str> {
+        if self.config.kind == SessionKind::Discovery {
+            return Err("a discovery session takes no commands");
+        }
+        if command.ahs.len() % 4 != 0 {
+            return Err("its header segments are not padded to four bytes");
+        }
+        if (command.direction == Direction::Write) != command.write.is_some() {
+            return Err("a write has data and nothing else has");
+        }
+        let block_bytes = match &command.write {
+            None => command.sealed_block_bytes,
+            Some(source) if source.data.len() != command.expected_bytes as usize => {
+                return Err("the length of its data is not the expected one");
+            }
+            Some(WriteSource { records: None, .. }) => None,
+            Some(WriteSource { data, records: Some(records) }) => {
+                let (block, record) = (records.block_bytes as usize, records.record_bytes as usize);
+                if block == 0 || record == 0 || record > u8::MAX as usize || data.len() % block != 0 {
+                    return Err("sealed data must be whole blocks");
+                }
+                if data.len() / block * record != records.bytes.len() {
+                    return Err("there must be one record per block");
+                }
+                if self.agreed.max_burst_bytes % records.block_bytes != 0 {
+                    return Err("the target's MaxBurstLength is not a multiple of the block size");
+                }
+                if self.agreed.send_segment_bytes_max < records.block_bytes {
+                    return Err("the target takes less than a block per PDU");
+                }
+                Some(records.block_bytes)
+            }
+        };
+        if block_bytes.is_some() && !self.config.in_channel {
+            return Err("sealed blocks travel inside a channel only; use a strongroom:// URL");
+        }
+        let ahs_max = if self.config.in_channel { AHS_BYTES_MAX } else { crate::pdu::PLAIN_AHS_BYTES_MAX };
+        if command.ahs.len() > ahs_max {
+            return Err("its header segments are too long");
+        }
+        Ok(())
+    }
+
+    fn ping(&mut self) {
+        let tag = self.control_tag();
+        self.ping_tag = Some(tag);
+        self.send_nop(NopOut {
+            immediate: true,
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            target_transfer_tag: TAG_NONE,
+            cmd_sn: Serial(0),
+            exp_stat_sn: Serial(0),
+        });
+    }
+
+    fn send_nop(&mut self, nop: NopOut) {
+        self.requests.push_back((nop.encode(), Buffer::empty()));
+    }
+
+    fn send_text(&mut self, tag: u32, target_transfer_tag: u32, text: Buffer) {
+        let request = TextRequest {
+            immediate: true,
+            is_final: true,
+            continues: false,
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            target_transfer_tag,
+            cmd_sn: Serial(0),
+            exp_stat_sn: Serial(0),
+        };
+        self.requests.push_back((request.encode(), text));
+    }
+
+    fn control_tag(&mut self) -> u32 {
+        let tag = CONTROL_TAG | self.next_control;
+        // The largest would be the tag that names nothing.
+        self.next_control = (self.next_control + 1) % (CONTROL_TAG - 1);
+        tag
+    }
+
+    /// Forgets a task and its data. False if it was gone.
+    fn forget(&mut self, key: Key) -> bool {
+        let was_there = self.tasks.remove(key);
+        if let Some(task) = &was_there {
+            if task.cmd_sn.is_none() {
+                self.waiting.retain(|waiting| *waiting != key);
+            }
+            if task.command.write.is_some() {
+                self.bursts.retain(|burst| burst.key != key);
+            }
+        }
+        was_there.is_some()
+    }
+
+    fn check_flood(&self) -> Result<(), PeerMisbehaved> {
+        match self.requests.len() >= REQUESTS_MAX {
+            true => Err(PeerMisbehaved::Flood { what: "requests", limit: REQUESTS_MAX }),
+            false => Ok(()),
+        }
+    }
+
+    fn end(&mut self, reason: CloseReason) {
+        if self.is_closed() {
+            return;
+        }
+        self.phase = Phase::Closed;
+        self.deadline = None;
+        self.requests.clear();
+        self.waiting.clear();
+        self.bursts.clear();
+        self.tasks.clear();
+        self.managements.clear();
+        self.question = None;
+        self.events.push_back(Event::Closed(reason));
+    }
+}
+
+/// Room that a command leaves for the seal records of its immediate data, at worst.
+const AHS_BYTES_MAX: usize = 4096;
+
+impl TaskId {
+    fn of(key: Key) -> TaskId {
+        // The top bit is clear: never a control request's tag, never the tag that names nothing.
+        TaskId((key.generation << INDEX_BITS | key.index) & !CONTROL_TAG)
+    }
+
+    fn key(self) -> Key {
+        Key { index: self.0 & ((1 << INDEX_BITS) - 1), generation: self.0 >> INDEX_BITS }
     }
 }

@@ -2,6 +2,8 @@
 
 /// Bits of a key that are the index.
 pub(crate) const INDEX_BITS: u32 = 10;
+/// Bits of a key that are the generation: with the index 31, so that an initiator's tag has its top bit to spare.
+const GENERATION_BITS: u32 = 31 - INDEX_BITS;
 /// Most entries of a table.
 pub(crate) const SLOTS_MAX: usize = 1 << INDEX_BITS;
 
@@ -32,10 +34,6 @@ impl<T> Slots<T> {
 
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
-    }
-
-    pub(crate) fn is_full(&self) -> bool {
-        self.len() == SLOTS_MAX
     }
 
     /// Adds an entry made from its key.
@@ -73,7 +71,7 @@ impl<T> Slots<T> {
             return None;
         }
         let value = slot.value.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
+        slot.generation = (slot.generation + 1) & ((1 << GENERATION_BITS) - 1);
         self.free.push_back(key.index);
         Some(value)
     }
@@ -108,6 +106,17 @@ mod tests {
         assert_eq!((slots.get(first), slots.get(second)), (None, Some(&2)));
         assert_eq!(slots.remove(first), None);
         assert_eq!((slots.len(), slots.remove(second), slots.len()), (1, Some(2), 0));
+    }
+
+    #[test]
+    fn generations_wrap_where_tags_do() {
+        let mut slots = Slots::new();
+        for _ in 0..1u32 << GENERATION_BITS {
+            let key = slots.insert_with(|_| ());
+            assert!(key.generation >> GENERATION_BITS == 0);
+            slots.remove(key);
+        }
+        assert_eq!(slots.insert_with(|_| ()), Key { index: 0, generation: 0 });
     }
 
     #[test]

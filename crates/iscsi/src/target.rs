@@ -6,8 +6,6 @@ mod login;
 mod manage;
 mod question;
 mod respond;
-#[cfg(test)]
-mod tests;
 mod types;
 mod write;
 

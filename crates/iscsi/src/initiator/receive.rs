@@ -1,0 +1,331 @@
+//! What an initiator is told in full-feature phase. Data must come in order and whole: this side never asks for recovery.
+
+use super::transmit::Burst;
+use super::{
+    Completed, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId,
+    TaskManagementResult,
+};
+use crate::ahs::{Hole, SealRecords};
+use crate::pdu::{
+    self, Answer, AsyncEvent, AsyncMessage, Bhs, LogoutResponse, LogoutResult, NopIn, NopOut, Opcode, Pdu, PduError,
+    R2t, ScsiResponse, Sequence, TAG_NONE, TaskManagementResponse, TextResponse,
+};
+use crate::text::Pairs;
+use crate::{CloseReason, PeerMisbehaved, Residual, Serial};
+
+impl Session {
+    pub(super) fn handle_answer(&mut self, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        let max_bytes = self.config.offer.recv_segment_bytes_max.max(crate::login::LOGIN_SEGMENT_BYTES) as usize;
+        if pdu.data.len() > max_bytes {
+            return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
+        }
+        let answer = Answer::decode(&pdu.bhs)?;
+        let is_data = matches!(answer, Answer::DataIn(_));
+        if pdu.sealed && !(self.config.in_channel && is_data) {
+            return Err(PeerMisbehaved::OutOfPlace { what: "a sealed PDU", expected: "block data of a read" });
+        }
+        let uses_stat_sn = match &answer {
+            Answer::DataIn(data_in) => data_in.status.is_some(),
+            Answer::R2t(_) => false,
+            Answer::NopIn(nop) => nop.initiator_task_tag != TAG_NONE,
+            _ => true,
+        };
+        self.take_numbers(answer.sequence(), uses_stat_sn)?;
+        match answer {
+            Answer::DataIn(header) => self.handle_data_in(header, pdu),
+            Answer::ScsiResponse(header) => self.handle_response(header, &pdu),
+            Answer::R2t(header) => self.handle_r2t(header),
+            Answer::NopIn(header) => self.handle_nop_in(header),
+            Answer::TaskManagement(header) => self.handle_management_response(header),
+            Answer::Text(header) => self.handle_text_response(header, &pdu),
+            Answer::Logout(header) => self.handle_logout_response(header),
+            Answer::AsyncMessage(header) => self.handle_async(header, &pdu),
+            Answer::Reject(header) => self.handle_reject(header.reason, &pdu),
+            Answer::Login(_) => {
+                Err(PeerMisbehaved::OutOfPlace { what: "a login response", expected: "full-feature phase" })
+            }
+        }
+    }
+
+    /// Takes over the command window and checks the place of the answer.
+    pub(super) fn take_numbers(&mut self, numbers: Sequence, uses_stat_sn: bool) -> Result<(), PeerMisbehaved> {
+        // RFC 7143 §4.2.2.1: a pair that contradicts itself is ignored; the window never shrinks.
+        let is_sound = !numbers.max_cmd_sn.is_before(numbers.exp_cmd_sn.previous());
+        if is_sound && self.max_cmd_sn.is_before(numbers.max_cmd_sn) {
+            self.max_cmd_sn = numbers.max_cmd_sn;
+        }
+        if uses_stat_sn {
+            // A stream loses nothing, so a gap is the target's miscount; ours never miscounts, others may.
+            if self.config.in_channel && numbers.stat_sn != self.exp_stat_sn {
+                return Err(PeerMisbehaved::StatSn { found: numbers.stat_sn.0, expected: self.exp_stat_sn.0 });
+            }
+            if !numbers.stat_sn.is_before(self.exp_stat_sn) {
+                self.exp_stat_sn = numbers.stat_sn.next();
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_data_in(&mut self, header: pdu::DataIn, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        let task_tag = header.initiator_task_tag;
+        let task_id = TaskId(task_tag);
+        let key = task_id.key();
+        let misplaced = |why| PeerMisbehaved::Data { task_tag, why };
+        let task = self.tasks.get_mut(key).filter(|task| task.cmd_sn.is_some());
+        let task = task.ok_or(PeerMisbehaved::UnknownTask { what: "a Data-In", task_tag })?;
+        if task.command.direction != Direction::Read {
+            return Err(misplaced("data for a command that reads none"));
+        }
+        let covers_bytes = covered_bytes(&pdu, task.command.sealed_block_bytes).map_err(misplaced)?;
+        if covers_bytes > 0 || header.status.is_none() {
+            if header.data_sn != task.next_data_sn {
+                return Err(misplaced("DataSN out of order"));
+            }
+            if header.buffer_offset != task.moved {
+                return Err(misplaced("a gap or an overlap"));
+            }
+            if covers_bytes == 0 || covers_bytes > task.command.expected_bytes - task.moved {
+                return Err(misplaced("nothing, or more than was asked for"));
+            }
+            task.next_data_sn += 1;
+            task.moved += covers_bytes;
+            self.events.push_back(Event::DataIn(DataIn {
+                task: task_id,
+                offset: header.buffer_offset,
+                data: pdu.data,
+                ahs: pdu.ahs,
+                sealed: pdu.sealed,
+                covers_bytes,
+            }));
+        }
+        if let Some((status, residual)) = header.status {
+            self.finish(task_id, status, 0, Vec::new(), residual);
+        }
+        Ok(())
+    }
+
+    fn handle_response(&mut self, header: ScsiResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        let task_tag = header.initiator_task_tag;
+        let task = self.tasks.get(TaskId(task_tag).key()).filter(|task| task.cmd_sn.is_some());
+        if task.is_none() {
+            return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag });
+        }
+        let sense = sense_of(&pdu.data);
+        self.finish(TaskId(task_tag), header.status, header.response, sense, header.residual);
+        Ok(())
+    }
+
+    fn finish(&mut self, task: TaskId, status: u8, response: u8, sense: Vec<u8>, residual: Residual) {
+        let key = task.key();
+        let moved_bytes = self.tasks.get(key).map_or(0, |task| task.moved);
+        self.forget(key);
+        self.events.push_back(Event::Completed(Completed { task, status, response, sense, residual, moved_bytes }));
+    }
+
+    fn handle_r2t(&mut self, header: R2t) -> Result<(), PeerMisbehaved> {
+        let task_tag = header.initiator_task_tag;
+        let misplaced = |why| PeerMisbehaved::Data { task_tag, why };
+        let key = TaskId(task_tag).key();
+        // An R2T may cross the end of its task; there is nothing to send then.
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.cmd_sn.is_some()) else { return Ok(()) };
+        let Some(source) = &task.command.write else { return Err(misplaced("an R2T for a command that writes none")) };
+        let desired = header.desired_data_transfer_bytes;
+        let end = u64::from(header.buffer_offset) + u64::from(desired);
+        if header.r2t_sn != task.next_r2t_sn || header.buffer_offset != task.moved {
+            return Err(misplaced("an R2T out of order"));
+        }
+        if desired == 0 || desired > self.agreed.max_burst_bytes || end > u64::from(task.command.expected_bytes) {
+            return Err(misplaced("an R2T for nothing, for more than a burst, or past the end"));
+        }
+        if task.r2ts_open >= u32::from(self.agreed.max_outstanding_r2t) {
+            return Err(misplaced("more R2Ts than MaxOutstandingR2T"));
+        }
+        if let Some(records) = &source.records
+            && (header.buffer_offset % records.block_bytes != 0 || desired % records.block_bytes != 0)
+        {
+            return Err(misplaced("an R2T that is not for whole blocks"));
+        }
+        task.next_r2t_sn += 1;
+        task.r2ts_open += 1;
+        task.moved = end as u32;
+        self.bursts.push_back(Burst {
+            key,
+            lun: header.lun,
+            target_transfer_tag: header.target_transfer_tag,
+            next_data_sn: 0,
+            offset: header.buffer_offset,
+            end: end as u32,
+        });
+        Ok(())
+    }
+
+    fn handle_nop_in(&mut self, header: NopIn) -> Result<(), PeerMisbehaved> {
+        if header.initiator_task_tag != TAG_NONE {
+            if self.ping_tag == Some(header.initiator_task_tag) {
+                self.ping_tag = None;
+            }
+            return Ok(());
+        }
+        if header.target_transfer_tag == TAG_NONE {
+            return Ok(()); // Only news of the command window.
+        }
+        self.check_flood()?;
+        self.send_nop(NopOut {
+            immediate: true,
+            lun: header.lun,
+            initiator_task_tag: TAG_NONE,
+            target_transfer_tag: header.target_transfer_tag,
+            cmd_sn: Serial(0),
+            exp_stat_sn: Serial(0),
+        });
+        Ok(())
+    }
+
+    fn handle_management_response(&mut self, header: TaskManagementResponse) -> Result<(), PeerMisbehaved> {
+        let tag = header.initiator_task_tag;
+        let at = self.managements.iter().position(|management| management.tag == tag);
+        let at = at.ok_or(PeerMisbehaved::UnknownTask { what: "a task management response", task_tag: tag })?;
+        self.end_management(at, header.result);
+        Ok(())
+    }
+
+    fn end_management(&mut self, at: usize, result: TaskManagementResult) {
+        let management = self.managements.swap_remove(at);
+        let mut ended = Vec::new();
+        if result == TaskManagementResult::Complete {
+            let lun = match management.function {
+                TaskFunction::AbortTask | TaskFunction::ClearAca | TaskFunction::TaskReassign => None,
+                TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset => Some(None),
+                _ => Some(Some(management.lun)),
+            };
+            let concerned = |of| lun.is_some_and(|lun| lun.is_none_or(|lun| lun == of));
+            let sent = self.tasks.iter().filter(|(_, task)| task.cmd_sn.is_some());
+            let mut keys: Vec<_> = sent.filter(|(_, task)| concerned(task.command.lun)).map(|(key, _)| key).collect();
+            keys.extend(management.task);
+            ended = keys.into_iter().filter(|key| self.forget(*key)).map(TaskId::of).collect();
+        }
+        self.events.push_back(Event::TaskManagementDone { id: TaskId(management.tag), result, ended });
+    }
+
+    fn handle_text_response(&mut self, header: TextResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        let unknown = PeerMisbehaved::UnknownTask { what: "a text response", task_tag: header.initiator_task_tag };
+        let question = self.question.as_mut().filter(|question| question.tag == header.initiator_task_tag);
+        let question = question.ok_or(unknown)?;
+        let tag = question.tag;
+        if let Some(pairs) = question.collector.push(&pdu.data, header.continues, TEXT_BYTES_MAX)? {
+            question.pairs.push(pairs);
+            if question.pairs.len() > TEXT_ROUNDS_MAX {
+                return Err(PeerMisbehaved::Flood { what: "text responses", limit: TEXT_ROUNDS_MAX });
+            }
+        }
+        if header.is_final && !header.continues {
+            let question = self.question.take().expect("looked at above");
+            self.events.push_back(Event::TargetsListed(targets_of(&question)));
+            return Ok(());
+        }
+        self.check_flood()?;
+        self.send_text(tag, header.target_transfer_tag, strongroom_block::Buffer::empty());
+        Ok(())
+    }
+
+    fn handle_logout_response(&mut self, header: LogoutResponse) -> Result<(), PeerMisbehaved> {
+        if self.logout_tag != Some(header.initiator_task_tag) {
+            let task_tag = header.initiator_task_tag;
+            return Err(PeerMisbehaved::UnknownTask { what: "a logout response", task_tag });
+        }
+        match header.result {
+            LogoutResult::Closed => self.end(CloseReason::LoggedOut),
+            _ => self.end(CloseReason::ClosedHere("the target did not clean up at logout".into())),
+        }
+        Ok(())
+    }
+
+    fn handle_async(&mut self, header: AsyncMessage, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        match header.event {
+            AsyncEvent::ScsiEvent => {
+                let sense = sense_of(&pdu.data);
+                self.events.push_back(Event::AsyncSense { lun: pdu.bhs.lun(), sense });
+            }
+            AsyncEvent::LogoutRequested => {
+                let within = std::time::Duration::from_secs(u64::from(header.parameters[2]));
+                self.events.push_back(Event::LogoutRequested { within });
+            }
+            AsyncEvent::ConnectionDropped | AsyncEvent::AllConnectionsDropped => {
+                let reason = match self.phase {
+                    Phase::LoggingOut => CloseReason::LoggedOut,
+                    _ => CloseReason::DroppedByTarget,
+                };
+                self.end(reason);
+            }
+            // Nothing is negotiated anew, no fast abort was agreed on, and vendors' news are not for us.
+            AsyncEvent::NegotiationRequested | AsyncEvent::TasksTerminated | AsyncEvent::VendorSpecific => {}
+        }
+        Ok(())
+    }
+
+    fn handle_reject(&mut self, reason: u8, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        let Some(header) = pdu.data.first_chunk().map(|bytes| Bhs(*bytes)) else {
+            return Err(PeerMisbehaved::Rejected { reason, opcode: 0xff });
+        };
+        let tag = header.initiator_task_tag();
+        match header.opcode() {
+            Some(Opcode::TaskManagementRequest) => {
+                if let Some(at) = self.managements.iter().position(|management| management.tag == tag) {
+                    self.end_management(at, TaskManagementResult::Rejected);
+                }
+                Ok(())
+            }
+            Some(Opcode::NopOut) => Ok(()),
+            // Data for a task that the target has ended meanwhile.
+            Some(Opcode::DataOut) if self.tasks.get(TaskId(tag).key()).is_none() => Ok(()),
+            // The outcome of anything else would be unknown: better a new session.
+            _ => Err(PeerMisbehaved::Rejected { reason, opcode: header.opcode_bits() }),
+        }
+    }
+}
+
+/// Parts of one text exchange.
+const TEXT_ROUNDS_MAX: usize = 1024;
+
+/// How much of a transfer a Data-In stands for, in bytes.
+fn covered_bytes(pdu: &Pdu, block_bytes: Option<u32>) -> Result<u32, &'static str> {
+    let len = pdu.data.len() as u32;
+    let Some(block_bytes) = block_bytes.filter(|bytes| *bytes > 0) else {
+        return if pdu.sealed { Err("sealed data for a plain read") } else { Ok(len) };
+    };
+    if len > 0 {
+        let records = SealRecords::find(&pdu.ahs).map_err(|_| "malformed seal records")?;
+        let count = records.map_or(0, |records| records.count()) as u64;
+        return match pdu.sealed && count * u64::from(block_bytes) == u64::from(len) {
+            true => Ok(len),
+            false => Err("sealed data that is not whole blocks with a record each"),
+        };
+    }
+    match Hole::covered_blocks(&pdu.ahs) {
+        Some(blocks) => blocks.checked_mul(block_bytes).ok_or("a hole longer than any transfer"),
+        None => Ok(0),
+    }
+}
+
+/// Sense data behind its two bytes of length; what a sloppy length leaves.
+fn sense_of(data: &[u8]) -> Vec<u8> {
+    let Some((len, rest)) = data.split_first_chunk::<2>() else { return Vec::new() };
+    let len = usize::from(u16::from_be_bytes(*len)).min(rest.len());
+    rest[..len].to_vec()
+}
+
+fn targets_of(question: &Question) -> Vec<TargetEntry> {
+    let mut targets: Vec<TargetEntry> = Vec::new();
+    for (key, value) in question.pairs.iter().flat_map(Pairs::iter) {
+        match key {
+            "TargetName" => targets.push(TargetEntry { name: value.to_owned(), addresses: Vec::new() }),
+            "TargetAddress" => {
+                if let Some(target) = targets.last_mut() {
+                    target.addresses.push(value.to_owned());
+                }
+            }
+            _ => {}
+        }
+    }
+    targets
+}

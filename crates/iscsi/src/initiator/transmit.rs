@@ -1,0 +1,178 @@
+//! What an initiator sends: small requests first, then commands and the data of writes in turn. Sealed data is cut at whole
+//! blocks, each PDU with exactly its blocks' records.
+
+use bytes::Bytes;
+use strongroom_block::Buffer;
+
+use super::{Direction, Phase, Session, TaskId, WriteSource};
+use crate::Agreed;
+use crate::ahs;
+use crate::pdu::{DataOut, Lun, Opcode, Pdu, ScsiCommand, TAG_NONE};
+use crate::slots::Key;
+
+/// A sequence of Data-Out PDUs to send.
+#[derive(Debug)]
+pub(super) struct Burst {
+    pub(super) key: Key,
+    pub(super) lun: Lun,
+    pub(super) target_transfer_tag: u32,
+    pub(super) next_data_sn: u32,
+    /// The next byte, and the end, in bytes from the start of the transfer.
+    pub(super) offset: u32,
+    pub(super) end: u32,
+}
+
+/// Data of one PDU.
+struct Cut {
+    data: Buffer,
+    ahs: Vec<u8>,
+    sealed: bool,
+}
+
+impl Session {
+    /// The next PDU to send.
+    pub fn poll_transmit(&mut self) -> Option<Pdu> {
+        if let Some((mut bhs, data)) = self.requests.pop_front() {
+            if bhs.opcode() != Some(Opcode::NopOut) || Some(bhs.initiator_task_tag()) != self.ping_tag {
+                self.liveness.sent();
+            }
+            // All of them are immediate: they show the next CmdSN and do not use it up.
+            bhs.set_u32(24, self.cmd_sn.0);
+            bhs.set_u32(28, self.exp_stat_sn.0);
+            return Some(Pdu::new(bhs, Bytes::new(), data, false));
+        }
+        if !matches!(self.phase, Phase::FullFeature) {
+            return None;
+        }
+        let can_send_command = !self.waiting.is_empty() && !self.max_cmd_sn.is_before(self.cmd_sn);
+        let can_send_burst = !self.bursts.is_empty();
+        let pdu = match (can_send_command, can_send_burst) {
+            (false, false) => return None,
+            (true, false) => self.next_command(),
+            (false, true) => self.next_data_out(),
+            (true, true) => {
+                self.burst_turn = !self.burst_turn;
+                if self.burst_turn { self.next_data_out() } else { self.next_command() }
+            }
+        };
+        self.liveness.sent();
+        pdu
+    }
+
+    fn next_command(&mut self) -> Option<Pdu> {
+        let key = self.waiting.pop_front()?;
+        let task = self.tasks.get_mut(key)?;
+        let command = &task.command;
+        let plan =
+            command.write.as_ref().map_or(Plan::default(), |source| plan(source, command.ahs.len(), &self.agreed));
+        let header = ScsiCommand {
+            immediate: false,
+            is_final: plan.unsolicited_end == plan.immediate,
+            read: command.direction == Direction::Read,
+            write: command.direction == Direction::Write,
+            attribute: command.attribute,
+            lun: command.lun,
+            initiator_task_tag: TaskId::of(key).0,
+            expected_data_transfer_bytes: command.expected_bytes,
+            cmd_sn: self.cmd_sn,
+            exp_stat_sn: self.exp_stat_sn,
+            cdb: command.cdb,
+        };
+        let cut = match &command.write {
+            Some(source) if plan.immediate > 0 => cut(source, 0, plan.immediate),
+            _ => Cut { data: Buffer::empty(), ahs: Vec::new(), sealed: false },
+        };
+        let ahs = match cut.ahs.is_empty() {
+            true => command.ahs.clone(),
+            false => Bytes::from([&command.ahs[..], &cut.ahs].concat()),
+        };
+        if command.write.is_some() {
+            task.moved = plan.unsolicited_end;
+        }
+        if plan.unsolicited_end > plan.immediate {
+            self.bursts.push_back(Burst {
+                key,
+                lun: command.lun,
+                target_transfer_tag: TAG_NONE,
+                next_data_sn: 0,
+                offset: plan.immediate,
+                end: plan.unsolicited_end,
+            });
+        }
+        task.cmd_sn = Some(self.cmd_sn);
+        self.cmd_sn = self.cmd_sn.next();
+        Some(Pdu::new(header.encode(), ahs, cut.data, cut.sealed))
+    }
+
+    fn next_data_out(&mut self) -> Option<Pdu> {
+        let burst = self.bursts.front_mut()?;
+        let key = burst.key;
+        let task = self.tasks.get_mut(key).expect("a task's bursts go with it");
+        let source = task.command.write.as_ref().expect("only writes have bursts");
+        let len = pdu_bytes(source, burst.end - burst.offset, 0, &self.agreed);
+        let cut = cut(source, burst.offset, len);
+        let is_final = burst.offset + len == burst.end;
+        let header = DataOut {
+            is_final,
+            lun: burst.lun,
+            initiator_task_tag: TaskId::of(key).0,
+            target_transfer_tag: burst.target_transfer_tag,
+            exp_stat_sn: self.exp_stat_sn,
+            data_sn: burst.next_data_sn,
+            buffer_offset: burst.offset,
+        };
+        burst.offset += len;
+        burst.next_data_sn += 1;
+        if is_final {
+            if burst.target_transfer_tag != TAG_NONE {
+                task.r2ts_open -= 1;
+            }
+            self.bursts.pop_front();
+        }
+        Some(Pdu::new(header.encode(), Bytes::from(cut.ahs), cut.data, cut.sealed))
+    }
+}
+
+/// What of a write goes without being asked for.
+#[derive(Clone, Copy, Default)]
+struct Plan {
+    /// With the command, in bytes.
+    immediate: u32,
+    /// Where unsolicited data ends, immediate data included.
+    unsolicited_end: u32,
+}
+
+fn plan(source: &WriteSource, ahs_bytes: usize, agreed: &Agreed) -> Plan {
+    let whole = |bytes: u32| source.records.as_ref().map_or(bytes, |records| bytes - bytes % records.block_bytes);
+    let unsolicited = whole((source.data.len() as u32).min(agreed.first_burst_bytes));
+    let immediate = match agreed.immediate_data && unsolicited > 0 {
+        true => pdu_bytes(source, unsolicited, ahs_bytes, agreed),
+        false => 0,
+    };
+    Plan { immediate, unsolicited_end: if agreed.initial_r2t { immediate } else { unsolicited } }
+}
+
+/// How much of `left` bytes goes into one PDU that has `ahs_bytes` of other header segments.
+fn pdu_bytes(source: &WriteSource, left: u32, ahs_bytes: usize, agreed: &Agreed) -> u32 {
+    let by_segment = left.min(agreed.send_segment_bytes_max);
+    match &source.records {
+        None => by_segment,
+        Some(records) => {
+            let by_header = ahs::seal_records_max(records.record_bytes as usize, ahs_bytes) as u64;
+            let blocks = u64::from(by_segment / records.block_bytes).min(by_header);
+            (blocks * u64::from(records.block_bytes)) as u32
+        }
+    }
+}
+
+fn cut(source: &WriteSource, offset: u32, len: u32) -> Cut {
+    let range = offset as usize..(offset + len) as usize;
+    let data = source.data.slice(range);
+    let Some(records) = &source.records else { return Cut { data, ahs: Vec::new(), sealed: false } };
+    let record_bytes = records.record_bytes as usize;
+    let (first, count) = ((offset / records.block_bytes) as usize, (len / records.block_bytes) as usize);
+    let entries = &records.bytes[first * record_bytes..(first + count) * record_bytes];
+    let mut ahs = Vec::with_capacity(entries.len() + 8);
+    ahs::push_seal_records(&mut ahs, record_bytes, entries);
+    Cut { data, ahs, sealed: true }
+}
