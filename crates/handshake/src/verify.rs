@@ -64,7 +64,7 @@ impl KeyVerifier {
     }
 }
 
-const NO_TLS_12: Error = Error::PeerIncompatible(PeerIncompatible::Tls13RequiredForQuic);
+const NO_TLS_12: Error = Error::PeerIncompatible(PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig);
 
 impl ServerCertVerifier for KeyVerifier {
     fn verify_server_cert(

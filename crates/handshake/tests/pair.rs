@@ -217,16 +217,10 @@ fn a_flood_of_handshake_bytes_is_cut_off() {
 /// Every flipped bit of every flight ends the handshake at one end at least; nobody finishes with other keys.
 #[test]
 fn a_flipped_bit_anywhere_is_noticed() {
-    let flights = {
-        let mut pair = Pair::new();
-        let first = drain(&mut pair.initiator).len();
-        let (mut a, mut b) = (None, None);
-        let to_target = drain(&mut Pair::new().initiator);
-        deliver(&mut pair.target, &to_target, usize::MAX, &mut a);
-        let second = drain(&mut pair.target).len();
-        b.get_or_insert(());
-        [first, second]
-    };
+    let mut pair = Pair::new();
+    let first = drain(&mut pair.initiator);
+    deliver(&mut pair.target, &first, usize::MAX, &mut None);
+    let flights = [first.len(), drain(&mut pair.target).len()];
     for (flight, flight_bytes) in flights.into_iter().enumerate() {
         for at in (0..flight_bytes).step_by(61) {
             let (agreed, harmless) = flipped(flight, at);
