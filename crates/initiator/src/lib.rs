@@ -9,16 +9,24 @@
 
 mod blocking;
 mod completion;
+mod error;
 pub mod fuse;
 mod key_source;
 mod known;
 pub mod loopdev;
 mod memory;
+mod options;
+mod remote;
 pub mod safety;
 mod url;
 
 pub use blocking::{discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking};
+pub use error::AttachError;
 pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
 pub use memory::{MemoryCounts, MemoryDevice};
+pub use options::{AttachOptions, Limits, Timeouts, default_initiator_name};
+pub use remote::{
+    ConnectionStatus, EngineCounters, RecoverError, Recovered, RemoteDevice, SealedUnit, UnitDescription, inquire,
+};
 pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, UrlError, VolumeUrl, is_volume_name};

@@ -1,0 +1,53 @@
+//! Why there is no attachment: the world failed, the target refused, or it is not what it was.
+
+use crate::{KeySourceError, UnitMismatch};
+
+/// Why a volume could not be attached, or was given up after it had been.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The options contradict themselves.
+    #[error("{0}")]
+    Options(String),
+    /// This machine refused a socket, a thread or a descriptor.
+    #[error("cannot start the attachment: {0}")]
+    System(#[from] std::io::Error),
+    /// No connection could be made. Trying again may help.
+    #[error("cannot reach the target: {0}")]
+    Unreachable(String),
+    /// The target did not finish in time.
+    #[error("the target did not answer within {seconds} s while {doing}; check its log, or raise --connect-timeout")]
+    TimedOut {
+        /// The limit, in seconds.
+        seconds: u64,
+        /// What was under way.
+        doing: &'static str,
+    },
+    /// The handshake failed: an unknown key on either side, or something that is no Strongroom target.
+    #[error("no channel with the target: {0}")]
+    Handshake(String),
+    /// The target refused the login.
+    #[error("the target refused the login: {0}")]
+    LoginRefused(String),
+    /// There is no volume behind the logical unit.
+    #[error("{0}")]
+    NoUnit(String),
+    /// The target says something about the unit that we cannot use.
+    #[error("the unit cannot be used: {0}")]
+    Unsupported(String),
+    /// The volume is not what is known of it.
+    #[error(transparent)]
+    Mismatch(#[from] UnitMismatch),
+    /// The volume is sealed and no key was given.
+    #[error("the volume is sealed; give its key with --key-file")]
+    KeyNeeded,
+    /// The key could not be had.
+    #[error(transparent)]
+    Key(#[from] KeySourceError),
+}
+
+impl AttachError {
+    /// Whether waiting and trying again can help. A refusal stays one.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, AttachError::Unreachable(_) | AttachError::TimedOut { .. })
+    }
+}

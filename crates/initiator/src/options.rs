@@ -1,0 +1,131 @@
+//! What an attachment is made from: where, as whom, with which keys, within which limits.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use strongroom_block::CryptoCounters;
+use strongroom_handshake::{NodeKey, PublicKey};
+
+use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, VolumeUrl};
+
+/// Everything that [`crate::RemoteDevice::attach`] needs.
+#[derive(Clone)]
+pub struct AttachOptions {
+    /// The volume.
+    pub url: VolumeUrl,
+    /// What the names of the target's volumes begin with; a volume's name follows after a colon.
+    pub base_iqn: String,
+    /// Our iSCSI name. A target binds a node key to the names it may use.
+    pub initiator_name: String,
+    /// Our identity; needed for `strongroom://`.
+    pub node_key: Option<Arc<NodeKey>>,
+    /// The target's identity, any of these; needed for `strongroom://`.
+    pub target_keys: Vec<PublicKey>,
+    /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
+    pub key_source: Option<Arc<dyn KeySource>>,
+    /// What is known of the volume beforehand.
+    pub expected: ExpectedUnit,
+    /// Refuse every write here already.
+    pub read_only: bool,
+    /// Limits of the queues.
+    pub limits: Limits,
+    /// How long to wait for what.
+    pub timeouts: Timeouts,
+    /// Tell the target which versions opened, so that it need not keep older ones.
+    pub verified_feedback: bool,
+    /// Where the bytes of our cryptography are counted.
+    pub counters: Arc<CryptoCounters>,
+}
+
+impl AttachOptions {
+    /// The defaults for the volume at `url`.
+    pub fn new(url: VolumeUrl) -> AttachOptions {
+        AttachOptions {
+            url,
+            base_iqn: DEFAULT_BASE_IQN.to_owned(),
+            initiator_name: default_initiator_name(),
+            node_key: None,
+            target_keys: Vec::new(),
+            key_source: None,
+            expected: ExpectedUnit::default(),
+            read_only: false,
+            limits: Limits::default(),
+            timeouts: Timeouts::default(),
+            verified_feedback: true,
+            counters: Arc::new(CryptoCounters::new()),
+        }
+    }
+}
+
+impl fmt::Debug for AttachOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttachOptions")
+            .field("url", &self.url)
+            .field("initiator_name", &self.initiator_name)
+            .field("read_only", &self.read_only)
+            .field("limits", &self.limits)
+            .field("timeouts", &self.timeouts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// `iqn.2026-11.org.strongroom:initiator.HOSTNAME`.
+pub fn default_initiator_name() -> String {
+    let node = rustix::system::uname();
+    let host = node.nodename().to_string_lossy().to_lowercase();
+    let host: String = host.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
+    format!("{DEFAULT_BASE_IQN}:initiator.{host}")
+}
+
+/// Named limits of the queues; each is counted before work is done for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests taken in and not completed; `submit` waits beyond that.
+    pub requests_max: usize,
+    /// Bytes of block data in those requests. One request may be larger, alone.
+    pub request_bytes_max: usize,
+    /// Commands in flight at the target.
+    pub commands_max: usize,
+    /// Bytes of one READ or WRITE; larger requests are split. The target's own limit counts too.
+    pub transfer_bytes_max: u32,
+    /// Writes that the target has acknowledged and not yet made durable are kept here, in bytes, and sent again to a
+    /// target that was restarted. At half of it we flush by ourselves; at the bound, writes wait for that flush.
+    pub unflushed_bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            requests_max: 256,
+            request_bytes_max: 32 << 20,
+            commands_max: 64,
+            transfer_bytes_max: 1 << 20,
+            unflushed_bytes_max: 64 << 20,
+        }
+    }
+}
+
+/// How long to wait for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// From the call to the end of login and inquiry, for one try.
+    pub connect: Duration,
+    /// While the connection is lost, requests wait so long; then they fail with `Unreachable`. Zero waits for ever.
+    pub give_up: Duration,
+    /// The first pause between tries; doubles with each.
+    pub backoff_min: Duration,
+    /// The longest pause between tries.
+    pub backoff_max: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
+            connect: Duration::from_secs(15),
+            give_up: Duration::from_secs(300),
+            backoff_min: Duration::from_millis(100),
+            backoff_max: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! A volume behind a network as a block device: what `attach`, `copy` and every other front end stand on.
+//!
+//! ```text
+//! caller's threads        submit: check, count, seal      recover, format, detach
+//!                              |  intake  ^                    |
+//! the device's thread     driver: runtime, connection (link, session, probe), engine
+//! ```
+//!
+//! Requests may be split, retried, and sent again over another connection; a request that was submitted completes once.
+//! A block that does not open is a `Medium` error that names it, and never data.
+
+mod connection;
+mod driver;
+mod engine;
+mod intake;
+mod order;
+mod probe;
+mod recover;
+mod replay;
+mod sealing;
+mod stamps;
+mod unit;
+mod verdict;
+mod verified;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use strongroom_block::{
+    BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token,
+};
+use strongroom_net::Waker;
+
+use crate::completion::{device_error, lock};
+use crate::{AttachError, AttachOptions};
+use driver::{Attached, Driver, Purpose};
+use intake::Intake;
+use sealing::Sealing;
+use work::{Answer, NewOp, Reply, Work};
+
+pub use driver::ConnectionStatus;
+pub use engine::EngineCounters;
+pub use recover::{Recovered, RecoverError};
+pub use unit::{SealedUnit, UnitDescription};
+
+/// A volume that is attached. Requests go in and completions come out as [`BlockDevice`] says; dropped, it logs out and
+/// forgets what was not flushed.
+pub struct RemoteDevice {
+    intake: Arc<Intake>,
+    status: Arc<Mutex<ConnectionStatus>>,
+    unit: Arc<UnitDescription>,
+    sealing: Option<Arc<Sealing>>,
+    read_only: bool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for RemoteDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteDevice").field("unit", &self.unit).finish_non_exhaustive()
+    }
+}
+
+/// Asks what is behind a URL without attaching it: no key is needed, nothing is read or written.
+///
+/// # Errors
+/// [`AttachError`]: not reachable, refused, or nothing there.
+pub fn inquire(options: AttachOptions) -> Result<UnitDescription, AttachError> {
+    let (attached, _, _, thread) = start(options, Purpose::Inquire)?;
+    let _ = thread.join();
+    Ok(Arc::unwrap_or_clone(attached.unit))
+}
+
+type Started = (Attached, Arc<Intake>, Arc<Mutex<ConnectionStatus>>, JoinHandle<()>);
+
+fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachError> {
+    if options.url.is_channel() && options.target_keys.is_empty() {
+        return Err(AttachError::Options(
+            "a strongroom:// URL needs the target's public key; 'strongroom identity show' at the target prints it".into(),
+        ));
+    }
+    let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
+    let intake = Arc::new(Intake::new(waker.clone(), options.limits));
+    let status = Arc::new(Mutex::new(ConnectionStatus::default()));
+    let (first, attached) = sync_channel(1);
+    let thread = {
+        let (options, intake, status) = (Arc::new(options), intake.clone(), status.clone());
+        // A runtime stays in its thread, so the driver is made there.
+        let body = move || match Driver::new(options, intake, status, waker, purpose, first.clone()) {
+            Ok(driver) => driver.run(),
+            Err(error) => drop(first.send(Err(error))),
+        };
+        std::thread::Builder::new().name("strongroom-initiator".into()).spawn(body)?
+    };
+    match attached.recv() {
+        Ok(Ok(attached)) => Ok((attached, intake, status, thread)),
+        Ok(Err(error)) => {
+            let _ = thread.join();
+            Err(error)
+        }
+        Err(_) => Err(AttachError::System(std::io::Error::other("the device's thread ended unexpectedly"))),
+    }
+}
+
+impl RemoteDevice {
+    /// Connects, proves who both sides are, logs in, and asks what the volume is; fetches its key if it is sealed.
+    ///
+    /// # Errors
+    /// [`AttachError`]; the first failure is final, later ones (after an attach) are retried where that can help.
+    pub fn attach(options: AttachOptions) -> Result<RemoteDevice, AttachError> {
+        let read_only = options.read_only;
+        let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
+        let Attached { unit, sealing } = attached;
+        tracing::info!(
+            target = unit.target_name, bytes = unit.geometry.bytes(), sealed = unit.sealed.is_some(), "attached"
+        );
+        Ok(RemoteDevice { intake, status, unit, sealing, read_only, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// What the unit said about itself when it was attached.
+    pub fn unit(&self) -> &UnitDescription {
+        &self.unit
+    }
+
+    /// How the connection is doing.
+    pub fn status(&self) -> ConnectionStatus {
+        lock(&self.status).clone()
+    }
+
+    /// Makes everything written durable, logs out, and ends the device's thread. Requests in flight complete first.
+    ///
+    /// # Errors
+    /// What the flush says; the device is detached in any case.
+    pub fn detach(&self) -> Result<(), DeviceError> {
+        let flushed = if self.read_only { Ok(()) } else { self.flush() };
+        self.end();
+        flushed
+    }
+
+    /// Makes every write that completed before this call durable, and waits for it. For callers beside the consumer of the
+    /// completions.
+    ///
+    /// # Errors
+    /// What the target says.
+    pub fn flush(&self) -> Result<(), DeviceError> {
+        self.intake.ask(Work::Flush, 0).map(drop)
+    }
+
+    /// Makes the whole volume absent: what the first initiator does with a new sealed volume, whose blocks are otherwise
+    /// errors. All data is gone. Durable when it returns.
+    ///
+    /// # Errors
+    /// What the target says.
+    pub fn format(&self) -> Result<(), DeviceError> {
+        self.writable(None)?;
+        let work = self.discard_work(Lba(0), self.unit.geometry.blocks)?;
+        self.intake.ask(work, 0)?;
+        self.flush()
+    }
+
+    /// How many blocks from `lba` on are absent, at most `count`; 0 if `lba` holds data or it cannot be told. On a sealed
+    /// volume absence is proved by its seal, on a plain one it is what the target says.
+    ///
+    /// # Errors
+    /// What the target says, or `Medium` for a hole whose seal does not open.
+    pub fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        let Answer::LbaStatus(hint) = self.intake.ask(Work::LbaStatus { lba }, 0)? else { return Ok(0) };
+        let absent = match hint {
+            Some(hint) if !hint.mapped && hint.lba.0 <= lba.0 => {
+                u64::from(hint.count).saturating_sub(lba.0 - hint.lba.0).min(count)
+            }
+            _ => return Ok(0),
+        };
+        if self.sealing.is_none() || absent == 0 {
+            return Ok(absent);
+        }
+        let count = u32::try_from(absent).unwrap_or(u32::MAX);
+        match self.intake.ask(Work::ProbeHole { lba, count }, 0)? {
+            Answer::HoleBlocks(blocks) => Ok(blocks.min(absent)),
+            _ => Ok(0),
+        }
+    }
+
+    fn end(&self) {
+        self.intake.detach();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+    }
+
+    fn writable(&self, lba: Option<Lba>) -> Result<(), DeviceError> {
+        if self.read_only {
+            return Err(device_error(DeviceErrorKind::ReadOnly, lba, "the volume was attached read-only"));
+        }
+        Ok(())
+    }
+
+    fn discard_work(&self, lba: Lba, count: u64) -> Result<Work, DeviceError> {
+        match &self.sealing {
+            Some(sealing) => sealing.seal_hole(lba, count).map(Work::Hole),
+            None => Ok(Work::Discard { lba, count }),
+        }
+    }
+
+    /// Whole blocks inside the volume.
+    fn check_blocks(&self, lba: Lba, len_bytes: usize) -> Result<(), DeviceError> {
+        let block_bytes = self.unit.geometry.block_size.len();
+        if len_bytes == 0 || len_bytes % block_bytes != 0 {
+            let message = format!("{len_bytes} bytes are not whole blocks of {block_bytes}");
+            return Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message));
+        }
+        self.check_range(lba, (len_bytes / block_bytes) as u64)
+    }
+
+    fn check_range(&self, lba: Lba, count: u64) -> Result<(), DeviceError> {
+        if count > 0 && self.unit.geometry.contains(lba, count) {
+            return Ok(());
+        }
+        let message = format!("{count} blocks from {lba} on are not inside the {} blocks", self.unit.geometry.blocks);
+        Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message))
+    }
+
+    /// What a request costs of the queue's limit in bytes, once it is found to make sense.
+    fn check(&self, request: &Request) -> Result<usize, DeviceError> {
+        match request {
+            Request::Read { lba, buffer } => self.check_blocks(*lba, buffer.len()).map(|()| buffer.len()),
+            Request::Write { lba, data, .. } => {
+                self.writable(Some(*lba))?;
+                self.check_blocks(*lba, data.len()).map(|()| data.len())
+            }
+            Request::WritePart { lba, offset_bytes, data, .. } => {
+                self.writable(Some(*lba))?;
+                self.check_range(*lba, 1)?;
+                let block_bytes = self.unit.geometry.block_size.len();
+                if data.is_empty() || *offset_bytes as usize + data.len() > block_bytes {
+                    return Err(device_error(DeviceErrorKind::OutOfRange, Some(*lba), "the part is not inside the block"));
+                }
+                // Old block, new block, and what is sent.
+                Ok(3 * block_bytes)
+            }
+            Request::Flush => Ok(0),
+            Request::Discard { lba, count } => {
+                self.writable(Some(*lba))?;
+                self.check_range(*lba, *count).map(|()| 0)
+            }
+        }
+    }
+
+    /// Seals what a request writes, here in the caller's thread.
+    fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
+        Ok(match request {
+            Request::Read { lba, buffer } => Work::Read { lba, buffer },
+            Request::Write { lba, data, fua } => match &self.sealing {
+                None => Work::Write { lba, data, records: None, fua },
+                Some(sealing) => {
+                    let sealed = sealing.seal(lba, &data)?;
+                    Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua }
+                }
+            },
+            Request::WritePart { lba, offset_bytes, data, fua } => Work::WritePart { lba, offset_bytes, data, fua },
+            Request::Flush => Work::Flush,
+            Request::Discard { lba, count } => self.discard_work(lba, count)?,
+        })
+    }
+}
+
+impl BlockDevice for RemoteDevice {
+    fn geometry(&self) -> Geometry {
+        self.unit.geometry
+    }
+
+    fn submit(&self, token: Token, request: Request) {
+        let cost_bytes = match self.check(&request).and_then(|cost| self.intake.admit(cost).map(|()| cost)) {
+            Ok(cost_bytes) => cost_bytes,
+            Err(error) => return self.intake.fail(token, error),
+        };
+        match self.prepare(request) {
+            Ok(work) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
+            Err(error) => {
+                self.intake.release(cost_bytes);
+                self.intake.fail(token, error);
+            }
+        }
+    }
+
+    fn poll_completions(&self, completions: &mut Vec<Completion>) -> usize {
+        self.intake.completions.poll(completions)
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.intake.completions.wait(timeout)
+    }
+}
+
+impl Drop for RemoteDevice {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,465 @@
+//! The engine: requests in, SCSI commands out, results back. No sockets, no threads, no clock: time is an argument.
+//!
+//! ```text
+//! submit -> (order: overlapping writers wait) -> cut into commands -> ready -> in flight -> completed
+//!                                                      ^                           |
+//!                                                      +----- retried, reconnected +
+//! ```
+//!
+//! A connection comes and goes underneath. When it goes, every command in flight is ready again, in its old order and with
+//! the very same bytes; when a new one comes to a target that was restarted, the log of unflushed writes goes first.
+//! Absent: the session (`connection`), sealing of new requests (the caller's side does it), policy of any kind about blocks
+//! that do not open: they fail.
+
+mod command;
+mod finish;
+mod part;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Geometry, Lba};
+
+use super::order::{Range, WriteOrder};
+use super::replay::{Piece, UnflushedLog};
+use super::sealing::Sealing;
+use super::unit::UnitDescription;
+use super::verified::VerifiedFeedback;
+use super::work::{FinishedOp, NewOp, Reply, Work};
+use crate::Limits;
+use crate::completion::device_error;
+use command::{Command, CommandKind};
+use part::Part;
+
+/// Commands of one request in flight or ready at once; the rest of a huge request is cut as these complete.
+const COMMANDS_PER_OP_MAX: u32 = 32;
+/// Most blocks that one probe for holes asks for.
+const PROBE_BYTES_MAX: u64 = 32 << 20;
+
+/// Names a command in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct CommandId(usize);
+
+/// Where the connection is, as far as commands are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Down,
+    /// Only the replay's commands go out.
+    Replaying,
+    Up,
+}
+
+/// One request.
+#[derive(Debug)]
+struct Op {
+    reply: Reply,
+    cost_bytes: usize,
+    work: OpWork,
+    /// The range that it holds against other writers.
+    holds: Option<Range>,
+    is_replay: bool,
+    /// Commands made and not completed.
+    outstanding: u32,
+    /// The next block to cut, and the end.
+    cursor: Range,
+    error: Option<DeviceError>,
+}
+
+/// As [`Work`], with the engine's own state of those that take several steps.
+#[derive(Debug)]
+enum OpWork {
+    Plain(Work),
+    Part(Box<Part>),
+    /// READ VERSION, GET LBA STATUS and probes keep what they found here.
+    Asking(Work, Found),
+}
+
+#[derive(Debug, Default)]
+struct Found {
+    bytes: Vec<u8>,
+    hole_blocks: u64,
+    saw_data: bool,
+    version: Option<super::work::Version>,
+}
+
+/// Counters of the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineCounters {
+    /// Commands sent, those sent again included.
+    pub commands_sent: u64,
+    /// Commands sent again, after an answer that asked for it or a lost connection.
+    pub commands_resent: u64,
+    /// Blocks sent again to a target that was restarted.
+    pub blocks_replayed: u64,
+    /// Flushes that we made by ourselves, to bound what would be replayed.
+    pub own_flushes: u64,
+    /// Guarded writes that found another version and were tried again.
+    pub guarded_retries: u64,
+    /// Blocks that did not open, or could not be read.
+    pub blocks_failed: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Engine {
+    unit: Arc<UnitDescription>,
+    sealing: Option<Arc<Sealing>>,
+    limits: Limits,
+    ops: Slab<Op>,
+    commands: Slab<Command>,
+    order: WriteOrder,
+    ready: VecDeque<usize>,
+    replay_ready: VecDeque<usize>,
+    delayed: Vec<(Instant, usize)>,
+    in_flight: usize,
+    /// Bytes of writes in flight: they will be in the log once acknowledged.
+    writing_bytes: usize,
+    next_sequence: u64,
+    phase: Phase,
+    replay_ops: usize,
+    log: UnflushedLog,
+    own_flush: bool,
+    /// A flush of ours failed: the next flush of the application says so, once.
+    lost: Option<DeviceError>,
+    verified: Option<VerifiedFeedback>,
+    lba_status_works: bool,
+    finished: Vec<FinishedOp>,
+    pub(super) counters: EngineCounters,
+}
+
+impl Engine {
+    pub(super) fn new(
+        unit: Arc<UnitDescription>,
+        sealing: Option<Arc<Sealing>>,
+        limits: Limits,
+        verified_feedback: bool,
+    ) -> Engine {
+        let verified = (verified_feedback && sealing.is_some()).then(VerifiedFeedback::default);
+        Engine {
+            unit,
+            sealing,
+            limits,
+            ops: Slab::new(),
+            commands: Slab::new(),
+            order: WriteOrder::default(),
+            ready: VecDeque::new(),
+            replay_ready: VecDeque::new(),
+            delayed: Vec::new(),
+            in_flight: 0,
+            writing_bytes: 0,
+            next_sequence: 0,
+            phase: Phase::Down,
+            replay_ops: 0,
+            log: UnflushedLog::default(),
+            own_flush: false,
+            lost: None,
+            verified,
+            lba_status_works: true,
+            finished: Vec::new(),
+            counters: EngineCounters::default(),
+        }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.unit.geometry
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.unit.geometry.block_size.len()
+    }
+
+    /// Takes a request in. What it may do was checked by the caller's side.
+    pub(super) fn submit(&mut self, op: NewOp) {
+        let NewOp { reply, cost_bytes, work } = op;
+        let block_bytes = self.block_bytes();
+        let blocks = |bytes: usize| (bytes / block_bytes) as u64;
+        let (range, writes) = match &work {
+            Work::Read { lba, buffer } => (Range::new(*lba, blocks(buffer.len())), false),
+            Work::Write { lba, data, .. } => (Range::new(*lba, blocks(data.len())), true),
+            Work::WritePart { lba, .. } | Work::ConditionalWrite { lba, .. } => (Range::new(*lba, 1), true),
+            Work::Hole(hole) => (Range::new(hole.start, hole.count), true),
+            Work::Discard { lba, count } => (Range::new(*lba, *count), true),
+            Work::ProbeHole { lba, count } => (Range::new(*lba, u64::from(*count)), false),
+            Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
+            Work::Flush | Work::Verified { .. } => (Range { start: 0, end: 0 }, false),
+        };
+        let work = match work {
+            Work::WritePart { lba, offset_bytes, data, fua } => {
+                OpWork::Part(Box::new(Part::new(lba, offset_bytes, data, fua, block_bytes)))
+            }
+            Work::ProbeHole { .. } | Work::LbaStatus { .. } | Work::ReadVersion { .. } => {
+                OpWork::Asking(work, Found::default())
+            }
+            _ => OpWork::Plain(work),
+        };
+        let key = self.ops.insert(Op {
+            reply,
+            cost_bytes,
+            work,
+            holds: writes.then_some(range),
+            is_replay: false,
+            outstanding: 0,
+            cursor: range,
+            error: None,
+        });
+        if !writes || self.order.acquire(key, range) {
+            self.start(key);
+        }
+    }
+
+    /// Starts a request that nothing stands in the way of.
+    fn start(&mut self, key: usize) {
+        match &self.ops[key].work {
+            OpWork::Plain(Work::Read { .. } | Work::Write { .. } | Work::Discard { .. }) => self.cut(key),
+            OpWork::Plain(Work::Flush) => {
+                if let Some(error) = self.lost.take() {
+                    self.ops[key].error = Some(error);
+                    return self.finish_if_done(key);
+                }
+                self.make_command(key, CommandKind::Flush { mark: 0 });
+            }
+            OpWork::Plain(Work::Hole(_)) => self.make_command(key, CommandKind::SealHole),
+            OpWork::Plain(Work::Verified { .. }) => self.make_command(key, CommandKind::Verified),
+            OpWork::Plain(Work::ConditionalWrite { .. }) => self.make_command(key, CommandKind::Conditional),
+            OpWork::Part(_) => self.make_command(key, CommandKind::PartRead),
+            OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => self.finish_if_done(key),
+            OpWork::Asking(..) => self.make_command(key, CommandKind::Ask),
+            OpWork::Plain(_) => unreachable!("submit makes the other kinds of work `Part` or `Asking`"),
+        }
+    }
+
+    /// Makes the next commands of a request that is cut at the transfer limit.
+    fn cut(&mut self, key: usize) {
+        let data_blocks_max = self.transfer_blocks();
+        let unmap_blocks_max = self.unit.unmap_blocks_max.map(u64::from).unwrap_or(data_blocks_max);
+        loop {
+            let op = &mut self.ops[key];
+            if op.cursor.start == op.cursor.end || op.outstanding >= COMMANDS_PER_OP_MAX || op.error.is_some() {
+                return self.finish_if_done(key);
+            }
+            let is_discard = matches!(op.work, OpWork::Plain(Work::Discard { .. }));
+            let blocks_max = if is_discard { unmap_blocks_max } else { data_blocks_max };
+            let count = (op.cursor.end - op.cursor.start).min(blocks_max) as u32;
+            let lba = Lba(op.cursor.start);
+            op.cursor.start += u64::from(count);
+            let kind = match (&op.work, self.unit.unmap_blocks_max) {
+                (OpWork::Plain(Work::Read { .. }), _) => CommandKind::Read { lba, count },
+                (OpWork::Plain(Work::Write { .. }), _) => CommandKind::Write { lba, count },
+                (_, Some(_)) => CommandKind::Unmap { lba, count },
+                (_, None) => CommandKind::WriteZeros { lba, count },
+            };
+            self.make_command(key, kind);
+        }
+    }
+
+    /// Blocks of one READ or WRITE.
+    fn transfer_blocks(&self) -> u64 {
+        let ours = u64::from(self.limits.transfer_bytes_max) >> self.geometry().block_size.shift();
+        let theirs = self.unit.transfer_blocks_max.map_or(u64::MAX, u64::from);
+        ours.min(theirs).max(1)
+    }
+
+    fn make_command(&mut self, op: usize, kind: CommandKind) {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let key = self.commands.insert(Command { op, kind, sequence, tries: 0, sent: false, write_bytes: 0, error: None });
+        self.ops[op].outstanding += 1;
+        if self.ops[op].is_replay {
+            self.replay_ready.push_back(key);
+        } else {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// A connection to the unit stands. `restarted`: the target may have lost what was not flushed.
+    pub(super) fn connected(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
+        self.unit = unit;
+        self.phase = Phase::Up;
+        if !restarted {
+            return;
+        }
+        let pieces = self.log.pieces(self.block_bytes());
+        if pieces.is_empty() {
+            return;
+        }
+        tracing::info!(pieces = pieces.len(), bytes = self.log.bytes(), "sending unflushed writes again");
+        self.phase = Phase::Replaying;
+        for piece in pieces {
+            self.replay(piece);
+        }
+        self.replay_done_if_empty();
+    }
+
+    fn replay(&mut self, piece: Piece) {
+        let (range, work) = match piece {
+            Piece::Write { lba, data, records } => {
+                let range = Range::new(lba, (data.len() / self.block_bytes()) as u64);
+                (range, Work::Write { lba, data, records, fua: false })
+            }
+            Piece::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole)),
+            Piece::Absent(range) => {
+                let (lba, count) = (Lba(range.start), range.end - range.start);
+                match self.sealing.as_ref().map(|sealing| sealing.seal_hole(lba, count)) {
+                    None => (range, Work::Discard { lba, count }),
+                    Some(Ok(hole)) => (range, Work::Hole(hole)),
+                    Some(Err(error)) => {
+                        self.lost.get_or_insert(error);
+                        return;
+                    }
+                }
+            }
+        };
+        self.counters.blocks_replayed += range.end - range.start;
+        self.replay_ops += 1;
+        let key = self.ops.insert(Op {
+            reply: Reply::Nobody,
+            cost_bytes: 0,
+            work: OpWork::Plain(work),
+            holds: None,
+            is_replay: true,
+            outstanding: 0,
+            cursor: range,
+            error: None,
+        });
+        self.start(key);
+    }
+
+    fn replay_done_if_empty(&mut self) {
+        if self.phase == Phase::Replaying && self.replay_ops == 0 {
+            tracing::info!("unflushed writes are with the target again");
+            self.phase = Phase::Up;
+        }
+    }
+
+    /// The connection is gone; what was in flight has an unknown outcome and will be sent again, as it was.
+    pub(super) fn disconnected(&mut self) {
+        self.phase = Phase::Down;
+        self.in_flight = 0;
+        self.writing_bytes = 0;
+        self.delayed.clear();
+        self.replay_ready.clear();
+        self.replay_ops = 0;
+        let ops = &mut self.ops;
+        self.commands.retain(|_, command| !ops[command.op].is_replay);
+        ops.retain(|_, op| !op.is_replay);
+        let mut again: Vec<(u64, usize)> = Vec::with_capacity(self.commands.len());
+        for (key, command) in &mut self.commands {
+            command.sent = false;
+            command.error = None;
+            if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
+                *found = Found::default();
+            }
+            again.push((command.sequence, key));
+        }
+        again.sort_unstable();
+        self.ready = again.into_iter().map(|(_, key)| key).collect();
+        // Feedback is a courtesy; what was on its way is forgotten, and a flush of ours is made anew when needed.
+        self.forget_own_ops();
+    }
+
+    /// Drops requests that nobody waits for.
+    fn forget_own_ops(&mut self) {
+        let own: Vec<usize> =
+            self.ops.iter().filter(|(_, op)| matches!(op.reply, Reply::Nobody)).map(|(key, _)| key).collect();
+        for key in own {
+            self.commands.retain(|_, command| command.op != key);
+            self.ops.remove(key);
+        }
+        self.ready.retain(|key| self.commands.contains(*key));
+        self.own_flush = false;
+        if let Some(verified) = &mut self.verified {
+            verified.sent_or_lost();
+        }
+    }
+
+    /// Every request fails: the connection did not come back in time, or the device is being detached.
+    pub(super) fn fail_all(&mut self, error: &DeviceError) {
+        self.disconnected();
+        self.commands.clear();
+        self.ready.clear();
+        self.order = WriteOrder::default();
+        for op in std::mem::take(&mut self.ops) {
+            let (_, Op { reply, cost_bytes, .. }) = op;
+            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()) });
+        }
+    }
+
+    /// Requests taken in and not ended.
+    pub(super) fn requests(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Requests somebody waits for.
+    pub(super) fn has_waiting_callers(&self) -> bool {
+        self.ops.iter().any(|(_, op)| !matches!(op.reply, Reply::Nobody))
+    }
+
+    /// When [`Engine::handle_timeout`] has something to do.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let delayed = self.delayed.iter().map(|(at, _)| *at).min();
+        let verified = self.verified.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.phase == Phase::Up);
+        [delayed, verified].into_iter().flatten().min()
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        let (due, later) = std::mem::take(&mut self.delayed).into_iter().partition(|(at, _)| *at <= now);
+        self.delayed = later;
+        let due: Vec<(Instant, usize)> = due;
+        for (_, key) in due.into_iter().rev() {
+            if self.ops[self.commands[key].op].is_replay {
+                self.replay_ready.push_front(key);
+            } else {
+                self.ready.push_front(key);
+            }
+        }
+        if self.phase == Phase::Up
+            && let Some(pairs) = self.verified.as_mut().and_then(|verified| verified.take_due(now))
+        {
+            self.submit(NewOp { reply: Reply::Nobody, cost_bytes: 0, work: Work::Verified { pairs } });
+        }
+    }
+
+    /// The session had no room for a command after all.
+    pub(super) fn not_sent(&mut self, id: CommandId) {
+        self.take_back(id);
+        if self.phase == Phase::Replaying {
+            self.replay_ready.push_front(id.0);
+        } else {
+            self.ready.push_front(id.0);
+        }
+    }
+
+    /// The session cannot express a command: a fault of ours, which fails the request and nothing else.
+    pub(super) fn cannot_be_sent(&mut self, id: CommandId, why: &str) {
+        self.take_back(id);
+        let command = self.commands.remove(id.0);
+        self.ops[command.op].outstanding -= 1;
+        let message = format!("the request cannot be expressed ({why}); please report this as a bug");
+        self.command_failed(command.op, command.kind, device_error(DeviceErrorKind::Refused, None, message));
+    }
+
+    fn take_back(&mut self, id: CommandId) {
+        let command = &mut self.commands[id.0];
+        command.sent = false;
+        command.tries -= 1;
+        self.in_flight -= 1;
+        self.writing_bytes -= std::mem::take(&mut command.write_bytes);
+    }
+
+    /// What has ended since the last call.
+    pub(super) fn take_finished(&mut self) -> Vec<FinishedOp> {
+        std::mem::take(&mut self.finished)
+    }
+
+    fn delay(&mut self, now: Instant, after: Duration, key: usize) {
+        self.delayed.push((now + after, key));
+    }
+}
+
+/// A buffer of zeros for units that cannot unmap.
+fn zeros(len_bytes: usize) -> Buffer {
+    BufferMut::zeroed(len_bytes).freeze()
+}

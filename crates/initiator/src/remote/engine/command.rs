@@ -1,0 +1,398 @@
+//! One SCSI command of a request: how it is built, and what its data means.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba};
+use strongroom_iscsi::ahs;
+use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
+use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
+
+use super::{CommandId, Engine, Found, Op, OpWork, PROBE_BYTES_MAX, Phase, zeros};
+use crate::completion::device_error;
+use crate::remote::sealing::{Sealing, medium, read_entry};
+use crate::remote::work::{Version, Work};
+
+/// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
+const LBA_STATUS_BYTES: u32 = 8 + 16;
+
+/// A command of a request.
+#[derive(Debug)]
+pub(super) struct Command {
+    pub(super) op: usize,
+    pub(super) kind: CommandKind,
+    /// Order of making; kept over reconnects.
+    pub(super) sequence: u64,
+    pub(super) tries: u32,
+    pub(super) sent: bool,
+    /// What it will put into the log of unflushed writes, in bytes.
+    pub(super) write_bytes: usize,
+    /// Its data was not what it should be; outweighs a good status.
+    pub(super) error: Option<DeviceError>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CommandKind {
+    Read { lba: Lba, count: u32 },
+    Write { lba: Lba, count: u32 },
+    /// `mark`: what it covers of the log, set when it is sent.
+    Flush { mark: u64 },
+    SealHole,
+    Unmap { lba: Lba, count: u32 },
+    WriteZeros { lba: Lba, count: u32 },
+    Verified,
+    /// READ VERSION, GET LBA STATUS, or a probe for holes.
+    Ask,
+    Conditional,
+    PartRead,
+    PartWrite,
+}
+
+impl CommandKind {
+    pub(super) fn lba(self, op: &Op) -> Option<Lba> {
+        match self {
+            CommandKind::Read { lba, .. }
+            | CommandKind::Write { lba, .. }
+            | CommandKind::Unmap { lba, .. }
+            | CommandKind::WriteZeros { lba, .. } => Some(lba),
+            CommandKind::Flush { .. } | CommandKind::Verified => None,
+            CommandKind::SealHole
+            | CommandKind::Ask
+            | CommandKind::Conditional
+            | CommandKind::PartRead
+            | CommandKind::PartWrite => Some(op.range_start()),
+        }
+    }
+
+    fn writes(self) -> bool {
+        use CommandKind as K;
+        matches!(
+            self,
+            K::Write { .. } | K::SealHole | K::Unmap { .. } | K::WriteZeros { .. } | K::Conditional | K::PartWrite
+        )
+    }
+}
+
+impl Op {
+    /// The first block concerned.
+    pub(super) fn range_start(&self) -> Lba {
+        match &self.work {
+            OpWork::Part(part) => part.lba,
+            OpWork::Plain(work) | OpWork::Asking(work, _) => match work {
+                Work::Read { lba, .. }
+                | Work::Write { lba, .. }
+                | Work::WritePart { lba, .. }
+                | Work::Discard { lba, .. }
+                | Work::ProbeHole { lba, .. }
+                | Work::LbaStatus { lba }
+                | Work::ReadVersion { lba, .. }
+                | Work::ConditionalWrite { lba, .. } => *lba,
+                Work::Hole(hole) => hole.start,
+                Work::Flush | Work::Verified { .. } => Lba(0),
+            },
+        }
+    }
+}
+
+impl Engine {
+    /// The next command to send, if there is one and limits allow it. It counts as sent from here on.
+    pub(in crate::remote) fn next_command(&mut self) -> Option<(CommandId, ScsiCommand)> {
+        if self.in_flight >= self.limits.commands_max {
+            return None;
+        }
+        let key = match self.phase {
+            Phase::Down => return None,
+            Phase::Replaying => self.replay_ready.pop_front()?,
+            Phase::Up => {
+                self.flush_if_the_log_is_full();
+                let key = *self.ready.front()?;
+                let command = &self.commands[key];
+                let pinned = self.log.bytes() + self.writing_bytes;
+                if command.kind.writes() && pinned > 0 && pinned >= self.limits.unflushed_bytes_max {
+                    return None;
+                }
+                self.ready.pop_front();
+                key
+            }
+        };
+        let scsi = self.build(key);
+        let mark = self.log.mark();
+        let command = &mut self.commands[key];
+        if let CommandKind::Flush { mark: covers } = &mut command.kind {
+            *covers = mark;
+        }
+        let counts = command.kind.writes() && self.phase == Phase::Up;
+        command.write_bytes = if counts { scsi.expected_bytes as usize } else { 0 };
+        self.writing_bytes += command.write_bytes;
+        command.sent = true;
+        self.counters.commands_sent += 1;
+        self.counters.commands_resent += u64::from(command.tries > 0);
+        command.tries += 1;
+        self.in_flight += 1;
+        Some((CommandId(key), scsi))
+    }
+
+    /// At half of the log's limit a flush of ours goes in front of everything.
+    fn flush_if_the_log_is_full(&mut self) {
+        if self.own_flush || self.log.bytes() == 0 || self.log.bytes() < self.limits.unflushed_bytes_max / 2 {
+            return;
+        }
+        self.own_flush = true;
+        self.counters.own_flushes += 1;
+        let key = self.insert_own_flush();
+        self.make_command(key, CommandKind::Flush { mark: 0 });
+        let command = self.ready.pop_back().expect("made above");
+        self.ready.push_front(command);
+    }
+
+    fn build(&self, key: usize) -> ScsiCommand {
+        let command = &self.commands[key];
+        let op = &self.ops[command.op];
+        let lun = self.unit.wire_lun();
+        let bytes_of = |count: u32| count << self.geometry().block_size.shift();
+        match (command.kind, &op.work) {
+            (CommandKind::Read { lba, count }, _) => ScsiCommand {
+                sealed_block_bytes: self.sealed_block_bytes(),
+                ..ScsiCommand::read(lun, cdb::read_16(lba, count), bytes_of(count))
+            },
+            (CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { lba: first, data, records, fua })) => {
+                let (data, records) = self.part_of_write(*first, data, records.as_ref(), lba, count);
+                ScsiCommand::write(lun, cdb::write_16(lba, count, *fua), self.write_source(data, records))
+            }
+            (CommandKind::Flush { .. }, _) => ScsiCommand::without_data(lun, cdb::synchronize_cache_10()),
+            (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) => {
+                let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
+                let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
+                ScsiCommand::write(lun, cdb, WriteSource::plain(list))
+            }
+            (CommandKind::Unmap { lba, count }, _) => {
+                let list = Buffer::copy_from(&provisioning::unmap_parameters(&[(lba, count)]));
+                ScsiCommand::write(lun, cdb::unmap(list.len() as u16), WriteSource::plain(list))
+            }
+            (CommandKind::WriteZeros { lba, count }, _) => {
+                let data = zeros(bytes_of(count) as usize);
+                ScsiCommand::write(lun, cdb::write_16(lba, count, false), WriteSource::plain(data))
+            }
+            (CommandKind::Verified, OpWork::Plain(Work::Verified { pairs })) => {
+                let list = Buffer::copy_from(&vendor::encode_verified(pairs));
+                let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
+                ScsiCommand::write(lun, cdb, WriteSource::plain(list))
+            }
+            (CommandKind::Ask, OpWork::Asking(work, _)) => self.build_question(work),
+            (CommandKind::Conditional, OpWork::Plain(Work::ConditionalWrite { lba, expected, data, records })) => {
+                self.build_conditional(*lba, expected, data.clone(), records.clone())
+            }
+            (CommandKind::PartRead, OpWork::Part(part)) => ScsiCommand {
+                sealed_block_bytes: self.sealed_block_bytes(),
+                ..ScsiCommand::read(lun, cdb::read_16(part.lba, 1), bytes_of(1))
+            },
+            (CommandKind::PartWrite, OpWork::Part(part)) => self.build_part_write(part),
+            (kind, _) => unreachable!("{kind:?} is only made for the work that it belongs to"),
+        }
+    }
+
+    fn build_question(&self, work: &Work) -> ScsiCommand {
+        let lun = self.unit.wire_lun();
+        let shift = self.geometry().block_size.shift();
+        match *work {
+            Work::ReadVersion { lba, older_than } => {
+                let mut segments = Vec::new();
+                ahs::push_older_than(&mut segments, older_than.0);
+                ScsiCommand {
+                    ahs: segments.into(),
+                    sealed_block_bytes: self.sealed_block_bytes(),
+                    ..ScsiCommand::read(lun, VendorCommand::ReadVersion { lba }.encode(), 1 << shift)
+                }
+            }
+            Work::LbaStatus { lba } => {
+                ScsiCommand::read(lun, cdb::get_lba_status(lba, LBA_STATUS_BYTES), LBA_STATUS_BYTES)
+            }
+            Work::ProbeHole { lba, count } => {
+                let most = (PROBE_BYTES_MAX >> shift).min(self.unit.transfer_blocks_max.map_or(u64::MAX, u64::from));
+                let count = u64::from(count).min(most).max(1) as u32;
+                ScsiCommand {
+                    sealed_block_bytes: self.sealed_block_bytes(),
+                    ..ScsiCommand::read(lun, cdb::read_16(lba, count), count << shift)
+                }
+            }
+            _ => unreachable!("only questions are asked"),
+        }
+    }
+
+    pub(super) fn build_conditional(&self, lba: Lba, expected: &[u8; 24], data: Buffer, records: Bytes) -> ScsiCommand {
+        let mut segments = Vec::new();
+        ahs::push_expected_stamp(&mut segments, expected);
+        let cdb = VendorCommand::ConditionalWrite { lba, count: 1 }.encode();
+        ScsiCommand {
+            ahs: segments.into(),
+            ..ScsiCommand::write(self.unit.wire_lun(), cdb, self.write_source(data, Some(records)))
+        }
+    }
+
+    fn sealed_block_bytes(&self) -> Option<u32> {
+        self.sealing.is_some().then(|| self.geometry().block_size.bytes())
+    }
+
+    pub(super) fn write_source(&self, data: Buffer, records: Option<Bytes>) -> WriteSource {
+        let block_bytes = self.geometry().block_size.bytes();
+        let record_bytes = self.sealing.as_ref().map_or(0, |sealing| sealing.record_bytes() as u32);
+        WriteSource { data, records: records.map(|bytes| WriteRecords { block_bytes, record_bytes, bytes }) }
+    }
+
+    /// The blocks `lba`, `count` of a write that begins at `first`, and their records.
+    pub(super) fn part_of_write(
+        &self,
+        first: Lba,
+        data: &Buffer,
+        records: Option<&Bytes>,
+        lba: Lba,
+        count: u32,
+    ) -> (Buffer, Option<Bytes>) {
+        let (from, count) = ((lba.0 - first.0) as usize, count as usize);
+        let block_bytes = self.block_bytes();
+        let records = records.map(|records| {
+            let each = records.len() / (data.len() / block_bytes);
+            records.slice(from * each..(from + count) * each)
+        });
+        (data.slice(from * block_bytes..(from + count) * block_bytes), records)
+    }
+
+    /// Data of a command in flight. What is wrong with it is kept until the command's end.
+    pub(in crate::remote) fn data_in(&mut self, now: Instant, id: CommandId, data_in: &DataIn) {
+        let Some(command) = self.commands.get_mut(id.0).filter(|command| command.sent && command.error.is_none()) else {
+            return;
+        };
+        let kind = command.kind;
+        let op = &mut self.ops[command.op];
+        let shift = self.unit.geometry.block_size.shift();
+        let mut place = Place { sealing: self.sealing.as_deref(), shift, data_in };
+        let result = match (kind, &mut op.work) {
+            (CommandKind::Read { lba, count }, OpWork::Plain(Work::Read { lba: first, buffer })) => {
+                let from = ((lba.0 - first.0) as usize) << shift;
+                let out = &mut buffer[from..from + ((count as usize) << shift)];
+                let verified = &mut self.verified;
+                place.blocks(lba, out, |lba, _, sequence| {
+                    if let Some(verified) = verified {
+                        verified.note(now, lba, sequence);
+                    }
+                })
+            }
+            (CommandKind::PartRead, OpWork::Part(part)) => part.found(&mut place),
+            (CommandKind::Ask, OpWork::Asking(work, found)) => place.answer(work, found),
+            _ => Err(device_error(DeviceErrorKind::Hardware, None, "the target sent data that no command asked for")),
+        };
+        if let Err(error) = result {
+            self.counters.blocks_failed += 1;
+            self.commands[id.0].error = Some(error);
+        }
+    }
+}
+
+/// One Data-In and where it belongs.
+pub(super) struct Place<'a> {
+    pub(super) sealing: Option<&'a Sealing>,
+    shift: u32,
+    data_in: &'a DataIn,
+}
+
+impl Place<'_> {
+    /// The first block, the count of blocks, and their place in the transfer.
+    fn blocks_covered(&self, first: Lba) -> Result<(Lba, u64), DeviceError> {
+        let (offset, covers) = (u64::from(self.data_in.offset), u64::from(self.data_in.covers_bytes));
+        let mask = (1_u64 << self.shift) - 1;
+        if covers == 0 || (offset | covers) & mask != 0 {
+            return Err(medium(first, "the target sent a piece that is not whole blocks"));
+        }
+        Ok((Lba(first.0 + (offset >> self.shift)), covers >> self.shift))
+    }
+
+    /// Opens (or copies) into `out`, which is the whole transfer of a command that begins at `first`.
+    pub(super) fn blocks(
+        &mut self,
+        first: Lba,
+        out: &mut [u8],
+        opened: impl FnMut(Lba, strongroom_block::Stamp, strongroom_block::StoreSequence),
+    ) -> Result<(), DeviceError> {
+        let from = self.data_in.offset as usize;
+        let data = &self.data_in.data;
+        let Some(sealing) = self.sealing else {
+            let out = out.get_mut(from..from + data.len()).ok_or_else(|| medium(first, "more data than was asked for"))?;
+            out.copy_from_slice(data);
+            return Ok(());
+        };
+        let (lba, count) = self.blocks_covered(first)?;
+        let out = out
+            .get_mut(from..from + self.data_in.covers_bytes as usize)
+            .ok_or_else(|| medium(lba, "more data than was asked for"))?;
+        if data.is_empty() {
+            let hole = self.hole(lba)?;
+            sealing.open_hole(lba, count, &hole.record)?;
+            out.fill(0);
+            return Ok(());
+        }
+        let entries = self.records(lba)?;
+        sealing.open(lba, &entries, data, out, opened)
+    }
+
+    /// The HOLE segment, which a piece without data must have.
+    pub(super) fn hole(&self, lba: Lba) -> Result<ahs::Hole, DeviceError> {
+        match ahs::Hole::find(&self.data_in.ahs) {
+            Ok(Some(hole)) => Ok(hole),
+            Ok(None) => Err(medium(lba, "the target sent neither a block nor the seal of its absence")),
+            Err(_) => Err(medium(lba, "the target sent a malformed hole")),
+        }
+    }
+
+    fn records(&self, lba: Lba) -> Result<ahs::SealRecords<'_>, DeviceError> {
+        if !self.data_in.sealed {
+            return Err(medium(lba, "the target sent block data outside its seal"));
+        }
+        match ahs::SealRecords::find(&self.data_in.ahs) {
+            Ok(Some(records)) => Ok(records),
+            _ => Err(medium(lba, "the target sent blocks without their seal records")),
+        }
+    }
+
+    /// Keeps what a question found.
+    fn answer(&mut self, work: &Work, found: &mut Found) -> Result<(), DeviceError> {
+        match *work {
+            Work::LbaStatus { .. } => {
+                found.bytes.extend_from_slice(&self.data_in.data);
+                Ok(())
+            }
+            Work::ProbeHole { lba: first, .. } => {
+                let (lba, count) = self.blocks_covered(first)?;
+                if !self.data_in.data.is_empty() {
+                    found.saw_data = true;
+                } else if !found.saw_data {
+                    let hole = self.hole(lba)?;
+                    let sealing = self.sealing.ok_or_else(|| medium(lba, "a hole on a plain unit"))?;
+                    sealing.open_hole(lba, count, &hole.record)?;
+                    found.hole_blocks += count;
+                }
+                Ok(())
+            }
+            Work::ReadVersion { lba, .. } => {
+                found.version = Some(self.version(lba)?);
+                Ok(())
+            }
+            _ => unreachable!("only questions have answers"),
+        }
+    }
+
+    fn version(&self, lba: Lba) -> Result<Version, DeviceError> {
+        let data = &self.data_in.data;
+        if data.is_empty() {
+            let hole = self.hole(lba)?;
+            let sequence = strongroom_block::StoreSequence(hole.store_sequence);
+            return Ok(Version::Hole { sequence, hole: hole.record });
+        }
+        let entries = self.records(lba)?;
+        let entry = entries.iter().next().ok_or_else(|| medium(lba, "the target sent a block without its record"))?;
+        let (sequence, record) = read_entry(lba, entry)?;
+        if data.len() != 1 << self.shift {
+            return Err(medium(lba, "the target sent a version of the wrong length"));
+        }
+        Ok(Version::Block { sequence, record, data: Buffer::copy_from(data) })
+    }
+}

@@ -1,0 +1,219 @@
+//! The end of a command, and the end of a request.
+
+use std::time::Instant;
+
+use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
+use strongroom_iscsi::initiator::Completed;
+use strongroom_scsi::provisioning::parse_lba_status;
+
+use super::command::CommandKind;
+use super::{CommandId, Engine, Op, OpWork};
+use crate::completion::device_error;
+use crate::remote::order::Range;
+use crate::remote::replay::{Entry, Logged};
+use crate::remote::verdict::{Verdict, judge};
+use crate::remote::work::{Answer, FinishedOp, Reply, Work};
+
+impl Engine {
+    /// A command has ended.
+    pub(in crate::remote) fn completed(&mut self, now: Instant, id: CommandId, completed: &Completed) {
+        let Some(command) = self.commands.get_mut(id.0).filter(|command| command.sent) else { return };
+        command.sent = false;
+        self.in_flight -= 1;
+        self.writing_bytes -= std::mem::take(&mut command.write_bytes);
+        let (op_key, kind) = (command.op, command.kind);
+        let lba = kind.lba(&self.ops[op_key]);
+        let mut verdict = judge(completed, lba, command.tries);
+        if verdict == Verdict::Done {
+            verdict = match command.error.take() {
+                Some(error) => Verdict::Fail(error),
+                None => self.check_length(kind, op_key, completed),
+            };
+        }
+        if let Verdict::Retry(after) = verdict {
+            self.commands[id.0].error = None;
+            if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
+                *found = Default::default();
+            }
+            return self.delay(now, after, id.0);
+        }
+        self.commands.remove(id.0);
+        self.ops[op_key].outstanding -= 1;
+        match verdict {
+            Verdict::Done => self.command_done(op_key, kind),
+            Verdict::Miscompare if kind == CommandKind::PartWrite => self.part_miscompared(op_key),
+            Verdict::NoOlderVersion if kind == CommandKind::Ask => self.finish_if_done(op_key),
+            Verdict::NotSupported if kind == CommandKind::Ask => {
+                self.lba_status_works = false;
+                self.finish_if_done(op_key);
+            }
+            Verdict::Fail(error) => self.command_failed(op_key, kind, error),
+            other => self.command_failed(op_key, kind, unexpected(&other, lba)),
+        }
+    }
+
+    /// A read that reports success must have moved what was asked for.
+    fn check_length(&self, kind: CommandKind, op: usize, completed: &Completed) -> Verdict {
+        let shift = self.geometry().block_size.shift();
+        let expected = match kind {
+            CommandKind::Read { count, .. } => count << shift,
+            CommandKind::PartRead => 1 << shift,
+            _ => return Verdict::Done,
+        };
+        if completed.moved_bytes == expected {
+            return Verdict::Done;
+        }
+        let lba = kind.lba(&self.ops[op]);
+        let message = format!(
+            "the target sent {} of {expected} bytes and called it done; see its log",
+            completed.moved_bytes
+        );
+        Verdict::Fail(device_error(DeviceErrorKind::Medium, lba, message))
+    }
+
+    fn command_done(&mut self, key: usize, kind: CommandKind) {
+        let is_replay = self.ops[key].is_replay;
+        match kind {
+            CommandKind::Flush { mark } => {
+                self.log.flushed(mark);
+                self.finish_if_done(key);
+            }
+            CommandKind::PartRead => self.part_was_read(key),
+            CommandKind::PartWrite => self.part_was_written(key),
+            // A replayed write is in the log already.
+            _ if is_replay => self.cut_or_finish(key),
+            CommandKind::Write { lba, count } => {
+                if let OpWork::Plain(Work::Write { lba: first, data, records, .. }) = &self.ops[key].work {
+                    let (data, records) = self.part_of_write(*first, data, records.as_ref(), lba, count);
+                    self.log.push(Entry::write(lba, self.block_bytes(), data, records));
+                }
+                self.cut_or_finish(key);
+            }
+            CommandKind::Unmap { lba, count } | CommandKind::WriteZeros { lba, count } => {
+                self.log.push(Entry { range: Range::new(lba, u64::from(count)), what: Logged::Discard });
+                self.cut_or_finish(key);
+            }
+            CommandKind::SealHole => {
+                if let OpWork::Plain(Work::Hole(hole)) = &self.ops[key].work {
+                    let range = Range::new(hole.start, hole.count);
+                    self.log.push(Entry { range, what: Logged::Hole(hole.clone()) });
+                }
+                self.finish_if_done(key);
+            }
+            CommandKind::Conditional => {
+                if let OpWork::Plain(Work::ConditionalWrite { lba, data, records, .. }) = &self.ops[key].work {
+                    let entry = Entry::write(*lba, self.block_bytes(), data.clone(), Some(records.clone()));
+                    self.log.push(entry);
+                }
+                self.finish_if_done(key);
+            }
+            CommandKind::Read { .. } => self.cut_or_finish(key),
+            CommandKind::Verified | CommandKind::Ask => self.finish_if_done(key),
+        }
+    }
+
+    pub(super) fn command_failed(&mut self, key: usize, kind: CommandKind, error: DeviceError) {
+        if error.kind == DeviceErrorKind::Medium {
+            self.counters.blocks_failed += 1;
+        }
+        let op = &mut self.ops[key];
+        let ours = matches!(op.reply, Reply::Nobody);
+        if ours && (op.is_replay || matches!(kind, CommandKind::Flush { .. })) {
+            // The application believes these writes to be safe until its next flush says otherwise.
+            tracing::error!(%error, "writes that were acknowledged may be lost");
+            self.lost.get_or_insert_with(|| lost(&error));
+            if !op.is_replay {
+                self.log.give_up();
+            }
+        }
+        self.ops[key].error.get_or_insert(error);
+        self.cut_or_finish(key);
+    }
+
+    fn cut_or_finish(&mut self, key: usize) {
+        match &self.ops[key].work {
+            OpWork::Plain(Work::Read { .. } | Work::Write { .. } | Work::Discard { .. }) => self.cut(key),
+            _ => self.finish_if_done(key),
+        }
+    }
+
+    /// Ends a request with nothing outstanding and nothing left to cut.
+    pub(super) fn finish_if_done(&mut self, key: usize) {
+        let op = &self.ops[key];
+        let cut = matches!(&op.work, OpWork::Plain(Work::Read { .. } | Work::Write { .. } | Work::Discard { .. }));
+        let more = cut && op.cursor.start < op.cursor.end && op.error.is_none();
+        if op.outstanding > 0 || more {
+            return;
+        }
+        let Op { reply, cost_bytes, work, holds, is_replay, error, .. } = self.ops.remove(key);
+        if matches!(reply, Reply::Nobody) {
+            self.own_op_ended(&work, is_replay);
+        } else {
+            let result = match error {
+                Some(error) => Err(error),
+                None => Ok(answer(work)),
+            };
+            self.finished.push(FinishedOp { reply, cost_bytes, result });
+        }
+        if let Some(range) = holds {
+            for granted in self.order.release(range) {
+                self.start(granted);
+            }
+        }
+    }
+
+    fn own_op_ended(&mut self, work: &OpWork, is_replay: bool) {
+        if is_replay {
+            self.replay_ops -= 1;
+            return self.replay_done_if_empty();
+        }
+        match work {
+            OpWork::Plain(Work::Flush) => self.own_flush = false,
+            OpWork::Plain(Work::Verified { .. }) => {
+                if let Some(verified) = &mut self.verified {
+                    verified.sent_or_lost();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn insert_own_flush(&mut self) -> usize {
+        self.ops.insert(Op {
+            reply: Reply::Nobody,
+            cost_bytes: 0,
+            work: OpWork::Plain(Work::Flush),
+            holds: None,
+            is_replay: false,
+            outstanding: 0,
+            cursor: Range { start: 0, end: 0 },
+            error: None,
+        })
+    }
+}
+
+fn answer(work: OpWork) -> Answer {
+    match work {
+        OpWork::Plain(Work::Read { buffer, .. }) => Answer::Read(buffer),
+        OpWork::Asking(Work::ProbeHole { .. }, found) => Answer::HoleBlocks(found.hole_blocks),
+        OpWork::Asking(Work::LbaStatus { .. }, found) => {
+            Answer::LbaStatus(parse_lba_status(&found.bytes).and_then(|all| all.into_iter().next()))
+        }
+        OpWork::Asking(_, found) => Answer::Version(found.version),
+        OpWork::Plain(_) | OpWork::Part(_) => Answer::Done,
+    }
+}
+
+fn unexpected(verdict: &Verdict, lba: Option<Lba>) -> DeviceError {
+    let (kind, message) = match verdict {
+        Verdict::Miscompare => (DeviceErrorKind::Refused, "the block was written by somebody else in the meantime; try again"),
+        Verdict::NotSupported => (DeviceErrorKind::Refused, "the target does not know a command that is needed; update it"),
+        _ => (DeviceErrorKind::Hardware, "the target answers in a way that makes no sense; see its log"),
+    };
+    device_error(kind, lba, message)
+}
+
+fn lost(error: &DeviceError) -> DeviceError {
+    let message = format!("writes since the last flush may be lost: {}", error.message);
+    DeviceError { message, ..error.clone() }
+}

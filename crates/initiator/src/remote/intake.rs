@@ -1,0 +1,155 @@
+//! The door between callers and the engine's thread: requests in, within named limits, and completions out.
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use strongroom_block::{Completion, DeviceError, DeviceErrorKind, Token};
+use strongroom_net::Waker;
+
+use super::work::{Answer, FinishedOp, NewOp, Reply, Work};
+use crate::Limits;
+use crate::completion::{CompletionQueue, device_error, lock};
+
+/// Shared by the device's handle and the engine's thread.
+pub(super) struct Intake {
+    state: Mutex<State>,
+    room: Condvar,
+    pub(super) completions: CompletionQueue,
+    waker: Waker,
+    limits: Limits,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Vec<NewOp>,
+    requests: usize,
+    bytes: usize,
+    /// Set while every new request fails at once: the connection was given up, refused, or the device is detached.
+    refusing: Option<DeviceError>,
+    detaching: bool,
+}
+
+impl std::fmt::Debug for Intake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = lock(&self.state);
+        f.debug_struct("Intake").field("requests", &state.requests).field("bytes", &state.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Intake {
+    pub(super) fn new(waker: Waker, limits: Limits) -> Intake {
+        Intake {
+            state: Mutex::default(),
+            room: Condvar::new(),
+            completions: CompletionQueue::default(),
+            waker,
+            limits,
+        }
+    }
+
+    /// Counts a request of `cost_bytes`; waits while the queue is at its limit. Must be followed by [`Intake::push`] or
+    /// [`Intake::release`].
+    pub(super) fn admit(&self, cost_bytes: usize) -> Result<(), DeviceError> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(error) = &state.refusing {
+                return Err(error.clone());
+            }
+            let room = state.requests < self.limits.requests_max
+                && (state.bytes == 0 || state.bytes + cost_bytes <= self.limits.request_bytes_max);
+            if room {
+                state.requests += 1;
+                state.bytes += cost_bytes;
+                return Ok(());
+            }
+            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Hands a request that was admitted to the engine.
+    pub(super) fn push(&self, op: NewOp) {
+        lock(&self.state).queue.push(op);
+        self.waker.wake();
+    }
+
+    /// Gives an admitted request's share back.
+    pub(super) fn release(&self, cost_bytes: usize) {
+        let mut state = lock(&self.state);
+        state.requests -= 1;
+        state.bytes -= cost_bytes;
+        drop(state);
+        self.room.notify_all();
+    }
+
+    /// Runs a request and blocks for its answer.
+    pub(super) fn ask(&self, work: Work, cost_bytes: usize) -> Result<Answer, DeviceError> {
+        let (sender, receiver) = sync_channel(1);
+        self.admit(cost_bytes)?;
+        self.push(NewOp { reply: Reply::Caller(sender), cost_bytes, work });
+        receiver.recv().unwrap_or_else(|_| Err(detached()))
+    }
+
+    /// A request that ended without reaching the engine.
+    pub(super) fn fail(&self, token: Token, error: DeviceError) {
+        self.completions.push(Completion { token, result: Err(error) });
+    }
+
+    /// New requests, for the engine.
+    pub(super) fn take(&self) -> Vec<NewOp> {
+        std::mem::take(&mut lock(&self.state).queue)
+    }
+
+    /// Tells callers what has ended, and gives their shares back.
+    pub(super) fn finish(&self, finished: Vec<FinishedOp>) {
+        if finished.is_empty() {
+            return;
+        }
+        let mut completions = Vec::with_capacity(finished.len());
+        let mut state = lock(&self.state);
+        for FinishedOp { reply, cost_bytes, result } in finished {
+            match reply {
+                Reply::Nobody => continue,
+                Reply::Token(token) => {
+                    let result = result.map(|answer| match answer {
+                        Answer::Read(buffer) => Some(buffer),
+                        _ => None,
+                    });
+                    completions.push(Completion { token, result });
+                }
+                Reply::Caller(sender) => {
+                    // The caller may have gone.
+                    let _ = sender.try_send(result);
+                }
+            }
+            state.requests -= 1;
+            state.bytes -= cost_bytes;
+        }
+        drop(state);
+        self.room.notify_all();
+        self.completions.append(&mut completions);
+    }
+
+    /// From now on new requests fail with `error` (`None`: they are taken again).
+    pub(super) fn refuse(&self, error: Option<DeviceError>) {
+        lock(&self.state).refusing = error;
+        self.room.notify_all();
+    }
+
+    /// Asks the engine's thread to end.
+    pub(super) fn detach(&self) {
+        let mut state = lock(&self.state);
+        state.detaching = true;
+        state.refusing = Some(detached());
+        drop(state);
+        self.room.notify_all();
+        self.waker.wake();
+    }
+
+    pub(super) fn is_detaching(&self) -> bool {
+        lock(&self.state).detaching
+    }
+}
+
+pub(super) fn detached() -> DeviceError {
+    device_error(DeviceErrorKind::Refused, None, "the volume was detached; attach it again")
+}

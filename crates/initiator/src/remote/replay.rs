@@ -1,0 +1,234 @@
+//! Writes that the target has acknowledged and may still lose: kept until a flush covers them, sent again after a restart.
+//!
+//! A unit with a write cache (WCE) acknowledges before data is durable. When the target's process or machine restarts, what
+//! was not flushed may be gone, and no error tells the application, which rightly believes that its next `fsync` covers it.
+//! So "survives a target restart" needs a copy here. Sealed writes are kept as they were sent: a replayed write has the same
+//! stamp, so the target acknowledges it without writing if it has it already.
+//!
+//! What is replayed, and when:
+//! - only after a *restart*, told by the store incarnation in page 0xC0. A connection that broke with the target still
+//!   running lost nothing, and replaying there could undo what another initiator wrote since. A target that does not name an
+//!   incarnation gets a replay after every reconnect: losing acknowledged data is worse;
+//! - of each block only the newest write, so that a block never steps back to an older one on the way;
+//! - all of it, before anything else is sent on the new connection. Requests that were in flight come after;
+//! - the log has a limit in bytes. At half of it the engine flushes by itself; at the limit writes wait for that flush.
+//!
+//! After a flush that failed the log is given up (the next flush of the application says so): the target must be reopened.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use strongroom_block::{Buffer, HoleRecord, Lba};
+
+use super::order::Range;
+
+/// What an entry counts at least, in bytes: bookkeeping, and holes that have no data.
+const ENTRY_BYTES_MIN: usize = 512;
+
+/// One acknowledged write.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) range: Range,
+    pub(super) what: Logged,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Logged {
+    /// Whole blocks, as sent.
+    Write { data: Buffer, records: Option<Bytes> },
+    /// A sealed absence.
+    Hole(HoleRecord),
+    /// Blocks of a plain unit that read as zeros.
+    Discard,
+}
+
+impl Entry {
+    pub(super) fn write(lba: Lba, block_bytes: usize, data: Buffer, records: Option<Bytes>) -> Entry {
+        Entry { range: Range::new(lba, (data.len() / block_bytes) as u64), what: Logged::Write { data, records } }
+    }
+
+    fn cost_bytes(&self) -> usize {
+        match &self.what {
+            Logged::Write { data, records } => {
+                ENTRY_BYTES_MIN.max(data.len() + records.as_ref().map_or(0, Bytes::len))
+            }
+            Logged::Hole(_) | Logged::Discard => ENTRY_BYTES_MIN,
+        }
+    }
+}
+
+/// The writes since the last flush, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct UnflushedLog {
+    entries: VecDeque<Entry>,
+    /// Entries dropped from the front so far: entry `i` has the number `dropped + i`.
+    dropped: u64,
+    bytes: usize,
+}
+
+impl UnflushedLog {
+    pub(super) fn push(&mut self, entry: Entry) {
+        self.bytes += entry.cost_bytes();
+        self.entries.push_back(entry);
+    }
+
+    /// What they pin, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A flush sent now covers everything before this mark.
+    pub(super) fn mark(&self) -> u64 {
+        self.dropped + self.entries.len() as u64
+    }
+
+    /// A flush with this mark succeeded.
+    pub(super) fn flushed(&mut self, mark: u64) {
+        while self.dropped < mark {
+            let Some(entry) = self.entries.pop_front() else { break };
+            self.bytes -= entry.cost_bytes();
+            self.dropped += 1;
+        }
+    }
+
+    /// Nothing of it will be replayed.
+    pub(super) fn give_up(&mut self) {
+        self.flushed(self.mark());
+    }
+
+    /// The newest write of each block, in disjoint pieces. Pieces of a hole that was partly overwritten come as
+    /// [`Piece::Absent`]: its seal covers the whole range only, so they must be sealed anew.
+    pub(super) fn pieces(&self, block_bytes: usize) -> Vec<Piece> {
+        let mut covered = Covered::default();
+        let mut pieces = Vec::new();
+        for entry in self.entries.iter().rev() {
+            let uncovered = covered.add(entry.range);
+            let whole = uncovered == [entry.range];
+            for range in uncovered {
+                pieces.push(match &entry.what {
+                    Logged::Write { data, records } => {
+                        let from = (range.start - entry.range.start) as usize;
+                        let count = (range.end - range.start) as usize;
+                        let all = (entry.range.end - entry.range.start) as usize;
+                        let records = records.as_ref().map(|records| {
+                            let each = records.len() / all;
+                            records.slice(from * each..(from + count) * each)
+                        });
+                        let data = data.slice(from * block_bytes..(from + count) * block_bytes);
+                        Piece::Write { lba: Lba(range.start), data, records }
+                    }
+                    Logged::Hole(hole) if whole => Piece::Hole(hole.clone()),
+                    Logged::Hole(_) | Logged::Discard => Piece::Absent(range),
+                });
+            }
+        }
+        pieces.reverse();
+        pieces
+    }
+}
+
+/// Something to send again.
+#[derive(Clone, Debug)]
+pub(super) enum Piece {
+    Write { lba: Lba, data: Buffer, records: Option<Bytes> },
+    Hole(HoleRecord),
+    Absent(Range),
+}
+
+/// Disjoint ranges, start to end.
+#[derive(Debug, Default)]
+struct Covered(BTreeMap<u64, u64>);
+
+impl Covered {
+    /// Adds `range`; returns the parts that were not covered before.
+    fn add(&mut self, range: Range) -> Vec<Range> {
+        let mut uncovered = Vec::new();
+        let (mut at, mut merged) = (range.start, range);
+        // Everything that touches the range, from the one that may reach into it.
+        let first = self.0.range(..=range.start).next_back().filter(|(_, end)| **end >= range.start);
+        let from = first.map_or(range.start, |(start, _)| *start);
+        let touching: Vec<(u64, u64)> = self.0.range(from..=range.end).map(|(&start, &end)| (start, end)).collect();
+        for (start, end) in touching {
+            if start > at {
+                uncovered.push(Range { start: at, end: start });
+            }
+            at = at.max(end);
+            merged = Range { start: merged.start.min(start), end: merged.end.max(end) };
+            self.0.remove(&start);
+        }
+        if at < range.end {
+            uncovered.push(Range { start: at, end: range.end });
+        }
+        self.0.insert(merged.start, merged.end);
+        uncovered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that a replay leaves every block as the newest logged write did, and that a flush drops exactly what it covers.
+    use super::*;
+    use proptest::prelude::*;
+
+    const BLOCK: usize = 4;
+
+    fn write(lba: u64, count: usize, mark: u8) -> Entry {
+        let records = Bytes::from(vec![mark; count * 2]);
+        Entry::write(Lba(lba), BLOCK, Buffer::copy_from(&vec![mark; count * BLOCK]), Some(records))
+    }
+
+    #[test]
+    fn a_flush_drops_what_came_before_its_mark() {
+        let mut log = UnflushedLog::default();
+        log.push(write(0, 1, 1));
+        let mark = log.mark();
+        log.push(write(1, 1, 2));
+        log.flushed(mark);
+        assert_eq!(log.pieces(BLOCK).len(), 1);
+        assert_eq!(log.bytes(), ENTRY_BYTES_MIN);
+        log.flushed(mark);
+        assert_eq!(log.pieces(BLOCK).len(), 1, "an older flush drops nothing more");
+        log.give_up();
+        assert_eq!((log.bytes(), log.pieces(BLOCK).len()), (0, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn the_newest_write_of_each_block_is_replayed_once(
+            writes in proptest::collection::vec((0u64..32, 1usize..8, any::<bool>()), 0..40),
+        ) {
+            let mut log = UnflushedLog::default();
+            let mut model: BTreeMap<u64, Option<u8>> = BTreeMap::new();
+            for (at, &(lba, count, discard)) in writes.iter().enumerate() {
+                let mark = at as u8 + 1;
+                if discard {
+                    log.push(Entry { range: Range::new(Lba(lba), count as u64), what: Logged::Discard });
+                } else {
+                    log.push(write(lba, count, mark));
+                }
+                for block in lba..lba + count as u64 {
+                    model.insert(block, (!discard).then_some(mark));
+                }
+            }
+            let mut seen: BTreeMap<u64, Option<u8>> = BTreeMap::new();
+            for piece in log.pieces(BLOCK) {
+                match piece {
+                    Piece::Write { lba, data, records } => {
+                        let records = records.unwrap();
+                        for (at, block) in data.chunks(BLOCK).enumerate() {
+                            prop_assert_eq!(&records[at * 2..at * 2 + 2], &[block[0]; 2][..]);
+                            prop_assert!(seen.insert(lba.0 + at as u64, Some(block[0])).is_none());
+                        }
+                    }
+                    Piece::Absent(range) => {
+                        for block in range.start..range.end {
+                            prop_assert!(seen.insert(block, None).is_none());
+                        }
+                    }
+                    Piece::Hole(_) => prop_assert!(false, "none was logged"),
+                }
+            }
+            prop_assert_eq!(seen, model);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Seals what goes out and opens what comes in, for one sealed unit. Cryptography is `seal`'s; stamps are next door.
+//!
+//! Small requests are sealed where they are submitted and opened where they arrive. This is the seam for a pool: both
+//! calls take whole requests, share `self`, and keep no order of their own.
+
+use std::sync::{Arc, Mutex, RwLock};
+
+use bytes::Bytes;
+use strongroom_block::{
+    BlockSize, Buffer, BufferMut, DeviceError, DeviceErrorKind, HoleRecord, Lba, OpenError, SealRecord, Stamp,
+    StoreSequence,
+};
+use strongroom_iscsi::ahs;
+use strongroom_seal::VolumeSealer;
+use zeroize::Zeroizing;
+
+use super::stamps::{Forked, Stamps};
+use crate::completion::{device_error, lock};
+
+/// The sealer and the stamps of one attachment.
+#[derive(Debug)]
+pub(crate) struct Sealing {
+    sealer: RwLock<Arc<VolumeSealer>>,
+    stamps: Mutex<Stamps>,
+    block_size: BlockSize,
+    record_bytes: usize,
+}
+
+/// Blocks that are ready to send.
+#[derive(Clone, Debug)]
+pub(crate) struct SealedBlocks {
+    /// Ciphertext.
+    pub(crate) data: Buffer,
+    /// One record per block, back to back; wiped when dropped, since custody `target` puts block keys into them.
+    pub(crate) records: Bytes,
+}
+
+impl Sealing {
+    pub(crate) fn new(sealer: VolumeSealer) -> Sealing {
+        let (block_size, record_bytes) = (sealer.context().block_size, sealer.record_bytes());
+        Sealing {
+            sealer: RwLock::new(Arc::new(sealer)),
+            stamps: Mutex::new(Stamps::new()),
+            block_size,
+            record_bytes,
+        }
+    }
+
+    /// After a reconnect: the volume's current keys, and a new attach id.
+    pub(crate) fn renew(&self, sealer: Option<VolumeSealer>) {
+        if let Some(sealer) = sealer {
+            *self.sealer.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(sealer);
+        }
+        lock(&self.stamps).renew();
+    }
+
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.record_bytes
+    }
+
+    fn sealer(&self) -> Arc<VolumeSealer> {
+        self.sealer.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Seals whole blocks for `lba` on.
+    pub(crate) fn seal(&self, lba: Lba, plain: &[u8]) -> Result<SealedBlocks, DeviceError> {
+        let block_bytes = self.block_size.len();
+        let count = u32::try_from(plain.len() / block_bytes).expect("requests are far smaller than 2^32 blocks");
+        let stamps = lock(&self.stamps).run(count, block_bytes as u64).map_err(forked)?;
+        let sealer = self.sealer();
+        let mut data = BufferMut::zeroed(plain.len());
+        let mut records = Zeroizing::new(Vec::with_capacity(self.record_bytes * count as usize));
+        let blocks = plain.chunks_exact(block_bytes).zip(data.chunks_exact_mut(block_bytes));
+        for ((at, (plain, sealed)), stamp) in (lba.0..).zip(blocks).zip(stamps) {
+            let record = sealer.seal_into(Lba(at), stamp, plain, sealed);
+            records.extend_from_slice(record.as_bytes());
+        }
+        Ok(SealedBlocks { data: data.freeze(), records: Bytes::from_owner(records) })
+    }
+
+    /// Seals the absence of a range.
+    pub(crate) fn seal_hole(&self, start: Lba, count: u64) -> Result<HoleRecord, DeviceError> {
+        let stamp = lock(&self.stamps).one(0).map_err(forked)?;
+        Ok(self.sealer().seal_hole(start, count, stamp))
+    }
+
+    /// Whether the key that a record names is at hand.
+    pub(crate) fn has_key_for(&self, record: &SealRecord) -> bool {
+        match &*self.sealer() {
+            VolumeSealer::Blind(epochs) => epochs.iter().any(|keys| keys.context().epoch == record.epoch()),
+            VolumeSealer::BlockKeys(_) => true,
+        }
+    }
+
+    /// Opens one block into `out`.
+    pub(crate) fn open_block(
+        &self,
+        lba: Lba,
+        record: &SealRecord,
+        sealed: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        self.sealer().open_into(lba, record, sealed, out).map_err(|error| not_opened(lba, error))
+    }
+
+    /// Opens the blocks of one Data-In PDU that starts at `lba`, into `out`; tells each block's stamp and sequence.
+    pub(crate) fn open(
+        &self,
+        lba: Lba,
+        entries: &ahs::SealRecords<'_>,
+        sealed: &[u8],
+        out: &mut [u8],
+        mut opened: impl FnMut(Lba, Stamp, StoreSequence),
+    ) -> Result<(), DeviceError> {
+        let block_bytes = self.block_size.len();
+        if sealed.len() != out.len() || entries.count() * block_bytes != sealed.len() {
+            return Err(medium(lba, "the target sent blocks without their seal records"));
+        }
+        let sealer = self.sealer();
+        let blocks = sealed.chunks_exact(block_bytes).zip(out.chunks_exact_mut(block_bytes));
+        for ((at, entry), (sealed, out)) in (lba.0..).zip(entries.iter()).zip(blocks) {
+            let lba = Lba(at);
+            let (sequence, record) = read_entry(lba, entry)?;
+            sealer.open_into(lba, &record, sealed, out).map_err(|error| not_opened(lba, error))?;
+            opened(lba, record.stamp(), sequence);
+        }
+        Ok(())
+    }
+
+    /// Checks that `hole` is authentic and covers `count` blocks from `lba` on.
+    pub(crate) fn open_hole(&self, lba: Lba, count: u64, hole: &HoleRecord) -> Result<(), DeviceError> {
+        if count == 0 || !hole.covers(lba) || !hole.covers(Lba(lba.0 + (count - 1))) {
+            return Err(medium(lba, "the target answered with the seal of another range"));
+        }
+        self.sealer().open_hole(hole).map_err(|error| not_opened(lba, error))
+    }
+}
+
+/// One entry of a Data-In's SEAL RECORDS: store sequence, then the record.
+pub(crate) fn read_entry(lba: Lba, entry: &[u8]) -> Result<(StoreSequence, SealRecord), DeviceError> {
+    let malformed = || medium(lba, "the target sent a malformed seal record");
+    let (sequence, record) = entry.split_first_chunk::<8>().ok_or_else(malformed)?;
+    let record = SealRecord::decode(record).map_err(|_| malformed())?;
+    Ok((StoreSequence(u64::from_be_bytes(*sequence)), record))
+}
+
+/// The error of a read whose data is not what was written; logged where it is made.
+pub(crate) fn medium(lba: Lba, what: &str) -> DeviceError {
+    tracing::error!(%lba, what, "a block cannot be read");
+    let advice = "no data is returned; 'strongroom recover' looks for an older version that opens";
+    device_error(DeviceErrorKind::Medium, Some(lba), format!("{what}; {advice}"))
+}
+
+fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
+    match error {
+        OpenError::NotAuthentic => medium(lba, &error.to_string()),
+        // Never a reason to look for an older version.
+        OpenError::NoKey { epoch } => {
+            tracing::error!(%lba, epoch, "no key for the epoch of a block");
+            let message = format!("no key for epoch {epoch}, under which the block is sealed; get the current key file");
+            device_error(DeviceErrorKind::Medium, Some(lba), message)
+        }
+        OpenError::Unsupported => {
+            tracing::error!(%lba, "a seal record of an unknown format");
+            device_error(DeviceErrorKind::Medium, Some(lba), "a seal record of an unknown format; update strongroom")
+        }
+    }
+}
+
+fn forked(_: Forked) -> DeviceError {
+    device_error(
+        DeviceErrorKind::Refused,
+        None,
+        "this process is a fork of the one that attached the volume, and must not seal with its stamps; attach again",
+    )
+}

@@ -1,0 +1,73 @@
+//! What a logical unit said about itself, once it has been checked.
+
+use strongroom_block::{Custody, Geometry, Mode, Suite};
+use strongroom_handshake::PublicKey;
+use strongroom_iscsi::Lun;
+
+use crate::SealedClaims;
+
+/// The unit behind an attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitDescription {
+    /// The iSCSI target name.
+    pub target_name: String,
+    /// The logical unit number.
+    pub lun: u16,
+    /// T10 vendor, product and revision, trimmed.
+    pub vendor: String,
+    /// See `vendor`.
+    pub product: String,
+    /// See `vendor`.
+    pub revision: String,
+    /// Block size and count.
+    pub geometry: Geometry,
+    /// How it is sealed; `None` for a plain unit.
+    pub sealed: Option<SealedUnit>,
+    /// Who the target has proven to be; `None` without a channel.
+    pub target_key: Option<PublicKey>,
+    /// Most blocks of one READ or WRITE; `None` where the unit names no limit.
+    pub transfer_blocks_max: Option<u32>,
+    /// COMPARE AND WRITE works (plain units only).
+    pub compare_and_write: bool,
+    /// Most blocks of one UNMAP; `None` where UNMAP does not work or unmapped blocks need not read as zeros.
+    pub unmap_blocks_max: Option<u32>,
+    /// Changes whenever the store was opened anew; `None` where the target does not say.
+    pub incarnation: Option<u64>,
+}
+
+/// How a unit is sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SealedUnit {
+    /// What is compared at every attach.
+    pub claims: SealedClaims,
+    /// The cipher.
+    pub suite: Suite,
+    /// What sealing does.
+    pub mode: Mode,
+    /// Length of a seal record inside a channel, in bytes.
+    pub record_bytes: usize,
+}
+
+impl SealedUnit {
+    /// Who holds the keys.
+    pub fn custody(&self) -> Custody {
+        self.claims.custody
+    }
+}
+
+impl UnitDescription {
+    pub(crate) fn wire_lun(&self) -> Lun {
+        Lun::single_level(self.lun)
+    }
+
+    /// Whether `other`, met after a reconnect, is still the unit that was attached: anything else must not be written to.
+    pub(crate) fn is_same_unit(&self, other: &UnitDescription) -> bool {
+        let identity = |unit: &UnitDescription| {
+            unit.sealed.map(|sealed| {
+                let SealedClaims { volume_id, domain, block_size, custody, epoch: _ } = sealed.claims;
+                (volume_id, domain, block_size, custody, sealed.suite, sealed.mode, sealed.record_bytes)
+            })
+        };
+        self.geometry == other.geometry && identity(self) == identity(other)
+    }
+}

@@ -1,0 +1,166 @@
+//! What the end of a command means: done, again, or which error for a person.
+
+use std::time::Duration;
+
+use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
+use strongroom_iscsi::initiator::Completed;
+use strongroom_scsi::{Sense, SenseKey, Status};
+
+use crate::completion::device_error;
+
+/// Tries of a command that the target aborted or answered with a unit attention.
+const TRIES_MAX: u32 = 12;
+/// Tries of a command for which the target has no room now, or whose unit is becoming ready.
+const BUSY_TRIES_MAX: u32 = 600;
+/// First and longest pause before such a try.
+const BUSY_PAUSE_MIN: Duration = Duration::from_millis(10);
+const BUSY_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// What to do with a command that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// GOOD.
+    Done,
+    /// Send the very same again, after a pause.
+    Retry(Duration),
+    /// A guarded write found something else than expected.
+    Miscompare,
+    /// READ VERSION: nothing older.
+    NoOlderVersion,
+    /// The unit does not know the command.
+    NotSupported,
+    /// Over.
+    Fail(DeviceError),
+}
+
+/// Judges the end of a command that began at `lba` and has been tried `tries` times.
+pub(super) fn judge(completed: &Completed, lba: Option<Lba>, tries: u32) -> Verdict {
+    if completed.response != 0 {
+        return retry_aborted(tries, lba, "the target could not complete a command");
+    }
+    match Status::from_byte(completed.status) {
+        Some(Status::Good | Status::ConditionMet) => Verdict::Done,
+        Some(Status::CheckCondition) => match Sense::parse(&completed.sense) {
+            Some(sense) => judge_sense(&sense, lba, tries),
+            None => retry_aborted(tries, lba, "the target reports an error without saying which"),
+        },
+        Some(Status::Busy | Status::TaskSetFull) => retry_busy(tries, lba, "the target is busy"),
+        Some(Status::TaskAborted) => retry_aborted(tries, lba, "the target keeps aborting a command"),
+        Some(Status::ReservationConflict) => Verdict::Fail(device_error(
+            DeviceErrorKind::ReservationConflict,
+            lba,
+            "another initiator has reserved the volume; detach it there, or clear its reservation",
+        )),
+        None => Verdict::Fail(device_error(
+            DeviceErrorKind::Hardware,
+            lba,
+            format!("the target answers with the unknown status 0x{:02x}; see its log", completed.status),
+        )),
+    }
+}
+
+fn judge_sense(sense: &Sense, lba: Option<Lba>, tries: u32) -> Verdict {
+    let at = sense.information.map(Lba).or(lba);
+    let code = format!("sense {:x}/{:02x}/{:02x}", sense.key as u8, sense.asc, sense.ascq);
+    let fail = |kind, message: String| Verdict::Fail(device_error(kind, at, message));
+    match sense.key {
+        SenseKey::NoSense | SenseKey::RecoveredError | SenseKey::Completed => Verdict::Done,
+        // The attention concerns what was before this command; the command itself was not done.
+        SenseKey::UnitAttention => retry_aborted(tries, lba, "the unit keeps asking for attention"),
+        SenseKey::AbortedCommand => retry_aborted(tries, lba, &format!("the target keeps aborting a command ({code})")),
+        SenseKey::NotReady if sense.is(&Sense::STOPPED) => {
+            fail(DeviceErrorKind::Refused, "the unit was stopped at the target; start it there".into())
+        }
+        SenseKey::NotReady => retry_busy(tries, lba, "the unit is not ready"),
+        SenseKey::Miscompare => Verdict::Miscompare,
+        SenseKey::MediumError => fail(
+            DeviceErrorKind::Medium,
+            format!("the target cannot read or write this block ({code}); 'strongroom recover' looks for an older version"),
+        ),
+        SenseKey::DataProtect if sense.is(&Sense::NO_SPACE) => {
+            fail(DeviceErrorKind::NoSpace, "the target's store is full; free space there, or discard blocks".into())
+        }
+        SenseKey::DataProtect => {
+            fail(DeviceErrorKind::ReadOnly, "this initiator may not write to the volume; attach it read-only".into())
+        }
+        SenseKey::IllegalRequest if sense.is(&Sense::NO_OLDER_VERSION) => Verdict::NoOlderVersion,
+        SenseKey::IllegalRequest if sense.is(&Sense::INVALID_OPCODE) => Verdict::NotSupported,
+        SenseKey::IllegalRequest if sense.is(&Sense::LBA_OUT_OF_RANGE) => {
+            fail(DeviceErrorKind::OutOfRange, "outside the volume; its size may have changed: attach it again".into())
+        }
+        SenseKey::IllegalRequest => fail(
+            DeviceErrorKind::Refused,
+            format!("the target refuses the command ({code}): this initiator and the target do not fit together"),
+        ),
+        _ => fail(
+            DeviceErrorKind::Hardware,
+            format!("the target's store has failed ({code}); see its log, and reopen the volume there"),
+        ),
+    }
+}
+
+fn retry_aborted(tries: u32, lba: Option<Lba>, what: &str) -> Verdict {
+    if tries < TRIES_MAX {
+        return Verdict::Retry(if tries < 3 { Duration::ZERO } else { BUSY_PAUSE_MIN * tries });
+    }
+    Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what}, {tries} times; see the target's log")))
+}
+
+fn retry_busy(tries: u32, lba: Option<Lba>, what: &str) -> Verdict {
+    if tries < BUSY_TRIES_MAX {
+        return Verdict::Retry((BUSY_PAUSE_MIN * tries.max(1)).min(BUSY_PAUSE_MAX));
+    }
+    Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what} for too long; see its log")))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that each way a command can end has one consequence, and that retries end.
+    use super::*;
+    use strongroom_iscsi::Residual;
+    use strongroom_iscsi::initiator::TaskId;
+
+    fn ended(status: u8, sense: Option<Sense>) -> Completed {
+        let sense = sense.map(|sense| sense.encode()).unwrap_or_default();
+        Completed { task: TaskId(1), status, response: 0, sense, residual: Residual::None, moved_bytes: 0 }
+    }
+
+    fn kind(sense: Sense) -> DeviceErrorKind {
+        match judge(&ended(2, Some(sense)), Some(Lba(1)), 0) {
+            Verdict::Fail(error) => error.kind,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn each_sense_has_its_kind() {
+        assert_eq!(kind(Sense::UNRECOVERED_READ), DeviceErrorKind::Medium);
+        assert_eq!(kind(Sense::NO_SPACE), DeviceErrorKind::NoSpace);
+        assert_eq!(kind(Sense::WRITE_PROTECTED), DeviceErrorKind::ReadOnly);
+        assert_eq!(kind(Sense::INTERNAL_FAILURE), DeviceErrorKind::Hardware);
+        assert_eq!(kind(Sense::LBA_OUT_OF_RANGE), DeviceErrorKind::OutOfRange);
+        assert_eq!(kind(Sense::INVALID_SEAL_RECORD), DeviceErrorKind::Refused);
+        assert_eq!(judge(&ended(2, Some(Sense::MISCOMPARE)), None, 0), Verdict::Miscompare);
+        assert_eq!(judge(&ended(2, Some(Sense::NO_OLDER_VERSION)), None, 0), Verdict::NoOlderVersion);
+        assert_eq!(judge(&ended(0, None), None, 0), Verdict::Done);
+    }
+
+    #[test]
+    fn the_block_named_by_the_target_is_reported() {
+        let Verdict::Fail(error) = judge(&ended(2, Some(Sense::UNRECOVERED_READ.at(Lba(77)))), Some(Lba(70)), 0) else {
+            panic!("a medium error fails")
+        };
+        assert_eq!(error.lba, Some(Lba(77)));
+    }
+
+    #[test]
+    fn retries_end() {
+        for (status, sense) in
+            [(2, Some(Sense::CHECKSUM_ON_ARRIVAL)), (2, None), (8, None), (0x28, None), (0x40, None)]
+        {
+            let ended = ended(status, sense);
+            assert!(matches!(judge(&ended, None, 0), Verdict::Retry(_)));
+            assert!(matches!(judge(&ended, None, 10_000), Verdict::Fail(_)));
+        }
+    }
+}
