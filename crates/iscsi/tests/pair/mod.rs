@@ -1,0 +1,183 @@
+//! Two session machines joined in memory, stepped through virtual time; every PDU crosses as bytes, the way a stream or a
+//! channel frame carries it. No threads, no sockets: what happens is what the caller steps.
+
+#![allow(dead_code, unreachable_pub)] // Each test file uses its part.
+
+pub mod model;
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use strongroom_block::Buffer;
+use strongroom_iscsi::{Pdu, PlainFramer, initiator, target};
+
+pub const TARGET: &str = "iqn.2026-11.org.strongroom:v";
+pub const INITIATOR: &str = "iqn.2026-11.org.example:host";
+
+/// A seed's stream of numbers (xorshift64*): the same seed, the same run.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn one_in(&mut self, bound: u64) -> bool {
+        self.below(bound) == 0
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.next() as u8).collect()
+    }
+}
+
+/// The start of virtual time.
+#[allow(clippy::disallowed_methods)] // An Instant has no other beginning; it is never read again.
+pub fn epoch() -> Instant {
+    Instant::now()
+}
+
+pub struct Pair {
+    pub now: Instant,
+    pub initiator: initiator::Session,
+    pub target: target::Session,
+    in_channel: bool,
+    to_target: PlainFramer,
+    to_initiator: PlainFramer,
+    /// What crossed, for a test that wants to look.
+    pub sent_to_initiator: Vec<Pdu>,
+    pub sent_to_target: Vec<Pdu>,
+    pub keep: bool,
+}
+
+pub fn initiator_config() -> initiator::Config {
+    let kind = initiator::SessionKind::Normal { target_name: TARGET.into() };
+    initiator::Config::new(INITIATOR, [0x80, 1, 2, 3, 4, 5], kind)
+}
+
+impl Pair {
+    pub fn new(initiator: initiator::Config, target: target::Config) -> Pair {
+        let now = epoch();
+        assert_eq!(initiator.in_channel, target.in_channel);
+        Pair {
+            now,
+            in_channel: target.in_channel,
+            to_target: PlainFramer::new(target.offer.recv_segment_bytes_max as usize),
+            to_initiator: PlainFramer::new(initiator.offer.recv_segment_bytes_max as usize),
+            initiator: initiator::Session::new(now, initiator),
+            target: target::Session::new(now, target),
+            sent_to_initiator: Vec::new(),
+            sent_to_target: Vec::new(),
+            keep: false,
+        }
+    }
+
+    /// A pair in full-feature phase, its login events taken.
+    pub fn logged_in(initiator: initiator::Config, target: target::Config) -> Pair {
+        let mut pair = Pair::new(initiator, target);
+        pair.log_in();
+        pair
+    }
+
+    pub fn log_in(&mut self) {
+        self.settle();
+        match self.target.poll_event() {
+            Some(target::Event::LoginRequested(_)) => self.target.accept_login(self.now, 7),
+            other => panic!("expected a login, got {other:?}"),
+        }
+        self.settle();
+        assert!(matches!(self.target.poll_event(), Some(target::Event::LoggedIn)));
+        assert!(matches!(self.initiator.poll_event(), Some(initiator::Event::LoggedIn { tsih: 7, .. })));
+    }
+
+    /// Carries one PDU towards the target; false if there was none.
+    pub fn step_to_target(&mut self) -> bool {
+        let Some(pdu) = self.initiator.poll_transmit() else { return false };
+        if self.keep {
+            self.sent_to_target.push(pdu.clone());
+        }
+        let pdu = cross(pdu, self.in_channel, &mut self.to_target);
+        self.target.handle_pdu(self.now, pdu);
+        true
+    }
+
+    /// Carries one PDU towards the initiator; false if there was none.
+    pub fn step_to_initiator(&mut self) -> bool {
+        let Some(pdu) = self.target.poll_transmit() else { return false };
+        if self.keep {
+            self.sent_to_initiator.push(pdu.clone());
+        }
+        let pdu = cross(pdu, self.in_channel, &mut self.to_initiator);
+        self.initiator.handle_pdu(self.now, pdu);
+        true
+    }
+
+    /// Carries PDUs until neither side has one.
+    pub fn settle(&mut self) {
+        while self.step_to_target() | self.step_to_initiator() {}
+    }
+
+    /// Lets time pass; machines are woken when they asked for it.
+    pub fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        loop {
+            let due = [self.initiator.poll_timeout(), self.target.poll_timeout()];
+            let Some(next) = due.into_iter().flatten().min().filter(|at| *at <= end) else { break };
+            self.now = next.max(self.now);
+            if self.initiator.poll_timeout().is_some_and(|at| at <= self.now) {
+                self.initiator.handle_timeout(self.now);
+            }
+            if self.target.poll_timeout().is_some_and(|at| at <= self.now) {
+                self.target.handle_timeout(self.now);
+            }
+            self.settle();
+        }
+        self.now = end;
+    }
+
+    pub fn command(&mut self) -> target::Command {
+        match self.target.poll_event() {
+            Some(target::Event::Command(command)) => command,
+            other => panic!("expected a command, got {other:?}"),
+        }
+    }
+
+    /// Takes a completion, and the data that came before it.
+    pub fn completed(&mut self) -> (Vec<u8>, initiator::Completed) {
+        let mut data = Vec::new();
+        loop {
+            match self.initiator.poll_event() {
+                Some(initiator::Event::DataIn(part)) => data.extend_from_slice(&part.data),
+                Some(initiator::Event::Completed(completed)) => return (data, completed),
+                other => panic!("expected a completion, got {other:?}"),
+            }
+        }
+    }
+}
+
+fn cross(pdu: Pdu, in_channel: bool, framer: &mut PlainFramer) -> Pdu {
+    if in_channel {
+        let mut header = Vec::new();
+        pdu.channel_header(&mut header);
+        return Pdu::from_channel_frame(Bytes::from(header), pdu.data, pdu.sealed).expect("we make sound frames");
+    }
+    let mut parts: Vec<Buffer> = Vec::new();
+    PlainFramer::encode(pdu, &mut parts);
+    for part in &parts {
+        assert_eq!(framer.handle_input(part), Ok(part.len()));
+    }
+    framer.poll_pdu().expect("a whole PDU crossed")
+}
