@@ -16,10 +16,13 @@
 //! A runtime stays in the thread that made it. What crosses threads are the [`Waker`], a bound [`Listener`], and a
 //! [`DetachedStream`] that moves a connection to another thread's runtime without losing a byte.
 
+mod driver;
 mod epoll;
+mod provided;
 mod send_queue;
 mod socket;
 mod table;
+mod uring;
 mod waker;
 
 #[cfg(test)]
@@ -38,7 +41,8 @@ use strongroom_block::Buffer;
 pub use self::socket::{Listener, StreamOptions, resolve};
 pub use self::waker::Waker;
 
-use self::epoll::{Epoll, Received};
+use self::driver::Driver;
+use self::epoll::Received;
 use self::send_queue::SendQueue;
 use self::table::{Deadline, Pending, Phase, Stream, Table};
 use crate::{NetError, StreamFailure};
@@ -232,15 +236,11 @@ impl DetachedStream {
 #[derive(Debug)]
 struct Failed(StreamId, io::Error);
 
-/// io_uring's part of a stream.
-#[derive(Debug, Default)]
-struct UringStream {}
-
 /// One thread's sockets. See the module's text for the loop around it.
 #[derive(Debug)]
 pub struct Runtime {
     table: Table,
-    driver: Epoll,
+    driver: Driver,
     waker: Waker,
     /// Early bytes lent by the event told last.
     lent: Vec<u8>,
@@ -252,6 +252,7 @@ pub struct Runtime {
 /// What `next_event` found, before bytes are lent.
 enum Found {
     Staged(StreamId, usize),
+    Provided(StreamId, u16, u32),
     Early(StreamId),
     Told(Event<'static>),
 }
@@ -264,7 +265,7 @@ impl Runtime {
 
     /// A runtime for the calling thread, woken by a waker that others hold already.
     pub fn with_waker(options: RuntimeOptions, waker: Waker) -> Result<Runtime, NetError> {
-        let driver = Epoll::new(&waker, options.receive_bytes_max.max(4096))?;
+        let driver = Driver::new(&options, &waker)?;
         Ok(Runtime {
             table: Table::new(options),
             driver,
@@ -277,7 +278,7 @@ impl Runtime {
 
     /// What lies beneath.
     pub fn flavour(&self) -> Flavour {
-        Flavour::Epoll
+        self.driver.flavour()
     }
 
     /// Wakes this runtime from any thread.
@@ -308,7 +309,7 @@ impl Runtime {
 
     /// Stops accepting; streams accepted before stay.
     pub fn stop_listening(&mut self, id: ListenerId) {
-        self.driver.remove_listener(&mut self.table, id);
+        self.driver.remove_listener(&mut self.table, &self.waker, id);
         self.table.listeners.try_remove(id.0 as usize);
     }
 
@@ -340,7 +341,7 @@ impl Runtime {
         (stream.queue, stream.early, stream.peer_finished, stream.finish_told) =
             (queue, early, peer_finished, finish_told);
         self.driver.add_stream(&mut self.table, id).inspect_err(|_| drop(self.table.remove(id)))?;
-        self.driver.update_interest(&mut self.table, id);
+        self.driver.update(&mut self.table, id);
         self.table.tell_early(id);
         self.mark_dirty(id);
         Ok(id)
@@ -352,7 +353,7 @@ impl Runtime {
         if !self.table.owned(id).is_some_and(|stream| stream.phase == Phase::Open) {
             return Err(NetError::NoSuchStream);
         }
-        self.driver.forget_stream(&mut self.table, id);
+        self.driver.take_back(&mut self.table, &self.waker, id);
         let Stream { fd, peer, queue, early, peer_finished, finish_told, .. } =
             self.table.remove(id).expect("looked up above");
         Ok(DetachedStream { fd, peer, queue, early, peer_finished, finish_told })
@@ -377,7 +378,7 @@ impl Runtime {
         let flush_now = stream.unflushed_bytes >= FLUSH_AT_ONCE_BYTES && stream.phase == Phase::Open;
         self.mark_dirty(id);
         if flush_now {
-            self.flush(id);
+            self.flush(id, true);
         }
         let Some(stream) = self.table.owned(id) else { return SendState::Ready };
         let queued_bytes = stream.queue.len_bytes();
@@ -403,7 +404,7 @@ impl Runtime {
     }
 
     /// Stops (`false`) or resumes (`true`) receiving: while stopped, no bytes are told and the peer is soon held back
-    /// by TCP's window. The peer's end is not seen meanwhile either, a failure is.
+    /// by TCP's window. The peer's end, or a failure of the connection, may be told only after receiving is resumed.
     pub fn set_receiving(&mut self, id: StreamId, receiving: bool) {
         let Some(stream) = self.table.owned(id) else { return };
         if stream.receiving != receiving {
@@ -411,7 +412,7 @@ impl Runtime {
             if receiving {
                 self.table.tell_early(id);
             }
-            self.driver.update_interest(&mut self.table, id);
+            self.driver.update(&mut self.table, id);
         }
     }
 
@@ -419,14 +420,14 @@ impl Runtime {
     /// seconds to take it. No more events of it.
     pub fn close(&mut self, id: StreamId) {
         if self.table.owned(id).is_some() {
-            self.flush(id);
+            self.flush(id, false);
         }
         if self.table.owned(id).is_some() {
             let over = self.table.begin_linger(id);
             if over {
                 self.release(id);
             } else {
-                self.driver.update_interest(&mut self.table, id);
+                self.driver.update(&mut self.table, id);
             }
         }
     }
@@ -441,6 +442,9 @@ impl Runtime {
     /// Writes what was queued, then waits until something happens, at most `timeout` (`None`: for ever). Returns at
     /// once while events are still to be told. Call [`Runtime::next_event`] until it has none, then poll again.
     pub fn poll(&mut self, timeout: Option<Duration>) -> Result<(), NetError> {
+        if let Driver::Uring(uring) = &mut self.driver {
+            uring.give_back_lent();
+        }
         self.flush_dirty();
         self.expire();
         let timeout = self.table.wait_at_most(timeout);
@@ -455,21 +459,38 @@ impl Runtime {
 
     /// The next thing that happened, if any.
     pub fn next_event(&mut self) -> Option<Event<'_>> {
-        match self.find_event()? {
-            Found::Staged(stream, len_bytes) => Some(Event::Received { stream, bytes: self.driver.staging(len_bytes) }),
-            Found::Early(stream) => Some(Event::Received { stream, bytes: &self.lent }),
-            Found::Told(event) => Some(event),
-        }
+        let found = self.find_event()?;
+        Some(match (found, &self.driver) {
+            (Found::Told(event), _) => event,
+            (Found::Early(stream), _) => Event::Received { stream, bytes: &self.lent },
+            (Found::Staged(stream, len_bytes), Driver::Epoll(epoll)) => {
+                Event::Received { stream, bytes: epoll.staging(len_bytes) }
+            }
+            (Found::Provided(stream, buffer, len_bytes), Driver::Uring(uring)) => {
+                Event::Received { stream, bytes: uring.provided_bytes(buffer, len_bytes) }
+            }
+            _ => unreachable!("each driver finds its own kind"),
+        })
     }
 
     fn find_event(&mut self) -> Option<Found> {
+        if let Driver::Uring(uring) = &mut self.driver {
+            uring.give_back_lent();
+        }
         loop {
             let told = match self.table.pending.pop_front()? {
                 Pending::Readable(id) => match self.receive(id) {
                     Some(found) => return Some(found),
                     None => continue,
                 },
-                Pending::Provided { .. } => continue,
+                Pending::Provided { stream, buffer, len_bytes } => match self.provided(stream, buffer, len_bytes) {
+                    Some(found) => return Some(found),
+                    None => continue,
+                },
+                Pending::Failed { stream, error } => {
+                    self.fail(stream, error);
+                    continue;
+                }
                 Pending::Early(id) => {
                     let Some(stream) = self.table.owned(id).filter(|stream| stream.receiving) else { continue };
                     match stream.early.pop_front() {
@@ -480,13 +501,10 @@ impl Runtime {
                         None => continue,
                     }
                 }
-                Pending::Finished(id) => {
-                    let Some(stream) = self.table.owned(id) else { continue };
-                    if !stream.receiving || std::mem::replace(&mut stream.finish_told, true) {
-                        continue;
-                    }
-                    Event::PeerFinished { stream: id }
-                }
+                Pending::Finished(id) => match self.finished(id) {
+                    Some(event) => event,
+                    None => continue,
+                },
                 Pending::Accepted { listener, stream, peer } => {
                     // Told even if the stream has failed since: its `Closed` follows.
                     Event::Accepted { listener, stream, peer }
@@ -503,27 +521,60 @@ impl Runtime {
 
     /// epoll: reads from a ready stream.
     fn receive(&mut self, id: StreamId) -> Option<Found> {
+        let Driver::Epoll(epoll) = &mut self.driver else { return None };
         let lingering = self.table.stream(id)?.phase == Phase::Lingering;
-        match self.driver.receive(&mut self.table, id) {
+        match epoll.receive(&mut self.table, id) {
             Received::Bytes(len_bytes) if !lingering => return Some(Found::Staged(id, len_bytes)),
-            Received::Finished if !lingering => {
-                let stream = self.table.stream(id)?;
-                if let Some(error) = stream.send_failure.take() {
-                    self.fail(id, error);
-                } else {
-                    stream.finish_told = true;
-                    return Some(Found::Told(Event::PeerFinished { stream: id }));
-                }
-            }
-            Received::Finished => {
-                if self.table.finish_sending(id) {
-                    self.release(id);
-                }
-            }
+            Received::Finished => return self.finished(id).map(Found::Told),
             Received::Failed(error) => self.fail(id, error),
             Received::Bytes(_) | Received::Nothing => {}
         }
         None
+    }
+
+    /// io_uring: bytes that arrived before, lent now, or put aside while the owner does not receive.
+    fn provided(&mut self, id: StreamId, buffer: u16, len_bytes: u32) -> Option<Found> {
+        let Driver::Uring(uring) = &mut self.driver else { return None };
+        let Some(stream) = self.table.owned(id) else {
+            uring.give_back(buffer);
+            return None;
+        };
+        if stream.receiving && stream.early.is_empty() {
+            uring.lend(buffer);
+            return Some(Found::Provided(id, buffer, len_bytes));
+        }
+        stream.early.push_back(uring.provided_bytes(buffer, len_bytes).to_vec());
+        let tell = stream.receiving;
+        uring.give_back(buffer);
+        if tell {
+            self.table.pending.push_back(Pending::Early(id));
+        }
+        None
+    }
+
+    /// The peer has sent its last byte.
+    fn finished(&mut self, id: StreamId) -> Option<Event<'static>> {
+        let stream = self.table.stream(id)?;
+        if stream.phase == Phase::Lingering {
+            if self.table.finish_sending(id) {
+                self.release(id);
+            }
+            return None;
+        }
+        if stream.phase != Phase::Open || !stream.receiving || stream.finish_told {
+            return None;
+        }
+        if !stream.early.is_empty() {
+            // Behind what came before it; that is in the row already.
+            self.table.pending.push_back(Pending::Finished(id));
+            return None;
+        }
+        if let Some(error) = stream.send_failure.take() {
+            self.fail(id, error);
+            return None;
+        }
+        stream.finish_told = true;
+        Some(Event::PeerFinished { stream: id })
     }
 
     fn mark_dirty(&mut self, id: StreamId) {
@@ -537,17 +588,17 @@ impl Runtime {
     fn flush_dirty(&mut self) {
         let mut dirty = std::mem::take(&mut self.table.dirty);
         for id in dirty.drain(..) {
-            self.flush(id);
+            self.flush(id, false);
         }
         // Flushing marks nothing dirty: keep the allocation.
         self.table.dirty = dirty;
     }
 
-    fn flush(&mut self, id: StreamId) {
+    fn flush(&mut self, id: StreamId, at_once: bool) {
         let Some(stream) = self.table.stream(id) else { return };
         stream.dirty = false;
         stream.unflushed_bytes = 0;
-        if let Err(Failed(id, error)) = self.driver.flush(&mut self.table, id) {
+        if let Err(Failed(id, error)) = self.driver.flush(&mut self.table, id, at_once) {
             self.fail(id, error);
         }
     }
@@ -596,7 +647,24 @@ impl Runtime {
     }
 
     fn release(&mut self, id: StreamId) {
-        self.driver.forget_stream(&mut self.table, id);
-        self.table.remove(id);
+        if self.driver.forget_stream(&mut self.table, id) {
+            self.table.remove(id);
+        }
+    }
+}
+
+impl Drop for Runtime {
+    /// The kernel must let go of all memory before it is freed.
+    fn drop(&mut self) {
+        if let Driver::Uring(uring) = &mut self.driver
+            && !uring.quiesce(&mut self.table, &self.waker)
+        {
+            // It did not: better to lose the memory than to have it written after it is freed.
+            let forgotten = Table::new(self.table.options.clone());
+            std::mem::forget(std::mem::replace(&mut self.table, forgotten));
+            if let Ok(epoll) = epoll::Epoll::new(&self.waker, 4096) {
+                std::mem::forget(std::mem::replace(&mut self.driver, Driver::Epoll(epoll)));
+            }
+        }
     }
 }

@@ -28,7 +28,7 @@ struct Connection {
 }
 
 pub fn run(port: u16, load: Load, for_how_long: Duration) -> Outcome {
-    let mut offsets = Offsets::new();
+    let mut offsets = Offsets::new(0);
     let mut requests = Vec::new();
     let mut request_batch = |count: usize| {
         requests.clear();

@@ -143,6 +143,11 @@ pub(super) fn accept(listener: impl AsFd) -> Result<Option<(OwnedFd, SocketAddr)
     }
 }
 
+/// The other end of a connection, unless it is gone.
+pub(super) fn peer_of(fd: impl AsFd) -> Option<SocketAddr> {
+    rustix::net::getpeername(fd).ok().flatten().and_then(to_socket_addr)
+}
+
 fn to_socket_addr(address: SocketAddrAny) -> Option<SocketAddr> {
     SocketAddr::try_from(address).ok()
 }

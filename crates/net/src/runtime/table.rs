@@ -13,11 +13,15 @@ use slab::Slab;
 
 use super::send_queue::SendQueue;
 use super::socket::Listener;
-use super::{Failed, ListenerId, RuntimeCounters, RuntimeOptions, StreamId, UringStream};
+use super::uring::UringStream;
+use super::{Failed, ListenerId, RuntimeCounters, RuntimeOptions, StreamId};
 use crate::{NetError, StreamFailure};
 
 /// How long a stream closed by its owner may take to hand over its last bytes and see the peer's end.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// Upper bound on `streams_max`: what the drivers' tokens can name.
+const STREAMS_CAP: usize = 1 << 20;
 
 /// How long accepting pauses when the process is out of file descriptors.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -90,6 +94,11 @@ pub(super) enum Pending {
     },
     Connected(StreamId),
     Finished(StreamId),
+    /// io_uring: the stream failed, behind what was received before.
+    Failed {
+        stream: StreamId,
+        error: io::Error,
+    },
     SendLow(StreamId),
     /// Its slot is free already: told whatever the table says.
     Closed {
@@ -125,7 +134,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(options: RuntimeOptions) -> Table {
+    pub(super) fn new(mut options: RuntimeOptions) -> Table {
+        options.streams_max = options.streams_max.min(STREAMS_CAP);
         Table {
             options,
             streams: Slab::new(),
@@ -189,6 +199,18 @@ impl Table {
             self.lingering_count -= 1;
         }
         Some(self.streams.remove(id.index as usize).stream)
+    }
+
+    /// The stream is over for everybody but the kernel.
+    pub(super) fn bury(&mut self, id: StreamId) {
+        let Some(stream) = self.stream(id) else { return };
+        if std::mem::replace(&mut stream.phase, Phase::Dead) == Phase::Lingering {
+            self.lingering_count -= 1;
+        }
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = StreamId> {
+        self.streams.iter().map(|(index, slot)| StreamId { index: index as u32, generation: slot.generation })
     }
 
     pub(super) fn lingering(&self) -> impl Iterator<Item = StreamId> {

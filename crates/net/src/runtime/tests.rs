@@ -1,6 +1,8 @@
 //! Proves that a runtime keeps its promises over real sockets, the same ones whatever lies beneath: bytes in order and
 //! once, back-pressure both ways, ends and failures told, streams moved between threads without loss.
 
+mod refused;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;

@@ -27,15 +27,16 @@ struct Shared {
 impl Waker {
     /// A waker for a runtime that is still to be made.
     pub fn new() -> Result<Waker, NetError> {
-        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|source| NetError::system("make an eventfd", source))?;
+        // Blocking, because io_uring would not wait for a non-blocking one. We read only what is there.
+        let eventfd =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(|source| NetError::system("make an eventfd", source))?;
         Ok(Waker(Arc::new(Shared { eventfd, pending: AtomicBool::new(false) })))
     }
 
     /// Wakes the runtime: work published before this call is visible to it when it sees `Event::Woken`.
     pub fn wake(&self) {
         if !self.0.pending.swap(true, Ordering::AcqRel) {
-            // Can fail only when the counter is full, and then the runtime is about to wake anyway.
+            // Cannot block: `pending` keeps the counter at one.
             let _ = rustix::io::write(&self.0.eventfd, &1u64.to_ne_bytes());
         }
     }

@@ -69,10 +69,10 @@ pub fn reads(file: File, work: Reads) -> u64 {
     let runtime = compio::runtime::Runtime::new().unwrap();
     runtime.block_on(async move {
         let file = reopen(&file).await;
-        let reading = (0..work.depth).map(|_| {
+        let reading = (0..work.depth).map(|reader| {
             let file = file.clone();
             compio::runtime::spawn(async move {
-                let (mut offsets, mut count) = (Offsets::new(), 0u64);
+                let (mut offsets, mut count) = (Offsets::new(reader), 0u64);
                 let mut buffer: Vec<u8> = Vec::with_capacity(work.len_bytes);
                 while Instant::now() < work.until {
                     buffer.clear();

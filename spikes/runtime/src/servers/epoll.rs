@@ -105,7 +105,7 @@ fn flush(epoll: RawFd, connection: &mut Connection) -> bool {
 /// There is no readiness of files: positioned reads, one after the other.
 pub fn reads(file: File, work: Reads) -> u64 {
     let mut buffer = vec![0; REPLY_BYTES_MAX];
-    let mut offsets = Offsets::new();
+    let mut offsets = Offsets::new(0);
     let mut count = 0;
     while Instant::now() < work.until {
         for _ in 0..64 {

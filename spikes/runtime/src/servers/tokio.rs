@@ -71,10 +71,10 @@ pub fn reads(file: File, work: Reads) -> u64 {
     let file = Arc::new(file);
     runtime().block_on(async move {
         let tasks: Vec<_> = (0..work.depth)
-            .map(|_| {
+            .map(|reader| {
                 let file = file.clone();
                 tokio::spawn(async move {
-                    let (mut offsets, mut count) = (Offsets::new(), 0);
+                    let (mut offsets, mut count) = (Offsets::new(reader), 0);
                     let mut buffer = vec![0; work.len_bytes];
                     while Instant::now() < work.until {
                         let (file, offset) = (file.clone(), offsets.next(work.len_bytes));

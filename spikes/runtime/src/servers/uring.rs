@@ -225,7 +225,7 @@ fn send(ring: &mut IoUring, connections: &mut [Option<Connection>], index: usize
 
 pub fn reads(file: File, work: Reads) -> u64 {
     let mut ring = ring(256);
-    let mut offsets = Offsets::new();
+    let mut offsets = Offsets::new(0);
     let mut buffers: Vec<Vec<u8>> = (0..work.depth).map(|_| vec![0; work.len_bytes]).collect();
     let mut read = |ring: &mut IoUring, index: usize| {
         let entry = opcode::Read::new(Fd(file.as_raw_fd()), buffers[index].as_mut_ptr(), work.len_bytes as u32);
