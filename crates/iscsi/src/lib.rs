@@ -16,6 +16,8 @@
 pub mod ahs;
 mod error;
 pub mod framer;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod initiator;
 mod liveness;
 pub mod login;

@@ -30,6 +30,7 @@ impl Liveness {
     pub(crate) fn moved(&mut self, now: Instant) {
         self.last_moved = now;
         self.pinged = None;
+        self.sent_since = false;
     }
 
     /// The driver took a PDU other than a ping.

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 /// Longest key, in bytes (RFC 7143 §6.1).
 pub const KEY_BYTES_MAX: usize = 63;
-/// Most pairs in one text; far more than RFC 7143 defines keys, and bounds the work of a flood.
-pub const PAIRS_MAX: usize = 1024;
+/// Most pairs in one text: room for thousands of targets in a discovery, and a bound on the work of a flood.
+pub const PAIRS_MAX: usize = 16384;
 
 /// Text that is not key=value pairs. Who sent it misbehaved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

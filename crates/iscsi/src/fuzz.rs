@@ -1,0 +1,212 @@
+//! Entry points for fuzzing the two machines: arbitrary bytes become the peer's PDUs, an obliging application answers. What
+//! must hold is asserted: no panic, nothing beyond the limits, nothing after `Closed`.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use strongroom_block::Buffer;
+
+use crate::pdu::{BHS_BYTES, Bhs, Opcode};
+use crate::{Lun, Offer, Pdu, initiator, target};
+
+/// Cuts PDUs out of arbitrary bytes without the patience of a framer: most of what comes is nearly right.
+struct Source<'a>(&'a [u8]);
+
+impl Source<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (&byte, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(byte)
+    }
+
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        taken.to_vec()
+    }
+
+    /// A PDU with one of `opcodes`, small numbers in its fields (so that tags and offsets meet), sometimes text.
+    fn pdu(&mut self, opcodes: &[u8], in_channel: bool) -> Option<Pdu> {
+        let shape = self.byte()?;
+        let mut bhs = Bhs([0; BHS_BYTES]);
+        bhs.0[0] = opcodes[usize::from(self.byte()?) % opcodes.len()] | (shape & 0x40);
+        bhs.0[1] = self.byte()?;
+        bhs.0[2] = self.byte()? & 3;
+        // Byte by byte where a small number is the likely one.
+        for at in [16, 20, 24, 28, 32, 36, 40, 44] {
+            let byte = self.byte()?;
+            let wide = if byte >= 0xf0 { u32::MAX - u32::from(byte & 0x0f) } else { u32::from(byte) };
+            let value = if byte & 0x20 != 0 && byte < 0xf0 { wide << 6 } else { wide };
+            bhs.set_u32(at, value);
+        }
+        let data = match shape & 7 {
+            0..=3 => Vec::new(),
+            4 | 5 => vec![b'x'; usize::from(self.byte()?) * 16],
+            6 => self.text()?,
+            _ => {
+                let len = usize::from(self.byte()?);
+                self.take(len)
+            }
+        };
+        let ahs_words = if shape & 8 != 0 { usize::from(self.byte()?) % 16 } else { 0 };
+        let mut ahs = self.take(ahs_words * 4);
+        ahs.resize(ahs_words * 4, 0);
+        if crate::ahs::check(&ahs).is_err() {
+            ahs.clear();
+        }
+        Some(Pdu::new(bhs, Bytes::from(ahs), Buffer::from(Bytes::from(data)), in_channel && shape & 0x30 == 0x30))
+    }
+
+    fn text(&mut self) -> Option<Vec<u8>> {
+        const PIECES: [&str; 12] = [
+            "InitiatorName=a\0",
+            "SessionType=Discovery\0",
+            "TargetName=t\0",
+            "AuthMethod=None\0",
+            "MaxRecvDataSegmentLength=512\0",
+            "FirstBurstLength=99999999\0",
+            "InitialR2T=No\0",
+            "SendTargets=All\0",
+            "X-a=b\0",
+            "MaxOutstandingR2T=0x1\0",
+            "HeaderDigest=CRC32C\0",
+            "broken\0",
+        ];
+        let count = self.byte()? % 6;
+        (0..count).try_fold(Vec::new(), |mut text, _| {
+            text.extend_from_slice(PIECES[usize::from(self.byte()?) % PIECES.len()].as_bytes());
+            Some(text)
+        })
+    }
+}
+
+/// Feeds arbitrary bytes to a target session as PDUs of a hostile initiator.
+pub fn fuzz_target(now: Instant, bytes: &[u8]) {
+    let mut source = Source(bytes);
+    let shape = source.byte().unwrap_or(0);
+    let in_channel = shape & 1 != 0;
+    let config = target::Config {
+        in_channel,
+        queue_depth: 4,
+        transfer_bytes_max: 8192,
+        write_memory_bytes_max: 8192,
+        offer: Offer { max_burst_bytes: 1024, first_burst_bytes: 512, ..Offer::default() },
+        ..target::Config::default()
+    };
+    let mut session = target::Session::new(now, config);
+    if shape & 2 != 0 {
+        log_in_to(&mut session, now);
+    }
+    let mut time = now;
+    let mut held = Vec::new();
+    let opcodes = [0x00, 0x01, 0x01, 0x02, 0x03, 0x04, 0x05, 0x05, 0x06, 0x10, 0x25, 0x1f];
+    while let Some(pdu) = source.pdu(&opcodes, in_channel) {
+        time += Duration::from_millis(u64::from(pdu.bhs.0[2]) * 1000);
+        session.handle_pdu(time, pdu);
+        if session.poll_timeout().is_some_and(|at| at <= time) {
+            session.handle_timeout(time);
+        }
+        let closed = session.is_closed();
+        while let Some(event) = session.poll_event() {
+            match event {
+                target::Event::LoginRequested(_) => session.accept_login(time, 1),
+                target::Event::SendTargets(_) => session.send_targets(&[]),
+                target::Event::Command(command) => {
+                    assert!(command.expected_bytes <= 8192 || command.direction != target::Direction::Write);
+                    let len: usize = command.data.iter().map(|segment| segment.data.len()).sum();
+                    let is_write = command.direction == target::Direction::Write;
+                    assert!(!is_write || len == command.expected_bytes as usize, "all of a write, and no more");
+                    held.push(command.task);
+                }
+                target::Event::TaskManagement(request) => {
+                    session.answer_task_management(request.id, target::TaskManagementResult::Complete);
+                    assert!(request.tasks.iter().all(|task| !session.complete(*task, target::Response::good())));
+                }
+                target::Event::LoggedIn => {}
+                target::Event::Closed(_) => assert!(session.is_closed() && session.poll_event().is_none()),
+            }
+        }
+        if held.len() > 2 {
+            let data = Buffer::from(Bytes::from(vec![1; 700]));
+            session.complete(held.swap_remove(0), target::Response::good_data(data));
+        }
+        let mut polled = 0;
+        while session.poll_transmit().is_some() {
+            polled += 1;
+            assert!(polled < 4096, "answers come to an end");
+        }
+        if closed {
+            assert!(session.poll_timeout().is_none());
+        }
+    }
+}
+
+fn log_in_to(session: &mut target::Session, now: Instant) {
+    let mut bhs = Bhs::new(Opcode::LoginRequest);
+    bhs.0[0] |= 0x40;
+    bhs.0[1] = 0x87;
+    bhs.set_u32(24, 1);
+    let text = b"InitiatorName=a\0TargetName=t\0InitialR2T=No\0MaxRecvDataSegmentLength=512\0MaxOutstandingR2T=2\0";
+    session.handle_pdu(now, Pdu::new(bhs, Bytes::new(), Buffer::copy_from(text), false));
+    assert!(matches!(session.poll_event(), Some(target::Event::LoginRequested(_))));
+    session.accept_login(now, 1);
+    assert!(matches!(session.poll_event(), Some(target::Event::LoggedIn)));
+}
+
+/// Feeds arbitrary bytes to an initiator session as PDUs of a hostile target.
+pub fn fuzz_initiator(now: Instant, bytes: &[u8]) {
+    let mut source = Source(bytes);
+    let shape = source.byte().unwrap_or(0);
+    let kind = initiator::SessionKind::Normal { target_name: "t".into() };
+    let mut config = initiator::Config::new("a", [0; 6], kind);
+    config.in_channel = shape & 1 != 0;
+    let mut session = initiator::Session::new(now, config.clone());
+    if shape & 2 != 0 {
+        log_in_from(&mut session, now, config.in_channel);
+    }
+    let mut time = now;
+    let opcodes = [0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x25, 0x26, 0x31, 0x31, 0x32, 0x3f];
+    while let Some(mut pdu) = source.pdu(&opcodes, config.in_channel) {
+        time += Duration::from_millis(u64::from(pdu.bhs.0[2]) * 1000);
+        if pdu.bhs.0[3] & 1 == 0 {
+            pdu.bhs.0[2] = 0;
+        }
+        let cdb = [0; 16];
+        let write = initiator::WriteSource::plain(Buffer::from(Bytes::from(vec![2; 300_000])));
+        let _ = session.submit(initiator::Command::read(Lun(0), cdb, 4096));
+        let _ = session.submit(initiator::Command::write(Lun(0), cdb, write));
+        let _ = session.manage_task(initiator::TaskFunction::LogicalUnitReset, Lun(0), None);
+        let _ = session.send_targets(&initiator::SendTargets::ThisTarget);
+        session.handle_pdu(time, pdu);
+        if session.poll_timeout().is_some_and(|at| at <= time) {
+            session.handle_timeout(time);
+        }
+        while let Some(event) = session.poll_event() {
+            if let initiator::Event::DataIn(part) = &event {
+                assert!(u64::from(part.offset) + u64::from(part.covers_bytes) <= 4096, "inside what was asked for");
+            }
+            assert!(!matches!(event, initiator::Event::Closed(_)) || session.poll_event().is_none());
+        }
+        let mut polled = 0;
+        while session.poll_transmit().is_some() {
+            polled += 1;
+            assert!(polled < 1 << 20, "requests come to an end");
+        }
+    }
+}
+
+fn log_in_from(session: &mut initiator::Session, now: Instant, in_channel: bool) {
+    let steps: &[u8] = if in_channel { &[0x87] } else { &[0x81, 0x87] };
+    for flags in steps {
+        let request = session.poll_transmit().expect("a login request waits");
+        let mut bhs = Bhs::new(Opcode::LoginResponse);
+        bhs.0[1] = *flags;
+        bhs.0[8..16].copy_from_slice(&request.bhs.0[8..16]);
+        bhs.set_u32(16, request.bhs.initiator_task_tag());
+        bhs.set_u32(24, u32::from(*flags == 0x87 && !in_channel));
+        bhs.set_u32(28, 1);
+        bhs.set_u32(32, 64);
+        session.handle_pdu(now, Pdu::header_only(bhs));
+    }
+    assert!(matches!(session.poll_event(), Some(initiator::Event::LoggedIn { .. })));
+}

@@ -1,0 +1,509 @@
+//! Proves that a peer that breaks the rules is answered, or loses its session with a reason; that nothing panics; and that
+//! nobody can pin more than the limits say.
+
+mod pair;
+
+use bytes::Bytes;
+use pair::{Pair, TARGET, epoch, initiator_config};
+use proptest::prelude::*;
+use strongroom_block::Buffer;
+use strongroom_iscsi::pdu::{
+    Answer, Attribute, DataOut, LoginRequest, NopOut, RejectReason, ScsiCommand, TAG_NONE, TextRequest,
+};
+use strongroom_iscsi::target::{self, Event, Response, Session};
+use strongroom_iscsi::{Bhs, CloseReason, LoginStatus, Lun, Offer, Pdu, PeerMisbehaved, Serial};
+
+/// A target session in full-feature phase, and a way to say anything to it.
+struct Victim {
+    session: Session,
+    now: std::time::Instant,
+    cmd_sn: u32,
+}
+
+fn login(flags: u8, cmd_sn: u32) -> LoginRequest {
+    LoginRequest {
+        transit: flags & 0x80 != 0,
+        continues: flags & 0x40 != 0,
+        current_stage: flags >> 2 & 3,
+        next_stage: flags & 3,
+        version_max: 0,
+        version_min: 0,
+        isid: [0; 6],
+        tsih: 0,
+        initiator_task_tag: 1,
+        cid: 0,
+        cmd_sn: Serial(cmd_sn),
+        exp_stat_sn: Serial(0),
+    }
+}
+
+fn pdu(bhs: Bhs, data: &[u8]) -> Pdu {
+    Pdu::new(bhs, Bytes::new(), Buffer::copy_from(data), false)
+}
+
+impl Victim {
+    fn fresh(config: target::Config) -> Victim {
+        let now = epoch();
+        Victim { session: Session::new(now, config), now, cmd_sn: 100 }
+    }
+
+    fn logged_in(config: target::Config, keys: &str) -> Victim {
+        let mut victim = Victim::fresh(config);
+        let text = format!("InitiatorName=iqn.x:a\0TargetName={TARGET}\0{keys}");
+        victim.say(login(0x87, 100).encode(), text.as_bytes());
+        assert!(matches!(victim.session.poll_event(), Some(Event::LoginRequested(_))));
+        victim.session.accept_login(victim.now, 1);
+        assert!(matches!(victim.session.poll_event(), Some(Event::LoggedIn)));
+        assert!(matches!(victim.hear(), Some((Answer::Login(answer), _)) if answer.status == LoginStatus::SUCCESS));
+        victim
+    }
+
+    fn say(&mut self, bhs: Bhs, data: &[u8]) {
+        self.session.handle_pdu(self.now, pdu(bhs, data));
+    }
+
+    fn hear(&mut self) -> Option<(Answer, Pdu)> {
+        let pdu = self.session.poll_transmit()?;
+        Some((Answer::decode(&pdu.bhs).expect("we send sound headers"), pdu))
+    }
+
+    fn write(&mut self, tag: u32, expected: u32, is_final: bool, data: &[u8]) {
+        let command = ScsiCommand {
+            immediate: false,
+            is_final,
+            read: false,
+            write: true,
+            attribute: Attribute::Simple,
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            expected_data_transfer_bytes: expected,
+            cmd_sn: Serial(self.cmd_sn),
+            exp_stat_sn: Serial(0),
+            cdb: [0; 16],
+        };
+        self.cmd_sn += 1;
+        self.say(command.encode(), data);
+    }
+
+    fn data_out(&mut self, tag: u32, ttt: u32, data_sn: u32, buffer_offset: u32, is_final: bool, data: &[u8]) {
+        let header = DataOut {
+            is_final,
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            target_transfer_tag: ttt,
+            exp_stat_sn: Serial(0),
+            data_sn,
+            buffer_offset,
+        };
+        self.say(header.encode(), data);
+    }
+
+    fn r2t(&mut self) -> strongroom_iscsi::pdu::R2t {
+        match self.hear() {
+            Some((Answer::R2t(r2t), _)) => r2t,
+            other => panic!("expected an R2T, got {other:?}"),
+        }
+    }
+
+    fn expect_sense(&mut self, tag: u32, key: u8, code: [u8; 2]) {
+        match self.hear() {
+            Some((Answer::ScsiResponse(answer), pdu)) => {
+                assert_eq!((answer.status, answer.initiator_task_tag), (2, tag));
+                assert_eq!((pdu.data[2 + 2] & 15, &pdu.data[2 + 12..2 + 14]), (key, &code[..]));
+            }
+            other => panic!("expected CHECK CONDITION, got {other:?}"),
+        }
+    }
+
+    fn expect_reject(&mut self, reason: RejectReason) {
+        match self.hear() {
+            Some((Answer::Reject(answer), pdu)) => {
+                assert_eq!(answer.reason, reason as u8);
+                assert_eq!(pdu.data.len(), 48, "with the header that was rejected");
+            }
+            other => panic!("expected a reject, got {other:?}"),
+        }
+    }
+
+    fn expect_alive(&mut self) {
+        assert!(!self.session.is_closed());
+        let tag = 0x7000_0000 + self.cmd_sn;
+        self.write(tag, 0, true, &[]);
+        match self.session.poll_event() {
+            Some(Event::Command(command)) => assert!(self.session.complete(command.task, Response::good())),
+            other => panic!("expected a command, got {other:?}"),
+        }
+        assert!(matches!(self.hear(), Some((Answer::ScsiResponse(answer), _)) if answer.status == 0));
+        assert!(self.hear().is_none());
+    }
+
+    fn closed(&mut self) -> CloseReason {
+        loop {
+            match self.session.poll_event() {
+                Some(Event::Closed(reason)) => return reason,
+                Some(_) => {}
+                None => panic!("the session goes on"),
+            }
+        }
+    }
+}
+
+fn small() -> target::Config {
+    let offer = Offer { first_burst_bytes: 1024, max_burst_bytes: 2048, ..Offer::default() };
+    target::Config { offer, transfer_bytes_max: 65536, ..target::Config::default() }
+}
+
+const KEYS: &str = "InitialR2T=No\0ImmediateData=Yes\0FirstBurstLength=1024\0MaxBurstLength=2048\0";
+
+#[test]
+fn gaps_overlaps_and_overlong_data_end_the_command_alone() {
+    // What is said in answer to an R2T for 2048 bytes at 0: DataSN, offset, final, length.
+    let wrong: [(u32, u32, bool, usize); 6] = [
+        (1, 0, false, 512),
+        (0, 512, false, 512),
+        (0, 0, false, 2049),
+        (0, 0, true, 512),
+        (0, 0, false, 0),
+        (0, u32::MAX - 3, false, 512),
+    ];
+    for (data_sn, offset, is_final, len) in wrong {
+        let mut victim = Victim::logged_in(small(), KEYS);
+        victim.write(9, 4096, true, &[]);
+        let r2t = victim.r2t();
+        assert_eq!((r2t.buffer_offset, r2t.desired_data_transfer_bytes), (0, 2048));
+        victim.data_out(9, r2t.target_transfer_tag, data_sn, offset, is_final, &vec![0; len]);
+        victim.expect_sense(9, 0x0b, [0x0c, 0x0d]);
+        // The rest of the burst was on its way already: dropped without a word.
+        victim.data_out(9, r2t.target_transfer_tag, 2, 1024, true, &[0; 1024]);
+        assert!(victim.hear().is_none());
+        victim.expect_alive();
+    }
+}
+
+#[test]
+fn a_second_data_sn_must_follow_the_first() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    victim.write(9, 2048, true, &[]);
+    let ttt = victim.r2t().target_transfer_tag;
+    victim.data_out(9, ttt, 0, 0, false, &[0; 512]);
+    victim.data_out(9, ttt, 2, 512, false, &[0; 512]);
+    victim.expect_sense(9, 0x0b, [0x0c, 0x0d]);
+    victim.expect_alive();
+}
+
+#[test]
+fn unsolicited_data_where_none_is_allowed_ends_the_command() {
+    let mut victim = Victim::logged_in(small(), "InitialR2T=Yes\0ImmediateData=No\0");
+    victim.write(1, 4096, true, &[0; 512]);
+    victim.expect_sense(1, 0x0b, [0x0c, 0x0c]);
+    victim.write(2, 4096, false, &[]);
+    victim.expect_sense(2, 0x0b, [0x0c, 0x0c]);
+    victim.write(3, 2048, true, &[]);
+    victim.r2t();
+    victim.data_out(3, TAG_NONE, 0, 0, false, &[0; 512]);
+    victim.expect_sense(3, 0x0b, [0x0c, 0x0c]);
+    victim.expect_alive();
+}
+
+#[test]
+fn immediate_data_beyond_burst_or_transfer_ends_the_command() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    victim.write(1, 4096, true, &[0; 1025]);
+    victim.expect_sense(1, 0x0b, [0x0c, 0x0d]);
+    victim.write(2, 100, true, &[0; 101]);
+    victim.expect_sense(2, 0x0b, [0x0c, 0x0d]);
+    victim.write(3, 65537, true, &[0; 512]);
+    victim.expect_sense(3, 0x05, [0x24, 0x00]);
+    victim.write(4, u32::MAX, false, &[]);
+    victim.expect_sense(4, 0x05, [0x24, 0x00]);
+    victim.data_out(4, TAG_NONE, 0, 0, true, &[0; 512]);
+    victim.expect_alive();
+}
+
+#[test]
+fn tags_that_name_nothing_are_rejected() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    victim.write(9, 2048, true, &[]);
+    let ttt = victim.r2t().target_transfer_tag;
+    victim.data_out(9, ttt ^ 1, 0, 0, false, &[0; 512]);
+    victim.expect_reject(RejectReason::InvalidPduField);
+    victim.data_out(10, ttt, 0, 0, false, &[0; 512]);
+    victim.expect_reject(RejectReason::InvalidPduField);
+    victim.write(9, 512, true, &[]);
+    victim.expect_reject(RejectReason::TaskInProgress);
+    victim.write(TAG_NONE, 512, true, &[]);
+    victim.expect_reject(RejectReason::InvalidPduField);
+    victim.data_out(9, ttt, 0, 0, true, &[7; 2048]);
+    assert!(matches!(victim.session.poll_event(), Some(Event::Command(command)) if command.gather()[..] == [7; 2048]));
+    victim.expect_alive();
+}
+
+#[test]
+fn a_tag_of_an_earlier_write_never_meets_a_later_one() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    let mut tags = std::collections::HashSet::new();
+    for round in 0..50 {
+        victim.write(9, 2048, true, &[]);
+        let ttt = victim.r2t().target_transfer_tag;
+        assert!(tags.insert(ttt), "round {round}: a tag came back");
+        victim.data_out(9, ttt, 0, 0, true, &[0; 2048]);
+        let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
+        victim.session.complete(command.task, Response::good());
+        victim.hear();
+    }
+}
+
+#[test]
+fn recovery_and_unknown_requests_are_rejected() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    let mut header = [0; 48];
+    header[0] = 0x10;
+    header[1] = 0x80;
+    victim.say(Bhs(header), &[]);
+    victim.expect_reject(RejectReason::SnackReject);
+    for opcode in [0x1f, 0x21, 0x3f, 0x07] {
+        header[0] = opcode;
+        victim.say(Bhs(header), &[]);
+        victim.expect_reject(RejectReason::CommandNotSupported);
+    }
+    victim.say(login(0x87, 0).encode(), &[]);
+    victim.expect_reject(RejectReason::ProtocolError);
+    victim.expect_alive();
+}
+
+#[test]
+fn a_flood_of_pings_that_nobody_reads_ends_the_session() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    let nop = NopOut {
+        immediate: true,
+        lun: Lun(0),
+        initiator_task_tag: 5,
+        target_transfer_tag: TAG_NONE,
+        cmd_sn: Serial(100),
+        exp_stat_sn: Serial(0),
+    };
+    let mut asked_to_stop = false;
+    for _ in 0..=target::ANSWERS_MAX {
+        victim.say(nop.encode(), &[1; 64]);
+        asked_to_stop |= !victim.session.accepts_input();
+    }
+    assert!(asked_to_stop, "the driver is asked to stop reading first");
+    assert!(matches!(victim.closed(), CloseReason::Misbehaved(PeerMisbehaved::Flood { .. })));
+}
+
+#[test]
+fn endless_text_ends_the_session() {
+    let mut victim = Victim::fresh(small());
+    let piece = b"X-a=".iter().copied().chain(std::iter::repeat_n(b'b', 8000)).collect::<Vec<u8>>();
+    while !victim.session.is_closed() {
+        victim.say(login(0x44, 100).encode(), &piece);
+    }
+    assert!(matches!(victim.closed(), CloseReason::Misbehaved(PeerMisbehaved::Text(_))));
+    let mut last = None;
+    while let Some((answer, _)) = victim.hear() {
+        last = Some(answer);
+    }
+    assert!(matches!(last, Some(Answer::Login(answer)) if answer.status == LoginStatus::INITIATOR_ERROR));
+
+    let mut victim = Victim::logged_in(small(), KEYS);
+    let text = TextRequest {
+        immediate: true,
+        is_final: false,
+        continues: true,
+        lun: Lun(0),
+        initiator_task_tag: 3,
+        target_transfer_tag: TAG_NONE,
+        cmd_sn: Serial(100),
+        exp_stat_sn: Serial(0),
+    };
+    victim.say(text.encode(), &piece);
+    for _ in 0..100 {
+        victim.say(TextRequest { target_transfer_tag: 0xc000_0000, ..text }.encode(), &piece);
+    }
+    assert!(matches!(victim.closed(), CloseReason::Misbehaved(PeerMisbehaved::Text(_))));
+}
+
+#[test]
+fn a_login_that_never_ends_is_ended() {
+    let mut victim = Victim::fresh(small());
+    victim.say(login(0x04, 100).encode(), b"InitiatorName=a\0TargetName=t\0");
+    victim.session.accept_login(victim.now, 1);
+    for _ in 0..100 {
+        victim.say(login(0x04, 100).encode(), &[]);
+    }
+    assert!(matches!(victim.closed(), CloseReason::Misbehaved(PeerMisbehaved::Login(_))) || victim.session.is_closed());
+}
+
+#[test]
+fn malformed_logins_are_told_why() {
+    let named = b"InitiatorName=iqn.x:a\0TargetName=iqn.x:t\0";
+    let cases: [(LoginRequest, &[u8], LoginStatus); 9] = [
+        (login(0x87, 1), b"TargetName=t\0", LoginStatus::MISSING_PARAMETER),
+        (login(0x87, 1), b"InitiatorName=i\0", LoginStatus::MISSING_PARAMETER),
+        (LoginRequest { tsih: 9, ..login(0x87, 1) }, named, LoginStatus::SESSION_DOES_NOT_EXIST),
+        (LoginRequest { version_min: 1, ..login(0x87, 1) }, named, LoginStatus::UNSUPPORTED_VERSION),
+        (login(0x8c, 1), named, LoginStatus::INITIATOR_ERROR),
+        (login(0x86, 1), named, LoginStatus::INITIATOR_ERROR),
+        (login(0xc7, 1), named, LoginStatus::INITIATOR_ERROR),
+        (login(0x87, 1), b"InitiatorName", LoginStatus::INITIATOR_ERROR),
+        (login(0x87, 1), b"InitiatorName=i\0SessionType=Odd\0", LoginStatus::SESSION_TYPE_NOT_SUPPORTED),
+    ];
+    for (request, text, status) in cases {
+        let mut victim = Victim::fresh(small());
+        victim.say(request.encode(), text);
+        assert!(matches!(victim.hear(), Some((Answer::Login(answer), _)) if answer.status == status), "{status}");
+        assert!(matches!(victim.closed(), CloseReason::Misbehaved(_)));
+    }
+}
+
+#[test]
+fn an_initiator_that_insists_on_chap_is_refused() {
+    let mut victim = Victim::fresh(small());
+    victim.say(login(0x81, 1).encode(), b"InitiatorName=i\0TargetName=t\0AuthMethod=CHAP\0");
+    victim.session.accept_login(victim.now, 1);
+    let status = LoginStatus::AUTHENTICATION_FAILED;
+    assert!(matches!(victim.hear(), Some((Answer::Login(answer), _)) if answer.status == status));
+}
+
+#[test]
+fn a_command_before_the_login_ends_the_session() {
+    let mut victim = Victim::fresh(small());
+    victim.write(1, 0, true, &[]);
+    assert!(matches!(victim.closed(), CloseReason::Misbehaved(PeerMisbehaved::OutOfPlace { .. })));
+}
+
+#[test]
+fn a_sealed_pdu_outside_a_channel_or_without_records_ends_the_session() {
+    for in_channel in [false, true] {
+        let mut victim = Victim::logged_in(target::Config { in_channel, ..small() }, KEYS);
+        let command = ScsiCommand {
+            immediate: false,
+            is_final: true,
+            read: false,
+            write: true,
+            attribute: Attribute::Simple,
+            lun: Lun(0),
+            initiator_task_tag: 1,
+            expected_data_transfer_bytes: 512,
+            cmd_sn: Serial(100),
+            exp_stat_sn: Serial(0),
+            cdb: [0; 16],
+        };
+        let sealed = Pdu { sealed: true, ..pdu(command.encode(), &[0; 512]) };
+        victim.session.handle_pdu(victim.now, sealed);
+        assert!(matches!(victim.closed(), CloseReason::Misbehaved(_)));
+    }
+}
+
+/// The largest block data that one initiator can have the target hold: what the limits say.
+#[test]
+fn solicited_writes_wait_for_memory() {
+    let mut config = small();
+    config.write_memory_bytes_max = 8192;
+    let mut victim = Victim::logged_in(config, KEYS);
+    for tag in 0..3 {
+        victim.write(tag, 8192, true, &[]);
+    }
+    let mut r2t = victim.r2t();
+    for tag in 0..3u32 {
+        for part in 0..4 {
+            assert_eq!((r2t.initiator_task_tag, r2t.buffer_offset), (tag, part * 2048), "one write at a time");
+            assert!(victim.hear().is_none(), "one R2T at a time");
+            victim.data_out(tag, r2t.target_transfer_tag, 0, part * 2048, true, &[0; 2048]);
+            if part < 3 {
+                r2t = victim.r2t();
+            }
+        }
+        let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
+        assert!(victim.hear().is_none(), "the application holds the memory");
+        assert!(victim.session.complete(command.task, Response::good()));
+        if tag < 2 {
+            r2t = victim.r2t();
+        }
+        assert!(matches!(victim.hear(), Some((Answer::ScsiResponse(answer), _)) if answer.status == 0));
+    }
+    // A write that ends early gives its memory back too.
+    victim.write(7, 8192, true, &[]);
+    victim.write(8, 8192, true, &[]);
+    let ttt = victim.r2t().target_transfer_tag;
+    victim.data_out(7, ttt, 1, 0, true, &[0; 2048]);
+    assert_eq!(victim.r2t().initiator_task_tag, 8);
+    victim.expect_sense(7, 0x0b, [0x0c, 0x0d]);
+}
+
+#[test]
+fn lies_of_a_target_end_the_session() {
+    use strongroom_iscsi::initiator::{Command, Event};
+    use strongroom_iscsi::pdu::{DataIn, R2t, ScsiResponse, Sequence};
+    let tag = |pair: &mut Pair| {
+        pair.initiator.submit(Command::read(Lun(0), [0; 16], 1024)).expect("logged in");
+        pair.initiator.poll_transmit().expect("a command").bhs.initiator_task_tag()
+    };
+    let lies: [fn(u32) -> Pdu; 7] = [
+        |tag| lie(DataIn { data_sn: 1, ..honest(tag) }, 512),
+        |tag| lie(DataIn { buffer_offset: 512, ..honest(tag) }, 512),
+        |tag| lie(honest(tag), 1025),
+        |tag| lie(honest(tag), 0),
+        |tag| lie(honest(tag ^ 1), 512),
+        |tag| Pdu { sealed: true, ..lie(honest(tag), 512) },
+        |tag| {
+            let r2t = R2t {
+                lun: Lun(0),
+                initiator_task_tag: tag,
+                target_transfer_tag: 1,
+                sequence: Sequence::default(),
+                r2t_sn: 0,
+                buffer_offset: 0,
+                desired_data_transfer_bytes: 512,
+            };
+            pdu(r2t.encode(), &[])
+        },
+    ];
+    fn honest(tag: u32) -> DataIn {
+        DataIn {
+            is_final: true,
+            status: None,
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            sequence: Sequence::default(),
+            data_sn: 0,
+            buffer_offset: 0,
+        }
+    }
+    fn lie(header: DataIn, len: usize) -> Pdu {
+        pdu(header.encode(), &vec![0; len])
+    }
+    for make in lies {
+        let mut pair = Pair::logged_in(initiator_config(), target::Config::default());
+        let tag = tag(&mut pair);
+        pair.initiator.handle_pdu(pair.now, make(tag));
+        assert!(matches!(pair.initiator.poll_event(), Some(Event::Closed(CloseReason::Misbehaved(_)))));
+    }
+    // A sense length that reaches past the data is cut, not believed.
+    let mut pair = Pair::logged_in(initiator_config(), target::Config::default());
+    let tag = tag(&mut pair);
+    let header = ScsiResponse {
+        response: 0,
+        status: 2,
+        initiator_task_tag: tag,
+        sequence: Sequence { stat_sn: Serial(2), exp_cmd_sn: Serial(2), max_cmd_sn: Serial(9) },
+        exp_data_sn: 0,
+        residual: strongroom_iscsi::Residual::None,
+    };
+    pair.initiator.handle_pdu(pair.now, pdu(header.encode(), &[0xff, 0xff, 0x70]));
+    assert!(matches!(pair.initiator.poll_event(), Some(Event::Completed(done)) if done.sense == [0x70]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn arbitrary_pdus_never_break_a_target(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        strongroom_iscsi::fuzz::fuzz_target(epoch(), &bytes);
+    }
+
+    #[test]
+    fn arbitrary_pdus_never_break_an_initiator(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        strongroom_iscsi::fuzz::fuzz_initiator(epoch(), &bytes);
+    }
+}
