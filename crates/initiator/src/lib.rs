@@ -9,6 +9,7 @@
 
 mod blocking;
 mod completion;
+pub mod copy;
 mod error;
 pub mod fuse;
 mod key_source;

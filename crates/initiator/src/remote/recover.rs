@@ -135,14 +135,20 @@ impl RemoteDevice {
     /// The sequence of a version that the target cannot read: the smallest bound for which it stumbles over it, less one.
     /// Found by halving, since asking for what is older than some sequence works with any number.
     fn before_unreadable(&self, lba: Lba, bound: StoreSequence) -> Result<Option<StoreSequence>, RecoverError> {
+        // Sequences count up from 1, so a bound is found fastest by doubling from below, then by halving.
         let (mut low, mut high) = (0_u64, if bound.0 == 0 { u64::MAX } else { bound.0 });
+        let mut doubling = true;
         let mut something_older = false;
         while high - low > 1 {
-            // From below first, in growing steps: sequences are small numbers.
-            let middle = if low == 0 { high.min(1 << 20).max(2) / 2 } else { low + (high - low) / 2 };
-            let middle = if low > 0 && low.saturating_mul(4) < high { low * 2 } else { middle };
+            let middle = match doubling {
+                true => low.saturating_mul(2).clamp(low + 1, high - 1),
+                false => low + (high - low) / 2,
+            };
             match self.version(lba, StoreSequence(middle))? {
-                Step::Unreadable => high = middle,
+                Step::Unreadable => {
+                    doubling = false;
+                    high = middle;
+                }
                 Step::None => low = middle,
                 Step::Good { .. } | Step::Bad { .. } => {
                     something_older = true;

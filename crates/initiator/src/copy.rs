@@ -1,0 +1,388 @@
+//! Copies between files and volumes: pipelined, skipping what is absent, with a checksum of the contents.
+//!
+//! ```text
+//! source: data and holes in order -> reads in flight -> checksum, zeros become holes -> writes in flight -> destination
+//! ```
+//!
+//! The checksum covers the whole contents in order, holes as the zeros that they read as, so that it can be compared with
+//! one of the plain bytes. CRC-64/NVME tells accidents; SHA-256, if asked for, tells everything. Absent: progress bars, and
+//! any format of files but raw.
+
+mod checksum;
+mod destination;
+mod source;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strongroom_block::{BlockDevice, DeviceError, Lba};
+
+use crate::{MemoryDevice, RemoteDevice};
+use checksum::Contents;
+use destination::Writer;
+use source::{Piece, Reader};
+
+pub use checksum::ContentSums;
+
+/// Bytes of one read or write.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Pieces read ahead of the write, and writes in flight, each. With [`CHUNK_BYTES`] the limit of memory.
+const PIECES_MAX: usize = 16;
+/// How often progress is told.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A block device that can tell what is absent.
+pub trait SparseDevice: BlockDevice {
+    /// How many blocks from `lba` on are absent (read as zeros), at most `count`; 0 if `lba` holds data or it cannot be
+    /// told.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError>;
+}
+
+impl SparseDevice for RemoteDevice {
+    fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        RemoteDevice::hole_at(self, lba, count)
+    }
+}
+
+impl SparseDevice for MemoryDevice {
+    fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        Ok(MemoryDevice::hole_at(self, lba, count))
+    }
+}
+
+/// One end of a copy. A volume must have no other user of its completions.
+#[derive(Clone)]
+pub enum Endpoint {
+    /// A file, or a block device of this machine.
+    File(PathBuf),
+    /// A volume.
+    Volume(Arc<dyn SparseDevice>),
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Endpoint::File(path) => write!(f, "{}", path.display()),
+            Endpoint::Volume(device) => write!(f, "volume of {} bytes", device.geometry().bytes()),
+        }
+    }
+}
+
+/// How to copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyOptions {
+    /// Also make a SHA-256 of the contents.
+    pub sha256: bool,
+    /// Read the destination back and compare its checksum.
+    pub verify: bool,
+    /// The source may be smaller than the destination volume; what lies behind stays as it is.
+    pub allow_smaller: bool,
+    /// Replace a destination file that exists.
+    pub overwrite: bool,
+}
+
+/// What a copy is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// From the source to the destination.
+    Copying,
+    /// Reading the destination back.
+    Verifying,
+}
+
+/// How far a copy is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// What it is at.
+    pub phase: Phase,
+    /// Bytes done in this phase, holes included.
+    pub done_bytes: u64,
+    /// Bytes to do in this phase.
+    pub total_bytes: u64,
+    /// Of those done, bytes that were absent and not moved.
+    pub hole_bytes: u64,
+    /// Bytes of data per second, over the last moments.
+    pub bytes_per_second: f64,
+    /// Since the phase began.
+    pub elapsed: Duration,
+}
+
+/// What a copy did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CopyReport {
+    /// Size of the contents.
+    pub bytes: u64,
+    /// Of those, bytes that were moved.
+    pub data_bytes: u64,
+    /// Of those, bytes that were absent.
+    pub hole_bytes: u64,
+    /// Checksums of the contents.
+    pub sums: ContentSums,
+    /// Whether the destination was read back and found equal.
+    pub verified: bool,
+    /// From start to end, verification included.
+    pub elapsed: Duration,
+}
+
+/// Why a copy ended early. What was copied so far stays at the destination.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// A file failed.
+    #[error("{path}: {doing}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The destination file is there already.
+    #[error("{0} exists; remove it, or say --overwrite")]
+    Exists(PathBuf),
+    /// The source volume failed.
+    #[error("reading the source: {0}")]
+    Source(#[source] DeviceError),
+    /// The destination volume failed.
+    #[error("writing the destination: {0}")]
+    Destination(#[source] DeviceError),
+    /// The source does not fit.
+    #[error("the source has {source_bytes} bytes, the destination only {destination_bytes}; make a larger volume")]
+    TooLarge {
+        /// Size of the source.
+        source_bytes: u64,
+        /// Size of the destination.
+        destination_bytes: u64,
+    },
+    /// The source would not fill the destination.
+    #[error(
+        "the source has {source_bytes} bytes, the destination {destination_bytes}; the rest would keep what it holds: say \
+         --allow-smaller if that is meant"
+    )]
+    TooSmall {
+        /// Size of the source.
+        source_bytes: u64,
+        /// Size of the destination.
+        destination_bytes: u64,
+    },
+    /// The source ends within a block.
+    #[error(
+        "the source has {source_bytes} bytes, which is not a multiple of the volume's block of {block_bytes}; extend it \
+         with: truncate -s {} FILE", source_bytes.next_multiple_of(*block_bytes)
+    )]
+    NotWholeBlocks {
+        /// Size of the source.
+        source_bytes: u64,
+        /// Bytes in a block of the volume.
+        block_bytes: u64,
+    },
+    /// What was read back is not what was written.
+    #[error("verification failed: the source has {source_sums}, the destination {destination_sums}; copy again, and check the media")]
+    Differs {
+        /// Of what was read from the source.
+        source_sums: ContentSums,
+        /// Of what was read back.
+        destination_sums: ContentSums,
+    },
+    /// The progress callback asked for the end.
+    #[error("the copy was interrupted; the destination is incomplete")]
+    Interrupted,
+}
+
+/// Copies all of `source` to `destination`, flushes it, and (if asked) reads it back.
+///
+/// `progress` is called about ten times a second and may end the copy.
+///
+/// # Errors
+/// [`CopyError`].
+pub fn copy(
+    source: &Endpoint,
+    destination: &Endpoint,
+    options: CopyOptions,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<CopyReport, CopyError> {
+    let started = Instant::now();
+    let align = source.block_bytes().max(destination.block_bytes());
+    let mut reader = Reader::open(source, align)?;
+    let size = reader.size_bytes();
+    check_sizes(size, destination, options)?;
+    let mut writer = Writer::open(destination, size, options)?;
+    let mut contents = Contents::new(options.sha256);
+    let mut meter = Meter::new(Phase::Copying, size);
+    transfer(&mut reader, Some(&mut writer), &mut contents, &mut meter, progress)?;
+    writer.finish()?;
+    let sums = contents.finish();
+    let mut verified = false;
+    if options.verify {
+        let mut back = Reader::open_part(destination, align, size)?;
+        let mut contents = Contents::new(options.sha256);
+        transfer(&mut back, None, &mut contents, &mut Meter::new(Phase::Verifying, size), progress)?;
+        let destination_sums = contents.finish();
+        if destination_sums != sums {
+            return Err(CopyError::Differs { source_sums: sums, destination_sums });
+        }
+        verified = true;
+    }
+    let hole_bytes = meter.hole_bytes;
+    Ok(CopyReport { bytes: size, data_bytes: size - hole_bytes, hole_bytes, sums, verified, elapsed: started.elapsed() })
+}
+
+/// The checksums of the contents of `endpoint`, as [`copy`] makes them.
+///
+/// # Errors
+/// [`CopyError`].
+pub fn checksum(
+    endpoint: &Endpoint,
+    sha256: bool,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<ContentSums, CopyError> {
+    let mut reader = Reader::open(endpoint, endpoint.block_bytes())?;
+    let mut contents = Contents::new(sha256);
+    let mut meter = Meter::new(Phase::Verifying, reader.size_bytes());
+    transfer(&mut reader, None, &mut contents, &mut meter, progress)?;
+    Ok(contents.finish())
+}
+
+impl Endpoint {
+    /// What offsets of pieces must be multiples of.
+    fn block_bytes(&self) -> u64 {
+        match self {
+            Endpoint::File(_) => 1,
+            Endpoint::Volume(device) => u64::from(device.geometry().block_size.bytes()),
+        }
+    }
+}
+
+fn check_sizes(source_bytes: u64, destination: &Endpoint, options: CopyOptions) -> Result<(), CopyError> {
+    let Endpoint::Volume(device) = destination else { return Ok(()) };
+    let destination_bytes = device.geometry().bytes();
+    let block_bytes = destination.block_bytes();
+    if source_bytes > destination_bytes {
+        return Err(CopyError::TooLarge { source_bytes, destination_bytes });
+    }
+    if source_bytes % block_bytes != 0 {
+        return Err(CopyError::NotWholeBlocks { source_bytes, block_bytes });
+    }
+    if source_bytes < destination_bytes && !options.allow_smaller {
+        return Err(CopyError::TooSmall { source_bytes, destination_bytes });
+    }
+    Ok(())
+}
+
+/// Moves every piece, in order; without a writer only the contents are summed.
+fn transfer(
+    reader: &mut Reader,
+    mut writer: Option<&mut Writer>,
+    contents: &mut Contents,
+    meter: &mut Meter,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<(), CopyError> {
+    let mut ahead: VecDeque<Piece> = VecDeque::new();
+    loop {
+        while ahead.len() < PIECES_MAX
+            && let Some(piece) = reader.next_piece()?
+        {
+            ahead.push_back(piece);
+        }
+        let Some(piece) = ahead.pop_front() else { break };
+        match reader.wait_for(piece)? {
+            (offset, Some(data)) if is_zero(&data) => {
+                // Looks like an absence, so ask whether there is more of it.
+                reader.expect_hole();
+                let len = data.len() as u64;
+                contents.add_zeros(len);
+                if let Some(writer) = &mut writer {
+                    writer.write_hole(offset, len)?;
+                }
+                meter.add(len, true);
+            }
+            (offset, Some(data)) => {
+                contents.add(&data);
+                let len = data.len() as u64;
+                if let Some(writer) = &mut writer {
+                    writer.write(offset, data)?;
+                }
+                meter.add(len, false);
+            }
+            (_, None) => {
+                let (offset, len) = piece.range();
+                contents.add_zeros(len);
+                if let Some(writer) = &mut writer {
+                    writer.write_hole(offset, len)?;
+                }
+                meter.add(len, true);
+            }
+        }
+        if meter.tell(progress).is_break() {
+            return Err(CopyError::Interrupted);
+        }
+    }
+    match meter.tell_now(progress) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(CopyError::Interrupted),
+    }
+}
+
+/// Whether there is nothing but zeros; stops at the first other byte.
+fn is_zero(data: &[u8]) -> bool {
+    let (chunks, rest) = data.as_chunks::<64>();
+    chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|&byte| byte == 0)
+}
+
+/// Counts and times.
+#[derive(Debug)]
+struct Meter {
+    phase: Phase,
+    started: Instant,
+    told: Instant,
+    done_bytes: u64,
+    hole_bytes: u64,
+    total_bytes: u64,
+    window: VecDeque<(Instant, u64)>,
+}
+
+impl Meter {
+    fn new(phase: Phase, total_bytes: u64) -> Meter {
+        let now = Instant::now();
+        let window = VecDeque::from([(now, 0)]);
+        Meter { phase, started: now, told: now, done_bytes: 0, hole_bytes: 0, total_bytes, window }
+    }
+
+    fn add(&mut self, bytes: u64, absent: bool) {
+        self.done_bytes += bytes;
+        self.hole_bytes += if absent { bytes } else { 0 };
+    }
+
+    fn tell(&mut self, progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
+        if self.told.elapsed() < PROGRESS_INTERVAL { ControlFlow::Continue(()) } else { self.tell_now(progress) }
+    }
+
+    fn tell_now(&mut self, progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
+        let now = Instant::now();
+        self.told = now;
+        self.window.push_back((now, self.done_bytes - self.hole_bytes));
+        while self.window.len() > 30 {
+            self.window.pop_front();
+        }
+        let (since, before) = self.window[0];
+        let seconds = (now - since).as_secs_f64();
+        let moved = (self.done_bytes - self.hole_bytes - before) as f64;
+        progress(&Progress {
+            phase: self.phase,
+            done_bytes: self.done_bytes,
+            total_bytes: self.total_bytes,
+            hole_bytes: self.hole_bytes,
+            bytes_per_second: if seconds > 0.0 { moved / seconds } else { 0.0 },
+            elapsed: self.started.elapsed(),
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! Proves that a copy moves exactly the contents between any two kinds of ends, leaves absence absent, and that every
+//! mismatch of sizes is refused before anything is written. Volumes are devices in memory.
+
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use proptest::prelude::*;
+use strongroom_block::{BlockSize, Buffer, DeviceErrorKind, Geometry};
+
+use super::*;
+use crate::{read_blocking, write_blocking};
+
+fn volume(bytes: u64, block_bytes: u64) -> Arc<MemoryDevice> {
+    let geometry = Geometry::from_bytes(bytes, BlockSize::new(block_bytes).unwrap()).unwrap();
+    Arc::new(MemoryDevice::new(geometry))
+}
+
+fn quiet(_: &Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn ends(volume: &Arc<MemoryDevice>) -> Endpoint {
+    Endpoint::Volume(volume.clone())
+}
+
+const SIZE: u64 = 8 << 20;
+
+/// Data at the start, in the middle and at the end; absent elsewhere.
+fn sparse_file(dir: &std::path::Path) -> PathBuf {
+    let path = dir.join("image");
+    let file = File::create(&path).unwrap();
+    file.set_len(SIZE).unwrap();
+    for (offset, len, mark) in [(0, 4096, 1), (3 << 20, 100_000, 2), (SIZE - 8192, 8192, 3)] {
+        file.write_all_at(&vec![mark; len], offset).unwrap();
+    }
+    path
+}
+
+use std::fs::File;
+
+#[test]
+fn file_to_volume_to_file_keeps_contents_and_absence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = sparse_file(dir.path());
+    let original = std::fs::read(&path).unwrap();
+    let device = volume(SIZE, 4096);
+    let options = CopyOptions { sha256: true, verify: true, ..CopyOptions::default() };
+    let report = copy(&Endpoint::File(path), &ends(&device), options, &mut quiet).unwrap();
+    assert_eq!(report.sums.crc64, strongroom_block::keyless_checksum(&original));
+    assert!(report.verified && report.hole_bytes > 4 << 20, "{report:?}");
+    assert_eq!(report.bytes, SIZE);
+    let counts = device.counts();
+    assert!(counts.blocks_present < 2000 && counts.flushes == 1 && counts.discarded_blocks == 0, "{counts:?}");
+
+    let back = dir.path().join("back");
+    let report = copy(&ends(&device), &Endpoint::File(back.clone()), options, &mut quiet).unwrap();
+    assert_eq!(report.sums.crc64, strongroom_block::keyless_checksum(&original));
+    assert_eq!(std::fs::read(&back).unwrap(), original);
+    assert!(back.metadata().unwrap().blocks() * 512 < SIZE / 2, "the file is sparse");
+}
+
+#[test]
+fn volumes_of_different_blocks() {
+    let (from, to) = (volume(SIZE, 512), volume(SIZE, 65536));
+    write_blocking(&*from, Lba(1), Buffer::copy_from(&[7; 512]), false).unwrap();
+    write_blocking(&*from, Lba(5000), Buffer::copy_from(&[8; 1024]), false).unwrap();
+    // Something that must vanish.
+    write_blocking(&*to, Lba(100), Buffer::copy_from(&vec![9; 65536]), false).unwrap();
+    copy(&ends(&from), &ends(&to), CopyOptions { verify: true, ..CopyOptions::default() }, &mut quiet).unwrap();
+    let all = |device: &MemoryDevice| read_blocking(device, Lba(0), device.geometry().blocks).unwrap().to_vec();
+    assert!(all(&from) == all(&to));
+    assert!(to.counts().discarded_blocks > 0);
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    std::fs::write(&path, vec![1; 10_000]).unwrap();
+    let small = volume(8192, 4096);
+    let error = copy(&Endpoint::File(path.clone()), &ends(&small), CopyOptions::default(), &mut quiet).unwrap_err();
+    assert!(matches!(error, CopyError::TooLarge { .. }), "{error}");
+    let large = volume(1 << 20, 4096);
+    let error = copy(&Endpoint::File(path.clone()), &ends(&large), CopyOptions::default(), &mut quiet).unwrap_err();
+    assert!(error.to_string().contains("truncate -s 12288"), "{error}");
+    std::fs::write(&path, vec![1; 12_288]).unwrap();
+    let error = copy(&Endpoint::File(path.clone()), &ends(&large), CopyOptions::default(), &mut quiet).unwrap_err();
+    assert!(error.to_string().contains("--allow-smaller"), "{error}");
+    assert_eq!((small.counts().blocks_present, large.counts().blocks_present), (0, 0));
+    let options = CopyOptions { allow_smaller: true, verify: true, ..CopyOptions::default() };
+    assert!(copy(&Endpoint::File(path.clone()), &ends(&large), options, &mut quiet).unwrap().verified);
+    let error = copy(&ends(&large), &Endpoint::File(path), CopyOptions::default(), &mut quiet).unwrap_err();
+    assert!(error.to_string().contains("--overwrite"), "{error}");
+}
+
+#[test]
+fn a_bad_block_and_an_interruption_end_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = volume(SIZE, 4096);
+    write_blocking(&*from, Lba(0), Buffer::copy_from(&vec![5; SIZE as usize]), false).unwrap();
+    let file = Endpoint::File(dir.path().join("out"));
+    from.fail_at(Lba(1000), DeviceErrorKind::Medium);
+    let options = CopyOptions { overwrite: true, ..CopyOptions::default() };
+    match copy(&ends(&from), &file, options, &mut quiet).unwrap_err() {
+        CopyError::Source(error) => assert_eq!((error.kind, error.lba), (DeviceErrorKind::Medium, Some(Lba(1000)))),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_destination_that_lies_is_found_out() {
+    struct Lying(MemoryDevice);
+    impl BlockDevice for Lying {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+        fn submit(&self, token: strongroom_block::Token, request: strongroom_block::Request) {
+            use strongroom_block::Request as R;
+            match request {
+                R::Write { lba, fua, .. } if lba == Lba(0) => {
+                    self.0.submit(token, R::Write { lba, data: Buffer::copy_from(&[0xEE; 4096]), fua });
+                }
+                other => self.0.submit(token, other),
+            }
+        }
+        fn poll_completions(&self, completions: &mut Vec<strongroom_block::Completion>) -> usize {
+            self.0.poll_completions(completions)
+        }
+        fn wait(&self, timeout: Option<Duration>) -> bool {
+            self.0.wait(timeout)
+        }
+    }
+    impl SparseDevice for Lying {
+        fn hole_at(&self, _: Lba, _: u64) -> Result<u64, DeviceError> {
+            Ok(0)
+        }
+    }
+    let from = volume(4096, 4096);
+    write_blocking(&*from, Lba(0), Buffer::copy_from(&[1; 4096]), false).unwrap();
+    let to = Endpoint::Volume(Arc::new(Lying(MemoryDevice::new(from.geometry()))));
+    let options = CopyOptions { verify: true, ..CopyOptions::default() };
+    assert!(matches!(copy(&ends(&from), &to, options, &mut quiet), Err(CopyError::Differs { .. })));
+}
+
+#[test]
+fn zero_is_told_from_almost_zero() {
+    for len in [0, 1, 63, 64, 65, 4096, 10_000] {
+        let mut data = vec![0; len];
+        assert!(is_zero(&data));
+        for at in [0, len / 2, len.saturating_sub(1)] {
+            if at < len {
+                data[at] = 1;
+                assert!(!is_zero(&data), "{at} of {len}");
+                data[at] = 0;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn any_pattern_of_blocks_is_copied(present in proptest::collection::vec((0u64..2048, any::<u8>()), 0..40)) {
+        let (from, to) = (volume(SIZE, 4096), volume(SIZE, 4096));
+        for &(lba, mark) in &present {
+            write_blocking(&*from, Lba(lba), Buffer::copy_from(&[mark; 4096]), false).unwrap();
+            write_blocking(&*to, Lba(2047 - lba), Buffer::copy_from(&[mark ^ 0x55; 4096]), false).unwrap();
+        }
+        let report = copy(&ends(&from), &ends(&to), CopyOptions::default(), &mut quiet).unwrap();
+        let all = read_blocking(&*from, Lba(0), 2048).unwrap();
+        prop_assert!(all[..] == read_blocking(&*to, Lba(0), 2048).unwrap()[..]);
+        prop_assert_eq!(report.sums.crc64, strongroom_block::keyless_checksum(&all));
+    }
+}
