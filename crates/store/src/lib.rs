@@ -8,10 +8,20 @@
 //! and keyless checksum and cannot open anything.
 
 pub mod backend;
+mod cache;
 mod error;
+mod holes;
+mod index;
+mod layout;
 mod op;
 mod options;
+mod recover;
+mod segments;
+mod stamps;
 mod store;
+mod superblock;
+mod unit;
+mod versions;
 
 pub use backend::{Backend, FileBackend, MemoryBackend, Waker};
 pub use error::StoreError;

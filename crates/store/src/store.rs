@@ -1,62 +1,190 @@
-//! The machine: requests in, completions out.
+//! The machine: requests in, completions out. The parts of its work are in the files of `store/`.
+//!
+//! Everything that changes the index happens when an append completes, in the order of the log; at most one append is
+//! in flight, and what is queued meanwhile goes into the next one (group commit).
 
+mod append;
+mod clean;
+mod create;
+mod durable;
+mod gate;
+mod group;
+mod read;
+mod submit;
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::path::Path;
 
-use strongroom_block::Token;
+use strongroom_block::{StoreSequence, Token};
 
-use crate::{
-    Backend, Completion, CreateOptions, Op, OpError, OpenOptions, Outcome, Stats, StoreError, VolumeInfo, Waker,
-};
+use crate::backend::{Backend, Io, IoDone, Waker};
+use crate::cache::{RecordCache, RecordKey};
+use crate::error::StoreError;
+use crate::holes::HoleMap;
+use crate::index::BlockIndex;
+use crate::layout::Layout;
+use crate::op::{Completion, Op, OpError, Outcome};
+use crate::options::{OpenOptions, Stats, VolumeInfo};
+use crate::segments::Segments;
+use crate::stamps::StampFilter;
+use crate::superblock::Superblock;
+use crate::versions::Versions;
+
+pub(crate) use append::Head;
+use append::{AppendInFlight, WriteOp};
+use clean::Cleaner;
+pub(crate) use create::blocking;
+use durable::{Round, Syncs};
+use group::Group;
+use read::ReadOp;
+pub(crate) use read::item_checksum;
+
+/// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.
+const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;
+
+/// What an I/O in flight is for.
+enum Purpose {
+    Append,
+    Allocate,
+    Sync,
+    Superblock,
+    Discard { segment: u32 },
+    ReadData { read: u64, part: usize },
+    ReadRecord { key: RecordKey, segment: u32 },
+    Clean,
+}
+
+/// What recovery found: everything that a store in memory is made of.
+pub(crate) struct Recovered {
+    pub(crate) superblock: Superblock,
+    pub(crate) superblock_copy: usize,
+    pub(crate) index: BlockIndex,
+    pub(crate) holes: HoleMap,
+    pub(crate) versions: Versions,
+    pub(crate) segments: Segments,
+    pub(crate) stamps: StampFilter,
+    pub(crate) head: Head,
+}
 
 /// One volume, open.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use strongroom_block::{Lba, Token};
+/// use strongroom_store::{Op, OpenOptions, Store};
+///
+/// let mut store = Store::open("volumes/projects".as_ref(), &OpenOptions::default(), Arc::new(|| {}))?;
+/// store.submit(Token(1), Op::Read { lba: Lba(0), count: 8 });
+/// let mut done = Vec::new();
+/// store.poll_completions(&mut done);
+/// # Ok::<(), strongroom_store::StoreError>(())
+/// ```
 pub struct Store {
+    backend: Box<dyn Backend>,
+    waker: Waker,
+    /// Held as long as the store is open: nobody else may open it.
+    lock: Option<File>,
+    options: OpenOptions,
     info: VolumeInfo,
+    layout: Layout,
+    superblock: Superblock,
+    superblock_copy: usize,
+
+    index: BlockIndex,
+    holes: HoleMap,
+    versions: Versions,
+    segments: Segments,
+    stamps: StampFilter,
+    cache: RecordCache,
+
+    head: Head,
+    queue: VecDeque<WriteOp>,
+    append: Option<AppendInFlight>,
+    group: Group,
+    reads: HashMap<u64, ReadOp>,
+    next_read: u64,
+    record_waits: HashMap<RecordKey, Vec<u64>>,
+    syncs: Syncs,
+    round: Round,
+    cleaner: Cleaner,
+
+    ios: HashMap<u64, Purpose>,
+    next_io: u64,
+    io_done: Vec<IoDone>,
+    done: Vec<Completion>,
+    ops_in_flight: usize,
+    bytes_in_flight: usize,
+    /// Why writes are refused, once a write or sync failed.
+    refused: Option<String>,
     stats: Stats,
 }
 
 impl Store {
-    /// Makes a store in the directory `dir` (made if missing) and closes it again.
-    ///
-    /// # Errors
-    /// [`StoreError::Exists`], [`StoreError::Options`], [`StoreError::Io`].
-    pub fn create(dir: &Path, options: &CreateOptions) -> Result<(), StoreError> {
-        let _ = options;
-        Err(StoreError::Missing(dir.to_owned()))
-    }
-
-    /// Makes a store on a backend that holds none.
-    ///
-    /// # Errors
-    /// As [`Store::create`].
-    pub fn create_on(backend: Box<dyn Backend>, options: &CreateOptions) -> Result<(), StoreError> {
-        let _ = (backend, options);
-        Err(StoreError::NoFreeSegment)
-    }
-
-    /// Opens the store in `dir`, takes its lock, recovers. `waker` is called when there is something new to poll.
+    /// Opens the store in `dir`, takes its lock, recovers. `waker` is called, from any thread, when there is something
+    /// new to poll.
     ///
     /// # Errors
     /// Any [`StoreError`] but `Exists` and `Options`.
     pub fn open(dir: &Path, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
-        let _ = (options, waker);
-        Err(StoreError::Missing(dir.to_owned()))
+        let lock = create::lock(dir)?;
+        let mut store = Store::open_on(create::open_log(dir)?, options, waker)?;
+        store.lock = Some(lock);
+        Ok(store)
     }
 
     /// Opens the store on a backend.
     ///
     /// # Errors
     /// As [`Store::open`].
-    pub fn open_on(backend: Box<dyn Backend>, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
-        let _ = (backend, options, waker);
-        Err(StoreError::NoFreeSegment)
+    pub fn open_on(mut backend: Box<dyn Backend>, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
+        let open_id = match options.open_id {
+            Some(id) => id,
+            None => u64::from_be_bytes(create::random()?),
+        };
+        let recovered = crate::recover::recover(backend.as_mut(), open_id)?;
+        backend.set_waker(waker.clone());
+        let mut store = Store::from_recovered(backend, options.clone(), waker, recovered);
+        store.begin_epoch()?;
+        Ok(store)
     }
 
-    /// What the store in `dir` says of its volume, from its superblock alone; works while it is open elsewhere.
-    ///
-    /// # Errors
-    /// [`StoreError`] if there is no readable store.
-    pub fn inspect(dir: &Path) -> Result<VolumeInfo, StoreError> {
-        Err(StoreError::Missing(dir.to_owned()))
+    fn from_recovered(backend: Box<dyn Backend>, options: OpenOptions, waker: Waker, recovered: Recovered) -> Store {
+        let Recovered { superblock, superblock_copy, index, holes, versions, segments, stamps, head } = recovered;
+        Store {
+            backend,
+            waker,
+            lock: None,
+            info: superblock.info(),
+            layout: superblock.layout(),
+            cache: RecordCache::new(options.record_cache_bytes),
+            options,
+            superblock,
+            superblock_copy,
+            index,
+            holes,
+            versions,
+            segments,
+            stamps,
+            head,
+            queue: VecDeque::new(),
+            append: None,
+            group: Group::default(),
+            reads: HashMap::new(),
+            next_read: 0,
+            record_waits: HashMap::new(),
+            syncs: Syncs::default(),
+            round: Round::default(),
+            cleaner: Cleaner::default(),
+            ios: HashMap::new(),
+            next_io: 0,
+            io_done: Vec::new(),
+            done: Vec::new(),
+            ops_in_flight: 0,
+            bytes_in_flight: 0,
+            refused: None,
+            stats: Stats::default(),
+        }
     }
 
     /// What the store says of its volume.
@@ -66,19 +194,33 @@ impl Store {
 
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
-        self.stats
+        Stats {
+            blocks_mapped: self.index.len(),
+            versions_retained: self.versions.len(),
+            holes: self.holes.len() as u64,
+            segments_total: u64::from(self.layout.segments),
+            segments_free: u64::from(self.segments.free_count()),
+            live_bytes: self.segments.live_bytes(),
+            used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
+            index_bytes: self.index.memory_bytes() as u64,
+            writes_refused: self.refused.is_some(),
+            ..self.stats
+        }
     }
 
-    /// Takes a request in. It is worked on in the next [`Store::poll_completions`], so that requests submitted together
-    /// share one append; it always completes, once. `token` must be unique among requests in flight.
-    pub fn submit(&mut self, token: Token, op: Op) {
-        let _ = (token, op);
+    /// How many requests were taken in and have not completed.
+    pub fn ops_in_flight(&self) -> usize {
+        self.ops_in_flight
     }
 
     /// Moves everything forward as far as it goes and appends what has finished to `completions`; returns how many.
+    /// Never blocks (but for what the backend does in place).
     pub fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> usize {
-        let _ = completions;
-        0
+        self.new_poll();
+        self.drive();
+        let count = self.done.len();
+        completions.append(&mut self.done);
+        count
     }
 
     /// Does one request and waits for it: for tools and tests, not for a worker. Completions of other requests in
@@ -87,19 +229,140 @@ impl Store {
     /// # Errors
     /// As the request.
     pub fn execute(&mut self, op: Op) -> Result<Outcome, OpError> {
-        let _ = op;
-        Err(OpError::Busy)
+        const TOKEN: Token = Token(u64::MAX);
+        self.submit(TOKEN, op);
+        loop {
+            self.new_poll();
+            self.drive();
+            if let Some(at) = self.done.iter().position(|completion| completion.token == TOKEN) {
+                return self.done.remove(at).result;
+            }
+            assert!(!self.ios.is_empty() || self.cleaner.held_back, "a request waits for nothing");
+            if !self.ios.is_empty() {
+                self.backend.wait();
+            }
+        }
     }
 
-    /// To be called when nothing was asked for a second or so: notes in the log what is durable, so that damage to the
-    /// last flushed writes is told from writes that were never flushed, and cleans a little.
-    pub fn idle(&mut self) {}
+    /// To be called when nothing was asked for a second or so: notes on the medium what is durable, so that damage to
+    /// the last flushed writes is told from writes that were never flushed; lets dead segments go; cleans a little.
+    pub fn idle(&mut self) {
+        self.new_poll();
+        self.round.idle = true;
+        self.drive();
+        self.round.idle = false;
+        self.note_durable(false);
+    }
 
-    /// Finishes what is in flight, syncs, and marks the store as closed in order.
+    /// Finishes what is in flight, syncs, and marks the store as closed in order. Results of requests that were not
+    /// polled are lost.
     ///
     /// # Errors
     /// [`StoreError::Io`] if the last sync fails; what was flushed before is safe.
-    pub fn close(self) -> Result<(), StoreError> {
-        Ok(())
+    pub fn close(mut self) -> Result<(), StoreError> {
+        self.cleaner.stop = true;
+        self.settle();
+        let flushed = self.execute(Op::Flush);
+        self.settle();
+        if flushed.is_ok() {
+            self.note_durable(true);
+            self.settle();
+            self.syncs.force = true;
+            self.settle();
+        }
+        match self.refused.take() {
+            None => Ok(()),
+            Some(reason) => Err(StoreError::io("closing the store")(std::io::Error::other(reason))),
+        }
+    }
+
+    fn new_poll(&mut self) {
+        self.cleaner.copied_in_poll = 0;
+        self.cleaner.held_back = false;
+        self.cleaner.blocked = false;
+        self.round.blocked = false;
+    }
+
+    /// Drives until nothing is in flight.
+    fn settle(&mut self) {
+        loop {
+            self.new_poll();
+            self.drive();
+            if self.ios.is_empty() {
+                return;
+            }
+            self.backend.wait();
+        }
+    }
+
+    fn drive(&mut self) {
+        loop {
+            let mut progress = self.take_io();
+            progress |= self.drive_append();
+            progress |= self.drive_cleaner();
+            progress |= self.drive_round();
+            progress |= self.drive_syncs();
+            if !progress {
+                break;
+            }
+        }
+        if self.cleaner.held_back {
+            (self.waker)();
+        }
+    }
+
+    fn start_io(&mut self, purpose: Purpose, io: Io) {
+        let token = self.next_io;
+        self.next_io += 1;
+        self.ios.insert(token, purpose);
+        self.backend.submit(token, io);
+    }
+
+    fn take_io(&mut self) -> bool {
+        let mut finished = std::mem::take(&mut self.io_done);
+        self.backend.poll(&mut finished);
+        let progress = !finished.is_empty();
+        for IoDone { token, result } in finished.drain(..) {
+            let purpose = self.ios.remove(&token).expect("the backend completes what was submitted, once");
+            match purpose {
+                Purpose::Append => self.append_done(result.map(drop)),
+                Purpose::Allocate => self.allocate_done(result.map(drop)),
+                Purpose::Sync => self.sync_done(result.map(drop)),
+                Purpose::Superblock => self.superblock_done(result.map(drop)),
+                Purpose::Discard { segment } => self.discard_done(segment, result.map(drop)),
+                Purpose::ReadData { read, part } => self.read_data_done(read, part, result),
+                Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
+                Purpose::Clean => self.clean_read_done(result),
+            }
+        }
+        self.io_done = finished;
+        progress
+    }
+
+    /// Ends a request.
+    fn complete(&mut self, token: Token, bytes: usize, result: Result<Outcome, OpError>) {
+        self.ops_in_flight -= 1;
+        self.bytes_in_flight -= bytes;
+        self.done.push(Completion { token, result });
+    }
+
+    /// From here on nothing more is written until the store is reopened.
+    fn refuse_writes(&mut self, what: &str, error: &std::io::Error) {
+        if self.refused.is_none() {
+            tracing::error!(volume = %self.info.volume_id, %error, "{what} failed: refusing writes until reopened");
+            self.refused = Some(format!("{what} failed: {error}"));
+        }
+    }
+
+    fn refusal(&self) -> OpError {
+        OpError::WritesRefused { reason: self.refused.clone().unwrap_or_default() }
     }
 }
+
+/// A sequence as callers see it.
+fn sequence(raw: u64) -> StoreSequence {
+    StoreSequence(raw)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,14 @@
-//! Placeholder.
+//! The room for tests: disks that crash, forget and lie, and a model that knows what they may not lose.
+//!
+//! Everything comes from a seed that a failing test prints. Deliberately absent: assertions about any room's insides;
+//! tests see what a user of the store sees.
+
+mod forgetting;
+mod model;
+mod random;
+mod sim_disk;
+
+pub use forgetting::{ForgettingDisk, Forgotten};
+pub use model::{Content, Model, block_bytes, content_of, record_for};
+pub use random::Random;
+pub use sim_disk::{Faults, SimBackend, SimDisk};

@@ -1,0 +1,245 @@
+//! Where the newest version of each block is: 16 bytes per mapped block, in a sparse two-level table.
+//!
+//! A leaf covers 16384 blocks in chunks of 64; a chunk is a bitmap and a packed array of the blocks that are there. So a
+//! thin volume with scattered blocks costs 16 bytes for each, plus half a byte per block of every touched leaf.
+
+use crate::layout::{LOG_START, Layout, SECTOR};
+
+const CHUNK_BLOCKS: u64 = 64;
+const LEAF_CHUNKS: usize = 256;
+const LEAF_BLOCKS: u64 = CHUNK_BLOCKS * LEAF_CHUNKS as u64;
+
+/// One version of one block: its sequence (56 bits), where its data is (40 bits of sectors from the log's start) and
+/// where in the segment its item is (32 bits, in units of 8 bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    high: u64,
+    low: u64,
+}
+
+impl Version {
+    /// `data_at` and `item_at` are bytes from the start of `segment`.
+    pub(crate) fn new(layout: &Layout, sequence: u64, segment: u32, data_at: u32, item_at: u32) -> Version {
+        let sector = (layout.segment_at(segment) - LOG_START + u64::from(data_at)) / SECTOR;
+        debug_assert!(sequence < 1 << 56 && sector < 1 << 40 && item_at % 8 == 0);
+        Version { high: sequence << 8 | sector >> 32, low: sector << 32 | u64::from(item_at / 8) }
+    }
+
+    pub(crate) fn sequence(self) -> u64 {
+        self.high >> 8
+    }
+
+    /// Byte of the data from the start of the log's segments.
+    fn byte(self) -> u64 {
+        ((self.high & 0xff) << 32 | self.low >> 32) * SECTOR
+    }
+
+    /// Byte of the data in the log file.
+    pub(crate) fn data_offset(self) -> u64 {
+        LOG_START + self.byte()
+    }
+
+    pub(crate) fn segment(self, layout: &Layout) -> u32 {
+        (self.byte() / u64::from(layout.segment_bytes)) as u32
+    }
+
+    /// Byte of the item from the start of the segment.
+    pub(crate) fn item_at(self) -> u32 {
+        (self.low as u32) * 8
+    }
+}
+
+#[derive(Default)]
+struct Chunk {
+    present: u64,
+    versions: Vec<Version>,
+}
+
+impl Chunk {
+    /// Position of a present bit, or where it would go.
+    fn rank(&self, bit: u32) -> usize {
+        (self.present & ((1 << bit) - 1)).count_ones() as usize
+    }
+
+    fn has(&self, bit: u32) -> bool {
+        self.present & (1 << bit) != 0
+    }
+}
+
+/// The table.
+pub(crate) struct BlockIndex {
+    leaves: Vec<Option<Box<[Chunk; LEAF_CHUNKS]>>>,
+    mapped: u64,
+    bytes: usize,
+}
+
+fn split(lba: u64) -> (usize, usize, u32) {
+    ((lba / LEAF_BLOCKS) as usize, (lba % LEAF_BLOCKS / CHUNK_BLOCKS) as usize, (lba % CHUNK_BLOCKS) as u32)
+}
+
+impl BlockIndex {
+    /// An empty index for a volume of `blocks`.
+    pub(crate) fn new(blocks: u64) -> BlockIndex {
+        let mut leaves = Vec::new();
+        leaves.resize_with(blocks.div_ceil(LEAF_BLOCKS) as usize, || None);
+        let bytes = leaves.capacity() * size_of::<Option<Box<[Chunk; LEAF_CHUNKS]>>>();
+        BlockIndex { leaves, mapped: 0, bytes }
+    }
+
+    /// How many blocks are mapped.
+    pub(crate) fn len(&self) -> u64 {
+        self.mapped
+    }
+
+    /// Memory taken, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn find(&self, lba: u64) -> Option<Version> {
+        let (leaf, chunk, bit) = split(lba);
+        let chunk = &self.leaves.get(leaf)?.as_ref()?[chunk];
+        chunk.has(bit).then(|| chunk.versions[chunk.rank(bit)])
+    }
+
+    /// Maps `lba`; returns what it was mapped to.
+    pub(crate) fn insert(&mut self, lba: u64, version: Version) -> Option<Version> {
+        let (leaf, chunk, bit) = split(lba);
+        let leaf = &mut self.leaves[leaf];
+        if leaf.is_none() {
+            *leaf = Some(Box::new([const { Chunk { present: 0, versions: Vec::new() } }; LEAF_CHUNKS]));
+            self.bytes += size_of::<[Chunk; LEAF_CHUNKS]>();
+        }
+        let chunk = &mut leaf.as_mut().expect("made above")[chunk];
+        let rank = chunk.rank(bit);
+        if chunk.has(bit) {
+            return Some(std::mem::replace(&mut chunk.versions[rank], version));
+        }
+        if chunk.versions.len() == chunk.versions.capacity() {
+            let more = (chunk.versions.len() / 2).clamp(1, CHUNK_BLOCKS as usize - chunk.versions.len());
+            chunk.versions.reserve_exact(more);
+            self.bytes += more * size_of::<Version>();
+        }
+        chunk.versions.insert(rank, version);
+        chunk.present |= 1 << bit;
+        self.mapped += 1;
+        None
+    }
+
+    /// Unmaps every block of `start..end`, telling each.
+    pub(crate) fn remove_range(&mut self, start: u64, end: u64, mut removed: impl FnMut(u64, Version)) {
+        self.retain_range(start, end, |lba, version| {
+            removed(lba, version);
+            false
+        });
+    }
+
+    /// Asks for every mapped block of `start..end` whether it stays.
+    pub(crate) fn retain_range(&mut self, start: u64, end: u64, mut keep: impl FnMut(u64, Version) -> bool) {
+        let mut lba = start;
+        while lba < end {
+            let (leaf_at, chunk_at, bit) = split(lba);
+            let Some(leaf) = self.leaves.get_mut(leaf_at).and_then(Option::as_mut) else {
+                lba = (leaf_at as u64 + 1) * LEAF_BLOCKS;
+                continue;
+            };
+            let chunk = &mut leaf[chunk_at];
+            let base = lba - u64::from(bit);
+            let stop = (end - base).min(CHUNK_BLOCKS) as u32;
+            for bit in bit..stop {
+                if !chunk.has(bit) {
+                    continue;
+                }
+                let rank = chunk.rank(bit);
+                if !keep(base + u64::from(bit), chunk.versions[rank]) {
+                    chunk.versions.remove(rank);
+                    chunk.present &= !(1 << bit);
+                    self.mapped -= 1;
+                }
+            }
+            if chunk.present == 0 && chunk.versions.capacity() > 0 {
+                self.bytes -= chunk.versions.capacity() * size_of::<Version>();
+                chunk.versions = Vec::new();
+            }
+            lba = base + CHUNK_BLOCKS;
+        }
+    }
+
+    /// Whether any block of `start..end` is mapped.
+    pub(crate) fn any_in(&mut self, start: u64, end: u64) -> bool {
+        let mut any = false;
+        self.retain_range(start, end, |_, _| {
+            any = true;
+            true
+        });
+        any
+    }
+
+    /// Visits every mapped block in order of address.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Version)) {
+        for (leaf_at, leaf) in self.leaves.iter().enumerate() {
+            let Some(leaf) = leaf else { continue };
+            for (chunk_at, chunk) in leaf.iter().enumerate() {
+                let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
+                let mut versions = chunk.versions.iter();
+                for bit in (0..64).filter(|&bit| chunk.has(bit)) {
+                    visit(base + u64::from(bit), *versions.next().expect("one version per bit"));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LAYOUT: Layout = Layout { segment_bytes: 4 << 20, segments: 1 << 20, block_bytes: 4096, item_bytes: 56 };
+
+    fn version(sequence: u64) -> Version {
+        Version::new(&LAYOUT, sequence, 3, 8192, 4096 + 152)
+    }
+
+    #[test]
+    fn a_version_is_sixteen_bytes_and_keeps_its_fields() {
+        assert_eq!(size_of::<Version>(), 16);
+        let version = Version::new(&LAYOUT, (1 << 56) - 1, (1 << 20) - 1, (4 << 20) - 512, 4096 + 152);
+        assert_eq!(version.sequence(), (1 << 56) - 1);
+        assert_eq!(version.segment(&LAYOUT), (1 << 20) - 1);
+        assert_eq!(version.data_offset(), LAYOUT.segment_at((1 << 20) - 1) + (4 << 20) - 512);
+        assert_eq!(version.item_at(), 4096 + 152);
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_map(steps in prop::collection::vec((0u8..4, 0u64..40_000, 1u64..20_000), 1..200)) {
+            let mut index = BlockIndex::new(50_000);
+            let mut model = BTreeMap::new();
+            for (sequence, (kind, lba, count)) in steps.into_iter().enumerate() {
+                let end = (lba + count).min(50_000);
+                if kind == 0 {
+                    let mut removed = Vec::new();
+                    index.remove_range(lba, end, |lba, version| removed.push((lba, version.sequence())));
+                    let keys: Vec<u64> = model.range(lba..end).map(|(&lba, _)| lba).collect();
+                    let expected: Vec<(u64, u64)> =
+                        keys.into_iter().map(|lba| (lba, model.remove(&lba).expect("listed"))).collect();
+                    prop_assert_eq!(removed, expected);
+                } else {
+                    for lba in lba..(lba + count % 70).min(50_000) {
+                        let old = index.insert(lba, version(sequence as u64)).map(Version::sequence);
+                        prop_assert_eq!(old, model.insert(lba, sequence as u64));
+                    }
+                }
+                prop_assert_eq!(index.len(), model.len() as u64);
+                prop_assert_eq!(index.find(lba).map(Version::sequence), model.get(&lba).copied());
+            }
+            let mut all = Vec::new();
+            index.for_each(|lba, version| all.push((lba, version.sequence())));
+            prop_assert_eq!(all, model.into_iter().collect::<Vec<_>>());
+        }
+    }
+}

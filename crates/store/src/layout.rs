@@ -1,0 +1,102 @@
+//! Where things lie in the log file, and how large it must be for a volume. `docs/store-format.md`, "Layout".
+
+use strongroom_block::Geometry;
+
+use crate::options::UnitKind;
+
+/// The format that this build writes.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+/// Bytes of a record block, and the unit in which offsets within a segment are counted.
+pub(crate) const RECORD_BLOCK: usize = 4096;
+/// Where the first segment begins, in bytes.
+pub(crate) const LOG_START: u64 = 1 << 20;
+/// Where the two copies of the superblock are, in bytes.
+pub(crate) const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
+/// Bytes of the smallest piece of the medium that a location names.
+pub(crate) const SECTOR: u64 = 512;
+/// Share of the log that live data may fill, in percent: the rest is what makes cleaning cheap.
+const FILL_PERCENT: u64 = 80;
+/// Share of a segment that cleaning fills when it packs scattered blocks, in percent.
+const PACKED_PERCENT: u64 = 96;
+
+/// The constant measures of one store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) segment_bytes: u32,
+    pub(crate) segments: u32,
+    pub(crate) block_bytes: u32,
+    /// Bytes that accompany each block in a record block: the seal record, or a checksum.
+    pub(crate) item_bytes: u32,
+}
+
+impl Layout {
+    /// Bytes of a plain block's item: its keyless checksum.
+    pub(crate) const PLAIN_ITEM_BYTES: u32 = 8;
+
+    /// The byte at which a segment begins.
+    pub(crate) fn segment_at(&self, segment: u32) -> u64 {
+        LOG_START + u64::from(segment) * u64::from(self.segment_bytes)
+    }
+
+    /// Offset in the log file of a 4 KiB block of a segment.
+    pub(crate) fn block_at(&self, segment: u32, block: u32) -> u64 {
+        self.segment_at(segment) + u64::from(block) * RECORD_BLOCK as u64
+    }
+
+    /// How many 4 KiB blocks a segment has.
+    pub(crate) fn segment_blocks(&self) -> u32 {
+        self.segment_bytes / RECORD_BLOCK as u32
+    }
+
+    /// How many segments only cleaning, tables and opening may use, so that full never means stuck.
+    pub(crate) fn reserved_segments(&self) -> u32 {
+        reserved_segments(self.segments, self.segment_bytes)
+    }
+
+    /// How many dead segments are worth a segment table (which lets them go).
+    pub(crate) fn round_segments(&self) -> u32 {
+        (self.segments / 32).clamp(1, 32)
+    }
+
+    /// What one live block weighs in its segment, in bytes.
+    pub(crate) fn live_block_bytes(&self) -> u64 {
+        u64::from(self.block_bytes + self.item_bytes)
+    }
+
+    /// Bytes of the item of a block of this kind.
+    pub(crate) fn item_bytes_of(kind: UnitKind) -> u32 {
+        if kind.is_sealed() { kind.record_bytes() as u32 } else { Self::PLAIN_ITEM_BYTES }
+    }
+}
+
+fn reserved_segments(segments: u32, segment_bytes: u32) -> u32 {
+    let table_bytes = u64::from(segments) * 16;
+    4 + (segments / 64).min(8) + table_bytes.div_ceil(u64::from(segment_bytes)) as u32
+}
+
+/// How many segments a volume needs: its blocks and retained versions packed by cleaning fill at most
+/// [`FILL_PERCENT`] of them, and the reserve comes on top. `None` if that is more than segments can be counted.
+pub(crate) fn segments_needed(geometry: Geometry, kind: UnitKind, segment_bytes: u32, retained: u64) -> Option<u32> {
+    let entry_bytes = 24 + u128::from(Layout::item_bytes_of(kind));
+    let per_block = u128::from(geometry.block_size.bytes()) + entry_bytes;
+    let live = (u128::from(geometry.blocks) + u128::from(retained)) * per_block;
+    let usable = u128::from(segment_bytes) * u128::from(FILL_PERCENT * PACKED_PERCENT) / 10_000;
+    let segments = u32::try_from(live.div_ceil(usable)).ok()?;
+    let spare = 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32);
+    segments.checked_add(spare).filter(|&count| u64::from(count) * u64::from(segment_bytes) / SECTOR < 1 << 40)
+}
+
+/// A fixed-size big-endian reader over bytes whose length was checked.
+pub(crate) fn be_u16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(bytes[at..at + 2].try_into().expect("2 bytes"))
+}
+
+/// As [`be_u16`].
+pub(crate) fn be_u32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+/// As [`be_u16`].
+pub(crate) fn be_u64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}

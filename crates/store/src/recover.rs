@@ -1,0 +1,197 @@
+//! Recovery: from the bytes of a log to the state of a store. `docs/store-format.md`, "Recovery".
+//!
+//! The newest superblock names a durable segment table. Every segment that the table lists must be whole. From the table
+//! on the log is followed unit by unit; what was durable must be there, and of the rest the longest prefix of whole
+//! groups whose data checks out is accepted. Anything else is refused: never older data in silence.
+
+mod load;
+mod scan;
+
+use std::collections::BTreeMap;
+
+use load::Loader;
+use scan::{Found, Scanner};
+
+use crate::backend::{Backend, Io};
+use crate::error::StoreError;
+use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::segments::Segments;
+use crate::store::{Head, Recovered};
+use crate::superblock::Superblock;
+use crate::unit::{Entry, NO_SEGMENT, TABLE_ROW, flag};
+
+/// A segment that counts, and how far.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    generation: u64,
+    end: u32,
+}
+
+/// Recovers what `backend` holds. Reads only.
+///
+/// # Errors
+/// [`StoreError`]: no store, a newer format, damage to what was durable, or failing I/O.
+pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64) -> Result<Recovered, StoreError> {
+    let (superblock, superblock_copy) = read_superblock(backend)?;
+    let mut scanner = Scanner::new(backend, &superblock)?;
+    scanner.check_no_newer_opening()?;
+    let (table_end_lsn, listed) = read_table(&mut scanner)?;
+    let tail = follow_tail(&mut scanner, table_end_lsn)?;
+
+    let mut loader = Loader::new(&superblock);
+    let mut segments: BTreeMap<u32, Extent> = BTreeMap::new();
+    for (segment, row) in in_order_of_lsn(&scanner, listed)? {
+        load_segment(&mut scanner, &mut loader, segment, row)?;
+        segments.insert(segment, row);
+    }
+    for found in &tail.accepted {
+        let unit = scanner.unit_again(found)?;
+        loader.load(&unit)?;
+        let end = found.block + found.header.blocks();
+        segments.insert(found.segment, Extent { generation: found.header.generation, end });
+    }
+    let used = segments.iter().map(|(&segment, extent)| (segment, extent.generation, extent.end));
+    let mut state = Segments::new(superblock.layout());
+    state.adopt(used);
+    let head = head_after(&superblock, &scanner, &tail, loader.next_sequence, open_id);
+    let (index, holes, versions, stamps) = loader.finish(&mut state);
+    Ok(Recovered { superblock, superblock_copy, index, holes, versions, segments: state, stamps, head })
+}
+
+fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), StoreError> {
+    let mut copies = Vec::new();
+    for offset in SUPERBLOCK_AT {
+        let buffer = strongroom_block::BufferMut::zeroed(RECORD_BLOCK);
+        let read = crate::store::blocking(backend, Io::Read { offset, buffer });
+        // An unreadable copy is as bad as a torn one: the other may do.
+        copies.push(read.ok().flatten().unwrap_or_else(|| strongroom_block::BufferMut::zeroed(RECORD_BLOCK)));
+    }
+    Superblock::choose([&copies[0], &copies[1]])
+}
+
+/// The rows of the segment table, and the number of its last unit.
+fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>), StoreError> {
+    let mut rows = Vec::new();
+    let mut chain = scanner.chain();
+    loop {
+        let Some(unit) = scanner.next(&mut chain)? else {
+            return Err(chain.damaged("the segment table that the superblock names"));
+        };
+        if !unit.header.has(flag::TABLE)
+            || unit.header.has(flag::FIRST) != (unit.header.lsn == scanner.superblock.table_lsn)
+        {
+            return Err(chain.damaged("a unit of the segment table"));
+        }
+        for entry in unit.entries(&scanner.layout) {
+            let Entry::Table { rows: bytes } = entry else { continue };
+            for row in bytes.chunks_exact(TABLE_ROW) {
+                let (segment, end, generation) = (be_u32(row, 0), be_u32(row, 4), be_u64(row, 8));
+                if segment >= scanner.layout.segments || end > scanner.layout.segment_blocks() {
+                    return Err(chain.damaged("a possible row of the segment table"));
+                }
+                rows.push((segment, Extent { generation, end }));
+            }
+        }
+        if unit.header.has(flag::LAST) {
+            return Ok((unit.header.lsn, rows));
+        }
+    }
+}
+
+/// What follows from the table on.
+struct Tail {
+    accepted: Vec<Found>,
+    accepted_lsn: u64,
+    durable_lsn: u64,
+}
+
+/// Follows the log from the table on, and decides how much of it counts.
+fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, StoreError> {
+    let mut chain = scanner.chain();
+    let mut found = Vec::new();
+    let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn).max(scanner.durable_claimed_by_first_units());
+    while let Some(unit) = scanner.next(&mut chain)? {
+        durable = durable.max(unit.header.durable_lsn);
+        found.push(unit.found());
+    }
+    // Units beyond a gap still tell what was durable: a gap before that is damage, not a torn tail.
+    durable = durable.max(scanner.durable_claimed_beyond(&chain)?);
+
+    let mut whole = 0;
+    let mut accepted_lsn = scanner.superblock.table_lsn - 1;
+    for (at, unit) in found.iter().enumerate() {
+        if unit.header.lsn > durable && !scanner.data_intact(unit)? {
+            break;
+        }
+        if unit.header.has(flag::LAST) {
+            whole = at + 1;
+            accepted_lsn = unit.header.lsn;
+        }
+    }
+    if accepted_lsn < durable {
+        let what = format!("what follows unit {accepted_lsn} of the log, which was synced through unit {durable},");
+        return Err(match found.get(whole) {
+            Some(unit) => scan::damaged(unit.segment, unit.block, what),
+            None => chain.damaged(what),
+        });
+    }
+    found.truncate(whole);
+    Ok(Tail { accepted: found, accepted_lsn, durable_lsn: durable })
+}
+
+/// Copies that cleaning made come after their originals in the log; so later ones win when loaded in this order.
+fn in_order_of_lsn(scanner: &Scanner<'_>, listed: Vec<(u32, Extent)>) -> Result<Vec<(u32, Extent)>, StoreError> {
+    let mut ordered = Vec::new();
+    for (segment, row) in listed {
+        if row.end == 0 {
+            continue; // The table is the first thing in it.
+        }
+        match scanner.first_unit(segment) {
+            Some(first) if first.generation == row.generation => ordered.push((first.lsn, segment, row)),
+            _ => return Err(scan::damaged(segment, 0, "the first unit of a segment that the segment table lists")),
+        }
+    }
+    ordered.sort_unstable_by_key(|&(lsn, ..)| lsn);
+    Ok(ordered.into_iter().map(|(_, segment, row)| (segment, row)).collect())
+}
+
+fn load_segment(scanner: &mut Scanner<'_>, loader: &mut Loader, segment: u32, row: Extent) -> Result<(), StoreError> {
+    let mut block = 0;
+    let mut lsn = None;
+    while block < row.end {
+        let unit = scanner.unit_at(segment, block)?.filter(|unit| {
+            unit.header.generation == row.generation && lsn.is_none_or(|lsn| unit.header.prev_lsn == lsn)
+        });
+        let Some(unit) = unit else {
+            return Err(scan::damaged(segment, block, "a unit of a segment that the segment table lists"));
+        };
+        block += unit.header.blocks();
+        lsn = Some(unit.header.lsn);
+        loader.load(&unit)?;
+    }
+    if block > row.end {
+        return Err(scan::damaged(segment, row.end, "the end of a segment, as the segment table has it"));
+    }
+    Ok(())
+}
+
+fn head_after(superblock: &Superblock, scanner: &Scanner<'_>, tail: &Tail, next_sequence: u64, open_id: u64) -> Head {
+    Head {
+        segment: NO_SEGMENT,
+        block: 0,
+        prev_segment: NO_SEGMENT,
+        prev_end: 0,
+        next_lsn: tail.accepted_lsn + 1,
+        last_lsn: 0,
+        completed_lsn: tail.accepted_lsn,
+        durable_lsn: tail.durable_lsn,
+        // Also what was handed out and lost is never handed out again.
+        next_sequence: superblock.sequence_limit.max(next_sequence),
+        next_generation: superblock.next_generation.max(scanner.highest_generation() + 1),
+        open_id,
+        open_epoch: scanner.highest_epoch().max(superblock.open_epoch) + 1,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! Finding units: at a place, along the chain of the log, and beyond a gap.
+
+use std::collections::HashMap;
+
+use strongroom_block::{Buffer, BufferMut, keyless_checksum};
+
+use crate::backend::{Backend, Io};
+use crate::error::StoreError;
+use crate::layout::{Layout, RECORD_BLOCK};
+use crate::store::{blocking, item_checksum};
+use crate::superblock::Superblock;
+use crate::unit::{Entry, Place, UnitHeader, decode_entries, decode_header, flag};
+
+/// Where a unit was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) segment: u32,
+    pub(crate) block: u32,
+    pub(crate) header: UnitHeader,
+}
+
+/// A unit whose record blocks are intact.
+pub(crate) struct Unit {
+    pub(crate) segment: u32,
+    pub(crate) block: u32,
+    pub(crate) header: UnitHeader,
+    records: Buffer,
+    place: Place,
+}
+
+impl Unit {
+    pub(crate) fn entries(&self, layout: &Layout) -> Vec<Entry<'_>> {
+        decode_entries(&self.records, &self.header, self.place, layout).expect("decoded when it was read")
+    }
+
+    pub(crate) fn found(&self) -> Found {
+        Found { segment: self.segment, block: self.block, header: self.header }
+    }
+
+    /// Where its data begins, in bytes from the start of the segment.
+    pub(crate) fn data_at(&self) -> u32 {
+        (self.block + u32::from(self.header.record_blocks)) * RECORD_BLOCK as u32
+    }
+}
+
+/// A place in the log at which the next unit is looked for.
+pub(crate) struct Chain {
+    segment: u32,
+    block: u32,
+    /// Generation of the segment and number of the last unit; `None` before the first.
+    last: Option<(u64, u64)>,
+}
+
+impl Chain {
+    pub(crate) fn damaged(&self, what: impl Into<String>) -> StoreError {
+        damaged(self.segment, self.block, what)
+    }
+}
+
+/// Something that must be there is not.
+pub(crate) fn damaged(segment: u32, block: u32, what: impl Into<String>) -> StoreError {
+    let what = format!("{} is missing or does not match its checksum", what.into());
+    StoreError::Damaged { segment, offset: u64::from(block) * RECORD_BLOCK as u64, what }
+}
+
+/// Reads units of one store.
+pub(crate) struct Scanner<'a> {
+    backend: &'a mut dyn Backend,
+    pub(crate) superblock: Superblock,
+    pub(crate) layout: Layout,
+    /// The first unit of each segment, where there is an intact one of any age.
+    first_units: Vec<Option<UnitHeader>>,
+    /// Segments of the superblock's opening by the number of the unit before their first.
+    by_prev_lsn: HashMap<u64, u32>,
+}
+
+impl<'a> Scanner<'a> {
+    /// Looks at the first record block of every segment.
+    pub(crate) fn new(backend: &'a mut dyn Backend, superblock: &Superblock) -> Result<Scanner<'a>, StoreError> {
+        let layout = superblock.layout();
+        let mut scanner = Scanner {
+            backend,
+            superblock: superblock.clone(),
+            layout,
+            first_units: Vec::with_capacity(layout.segments as usize),
+            by_prev_lsn: HashMap::new(),
+        };
+        for segment in 0..layout.segments {
+            let header = scanner.header_at(segment, 0)?.map(|(header, _)| header);
+            if let Some(header) = header.filter(|header| header.open_id == superblock.open_id) {
+                scanner.by_prev_lsn.insert(header.prev_lsn, segment);
+            }
+            scanner.first_units.push(header);
+        }
+        Ok(scanner)
+    }
+
+    fn read(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
+        let offset = self.layout.block_at(segment, block);
+        let buffer = BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
+        let result = blocking(self.backend, Io::Read { offset, buffer });
+        let action = || format!("reading segment {segment} at byte {}", u64::from(block) * RECORD_BLOCK as u64);
+        Ok(result.map_err(StoreError::io(action()))?.expect("reads return their buffer"))
+    }
+
+    fn place(&self, segment: u32, block: u32) -> Place {
+        Place { store_id: self.superblock.store_id, segment, block }
+    }
+
+    fn header_at(&mut self, segment: u32, block: u32) -> Result<Option<(UnitHeader, BufferMut)>, StoreError> {
+        let first = self.read(segment, block, 1)?;
+        let header = decode_header(&first, self.place(segment, block), &self.layout);
+        Ok(header.map(|header| (header, first)))
+    }
+
+    /// The unit at a place, if all its record blocks are intact.
+    pub(crate) fn unit_at(&mut self, segment: u32, block: u32) -> Result<Option<Unit>, StoreError> {
+        if block >= self.layout.segment_blocks() {
+            return Ok(None);
+        }
+        let Some((header, mut records)) = self.header_at(segment, block)? else { return Ok(None) };
+        if header.record_blocks > 1 {
+            records = self.read(segment, block, u32::from(header.record_blocks))?;
+        }
+        let place = self.place(segment, block);
+        let intact = decode_entries(&records, &header, place, &self.layout).is_ok();
+        Ok(intact.then(|| Unit { segment, block, header, records: records.freeze(), place }))
+    }
+
+    /// A unit that was found before.
+    pub(crate) fn unit_again(&mut self, found: &Found) -> Result<Unit, StoreError> {
+        let unit = self.unit_at(found.segment, found.block)?.filter(|unit| unit.header == found.header);
+        unit.ok_or_else(|| damaged(found.segment, found.block, "a unit that was there a moment ago"))
+    }
+
+    /// The chain of units that begins with the superblock's table.
+    pub(crate) fn chain(&self) -> Chain {
+        let superblock = &self.superblock;
+        Chain { segment: superblock.table_segment, block: superblock.table_block, last: None }
+    }
+
+    /// The next unit of the chain, here or at the start of the segment that was opened next.
+    pub(crate) fn next(&mut self, chain: &mut Chain) -> Result<Option<Unit>, StoreError> {
+        let here = self.unit_at(chain.segment, chain.block)?.filter(|unit| self.continues(chain, &unit.header));
+        let unit = match here {
+            Some(unit) => Some(unit),
+            None => self.next_segment(chain)?,
+        };
+        if let Some(unit) = &unit {
+            *chain = Chain {
+                segment: unit.segment,
+                block: unit.block + unit.header.blocks(),
+                last: Some((unit.header.generation, unit.header.lsn)),
+            };
+        }
+        Ok(unit)
+    }
+
+    fn continues(&self, chain: &Chain, header: &UnitHeader) -> bool {
+        header.open_id == self.superblock.open_id
+            && match chain.last {
+                None => header.lsn == self.superblock.table_lsn,
+                Some((generation, lsn)) => header.generation == generation && header.prev_lsn == lsn,
+            }
+    }
+
+    fn next_segment(&mut self, chain: &Chain) -> Result<Option<Unit>, StoreError> {
+        let Some(&segment) = chain.last.and_then(|(_, lsn)| self.by_prev_lsn.get(&lsn)) else { return Ok(None) };
+        let first = self.first_units[segment as usize].expect("listed by it");
+        if first.prev_segment != chain.segment || first.prev_end != chain.block {
+            return Ok(None);
+        }
+        self.unit_at(segment, 0)
+    }
+
+    /// What the first units of segments of this opening say is durable.
+    pub(crate) fn durable_claimed_by_first_units(&self) -> u64 {
+        let ours = self.first_units.iter().flatten().filter(|header| header.open_id == self.superblock.open_id);
+        ours.map(|header| header.durable_lsn).max().unwrap_or(0)
+    }
+
+    /// What units in the rest of the chain's last segment say is durable.
+    pub(crate) fn durable_claimed_beyond(&mut self, chain: &Chain) -> Result<u64, StoreError> {
+        let mut durable = 0;
+        for block in chain.block..self.layout.segment_blocks() {
+            if let Some((header, _)) = self.header_at(chain.segment, block)? {
+                if header.open_id == self.superblock.open_id
+                    && chain.last.is_some_and(|(generation, _)| generation == header.generation)
+                {
+                    durable = durable.max(header.durable_lsn);
+                }
+            }
+        }
+        Ok(durable)
+    }
+
+    /// An opening that the superblocks do not know may have written its first table, and nothing more.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] if it did more: then both superblocks are older than the log.
+    pub(crate) fn check_no_newer_opening(&mut self) -> Result<(), StoreError> {
+        for segment in 0..self.layout.segments {
+            let Some(first) = self.first_units[segment as usize] else { continue };
+            if first.open_epoch <= self.superblock.open_epoch {
+                continue;
+            }
+            let mut block = 0;
+            let mut prev_lsn = first.prev_lsn;
+            while let Some((header, _)) =
+                if block < self.layout.segment_blocks() { self.header_at(segment, block)? } else { None }
+            {
+                if header.generation != first.generation || header.prev_lsn != prev_lsn {
+                    break;
+                }
+                if !header.has(flag::TABLE) {
+                    return Err(damaged(segment, block, "the superblock of the newest opening"));
+                }
+                block += header.blocks();
+                prev_lsn = header.lsn;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all blocks of a unit match their checksums.
+    pub(crate) fn data_intact(&mut self, found: &Found) -> Result<bool, StoreError> {
+        if found.header.data_bytes == 0 {
+            return Ok(true);
+        }
+        let unit = self.unit_again(found)?;
+        let blocks = found.header.data_bytes / RECORD_BLOCK as u32;
+        let data = self.read(found.segment, found.block + u32::from(found.header.record_blocks), blocks)?;
+        let mut data = data.chunks_exact(self.layout.block_bytes as usize);
+        let items = unit.entries(&self.layout);
+        let items = items.iter().filter_map(|entry| match entry {
+            Entry::Blocks { items, .. } => Some(*items),
+            _ => None,
+        });
+        let mut items = items.flat_map(|items| items.chunks_exact(self.layout.item_bytes as usize));
+        Ok(items.all(|item| data.next().is_some_and(|block| keyless_checksum(block) == item_checksum(item))))
+    }
+
+    pub(crate) fn first_unit(&self, segment: u32) -> Option<UnitHeader> {
+        self.first_units[segment as usize]
+    }
+
+    pub(crate) fn highest_generation(&self) -> u64 {
+        self.first_units.iter().flatten().map(|header| header.generation).max().unwrap_or(0)
+    }
+
+    pub(crate) fn highest_epoch(&self) -> u64 {
+        self.first_units.iter().flatten().map(|header| header.open_epoch).max().unwrap_or(0)
+    }
+}

@@ -1,0 +1,202 @@
+//! What each segment of the log is for, how much of it is live, and which may be used next.
+
+use std::collections::VecDeque;
+
+use crate::layout::{Layout, RECORD_BLOCK};
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// May be written. `warm`: its space on the host was not given back.
+    Free {
+        /// See above.
+        warm: bool,
+    },
+    /// Appends go here.
+    Head,
+    /// Written; holds live data or may.
+    Closed,
+    /// Nothing in it is live, and the segment table that says so is on its way to be durable.
+    Dying,
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) state: State,
+    /// Given when it was last opened; never reused. 0: never.
+    pub(crate) generation: u64,
+    /// How far it is written, in 4 KiB blocks.
+    pub(crate) end: u32,
+    /// Reads and cleaning in flight.
+    pub(crate) pins: u32,
+    /// What of it is live, in bytes.
+    pub(crate) live: u64,
+    /// Cleaning found something unreadable in it; it stays as it is.
+    pub(crate) damaged: bool,
+}
+
+/// All segments.
+pub(crate) struct Segments {
+    layout: Layout,
+    all: Vec<Segment>,
+    /// Free ones in the order of use: warm ones at the front.
+    free: VecDeque<u32>,
+    live_bytes: u64,
+    /// Closed ones in which nothing is live.
+    dead: u32,
+}
+
+impl Segments {
+    /// All free and cold.
+    pub(crate) fn new(layout: Layout) -> Segments {
+        let segment =
+            Segment { state: State::Free { warm: false }, generation: 0, end: 0, pins: 0, live: 0, damaged: false };
+        let all = vec![segment; layout.segments as usize];
+        Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0 }
+    }
+
+    pub(crate) fn segment(&self, segment: u32) -> &Segment {
+        &self.all[segment as usize]
+    }
+
+    pub(crate) fn free_count(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    pub(crate) fn used_count(&self) -> u32 {
+        self.layout.segments - self.free_count()
+    }
+
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// During recovery, once, before anything is live: these segments (with generation and end) are in use.
+    pub(crate) fn adopt(&mut self, used: impl Iterator<Item = (u32, u64, u32)>) {
+        for (segment, generation, end) in used {
+            let entry = &mut self.all[segment as usize];
+            (entry.state, entry.generation, entry.end) = (State::Closed, generation, end);
+            self.dead += 1;
+        }
+        let all = &self.all;
+        self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));
+    }
+
+    /// Takes a free segment as the head.
+    pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
+        let segment = self.free.pop_front()?;
+        let entry = &mut self.all[segment as usize];
+        *entry = Segment { state: State::Head, generation, end: 0, pins: 0, live: 0, damaged: false };
+        Some(segment)
+    }
+
+    /// Gives a head back in which nothing counts.
+    pub(crate) fn unopen(&mut self, segment: u32) {
+        let entry = &mut self.all[segment as usize];
+        self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
+        entry.state = State::Free { warm: true };
+        self.free.push_front(segment);
+    }
+
+    /// A segment is the head again.
+    pub(crate) fn reopen(&mut self, segment: u32) {
+        let entry = &mut self.all[segment as usize];
+        self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
+        entry.state = State::Head;
+    }
+
+    /// The head ended at `end`.
+    pub(crate) fn close(&mut self, segment: u32, end: u32) {
+        let entry = &mut self.all[segment as usize];
+        (entry.state, entry.end) = (State::Closed, end);
+        self.dead += u32::from(entry.live == 0);
+    }
+
+    /// Turns every dead segment into a dying one.
+    pub(crate) fn take_dead(&mut self) -> Vec<u32> {
+        let dead: Vec<u32> = self
+            .numbered()
+            .filter(|(_, segment)| segment.state == State::Closed && segment.live == 0)
+            .map(|(at, _)| at)
+            .collect();
+        for &segment in &dead {
+            self.all[segment as usize].state = State::Dying;
+        }
+        self.dead = 0;
+        dead
+    }
+
+    /// The table that lets a dying segment go was not written after all.
+    pub(crate) fn spare(&mut self, segment: u32) {
+        self.all[segment as usize].state = State::Closed;
+        self.dead += 1;
+    }
+
+    pub(crate) fn dead_count(&self) -> u32 {
+        self.dead
+    }
+
+    /// A dying segment is free from now on.
+    pub(crate) fn release(&mut self, segment: u32, warm: bool) {
+        debug_assert_eq!(self.all[segment as usize].state, State::Dying);
+        self.all[segment as usize].state = State::Free { warm };
+        if warm {
+            self.free.push_front(segment);
+        } else {
+            self.free.push_back(segment);
+        }
+    }
+
+    /// How many free segments still hold host space.
+    pub(crate) fn warm_count(&self) -> usize {
+        self.free.iter().take_while(|&&free| self.all[free as usize].state == State::Free { warm: true }).count()
+    }
+
+    pub(crate) fn mark_damaged(&mut self, segment: u32) {
+        self.all[segment as usize].damaged = true;
+    }
+
+    pub(crate) fn pin(&mut self, segment: u32) {
+        self.all[segment as usize].pins += 1;
+    }
+
+    pub(crate) fn unpin(&mut self, segment: u32) {
+        self.all[segment as usize].pins -= 1;
+    }
+
+    pub(crate) fn add_live(&mut self, segment: u32, bytes: u64) {
+        let entry = &mut self.all[segment as usize];
+        self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
+        entry.live += bytes;
+        self.live_bytes += bytes;
+    }
+
+    pub(crate) fn sub_live(&mut self, segment: u32, bytes: u64) {
+        let entry = &mut self.all[segment as usize];
+        assert!(entry.live >= bytes, "more died in segment {segment} than was live");
+        entry.live -= bytes;
+        self.dead += u32::from(entry.state == State::Closed && entry.live == 0);
+        self.live_bytes -= bytes;
+    }
+
+    /// Segments that a segment table lists: everything with data that is not dying.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.numbered().filter(|(_, segment)| segment.state == State::Closed)
+    }
+
+    /// The closed segment with the least live data, if cleaning it would gain something after the copies' own records.
+    pub(crate) fn victim(&self) -> Option<u32> {
+        let bytes = u64::from(self.layout.segment_bytes);
+        let most = bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64);
+        self.numbered()
+            .filter(|(_, segment)| segment.state == State::Closed && !segment.damaged && segment.live > 0)
+            .min_by_key(|(_, segment)| segment.live)
+            .filter(|(_, segment)| segment.live <= most)
+            .map(|(at, _)| at)
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.all.iter().enumerate().map(|(at, segment)| (at as u32, segment))
+    }
+}

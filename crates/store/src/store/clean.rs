@@ -1,0 +1,261 @@
+//! Cleaning: the segment with the least live data is copied forward, in bounded steps, so that it can be used again.
+
+use std::collections::VecDeque;
+use std::io;
+
+use strongroom_block::{Buffer, BufferMut, keyless_checksum};
+
+use super::append::Raw;
+use super::group::GroupKind;
+use super::read::item_checksum;
+use super::{CLEANING_PER_POLL_BYTES, Purpose, Store};
+use crate::backend::Io;
+use crate::holes::ItemPlace;
+use crate::index::Version;
+use crate::layout::RECORD_BLOCK;
+use crate::unit::{Entry, Place, UnitBuilder, decode_entries, decode_header};
+
+/// Upper bound on one unit of copies, in 4 KiB blocks: what a write may have to wait for.
+const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
+/// Segments of garbage that are not worth cleaning while space is plenty.
+const GARBAGE_SEGMENTS: u64 = 16;
+
+/// Something live of a victim. Ranges are bytes of the victim as read.
+enum Live {
+    Block { lba: u64, version: Version, item_at: usize, data_at: usize },
+    Hole { sequence: u64, place: ItemPlace },
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Idle,
+    Reading {
+        victim: u32,
+    },
+    Copying {
+        victim: u32,
+        bytes: Buffer,
+        live: VecDeque<Live>,
+    },
+}
+
+/// The cleaner.
+#[derive(Default)]
+pub(super) struct Cleaner {
+    state: State,
+    /// A write waits for space: no bounds, no turns.
+    pub(super) urgent: bool,
+    /// A write had its turn; copies have the next one.
+    pub(super) turn: bool,
+    /// The store is being closed.
+    pub(super) stop: bool,
+    /// There was no space for copies; not again in this poll.
+    pub(super) blocked: bool,
+    /// Has more to do, but has done enough for one poll.
+    pub(super) held_back: bool,
+    pub(super) copied_in_poll: u64,
+}
+
+impl Cleaner {
+    /// Whether copies can be appended now.
+    pub(super) fn has_copies(&self) -> bool {
+        matches!(self.state, State::Copying { .. }) && !self.blocked && !self.held_back && !self.stop
+    }
+}
+
+impl Store {
+    /// Whether cleaning would yield space, or is at it.
+    pub(super) fn cleaning_possible(&self) -> bool {
+        !self.cleaner.blocked
+            && !self.cleaner.stop
+            && (!matches!(self.cleaner.state, State::Idle) || self.segments.victim().is_some())
+    }
+
+    fn cleaning_wanted(&self) -> bool {
+        let segment = u64::from(self.layout.segment_bytes);
+        let used = u64::from(self.segments.used_count()) * segment;
+        let low = self.layout.reserved_segments() + self.layout.round_segments() * 2;
+        self.cleaner.urgent
+            || self.segments.free_count() <= low
+            || used > self.segments.live_bytes() / 2 * 3 + GARBAGE_SEGMENTS * segment
+    }
+
+    pub(super) fn drive_cleaner(&mut self) -> bool {
+        let cleaner = &mut self.cleaner;
+        let enough = !cleaner.urgent && cleaner.copied_in_poll >= CLEANING_PER_POLL_BYTES;
+        cleaner.held_back = enough && !matches!(cleaner.state, State::Idle);
+        if !matches!(cleaner.state, State::Idle) || cleaner.stop || cleaner.blocked || enough {
+            return false;
+        }
+        if self.refused.is_some() || self.round.opening || !self.cleaning_wanted() {
+            return false;
+        }
+        // Dead segments first: they cost nothing.
+        if self.segments.dead_count() >= self.layout.round_segments() {
+            return false;
+        }
+        let Some(victim) = self.segments.victim() else { return false };
+        self.segments.pin(victim);
+        self.cleaner.state = State::Reading { victim };
+        let len = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+        let io = Io::Read { offset: self.layout.segment_at(victim), buffer: BufferMut::zeroed(len) };
+        self.start_io(Purpose::Clean, io);
+        true
+    }
+
+    pub(super) fn clean_read_done(&mut self, result: io::Result<Option<BufferMut>>) {
+        let State::Reading { victim } = self.cleaner.state else { unreachable!("a victim is being read") };
+        let read = result.map_err(|error| error.to_string());
+        let live = read.and_then(|bytes| {
+            let bytes = bytes.expect("reads return their buffer").freeze();
+            self.live_of(victim, &bytes).map(|live| (bytes, live))
+        });
+        match live {
+            Ok((bytes, live)) => {
+                self.cleaner.state = State::Copying { victim, bytes, live };
+                self.finish_victim_if_done();
+            }
+            Err(reason) => {
+                self.damaged(victim, &reason);
+                self.segments.unpin(victim);
+                self.cleaner.state = State::Idle;
+            }
+        }
+    }
+
+    /// Leaves a segment as it is: nothing in it may be lost by copying.
+    fn damaged(&mut self, segment: u32, reason: &str) {
+        tracing::error!(volume = %self.info.volume_id, segment, reason, "a segment is damaged; it is not cleaned");
+        self.segments.mark_damaged(segment);
+    }
+
+    /// Everything of a segment that counts.
+    fn live_of(&self, segment: u32, bytes: &Buffer) -> Result<VecDeque<Live>, String> {
+        let mut live = VecDeque::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let block = (at / RECORD_BLOCK) as u32;
+            let place = Place { store_id: self.info.store_id, segment, block };
+            let header = decode_header(&bytes[at..at + RECORD_BLOCK], place, &self.layout)
+                .filter(|header| header.generation == self.segments.segment(segment).generation)
+                .ok_or_else(|| format!("no unit at block {block}"))?;
+            let data_at = at + usize::from(header.record_blocks) * RECORD_BLOCK;
+            let records = bytes.get(at..data_at).ok_or("a unit runs over the segment's end")?;
+            let entries = decode_entries(records, &header, place, &self.layout).map_err(|fault| fault.to_string())?;
+            for entry in entries {
+                self.live_of_entry(segment, entry, at, data_at, &mut live);
+            }
+            at += header.blocks() as usize * RECORD_BLOCK;
+        }
+        Ok(live)
+    }
+
+    fn live_of_entry(&self, segment: u32, entry: Entry<'_>, unit_at: usize, data_at: usize, live: &mut VecDeque<Live>) {
+        match entry {
+            Entry::Blocks { lba, sequence, count, item_at, data_index, .. } => {
+                for index in 0..count {
+                    let lba = lba + u64::from(index);
+                    let item_at = unit_at + (item_at + index * self.layout.item_bytes) as usize;
+                    let data_at = data_at + ((data_index + index) * self.layout.block_bytes) as usize;
+                    let sequence = sequence + u64::from(index);
+                    let version = Version::new(&self.layout, sequence, segment, data_at as u32, item_at as u32);
+                    if self.is_live(lba, version) {
+                        live.push_back(Live::Block { lba, version, item_at, data_at });
+                    }
+                }
+            }
+            Entry::Hole { sequence, item_at, .. } => {
+                let place = ItemPlace { segment, item_at: unit_at as u32 + item_at };
+                if self.holes.hole(sequence).is_some_and(|hole| hole.place == place) {
+                    live.push_back(Live::Hole { sequence, place });
+                }
+            }
+            Entry::Table { .. } => {}
+        }
+    }
+
+    fn is_live(&self, lba: u64, version: Version) -> bool {
+        self.index.find(lba) == Some(version) || self.versions.find(lba, version.sequence()) == Some(version)
+    }
+
+    /// Appends the next copies.
+    pub(super) fn append_copies(&mut self) -> bool {
+        let least = self.least_unit_blocks();
+        let Some(limit) = self.unit_limit(least) else { return true };
+        let mut unit = UnitBuilder::new(self.layout, limit.min(COPY_UNIT_BLOCKS.max(least)));
+        let (mut raw, mut data) = (Vec::new(), Vec::new());
+        let State::Copying { victim, bytes, mut live } = std::mem::take(&mut self.cleaner.state) else {
+            unreachable!("copies are at hand")
+        };
+        while let Some(next) = live.pop_front() {
+            if !self.copy(&next, victim, &bytes, &mut unit, &mut raw, &mut data) {
+                live.push_front(next);
+                break;
+            }
+        }
+        self.cleaner.state = State::Copying { victim, bytes, live };
+        if unit.is_empty() {
+            self.finish_victim_if_done();
+            return true;
+        }
+        self.cleaner.copied_in_poll += u64::from(unit.blocks()) * RECORD_BLOCK as u64;
+        self.append_unit(unit, raw, data, GroupKind::Cleaning, true);
+        true
+    }
+
+    /// Copies one thing if it still counts; false if the unit is full.
+    fn copy(
+        &mut self,
+        live: &Live,
+        victim: u32,
+        bytes: &Buffer,
+        unit: &mut UnitBuilder,
+        raw: &mut Vec<Raw>,
+        data: &mut Vec<Buffer>,
+    ) -> bool {
+        match *live {
+            Live::Block { lba, version, item_at, data_at } => {
+                if !self.is_live(lba, version) {
+                    return true;
+                }
+                let item = &bytes[item_at..item_at + self.layout.item_bytes as usize];
+                let block = bytes.slice(data_at..data_at + self.layout.block_bytes as usize);
+                if keyless_checksum(&block) != item_checksum(item) {
+                    self.damaged(victim, &format!("block {lba} does not match its checksum"));
+                    return true;
+                }
+                let Some((item_at, data_index)) = unit.push_block(lba, version.sequence(), item) else { return false };
+                raw.push(Raw::Copy { lba, from: version, item_at, data_index });
+                data.push(block);
+            }
+            Live::Hole { sequence, place } => {
+                let Some(hole) = self.holes.hole(sequence).filter(|hole| hole.place == place) else { return true };
+                let record = hole.record.as_ref().map_or(&[][..], |record| record.as_bytes());
+                let Some(item_at) = unit.push_hole(hole.start, hole.count, sequence, record) else { return false };
+                raw.push(Raw::CopyHole { sequence, from: place, item_at });
+            }
+        }
+        true
+    }
+
+    pub(super) fn copies_written(&mut self) {
+        self.finish_victim_if_done();
+    }
+
+    fn finish_victim_if_done(&mut self) {
+        if let State::Copying { victim, live, .. } = &self.cleaner.state {
+            if live.is_empty() {
+                self.segments.unpin(*victim);
+                self.cleaner.state = State::Idle;
+            }
+        }
+    }
+
+    pub(super) fn copies_failed(&mut self) {
+        if let State::Copying { victim, .. } = &self.cleaner.state {
+            self.segments.unpin(*victim);
+            self.cleaner.state = State::Idle;
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Making a store, finding one in a directory, and the lock that keeps it open once.
+
+use std::fs::{self, File, OpenOptions as FileOptions, TryLockError};
+use std::io;
+use std::path::Path;
+
+use super::Store;
+use crate::backend::{Backend, FileBackend, Io};
+use crate::error::StoreError;
+use crate::layout::{LOG_START, RECORD_BLOCK, SUPERBLOCK_AT, segments_needed};
+use crate::options::{CreateOptions, StoreId, VolumeInfo};
+use crate::superblock::{Superblock, segment_bytes_valid};
+use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
+
+/// Name of the log in a store's directory.
+const LOG_NAME: &str = "log";
+/// Name of the log while it is being made.
+const NEW_LOG_NAME: &str = "log.new";
+/// Name of the file whose lock keeps the store open once.
+const LOCK_NAME: &str = "lock";
+
+impl Store {
+    /// Makes a store in the directory `dir` (made if missing) and closes it again. The volume reads as zeros if plain,
+    /// and must be formatted by an initiator if sealed.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`], [`StoreError::InUse`], [`StoreError::Options`], [`StoreError::Io`].
+    pub fn create(dir: &Path, options: &CreateOptions) -> Result<(), StoreError> {
+        let action = || format!("making a store in {}", dir.display());
+        fs::create_dir_all(dir).map_err(StoreError::io(action()))?;
+        let _lock = lock_in(dir)?;
+        if dir.join(LOG_NAME).exists() {
+            return Err(StoreError::Exists(dir.to_owned()));
+        }
+        let new = dir.join(NEW_LOG_NAME);
+        let mut file_options = FileOptions::new();
+        file_options.read(true).write(true).create(true).truncate(true);
+        let file = file_options.open(&new).map_err(StoreError::io(action()))?;
+        let length = file.try_clone().map_err(StoreError::io(action()))?;
+        let info = Store::create_on(Box::new(FileBackend::new(file).map_err(StoreError::io(action()))?), options)?;
+        // The whole length from the start: sparse, and a file that lost its end is noticed.
+        let bytes = LOG_START + u64::from(info.segments) * u64::from(info.segment_bytes);
+        length.set_len(bytes).and_then(|()| length.sync_all()).map_err(StoreError::io(action()))?;
+        fs::rename(&new, dir.join(LOG_NAME)).map_err(StoreError::io(action()))?;
+        let parent = dir.canonicalize().ok().and_then(|dir| dir.parent().map(Path::to_owned));
+        for dir in [Some(dir.to_owned()), parent].into_iter().flatten() {
+            File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io(action()))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a store on a backend that holds none (or nothing worth keeping).
+    ///
+    /// # Errors
+    /// [`StoreError::Options`], [`StoreError::Io`].
+    pub fn create_on(mut backend: Box<dyn Backend>, options: &CreateOptions) -> Result<VolumeInfo, StoreError> {
+        let mut superblock = plan(options)?;
+        let layout = superblock.layout();
+        // The first epoch is an opening that only made the volume.
+        let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
+        let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
+        let mut row = [0; TABLE_ROW];
+        row[8..].copy_from_slice(&1u64.to_be_bytes());
+        unit.push_table(&row);
+        let flags = flag::FIRST | flag::LAST | flag::TABLE;
+        let (header, table) = unit.finish(first_header(1, flags, &superblock), place);
+        let mut buffers = vec![table.freeze()];
+        if !options.kind.is_sealed() {
+            let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
+            unit.push_hole(0, options.geometry.blocks, 1, &[]);
+            let place = Place { block: header.blocks(), ..place };
+            buffers.push(unit.finish(first_header(2, flag::FIRST | flag::LAST, &superblock), place).1.freeze());
+        }
+        let write = |offset, buffers| Io::Write { offset, buffers };
+        let action = "making the store";
+        blocking(backend.as_mut(), write(layout.segment_at(0), buffers)).map_err(StoreError::io(action))?;
+        blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io(action))?;
+        for (copy, at) in SUPERBLOCK_AT.into_iter().enumerate() {
+            superblock.serial += 1;
+            let buffers = vec![superblock.encode(copy).freeze()];
+            blocking(backend.as_mut(), write(at, buffers)).map_err(StoreError::io(action))?;
+            blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io(action))?;
+        }
+        Ok(superblock.info())
+    }
+
+    /// What the store in `dir` says of its volume, from its superblock alone; works while it is open elsewhere.
+    ///
+    /// # Errors
+    /// [`StoreError`] if there is no readable store.
+    pub fn inspect(dir: &Path) -> Result<VolumeInfo, StoreError> {
+        let file = File::open(dir.join(LOG_NAME)).map_err(missing_or("reading the store", dir))?;
+        let mut copies = [[0; RECORD_BLOCK]; 2];
+        for (copy, at) in copies.iter_mut().zip(SUPERBLOCK_AT) {
+            let result = std::os::unix::fs::FileExt::read_exact_at(&file, copy, at);
+            if let Err(error) = result.as_ref() {
+                if error.kind() != io::ErrorKind::UnexpectedEof {
+                    result.map_err(StoreError::io("reading the superblock"))?;
+                }
+            }
+        }
+        Superblock::choose([&copies[0], &copies[1]]).map(|(superblock, _)| superblock.info())
+    }
+
+    /// Whether the directory holds a store.
+    pub fn exists(dir: &Path) -> bool {
+        dir.join(LOG_NAME).exists()
+    }
+}
+
+/// The superblock of a new store.
+fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
+    let bad = |what: String| Err(StoreError::Options(what));
+    if !segment_bytes_valid(options.segment_bytes) {
+        return bad("a segment is a power of two from 64 KiB to 16 MiB".to_owned());
+    }
+    if options.segment_bytes / options.geometry.block_size.bytes() < 16 {
+        return bad("a segment must hold at least 16 blocks; choose larger segments or smaller blocks".to_owned());
+    }
+    if options.geometry.blocks == 0 {
+        return bad("the volume has no blocks".to_owned());
+    }
+    let percent = u64::from(options.retention_percent);
+    if percent > 100 {
+        return bad("at most 100% can be kept for older versions".to_owned());
+    }
+    let retained = (u128::from(options.geometry.blocks) * u128::from(percent)).div_ceil(100) as u64;
+    let retained = if options.kind.is_sealed() { retained } else { 0 };
+    let Some(segments) = segments_needed(options.geometry, options.kind, options.segment_bytes, retained) else {
+        return bad("the volume is too large for one store (about 300 TiB)".to_owned());
+    };
+    let store_id = match options.store_id {
+        Some(id) => id,
+        None => StoreId(random()?),
+    };
+    Ok(Superblock {
+        serial: 0,
+        store_id,
+        volume_id: options.volume_id,
+        kind: options.kind,
+        geometry: options.geometry,
+        segment_bytes: options.segment_bytes,
+        segments,
+        retention_blocks: retained,
+        open_epoch: 0,
+        open_id: 0,
+        table_segment: 0,
+        table_block: 0,
+        table_lsn: 1,
+        sequence_limit: 2,
+        next_generation: 2,
+        durable_lsn: if options.kind.is_sealed() { 1 } else { 2 },
+        clean: true,
+    })
+}
+
+fn first_header(lsn: u64, flags: u32, superblock: &Superblock) -> UnitHeader {
+    UnitHeader {
+        record_blocks: 0,
+        generation: 1,
+        lsn,
+        prev_lsn: lsn - 1,
+        open_id: superblock.open_id,
+        open_epoch: superblock.open_epoch,
+        durable_lsn: 0,
+        next_sequence: 2,
+        data_bytes: 0,
+        entries: 0,
+        flags,
+        prev_segment: NO_SEGMENT,
+        prev_end: 0,
+    }
+}
+
+/// Does one I/O and waits for it; for the time before a store is open.
+pub(crate) fn blocking(backend: &mut dyn Backend, io: Io) -> io::Result<Option<strongroom_block::BufferMut>> {
+    backend.submit(u64::MAX, io);
+    let mut done = Vec::new();
+    while backend.poll(&mut done) == 0 {
+        backend.wait();
+    }
+    done.pop().expect("one was submitted").result
+}
+
+/// Random bytes of the operating system.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], StoreError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| StoreError::Io {
+        action: "drawing random bytes".to_owned(),
+        source: io::Error::other(error.to_string()),
+    })?;
+    Ok(bytes)
+}
+
+/// Takes the lock of the store in `dir`.
+pub(super) fn lock(dir: &Path) -> Result<File, StoreError> {
+    if !dir.join(LOG_NAME).exists() {
+        return Err(StoreError::Missing(dir.to_owned()));
+    }
+    lock_in(dir)
+}
+
+fn lock_in(dir: &Path) -> Result<File, StoreError> {
+    let action = || format!("locking the store in {}", dir.display());
+    let mut options = FileOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(dir.join(LOCK_NAME)).map_err(StoreError::io(action()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse(dir.to_owned())),
+        Err(TryLockError::Error(error)) => Err(StoreError::io(action())(error)),
+    }
+}
+
+pub(super) fn open_log(dir: &Path) -> Result<Box<dyn Backend>, StoreError> {
+    let mut options = FileOptions::new();
+    let file = options.read(true).write(true).open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
+    Ok(Box::new(FileBackend::new(file).map_err(StoreError::io("syncing the log before reading it"))?))
+}
+
+fn missing_or(action: &'static str, dir: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    move |error| match error.kind() {
+        io::ErrorKind::NotFound => StoreError::Missing(dir.to_owned()),
+        _ => StoreError::io(format!("{action} in {}", dir.display()))(error),
+    }
+}

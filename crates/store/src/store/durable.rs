@@ -1,0 +1,334 @@
+//! Being durable: syncs and who waits for them, and rounds: a segment table, a sync, a superblock, a sync; then the
+//! segments that the table does not list any more are free.
+
+use std::io;
+
+use strongroom_block::Token;
+
+use super::group::GroupKind;
+use super::{Purpose, Store};
+use crate::backend::Io;
+use crate::error::StoreError;
+use crate::layout::SUPERBLOCK_AT;
+use crate::op::{OpError, Outcome};
+use crate::superblock::Superblock;
+use crate::unit::{TABLE_ROW, UnitBuilder};
+
+/// How many segments may be opened before a new table: bounds what recovery has to follow unit by unit.
+const SEGMENTS_PER_TABLE: u32 = 256;
+/// How many store sequences a superblock allows beyond those handed out.
+const SEQUENCES_AHEAD: u64 = 1 << 32;
+
+struct Waiter {
+    lsn: u64,
+    token: Token,
+    bytes: usize,
+    outcome: Outcome,
+}
+
+/// Who waits for a sync.
+#[derive(Default)]
+pub(super) struct Syncs {
+    /// What the sync in flight covers: units up to this one, and whether a superblock.
+    in_flight: Option<(u64, bool)>,
+    waiters: Vec<Waiter>,
+    /// A superblock was written since the last sync began. No other may be written until that is synced.
+    superblock_dirty: bool,
+    /// Sync although nobody waits.
+    pub(super) force: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Idle,
+    /// The table is on its way.
+    Table,
+    /// The table must become durable.
+    TableSync { lsn: u64 },
+    /// A superblock that points to it is on its way.
+    Superblock,
+    /// That must become durable.
+    SuperblockSync,
+}
+
+/// A round: what makes dead segments free.
+#[derive(Default)]
+pub(super) struct Round {
+    phase: Phase,
+    /// The first round of an opening: it also writes both superblocks, so that neither tells of an older opening.
+    pub(super) opening: bool,
+    /// Nothing else is going on: even one dead segment is worth a round.
+    pub(super) idle: bool,
+    /// There was no space for a table; not again in this poll.
+    pub(super) blocked: bool,
+    /// Rows of the table that are not in a unit yet.
+    pub(super) rows: Vec<u8>,
+    /// Where the table begins: segment, block, number of its first unit.
+    table: (u32, u32, u64),
+    dying: Vec<u32>,
+    /// Free but for reads in flight.
+    releasing: Vec<u32>,
+    discards_in_flight: u32,
+    /// Segments opened since the last table.
+    pub(super) segments_since: u32,
+    /// The superblock being written is only a note of what is durable.
+    note: bool,
+    writing: Option<Superblock>,
+}
+
+impl Store {
+    /// The first round of an opening: takes the accepted state over into a new epoch, durably, before any write.
+    pub(super) fn begin_epoch(&mut self) -> Result<(), StoreError> {
+        self.round.opening = true;
+        while self.round.opening || self.round.phase != Phase::Idle {
+            self.drive();
+            if let Some(reason) = &self.refused {
+                return Err(StoreError::io("opening the store")(io::Error::other(reason.clone())));
+            }
+            if self.round.blocked {
+                let error = io::Error::from(io::ErrorKind::StorageFull);
+                return Err(if self.segments.free_count() == 0 {
+                    StoreError::NoFreeSegment
+                } else {
+                    StoreError::io("opening the store")(error)
+                });
+            }
+            if !self.ios.is_empty() {
+                self.backend.wait();
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn complete_when_durable(&mut self, lsn: u64, token: Token, bytes: usize, outcome: Outcome) {
+        if lsn <= self.head.durable_lsn {
+            self.complete(token, bytes, Ok(outcome));
+        } else {
+            self.syncs.waiters.push(Waiter { lsn, token, bytes, outcome });
+        }
+    }
+
+    pub(super) fn fail_waiters(&mut self, refusal: &OpError) -> bool {
+        let waiters = std::mem::take(&mut self.syncs.waiters);
+        let progress = !waiters.is_empty();
+        for waiter in waiters {
+            self.complete(waiter.token, waiter.bytes, Err(refusal.clone()));
+        }
+        progress
+    }
+
+    pub(super) fn drive_syncs(&mut self) -> bool {
+        if self.syncs.in_flight.is_some() || self.refused.is_some() {
+            return false;
+        }
+        let round = match self.round.phase {
+            Phase::TableSync { lsn } => lsn > self.head.durable_lsn,
+            Phase::SuperblockSync => self.syncs.superblock_dirty,
+            _ => false,
+        };
+        let wanted = round || self.syncs.force || self.syncs.waiters.iter().any(|w| w.lsn > self.head.durable_lsn);
+        if wanted {
+            self.syncs.force = false;
+            let superblock = std::mem::take(&mut self.syncs.superblock_dirty);
+            self.syncs.in_flight = Some((self.head.completed_lsn, superblock));
+            self.start_io(Purpose::Sync, Io::Sync);
+        }
+        wanted
+    }
+
+    pub(super) fn sync_done(&mut self, result: io::Result<()>) {
+        let (lsn, superblock) = self.syncs.in_flight.take().expect("one sync is in flight");
+        if let Err(error) = result {
+            self.refuse_writes("syncing the log", &error);
+            return;
+        }
+        self.stats.syncs += 1;
+        self.head.durable_lsn = self.head.durable_lsn.max(lsn);
+        let (ready, waiting) = std::mem::take(&mut self.syncs.waiters).into_iter().partition(|w| w.lsn <= lsn);
+        self.syncs.waiters = waiting;
+        let ready: Vec<Waiter> = ready;
+        for waiter in ready {
+            self.complete(waiter.token, waiter.bytes, Ok(waiter.outcome));
+        }
+        if self.round.phase == Phase::SuperblockSync && superblock {
+            if std::mem::take(&mut self.round.opening) {
+                self.round.phase = Phase::Superblock;
+                self.write_superblock(false);
+            } else {
+                self.round.phase = Phase::Idle;
+                self.round.idle = false;
+                let dying = std::mem::take(&mut self.round.dying);
+                self.round.releasing.extend(dying);
+            }
+        }
+    }
+
+    /// Whether a segment table should be the next thing appended.
+    pub(super) fn wants_table(&self) -> bool {
+        if self.round.phase != Phase::Idle || self.round.blocked {
+            return false;
+        }
+        let dead = self.segments.dead_count();
+        let scarce = self.segments.free_count() <= self.layout.reserved_segments();
+        let sequences_low = self.head.next_sequence + SEQUENCES_AHEAD / 2 > self.superblock.sequence_limit;
+        self.round.opening
+            || sequences_low
+            || self.round.segments_since >= SEGMENTS_PER_TABLE
+            || dead >= self.layout.round_segments()
+            || dead > 0 && (scarce || self.round.idle || self.cleaner.urgent)
+    }
+
+    /// Whether segments are on their way to be free, or can be made so.
+    pub(super) fn reclaim_possible(&self) -> bool {
+        let round = self.round.phase != Phase::Idle || !self.round.releasing.is_empty();
+        round
+            || self.round.discards_in_flight > 0
+            || (self.segments.dead_count() > 0 && !self.round.blocked)
+            || self.cleaning_possible()
+    }
+
+    pub(super) fn append_table(&mut self) -> bool {
+        let Some(limit) = self.unit_limit(2) else { return true };
+        if !self.group.open {
+            self.begin_table();
+        }
+        let mut unit = UnitBuilder::new(self.layout, limit);
+        let taken = unit.push_table(&self.round.rows);
+        self.round.rows.drain(..taken * TABLE_ROW);
+        let last = self.round.rows.is_empty();
+        self.append_unit(unit, Vec::new(), Vec::new(), GroupKind::Table, last);
+        true
+    }
+
+    /// Lists every segment that is needed, up to where this table begins. What is dead is left out.
+    fn begin_table(&mut self) {
+        self.round.phase = Phase::Table;
+        self.round.segments_since = 0;
+        self.round.dying = self.segments.take_dead();
+        let mut rows = Vec::new();
+        let mut row = |segment: u32, end: u32, generation: u64| {
+            rows.extend_from_slice(&segment.to_be_bytes());
+            rows.extend_from_slice(&end.to_be_bytes());
+            rows.extend_from_slice(&generation.to_be_bytes());
+        };
+        for (segment, entry) in self.segments.listed() {
+            row(segment, entry.end, entry.generation);
+        }
+        let head = self.head.segment;
+        row(head, self.head.block, self.segments.segment(head).generation);
+        self.round.rows = rows;
+        self.round.table = (head, self.head.block, self.head.next_lsn);
+    }
+
+    pub(super) fn table_written(&mut self, lsn: u64) {
+        self.round.phase = Phase::TableSync { lsn };
+    }
+
+    pub(super) fn table_failed(&mut self) {
+        self.round.phase = Phase::Idle;
+        for segment in std::mem::take(&mut self.round.dying) {
+            self.segments.spare(segment);
+        }
+    }
+
+    pub(super) fn drive_round(&mut self) -> bool {
+        let mut progress = false;
+        if let Phase::TableSync { lsn } = self.round.phase {
+            // At most one superblock between two syncs, so that one copy is always whole.
+            let free = !self.syncs.superblock_dirty && self.round.writing.is_none();
+            if lsn <= self.head.durable_lsn && free && self.refused.is_none() {
+                self.round.phase = Phase::Superblock;
+                self.write_superblock(false);
+                progress = true;
+            } else if lsn <= self.head.durable_lsn && self.syncs.superblock_dirty {
+                self.syncs.force = true;
+            }
+        }
+        progress | self.release_segments()
+    }
+
+    fn write_superblock(&mut self, clean: bool) {
+        let (table_segment, table_block, table_lsn) = self.round.table;
+        let ahead = if clean { 0 } else { SEQUENCES_AHEAD };
+        let superblock = Superblock {
+            serial: self.superblock.serial + 1,
+            open_epoch: self.head.open_epoch,
+            open_id: self.head.open_id,
+            table_segment,
+            table_block,
+            table_lsn,
+            sequence_limit: self.head.next_sequence + ahead,
+            next_generation: self.head.next_generation,
+            durable_lsn: self.head.durable_lsn,
+            clean,
+            ..self.superblock.clone()
+        };
+        let copy = self.superblock_copy ^ 1;
+        let buffers = vec![superblock.encode(copy).freeze()];
+        self.round.writing = Some(superblock);
+        self.start_io(Purpose::Superblock, Io::Write { offset: SUPERBLOCK_AT[copy], buffers });
+    }
+
+    pub(super) fn superblock_done(&mut self, result: io::Result<()>) {
+        let superblock = self.round.writing.take().expect("one superblock is being written");
+        if let Err(error) = result {
+            self.refuse_writes("writing the superblock", &error);
+            return;
+        }
+        self.superblock = superblock;
+        self.superblock_copy ^= 1;
+        self.info = self.superblock.info();
+        self.syncs.superblock_dirty = true;
+        if !std::mem::take(&mut self.round.note) {
+            self.round.phase = Phase::SuperblockSync;
+        }
+    }
+
+    /// Notes in a superblock what is durable, if nothing stands in the way. Not synced: a note lost is only a note lost.
+    pub(super) fn note_durable(&mut self, clean: bool) {
+        let busy = self.round.phase != Phase::Idle || self.round.writing.is_some() || self.refused.is_some();
+        let news = clean || self.superblock.durable_lsn < self.head.durable_lsn;
+        if busy || !news {
+            return;
+        }
+        if self.syncs.superblock_dirty || self.syncs.in_flight.is_some_and(|(_, superblock)| superblock) {
+            self.syncs.force |= self.syncs.superblock_dirty;
+            if !clean {
+                return;
+            }
+            self.settle();
+        }
+        self.round.note = true;
+        self.write_superblock(clean);
+    }
+
+    /// Frees what nothing reads any more; gives the space of most of it back to the host.
+    fn release_segments(&mut self) -> bool {
+        let mut progress = false;
+        for segment in std::mem::take(&mut self.round.releasing) {
+            if self.segments.segment(segment).pins > 0 {
+                self.round.releasing.push(segment);
+                continue;
+            }
+            progress = true;
+            let warm_max = self.layout.round_segments().min(self.layout.reserved_segments()) as usize;
+            if self.segments.warm_count() < warm_max {
+                self.segments.release(segment, true);
+            } else {
+                self.round.discards_in_flight += 1;
+                let (offset, len) = (self.layout.segment_at(segment), u64::from(self.layout.segment_bytes));
+                self.start_io(Purpose::Discard { segment }, Io::Discard { offset, len });
+            }
+        }
+        progress
+    }
+
+    pub(super) fn discard_done(&mut self, segment: u32, result: io::Result<()>) {
+        self.round.discards_in_flight -= 1;
+        if let Err(error) = result {
+            tracing::warn!(volume = %self.info.volume_id, segment, %error, "space of a free segment was not given back");
+        }
+        self.segments.release(segment, false);
+    }
+}

@@ -1,0 +1,133 @@
+//! Writes with a condition: the first queued request waits here until what is stored now was looked at.
+//!
+//! Only the first request of the queue is looked at, with no append in flight: so nothing can come between the look and
+//! the write.
+
+use strongroom_block::{Buffer, HoleRecord, Lba, Stamp, StoreSequence};
+
+use super::Store;
+use super::append::{Content, WriteOp};
+use super::read::Owner;
+use crate::op::{Extent, OpError, Outcome};
+
+/// What must hold before a queued request may be written.
+pub(super) enum Gate {
+    /// Nothing (any more).
+    Open,
+    /// If every block has these stamps already, the write is a repetition.
+    Repeated(Vec<Stamp>),
+    /// The newest version must have this stamp, or be a hole.
+    Stamp { expected: Option<Stamp>, ours: Stamp },
+    /// The blocks must hold this.
+    Compare(Buffer),
+    /// The look is under way; the number tells it from looks for requests that failed meanwhile.
+    Reading(Box<Gate>, u64),
+}
+
+impl Store {
+    /// Looks at what the first queued request replaces.
+    pub(super) fn start_gate(&mut self) -> bool {
+        let ticket = self.next_read;
+        let op = self.queue.front_mut().expect("the caller saw it");
+        let Content::Blocks { lba, count, .. } = &op.content else { unreachable!("only blocks have conditions") };
+        let (lba, count) = (*lba, u64::from(*count));
+        let gate = std::mem::replace(&mut op.gate, Gate::Open);
+        let with_data = matches!(gate, Gate::Compare(_));
+        op.gate = Gate::Reading(Box::new(gate), ticket);
+        self.start_read(Owner::Gate(ticket), lba, count, with_data);
+        true
+    }
+
+    pub(super) fn gate_read_finished(&mut self, ticket: u64, extents: Result<Vec<Extent>, OpError>) {
+        let waits = |op: &&mut WriteOp| matches!(op.gate, Gate::Reading(_, of) if of == ticket);
+        // The request may have failed while the look was under way.
+        let Some(op) = self.queue.front_mut().filter(waits) else { return };
+        let Gate::Reading(gate, _) = std::mem::replace(&mut op.gate, Gate::Open) else { unreachable!("just seen") };
+        let Content::Blocks { lba, .. } = &op.content else { unreachable!("only blocks have conditions") };
+        let verdict = judge(*gate, Lba(*lba), extents);
+        let Some(result) = verdict else { return };
+        let op = self.queue.pop_front().expect("just seen");
+        match result {
+            // A repetition must be as durable as the caller wants the write to be.
+            Ok(outcome) if op.fua => {
+                let lsn = self.head.completed_lsn;
+                self.complete_when_durable(lsn, op.token, op.bytes, outcome);
+            }
+            result => self.complete(op.token, op.bytes, result),
+        }
+    }
+
+    pub(super) fn hole_record(&self, sequence: u64) -> Option<HoleRecord> {
+        let hole = self.holes.hole(sequence)?;
+        let record = hole.record.clone()?;
+        Some(HoleRecord { start: Lba(hole.start), count: hole.count, record })
+    }
+}
+
+/// How a request with a condition ends; `None`: it is written.
+fn judge(gate: Gate, lba: Lba, extents: Result<Vec<Extent>, OpError>) -> Option<Result<Outcome, OpError>> {
+    match gate {
+        Gate::Repeated(stamps) => {
+            let repeated = extents.is_ok_and(|extents| stamps_of(&extents).eq(stamps.iter().copied().map(Some)));
+            let count = stamps.len() as u32;
+            repeated.then_some(Ok(Outcome::Written { first: StoreSequence(0), repeated: count }))
+        }
+        Gate::Stamp { expected, ours } => {
+            let extents = match extents {
+                Ok(extents) => extents,
+                Err(error) => return Some(Err(error)),
+            };
+            let found = stamps_of(&extents).next().flatten();
+            if found == Some(ours) {
+                return Some(Ok(Outcome::Written { first: StoreSequence(0), repeated: 1 }));
+            }
+            (found != expected).then_some(Err(OpError::StampDiffers { lba, found }))
+        }
+        Gate::Compare(compare) => match extents {
+            Err(error) => Some(Err(error)),
+            Ok(extents) => first_difference(&extents, &compare)
+                .map(|offset_bytes| Err(OpError::Miscompare { offset_bytes: offset_bytes as u64 })),
+        },
+        Gate::Open | Gate::Reading(..) => None,
+    }
+}
+
+/// The stamp of each block; `None` for holes.
+fn stamps_of(extents: &[Extent]) -> impl Iterator<Item = Option<Stamp>> {
+    extents.iter().flat_map(|extent| {
+        let (records, holes) = match extent {
+            Extent::Blocks { records, .. } => (records.as_slice(), 0),
+            Extent::Hole { count, .. } => (&[][..], *count as usize),
+        };
+        records.iter().map(|record| Some(record.stamp())).chain(std::iter::repeat_n(None, holes))
+    })
+}
+
+/// The first byte that differs; holes are zeros.
+fn first_difference(extents: &[Extent], compare: &[u8]) -> Option<usize> {
+    let block_count: usize = extents
+        .iter()
+        .map(|extent| match extent {
+            Extent::Blocks { sequences, .. } => sequences.len(),
+            Extent::Hole { count, .. } => *count as usize,
+        })
+        .sum();
+    let block_bytes = compare.len() / block_count.max(1);
+    let mut at = 0;
+    for extent in extents {
+        let different = match extent {
+            Extent::Blocks { data, .. } => data.iter().zip(&compare[at..]).position(|(a, b)| a != b),
+            Extent::Hole { count, .. } => {
+                compare[at..at + *count as usize * block_bytes].iter().position(|&byte| byte != 0)
+            }
+        };
+        if let Some(offset) = different {
+            return Some(at + offset);
+        }
+        at += match extent {
+            Extent::Blocks { data, .. } => data.len(),
+            Extent::Hole { count, .. } => *count as usize * block_bytes,
+        };
+    }
+    None
+}

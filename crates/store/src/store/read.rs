@@ -1,0 +1,277 @@
+//! Reading: the index says where, the medium gives data and record blocks, the keyless checksum must fit.
+
+use std::collections::HashMap;
+use std::io;
+
+use strongroom_block::{Buffer, BufferMut, Lba, SealRecord, Token, keyless_checksum};
+
+use super::{Purpose, Store, sequence};
+use crate::backend::Io;
+use crate::cache::RecordKey;
+use crate::index::Version;
+use crate::layout::{RECORD_BLOCK, be_u64};
+use crate::op::{Extent, OpError, Outcome};
+use crate::unit::{Place, record_block_generation, record_block_intact};
+
+/// Upper bound on one read from the medium, in bytes.
+const READ_BYTES_MAX: usize = 4 << 20;
+
+/// Who asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Caller(Token),
+    /// The condition of the first queued write.
+    Gate(u64),
+}
+
+/// What a part of a read came to.
+enum Part {
+    Blocks {
+        lba: u64,
+        versions: Vec<Version>,
+        segment: u32,
+        /// `Ok(None)` until it arrives, or for ever if only records are wanted.
+        data: Result<Option<Buffer>, String>,
+    },
+    Hole {
+        lba: u64,
+        count: u64,
+        sequence: u64,
+    },
+}
+
+/// A read in flight.
+pub(super) struct ReadOp {
+    owner: Owner,
+    parts: Vec<Part>,
+    records: HashMap<RecordKey, Result<Buffer, String>>,
+    waiting: usize,
+    with_data: bool,
+}
+
+/// The keyless checksum that an item names: a plain one is nothing else, a seal record has it at byte 32.
+pub(crate) fn item_checksum(item: &[u8]) -> u64 {
+    be_u64(item, if item.len() == 8 { 0 } else { 32 })
+}
+
+impl Store {
+    /// Starts a read of the newest versions.
+    pub(super) fn start_read(&mut self, owner: Owner, lba: u64, count: u64, with_data: bool) {
+        let parts = self.resolve(lba, count, if with_data { READ_BYTES_MAX } else { usize::MAX });
+        self.start_parts(owner, parts, with_data);
+    }
+
+    /// Starts a read of the newest version of a block older than `below`.
+    pub(super) fn start_version_read(&mut self, owner: Owner, lba: u64, below: u64) {
+        let newest = self.index.find(lba).filter(|version| version.sequence() < below);
+        let block = newest.or_else(|| self.versions.newest_below(lba, below));
+        let hole = self.holes.covering(lba).map(|(.., sequence)| sequence).filter(|&sequence| sequence < below);
+        let part = match (block, hole) {
+            (Some(block), hole) if hole.is_none_or(|hole| hole < block.sequence()) => {
+                let segment = block.segment(&self.layout);
+                Ok(Part::Blocks { lba, versions: vec![block], segment, data: Ok(None) })
+            }
+            (_, Some(sequence)) => Ok(Part::Hole { lba, count: 1, sequence }),
+            _ => Err(OpError::NoVersion { lba: Lba(lba) }),
+        };
+        self.start_parts(owner, part.map(|part| vec![part]), true);
+    }
+
+    /// Cuts a range into holes and runs of blocks that lie side by side.
+    fn resolve(&self, lba: u64, count: u64, run_bytes_max: usize) -> Result<Vec<Part>, OpError> {
+        let block_bytes = u64::from(self.layout.block_bytes);
+        let run_max = (run_bytes_max as u64 / block_bytes).max(1) as usize;
+        let mut parts: Vec<Part> = Vec::new();
+        let mut covering = None;
+        for lba in lba..lba + count {
+            if let Some(version) = self.index.find(lba) {
+                let at = version.segment(&self.layout);
+                match parts.last_mut() {
+                    Some(Part::Blocks { versions, segment, .. })
+                        if *segment == at
+                            && versions.len() < run_max
+                            && versions.last().expect("not empty").data_offset() + block_bytes
+                                == version.data_offset() =>
+                    {
+                        versions.push(version);
+                    }
+                    _ => parts.push(Part::Blocks { lba, versions: vec![version], segment: at, data: Ok(None) }),
+                }
+                continue;
+            }
+            if covering.is_none_or(|(_, end, _)| end <= lba) {
+                covering = self.holes.covering(lba);
+            }
+            let Some((_, _, sequence)) = covering else { return Err(OpError::NotFormatted { lba: Lba(lba) }) };
+            match parts.last_mut() {
+                Some(Part::Hole { count, sequence: last, .. }) if *last == sequence => *count += 1,
+                _ => parts.push(Part::Hole { lba, count: 1, sequence }),
+            }
+        }
+        Ok(parts)
+    }
+
+    fn start_parts(&mut self, owner: Owner, parts: Result<Vec<Part>, OpError>, with_data: bool) {
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(error) => return self.read_finished(owner, Err(error)),
+        };
+        let id = self.next_read;
+        self.next_read += 1;
+        let mut read = ReadOp { owner, parts: Vec::new(), records: HashMap::new(), waiting: 0, with_data };
+        let block_bytes = self.layout.block_bytes as usize;
+        for (at, part) in parts.iter().enumerate() {
+            let Part::Blocks { versions, segment, .. } = part else { continue };
+            self.segments.pin(*segment);
+            for version in versions {
+                self.want_record(id, *version, *segment, &mut read);
+            }
+            if with_data {
+                let buffer = BufferMut::zeroed(versions.len() * block_bytes);
+                read.waiting += 1;
+                self.start_io(
+                    Purpose::ReadData { read: id, part: at },
+                    Io::Read { offset: versions[0].data_offset(), buffer },
+                );
+            }
+        }
+        read.parts = parts;
+        if read.waiting == 0 {
+            self.finish_read(read);
+        } else {
+            self.reads.insert(id, read);
+        }
+    }
+
+    fn record_key(&self, version: Version, segment: u32) -> RecordKey {
+        let generation = self.segments.segment(segment).generation;
+        RecordKey { generation, block: version.item_at() / RECORD_BLOCK as u32 }
+    }
+
+    /// Makes sure that the record block of a version is at hand or on its way.
+    fn want_record(&mut self, id: u64, version: Version, segment: u32, read: &mut ReadOp) {
+        let key = self.record_key(version, segment);
+        if read.records.contains_key(&key) {
+            return;
+        }
+        if let Some(block) = self.cache.find(key) {
+            self.stats.record_cache_hits += 1;
+            read.records.insert(key, Ok(block));
+            return;
+        }
+        self.stats.record_cache_misses += 1;
+        read.records.insert(key, Err("its record block is not there yet".to_owned()));
+        read.waiting += 1;
+        let waiters = self.record_waits.entry(key).or_default();
+        waiters.push(id);
+        if waiters.len() == 1 {
+            let offset = self.layout.block_at(segment, key.block);
+            let io = Io::Read { offset, buffer: BufferMut::zeroed(RECORD_BLOCK) };
+            self.start_io(Purpose::ReadRecord { key, segment }, io);
+        }
+    }
+
+    pub(super) fn read_record_done(&mut self, key: RecordKey, segment: u32, result: io::Result<Option<BufferMut>>) {
+        let place = Place { store_id: self.info.store_id, segment, block: key.block };
+        let block = match result {
+            Ok(buffer) => {
+                let block = buffer.expect("reads return their buffer").freeze();
+                if record_block_intact(&block, place) && record_block_generation(&block) == key.generation {
+                    self.cache.insert(key, block.clone());
+                    Ok(block)
+                } else {
+                    Err("its record block is damaged".to_owned())
+                }
+            }
+            Err(error) => Err(format!("its record block cannot be read: {error}")),
+        };
+        for id in self.record_waits.remove(&key).unwrap_or_default() {
+            let read = self.reads.get_mut(&id).expect("it waits");
+            read.records.insert(key, block.clone());
+            self.read_step(id);
+        }
+    }
+
+    pub(super) fn read_data_done(&mut self, id: u64, part: usize, result: io::Result<Option<BufferMut>>) {
+        let read = self.reads.get_mut(&id).expect("it waits");
+        let Part::Blocks { data, .. } = &mut read.parts[part] else { unreachable!("only blocks have data") };
+        *data = match result {
+            Ok(buffer) => Ok(Some(buffer.expect("reads return their buffer").freeze())),
+            Err(error) => Err(format!("it cannot be read: {error}")),
+        };
+        self.read_step(id);
+    }
+
+    fn read_step(&mut self, id: u64) {
+        let read = self.reads.get_mut(&id).expect("it waits");
+        read.waiting -= 1;
+        if read.waiting == 0 {
+            let read = self.reads.remove(&id).expect("just seen");
+            self.finish_read(read);
+        }
+    }
+
+    fn finish_read(&mut self, read: ReadOp) {
+        let mut extents = Ok(Vec::with_capacity(read.parts.len()));
+        for part in &read.parts {
+            if let Ok(list) = &mut extents {
+                match self.extent(part, &read) {
+                    Ok(extent) => list.push(extent),
+                    Err(error) => extents = Err(error),
+                }
+            }
+            if let Part::Blocks { segment, .. } = part {
+                self.segments.unpin(*segment);
+            }
+        }
+        if let Err(OpError::Medium { lba, reason }) = &extents {
+            self.stats.medium_errors += 1;
+            tracing::error!(volume = %self.info.volume_id, lba = lba.0, reason, "medium error");
+        }
+        self.read_finished(read.owner, extents);
+    }
+
+    fn read_finished(&mut self, owner: Owner, extents: Result<Vec<Extent>, OpError>) {
+        match owner {
+            Owner::Caller(token) => self.complete(token, 0, extents.map(Outcome::Read)),
+            Owner::Gate(ticket) => self.gate_read_finished(ticket, extents),
+        }
+    }
+
+    /// Checks every block of a part.
+    fn extent(&self, part: &Part, read: &ReadOp) -> Result<Extent, OpError> {
+        match part {
+            Part::Hole { lba, count, sequence: hole } => Ok(Extent::Hole {
+                lba: Lba(*lba),
+                count: *count,
+                sequence: sequence(*hole),
+                hole: self.hole_record(*hole),
+            }),
+            Part::Blocks { lba, versions, segment, data } => {
+                let medium = |at: usize, reason: String| OpError::Medium { lba: Lba(lba + at as u64), reason };
+                let data = data.as_ref().map_err(|reason| medium(0, reason.clone()))?.clone().unwrap_or_default();
+                let mut records = Vec::new();
+                for (at, version) in versions.iter().enumerate() {
+                    let item = self.item(*version, *segment, read).map_err(|reason| medium(at, reason))?;
+                    let block_bytes = self.layout.block_bytes as usize;
+                    if read.with_data
+                        && keyless_checksum(&data[at * block_bytes..][..block_bytes]) != item_checksum(item)
+                    {
+                        return Err(medium(at, "it does not match its checksum".to_owned()));
+                    }
+                    if self.info.kind.is_sealed() {
+                        records.push(SealRecord::decode(item).map_err(|error| medium(at, error.to_string()))?);
+                    }
+                }
+                let sequences = versions.iter().map(|version| sequence(version.sequence())).collect();
+                Ok(Extent::Blocks { lba: Lba(*lba), data, sequences, records })
+            }
+        }
+    }
+
+    fn item<'a>(&self, version: Version, segment: u32, read: &'a ReadOp) -> Result<&'a [u8], String> {
+        let block = read.records[&self.record_key(version, segment)].as_ref().map_err(Clone::clone)?;
+        let at = version.item_at() as usize % RECORD_BLOCK;
+        block.get(at..at + self.layout.item_bytes as usize).ok_or_else(|| "its record is cut off".to_owned())
+    }
+}

@@ -1,0 +1,176 @@
+//! Taking requests in: each is checked against the contract of `Op` and the limits, then read, queued or answered.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, Token};
+
+use super::Store;
+use super::append::{Content, WriteOp, slice_pieces};
+use super::gate::Gate;
+use super::read::Owner;
+use crate::op::{Completion, Op, OpError, Outcome};
+
+impl Store {
+    /// Takes a request in. Writes are worked on in the next [`Store::poll_completions`], so that requests submitted
+    /// together share one append. Every request completes, once. `token` must be unique among requests in flight.
+    ///
+    /// Requests in flight at the same time are not ordered among each other, but a write that completed is seen by every
+    /// read submitted afterwards.
+    pub fn submit(&mut self, token: Token, op: Op) {
+        let bytes = op_bytes(&op);
+        let full = self.ops_in_flight >= self.options.queue_ops_max
+            || self.bytes_in_flight + bytes > self.options.queue_bytes_max.max(Op::WRITE_BYTES_MAX);
+        if full {
+            self.done.push(Completion { token, result: Err(OpError::Busy) });
+            return;
+        }
+        self.ops_in_flight += 1;
+        self.bytes_in_flight += bytes;
+        if let Err(error) = self.take_in(token, op, bytes) {
+            self.complete(token, bytes, Err(error));
+        }
+    }
+
+    fn take_in(&mut self, token: Token, op: Op, bytes: usize) -> Result<(), OpError> {
+        match op {
+            Op::Read { lba, count } => {
+                self.check_range(lba, u64::from(count))?;
+                check(count <= Op::READ_BLOCKS_MAX, "more than Op::READ_BLOCKS_MAX blocks in one read")?;
+                self.start_read(Owner::Caller(token), lba.0, u64::from(count), true);
+            }
+            Op::ReadVersion { lba, older_than } => {
+                self.check_range(lba, 1)?;
+                let below = if older_than.0 == 0 { u64::MAX } else { older_than.0 };
+                self.start_version_read(Owner::Caller(token), lba.0, below);
+            }
+            Op::Write { lba, data, records, fua } => {
+                let gate = self.gate_of(&records);
+                let content = self.blocks(lba, data, &records)?;
+                self.enqueue(token, content, gate, fua, bytes)?;
+            }
+            Op::ConditionalWrite { lba, expected, data, record, fua } => {
+                check(self.info.kind.is_sealed(), "a write on condition of a stamp to a plain unit")?;
+                let ours = record.stamp();
+                let content = self.blocks(lba, data, &[record])?;
+                self.stamps.note(ours);
+                self.enqueue(token, content, Gate::Stamp { expected, ours }, fua, bytes)?;
+            }
+            Op::CompareAndWrite { lba, compare, data, fua } => {
+                check(!self.info.kind.is_sealed(), "a comparison of data on a sealed unit")?;
+                check(compare.len() == data.len(), "a comparison with another length than the data")?;
+                let content = self.blocks(lba, vec![data], &[])?;
+                self.enqueue(token, content, Gate::Compare(compare), fua, bytes)?;
+            }
+            Op::Hole { holes } => {
+                check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
+                check((1..=Op::HOLES_MAX).contains(&holes.len()), "none or too many holes")?;
+                let holes = holes.into_iter().map(|hole| self.sealed_hole(hole)).collect::<Result<Vec<_>, _>>()?;
+                self.enqueue(token, Content::Holes(holes), Gate::Open, false, bytes)?;
+            }
+            Op::Discard { lba, count } => {
+                check(!self.info.kind.is_sealed(), "an unsealed hole for a sealed unit")?;
+                self.check_range(lba, count)?;
+                self.enqueue(token, Content::Holes(vec![(lba.0, count, None)]), Gate::Open, false, bytes)?;
+            }
+            Op::Flush => {
+                self.check_writable()?;
+                let lsn = self.head.completed_lsn;
+                self.complete_when_durable(lsn, token, bytes, Outcome::Flushed);
+            }
+            Op::Verified { pairs } => {
+                check(pairs.len() <= Op::VERIFIED_MAX, "more than Op::VERIFIED_MAX pairs of feedback")?;
+                let released = pairs.iter().map(|(lba, sequence)| self.verified(lba.0, sequence.0)).sum();
+                self.complete(token, bytes, Ok(Outcome::Verified { released }));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_range(&self, lba: Lba, count: u64) -> Result<(), OpError> {
+        check(count > 0, "no blocks")?;
+        if self.info.geometry.contains(lba, count) { Ok(()) } else { Err(OpError::OutOfRange { lba, count }) }
+    }
+
+    fn check_writable(&self) -> Result<(), OpError> {
+        if self.refused.is_some() { Err(self.refusal()) } else { Ok(()) }
+    }
+
+    fn enqueue(&mut self, token: Token, content: Content, gate: Gate, fua: bool, bytes: usize) -> Result<(), OpError> {
+        self.check_writable()?;
+        self.queue.push_back(WriteOp { token, content, fua, gate, bytes, done: 0, first: 0 });
+        Ok(())
+    }
+
+    fn sealed_hole(&self, hole: HoleRecord) -> Result<(u64, u64, Option<SealRecord>), OpError> {
+        self.check_range(hole.start, hole.count)?;
+        check(hole.record.flags().is_hole(), "a hole whose record does not seal one")?;
+        check(hole.record.as_bytes().len() <= self.info.kind.record_bytes(), "a hole record in another form")?;
+        Ok((hole.start.0, hole.count, Some(hole.record)))
+    }
+
+    /// A write that may be a repetition has to be looked at.
+    fn gate_of(&mut self, records: &[SealRecord]) -> Gate {
+        let stamps: Vec<Stamp> = records.iter().map(SealRecord::stamp).collect();
+        let suspect = stamps.iter().any(|&stamp| self.stamps.may_be_repeated(stamp));
+        for &stamp in &stamps {
+            self.stamps.note(stamp);
+        }
+        if suspect { Gate::Repeated(stamps) } else { Gate::Open }
+    }
+
+    /// Blocks with the items that go into the record blocks.
+    fn blocks(&self, lba: Lba, pieces: Vec<Buffer>, records: &[SealRecord]) -> Result<Content, OpError> {
+        let block_bytes = self.layout.block_bytes as usize;
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        check(len % block_bytes == 0, "data that is not whole blocks")?;
+        check(len <= Op::WRITE_BYTES_MAX, "more than Op::WRITE_BYTES_MAX bytes in one write")?;
+        let count = len / block_bytes;
+        self.check_range(lba, count as u64)?;
+        let mut items = Vec::with_capacity(count * self.layout.item_bytes as usize);
+        if self.info.kind.is_sealed() {
+            check(records.len() == count, "another number of records than blocks")?;
+            for record in records {
+                check(
+                    record.as_bytes().len() == self.info.kind.record_bytes(),
+                    "a record in another form than at rest",
+                )?;
+                check(!record.flags().is_hole(), "a block whose record seals a hole")?;
+                items.extend_from_slice(record.as_bytes());
+            }
+        } else {
+            check(records.is_empty(), "records for a plain unit")?;
+            for at in 0..count {
+                let sum = checksum_of(&pieces, at * block_bytes, block_bytes);
+                items.extend_from_slice(&sum.to_be_bytes());
+            }
+        }
+        Ok(Content::Blocks { lba: lba.0, pieces, items, count: count as u32 })
+    }
+}
+
+fn check(holds: bool, otherwise: &'static str) -> Result<(), OpError> {
+    if holds { Ok(()) } else { Err(OpError::Misuse(otherwise)) }
+}
+
+/// The keyless checksum of a block that may be cut into pieces.
+fn checksum_of(pieces: &[Buffer], at: usize, len: usize) -> u64 {
+    if let [piece] = pieces {
+        return strongroom_block::keyless_checksum(&piece[at..at + len]);
+    }
+    let mut slices = Vec::new();
+    slice_pieces(pieces, at, at + len, &mut slices);
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    for slice in &slices {
+        digest.update(slice);
+    }
+    digest.finalize()
+}
+
+/// What a request counts against the queue's limit, in bytes.
+fn op_bytes(op: &Op) -> usize {
+    match op {
+        Op::Write { data, .. } | Op::ConditionalWrite { data, .. } => data.iter().map(|piece| piece.len()).sum(),
+        Op::CompareAndWrite { compare, data, .. } => compare.len() + data.len(),
+        Op::Hole { holes } => holes.len() * 160,
+        Op::Read { .. } | Op::ReadVersion { .. } | Op::Discard { .. } | Op::Flush | Op::Verified { .. } => 0,
+    }
+}

@@ -1,0 +1,267 @@
+//! The superblock: what the store is, and where its newest durable segment table is.
+//!
+//! Two copies; at most one is written between two syncs, so one is always whole.
+
+use crc_fast::{CrcAlgorithm, Digest};
+use strongroom_block::{BlockSize, BufferMut, Custody, Geometry, SealingDomain, VolumeId};
+
+use crate::error::StoreError;
+use crate::layout::{FORMAT_VERSION, Layout, RECORD_BLOCK, SECTOR, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::options::{StoreId, UnitKind, VolumeInfo};
+
+/// First bytes of a superblock.
+const MAGIC: [u8; 8] = *b"SRoomLog";
+/// Where the checksum is; it covers everything else and the copy's number.
+const CHECKSUM_AT: usize = 16;
+
+/// One superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    /// Grows with every superblock written; the larger one of two valid copies counts.
+    pub(crate) serial: u64,
+    pub(crate) store_id: StoreId,
+    pub(crate) volume_id: VolumeId,
+    pub(crate) kind: UnitKind,
+    pub(crate) geometry: Geometry,
+    pub(crate) segment_bytes: u32,
+    pub(crate) segments: u32,
+    pub(crate) retention_blocks: u64,
+    /// How many times the store was opened.
+    pub(crate) open_epoch: u64,
+    /// Which opening's units follow the table.
+    pub(crate) open_id: u64,
+    /// Where the newest durable segment table begins.
+    pub(crate) table_segment: u32,
+    /// In 4 KiB blocks.
+    pub(crate) table_block: u32,
+    pub(crate) table_lsn: u64,
+    /// Every store sequence handed out is smaller.
+    pub(crate) sequence_limit: u64,
+    /// Every generation handed out before the table was written is smaller.
+    pub(crate) next_generation: u64,
+    /// Every unit up to this one was known synced when this superblock was written.
+    pub(crate) durable_lsn: u64,
+    /// Closed in order: nothing follows that was not synced.
+    pub(crate) clean: bool,
+}
+
+impl Superblock {
+    /// As written to copy `copy`.
+    pub(crate) fn encode(&self, copy: usize) -> BufferMut {
+        let mut block = BufferMut::zeroed(RECORD_BLOCK);
+        let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &MAGIC);
+        put(8, &FORMAT_VERSION.to_be_bytes());
+        put(24, &self.serial.to_be_bytes());
+        put(32, &self.store_id.0);
+        put(48, &self.volume_id.0);
+        if let UnitKind::Sealed { domain, custody } = self.kind {
+            put(64, &domain.0);
+            put(80, &[1, custody as u8]);
+        }
+        put(84, &self.geometry.block_size.bytes().to_be_bytes());
+        put(88, &self.geometry.blocks.to_be_bytes());
+        put(96, &(self.kind.record_bytes() as u32).to_be_bytes());
+        put(100, &self.segment_bytes.to_be_bytes());
+        put(104, &self.segments.to_be_bytes());
+        put(112, &self.retention_blocks.to_be_bytes());
+        put(120, &self.open_epoch.to_be_bytes());
+        put(128, &self.open_id.to_be_bytes());
+        put(136, &self.table_segment.to_be_bytes());
+        put(140, &self.table_block.to_be_bytes());
+        put(144, &self.table_lsn.to_be_bytes());
+        put(152, &self.sequence_limit.to_be_bytes());
+        put(160, &self.next_generation.to_be_bytes());
+        put(168, &self.durable_lsn.to_be_bytes());
+        put(176, &[u8::from(self.clean)]);
+        let sum = checksum(&block, copy);
+        block[CHECKSUM_AT..CHECKSUM_AT + 8].copy_from_slice(&sum.to_be_bytes());
+        block
+    }
+
+    /// Reads copy `copy` from 4096 bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Superblock`] or [`StoreError::Version`].
+    pub(crate) fn decode(block: &[u8], copy: usize) -> Result<Superblock, StoreError> {
+        let bad = |what: &str| StoreError::Superblock(format!("copy {copy}: {what}"));
+        if block.len() != RECORD_BLOCK || block[..8] != MAGIC {
+            return Err(bad("no magic"));
+        }
+        let version = be_u32(block, 8);
+        if version > FORMAT_VERSION {
+            return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
+        }
+        if be_u64(block, CHECKSUM_AT) != checksum(block, copy) {
+            return Err(bad("its checksum does not fit"));
+        }
+        let kind = match block[80] {
+            0 => UnitKind::Plain,
+            1 => UnitKind::Sealed {
+                domain: SealingDomain(array(block, 64)),
+                custody: Custody::from_byte(block[81]).map_err(|error| bad(&error.to_string()))?,
+            },
+            _ => return Err(bad("unknown kind of unit")),
+        };
+        let block_size = BlockSize::new(u64::from(be_u32(block, 84))).map_err(|error| bad(&error.to_string()))?;
+        let superblock = Superblock {
+            serial: be_u64(block, 24),
+            store_id: StoreId(array(block, 32)),
+            volume_id: VolumeId(array(block, 48)),
+            kind,
+            geometry: Geometry { block_size, blocks: be_u64(block, 88) },
+            segment_bytes: be_u32(block, 100),
+            segments: be_u32(block, 104),
+            retention_blocks: be_u64(block, 112),
+            open_epoch: be_u64(block, 120),
+            open_id: be_u64(block, 128),
+            table_segment: be_u32(block, 136),
+            table_block: be_u32(block, 140),
+            table_lsn: be_u64(block, 144),
+            sequence_limit: be_u64(block, 152),
+            next_generation: be_u64(block, 160),
+            durable_lsn: be_u64(block, 168),
+            clean: block[176] != 0,
+        };
+        superblock.check(be_u32(block, 96)).map_err(bad)?;
+        Ok(superblock)
+    }
+
+    fn check(&self, record_bytes: u32) -> Result<(), &'static str> {
+        if record_bytes as usize != self.kind.record_bytes() {
+            return Err("record length and custody contradict each other");
+        }
+        if !segment_bytes_valid(self.segment_bytes) || self.segments == 0 {
+            return Err("impossible segment size or count");
+        }
+        if u64::from(self.segments) * u64::from(self.segment_bytes) / SECTOR >= 1 << 40 {
+            return Err("more segments than can be addressed");
+        }
+        if self.geometry.blocks == 0 || self.geometry.blocks > u64::MAX >> 17 {
+            return Err("impossible size of the volume");
+        }
+        if self.table_segment >= self.segments || self.table_block >= self.segment_bytes / RECORD_BLOCK as u32 {
+            return Err("the segment table lies outside the log");
+        }
+        if self.sequence_limit >= 1 << 56 {
+            return Err("store sequences are exhausted");
+        }
+        Ok(())
+    }
+
+    /// The better one of two copies as read, and which copy it is.
+    ///
+    /// # Errors
+    /// If neither is valid: why the more telling one is not.
+    pub(crate) fn choose(copies: [&[u8]; 2]) -> Result<(Superblock, usize), StoreError> {
+        match (Superblock::decode(copies[0], 0), Superblock::decode(copies[1], 1)) {
+            (Ok(a), Ok(b)) if b.serial > a.serial => Ok((b, 1)),
+            (Ok(a), _) => Ok((a, 0)),
+            (Err(_), Ok(b)) => Ok((b, 1)),
+            (Err(_), Err(error @ StoreError::Version { .. })) | (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout {
+            segment_bytes: self.segment_bytes,
+            segments: self.segments,
+            block_bytes: self.geometry.block_size.bytes(),
+            item_bytes: Layout::item_bytes_of(self.kind),
+        }
+    }
+
+    pub(crate) fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            store_id: self.store_id,
+            volume_id: self.volume_id,
+            geometry: self.geometry,
+            kind: self.kind,
+            format_version: FORMAT_VERSION,
+            segment_bytes: self.segment_bytes,
+            segments: self.segments,
+            retention_blocks: self.retention_blocks,
+            open_epoch: self.open_epoch,
+        }
+    }
+}
+
+/// Whether a segment may have this size.
+pub(crate) fn segment_bytes_valid(bytes: u32) -> bool {
+    bytes.is_power_of_two() && (64 << 10..=16 << 20).contains(&bytes)
+}
+
+fn array(block: &[u8], at: usize) -> [u8; 16] {
+    block[at..at + 16].try_into().expect("16 bytes")
+}
+
+fn checksum(block: &[u8], copy: usize) -> u64 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    digest.update(&SUPERBLOCK_AT[copy].to_be_bytes());
+    digest.update(&block[..CHECKSUM_AT]);
+    digest.update(&block[CHECKSUM_AT + 8..]);
+    digest.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Superblock {
+        Superblock {
+            serial: 7,
+            store_id: StoreId([1; 16]),
+            volume_id: VolumeId([2; 16]),
+            kind: UnitKind::Sealed { domain: SealingDomain([3; 16]), custody: Custody::KeyFile },
+            geometry: Geometry { block_size: BlockSize::DEFAULT, blocks: 1000 },
+            segment_bytes: 1 << 16,
+            segments: 40,
+            retention_blocks: 100,
+            open_epoch: 3,
+            open_id: 0x1234,
+            table_segment: 2,
+            table_block: 1,
+            table_lsn: 99,
+            sequence_limit: 1 << 33,
+            next_generation: 12,
+            durable_lsn: 98,
+            clean: true,
+        }
+    }
+
+    #[test]
+    fn decodes_as_encoded_and_knows_its_place() {
+        let block = sample().encode(1);
+        assert_eq!(Superblock::decode(&block, 1).unwrap(), sample());
+        assert!(Superblock::decode(&block, 0).is_err(), "a copy written to the wrong place");
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let good = sample().encode(0);
+        for at in 0..200 {
+            let mut bad = good.to_vec();
+            bad[at] ^= 0x10;
+            assert!(Superblock::decode(&bad, 0).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn the_newer_valid_copy_counts() {
+        let older = sample().encode(0);
+        let mut newer = sample();
+        newer.serial = 8;
+        let mut newer = newer.encode(1);
+        assert_eq!(Superblock::choose([&older, &newer]).unwrap().0.serial, 8);
+        newer[300] = 1;
+        assert_eq!(Superblock::choose([&older, &newer]).unwrap().0.serial, 7);
+        assert!(Superblock::choose([&[0; 4096], &newer]).is_err());
+    }
+
+    #[test]
+    fn a_newer_format_is_named() {
+        let mut block = sample().encode(0);
+        block[11] = 9;
+        assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { found: 9, .. })));
+    }
+}

@@ -1,0 +1,6 @@
+//! Placeholder.
+
+/// The disk that forgets.
+pub struct ForgettingDisk;
+/// What was forgotten.
+pub struct Forgotten;
