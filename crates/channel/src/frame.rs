@@ -1,9 +1,13 @@
 //! The bytes of a frame: its prefix, its types, and what a confirmation says.
 
-use bytes::Bytes;
-use strongroom_block::Buffer;
+use std::sync::Arc;
 
-use crate::{ChannelError, ChannelLimits, DATA_BYTES_CAP, HEADER_BYTES_CAP, Scheme};
+use bytes::Bytes;
+use strongroom_block::{Buffer, CryptoCounters};
+
+use crate::{
+    Channel, ChannelError, ChannelKeys, ChannelLimits, DATA_BYTES_CAP, EXPORTER_BYTES, HEADER_BYTES_CAP, Scheme,
+};
 
 /// Bytes of the clear prefix.
 pub const PREFIX_BYTES: usize = 8;
@@ -142,7 +146,7 @@ impl Confirmation {
     }
 }
 
-/// For fuzzers: reads any bytes as a prefix, and as a confirmation.
+/// For fuzzers: reads any bytes as a prefix, as a confirmation, and as a stream to either end, in pieces.
 #[doc(hidden)]
 pub fn fuzz_decode(bytes: &[u8]) {
     if let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>()
@@ -151,4 +155,16 @@ pub fn fuzz_decode(bytes: &[u8]) {
         assert_eq!(decoded.encode(), *prefix);
     }
     let _ = Confirmation::decode(bytes, Scheme::default());
+    let counters = Arc::new(CryptoCounters::new());
+    let limits = ChannelLimits::default();
+    let keys = || ChannelKeys::new([1; EXPORTER_BYTES]);
+    let target = Channel::target(keys(), limits, Arc::clone(&counters), &mut Vec::new());
+    for mut end in [Channel::initiator(keys(), limits, counters), target] {
+        for piece in bytes.chunks(1 + usize::from(bytes.first().copied().unwrap_or(0) % 61)) {
+            if end.handle_input(piece).is_err() {
+                break;
+            }
+            assert!(end.poll_frame().is_none(), "without the keys nothing is authentic");
+        }
+    }
 }
