@@ -16,7 +16,8 @@ use rustls::version::TLS13;
 use rustls::{
     ClientConfig, Connection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
 };
-use strongroom_handshake::{ALPN, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
+use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, CryptoCounters};
+use strongroom_handshake::{ALPN, Finished, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
 
 const INITIATOR_SEED: [u8; 32] = [1; 32];
 const TARGET_SEED: [u8; 32] = [2; 32];
@@ -145,6 +146,10 @@ impl Client {
 
     /// What the target says to it.
     fn meets_target(self) -> Result<(), HandshakeError> {
+        meet(&mut self.connection(), &mut target()).map(drop)
+    }
+
+    fn connection(self) -> Connection {
         let builder = ClientConfig::builder_with_provider(Arc::new(self.provider))
             .with_protocol_versions(&[&TLS13])
             .unwrap()
@@ -156,13 +161,13 @@ impl Client {
         };
         config.alpn_protocols = self.alpn.map(<[u8]>::to_vec).into_iter().collect();
         let name = ServerName::try_from("any.invalid").unwrap();
-        meet(&mut ClientConnection::new(Arc::new(config), name).unwrap().into(), &mut target())
+        ClientConnection::new(Arc::new(config), name).unwrap().into()
     }
 }
 
 /// Runs one of ours against rustls until it has finished, failed, or nothing moves.
-fn meet(peer: &mut Connection, ours: &mut Handshake) -> Result<(), HandshakeError> {
-    let mut finished = false;
+fn meet(peer: &mut Connection, ours: &mut Handshake) -> Result<Finished, HandshakeError> {
+    let mut finished = None;
     loop {
         let mut to_ours = Vec::new();
         while peer.wants_write() {
@@ -174,7 +179,7 @@ fn meet(peer: &mut Connection, ours: &mut Handshake) -> Result<(), HandshakeErro
             assert!(taken > 0, "a peer that speaks TLS only sends nothing for the channel");
             rest = &rest[taken..];
         }
-        finished |= ours.finished().is_some();
+        finished = finished.or(ours.finished());
         let to_peer: Vec<u8> = std::iter::from_fn(|| ours.poll_transmit()).flatten().collect();
         let mut rest = &to_peer[..];
         while !rest.is_empty() {
@@ -182,7 +187,7 @@ fn meet(peer: &mut Connection, ours: &mut Handshake) -> Result<(), HandshakeErro
             let _ = peer.process_new_packets();
         }
         if to_ours.is_empty() && to_peer.is_empty() {
-            return if finished { Ok(()) } else { Err(ours.handle_eof()) };
+            return finished.ok_or_else(|| ours.handle_eof());
         }
     }
 }
@@ -191,9 +196,21 @@ fn is_incompatible(result: &Result<(), HandshakeError>) -> bool {
     matches!(result, Err(HandshakeError::Incompatible { .. }))
 }
 
+/// Any TLS library will do that follows docs/protocol.md: this pins the exporter's label and context.
 #[test]
-fn a_client_that_does_everything_right_is_taken() {
-    assert_eq!(Client::like_ours().meets_target(), Ok(()));
+fn a_client_that_does_everything_right_is_taken_and_understood() {
+    let mut client = Client::like_ours().connection();
+    let finished = meet(&mut client, &mut target()).unwrap();
+    let (initiator, target) = (public(INITIATOR_SEED), public(TARGET_SEED));
+    let context = [b"strongroom/1", &initiator.as_bytes()[..], target.as_bytes()].concat();
+    let exported = client.export_keying_material([0; 32], b"EXPORTER-strongroom-channel", Some(&context)).unwrap();
+
+    let counters = Arc::new(CryptoCounters::new());
+    let mut wire = Vec::new();
+    Channel::target(finished.keys, ChannelLimits::default(), counters.clone(), &mut wire);
+    let mut channel = Channel::initiator(ChannelKeys::new(exported), ChannelLimits::default(), counters);
+    channel.handle_input(&wire[0]).unwrap();
+    assert!(channel.is_confirmed());
 }
 
 #[test]
@@ -272,7 +289,7 @@ fn server(key: Arc<CertifiedKey>, tickets: usize) -> Result<(), HandshakeError> 
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.send_tls13_tickets = tickets;
-    meet(&mut ServerConnection::new(Arc::new(config)).unwrap().into(), &mut initiator())
+    meet(&mut ServerConnection::new(Arc::new(config)).unwrap().into(), &mut initiator()).map(drop)
 }
 
 #[test]
