@@ -81,6 +81,9 @@ impl VolumeSpec {
     }
 }
 
+/// Volumes by name, each with its status or what is wrong with it.
+pub type Listing = Vec<(VolumeName, Result<VolumeStatus, CatalogueError>)>;
+
 /// A volume as `list` and `show` tell of it.
 #[derive(Clone, Debug)]
 pub struct VolumeStatus {
@@ -171,7 +174,7 @@ impl Catalogue {
     ///
     /// # Errors
     /// [`CatalogueError::Io`] if the directory itself cannot be read.
-    pub fn list(&self) -> Result<Vec<(VolumeName, Result<VolumeStatus, CatalogueError>)>, CatalogueError> {
+    pub fn list(&self) -> Result<Listing, CatalogueError> {
         let names = self.names()?;
         Ok(names.into_iter().map(|name| (name.clone(), self.status(&name))).collect())
     }

@@ -10,12 +10,17 @@ pub mod catalogue;
 pub mod config;
 mod error;
 pub mod names;
+pub mod server;
+mod stats;
 mod unit;
 pub mod volume;
+mod worker;
 
-pub use catalogue::{Catalogue, SealedSpec, VolumeSpec, VolumeStatus};
+pub use catalogue::{Catalogue, Listing, SealedSpec, VolumeSpec, VolumeStatus};
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
+pub use server::{Target, TargetHandle, TargetOptions, WrapFactory};
+pub use stats::{SessionInfo, Stats};
 pub use volume::{Access, Sealed, Volume};
 
 /// Most bytes that one READ or WRITE moves; told to initiators in VPD page 0xB0.

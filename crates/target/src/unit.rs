@@ -35,6 +35,8 @@ pub(crate) struct Unit {
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
     users: HashMap<ConnectionKey, User>,
+    /// Sessions that are over while something of theirs is in flight.
+    leaving: HashMap<ConnectionKey, NexusId>,
     reservation: Reservation,
     /// Cleared by START STOP UNIT.
     started: bool,
@@ -111,6 +113,7 @@ impl Unit {
             store,
             wrap,
             users: HashMap::new(),
+            leaving: HashMap::new(),
             reservation: Reservation::default(),
             started: true,
             running: HashMap::new(),
@@ -128,10 +131,11 @@ impl Unit {
 
     /// A session ends. What it had in flight goes on and is answered to nobody.
     pub(crate) fn detach(&mut self, connection: ConnectionKey) {
-        if let Some(user) = self.users.remove(&connection) {
-            self.reservation.release(&user.nexus);
+        let Some(user) = self.users.remove(&connection) else { return };
+        self.reservation.release(&user.nexus);
+        if !self.abort(connection, None).is_empty() {
+            self.leaving.insert(connection, user.nexus);
         }
-        self.abort(connection, None);
     }
 
     /// The connection whose session is this nexus.
@@ -139,17 +143,19 @@ impl Unit {
         self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, _)| *key)
     }
 
+    /// Whether something of an earlier session of this nexus is still in flight.
+    pub(crate) fn is_leaving(&self, nexus: &NexusId) -> bool {
+        self.leaving.values().any(|leaving| leaving == nexus)
+    }
+
     /// The connections of every session.
     pub(crate) fn connections(&self) -> Vec<ConnectionKey> {
         self.users.keys().copied().collect()
     }
 
-    /// How many commands the store is working on, of one connection or of all.
-    pub(crate) fn in_flight(&self, connection: Option<ConnectionKey>) -> usize {
-        match connection {
-            Some(key) => self.running.values().filter(|running| running.connection == key).count(),
-            None => self.running.len(),
-        }
+    /// How many commands the store is working on.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.running.len()
     }
 
     /// Whether no session uses it and nothing is in flight.
@@ -217,8 +223,12 @@ impl Unit {
             }
             self.completions = completions;
             if moved == 0 {
-                return;
+                break;
             }
+        }
+        if !self.leaving.is_empty() {
+            let running = &self.running;
+            self.leaving.retain(|key, _| running.values().any(|running| running.connection == *key));
         }
     }
 
@@ -323,11 +333,6 @@ impl Unit {
     /// The volume.
     pub(crate) fn volume(&self) -> &Arc<Volume> {
         &self.volume
-    }
-
-    /// The store's counters.
-    pub(crate) fn store_stats(&self) -> strongroom_store::Stats {
-        self.store.stats()
     }
 
     /// Nothing was asked for a while.

@@ -1,0 +1,305 @@
+//! The target as a whole: started from a configuration, running in its workers, stopped in order.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use strongroom_block::{BlockKeyWrap, CryptoCounters};
+use strongroom_handshake::{NodeKey, PublicKey};
+use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOptions, Waker, affinity};
+
+use crate::access::AccessRules;
+use crate::catalogue::Catalogue;
+use crate::config::{Config, RuntimeKind};
+use crate::error::{ConfigError, StartError};
+use crate::names::VolumeName;
+use crate::stats::{Counters, SessionInfo, Stats};
+use crate::unit::ConnectionKey;
+use crate::volume::Volume;
+use crate::worker::{Message, Worker};
+
+/// Hands out what wraps block keys of a volume of custody `target` on their way to rest. The error is for people.
+pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, String> + Send + Sync>;
+
+/// What a target is started with: its configuration, and what the binary has read from files for it.
+pub struct TargetOptions {
+    /// The configuration.
+    pub config: Config,
+    /// This target's identity; without it there are no channels.
+    pub node_key: Option<NodeKey>,
+    /// For volumes of custody `target`; without it they cannot be opened.
+    pub wraps: Option<WrapFactory>,
+}
+
+impl TargetOptions {
+    /// A target without identity.
+    pub fn new(config: Config) -> TargetOptions {
+        TargetOptions { config, node_key: None, wraps: None }
+    }
+}
+
+impl fmt::Debug for TargetOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TargetOptions").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// Serves volumes.
+#[derive(Debug)]
+pub struct Target;
+
+/// What all workers share: read on the control path (accept, login, logout), never on the data path.
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) rules: AccessRules,
+    pub(crate) catalogue: Catalogue,
+    pub(crate) wraps: Option<WrapFactory>,
+    pub(crate) counters: Counters,
+    pub(crate) crypto: Arc<CryptoCounters>,
+    identity: Option<Arc<NodeKey>>,
+    mailboxes: OnceLock<Vec<Mailbox>>,
+    /// Which worker owns which volume, while it is open or being opened.
+    owners: Mutex<HashMap<VolumeName, usize>>,
+    next_connection: AtomicU64,
+    next_tsih: AtomicU16,
+}
+
+/// A way to reach a worker.
+pub(crate) struct Mailbox {
+    sender: Mutex<Sender<Message>>,
+    waker: Waker,
+}
+
+impl Target {
+    /// Listens and starts the workers. When this returns the target serves.
+    ///
+    /// # Errors
+    /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
+    pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
+        let TargetOptions { config, node_key, wraps } = options;
+        config.check()?;
+        let rules = AccessRules::new(&config)?;
+        if node_key.is_none() && !config.peers.is_empty() {
+            let problem = "is needed to serve the [[peer]]s; make one with `strongroom identity new` and name its file";
+            return Err(ConfigError::value("node_key", problem).into());
+        }
+        let catalogue = Catalogue::open(&config.root)?;
+        let listeners: Vec<Listener> =
+            config.listen.iter().map(|address| Listener::bind(*address)).collect::<Result<_, _>>()?;
+        let local_addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_address).collect();
+        let shared = Arc::new(Shared {
+            rules,
+            catalogue,
+            wraps,
+            counters: Counters::default(),
+            crypto: Arc::new(CryptoCounters::new()),
+            identity: node_key.map(Arc::new),
+            mailboxes: OnceLock::new(),
+            owners: Mutex::new(HashMap::new()),
+            next_connection: AtomicU64::new(1),
+            next_tsih: AtomicU16::new(1),
+            config,
+        });
+        let workers = start_workers(&shared, &listeners)?;
+        tracing::info!(
+            root = %shared.catalogue.root().display(),
+            addresses = ?local_addresses,
+            workers = workers.len(),
+            channels = shared.identity.is_some(),
+            "serving"
+        );
+        Ok(TargetHandle { shared, local_addresses, workers })
+    }
+}
+
+fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<JoinHandle<()>>, StartError> {
+    let cpus = affinity::available_cpus();
+    let count = shared.config.workers.unwrap_or(cpus.len()).max(1);
+    let mut mailboxes = Vec::with_capacity(count);
+    let mut inboxes = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (sender, inbox) = mpsc::channel();
+        let waker = Waker::new()?;
+        mailboxes.push(Mailbox { sender: Mutex::new(sender), waker: waker.clone() });
+        inboxes.push((inbox, waker));
+    }
+    if shared.mailboxes.set(mailboxes).is_err() {
+        unreachable!("the shared state was made by this call");
+    }
+    let mut workers = Vec::with_capacity(count);
+    let (told, outcome) = mpsc::channel();
+    for (index, (inbox, waker)) in inboxes.into_iter().enumerate() {
+        let own = listeners.iter().map(Listener::try_clone).collect::<Result<Vec<_>, _>>()?;
+        let cpu = shared.config.pin_workers.then(|| cpus[index % cpus.len()]);
+        let (shared, told) = (Arc::clone(shared), told.clone());
+        let body = move || match Worker::new(index, shared, own, inbox, waker) {
+            Ok(worker) => {
+                let _ = told.send(Ok(()));
+                drop(told);
+                worker.run();
+            }
+            Err(error) => drop(told.send(Err(error))),
+        };
+        workers.push(affinity::spawn_on_cpu(affinity::thread_name("target", index), cpu, body)?);
+    }
+    drop(told);
+    // A runtime that cannot be made is a failure to start; the others are told to go.
+    if let Some(error) = outcome.iter().take(count).find_map(Result::err) {
+        shared.tell_all(|| Message::Stop { grace: Duration::ZERO });
+        workers.into_iter().for_each(|worker| drop(worker.join()));
+        return Err(error.into());
+    }
+    Ok(workers)
+}
+
+/// A running target. Dropping it stops it at once; [`TargetHandle::stop`] does so in order.
+pub struct TargetHandle {
+    shared: Arc<Shared>,
+    local_addresses: Vec<SocketAddr>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl fmt::Debug for TargetHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TargetHandle").field("local_addresses", &self.local_addresses).finish_non_exhaustive()
+    }
+}
+
+impl TargetHandle {
+    /// Where it listens, with true ports.
+    pub fn local_addresses(&self) -> &[SocketAddr] {
+        &self.local_addresses
+    }
+
+    /// This target's public key, for initiators to expect; `None` without identity.
+    pub fn public_key(&self) -> Option<PublicKey> {
+        self.shared.identity.as_ref().map(|identity| identity.public())
+    }
+
+    /// The volumes that it serves. Volumes may be made and deleted meanwhile.
+    pub fn catalogue(&self) -> &Catalogue {
+        &self.shared.catalogue
+    }
+
+    /// What it has done and is doing.
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.snapshot(&self.shared.crypto)
+    }
+
+    /// Who is logged in.
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.shared.counters.sessions()
+    }
+
+    /// Stops in order: takes nobody new, asks initiators to log out, lets what is in flight finish, ends every channel with an
+    /// authenticated CLOSE, syncs and closes every store. Takes at most `limits.stop_timeout_s` and a moment.
+    pub fn stop(mut self) {
+        self.end(Duration::from_secs(self.shared.config.limits.stop_timeout_s));
+    }
+
+    fn end(&mut self, grace: Duration) {
+        if self.workers.is_empty() {
+            return;
+        }
+        self.shared.tell_all(|| Message::Stop { grace });
+        for worker in self.workers.drain(..) {
+            if worker.join().is_err() {
+                tracing::error!("a worker panicked; this is a defect, please report it");
+            }
+        }
+        tracing::info!("stopped");
+    }
+}
+
+impl Drop for TargetHandle {
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
+    }
+}
+
+impl Shared {
+    /// What the port admits.
+    pub(crate) fn admission(self: &Arc<Self>) -> Admission {
+        let shared = Arc::clone(self);
+        Admission {
+            identity: self.identity.clone(),
+            peers: Arc::new(move |key: &PublicKey| shared.rules.knows(key)),
+            // Whether a plain session may use a volume is told at login, with a reason that the initiator can show.
+            allow_plain: true,
+        }
+    }
+
+    pub(crate) fn link_options(&self) -> LinkOptions {
+        LinkOptions {
+            setup_timeout: self.config.limits.login_timeout(),
+            counters: Arc::clone(&self.crypto),
+            ..LinkOptions::default()
+        }
+    }
+
+    pub(crate) fn runtime_options(&self) -> RuntimeOptions {
+        RuntimeOptions {
+            flavour: match self.config.runtime {
+                RuntimeKind::Auto => FlavourChoice::Auto,
+                RuntimeKind::Epoll => FlavourChoice::Epoll,
+                RuntimeKind::IoUring => FlavourChoice::IoUring,
+            },
+            // The bound on connections is shared by all workers; this one only must not be in its way.
+            streams_max: self.config.limits.connections_max + 64,
+            ..RuntimeOptions::default()
+        }
+    }
+
+    pub(crate) fn connection_key(&self) -> ConnectionKey {
+        ConnectionKey(self.next_connection.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A session handle: not 0, and not the same again soon.
+    pub(crate) fn tsih(&self) -> u16 {
+        loop {
+            let tsih = self.next_tsih.fetch_add(1, Ordering::Relaxed);
+            if tsih != 0 {
+                return tsih;
+            }
+        }
+    }
+
+    /// The worker that owns a volume; if none does, the one with the fewest volumes from now on.
+    pub(crate) fn owner(&self, volume: &VolumeName) -> usize {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(worker) = owners.get(volume) {
+            return *worker;
+        }
+        let count = self.mailboxes().len();
+        let mut load = vec![0usize; count];
+        owners.values().for_each(|worker| load[*worker] += 1);
+        let worker = (0..count).min_by_key(|worker| load[*worker]).unwrap_or(0);
+        owners.insert(volume.clone(), worker);
+        worker
+    }
+
+    /// A volume is closed; whoever asks next may own it.
+    pub(crate) fn disown(&self, volume: &VolumeName) {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner).remove(volume);
+    }
+
+    /// Sends a message to a worker. One that has ended hears nothing; what was sent is dropped.
+    pub(crate) fn tell(&self, worker: usize, message: Message) {
+        let mailbox = &self.mailboxes()[worker];
+        let _ = mailbox.sender.lock().unwrap_or_else(PoisonError::into_inner).send(message);
+        mailbox.waker.wake();
+    }
+
+    fn tell_all(&self, message: impl Fn() -> Message) {
+        (0..self.mailboxes().len()).for_each(|worker| self.tell(worker, message()));
+    }
+
+    fn mailboxes(&self) -> &[Mailbox] {
+        self.mailboxes.get().expect("set before the first worker starts")
+    }
+}

@@ -1,0 +1,125 @@
+//! What a target has done and is doing, for metrics, the demo and people. Counters only; no names of keys, no data.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use strongroom_block::{CryptoBytes, CryptoCounters};
+use strongroom_iscsi::target::Statistics;
+
+use crate::unit::ConnectionKey;
+
+/// A moment's picture of a target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Connections now, those still logging in included.
+    pub connections: u64,
+    /// Sessions in full-feature phase now.
+    pub sessions: u64,
+    /// Volumes open now.
+    pub volumes_open: u64,
+    /// Connections taken since the start.
+    pub connections_accepted: u64,
+    /// Connections turned away because of `connections_max`.
+    pub connections_refused: u64,
+    /// Logins that went through since the start.
+    pub logins: u64,
+    /// Logins that access rules or limits refused.
+    pub logins_refused: u64,
+    /// Connections that ended before a login: failed handshakes, unknown peers, garbage, time-outs.
+    pub setups_failed: u64,
+    /// Sessions ended because a peer broke a rule.
+    pub misbehaved: u64,
+    /// SCSI commands.
+    pub commands: u64,
+    /// Bytes of block data and parameters read by initiators.
+    pub bytes_read: u64,
+    /// Bytes of block data and parameters written by initiators.
+    pub bytes_written: u64,
+    /// Bytes of cryptography that this target did, for channels alone: it has no other.
+    pub crypto: CryptoBytes,
+}
+
+/// One session, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Where it comes from.
+    pub peer_address: SocketAddr,
+    /// The configuration's name of its node; `None` over plain iSCSI.
+    pub peer: Option<String>,
+    /// The name it goes by.
+    pub initiator_name: String,
+    /// The volume; `None` for discovery.
+    pub volume: Option<String>,
+    /// May not write.
+    pub read_only: bool,
+}
+
+/// The counters behind [`Stats`], shared by all workers.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connections: AtomicUsize,
+    pub(crate) volumes_open: AtomicU64,
+    pub(crate) connections_accepted: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
+    pub(crate) logins: AtomicU64,
+    pub(crate) logins_refused: AtomicU64,
+    pub(crate) setups_failed: AtomicU64,
+    pub(crate) misbehaved: AtomicU64,
+    commands: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    sessions: Mutex<BTreeMap<ConnectionKey, SessionInfo>>,
+}
+
+impl Counters {
+    /// One more.
+    pub(crate) fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds what a session did since `before`.
+    pub(crate) fn add_session(&self, before: &Statistics, now: &Statistics) {
+        let add = |counter: &AtomicU64, before: u64, now: u64| {
+            if now > before {
+                counter.fetch_add(now - before, Ordering::Relaxed);
+            }
+        };
+        add(&self.commands, before.commands, now.commands);
+        add(&self.bytes_read, before.bytes_read, now.bytes_read);
+        add(&self.bytes_written, before.bytes_written, now.bytes_written);
+    }
+
+    pub(crate) fn session_begins(&self, key: ConnectionKey, info: SessionInfo) {
+        Counters::count(&self.logins);
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).insert(key, info);
+    }
+
+    pub(crate) fn session_ends(&self, key: ConnectionKey) {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+    }
+
+    pub(crate) fn sessions(&self) -> Vec<SessionInfo> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn snapshot(&self, crypto: &Arc<CryptoCounters>) -> Stats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            connections: self.connections.load(Ordering::Relaxed) as u64,
+            sessions: self.sessions.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
+            volumes_open: load(&self.volumes_open),
+            connections_accepted: load(&self.connections_accepted),
+            connections_refused: load(&self.connections_refused),
+            logins: load(&self.logins),
+            logins_refused: load(&self.logins_refused),
+            setups_failed: load(&self.setups_failed),
+            misbehaved: load(&self.misbehaved),
+            commands: load(&self.commands),
+            bytes_read: load(&self.bytes_read),
+            bytes_written: load(&self.bytes_written),
+            crypto: crypto.snapshot(),
+        }
+    }
+}

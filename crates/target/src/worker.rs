@@ -1,0 +1,427 @@
+//! A worker: one thread with its runtime, the connections that belong to it, and the volumes that it owns.
+//!
+//! Every turn: wait, take what happened in, let every touched connection move forward, let every store move forward, send.
+//! Nothing here blocks: volumes are opened and closed in threads of their own, which report back by [`Message`]. The one exception is
+//! reading a small description file at a login.
+
+mod connection;
+mod login;
+mod tasks;
+mod units;
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use strongroom_iscsi::target::Event as SessionEvent;
+use strongroom_iscsi::{CloseReason, target as iscsi};
+use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
+
+use crate::access::Identity;
+use crate::names::VolumeName;
+use crate::server::Shared;
+use crate::stats::Counters;
+use crate::unit::{ConnectionKey, Finished};
+use connection::{Connection, Moved, Stage};
+use units::{OpenedUnit, Slot};
+
+/// How long streams may take to hand over their last bytes when the target stops.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What a worker is told from outside.
+pub(crate) enum Message {
+    /// A connection whose volume this worker owns.
+    Adopt(Box<Moved>),
+    /// A volume was opened, or could not be.
+    Opened { volume: VolumeName, outcome: Box<Result<OpenedUnit, crate::CatalogueError>> },
+    /// A volume's store was closed.
+    Closed { volume: VolumeName },
+    /// Stop: initiators have `grace` to finish.
+    Stop { grace: Duration },
+}
+
+/// Whether a connection stays with this worker.
+enum Flow {
+    Stay,
+    /// Its volume belongs to another worker.
+    Move(usize),
+    Over,
+}
+
+/// A stop in progress.
+struct Stopping {
+    deadline: Instant,
+    /// The last connections are being closed.
+    forced: bool,
+}
+
+pub(crate) struct Worker {
+    index: usize,
+    shared: Arc<Shared>,
+    runtime: Runtime,
+    waker: Waker,
+    inbox: Receiver<Message>,
+    listeners: Vec<(ListenerId, SocketAddr)>,
+    connections: HashMap<ConnectionKey, Box<Connection>>,
+    by_stream: HashMap<StreamId, ConnectionKey>,
+    units: HashMap<VolumeName, Slot>,
+    timers: BTreeSet<(Instant, ConnectionKey)>,
+    touched: Vec<ConnectionKey>,
+    finished: Vec<Finished>,
+    now: Instant,
+    stopping: Option<Stopping>,
+}
+
+impl Worker {
+    /// A worker for the calling thread.
+    pub(crate) fn new(
+        index: usize,
+        shared: Arc<Shared>,
+        listeners: Vec<Listener>,
+        inbox: Receiver<Message>,
+        waker: Waker,
+    ) -> Result<Worker, NetError> {
+        let mut runtime = Runtime::with_waker(shared.runtime_options(), waker.clone())?;
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| {
+                let address = listener.local_address();
+                Ok((runtime.listen(listener)?, address))
+            })
+            .collect::<Result<Vec<_>, NetError>>()?;
+        Ok(Worker {
+            index,
+            shared,
+            runtime,
+            waker,
+            inbox,
+            listeners,
+            connections: HashMap::new(),
+            by_stream: HashMap::new(),
+            units: HashMap::new(),
+            timers: BTreeSet::new(),
+            touched: Vec::new(),
+            finished: Vec::new(),
+            now: Instant::now(),
+            stopping: None,
+        })
+    }
+
+    /// Works until told to stop and everything is closed.
+    pub(crate) fn run(mut self) {
+        loop {
+            if let Err(error) = self.runtime.poll(Some(self.time_to_wait())) {
+                tracing::error!(worker = self.index, %error, "a worker's runtime failed; its volumes are closed");
+                break;
+            }
+            self.now = Instant::now();
+            self.take_events();
+            while let Ok(message) = self.inbox.try_recv() {
+                self.take_message(message);
+            }
+            self.expire();
+            self.tend_units();
+            self.move_forward();
+            if self.stopping.is_some() && self.has_stopped() {
+                break;
+            }
+        }
+        self.close_units_now();
+        self.say_farewell();
+    }
+
+    /// Lets touched connections and stores move until nothing is left to do now.
+    fn move_forward(&mut self) {
+        loop {
+            while let Some(key) = self.touched.pop() {
+                self.drive(key);
+            }
+            self.poll_units();
+            if self.touched.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.runtime.next_event() {
+            match event {
+                Event::Received { stream, bytes } => {
+                    let Some(key) = self.by_stream.get(&stream) else { continue };
+                    if let Some(connection) = self.connections.get_mut(key) {
+                        connection.receive(self.now, bytes);
+                        connection.touch(&mut self.touched);
+                    }
+                }
+                Event::PeerFinished { stream } => self.on_stream(stream, |connection| connection.link.handle_eof()),
+                Event::SendLow { stream } => self.on_stream(stream, |connection| connection.send_full = false),
+                Event::Closed { stream, failure } => {
+                    let reason = failure.to_string();
+                    self.on_stream(stream, |connection| connection.lost(reason));
+                    self.by_stream.remove(&stream);
+                }
+                Event::Accepted { listener, stream, peer } => self.accept_stream(listener, stream, peer),
+                Event::Connected { .. } | Event::Woken => {}
+            }
+        }
+    }
+
+    fn on_stream(&mut self, stream: StreamId, change: impl FnOnce(&mut Connection)) {
+        let Some(key) = self.by_stream.get(&stream) else { return };
+        if let Some(connection) = self.connections.get_mut(key) {
+            change(connection);
+            connection.touch(&mut self.touched);
+        }
+    }
+
+    fn accept_stream(&mut self, listener: ListenerId, stream: StreamId, peer: SocketAddr) {
+        let counters = &self.shared.counters;
+        let limit = self.shared.config.limits.connections_max;
+        if self.stopping.is_some() || counters.connections.fetch_add(1, Ordering::Relaxed) >= limit {
+            if self.stopping.is_none() {
+                counters.connections.fetch_sub(1, Ordering::Relaxed);
+                Counters::count(&counters.connections_refused);
+                tracing::warn!(%peer, limit, "turned a connection away: raise limits.connections_max if it was welcome");
+            }
+            self.runtime.abort(stream);
+            return;
+        }
+        Counters::count(&counters.connections_accepted);
+        let port = self.listeners.iter().find(|(id, _)| *id == listener).map_or(0, |(_, address)| address.port());
+        let key = self.shared.connection_key();
+        let link = strongroom_net::Link::target(self.shared.admission(), self.shared.link_options(), self.now);
+        let connection = Box::new(Connection::new(key, stream, peer, port, link));
+        self.insert(connection);
+    }
+
+    /// Takes a connection among its own and has it driven.
+    fn insert(&mut self, mut connection: Box<Connection>) {
+        self.by_stream.insert(connection.stream, connection.key);
+        connection.touch(&mut self.touched);
+        self.connections.insert(connection.key, connection);
+    }
+
+    fn take_message(&mut self, message: Message) {
+        match message {
+            Message::Adopt(moved) => self.adopt(*moved),
+            Message::Opened { volume, outcome } => self.opened(volume, *outcome),
+            Message::Closed { volume } => self.closed(&volume),
+            Message::Stop { grace } => self.begin_stop(grace),
+        }
+    }
+
+    /// Moves one connection forward as far as it goes.
+    fn drive(&mut self, key: ConnectionKey) {
+        let Some(mut connection) = self.connections.remove(&key) else { return };
+        connection.touched = false;
+        match self.advance(&mut connection) {
+            Flow::Move(worker) => return self.hand_over(connection, worker),
+            Flow::Over => return self.finish(connection),
+            Flow::Stay => {}
+        }
+        connection.transmit(&mut self.runtime);
+        connection.count(&self.shared.counters);
+        // What is sent makes room for commands that wait for memory.
+        if connection.may_start_queued(self.shared.config.limits.read_memory_bytes) {
+            self.start_queued(&mut connection);
+        }
+        connection.hold_back(&mut self.runtime);
+        self.arm(&mut connection);
+        self.connections.insert(key, connection);
+    }
+
+    fn advance(&mut self, connection: &mut Connection) -> Flow {
+        loop {
+            if let Some(event) = connection.link.poll_event() {
+                self.on_link_event(connection, event);
+                continue;
+            }
+            let Some(event) = connection.session.as_mut().and_then(iscsi::Session::poll_event) else { break };
+            match event {
+                SessionEvent::LoginRequested(request) => {
+                    if let Flow::Move(worker) = self.login_requested(connection, request) {
+                        return Flow::Move(worker);
+                    }
+                }
+                SessionEvent::LoggedIn => self.logged_in(connection),
+                SessionEvent::SendTargets(question) => self.send_targets(connection, &question),
+                SessionEvent::Command(command) => self.command(connection, command),
+                SessionEvent::TaskManagement(request) => self.task_management(connection, request),
+                SessionEvent::Closed(reason) => {
+                    self.session_closed(connection, &reason);
+                    return Flow::Over;
+                }
+            }
+        }
+        if connection.link.is_ended() { Flow::Over } else { Flow::Stay }
+    }
+
+    fn on_link_event(&mut self, connection: &mut Connection, event: LinkEvent) {
+        match event {
+            LinkEvent::Established { peer } => {
+                connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
+                let config = self.session_config(peer.is_some());
+                connection.session = Some(iscsi::Session::new(self.now, config));
+            }
+            LinkEvent::Pdu(pdu) => {
+                if let Some(session) = &mut connection.session {
+                    session.handle_pdu(self.now, pdu);
+                }
+            }
+            LinkEvent::Ended(end) => match &mut connection.session {
+                Some(session) => session.handle_closed(CloseReason::ConnectionLost(end.to_string())),
+                None => {
+                    if !end.is_orderly() {
+                        Counters::count(&self.shared.counters.setups_failed);
+                        tracing::warn!(peer = %connection.peer, reason = %end, "a connection was not established");
+                    }
+                }
+            },
+        }
+    }
+
+    fn session_config(&self, in_channel: bool) -> iscsi::Config {
+        let limits = &self.shared.config.limits;
+        let ping = Duration::from_secs(limits.ping_after_s);
+        iscsi::Config {
+            in_channel,
+            portal_group_tag: crate::PORTAL_GROUP,
+            queue_depth: limits.queue_depth,
+            login_timeout: limits.login_timeout(),
+            ping_after: ping,
+            ping_timeout: ping,
+            transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
+            write_memory_bytes_max: limits.write_memory_bytes,
+            ..iscsi::Config::default()
+        }
+    }
+
+    fn session_closed(&self, connection: &Connection, reason: &CloseReason) {
+        let (peer, initiator) = (connection.peer, connection.initiator_name());
+        match (&connection.stage, reason) {
+            (_, CloseReason::Misbehaved(_)) => {
+                Counters::count(&self.shared.counters.misbehaved);
+                tracing::warn!(%peer, initiator, %reason, "session ended");
+            }
+            // Refused logins were told where they were refused.
+            (_, CloseReason::LoginRefused(_)) => {}
+            (Stage::LoggedIn { volume, .. }, reason) => {
+                let volume = volume.as_ref().map_or("", VolumeName::as_str);
+                tracing::info!(%peer, initiator, volume, %reason, "session ended");
+            }
+            (_, reason) => {
+                Counters::count(&self.shared.counters.setups_failed);
+                tracing::warn!(%peer, initiator, %reason, "a login was not finished");
+            }
+        }
+    }
+
+    /// The end of a connection: what can still be sent goes out, its unit forgets it.
+    fn finish(&mut self, mut connection: Box<Connection>) {
+        connection.count(&self.shared.counters);
+        connection.say_goodbye(&mut self.runtime);
+        self.by_stream.remove(&connection.stream);
+        self.disarm(&mut connection);
+        self.shared.counters.session_ends(connection.key);
+        self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
+        if let Some(volume) = connection.stage.volume() {
+            self.leave_unit(volume, connection.key);
+        }
+    }
+
+    /// Ends another connection than the one being driven.
+    fn end_connection(&mut self, key: ConnectionKey, why: &str) {
+        if let Some(connection) = self.connections.get_mut(&key) {
+            if let Some(session) = &mut connection.session {
+                session.close(why);
+            }
+            connection.touch(&mut self.touched);
+        }
+    }
+
+    fn arm(&mut self, connection: &mut Connection) {
+        let wanted = connection.poll_timeout();
+        if wanted == connection.armed {
+            return;
+        }
+        self.disarm(connection);
+        if let Some(at) = wanted {
+            self.timers.insert((at, connection.key));
+            connection.armed = wanted;
+        }
+    }
+
+    fn disarm(&mut self, connection: &mut Connection) {
+        if let Some(at) = connection.armed.take() {
+            self.timers.remove(&(at, connection.key));
+        }
+    }
+
+    fn expire(&mut self) {
+        while let Some(&(at, key)) = self.timers.first() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop_first();
+            if let Some(connection) = self.connections.get_mut(&key) {
+                connection.armed = None;
+                connection.handle_timeout(self.now);
+                connection.touch(&mut self.touched);
+            }
+        }
+        self.expire_stop();
+    }
+
+    fn time_to_wait(&self) -> Duration {
+        let timer = self.timers.first().map(|(at, _)| *at);
+        let stop = self.stopping.as_ref().map(|stopping| stopping.deadline);
+        let earliest = [timer, stop, self.unit_deadline()].into_iter().flatten().min();
+        let longest = Duration::from_secs(60);
+        earliest.map_or(longest, |at| at.saturating_duration_since(Instant::now()).min(longest))
+    }
+
+    fn begin_stop(&mut self, grace: Duration) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(Stopping { deadline: self.now + grace, forced: false });
+        for (listener, _) in self.listeners.drain(..) {
+            self.runtime.stop_listening(listener);
+        }
+        for connection in self.connections.values_mut() {
+            connection.request_logout(self.now, grace);
+            connection.touch(&mut self.touched);
+        }
+    }
+
+    fn expire_stop(&mut self) {
+        let Some(stopping) = &mut self.stopping else { return };
+        if stopping.forced || self.now < stopping.deadline {
+            return;
+        }
+        stopping.forced = true;
+        stopping.deadline = self.now + Duration::from_secs(3600); // Nothing more is waited for but the stores.
+        for connection in self.connections.values_mut() {
+            connection.lost_to_stop();
+            connection.touch(&mut self.touched);
+        }
+    }
+
+    fn has_stopped(&mut self) -> bool {
+        self.connections.is_empty() && !self.units.values().any(Slot::is_busy)
+    }
+
+    /// The last bytes of every stream go out.
+    fn say_farewell(&mut self) {
+        let until = Instant::now() + FAREWELL;
+        while self.runtime.streams_count() > 0 && Instant::now() < until {
+            if self.runtime.poll(Some(Duration::from_millis(20))).is_err() {
+                return;
+            }
+            while self.runtime.next_event().is_some() {}
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Logins: who it is, what it may use, which worker owns that, and the sessions that it replaces. And discovery.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use strongroom_iscsi::LoginStatus;
+use strongroom_iscsi::target::{LoginRequested, SendTargets, SessionKind, TargetEntry};
+use strongroom_scsi::NexusId;
+
+use super::connection::{Connection, Moved, Stage};
+use super::units::Slot;
+use super::{Flow, Worker};
+use crate::access::{Admission, Refusal};
+use crate::error::CatalogueError;
+use crate::names::{self, VolumeName, for_log};
+use crate::stats::{Counters, SessionInfo};
+
+/// Most targets in one answer to SendTargets.
+const TARGETS_MAX: usize = 1024;
+
+impl Worker {
+    /// Somebody names itself. Ends in an answer, in waiting, or in a move to the worker that owns the volume.
+    pub(super) fn login_requested(&mut self, connection: &mut Connection, request: LoginRequested) -> Flow {
+        let peer = self.shared.rules.peer_name(connection.identity).unwrap_or("plain").to_owned();
+        tracing::debug!(address = %connection.peer, peer, initiator = %for_log(&request.initiator_name), "login");
+        if self.stopping.is_some() {
+            self.reject(connection, &request, LoginStatus::SERVICE_UNAVAILABLE, "the target stops; try again later");
+            return Flow::Stay;
+        }
+        let target_name = match &request.kind {
+            SessionKind::Discovery => {
+                self.accept_discovery(connection, &request);
+                return Flow::Stay;
+            }
+            SessionKind::Normal { target_name } => target_name.clone(),
+        };
+        let (volume, admission) = match self.admit(connection, &request, &target_name) {
+            Ok(admitted) => admitted,
+            Err((status, reason)) => {
+                self.reject(connection, &request, status, &reason);
+                return Flow::Stay;
+            }
+        };
+        connection.stage = Stage::Waiting { request, volume, admission };
+        self.route(connection)
+    }
+
+    /// A login that waits goes to the worker that owns its volume.
+    fn route(&mut self, connection: &mut Connection) -> Flow {
+        let Stage::Waiting { volume, .. } = &connection.stage else { return Flow::Stay };
+        let volume = volume.clone();
+        let owner = self.shared.owner(&volume);
+        if owner != self.index {
+            return Flow::Move(owner);
+        }
+        self.try_login(connection, &volume);
+        Flow::Stay
+    }
+
+    fn admit(
+        &self,
+        connection: &Connection,
+        request: &LoginRequested,
+        target_name: &str,
+    ) -> Result<(VolumeName, Admission), (LoginStatus, String)> {
+        let refused = |refusal: Refusal| (refusal.status(), refusal.to_string());
+        let (rules, initiator) = (&self.shared.rules, request.initiator_name.as_str());
+        rules.check_name(connection.identity, initiator).map_err(refused)?;
+        let missing = || {
+            let reason = format!("there is no target '{}' here; see `strongroom volume list`", for_log(target_name));
+            (LoginStatus::NOT_FOUND, reason)
+        };
+        let name = names::volume_of(&self.shared.config.base_name, target_name).ok_or_else(missing)?;
+        let volume = self.shared.catalogue.load(&name).map_err(|error| match error {
+            CatalogueError::Missing { .. } => missing(),
+            other => (LoginStatus::TARGET_ERROR, other.to_string()),
+        })?;
+        let admission = rules.admit(connection.identity, initiator, &volume).map_err(refused)?;
+        Ok((name, admission))
+    }
+
+    /// Lets the connection in if its volume is open and nothing of the session that it replaces is in flight; otherwise it
+    /// waits, and this is called again.
+    pub(super) fn try_login(&mut self, connection: &mut Connection, volume: &VolumeName) {
+        let Stage::Waiting { request, admission, .. } = &connection.stage else { return };
+        let (nexus, read_only) = (nexus_of(request), admission.read_only);
+        let Some(slot) = self.units.get_mut(volume) else {
+            self.open_unit(volume, connection.key);
+            return;
+        };
+        let unit = match slot {
+            Slot::Opening { waiting } | Slot::Closing { waiting } => return waiting.push(connection.key),
+            Slot::Open(open) => open,
+        };
+        // RFC 7143 §6.3.5: the same nexus again replaces the old session, and is let in when the old one's tasks have ended.
+        let old = unit.unit.connection_of(&nexus);
+        if old.is_some() || unit.unit.is_leaving(&nexus) {
+            unit.replacing.push(connection.key);
+            if let Some(old) = old {
+                self.end_connection(old, "replaced by a new login of the same initiator");
+            }
+            return;
+        }
+        unit.unit.attach(connection.key, nexus, read_only);
+        unit.unit_in_use();
+        self.let_in(connection, Some(volume.clone()), read_only);
+    }
+
+    fn accept_discovery(&mut self, connection: &mut Connection, request: &LoginRequested) {
+        if let Err(refusal) = self.shared.rules.check_name(connection.identity, &request.initiator_name) {
+            self.reject(connection, request, refusal.status(), &refusal.to_string());
+            return;
+        }
+        let admission = Admission { read_only: true };
+        let volume = VolumeName::new("discovery").expect("a legal name, and not used");
+        connection.stage = Stage::Waiting { request: request.clone(), volume, admission };
+        self.let_in(connection, None, true);
+    }
+
+    fn let_in(&mut self, connection: &mut Connection, volume: Option<VolumeName>, read_only: bool) {
+        let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else { return };
+        let tsih = self.shared.tsih();
+        if let Some(session) = &mut connection.session {
+            session.accept_login(self.now, tsih);
+        }
+        connection.stage = Stage::LoggedIn { initiator_name: request.initiator_name, volume, read_only };
+    }
+
+    /// The login is over: the session is in full-feature phase.
+    pub(super) fn logged_in(&mut self, connection: &mut Connection) {
+        connection.link.login_finished();
+        let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
+        let peer = self.shared.rules.peer_name(connection.identity).map(str::to_owned);
+        let info = SessionInfo {
+            peer_address: connection.peer,
+            peer: peer.clone(),
+            initiator_name: for_log(initiator_name),
+            volume: volume.as_ref().map(ToString::to_string),
+            read_only: *read_only,
+        };
+        tracing::info!(
+            address = %info.peer_address,
+            peer = peer.as_deref().unwrap_or("plain"),
+            initiator = info.initiator_name,
+            volume = info.volume.as_deref().unwrap_or("(discovery)"),
+            read_only,
+            "logged in"
+        );
+        self.shared.counters.session_begins(connection.key, info);
+        self.check_segments(connection);
+    }
+
+    /// A sealed block goes in one piece: an initiator that takes less cannot be served.
+    fn check_segments(&mut self, connection: &mut Connection) {
+        let Some(volume) = connection.stage.volume() else { return };
+        let Some(Slot::Open(open)) = self.units.get(volume) else { return };
+        let described = open.unit.volume();
+        let (Some(sealed), Some(session)) = (&described.sealed, &mut connection.session) else { return };
+        let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
+        if session.sealed_blocks_max(described.geometry.block_size.bytes(), entry_bytes) == 0 {
+            session.close("the initiator's MaxRecvDataSegmentLength is less than a block; it must be raised");
+        }
+    }
+
+    /// Refuses a login, and says why where the keeper of the target reads it.
+    fn reject(&self, connection: &mut Connection, request: &LoginRequested, status: LoginStatus, reason: &str) {
+        Counters::count(&self.shared.counters.logins_refused);
+        tracing::warn!(
+            address = %connection.peer,
+            peer = self.shared.rules.peer_name(connection.identity).unwrap_or("plain"),
+            initiator = %for_log(&request.initiator_name),
+            ?status,
+            reason,
+            "refused a login"
+        );
+        if let Some(session) = &mut connection.session {
+            session.reject_login(status);
+        }
+    }
+
+    /// Refuses a login that waited for a volume which could not be opened.
+    pub(super) fn reject_waiting(&self, connection: &mut Connection, error: &CatalogueError) {
+        let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else { return };
+        let status = match error {
+            CatalogueError::Missing { .. } => LoginStatus::NOT_FOUND,
+            CatalogueError::InUse { .. } => LoginStatus::SERVICE_UNAVAILABLE,
+            _ => LoginStatus::TARGET_ERROR,
+        };
+        self.reject(connection, &request, status, &error.to_string());
+    }
+
+    /// Gives a connection to the worker that owns its volume. Nothing is lost: what is queued and received goes along.
+    pub(super) fn hand_over(&mut self, mut connection: Box<Connection>, worker: usize) {
+        connection.transmit(&mut self.runtime);
+        self.by_stream.remove(&connection.stream);
+        self.disarm(&mut connection);
+        match self.runtime.detach(connection.stream) {
+            Ok(stream) => {
+                let moved = Moved { stream, connection };
+                self.shared.tell(worker, super::Message::Adopt(Box::new(moved)));
+            }
+            Err(error) => {
+                connection.lost(error.to_string());
+                self.finish(connection);
+            }
+        }
+    }
+
+    /// Takes a connection from another worker.
+    pub(super) fn adopt(&mut self, moved: Moved) {
+        let Moved { stream, mut connection } = moved;
+        match self.runtime.attach(stream) {
+            Ok(stream) => connection.stream = stream,
+            Err(error) => {
+                tracing::warn!(peer = %connection.peer, %error, "a connection could not be moved between workers");
+                connection.lost(error.to_string());
+            }
+        }
+        connection.send_full = false;
+        if self.stopping.is_some() {
+            connection.request_logout(self.now, Duration::ZERO);
+            return self.insert(connection);
+        }
+        // Ownership may have changed while it was on its way: its volume was closed, and opened elsewhere.
+        match self.route(&mut connection) {
+            Flow::Move(worker) => {
+                self.by_stream.insert(connection.stream, connection.key);
+                self.hand_over(connection, worker);
+            }
+            _ => self.insert(connection),
+        }
+    }
+
+    /// Answers SendTargets with what this initiator may use.
+    pub(super) fn send_targets(&mut self, connection: &mut Connection, question: &SendTargets) {
+        let initiator = connection.initiator_name().to_owned();
+        let base = &self.shared.config.base_name;
+        let wanted = match question {
+            SendTargets::All => self.shared.catalogue.names().unwrap_or_else(|error| {
+                tracing::error!(%error, "discovery cannot list the volumes");
+                Vec::new()
+            }),
+            SendTargets::Named(name) => names::volume_of(base, name).into_iter().collect(),
+            SendTargets::ThisTarget => connection.stage.volume().cloned().into_iter().collect(),
+        };
+        let visible = |name: &VolumeName| {
+            let volume = self.shared.catalogue.load(name);
+            volume.is_ok_and(|volume| self.shared.rules.admit(connection.identity, &initiator, &volume).is_ok())
+        };
+        let addresses = self.addresses(connection);
+        let targets: Vec<TargetEntry> = wanted
+            .iter()
+            .filter(|name| visible(name))
+            .take(TARGETS_MAX)
+            .map(|name| TargetEntry { name: names::target_name(base, name), addresses: addresses.clone() })
+            .collect();
+        if let Some(session) = &mut connection.session {
+            session.send_targets(&targets);
+        }
+    }
+
+    /// Where to reach this target: as configured, or the address that this initiator reached.
+    fn addresses(&self, connection: &Connection) -> Vec<String> {
+        let group = crate::PORTAL_GROUP;
+        let advertised = &self.shared.config.advertise;
+        if advertised.is_empty() {
+            let here = SocketAddr::new(our_address_towards(connection.peer), connection.port);
+            return vec![format!("{here},{group}")];
+        }
+        advertised.iter().map(|address| format!("{address},{group}")).collect()
+    }
+}
+
+/// The nexus that a login is for.
+fn nexus_of(request: &LoginRequested) -> NexusId {
+    NexusId {
+        initiator_name: request.initiator_name.to_ascii_lowercase().into(),
+        isid: request.isid,
+        target_portal_group: crate::PORTAL_GROUP,
+    }
+}
+
+/// Our address on the way to a peer, as the kernel's routes have it. A connected datagram socket tells; nothing is sent.
+fn our_address_towards(peer: SocketAddr) -> IpAddr {
+    let any: SocketAddr = if peer.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+    let told = UdpSocket::bind(any).and_then(|socket| {
+        socket.connect(peer)?;
+        socket.local_addr()
+    });
+    told.map_or(any.ip(), |address| address.ip())
+}
