@@ -106,7 +106,7 @@ impl<'a> List<'a> {
     fn next_segment(&mut self) -> Result<Ahs<'a>, AhsError> {
         let at = self.at;
         let left = &self.bytes[at..];
-        if left.len() < 4 || left.len() % 4 != 0 {
+        if left.len() < 4 || !left.len().is_multiple_of(4) {
             return Err(AhsError::Ragged(left.len()));
         }
         // Capped before use: AHSLength 0 was a heap overflow in a well-known target once.
@@ -201,7 +201,7 @@ impl<'a> SealRecords<'a> {
 /// # Panics
 /// If the entries are not whole, or do not fit: see [`seal_records_max`].
 pub fn push_seal_records(out: &mut Vec<u8>, entry_bytes: usize, entries: &[u8]) {
-    assert!(entry_bytes > 0 && entries.len() % entry_bytes == 0, "whole entries");
+    assert!(entry_bytes > 0 && entries.len().is_multiple_of(entry_bytes), "whole entries");
     let entry_length = u8::try_from(entry_bytes).expect("an entry is a record of at most 96 bytes and a sequence");
     push(out, AhsKind::SEAL_RECORDS, &[&[entry_length], entries]);
 }

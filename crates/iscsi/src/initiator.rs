@@ -331,7 +331,7 @@ impl Session {
         if self.config.kind == SessionKind::Discovery {
             return Err("a discovery session takes no commands");
         }
-        if command.ahs.len() % 4 != 0 {
+        if !command.ahs.len().is_multiple_of(4) {
             return Err("its header segments are not padded to four bytes");
         }
         if (command.direction == Direction::Write) != command.write.is_some() {
@@ -351,7 +351,7 @@ impl Session {
                 if data.len() / block * record != records.bytes.len() {
                     return Err("there must be one record per block");
                 }
-                if self.agreed.max_burst_bytes % records.block_bytes != 0 {
+                if !self.agreed.max_burst_bytes.is_multiple_of(records.block_bytes) {
                     return Err("the target's MaxBurstLength is not a multiple of the block size");
                 }
                 if self.agreed.send_segment_bytes_max < records.block_bytes {

@@ -3,6 +3,7 @@
 
 mod answers;
 mod requests;
+mod session_answers;
 #[cfg(test)]
 mod tests;
 
@@ -12,13 +13,15 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 pub use answers::{
-    Answer, AsyncEvent, AsyncMessage, DataIn, LoginResponse, LogoutResponse, LogoutResult, NopIn, R2t, Reject,
-    RejectReason, ScsiResponse, Sequence, TaskManagementResponse, TaskManagementResult, TextResponse,
+    Answer, AsyncEvent, AsyncMessage, DataIn, NopIn, R2t, Reject, RejectReason, ScsiResponse, Sequence,
+    TaskManagementResponse, TaskManagementResult,
 };
 pub use requests::{
     Attribute, DataOut, LoginRequest, LogoutReason, LogoutRequest, NopOut, Request, ScsiCommand, Snack, TaskFunction,
     TaskManagementRequest, TextRequest,
 };
+
+pub use session_answers::{LoginResponse, LogoutResponse, LogoutResult, TextResponse};
 
 use crate::ahs;
 
@@ -253,7 +256,7 @@ pub struct Pdu {
 impl Pdu {
     /// A PDU; sets DataSegmentLength.
     pub fn new(mut bhs: Bhs, ahs: Bytes, data: Buffer, sealed: bool) -> Pdu {
-        debug_assert!(ahs.len() % 4 == 0, "header segments are padded");
+        debug_assert!(ahs.len().is_multiple_of(4), "header segments are padded");
         bhs.0[4] = 0;
         bhs.set_data_segment_bytes(data.len());
         Pdu { bhs, ahs, data, sealed }

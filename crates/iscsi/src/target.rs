@@ -387,7 +387,9 @@ impl Session {
         let task_tag = pdu.bhs.initiator_task_tag();
         let why = match records {
             None => "sealed data without seal records",
-            Some(records) if pdu.data.len() % records.count() != 0 => "as many blocks as seal records are not there",
+            Some(records) if !pdu.data.len().is_multiple_of(records.count()) => {
+                "as many blocks as seal records are not there"
+            }
             Some(_) => return Ok(()),
         };
         Err(PeerMisbehaved::Data { task_tag, why })

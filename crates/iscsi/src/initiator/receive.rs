@@ -141,7 +141,8 @@ impl Session {
             return Err(misplaced("more R2Ts than MaxOutstandingR2T"));
         }
         if let Some(records) = &source.records
-            && (header.buffer_offset % records.block_bytes != 0 || desired % records.block_bytes != 0)
+            && (!header.buffer_offset.is_multiple_of(records.block_bytes)
+                || !desired.is_multiple_of(records.block_bytes))
         {
             return Err(misplaced("an R2T that is not for whole blocks"));
         }
