@@ -1,2 +1,77 @@
-//! Placeholder.
-fn main() {}
+//! The one binary: reads what the person asked for, hands it to the room that does it, and prints what came of it.
+//!
+//! Deliberately absent: protocol, storage and sealing. Secrets come from files, never from the command line, and are
+//! never printed.
+
+mod access;
+mod attachments;
+mod commands;
+mod config;
+mod demo;
+mod keys;
+mod logging;
+mod sd_notify;
+mod secret_file;
+mod signals;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Secure network block storage: the initiator seals each block, the target stores it as is.
+#[derive(Parser)]
+#[command(
+    name = "strongroom",
+    version,
+    propagate_version = true,
+    after_help = "Start here: `strongroom demo` shows the whole thing on this machine. Each command's --help has an example."
+)]
+struct Cli {
+    #[command(flatten)]
+    logging: logging::LoggingArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    #[command(subcommand)]
+    Identity(commands::identity::IdentityCommand),
+    #[command(subcommand)]
+    Key(commands::key::KeyCommand),
+    #[command(subcommand)]
+    Volume(commands::volume::VolumeCommand),
+    Serve(commands::serve::ServeArgs),
+    Attach(commands::attach::AttachArgs),
+    Detach(commands::detach::DetachArgs),
+    Copy(commands::copy::CopyArgs),
+    // Discover(commands::discover::DiscoverArgs),
+    Demo(demo::DemoArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(error) = logging::start(&cli.logging) {
+        eprintln!("strongroom: {error:#}");
+        return ExitCode::from(2);
+    }
+    let result = match cli.command {
+        Command::Identity(command) => commands::identity::run(command),
+        Command::Key(command) => commands::key::run(command),
+        Command::Volume(command) => commands::volume::run(command),
+        Command::Serve(args) => commands::serve::run(args),
+        Command::Attach(args) => commands::attach::run(args),
+        Command::Detach(args) => commands::detach::run(&args),
+        Command::Copy(args) => commands::copy::run(args),
+        // Command::Discover(args) => commands::discover::run(args),
+        Command::Demo(args) => demo::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("strongroom: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -75,7 +75,8 @@ impl Graph {
         let rooms = array(&metadata["workspace_members"]).iter().map(|id| names[&text(id)].clone()).collect();
         let mut direct = BTreeMap::new();
         for node in array(&metadata["resolve"]["nodes"]) {
-            let normal = |dependency: &&Value| array(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+            let normal =
+                |dependency: &&Value| array(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
             let dependencies: BTreeSet<String> =
                 array(&node["deps"]).iter().filter(normal).map(|dep| names[&text(&dep["pkg"])].clone()).collect();
             direct.entry(names[&text(&node["id"])].clone()).or_insert_with(BTreeSet::new).extend(dependencies);
@@ -207,7 +208,8 @@ fn every_source_file_says_what_room_it_is() {
 #[test]
 fn nothing_is_left_lying_about() {
     // Split, so that this list does not find itself.
-    let leftovers = [["dbg", "!("], ["todo", "!("], ["unimplemented", "!("], ["FIX", "ME"], ["XX", "X:"]].map(|p| p.concat());
+    let leftovers =
+        [["dbg", "!("], ["todo", "!("], ["unimplemented", "!("], ["FIX", "ME"], ["XX", "X:"]].map(|p| p.concat());
     let vague = ["utils", "util", "common", "misc", "manager", "helpers"];
     for (path, text) in tracked_texts().iter().filter(|(path, _)| is_rust(path)) {
         for leftover in &leftovers {

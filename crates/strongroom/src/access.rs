@@ -1,0 +1,144 @@
+//! How to reach a volume: the arguments that every command with a URL shares, turned into what the initiator needs.
+//!
+//! Absent: the connection itself.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use strongroom_handshake::PublicKey;
+use strongroom_initiator::{
+    AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name,
+};
+
+use crate::units::parse_duration;
+use crate::{keys, secret_file};
+
+/// As whom, with which keys, and how patiently.
+#[derive(Args, Clone)]
+pub(crate) struct AccessArgs {
+    /// The file with this node's identity [default: ~/.config/strongroom/identity].
+    #[arg(long, value_name = "FILE", env = "STRONGROOM_IDENTITY")]
+    pub(crate) identity: Option<PathBuf>,
+    /// The target's public line, as `strongroom identity show` prints it there; can be repeated.
+    #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key)]
+    pub(crate) target_keys: Vec<PublicKey>,
+    /// The file that lists known targets, one `HOST[:PORT] KEY` a line [default: ~/.config/strongroom/known_targets].
+    #[arg(long = "known", value_name = "FILE", env = "STRONGROOM_KNOWN_TARGETS")]
+    pub(crate) known_targets: Option<PathBuf>,
+    /// The file with the volume's key, for a sealed volume of custody `keyfile`.
+    #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// The iSCSI name to log in by [default: one made from this machine's name].
+    #[arg(long, value_name = "IQN")]
+    pub(crate) initiator_name: Option<String>,
+    /// What the names of the target's volumes begin with, if not as usual.
+    #[arg(long, value_name = "IQN")]
+    pub(crate) base_name: Option<String>,
+    /// How long requests wait for a target that is away before they fail; 0 waits for ever.
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+    /// How long one try to connect and log in may take.
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
+    pub(crate) connect_timeout: Duration,
+    /// The volume at this URL was made anew: forget what its predecessor was like.
+    #[arg(long)]
+    pub(crate) forget_volume: bool,
+}
+
+fn parse_public_key(text: &str) -> Result<PublicKey, String> {
+    text.parse().map_err(|error| format!("{error}; give the whole line in quotes, 'strongroom-ed25519 …'"))
+}
+
+impl AccessArgs {
+    /// What the initiator needs to attach the volume at `url`.
+    pub(crate) fn options(&self, url: &VolumeUrl) -> Result<AttachOptions> {
+        let mut options = AttachOptions::new(url.clone());
+        self.fill_session(&mut options)?;
+        if url.is_channel() {
+            options.expected = self.known_volumes()?.expected(&url.to_string());
+        }
+        options.key_source = self.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
+        Ok(options)
+    }
+
+    /// The part that has nothing to do with one volume.
+    fn fill_session(&self, options: &mut AttachOptions) -> Result<()> {
+        options.initiator_name = self.initiator_name.clone().unwrap_or_else(default_initiator_name);
+        if let Some(base) = &self.base_name {
+            options.base_iqn.clone_from(base);
+        }
+        options.timeouts.give_up = self.timeout;
+        options.timeouts.connect = self.connect_timeout;
+        if options.url.is_channel() {
+            let identity = self.identity.clone().unwrap_or_else(keys::default_identity);
+            options.node_key = Some(Arc::new(keys::read_identity(&identity)?));
+            options.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
+        }
+        Ok(())
+    }
+
+    fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+        if !self.target_keys.is_empty() {
+            return Ok(self.target_keys.clone());
+        }
+        let known = self.known_targets.clone().unwrap_or_else(keys::default_known_targets);
+        keys::known_target_keys(&known, host, port)
+    }
+
+    /// Attaches, and remembers what a sealed volume claims to be, so that the next time it cannot claim otherwise.
+    pub(crate) fn attach(&self, options: AttachOptions) -> Result<Arc<RemoteDevice>> {
+        let url = options.url.clone();
+        let device = RemoteDevice::attach(options).with_context(|| format!("cannot attach {url}"))?;
+        if let Some(sealed) = device.unit().sealed {
+            let mut known = self.known_volumes()?;
+            if known.remember(&url.to_string(), sealed.claims) {
+                write_known_volumes(&known)?;
+            }
+        }
+        Ok(Arc::new(device))
+    }
+
+    fn known_volumes(&self) -> Result<KnownVolumes> {
+        let path = known_volumes_path();
+        let text = if path.exists() {
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?
+        } else {
+            String::new()
+        };
+        KnownVolumes::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    /// With `--forget-volume`, forgets the volume at `url`.
+    pub(crate) fn forget_if_asked(&self, url: &VolumeUrl) -> Result<()> {
+        if self.forget_volume {
+            let mut known = self.known_volumes()?;
+            if known.forget(&url.to_string()) {
+                write_known_volumes(&known)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn known_volumes_path() -> PathBuf {
+    secret_file::config_dir().join("known_volumes")
+}
+
+/// Replaces the file as a whole, so that a reader never sees half of it.
+fn write_known_volumes(known: &KnownVolumes) -> Result<()> {
+    let path = known_volumes_path();
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        fs::create_dir_all(directory)?;
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        file.write_all(known.to_string().as_bytes())?;
+        file.persist(&path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

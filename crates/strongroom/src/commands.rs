@@ -1,0 +1,12 @@
+//! The commands, one file each.
+
+pub(crate) mod attach;
+pub(crate) mod copy;
+pub(crate) mod detach;
+// pub(crate) mod discover;
+pub(crate) mod format;
+pub(crate) mod identity;
+pub(crate) mod key;
+pub(crate) mod recover;
+pub(crate) mod serve;
+pub(crate) mod volume;

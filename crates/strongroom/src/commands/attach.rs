@@ -1,0 +1,203 @@
+//! `strongroom attach`: a volume as a file, and if wanted the file system in it, until detached.
+//!
+//! Without `--foreground` a copy of this program stays behind and serves; this one returns when the volume is there.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_initiator::fuse::{FuseMount, FuseOptions};
+use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice};
+use strongroom_initiator::{RemoteDevice, VolumeUrl, safety};
+
+use crate::access::AccessArgs;
+use crate::attachments::{self, Registration};
+use crate::sd_notify;
+use crate::signals::StopSignals;
+
+/// Attach a volume: as a file that any program can use, and if wanted with the file system on it mounted.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault\n  \
+    mkfs.ext4 /run/vault/vault\n  \
+    strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault --mount /mnt/vault\n\n\
+    End it with: strongroom detach /run/vault")]
+pub(crate) struct AttachArgs {
+    /// The volume: strongroom://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET/LUN for a plain one.
+    url: VolumeUrl,
+    /// An empty directory, in which the volume appears as a file; made if missing.
+    #[arg(long, value_name = "DIR")]
+    to: PathBuf,
+    /// Also make a loop device and mount the file system in the volume here; made if missing; needs root.
+    #[arg(long, value_name = "DIR")]
+    mount: Option<PathBuf>,
+    /// The type of the file system, if it is not recognised.
+    #[arg(long, value_name = "TYPE", requires = "mount")]
+    fstype: Option<String>,
+    /// Nobody may write.
+    #[arg(long)]
+    read_only: bool,
+    /// Let other users open the file, as its permissions allow.
+    #[arg(long)]
+    allow_other: bool,
+    /// Stay in the foreground and log to standard error.
+    #[arg(long)]
+    foreground: bool,
+    /// Do not lock this process's memory; a file system on the volume can then hang when memory runs out.
+    #[arg(long)]
+    no_memory_lock: bool,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: AttachArgs) -> Result<()> {
+    if args.foreground { serve(args) } else { start_in_background(&args) }
+}
+
+/// What is attached; undone in the reverse order, each step only if the one before it went well.
+struct Attached {
+    file_system: Option<FileSystemMount>,
+    fuse: FuseMount,
+    device: Arc<RemoteDevice>,
+}
+
+fn serve(args: AttachArgs) -> Result<()> {
+    // Before any thread exists: they inherit all of it.
+    let signals = StopSignals::block().context("cannot wait for signals")?;
+    safety::prepare_process(!args.no_memory_lock);
+    make_directories(&args)?;
+    args.access.forget_if_asked(&args.url)?;
+    let mut options = args.access.options(&args.url)?;
+    options.read_only = args.read_only;
+    let device = args.access.attach(options)?;
+    let attached = show(&args, device)?;
+    let directory = attached.fuse.mount_point().to_owned();
+    let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
+    let mut registration = Registration::new(args.url.to_string(), &directory, mount.as_deref())?;
+    tracing::info!(url = %args.url, file = %attached.fuse.file_path().display(), "attached");
+    sd_notify::notify("READY=1");
+    let ended = wait_and_detach(attached, &signals, &mut registration);
+    drop(registration);
+    ended
+}
+
+fn make_directories(args: &AttachArgs) -> Result<()> {
+    for directory in std::iter::once(&args.to).chain(&args.mount) {
+        fs::create_dir_all(directory).with_context(|| format!("cannot make the directory {}", directory.display()))?;
+    }
+    Ok(())
+}
+
+/// Shows the device as a file, and mounts what is on it if that is wanted.
+fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
+    let geometry = device.unit().geometry;
+    let mut options = FuseOptions::new(args.url.file_name());
+    options.read_only = args.read_only;
+    options.allow_other = args.allow_other;
+    let fuse = FuseMount::start(device.clone(), &args.to, &options)?;
+    let mut attached = Attached { file_system: None, fuse, device };
+    if let Some(directory) = &args.mount {
+        let file = attached.fuse.open_file(args.read_only).context("cannot open the volume's file")?;
+        let path = attached.fuse.file_path().to_owned();
+        let device = LoopDevice::attach(&file, &path, geometry.block_size.bytes(), args.read_only)?;
+        let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), args.read_only)?;
+        attached.file_system = Some(mounted);
+    }
+    Ok(attached)
+}
+
+/// Serves until somebody wants it to end and it can.
+fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: &mut Registration) -> Result<()> {
+    loop {
+        match signals.wait_or(attached.fuse.ended_fd().as_fd()) {
+            Some(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
+            None => tracing::info!("unmounted from outside"),
+        }
+        sd_notify::notify("STOPPING=1");
+        match attached.detach() {
+            Ok(()) => {
+                tracing::info!("detached");
+                return Ok(());
+            }
+            Err((Some(still), error)) => {
+                tracing::warn!(%error, "still attached");
+                registration.refuse(format!("{error:#}"));
+                attached = still;
+            }
+            Err((None, error)) => return Err(error),
+        }
+    }
+}
+
+impl Attached {
+    /// Undoes the attachment; hands it back, with the reason, if something still uses it.
+    fn detach(mut self) -> Result<(), (Option<Attached>, anyhow::Error)> {
+        if let Some(file_system) = self.file_system.take()
+            && let Err((file_system, error)) = file_system.unmount()
+        {
+            self.file_system = Some(file_system);
+            return Err((Some(self), error.into()));
+        }
+        let Attached { fuse, device, .. } = self;
+        match fuse.finish() {
+            Ok(()) => {
+                // The front end has flushed; this one ends the session.
+                device.detach().map_err(|error| (None, error.into()))
+            }
+            Err((Some(fuse), error)) => Err((Some(Attached { file_system: None, fuse, device }), error.into())),
+            Err((None, error)) => Err((None, error.into())),
+        }
+    }
+}
+
+/// Starts a copy of this program that stays, and waits until the volume is there.
+fn start_in_background(args: &AttachArgs) -> Result<()> {
+    let directory = attachments::ensure_registry_dir()?;
+    let log_path = directory.join(format!("{}-{}.log", args.url.file_name(), std::process::id()));
+    let socket_path = directory.join(format!("{}.notify", std::process::id()));
+    let _ = fs::remove_file(&socket_path);
+    let socket = UnixDatagram::bind(&socket_path).context("cannot make a notification socket")?;
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    let log = File::create(&log_path).with_context(|| format!("cannot make {}", log_path.display()))?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .arg("--foreground")
+        .env("NOTIFY_SOCKET", &socket_path)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .process_group(0)
+        .spawn()
+        .context("cannot start the serving process")?;
+    let outcome = loop {
+        let mut message = [0; 64];
+        if socket.recv(&mut message).is_ok() && message.starts_with(b"READY=1") {
+            break Ok(());
+        }
+        if let Some(status) = child.try_wait()? {
+            break Err(status);
+        }
+    };
+    let _ = fs::remove_file(&socket_path);
+    if outcome.is_err() {
+        let log = fs::read_to_string(&log_path).unwrap_or_default();
+        let _ = fs::remove_file(&log_path);
+        // The copy has said what is wrong in its last line; the same words serve here.
+        let reason = log.lines().rev().find_map(|line| line.strip_prefix("strongroom: ")).unwrap_or(log.trim());
+        bail!("{reason}");
+    }
+    println!("{}", args.to.join(args.url.file_name()).display());
+    if let Some(mount) = &args.mount {
+        println!("{}", mount.display());
+    }
+    eprintln!("attached by process {}; its log is {}", child.id(), log_path.display());
+    Ok(())
+}

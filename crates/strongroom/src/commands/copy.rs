@@ -1,0 +1,155 @@
+//! `strongroom copy`: between files and volumes, with a progress bar, a checksum, and without the holes.
+
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use strongroom_initiator::copy::{CopyOptions, CopyReport, Endpoint, Phase, Progress, SparseDevice, copy};
+use strongroom_initiator::{RemoteDevice, VolumeUrl};
+
+use crate::access::AccessArgs;
+use crate::signals::StopSignals;
+use crate::units::show_size;
+
+/// Copy between files and volumes, either way or between two volumes; what is absent is not moved.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom copy disk.img strongroom://storage/vault --key-file ~/vault.key\n  \
+    strongroom copy strongroom://storage/vault backup.img --key-file ~/vault.key --sha256\n  \
+    strongroom copy strongroom://a/vault strongroom://b/vault --key-file ~/vault.key --verify")]
+pub(crate) struct CopyArgs {
+    /// A file, a block device of this machine, or a volume's URL.
+    source: Place,
+    /// The same; a file is made, a volume must be there and be large enough.
+    destination: Place,
+    /// Print the SHA-256 of the contents too.
+    #[arg(long)]
+    sha256: bool,
+    /// Read the destination back and compare.
+    #[arg(long)]
+    verify: bool,
+    /// The destination volume may be larger than the source; what lies behind keeps what it holds.
+    #[arg(long)]
+    allow_smaller: bool,
+    /// Replace a destination file that exists.
+    #[arg(long)]
+    overwrite: bool,
+    /// No progress bar.
+    #[arg(long)]
+    quiet: bool,
+    /// The key of the destination volume, if it is another than the source's.
+    #[arg(long, value_name = "FILE")]
+    destination_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// One end of a copy, as a person writes it.
+#[derive(Clone)]
+enum Place {
+    File(PathBuf),
+    Volume(VolumeUrl),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Place, String> {
+        // A file's name may contain "://" only with a path in front.
+        if text.contains("://") && !text.starts_with(['/', '.']) {
+            return text.parse().map(Place::Volume).map_err(|error: strongroom_initiator::UrlError| error.to_string());
+        }
+        Ok(Place::File(PathBuf::from(text)))
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: CopyArgs) -> Result<()> {
+    if let (Place::File(from), Place::File(to)) = (&args.source, &args.destination)
+        && from == to
+    {
+        bail!("source and destination are the same file");
+    }
+    let signals = StopSignals::block().context("cannot wait for signals")?;
+    let (source, source_device) = open(&args, &args.source, true)?;
+    let (destination, destination_device) = open(&args, &args.destination, false)?;
+    let options = CopyOptions {
+        sha256: args.sha256,
+        verify: args.verify,
+        allow_smaller: args.allow_smaller,
+        overwrite: args.overwrite,
+    };
+    let bar = progress_bar(args.quiet);
+    let outcome = copy(&source, &destination, options, &mut |progress| {
+        show(&bar, progress);
+        if signals.wait(Duration::ZERO).is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    let report = outcome?;
+    for device in [destination_device, source_device].into_iter().flatten() {
+        device.detach()?;
+    }
+    print(&report);
+    Ok(())
+}
+
+fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Option<Arc<RemoteDevice>>)> {
+    let url = match place {
+        Place::File(path) => return Ok((Endpoint::File(path.clone()), None)),
+        Place::Volume(url) => url,
+    };
+    let mut access = args.access.clone();
+    if !read_only && args.destination_key_file.is_some() {
+        access.key_file.clone_from(&args.destination_key_file);
+    }
+    access.forget_if_asked(url)?;
+    let mut options = access.options(url)?;
+    options.read_only = read_only;
+    let device = access.attach(options)?;
+    Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
+}
+
+fn progress_bar(quiet: bool) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("{prefix} {bar:30} {percent:>3} %  {bytes} of {total_bytes}  {msg}")
+        .expect("the template is constant");
+    ProgressBar::new(0).with_style(style.progress_chars("=> "))
+}
+
+/// The rate and what is left come from the copy itself: it leaves out what was absent and cost nothing.
+fn show(bar: &ProgressBar, progress: &Progress) {
+    bar.set_prefix(match progress.phase {
+        Phase::Copying => "copying",
+        Phase::Verifying => "verifying",
+    });
+    bar.set_length(progress.total_bytes);
+    bar.set_position(progress.done_bytes);
+    let left = progress.total_bytes.saturating_sub(progress.done_bytes) as f64;
+    let eta = if progress.bytes_per_second > 0.0 {
+        format!(", about {:.0} s left", left / progress.bytes_per_second)
+    } else {
+        String::new()
+    };
+    bar.set_message(format!("{}/s{eta}", show_size(progress.bytes_per_second as u64)));
+}
+
+fn print(report: &CopyReport) {
+    let seconds = report.elapsed.as_secs_f64();
+    println!(
+        "copied {} in {seconds:.1} s ({}/s): {} of data, {} absent{}",
+        show_size(report.bytes),
+        show_size((report.data_bytes as f64 / seconds.max(1e-9)) as u64),
+        show_size(report.data_bytes),
+        show_size(report.hole_bytes),
+        if report.verified { "; read back and the same" } else { "" }
+    );
+    println!("{}", report.sums);
+}

@@ -1,0 +1,1 @@
+//! `strongroom discover`: what a volume or a target has to offer.

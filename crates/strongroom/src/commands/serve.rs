@@ -1,0 +1,318 @@
+//! `strongroom serve`: runs a target until it is asked to stop.
+//!
+//! Reads the files that the target itself must not know (identities and wrapping keys) and hands on what is in them.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use strongroom_block::BlockKeyWrap;
+use strongroom_seal::KeyWrapper;
+use strongroom_target::config::{PeerRule, PlainRule, RuntimeKind};
+use strongroom_target::{Config, Target, TargetOptions, Volume};
+
+use super::volume::DEFAULT_CONFIG;
+use crate::signals::StopSignals;
+use crate::units::{parse_duration, parse_size};
+use crate::{keys, sd_notify};
+
+/// How often the counters are written to `--stats-file`.
+const STATS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Serve the volumes of this machine, until SIGTERM or SIGINT.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom serve --config /etc/strongroom/strongroom.toml\n  \
+    strongroom serve --root /srv/strongroom --listen 127.0.0.1:3260 --plain 'initiators=*; volumes=scratch'\n\n\
+    examples/strongroom.toml explains every setting. A flag overrides the file.")]
+pub(crate) struct ServeArgs {
+    /// The configuration [default: /etc/strongroom/strongroom.toml, unless --root is given].
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The directory with the volumes.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Where to listen; can be repeated.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Vec<SocketAddr>,
+    /// What discovery tells initiators to connect to; can be repeated.
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Vec<String>,
+    /// What target names begin with.
+    #[arg(long, value_name = "IQN")]
+    base_name: Option<String>,
+    /// The file with this target's identity.
+    #[arg(long, visible_alias = "identity", value_name = "FILE")]
+    node_key: Option<PathBuf>,
+    /// Threads that serve volumes.
+    #[arg(long, value_name = "COUNT")]
+    workers: Option<usize>,
+    /// Keep each of them on its processor.
+    #[arg(long)]
+    pin_workers: bool,
+    /// What lies beneath them.
+    #[arg(long)]
+    runtime: Option<RuntimeArg>,
+    /// Connections at most.
+    #[arg(long, value_name = "COUNT")]
+    connections_max: Option<usize>,
+    /// From a connection's first byte to the end of its login.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    login_timeout: Option<Duration>,
+    /// Commands in flight for each session.
+    #[arg(long, value_name = "COUNT")]
+    queue_depth: Option<u16>,
+    /// Write data that one session can pin in memory.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    write_memory: Option<u64>,
+    /// Read data that one session can pin in memory.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    read_memory: Option<u64>,
+    /// A silent connection is pinged after this time.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    ping_after: Option<Duration>,
+    /// A volume that nobody uses is closed after this time.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    idle_close: Option<Duration>,
+    /// How long a graceful stop waits for initiators.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    stop_timeout: Option<Duration>,
+    /// A further peer: 'name=alice; key=strongroom-ed25519 …; initiators=IQN,IQN; volumes=vault'. Can be repeated.
+    #[arg(long = "peer", value_name = "RULE", value_parser = parse_peer)]
+    peers: Vec<PeerRule>,
+    /// A further rule for plain iSCSI: 'initiators=*; volumes=scratch'. Can be repeated.
+    #[arg(long = "plain", value_name = "RULE", value_parser = parse_plain)]
+    plain: Vec<PlainRule>,
+    /// Write counters to this file, as JSON, once a second.
+    #[arg(long, value_name = "FILE")]
+    stats_file: Option<PathBuf>,
+    /// Check the configuration, and end.
+    #[arg(long)]
+    check: bool,
+}
+
+/// What lies beneath the workers.
+#[derive(Clone, Copy, ValueEnum)]
+enum RuntimeArg {
+    /// The better one, with the other as fallback.
+    Auto,
+    /// epoll.
+    Epoll,
+    /// io_uring, or an error.
+    IoUring,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    // Before any thread exists: they inherit it.
+    let signals = StopSignals::block().context("cannot wait for signals")?;
+    let config = args.configuration()?;
+    config.check()?;
+    let node_key = config.node_key.as_deref().map(keys::read_identity).transpose()?;
+    if args.check {
+        println!("the configuration is in order");
+        return Ok(());
+    }
+    if !config.root.exists() {
+        bail!(
+            "there is no directory {}; make a volume first (strongroom volume create), or correct `root`",
+            config.root.display()
+        );
+    }
+    let options = TargetOptions { config, node_key, wraps: Some(Arc::new(wrapper)) };
+    let handle = Target::start(options)?;
+    for address in handle.local_addresses() {
+        println!("serving on {address}");
+    }
+    sd_notify::notify("READY=1");
+    let signal = loop {
+        write_stats(args.stats_file.as_deref(), &handle);
+        if let Some(signal) = signals.wait(STATS_INTERVAL) {
+            break signal;
+        }
+    };
+    tracing::info!(signal = signal.name(), "stopping");
+    sd_notify::notify("STOPPING=1");
+    write_stats(args.stats_file.as_deref(), &handle);
+    handle.stop();
+    Ok(())
+}
+
+/// What wraps the block keys of a volume of custody `target`: a key in a file that its description names.
+fn wrapper(volume: &Volume) -> Result<Arc<dyn BlockKeyWrap>, String> {
+    let make = || -> Result<KeyWrapper> {
+        let sealed = volume.sealed.as_ref().context("a plain volume has no keys")?;
+        let path = sealed.wrapping_key.as_deref().context("its description names no wrapping key")?;
+        let keys = keys::read_key_file(path)?;
+        Ok(KeyWrapper::new(keys.wrapping_key(sealed.epoch)?, sealed.domain))
+    };
+    match make() {
+        Ok(wrapper) => Ok(Arc::new(wrapper)),
+        Err(error) => Err(format!("{error:#}")),
+    }
+}
+
+fn write_stats(path: Option<&Path>, handle: &strongroom_target::TargetHandle) {
+    let Some(path) = path else { return };
+    let stats = handle.stats();
+    let crypto = stats.crypto;
+    let text = json!({
+        "connections": stats.connections,
+        "sessions": stats.sessions,
+        "volumes_open": stats.volumes_open,
+        "connections_accepted": stats.connections_accepted,
+        "connections_refused": stats.connections_refused,
+        "logins": stats.logins,
+        "logins_refused": stats.logins_refused,
+        "setups_failed": stats.setups_failed,
+        "misbehaved": stats.misbehaved,
+        "commands": stats.commands,
+        "bytes_read": stats.bytes_read,
+        "bytes_written": stats.bytes_written,
+        "crypto": {
+            "encrypted_bytes": crypto.encrypted,
+            "decrypted_bytes": crypto.decrypted,
+            "mac_made_bytes": crypto.mac_made,
+            "mac_checked_bytes": crypto.mac_checked,
+        },
+    });
+    // A reader never sees half of it.
+    let new = path.with_extension("new");
+    if let Err(error) = fs::write(&new, text.to_string()).and_then(|()| fs::rename(&new, path)) {
+        tracing::warn!(%error, path = %path.display(), "cannot write the counters");
+    }
+}
+
+impl ServeArgs {
+    /// The file, and what the flags change in it.
+    fn configuration(&self) -> Result<Config> {
+        let mut config = match (&self.config, &self.root) {
+            (Some(path), _) => crate::config::read(path)?,
+            (None, Some(root)) => Config::new(root),
+            (None, None) => crate::config::read(Path::new(DEFAULT_CONFIG))?,
+        };
+        let seconds = |duration: Duration| duration.as_secs().max(1);
+        set(&mut config.root, self.root.clone());
+        set(&mut config.base_name, self.base_name.clone());
+        set(&mut config.limits.connections_max, self.connections_max);
+        set(&mut config.limits.login_timeout_s, self.login_timeout.map(seconds));
+        set(&mut config.limits.queue_depth, self.queue_depth);
+        set(&mut config.limits.write_memory_bytes, self.write_memory);
+        set(&mut config.limits.read_memory_bytes, self.read_memory);
+        set(&mut config.limits.ping_after_s, self.ping_after.map(seconds));
+        set(&mut config.limits.idle_close_s, self.idle_close.map(seconds));
+        set(&mut config.limits.stop_timeout_s, self.stop_timeout.map(seconds));
+        set(
+            &mut config.runtime,
+            self.runtime.map(|runtime| match runtime {
+                RuntimeArg::Auto => RuntimeKind::Auto,
+                RuntimeArg::Epoll => RuntimeKind::Epoll,
+                RuntimeArg::IoUring => RuntimeKind::IoUring,
+            }),
+        );
+        config.node_key = self.node_key.clone().or(config.node_key);
+        config.workers = self.workers.or(config.workers);
+        config.pin_workers |= self.pin_workers;
+        if !self.listen.is_empty() {
+            config.listen.clone_from(&self.listen);
+        }
+        if !self.advertise.is_empty() {
+            config.advertise.clone_from(&self.advertise);
+        }
+        config.peers.extend(self.peers.iter().cloned());
+        config.plain.extend(self.plain.iter().cloned());
+        Ok(config)
+    }
+}
+
+fn set<T>(field: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *field = value;
+    }
+}
+
+/// The fields of a rule, `name=value; name=value; word`.
+fn rule_fields(text: &str, known: &[&str]) -> Result<Vec<(String, String)>, String> {
+    let mut fields = Vec::new();
+    for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        if !known.contains(&name.trim()) {
+            return Err(format!("'{name}' is no field of this rule; it has: {}", known.join(", ")));
+        }
+        fields.push((name.trim().to_owned(), value.trim().to_owned()));
+    }
+    Ok(fields)
+}
+
+fn names(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn parse_peer(text: &str) -> Result<PeerRule, String> {
+    let mut rule = PeerRule {
+        name: String::new(),
+        key: String::new(),
+        initiators: Vec::new(),
+        volumes: Vec::new(),
+        read_only: false,
+    };
+    for (name, value) in rule_fields(text, &["name", "key", "initiators", "volumes", "read_only"])? {
+        match name.as_str() {
+            "name" => rule.name = value,
+            "key" => rule.key = value,
+            "initiators" => rule.initiators = names(&value),
+            "volumes" => rule.volumes = names(&value),
+            _ => rule.read_only = true,
+        }
+    }
+    Ok(rule)
+}
+
+fn parse_plain(text: &str) -> Result<PlainRule, String> {
+    let mut rule = PlainRule { initiators: Vec::new(), volumes: Vec::new(), read_only: false };
+    for (name, value) in rule_fields(text, &["initiators", "volumes", "read_only"])? {
+        match name.as_str() {
+            "initiators" => rule.initiators = names(&value),
+            "volumes" => rule.volumes = names(&value),
+            _ => rule.read_only = true,
+        }
+    }
+    Ok(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_can_be_written_as_flags() {
+        let rule = parse_peer("name=alice; key=strongroom-ed25519 AAAA=; initiators=iqn.a,iqn.b; volumes=*; read_only").unwrap();
+        assert_eq!(rule.key, "strongroom-ed25519 AAAA=");
+        assert_eq!(rule.initiators, ["iqn.a", "iqn.b"]);
+        assert!(rule.read_only && rule.volumes == ["*"]);
+        let plain = parse_plain("initiators=*;volumes=scratch,other").unwrap();
+        assert_eq!(plain.volumes, ["scratch", "other"]);
+        assert!(parse_plain("initiator=*").unwrap_err().contains("initiators, volumes, read_only"));
+    }
+
+    #[test]
+    fn the_example_configuration_is_one() {
+        let example = include_str!("../../../../examples/strongroom.toml");
+        let config = Config::parse(example).unwrap();
+        assert_eq!(config.peers[0].name, "alice");
+        // What stands there as a comment is a setting with its default.
+        let uncommented: String = example
+            .lines()
+            .map(|line| if line.starts_with('#') && line.contains(" = ") { &line[1..] } else { line })
+            .map(|line| format!("{line}\n"))
+            .collect();
+        let all = Config::parse(&uncommented.replace("#[[plain]]", "[[plain]]")).unwrap();
+        assert_eq!(all.limits, config.limits);
+        assert_eq!((all.listen, all.base_name, all.runtime), (config.listen, config.base_name, config.runtime));
+    }
+}

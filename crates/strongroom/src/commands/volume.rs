@@ -1,0 +1,309 @@
+//! `strongroom volume`: makes, lists, shows and deletes volumes on the target's machine; formats and recovers them from
+//! an initiator's.
+//!
+//! Absent: what a volume is (the target's catalogue) and how one is sealed (the initiator).
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+use strongroom_block::{Custody, Mode};
+use strongroom_target::{Access, Catalogue, SealedSpec, VolumeSpec, VolumeStatus};
+
+use super::{format, recover};
+use crate::units::{parse_size, show_size};
+
+/// Where a target's configuration is unless told otherwise.
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/strongroom/strongroom.toml";
+
+/// Make, list, show, delete, format or recover volumes.
+#[derive(Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Make a volume on this target.
+    #[command(after_help = "Examples:\n  \
+        strongroom volume create vault --size 10GiB --peer alice --root /srv/strongroom\n  \
+        strongroom volume create scratch --size 1GiB --plain --initiator '*'\n\n\
+        A sealed volume must be formatted once, from an initiator that has its key: strongroom volume format URL")]
+    Create(CreateArgs),
+    /// List the volumes of this target.
+    #[command(after_help = "Example: strongroom volume list --root /srv/strongroom")]
+    List(ListArgs),
+    /// Show one volume of this target.
+    #[command(after_help = "Example: strongroom volume show vault --root /srv/strongroom")]
+    Show(ShowArgs),
+    /// Delete a volume of this target, and everything in it.
+    #[command(after_help = "Example: strongroom volume delete vault --yes --root /srv/strongroom")]
+    Delete(DeleteArgs),
+    Format(format::FormatArgs),
+    Recover(recover::RecoverArgs),
+}
+
+/// Which target: its directory of volumes, or its configuration.
+#[derive(Args)]
+pub(crate) struct RootArgs {
+    /// The directory with the target's volumes.
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
+    root: Option<PathBuf>,
+    /// The target's configuration, which names that directory.
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+}
+
+/// `volume create`.
+#[derive(Args)]
+pub(crate) struct CreateArgs {
+    /// The volume's name: letters, digits, '.', '-' and '_'.
+    name: String,
+    /// Its size, for instance 10GiB; a multiple of the block size.
+    #[arg(long, value_parser = parse_size)]
+    size: u64,
+    /// Bytes in one block, the unit of sealing: a power of two from 512 to 65536.
+    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = parse_size)]
+    block_size: u64,
+    /// Store blocks as they come, for any iSCSI initiator, instead of sealed ones.
+    #[arg(long, conflicts_with_all = ["custody", "wrapping_key", "authenticate_only"])]
+    plain: bool,
+    /// Who holds the keys of a sealed volume.
+    #[arg(long, default_value = "keyfile")]
+    custody: CustodyArg,
+    /// Custody `target`: the file that wraps block keys at rest; outside the directory with the volumes.
+    #[arg(long, value_name = "FILE", required_if_eq("custody", "target"))]
+    wrapping_key: Option<PathBuf>,
+    /// Seal blocks so that changes are noticed, but leave them readable by anyone.
+    #[arg(long)]
+    authenticate_only: bool,
+    /// How much of its size older versions of blocks may take, in percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
+    retention: u8,
+    /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
+    #[arg(long = "peer", value_name = "NAME")]
+    peers: Vec<String>,
+    /// Plain volumes: an initiator name that may use it over plain iSCSI; can be repeated; '*' for any.
+    #[arg(long = "initiator", value_name = "IQN")]
+    initiators: Vec<String>,
+    /// Nobody may write to it.
+    #[arg(long)]
+    read_only: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// Who holds the keys of a sealed volume.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CustodyArg {
+    /// Initiators, in a file. The target cannot open a block.
+    Keyfile,
+    /// The trusted target: a fresh key per block, wrapped at rest.
+    Target,
+}
+
+/// `volume list`.
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume show`.
+#[derive(Args)]
+pub(crate) struct ShowArgs {
+    /// The volume's name.
+    name: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume delete`.
+#[derive(Args)]
+pub(crate) struct DeleteArgs {
+    /// The volume's name.
+    name: String,
+    /// Really delete it; there is no way back.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(command: VolumeCommand) -> Result<()> {
+    match command {
+        VolumeCommand::Create(args) => create(args),
+        VolumeCommand::List(args) => list(&args),
+        VolumeCommand::Show(args) => show(&args),
+        VolumeCommand::Delete(args) => delete(&args),
+        VolumeCommand::Format(args) => format::run(&args),
+        VolumeCommand::Recover(args) => recover::run(&args),
+    }
+}
+
+impl RootArgs {
+    fn root(&self) -> Result<PathBuf> {
+        if let Some(root) = &self.root {
+            return Ok(root.clone());
+        }
+        if !self.config.exists() {
+            bail!(
+                "there is no configuration {}; say which directory holds the volumes with --root DIR, or which \
+                 configuration with --config FILE",
+                self.config.display()
+            );
+        }
+        Ok(crate::config::read(&self.config)?.root)
+    }
+
+    fn open(&self) -> Result<Catalogue> {
+        Ok(Catalogue::open(self.root()?)?)
+    }
+}
+
+fn create(args: CreateArgs) -> Result<()> {
+    let root = args.target.root()?;
+    warn_of_unknown_peers(&args.target, &args.peers);
+    let sealed = (!args.plain).then(|| SealedSpec {
+        custody: if args.custody == CustodyArg::Target { Custody::Target } else { Custody::KeyFile },
+        mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
+        wrapping_key: args.wrapping_key,
+    });
+    let is_sealed = sealed.is_some();
+    let nobody = args.peers.is_empty() && args.initiators.is_empty();
+    let spec = VolumeSpec {
+        name: args.name,
+        size_bytes: args.size,
+        block_size: args.block_size,
+        sealed,
+        retention_percent: args.retention,
+        access: Access { peers: args.peers, initiators: args.initiators, read_only: args.read_only },
+    };
+    let volume = Catalogue::open_or_create(root)?.create(&spec)?;
+    println!("made the {} volume '{}', {}", kind(is_sealed), volume.name, show_size(volume.geometry.bytes()));
+    if is_sealed {
+        println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{}", volume.name);
+    }
+    if nobody {
+        println!("nobody may use it yet, unless the configuration lists it for a peer; see --peer and --initiator");
+    }
+    Ok(())
+}
+
+/// A misspelt peer is no error (it may be added later), but worth a word.
+fn warn_of_unknown_peers(target: &RootArgs, peers: &[String]) {
+    let Ok(config) = crate::config::read(&target.config) else { return };
+    let unknown = |peer: &&String| *peer != "*" && config.peers.iter().all(|known| known.name != **peer);
+    for peer in peers.iter().filter(unknown) {
+        eprintln!("note: {} has no [[peer]] named '{peer}' yet", target.config.display());
+    }
+}
+
+fn kind(is_sealed: bool) -> &'static str {
+    if is_sealed { "sealed" } else { "plain" }
+}
+
+fn list(args: &ListArgs) -> Result<()> {
+    let volumes = args.target.open()?.list()?;
+    if args.json {
+        let rows: Vec<_> = volumes
+            .iter()
+            .map(|(name, status)| match status {
+                Ok(status) => as_json(status),
+                Err(error) => json!({ "name": name.to_string(), "error": error.to_string() }),
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(());
+    }
+    println!("{:<24} {:>10} {:>7} {:<16} {:>10} IN USE", "NAME", "SIZE", "BLOCK", "KIND", "ON DISK");
+    for (name, status) in &volumes {
+        match status {
+            Ok(status) => println!(
+                "{:<24} {:>10} {:>7} {:<16} {:>10} {}",
+                name.to_string(),
+                show_size(status.volume.geometry.bytes()),
+                status.volume.geometry.block_size,
+                custody_text(status),
+                show_size(status.host_bytes),
+                if status.in_use { "yes" } else { "no" }
+            ),
+            Err(error) => println!("{:<24} damaged: {error}", name.to_string()),
+        }
+    }
+    Ok(())
+}
+
+fn custody_text(status: &VolumeStatus) -> String {
+    status.volume.sealed.as_ref().map_or_else(|| "plain".to_owned(), |sealed| format!("sealed ({})", sealed.custody))
+}
+
+fn show(args: &ShowArgs) -> Result<()> {
+    let status = args.target.open()?.show(&args.name)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&as_json(&status))?);
+        return Ok(());
+    }
+    let volume = &status.volume;
+    let line = |name: &str, value: String| println!("{name:<16} {value}");
+    line("name", volume.name.to_string());
+    line("volume id", volume.id.to_string());
+    line("size", format!("{} ({} bytes)", show_size(volume.geometry.bytes()), volume.geometry.bytes()));
+    line("block size", volume.geometry.block_size.to_string());
+    line("kind", custody_text(&status));
+    if let Some(sealed) = &volume.sealed {
+        line("sealing domain", sealed.domain.to_string());
+        line("suite", format!("{:?}", sealed.suite));
+        line("mode", format!("{:?}", sealed.mode));
+        line("key epoch", sealed.epoch.to_string());
+        if let Some(path) = &sealed.wrapping_key {
+            line("wrapping key", path.display().to_string());
+        }
+        line("older versions", format!("up to {} % of the size", volume.retention_percent));
+    }
+    line("peers", or_none(&volume.access.peers));
+    if volume.sealed.is_none() {
+        line("initiators", or_none(&volume.access.initiators));
+    }
+    line("read only", if volume.access.read_only { "yes" } else { "no" }.to_owned());
+    line("on disk", show_size(status.host_bytes));
+    line("in use", if status.in_use { "yes" } else { "no" }.to_owned());
+    Ok(())
+}
+
+fn or_none(names: &[String]) -> String {
+    if names.is_empty() { "none here; see the configuration".to_owned() } else { names.join(", ") }
+}
+
+fn as_json(status: &VolumeStatus) -> serde_json::Value {
+    let volume = &status.volume;
+    json!({
+        "name": volume.name.to_string(),
+        "volume_id": volume.id.to_string(),
+        "size_bytes": volume.geometry.bytes(),
+        "block_size": volume.geometry.block_size.bytes(),
+        "sealed": volume.sealed.as_ref().map(|sealed| json!({
+            "custody": sealed.custody.to_string(),
+            "domain": sealed.domain.to_string(),
+            "epoch": sealed.epoch,
+            "wrapping_key": sealed.wrapping_key,
+        })),
+        "retention_percent": volume.retention_percent,
+        "access": volume.access,
+        "on_disk_bytes": status.host_bytes,
+        "in_use": status.in_use,
+    })
+}
+
+fn delete(args: &DeleteArgs) -> Result<()> {
+    let catalogue = args.target.open()?;
+    if !args.yes {
+        bail!("this deletes '{}' and everything in it, for ever; if that is meant, add --yes", args.name);
+    }
+    catalogue.delete(&args.name).with_context(|| format!("cannot delete '{}'", args.name))?;
+    println!("deleted '{}'", args.name);
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Acts 2 to 4: who is refused; a file system made, filled and read back through two initiators.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use super::act_keys::{Cast, Initiator, PLAIN_BENCH, VAULT, utf8};
+use super::act_search::{self, Evidence};
+use super::files::{Checksum, Input, checksums};
+use super::report::Report;
+use super::stage::{Background, MountGuard, Stage};
+use crate::units::show_size;
+
+/// Files with their checksums, by path on the volume.
+pub(super) type Checksums = BTreeMap<PathBuf, Checksum>;
+
+/// Act 2: each of these has to fail, and to say why.
+pub(super) fn refuse_strangers(stage: &Stage, report: &mut Report, cast: &Cast) -> Result<()> {
+    let vault = cast.url(VAULT);
+    let [first, second] = &cast.initiators;
+    let directory = stage.make_dir("refused")?;
+    let to = utf8(&directory)?;
+    let attach = |url: &str| vec!["attach".to_owned(), url.to_owned(), "--to".to_owned(), to.to_owned()];
+    let mut refused = |statement: &str, command: Command| -> Result<()> {
+        let (status, output) = stage.try_run(command)?;
+        let reason = output.lines().rev().find(|line| line.contains("strongroom: ")).unwrap_or("").trim();
+        report.check(!status.success(), format_args!("{statement}:\n       {reason}"))
+    };
+
+    let command = |who: &Initiator, url: &str| {
+        let arguments = attach(url);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(["--foreground"]).collect();
+        cast.command(stage, who, &arguments)
+    };
+    refused("an identity that the target does not know is refused", command(&cast.stranger, &vault)?)?;
+    let disguised = Initiator {
+        name: first.name,
+        identity: first.identity.clone(),
+        key: first.key.clone(),
+        iqn: second.iqn.clone(),
+    };
+    refused("a known identity under another's initiator name is refused", command(&disguised, &vault)?)?;
+    refused("the sealed volume refuses plain iSCSI", command(first, &cast.plain_url(VAULT))?)?;
+    refused("a plain volume is not shown as a sealed one", command(first, &cast.url(PLAIN_BENCH))?)
+}
+
+/// The machine's own files.
+pub(super) fn choose_input(stage: &Stage, report: &mut Report, bytes: u64) -> Result<Input> {
+    let input = Input::choose(stage, bytes)?;
+    report.say(format_args!(
+        "input: {} files of this machine, {}, from /usr/share and /usr/lib",
+        input.count(),
+        show_size(input.bytes())
+    ));
+    Ok(input)
+}
+
+/// Attaches a volume as a file; its file system too if `mount` is wanted.
+pub(super) fn attach(stage: &Stage, cast: &Cast, who: &Initiator, mount: bool, more: &[&str]) -> Result<Attached> {
+    let directory = stage.make_dir(&format!("{}/attached", who.name))?;
+    let mounted = stage.make_dir(&format!("{}/mounted", who.name))?;
+    let url = cast.url(VAULT);
+    let mut arguments = vec!["attach", url.as_str(), "--foreground", "--to", utf8(&directory)?];
+    if mount {
+        arguments.extend(["--mount", utf8(&mounted)?]);
+    }
+    arguments.extend(more);
+    let guards = [MountGuard(mounted.clone()), MountGuard(directory.clone())];
+    let process = stage.start(&format!("{}.attach", who.name), cast.command(stage, who, &arguments)?)?;
+    Ok(Attached { file: directory.join(VAULT), mounted, process, _guards: guards })
+}
+
+/// An attached volume. Dropped, it is detached, and unmounted by force if that did not do.
+pub(super) struct Attached {
+    /// The volume as a file.
+    pub(super) file: PathBuf,
+    /// Its file system.
+    pub(super) mounted: PathBuf,
+    /// The process that serves it. Before the guards: it is to end first.
+    pub(super) process: Background,
+    _guards: [MountGuard; 2],
+}
+
+impl Attached {
+    /// Detaches cleanly.
+    pub(super) fn detach(self) -> Result<()> {
+        self.process.stop()
+    }
+}
+
+/// Act 3.
+pub(super) fn write_files(
+    stage: &Stage,
+    report: &mut Report,
+    cast: &Cast,
+    input: &Input,
+    evidence: &Evidence,
+    server: &Background,
+) -> Result<Checksums> {
+    let first = &cast.initiators[0];
+    stage.run(cast.command(stage, first, &["volume", "format", &cast.url(VAULT), "--yes"])?)?;
+    report.check(true, "formatted: one sealed hole over the whole volume, so that absence cannot be forged")?;
+
+    let attached = attach(stage, cast, first, false, &[])?;
+    stage.run(stage.program("mkfs.ext4", &["-q", "-b", "4096", utf8(&attached.file)?]))?;
+    attached.detach()?;
+
+    let attached = attach(stage, cast, first, true, &[])?;
+    let started = Instant::now();
+    let written = input.copy_to(stage, &attached.mounted)?;
+    stage.run(stage.program("sync", &["-f", utf8(&attached.mounted)?]))?;
+    let seconds = started.elapsed().as_secs_f64();
+    report.check(
+        written.len() == input.count(),
+        format_args!(
+            "{} files copied into ext4 on the sealed volume and synced, {:.0} MiB/s",
+            written.len(),
+            input.bytes() as f64 / f64::from(1 << 20) / seconds
+        ),
+    )?;
+    act_search::search_initiator(report, first, &attached, evidence, &written, stage)?;
+    act_search::search_server_memory(report, evidence, server, "while the files were being written")?;
+    attached.detach()?;
+    report.check(true, "unmounted and detached cleanly")?;
+    Ok(written)
+}
+
+/// Act 4.
+pub(super) fn compare_files(
+    stage: &Stage,
+    report: &mut Report,
+    cast: &Cast,
+    written: &Checksums,
+    evidence: &Evidence,
+    server: &Background,
+) -> Result<()> {
+    let second = &cast.initiators[1];
+    let attached = attach(stage, cast, second, true, &["--read-only"])?;
+    let read = checksums(stage, &attached.mounted, written.keys().cloned())
+        .context("the second initiator could not read what the first one wrote")?;
+    report.check(read == *written, format_args!("all {} SHA-256 checksums are the same", read.len()))?;
+    act_search::search_initiator(report, second, &attached, evidence, written, stage)?;
+    act_search::search_server_memory(report, evidence, server, "while the files were being read")?;
+    attached.detach()
+}

@@ -1,0 +1,120 @@
+//! From files to keys: where identities, known targets and key files are read, and nowhere else in the binary.
+//!
+//! Absent: what the keys do. Volume keys of an attachment are read by the initiator's key source.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use strongroom_handshake::{NodeKey, PublicKey};
+use strongroom_seal::VolumeKeyFile;
+
+use crate::secret_file;
+
+/// The default place of this machine's identity.
+pub(crate) fn default_identity() -> PathBuf {
+    secret_file::config_dir().join("identity")
+}
+
+/// The default list of targets that may be trusted to be who they say.
+pub(crate) fn default_known_targets() -> PathBuf {
+    secret_file::config_dir().join("known_targets")
+}
+
+/// Reads a node's identity.
+pub(crate) fn read_identity(path: &Path) -> Result<NodeKey> {
+    if !path.exists() {
+        bail!(
+            "there is no identity {path}; make one with: strongroom identity new --out {path}",
+            path = path.display()
+        );
+    }
+    let text = secret_file::read(path, "identity")?;
+    NodeKey::parse(&text).with_context(|| format!("identity {}", path.display()))
+}
+
+/// Reads a file of volume or wrapping keys.
+pub(crate) fn read_key_file(path: &Path) -> Result<VolumeKeyFile> {
+    let text = secret_file::read(path, "key file")?;
+    VolumeKeyFile::parse(&text).with_context(|| format!("key file {}", path.display()))
+}
+
+/// The keys that the target at `host` and `port` may have, from a file of lines `HOST[:PORT] strongroom-ed25519 …`.
+///
+/// # Errors
+/// If none is known: a key is never trusted because it was the first to be seen.
+pub(crate) fn known_target_keys(path: &Path, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let keys = parse_known_targets(&text, host, port).with_context(|| path.display().to_string())?;
+    if keys.is_empty() {
+        let name = address(host, port);
+        bail!(
+            "no key is known for the target {name}. Ask who runs it for the line that `strongroom identity show` prints \
+             there, and give it with --target-key '…', or add it to {path} as: {name} strongroom-ed25519 …",
+            path = path.display()
+        );
+    }
+    Ok(keys)
+}
+
+fn address(host: &str, port: u16) -> String {
+    if port == strongroom_initiator::DEFAULT_PORT {
+        host.to_owned()
+    } else if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+fn parse_known_targets(text: &str, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+    let wanted = address(host, port);
+    let mut keys = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).map(|(number, line)| (number, line.trim())) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let malformed = || anyhow!("line {number} is not `HOST[:PORT] strongroom-ed25519 …`");
+        let (name, key) = line.split_once(char::is_whitespace).ok_or_else(malformed)?;
+        let key = key.trim().parse::<PublicKey>().with_context(malformed)?;
+        if name.eq_ignore_ascii_case(&wanted) {
+            keys.push(key);
+        }
+    }
+    Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(byte: u8) -> PublicKey {
+        PublicKey::from_bytes([byte; 32])
+    }
+
+    #[test]
+    fn known_targets_are_found_by_host_and_port() {
+        let text = format!("# ours\nstorage {}\nstorage:4000 {} spare\n\n[::1]:9 {}\n", key(1), key(2), key(3));
+        assert_eq!(parse_known_targets(&text, "storage", 3260).unwrap(), [key(1)]);
+        assert_eq!(parse_known_targets(&text, "Storage", 4000).unwrap(), [key(2)]);
+        assert_eq!(parse_known_targets(&text, "::1", 9).unwrap(), [key(3)]);
+        assert!(parse_known_targets(&text, "other", 3260).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_malformed_line_is_named_even_if_it_is_of_another_host() {
+        let error = parse_known_targets("storage nonsense\n", "other", 1).unwrap_err();
+        assert!(format!("{error:#}").contains("line 1"), "{error:#}");
+    }
+
+    #[test]
+    fn an_unknown_target_is_refused_with_advice() {
+        let error = known_target_keys(Path::new("/nonexistent/known"), "storage", 3260).unwrap_err().to_string();
+        assert!(error.contains("strongroom identity show") && error.contains("--target-key"), "{error}");
+    }
+}

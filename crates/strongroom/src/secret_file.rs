@@ -1,0 +1,103 @@
+//! Files that hold a secret: made once, readable by their owner alone, and refused when others can read them.
+//!
+//! Absent: what the secret means.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use zeroize::Zeroizing;
+
+/// Largest secret file that is read, in bytes.
+const SECRET_FILE_BYTES_MAX: u64 = 64 * 1024;
+
+/// Writes a new file that only its owner can read, durably.
+///
+/// # Errors
+/// If the file exists already: a key is never overwritten.
+pub(crate) fn create(path: &Path, text: &str) -> Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::create_dir_all(parent).with_context(|| format!("cannot make the directory {}", parent.display()))?;
+    }
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let mut file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => bail!(
+            "{} exists already and a key is never overwritten; choose another name with --out, or remove it if nothing \
+             needs it any more",
+            path.display()
+        ),
+        Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display())),
+    };
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    if let Err(error) = written {
+        // Half a key is worse than none.
+        let _ = fs::remove_file(path);
+        return Err(error).with_context(|| format!("cannot write {}", path.display()));
+    }
+    Ok(())
+}
+
+/// Reads a secret file.
+///
+/// # Errors
+/// If anyone but its owner could read it, or it is no small text file.
+pub(crate) fn read(path: &Path, what: &str) -> Result<Zeroizing<String>> {
+    let file = File::open(path).with_context(|| format!("cannot open the {what} {}", path.display()))?;
+    let metadata = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
+    if !metadata.is_file() {
+        bail!("the {what} {} is not a file", path.display());
+    }
+    if metadata.mode() & 0o077 != 0 {
+        bail!(
+            "others can read the {what} {path} (mode {mode:03o}); run: chmod 600 {path}",
+            path = path.display(),
+            mode = metadata.mode() & 0o777
+        );
+    }
+    if metadata.len() > SECRET_FILE_BYTES_MAX {
+        bail!("{} is {} bytes long: that is no {what}", path.display(), metadata.len());
+    }
+    let mut text = Zeroizing::new(String::with_capacity(metadata.len() as usize + 1));
+    file.take(SECRET_FILE_BYTES_MAX)
+        .read_to_string(&mut text)
+        .with_context(|| format!("the {what} {} is not readable text", path.display()))?;
+    Ok(text)
+}
+
+/// Where a person's own settings live: `$XDG_CONFIG_HOME/strongroom` or `~/.config/strongroom`.
+pub(crate) fn config_dir() -> PathBuf {
+    let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
+    base.unwrap_or_else(|| home().join(".config")).join("strongroom")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn made_once_and_for_the_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/key");
+        create(&path, "text").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(read(&path, "key").unwrap().as_str(), "text");
+        let again = create(&path, "other").unwrap_err().to_string();
+        assert!(again.contains("never overwritten"), "{again}");
+        assert_eq!(read(&path, "key").unwrap().as_str(), "text");
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        create(&path, "text").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = read(&path, "volume key").unwrap_err().to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+    }
+}

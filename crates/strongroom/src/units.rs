@@ -1,0 +1,110 @@
+//! Sizes and durations as people write them, and back. Absent: everything that knows what they are for.
+
+use std::time::Duration;
+
+/// A size in bytes from text such as `4096`, `512K`, `10GiB` or `1.5T`. Units are powers of 1024.
+///
+/// # Errors
+/// A sentence for the person who wrote it.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is not a size; write for instance 4096, 512MiB, 10GiB or 2TiB");
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        "p" | "pib" => 50,
+        "kb" | "mb" | "gb" | "tb" | "pb" => {
+            return Err(format!("'{text}' is ambiguous; units here are powers of 1024: write KiB, MiB, GiB or TiB"));
+        }
+        _ => return Err(wrong()),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is larger than any volume can be"));
+    }
+    let fraction: f64 = number.parse().map_err(|_| wrong())?;
+    let bytes = fraction * (1u64 << shift) as f64;
+    if !bytes.is_finite() || bytes >= u64::MAX as f64 || bytes.fract() != 0.0 {
+        return Err(format!("'{text}' is not a whole number of bytes; write a whole number with a smaller unit"));
+    }
+    Ok(bytes as u64)
+}
+
+/// A size for people: three digits and a binary unit.
+pub(crate) fn show_size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value.fract() == 0.0 || unit == 0 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+/// A duration from text such as `30s`, `5m`, `500ms` or `2h`; a bare number is seconds.
+///
+/// # Errors
+/// A sentence for the person who wrote it.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("'{text}' is not a duration; write for instance 30s, 5m, 2h or 500ms");
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let millis = match unit {
+        "ms" => 1,
+        "" | "s" => 1_000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(millis).map(Duration::from_millis).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_as_people_write_them() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("512K", 512 << 10),
+            ("10GiB", 10 << 30),
+            ("1.5T", 3 << 39),
+            ("64 MiB", 64 << 20),
+            ("0", 0),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "x", "10XB", "1.0001K", "99999999999P", "-1", "10GB"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_short() {
+        assert_eq!(show_size(10 << 30), "10 GiB");
+        assert_eq!(show_size(1536), "1.5 KiB");
+        assert_eq!(show_size(17), "17 B");
+    }
+
+    #[test]
+    fn durations_as_people_write_them() {
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("90"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("2h"), Ok(Duration::from_secs(7200)));
+        for text in ["", "s", "1y", "1.5s", "-3s"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Proves that identities and keys are made once, for their owner alone, and never shown.
+
+mod stage;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use stage::{run, strongroom};
+
+#[test]
+fn identity_files_are_private_and_never_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deep/identity");
+    let path = path.to_str().unwrap();
+    let printed = run(&["identity", "new", "--out", path]).ok();
+    assert!(printed.starts_with("strongroom-ed25519 "), "{printed}");
+    assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(run(&["identity", "show", path]).ok(), printed, "the public line is the same each time");
+    let before = fs::read(path).unwrap();
+    run(&["identity", "new", "--out", path]).failed(&["never overwritten", "--out"]);
+    assert_eq!(fs::read(path).unwrap(), before);
+}
+
+#[test]
+fn the_default_identity_lies_in_the_config_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let status = strongroom(&["identity", "new"]).env("XDG_CONFIG_HOME", dir.path()).status().unwrap();
+    assert!(status.success());
+    assert!(dir.path().join("strongroom/identity").is_file());
+}
+
+#[test]
+fn a_key_is_made_private_and_only_its_id_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("volume.key");
+    let path = path.to_str().unwrap();
+    let made = run(&["key", "new", "--out", path]).ok();
+    let shown = run(&["key", "show", path]).ok();
+    assert!(made.ends_with(&shown) && shown.contains("id "), "{made}{shown}");
+    assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
+    let text = fs::read_to_string(path).unwrap();
+    let secret = text.split_ascii_whitespace().filter(|word| word.len() == 64).last().expect("64 hex digits");
+    assert!(!made.contains(secret) && !shown.contains(secret));
+}
+
+#[test]
+fn a_file_that_others_can_read_is_refused_with_the_cure() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, new, show) in
+        [("identity", ["identity", "new", "--out"], ["identity", "show"]), ("key", ["key", "new", "--out"], ["key", "show"])]
+    {
+        let path = dir.path().join(name);
+        run(&[&new[..], &[path.to_str().unwrap()]].concat()).ok();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        run(&[&show[..], &[path.to_str().unwrap()]].concat()).failed(&["chmod 600"]);
+    }
+}
+
+#[test]
+fn damaged_and_mistaken_files_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = dir.path().join("key");
+    run(&["key", "new", "--out", key.to_str().unwrap()]).ok();
+    let text = fs::read_to_string(&key).unwrap();
+    let at = text.rfind("key ").unwrap() + 4;
+    let flipped = if text.as_bytes()[at] == b'0' { "1" } else { "0" };
+    fs::write(&key, format!("{}{flipped}{}", &text[..at], &text[at + 1..])).unwrap();
+    run(&["key", "show", key.to_str().unwrap()]).failed(&["damaged"]);
+    let identity = dir.path().join("identity");
+    run(&["identity", "new", "--out", identity.to_str().unwrap()]).ok();
+    run(&["key", "show", identity.to_str().unwrap()]).failed(&["not a Strongroom key file"]);
+}
+
+#[test]
+fn every_command_has_an_example() {
+    let commands: &[&[&str]] = &[
+        &["identity", "new"],
+        &["identity", "show"],
+        &["key", "new"],
+        &["key", "show"],
+        &["volume", "create"],
+        &["volume", "list"],
+        &["volume", "show"],
+        &["volume", "delete"],
+        &["volume", "format"],
+        &["volume", "recover"],
+        &["serve"],
+        &["attach"],
+        &["detach"],
+        &["copy"],
+        &["discover"],
+        &["demo"],
+    ];
+    for command in commands {
+        let help = run(&[command, &["--help"][..]].concat()).ok();
+        assert!(help.contains("Example"), "`strongroom {} --help` shows no example", command.join(" "));
+    }
+}

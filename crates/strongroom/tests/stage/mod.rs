@@ -1,0 +1,271 @@
+//! A small world for tests of the binary: a work directory, identities, a target as a real process. Absent: the tests.
+
+#![allow(dead_code)] // Each test file uses its part of it.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory, an initiator called alice, a target that knows her.
+pub struct World {
+    dir: TempDir,
+    pub port: u16,
+}
+
+/// A target process; killed when dropped.
+pub struct Server {
+    child: Child,
+    log: PathBuf,
+}
+
+/// What a finished command said.
+pub struct Said {
+    pub success: bool,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Said {
+    fn from(output: Output) -> Said {
+        Said {
+            success: output.status.success(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Its standard output, if it succeeded.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert!(self.success, "it failed: {}{}", self.stdout, self.stderr);
+        self.stdout
+    }
+
+    /// Its standard error, if it failed; it must contain every one of `parts`.
+    #[track_caller]
+    pub fn failed(self, parts: &[&str]) -> String {
+        assert!(!self.success, "it succeeded: {}", self.stdout);
+        for part in parts {
+            assert!(self.stderr.contains(part), "'{part}' is missing in: {}", self.stderr);
+        }
+        self.stderr
+    }
+}
+
+/// The binary under test.
+pub fn strongroom(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strongroom"));
+    command.args(arguments).stdin(Stdio::null());
+    for variable in ["STRONGROOM_IDENTITY", "STRONGROOM_KEY_FILE", "STRONGROOM_KNOWN_TARGETS", "STRONGROOM_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Runs the binary to its end.
+pub fn run(arguments: &[&str]) -> Said {
+    Said::from(strongroom(arguments).output().expect("the binary runs"))
+}
+
+/// Waits for something to become true.
+#[track_caller]
+pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_true() {
+        assert!(started.elapsed() < PATIENCE, "gave up waiting: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether this machine lets us mount; says so if not.
+pub fn can_mount() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("passed over: needs root and /dev/fuse");
+    }
+    can
+}
+
+/// Whether a program is installed; says so if not.
+pub fn has(program: &str) -> bool {
+    let has = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).exists()));
+    if !has {
+        eprintln!("passed over: {program} is not installed");
+    }
+    has
+}
+
+impl World {
+    /// With a configuration that lets alice use every volume through a channel, and anyone plain ones.
+    pub fn new() -> World {
+        let world = World { dir: TempDir::new().unwrap(), port: free_port() };
+        for name in ["target", "alice"] {
+            run(&["identity", "new", "--out", &world.text(&format!("{name}.identity"))]).ok();
+        }
+        run(&["key", "new", "--out", &world.text("volume.key")]).ok();
+        fs::create_dir(world.path("volumes")).unwrap();
+        let alice = world.public_key("alice");
+        world.write_config(&format!(
+            "[[peer]]\nname = \"alice\"\nkey = \"{alice}\"\ninitiators = [\"iqn.2026-11.test:alice\"]\nvolumes = [\"*\"]\n\n\
+             [[plain]]\ninitiators = [\"*\"]\nvolumes = [\"*\"]\n"
+        ));
+        world
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).to_str().expect("temporary paths are UTF-8").to_owned()
+    }
+
+    /// The public line of an identity made with that name.
+    pub fn public_key(&self, name: &str) -> String {
+        run(&["identity", "show", &self.text(&format!("{name}.identity"))]).ok().trim().to_owned()
+    }
+
+    pub fn write_config(&self, rules: &str) {
+        let text = format!(
+            "root = \"{}\"\nlisten = [\"127.0.0.1:{}\"]\nnode_key = \"{}\"\n\n[limits]\nlogin_timeout_s = 3\nidle_close_s = 1\n\n{rules}",
+            self.text("volumes"),
+            self.port,
+            self.text("target.identity")
+        );
+        fs::write(self.path("strongroom.toml"), text).unwrap();
+    }
+
+    /// `strongroom volume create` with these arguments.
+    pub fn create(&self, arguments: &[&str]) -> Said {
+        let root = self.text("volumes");
+        run(&[&["volume", "create"], arguments, &["--root", &root]].concat())
+    }
+
+    /// A sealed volume, served and formatted.
+    pub fn sealed(name: &str, size: &str) -> (World, Server) {
+        let world = World::new();
+        world.create(&[name, "--size", size]).ok();
+        let server = world.serve();
+        world.alice(&["volume", "format", &world.url(name), "--yes"]).ok();
+        (world, server)
+    }
+
+    /// Starts the target and waits until it serves.
+    pub fn serve(&self) -> Server {
+        let log = self.path("serve.log");
+        let file = fs::File::options().create(true).append(true).open(&log).unwrap();
+        let child = strongroom(&["serve", "--config", &self.text("strongroom.toml")])
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        let mut server = Server { child, log };
+        let served_before = server.log().matches("serving on").count();
+        eventually("the target serves", || {
+            assert!(server.child.try_wait().unwrap().is_none(), "the target ended: {}", server.log());
+            std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+                && server.log().matches("serving on").count() >= served_before.max(1)
+        });
+        server
+    }
+
+    pub fn url(&self, volume: &str) -> String {
+        format!("strongroom://127.0.0.1:{}/{volume}", self.port)
+    }
+
+    pub fn plain_url(&self, volume: &str) -> String {
+        format!("iscsi://127.0.0.1:{}/iqn.2026-11.org.strongroom:{volume}/0", self.port)
+    }
+
+    /// A command of an initiator with this identity, initiator name and volume key.
+    pub fn initiator(&self, identity: &str, initiator_name: &str, key_file: &str, arguments: &[&str]) -> Command {
+        let mut command = strongroom(arguments);
+        command
+            .args(["--identity", &self.text(identity)])
+            .args(["--initiator-name", initiator_name])
+            .args(["--key-file", &self.text(key_file)])
+            .args(["--target-key", &self.public_key("target")])
+            .args(["--connect-timeout", "20s"])
+            .env("XDG_CONFIG_HOME", self.path("config"));
+        command
+    }
+
+    /// A command of alice, not yet run.
+    pub fn alice_command(&self, arguments: &[&str]) -> Command {
+        self.initiator("alice.identity", "iqn.2026-11.test:alice", "volume.key", arguments)
+    }
+
+    /// A command of alice, run to its end.
+    pub fn alice(&self, arguments: &[&str]) -> Said {
+        Said::from(self.alice_command(arguments).output().unwrap())
+    }
+
+    /// Runs a command made with [`World::initiator`].
+    pub fn finish(&self, mut command: Command) -> Said {
+        Said::from(command.output().unwrap())
+    }
+}
+
+impl Server {
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGTERM, and a clean end.
+    #[track_caller]
+    pub fn stop(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let mut status = None;
+        eventually("the target stops", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert!(status.unwrap().success(), "it ended badly: {}", self.log());
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the target's log:\n{}", self.log());
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Bytes that neither compress nor repeat.
+pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    std::iter::repeat_with(next).flatten().take(bytes).collect()
+}

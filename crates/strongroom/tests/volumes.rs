@@ -1,0 +1,74 @@
+//! Proves that volumes are made, listed, shown and deleted, and that what cannot be made is refused with advice.
+
+mod stage;
+
+use stage::{World, run};
+
+#[test]
+fn a_volume_from_making_to_deleting() {
+    let world = World::new();
+    let root = world.text("volumes");
+    let said = world.create(&["vault", "--size", "64MiB", "--peer", "alice"]).ok();
+    assert!(said.contains("volume format"), "says what to do next: {said}");
+    world.create(&["scratch", "--size", "16MiB", "--plain", "--block-size", "512"]).ok();
+    let list = run(&["volume", "list", "--root", &root]).ok();
+    assert!(list.contains("vault") && list.contains("sealed (keyfile)") && list.contains("64 MiB"), "{list}");
+    assert!(list.contains("scratch") && list.contains("plain"), "{list}");
+    // By configuration as well as by directory.
+    let show = run(&["volume", "show", "vault", "--json", "--config", &world.text("strongroom.toml")]).ok();
+    assert!(show.contains("\"size_bytes\": 67108864") && show.contains("\"alice\""), "{show}");
+    run(&["volume", "delete", "vault", "--root", &root]).failed(&["--yes"]);
+    run(&["volume", "delete", "vault", "--yes", "--root", &root]).ok();
+    run(&["volume", "show", "vault", "--root", &root]).failed(&["vault"]);
+    run(&["volume", "delete", "vault", "--yes", "--root", &root]).failed(&["vault"]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_advice() {
+    let world = World::new();
+    // Not whole blocks: the nearest sizes are named.
+    world.create(&["a", "--size", "10000"]).failed(&["8192", "12288"]);
+    world.create(&["a", "--size", "0"]).failed(&["larger"]);
+    world.create(&["a", "--size", "1MiB", "--block-size", "3000"]).failed(&["power of two"]);
+    world.create(&["a", "--size", "10GB"]).failed(&["GiB"]);
+    world.create(&["../a", "--size", "1MiB"]).failed(&["../a"]);
+    world.create(&["a", "--size", "1MiB", "--custody", "target"]).failed(&["--wrapping-key"]);
+    world.create(&["a", "--size", "1MiB", "--plain", "--custody", "keyfile"]).failed(&["--plain"]);
+    world.create(&["a", "--size", "1MiB", "--initiator", "*"]).failed(&["plain"]);
+    world.create(&["a", "--size", "64MiB"]).ok();
+    world.create(&["a", "--size", "64MiB"]).failed(&["a"]);
+    assert_eq!(std::fs::read_dir(world.path("volumes")).unwrap().count(), 1, "nothing is left of what was refused");
+}
+
+#[test]
+fn a_wrapping_key_must_lie_elsewhere() {
+    let world = World::new();
+    let inside = world.text("volumes/wrap.key");
+    run(&["key", "new", "--for", "wrapping", "--out", &inside]).ok();
+    world.create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &inside]).failed(&["outside"]);
+}
+
+#[test]
+fn without_a_configuration_the_commands_say_what_to_give() {
+    run(&["volume", "list", "--config", "/nonexistent/strongroom.toml"]).failed(&["--root", "--config"]);
+    run(&["volume", "list", "--root", "/nonexistent"]).failed(&["/nonexistent"]);
+}
+
+#[test]
+fn a_volume_in_use_is_not_deleted() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    let mut held = world.alice_command(&["copy", &world.url("vault"), "/dev/stdout", "--quiet"]);
+    // Holds the volume open for as long as nobody reads what it writes.
+    let mut child = held.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().unwrap();
+    let root = world.text("volumes");
+    stage::eventually("the volume is in use", || {
+        run(&["volume", "show", "vault", "--root", &root]).ok().lines().any(|line| line.starts_with("in use") && line.contains("yes"))
+    });
+    run(&["volume", "delete", "vault", "--yes", "--root", &root]).failed(&["in use"]);
+    let _ = child.kill();
+    let _ = child.wait();
+    stage::eventually("the idle volume is closed and can go", || {
+        run(&["volume", "delete", "vault", "--yes", "--root", &root]).success
+    });
+    server.stop();
+}
