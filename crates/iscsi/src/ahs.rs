@@ -5,7 +5,11 @@
 //! to four bytes. The layout is the same on a plain stream and inside a channel; only the limit of all of them together
 //! differs (1020 bytes; 65535 less the BHS).
 
+use std::fmt;
+
+use bytes::Bytes;
 use strongroom_block::HoleRecord;
+use zeroize::Zeroize;
 
 /// What an additional header segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,13 +63,44 @@ pub enum AhsError {
     },
 }
 
-/// One segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One segment. Its `Debug` does not show the content, which may hold a block key.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Ahs<'a> {
     /// Its AHSType.
     pub kind: AhsKind,
     /// What is behind the type byte, `AHSLength` bytes; at least one (reserved, or specific to the kind).
     pub content: &'a [u8],
+}
+
+impl fmt::Debug for Ahs<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ahs(0x{:02x}, {} bytes)", self.kind.0, self.content.len())
+    }
+}
+
+/// A list of segments whose `Debug` shows kinds and lengths, never content.
+pub(crate) struct Redacted<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Debug for Redacted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(list(self.0).map_while(Result::ok)).finish()
+    }
+}
+
+/// Segments as shared bytes whose memory is wiped when the last reference goes: for seal records that carry block keys.
+pub fn wiped(segments: Vec<u8>) -> Bytes {
+    struct Wiped(Vec<u8>);
+    impl AsRef<[u8]> for Wiped {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl Drop for Wiped {
+        fn drop(&mut self) {
+            self.0.zeroize();
+        }
+    }
+    Bytes::from_owner(Wiped(segments))
 }
 
 /// Walks segments back to back, each padded to four bytes. Ends after the first error.
@@ -96,7 +131,7 @@ pub fn find(bytes: &[u8], kind: AhsKind) -> Option<&[u8]> {
 }
 
 /// The walk of [`list`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct List<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -154,12 +189,18 @@ pub fn push(out: &mut Vec<u8>, kind: AhsKind, parts: &[&[u8]]) {
 /// The content of a [`AhsKind::SEAL_RECORDS`] segment: entries of one length, one per block, in order.
 ///
 /// Towards the target an entry is a seal record; towards the initiator a store sequence (u64, big-endian) and a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SealRecords<'a> {
     /// Bytes in one entry.
     pub entry_bytes: usize,
     /// The entries, back to back.
     pub entries: &'a [u8],
+}
+
+impl fmt::Debug for SealRecords<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealRecords({} of {} bytes)", self.count(), self.entry_bytes)
+    }
 }
 
 impl<'a> SealRecords<'a> {

@@ -238,9 +238,9 @@ impl fmt::Debug for Bhs {
 
 /// One protocol data unit.
 ///
-/// Lengths inside `bhs`: DataSegmentLength always equals `data.len()`; TotalAHSLength equals `ahs.len() / 4` on a plain
-/// stream and is zero inside a channel. [`Pdu::new`], the framer and [`Pdu::from_channel_frame`] see to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Lengths inside `bhs`: DataSegmentLength always equals `data.len()`. TotalAHSLength is zero until the framer of a
+/// plain stream writes it, and zero inside a channel, where the frame's prefix counts. `Debug` shows no content.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Pdu {
     /// The basic header segment.
     pub bhs: Bhs,
@@ -251,6 +251,17 @@ pub struct Pdu {
     /// Inside a channel: the data is block data that the seal records in `ahs` protect, so the frame leaves it as it is
     /// (frame type SEALED). Never set on a plain stream.
     pub sealed: bool,
+}
+
+impl fmt::Debug for Pdu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pdu")
+            .field("bhs", &self.bhs)
+            .field("ahs", &ahs::Redacted(&self.ahs))
+            .field("data", &self.data)
+            .field("sealed", &self.sealed)
+            .finish()
+    }
 }
 
 impl Pdu {

@@ -10,6 +10,7 @@ mod types;
 mod write;
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -94,7 +95,6 @@ enum Deadline {
 }
 
 /// A task from its command PDU until the last PDU of its response was taken.
-#[derive(Debug)]
 struct Task {
     initiator_task_tag: u32,
     lun: Lun,
@@ -558,6 +558,18 @@ impl Session {
             self.ended.pop_front();
         }
         self.ended.push_back(initiator_task_tag);
+    }
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task")
+            .field("initiator_task_tag", &self.initiator_task_tag)
+            .field("lun", &self.lun)
+            .field("direction", &self.direction)
+            .field("expected_bytes", &self.expected_bytes)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
     }
 }
 

@@ -32,8 +32,8 @@ fn opcodes(pdus: &[strongroom_iscsi::Pdu]) -> Vec<Opcode> {
 fn a_login_settles_the_smaller_and_the_stricter() {
     let mut initiator = initiator_config();
     initiator.offer = Offer { recv_segment_bytes_max: 4096, first_burst_bytes: 65536, ..Offer::default() };
-    let mut target = target::Config::default();
-    target.offer = Offer { max_burst_bytes: 131_072, initial_r2t: true, max_outstanding_r2t: 2, ..Offer::default() };
+    let offer = Offer { max_burst_bytes: 131_072, initial_r2t: true, max_outstanding_r2t: 2, ..Offer::default() };
+    let target = target::Config { offer, ..target::Config::default() };
     let mut pair = Pair::new(initiator, target);
     pair.keep = true;
     pair.log_in();

@@ -84,6 +84,21 @@ fn malformed_content_is_refused() {
     assert!(Hole::decode(&hole).is_err(), "it covers nothing");
 }
 
+/// Seal records may carry block keys.
+#[test]
+fn debug_shows_no_content() {
+    let mut out = Vec::new();
+    push_seal_records(&mut out, 88, record(0).with_block_key(&[0xab; 32]).as_bytes());
+    let shared = wiped(out);
+    let pdu = crate::Pdu::new(crate::Bhs([0; 48]), shared.clone(), strongroom_block::Buffer::empty(), true);
+    let records = SealRecords::find(&shared).expect("sound");
+    let shown = format!("{pdu:?} {records:?} {:?}", list(&shared).next());
+    for content in ["ab", "AB", "171"] {
+        assert!(!shown.contains(content), "{shown}");
+    }
+    assert!(shown.contains("0x30, 89 bytes"));
+}
+
 #[test]
 fn records_are_limited_by_the_header() {
     for (entry, other) in [(56, 0), (64, 0), (96, 28), (96, 4096)] {

@@ -25,7 +25,7 @@ pub(super) struct Burst {
 /// Data of one PDU.
 struct Cut {
     data: Buffer,
-    ahs: Vec<u8>,
+    ahs: Bytes,
     sealed: bool,
 }
 
@@ -79,12 +79,8 @@ impl Session {
             cdb: command.cdb,
         };
         let cut = match &command.write {
-            Some(source) if plan.immediate > 0 => cut(source, 0, plan.immediate),
-            _ => Cut { data: Buffer::empty(), ahs: Vec::new(), sealed: false },
-        };
-        let ahs = match cut.ahs.is_empty() {
-            true => command.ahs.clone(),
-            false => Bytes::from([&command.ahs[..], &cut.ahs].concat()),
+            Some(source) if plan.immediate > 0 => cut(source, 0, plan.immediate, &command.ahs),
+            _ => Cut { data: Buffer::empty(), ahs: command.ahs.clone(), sealed: false },
         };
         if command.write.is_some() {
             task.moved = plan.unsolicited_end;
@@ -101,7 +97,7 @@ impl Session {
         }
         task.cmd_sn = Some(self.cmd_sn);
         self.cmd_sn = self.cmd_sn.next();
-        Some(Pdu::new(header.encode(), ahs, cut.data, cut.sealed))
+        Some(Pdu::new(header.encode(), cut.ahs, cut.data, cut.sealed))
     }
 
     fn next_data_out(&mut self) -> Option<Pdu> {
@@ -110,7 +106,7 @@ impl Session {
         let task = self.tasks.get_mut(key).expect("a task's bursts go with it");
         let source = task.command.write.as_ref().expect("only writes have bursts");
         let len = pdu_bytes(source, burst.end - burst.offset, 0, &self.agreed);
-        let cut = cut(source, burst.offset, len);
+        let cut = cut(source, burst.offset, len, &Bytes::new());
         let is_final = burst.offset + len == burst.end;
         let header = DataOut {
             is_final,
@@ -129,7 +125,7 @@ impl Session {
             }
             self.bursts.pop_front();
         }
-        Some(Pdu::new(header.encode(), Bytes::from(cut.ahs), cut.data, cut.sealed))
+        Some(Pdu::new(header.encode(), cut.ahs, cut.data, cut.sealed))
     }
 }
 
@@ -165,14 +161,17 @@ fn pdu_bytes(source: &WriteSource, left: u32, ahs_bytes: usize, agreed: &Agreed)
     }
 }
 
-fn cut(source: &WriteSource, offset: u32, len: u32) -> Cut {
+/// Part of a write, with `command_ahs` and the records of its blocks.
+fn cut(source: &WriteSource, offset: u32, len: u32, command_ahs: &Bytes) -> Cut {
     let range = offset as usize..(offset + len) as usize;
     let data = source.data.slice(range);
-    let Some(records) = &source.records else { return Cut { data, ahs: Vec::new(), sealed: false } };
+    let Some(records) = &source.records else { return Cut { data, ahs: command_ahs.clone(), sealed: false } };
     let record_bytes = records.record_bytes as usize;
     let (first, count) = ((offset / records.block_bytes) as usize, (len / records.block_bytes) as usize);
     let entries = &records.bytes[first * record_bytes..(first + count) * record_bytes];
-    let mut ahs = Vec::with_capacity(entries.len() + 8);
-    ahs::push_seal_records(&mut ahs, record_bytes, entries);
-    Cut { data, ahs, sealed: true }
+    // Large enough from the start: growing would leave a copy of block keys behind.
+    let mut segments = Vec::with_capacity(command_ahs.len() + entries.len() + 8);
+    segments.extend_from_slice(command_ahs);
+    ahs::push_seal_records(&mut segments, record_bytes, entries);
+    Cut { data, ahs: ahs::wiped(segments), sealed: true }
 }

@@ -1,5 +1,6 @@
 //! What goes in and out of an initiator session: configuration, commands, events.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,7 +8,7 @@ use strongroom_block::Buffer;
 
 pub use crate::pdu::{Attribute, TaskFunction, TaskManagementResult};
 pub use crate::target::{Direction, SendTargets, SessionKind, TargetEntry};
-use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer, Residual};
+use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer, Residual, ahs};
 
 /// Most tasks that a session holds at once, those that wait for the command window included.
 pub const TASKS_MAX: usize = 1024;
@@ -59,7 +60,7 @@ impl Config {
 pub struct TaskId(pub u32);
 
 /// A SCSI command to send.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Command {
     /// Logical unit.
     pub lun: Lun,
@@ -77,6 +78,21 @@ pub struct Command {
     pub ahs: Bytes,
     /// The block size of a read of sealed blocks, in bytes, so that holes can be counted; `None` on a plain unit.
     pub sealed_block_bytes: Option<u32>,
+}
+
+impl fmt::Debug for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Command")
+            .field("lun", &self.lun)
+            .field("cdb", &self.cdb)
+            .field("attribute", &self.attribute)
+            .field("direction", &self.direction)
+            .field("expected_bytes", &self.expected_bytes)
+            .field("write", &self.write)
+            .field("ahs", &ahs::Redacted(&self.ahs))
+            .field("sealed_block_bytes", &self.sealed_block_bytes)
+            .finish()
+    }
 }
 
 impl Command {
@@ -126,7 +142,7 @@ impl WriteSource {
 }
 
 /// Seal records of whole blocks.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WriteRecords {
     /// Bytes in a block.
     pub block_bytes: u32,
@@ -134,6 +150,16 @@ pub struct WriteRecords {
     pub record_bytes: u32,
     /// The records, one per block, back to back.
     pub bytes: Bytes,
+}
+
+impl fmt::Debug for WriteRecords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteRecords")
+            .field("block_bytes", &self.block_bytes)
+            .field("record_bytes", &self.record_bytes)
+            .field("bytes", &format_args!("{} bytes", self.bytes.len()))
+            .finish()
+    }
 }
 
 /// Why a command was not taken.
@@ -202,7 +228,7 @@ pub enum Event {
 }
 
 /// Part of what a read returns.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DataIn {
     /// The task.
     pub task: TaskId,
@@ -216,6 +242,19 @@ pub struct DataIn {
     pub sealed: bool,
     /// How much of the transfer it stands for, in bytes.
     pub covers_bytes: u32,
+}
+
+impl fmt::Debug for DataIn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataIn")
+            .field("task", &self.task)
+            .field("offset", &self.offset)
+            .field("data", &self.data)
+            .field("ahs", &ahs::Redacted(&self.ahs))
+            .field("sealed", &self.sealed)
+            .field("covers_bytes", &self.covers_bytes)
+            .finish()
+    }
 }
 
 /// The end of a command.

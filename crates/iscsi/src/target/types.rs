@@ -1,12 +1,13 @@
 //! What goes in and out of a target session: configuration, events, responses.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 use strongroom_block::{Buffer, BufferMut};
 
 use crate::pdu::{Attribute, Lun};
-use crate::{CloseReason, Offer, Residual};
+use crate::{CloseReason, Offer, Residual, ahs};
 
 /// Most tasks that a session can hold at once; a slot's index has 10 bits in a target transfer tag.
 pub const TASKS_MAX: usize = 1024;
@@ -146,7 +147,6 @@ pub enum Direction {
 }
 
 /// A SCSI command.
-#[derive(Debug)]
 pub struct Command {
     /// Names the task in `complete`.
     pub task: TaskId,
@@ -169,6 +169,22 @@ pub struct Command {
     pub data: Vec<WriteSegment>,
 }
 
+impl fmt::Debug for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Command")
+            .field("task", &self.task)
+            .field("lun", &self.lun)
+            .field("cdb", &self.cdb)
+            .field("ahs", &ahs::Redacted(&self.ahs))
+            .field("attribute", &self.attribute)
+            .field("direction", &self.direction)
+            .field("expected_bytes", &self.expected_bytes)
+            .field("immediate", &self.immediate)
+            .field("data", &self.data)
+            .finish()
+    }
+}
+
 impl Command {
     /// The write data as one buffer; copies only if it came in several segments.
     pub fn gather(&self) -> Buffer {
@@ -189,7 +205,7 @@ impl Command {
 }
 
 /// The data of one PDU of a write.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct WriteSegment {
     /// Where it belongs, in bytes from the start of the transfer.
     pub offset: u32,
@@ -199,6 +215,17 @@ pub struct WriteSegment {
     pub ahs: Bytes,
     /// Whether the frame left the data as it was (SEALED).
     pub sealed: bool,
+}
+
+impl fmt::Debug for WriteSegment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteSegment")
+            .field("offset", &self.offset)
+            .field("data", &self.data)
+            .field("ahs", &ahs::Redacted(&self.ahs))
+            .field("sealed", &self.sealed)
+            .finish()
+    }
 }
 
 /// A task management function to carry out.
@@ -269,7 +296,7 @@ impl Response {
 }
 
 /// A piece of what a read returns.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DataSegment {
     /// The bytes; none for a hole.
     pub data: Buffer,
@@ -279,6 +306,17 @@ pub struct DataSegment {
     pub sealed: bool,
     /// How much of the transfer it stands for, in bytes: `data.len()` unless it is a hole.
     pub covers_bytes: u32,
+}
+
+impl fmt::Debug for DataSegment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DataSegment")
+            .field("data", &self.data)
+            .field("ahs", &ahs::Redacted(&self.ahs))
+            .field("sealed", &self.sealed)
+            .field("covers_bytes", &self.covers_bytes)
+            .finish()
+    }
 }
 
 impl DataSegment {
