@@ -18,6 +18,8 @@
 
 mod driver;
 mod epoll;
+mod event;
+mod options;
 mod provided;
 mod send_queue;
 mod socket;
@@ -38,6 +40,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use strongroom_block::Buffer;
 
+pub use self::event::{Event, ListenerId, RuntimeCounters, SendState, StreamId};
+pub use self::options::{Flavour, FlavourChoice, RuntimeOptions};
 pub use self::socket::{Listener, StreamOptions, resolve};
 pub use self::waker::Waker;
 
@@ -47,157 +51,8 @@ use self::send_queue::SendQueue;
 use self::table::{Deadline, Pending, Phase, Stream, Table};
 use crate::{NetError, StreamFailure};
 
-/// What lies beneath a runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavour {
-    /// Readiness by epoll; works everywhere.
-    Epoll,
-    /// Completions by io_uring; containers often forbid it.
-    IoUring,
-}
-
-/// What to put beneath a runtime.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FlavourChoice {
-    /// The better one by `docs/performance.md`, with the other as the fallback; a log line tells of a fallback.
-    #[default]
-    Auto,
-    /// epoll, whatever else there is.
-    Epoll,
-    /// io_uring or an error.
-    IoUring,
-}
-
-/// Limits and settings of a runtime.
-#[derive(Clone, Debug)]
-pub struct RuntimeOptions {
-    /// epoll or io_uring.
-    pub flavour: FlavourChoice,
-    /// Streams that this runtime holds at most; further connections are refused at once, counted and logged.
-    pub streams_max: usize,
-    /// From this many queued bytes on the owner should stop producing: [`Runtime::send`] says so ...
-    pub send_high_water_bytes: usize,
-    /// ... until the queue is down to this many: then [`Event::SendLow`] is told.
-    pub send_low_water_bytes: usize,
-    /// A peer for which more than this waits is given up ([`StreamFailure::NotReading`]).
-    pub send_queue_bytes_max: usize,
-    /// Most bytes of one [`Event::Received`].
-    pub receive_bytes_max: usize,
-    /// How long a call to a peer may take.
-    pub connect_timeout: Duration,
-    /// How sockets are set up.
-    pub stream: StreamOptions,
-}
-
-impl Default for RuntimeOptions {
-    fn default() -> RuntimeOptions {
-        RuntimeOptions {
-            flavour: FlavourChoice::Auto,
-            streams_max: 1024,
-            send_high_water_bytes: 4 << 20,
-            send_low_water_bytes: 1 << 20,
-            send_queue_bytes_max: 64 << 20,
-            receive_bytes_max: 256 << 10,
-            connect_timeout: Duration::from_secs(10),
-            stream: StreamOptions::default(),
-        }
-    }
-}
-
 /// Queued bytes after which a stream is flushed at once instead of at the next `poll`.
 const FLUSH_AT_ONCE_BYTES: usize = 256 << 10;
-
-/// A stream of this runtime. Never reused while the runtime lives (for 2^31 streams).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamId {
-    index: u32,
-    generation: u32,
-}
-
-impl StreamId {
-    fn token(self) -> u64 {
-        u64::from(self.index) | u64::from(self.generation) << 32
-    }
-
-    fn from_token(token: u64) -> StreamId {
-        StreamId { index: token as u32, generation: (token >> 32) as u32 }
-    }
-}
-
-/// A listening socket of this runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ListenerId(u32);
-
-/// What happened. Events of one stream come in order; none comes after its `Closed`, nor after the owner's `close`,
-/// `abort` or `detach`.
-#[derive(Debug)]
-pub enum Event<'a> {
-    /// A peer connected; the stream receives already.
-    Accepted {
-        /// Where.
-        listener: ListenerId,
-        /// The new stream.
-        stream: StreamId,
-        /// Who.
-        peer: SocketAddr,
-    },
-    /// A [`Runtime::connect`] succeeded.
-    Connected {
-        /// Which.
-        stream: StreamId,
-    },
-    /// Bytes arrived. They are lent until the next call of the runtime.
-    Received {
-        /// Where.
-        stream: StreamId,
-        /// Never empty.
-        bytes: &'a [u8],
-    },
-    /// The peer has sent its last byte; sending to it still works. Told once; `close` or `abort` is up to the owner.
-    PeerFinished {
-        /// Which.
-        stream: StreamId,
-    },
-    /// The send queue, once above its high-water mark, is down to the low-water mark: produce again.
-    SendLow {
-        /// Which.
-        stream: StreamId,
-    },
-    /// The stream failed and is gone.
-    Closed {
-        /// Which it was.
-        stream: StreamId,
-        /// Why.
-        failure: StreamFailure,
-    },
-    /// A [`Waker`] was used (any number of times).
-    Woken,
-}
-
-/// Whether the owner of a stream should go on producing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a producer that ignores `Full` grows the queue until the stream is given up"]
-pub enum SendState {
-    /// Go on.
-    Ready,
-    /// The queue is above its high-water mark: stop until [`Event::SendLow`].
-    Full,
-}
-
-/// What a runtime has done since it was made, for metrics and benches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeCounters {
-    /// System calls made, all kinds.
-    pub system_calls: u64,
-    /// Bytes the kernel took from us.
-    pub sent_bytes: u64,
-    /// Bytes the kernel gave us.
-    pub received_bytes: u64,
-    /// Connections accepted.
-    pub accepted: u64,
-    /// Connections refused for `streams_max`.
-    pub refused: u64,
-}
 
 /// A connection outside any runtime, with all that was not yet sent and not yet read. Give it to another runtime's
 /// [`Runtime::attach`]; dropping it ends the connection.

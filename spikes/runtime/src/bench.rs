@@ -14,6 +14,8 @@ const CLIENT_CPU: usize = 0;
 const SERVER_CPU: usize = 1;
 
 pub struct Options {
+    /// A program that speaks the same protocol: `runtime_server` of `crates/net`.
+    product: Option<String>,
     seconds: f64,
     repeats: usize,
     only: String,
@@ -21,11 +23,12 @@ pub struct Options {
 
 impl Options {
     pub fn parse(args: &[&str]) -> Option<Options> {
-        let mut options = Options { seconds: 0.6, repeats: 5, only: String::new() };
+        let mut options = Options { product: None, seconds: 0.6, repeats: 5, only: String::new() };
         for pair in args.chunks(2) {
             match *pair {
                 ["--seconds", value] => options.seconds = value.parse().ok()?,
                 ["--repeats", value] => options.repeats = value.parse().ok()?,
+                ["--product", value] => options.product = Some(value.to_owned()),
                 ["--only", value] => options.only = value.to_owned(),
                 _ => return None,
             }
@@ -77,18 +80,19 @@ pub fn run(options: Options) {
         eprintln!("`perf` is not installed: system calls are not counted");
     }
     pin(CLIENT_CPU);
+    let candidates = candidates(&options);
     let workloads: Vec<_> = workloads().into_iter().filter(|(label, _)| label.contains(&options.only)).collect();
     let mut results: BTreeMap<(usize, usize), Vec<Measured>> = BTreeMap::new();
     for repeat in 0..options.repeats {
         eprintln!("round {} of {}", repeat + 1, options.repeats);
         for (row, (_, workload)) in workloads.iter().enumerate() {
             // Another order each round, so that a disturbance does not always hit the same one.
-            for turn in 0..FLAVOURS.len() {
-                let column = (turn + repeat) % FLAVOURS.len();
-                if skips(FLAVOURS[column], *workload) {
+            for turn in 0..candidates.len() {
+                let column = (turn + repeat) % candidates.len();
+                if skips(&candidates[column], *workload) {
                     continue;
                 }
-                let measured = measure(FLAVOURS[column], *workload, &file, options.seconds, false);
+                let measured = measure(&candidates[column], *workload, &file, options.seconds, false);
                 results.entry((row, column)).or_default().push(measured);
             }
         }
@@ -96,25 +100,30 @@ pub fn run(options: Options) {
     if counts_calls {
         eprintln!("counting system calls");
         for (row, (_, workload)) in workloads.iter().enumerate() {
-            for (column, flavour) in FLAVOURS.iter().enumerate() {
-                if skips(flavour, *workload) {
+            for (column, candidate) in candidates.iter().enumerate() {
+                if skips(candidate, *workload) {
                     continue;
                 }
-                let calls = measure(flavour, *workload, &file, options.seconds.min(0.5), true).calls_per_op;
+                let calls = measure(candidate, *workload, &file, options.seconds.min(0.5), true).calls_per_op;
                 results.entry((row, column)).or_default()[0].calls_per_op = calls;
             }
         }
     }
     let _ = std::fs::remove_file(&file);
-    print(&workloads, &results);
+    print(&candidates, &workloads, &results);
 }
 
-fn print(workloads: &[(String, Workload)], results: &BTreeMap<(usize, usize), Vec<Measured>>) {
-    println!("| workload | {} |", FLAVOURS.join(" | "));
-    println!("|---|{}", "---:|".repeat(FLAVOURS.len()));
+fn print(
+    candidates: &[Candidate],
+    workloads: &[(String, Workload)],
+    results: &BTreeMap<(usize, usize), Vec<Measured>>,
+) {
+    let names: Vec<String> = candidates.iter().map(Candidate::name).collect();
+    println!("| workload | {} |", names.join(" | "));
+    println!("|---|{}", "---:|".repeat(names.len()));
     for (row, (label, _)) in workloads.iter().enumerate() {
         print!("| {label} |");
-        for column in 0..FLAVOURS.len() {
+        for column in 0..names.len() {
             let Some(runs) = results.get(&(row, column)) else {
                 print!(" |");
                 continue;
@@ -133,25 +142,60 @@ fn print(workloads: &[(String, Workload)], results: &BTreeMap<(usize, usize), Ve
     std::io::stdout().flush().expect("a place to print");
 }
 
-fn measure(flavour: &str, workload: Workload, file: &Path, seconds: f64, count_calls: bool) -> Measured {
+fn measure(candidate: &Candidate, workload: Workload, file: &Path, seconds: f64, count_calls: bool) -> Measured {
     match workload {
-        Workload::Net(load) => measure_net(flavour, load, file, seconds, count_calls),
-        Workload::Reads { len_bytes, depth } => measure_reads(flavour, len_bytes, depth, file, seconds, count_calls),
+        Workload::Net(load) => measure_net(candidate, load, file, seconds, count_calls),
+        Workload::Reads { len_bytes, depth } => {
+            measure_reads(candidate.flavour, len_bytes, depth, file, seconds, count_calls)
+        }
+    }
+}
+
+/// What to measure: the four candidates, and on request what came of it, on io_uring and on epoll.
+fn candidates(options: &Options) -> Vec<Candidate> {
+    let spike = FLAVOURS.map(|flavour| Candidate { flavour, product: None });
+    let product = ["io_uring", "epoll"].map(|flavour| Candidate { flavour, product: options.product.clone() });
+    spike.into_iter().chain(product.into_iter().filter(|candidate| candidate.product.is_some())).collect()
+}
+
+#[derive(Clone)]
+struct Candidate {
+    flavour: &'static str,
+    product: Option<String>,
+}
+
+impl Candidate {
+    fn name(&self) -> String {
+        if self.product.is_some() { format!("net/{}", self.flavour) } else { self.flavour.to_owned() }
+    }
+
+    fn server(&self) -> Command {
+        let mut command = match &self.product {
+            Some(program) => Command::new(program),
+            None => {
+                let mut command = this_program();
+                command.arg("serve");
+                command
+            }
+        };
+        command.arg(self.flavour);
+        command
     }
 }
 
 /// The product's runtime does no file reads of its own.
-fn skips(flavour: &str, workload: Workload) -> bool {
-    flavour.starts_with("net/") && matches!(workload, Workload::Reads { .. })
+fn skips(candidate: &Candidate, workload: Workload) -> bool {
+    candidate.product.is_some() && matches!(workload, Workload::Reads { .. })
 }
 
 fn this_program() -> Command {
     Command::new(std::env::current_exe().expect("a path to this program"))
 }
 
-fn measure_net(flavour: &str, load: Load, file: &Path, seconds: f64, count_calls: bool) -> Measured {
-    let mut server: Child = this_program()
-        .args(["serve", flavour, &SERVER_CPU.to_string()])
+fn measure_net(candidate: &Candidate, load: Load, file: &Path, seconds: f64, count_calls: bool) -> Measured {
+    let mut server: Child = candidate
+        .server()
+        .arg(SERVER_CPU.to_string())
         .arg(file)
         .stdout(Stdio::piped())
         .spawn()

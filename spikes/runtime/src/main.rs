@@ -14,7 +14,7 @@ use std::net::TcpListener;
 
 fn usage() -> ! {
     eprintln!(
-        "usage: runtime-spike bench [--seconds S] [--repeats N] [--only WORKLOAD-PART]\n\
+        "usage: runtime-spike bench [--seconds S] [--repeats N] [--only WORKLOAD-PART] [--product PROGRAM]\n\
          \x20      runtime-spike serve FLAVOUR CPU FILE      (used by bench; prints its port)\n\
          \x20      runtime-spike reads FLAVOUR CPU FILE SIZE DEPTH SECONDS   (used by bench)\n\
          flavours: {}",
@@ -44,6 +44,7 @@ fn main() {
             let cpu = protocol::cpu_microseconds() - before;
             println!("{count} {} {cpu}", started.elapsed().as_micros());
         }
+        [] => bench::run(bench::Options::parse(&[]).expect("no options")),
         ["bench", options @ ..] => bench::run(bench::Options::parse(options).unwrap_or_else(|| usage())),
         _ => usage(),
     }

@@ -2,7 +2,6 @@
 
 mod compio;
 mod epoll;
-mod ours;
 mod tokio;
 mod uring;
 
@@ -10,10 +9,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use strongroom_net::FlavourChoice;
-
-/// The last two are what came of it, and only serve: their file reads are those of `epoll`.
-pub const FLAVOURS: [&str; 6] = ["tokio", "compio", "io_uring", "epoll", "net/io_uring", "net/epoll"];
+pub const FLAVOURS: [&str; 4] = ["tokio", "compio", "io_uring", "epoll"];
 
 /// Reads from the file alone, no network: `depth` at a time until the time is up.
 #[derive(Clone, Copy)]
@@ -35,8 +31,6 @@ pub fn serve(flavour: &str, listener: TcpListener, file: File) -> ! {
         "compio" => compio::serve(listener, file),
         "io_uring" => uring::serve(listener, file),
         "epoll" => epoll::serve(listener, file),
-        "net/io_uring" => ours::serve(listener, file, FlavourChoice::IoUring),
-        "net/epoll" => ours::serve(listener, file, FlavourChoice::Epoll),
         other => panic!("no flavour '{other}'"),
     }
 }
@@ -47,7 +41,7 @@ pub fn reads(flavour: &str, file: File, work: Reads) -> u64 {
         "tokio" => tokio::reads(file, work),
         "compio" => compio::reads(file, work),
         "io_uring" => uring::reads(file, work),
-        "epoll" | "net/epoll" | "net/io_uring" => epoll::reads(file, work),
+        "epoll" => epoll::reads(file, work),
         other => panic!("no flavour '{other}'"),
     }
 }
