@@ -8,7 +8,7 @@ use crate::sense::{Sense, SenseKey};
 /// Something that happened to the unit or the nexus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitAttention {
-    /// POWER ON OCCURRED: a new nexus, as if the unit had just been switched on.
+    /// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED: a new nexus, as if the unit had just been switched on.
     PowerOn,
     /// BUS DEVICE RESET FUNCTION OCCURRED: LOGICAL UNIT RESET.
     Reset,
@@ -36,7 +36,8 @@ impl UnitAttention {
     /// As sense data.
     pub const fn sense(self) -> Sense {
         let (asc, ascq) = match self {
-            UnitAttention::PowerOn => (0x29, 0x01),
+            // POWER ON, RESET, OR BUS DEVICE RESET OCCURRED: libiscsi's tools retry after this one, not after 29h/01h.
+            UnitAttention::PowerOn => (0x29, 0x00),
             UnitAttention::Reset => (0x29, 0x03),
             UnitAttention::NexusLoss => (0x29, 0x07),
             UnitAttention::ModeParametersChanged => (0x2a, 0x01),

@@ -11,6 +11,7 @@ use strongroom_scsi::{Sense, UnitAttention};
 use super::Worker;
 use super::connection::{Connection, cost};
 use super::units::{PendingManagement, Slot};
+use crate::stats::Counters;
 use crate::unit::{ConnectionKey, Verdict};
 
 impl Worker {
@@ -44,7 +45,7 @@ impl Worker {
             session.complete(task, Response::check_condition(Sense::INTERNAL_FAILURE.encode()));
             return;
         };
-        let volume = open.unit.volume();
+        let volume = std::sync::Arc::clone(open.unit.volume());
         let sealed_blocks_max = volume.sealed.as_ref().map_or(0, |sealed| {
             let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
             session.sealed_blocks_max(volume.geometry.block_size.bytes(), entry_bytes)
@@ -54,6 +55,8 @@ impl Worker {
             Verdict::Answer(response) => connection.finished(task, Some(response)),
             Verdict::Later => connection.started(task, cost),
             Verdict::Violation(what) => {
+                Counters::count(&self.shared.counters.misbehaved);
+                tracing::warn!(peer = %connection.peer, volume = %volume.name, what, "broke the frame discipline");
                 session.close(format!("{what}: the initiator breaks the frame discipline; update it"));
             }
         }

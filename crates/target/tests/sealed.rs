@@ -1,0 +1,409 @@
+//! Proves over real sockets that a sealed volume is served only through a channel, to the peers and names it is for, with its
+//! records, and with the frame discipline that leaves nothing but sealed block data outside the channel's encryption.
+//!
+//! The blocks here are sealed by nobody: a target cannot tell, and these tests hold it to that.
+
+mod support;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use strongroom_block::{
+    AttachId, BlockKeyWrap, Buffer, Custody, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence,
+    Suite, WrapError, keyless_checksum,
+};
+use strongroom_handshake::NodeKey;
+use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
+use strongroom_iscsi::{LoginStatus, ahs};
+use strongroom_scsi::vendor::{self, UnitPage};
+use strongroom_scsi::{Sense, VendorCommand, cdb, supported};
+use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
+use support::{ALICE, BLOCK, Host, Initiator, LUN, Outcome, Refused, alice_key, normal, pattern};
+
+const MIB: u64 = 1 << 20;
+
+fn stamp(counter: u64) -> Stamp {
+    Stamp { attach_id: AttachId([0x5e; 16]), counter }
+}
+
+fn record(counter: u64, block: &[u8]) -> SealRecord {
+    let checksum = keyless_checksum(block);
+    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(0), 1, stamp(counter), checksum, [counter as u8; 16])
+}
+
+fn hole(start: u64, count: u64) -> HoleRecord {
+    let flags = RecordFlags(RecordFlags::HOLE);
+    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp(1 << 40 | start), 0, [7; 16]);
+    HoleRecord { start: Lba(start), count, record }
+}
+
+/// Writes with records made by `with`.
+fn sealed_write(lba: u64, data: &[u8], records: &[SealRecord]) -> Command {
+    let record_bytes = records[0].as_bytes().len() as u32;
+    let bytes: Vec<u8> = records.iter().flat_map(|record| record.as_bytes().to_vec()).collect();
+    let records = WriteRecords { block_bytes: BLOCK as u32, record_bytes, bytes: Bytes::from(bytes) };
+    let source = WriteSource { data: Buffer::copy_from(data), records: Some(records) };
+    Command::write(LUN, cdb::write_16(Lba(lba), (data.len() / BLOCK) as u32, false), source)
+}
+
+fn records(first: u64, data: &[u8]) -> Vec<SealRecord> {
+    data.chunks_exact(BLOCK).zip(first..).map(|(block, counter)| record(counter, block)).collect()
+}
+
+fn read(initiator: &mut Initiator, lba: u64, blocks: u32) -> Outcome {
+    let mut command = Command::read(LUN, cdb::read_16(Lba(lba), blocks), blocks * BLOCK as u32);
+    command.sealed_block_bytes = Some(BLOCK as u32);
+    initiator.run(command)
+}
+
+fn format(initiator: &mut Initiator, blocks: u64) {
+    let list = vendor::encode_holes(&[hole(0, blocks)]);
+    initiator.run(seal_hole(&list)).good();
+}
+
+fn seal_hole(list: &[u8]) -> Command {
+    let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
+    Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(list)))
+}
+
+fn read_version(initiator: &mut Initiator, lba: u64, older_than: u64) -> Outcome {
+    let cdb = VendorCommand::ReadVersion { lba: Lba(lba) }.encode();
+    let mut command = Command::read(LUN, cdb, BLOCK as u32);
+    command.sealed_block_bytes = Some(BLOCK as u32);
+    let mut header = Vec::new();
+    ahs::push_older_than(&mut header, older_than);
+    command.ahs = Bytes::from(header);
+    initiator.run(command)
+}
+
+/// The (sequence, record) of every block of a read, and the holes in it.
+fn returned(outcome: &Outcome) -> (Vec<(u64, SealRecord)>, Vec<ahs::Hole>) {
+    let mut blocks = Vec::new();
+    let mut holes = Vec::new();
+    for segment in &outcome.segments {
+        assert_eq!(segment.sealed, !segment.data.is_empty(), "block data is left to its records, and nothing else is");
+        if let Some(found) = ahs::SealRecords::find(&segment.ahs).unwrap() {
+            for entry in found.iter() {
+                let sequence = u64::from_be_bytes(entry[..8].try_into().unwrap());
+                blocks.push((sequence, SealRecord::decode(&entry[8..]).unwrap()));
+            }
+        }
+        holes.extend(ahs::Hole::find(&segment.ahs).unwrap());
+    }
+    (blocks, holes)
+}
+
+#[test]
+fn blocks_come_back_with_their_records_and_holes_with_theirs() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", 64 * MIB)]);
+    let mut initiator = host.channel("vault");
+    let data = initiator.run(Command::read(LUN, cdb::inquiry_vpd(0xc0, 255), 255)).good();
+    let page = UnitPage::parse(&data).unwrap();
+    let sealing = page.sealing.unwrap();
+    assert_eq!((sealing.custody, sealing.record_bytes, sealing.epoch), (Custody::KeyFile, 56, 1));
+
+    let unformatted = read(&mut initiator, 5, 1).sense();
+    assert_eq!(unformatted, Sense::UNRECOVERED_READ.at(Lba(5)), "neither record nor hole is an error, never zeros");
+    format(&mut initiator, 16384);
+    let data = pattern(1, 300);
+    let written = records(1, &data);
+    initiator.run(sealed_write(100, &data, &written)).good();
+    let outcome = read(&mut initiator, 90, 320);
+    let (blocks, holes) = returned(&outcome);
+    assert_eq!(blocks.iter().map(|(_, record)| record.clone()).collect::<Vec<_>>(), written);
+    assert!(blocks.windows(2).all(|pair| pair[0].0 < pair[1].0), "later blocks have later sequences");
+    assert_eq!(holes.iter().map(|hole| hole.covered_blocks).collect::<Vec<_>>(), [10, 10]);
+    assert!(holes.iter().all(|found| found.record == hole(0, 16384)));
+    assert_eq!(outcome.completed.residual, strongroom_iscsi::Residual::None, "holes count as if they had been sent");
+    assert_eq!(outcome.good(), data);
+    initiator.synchronize();
+    assert_eq!(initiator.log_out(), "logged out");
+    assert!(host.handle().stats().crypto.total() < 300 * BLOCK as u64 / 2, "headers alone cost cryptography");
+}
+
+#[test]
+fn versions_feedback_conditions_and_retries() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", MIB)]);
+    let mut initiator = host.channel("vault");
+    format(&mut initiator, 256);
+    let blocks: Vec<Vec<u8>> = (1..=3).map(|seed| pattern(seed, 1)).collect();
+    for (index, block) in blocks.iter().enumerate() {
+        initiator.run(sealed_write(7, block, &[record(index as u64 + 1, block)])).good();
+    }
+    // A retry under the same stamp is acknowledged and makes no version.
+    initiator.run(sealed_write(7, &blocks[2], &[record(3, &blocks[2])])).good();
+    let mut older_than = 0;
+    for block in blocks.iter().rev() {
+        let outcome = read_version(&mut initiator, 7, older_than);
+        older_than = returned(&outcome).0[0].0;
+        assert_eq!(outcome.good(), *block);
+    }
+    // The first version is the hole that formatting made.
+    let outcome = read_version(&mut initiator, 7, older_than);
+    let (_, holes) = returned(&outcome);
+    if let Some(hole) = holes.first() {
+        older_than = hole.store_sequence;
+        let none = read_version(&mut initiator, 7, older_than).sense();
+        assert_eq!(none, Sense::NO_OLDER_VERSION.at(Lba(7)));
+    } else {
+        assert_eq!(outcome.sense(), Sense::NO_OLDER_VERSION.at(Lba(7)));
+    }
+
+    let newest = returned(&read(&mut initiator, 7, 1)).0[0].0;
+    let list = vendor::encode_verified(&[(Lba(7), StoreSequence(newest))]);
+    let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
+    initiator.run(Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(&list)))).good();
+    let gone = read_version(&mut initiator, 7, newest);
+    assert!(gone.status == 2 || gone.data.is_empty(), "older versions may go after feedback");
+
+    let conditional = |expected: Option<Stamp>, block: &[u8], counter: u64| {
+        let mut command = sealed_write(7, block, &[record(counter, block)]);
+        command.cdb = VendorCommand::ConditionalWrite { lba: Lba(7), count: 1 }.encode();
+        let mut header = Vec::new();
+        ahs::push_expected_stamp(&mut header, &expected.map_or([0; 24], Stamp::to_bytes));
+        command.ahs = Bytes::from(header);
+        command
+    };
+    let next = pattern(9, 1);
+    let refused = initiator.run(conditional(Some(stamp(1)), &next, 9)).sense();
+    assert!(refused.is(&Sense::MISCOMPARE), "{refused}");
+    let refused = initiator.run(conditional(None, &next, 9)).sense();
+    assert!(refused.is(&Sense::MISCOMPARE), "{refused}");
+    initiator.run(conditional(Some(stamp(3)), &next, 9)).good();
+    assert_eq!(read(&mut initiator, 7, 1).good(), next);
+    initiator.run(conditional(Some(stamp(3)), &next, 9)).good();
+}
+
+#[test]
+fn what_does_not_fit_its_records_is_refused_and_not_stored() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", MIB)]);
+    let mut initiator = host.channel("vault");
+    format(&mut initiator, 256);
+    let block = pattern(1, 1);
+    let mut flipped = block.clone();
+    flipped[1000] ^= 0x40;
+    let sense = initiator.run(sealed_write(0, &flipped, &[record(1, &block)])).sense();
+    assert!(sense.is(&Sense::CHECKSUM_ON_ARRIVAL), "{sense}");
+    let keyed = record(1, &block).with_block_key(&[1; 32]);
+    let sense = initiator.run(sealed_write(0, &block, &[keyed])).sense();
+    assert!(sense.is(&Sense::INVALID_SEAL_RECORD), "{sense}");
+    let as_hole = SealRecord::new(
+        Suite::Aes256Gcm,
+        Mode::Encrypt,
+        RecordFlags(RecordFlags::HOLE),
+        1,
+        stamp(1),
+        keyless_checksum(&block),
+        [0; 16],
+    );
+    let sense = initiator.run(sealed_write(0, &block, &[as_hole])).sense();
+    assert!(sense.is(&Sense::INVALID_SEAL_RECORD), "{sense}");
+    let other_mode = SealRecord::new(
+        Suite::Aes256Gcm,
+        Mode::AuthenticateOnly,
+        RecordFlags(0),
+        1,
+        stamp(1),
+        keyless_checksum(&block),
+        [0; 16],
+    );
+    let sense = initiator.run(sealed_write(0, &block, &[other_mode])).sense();
+    assert!(sense.is(&Sense::INVALID_SEAL_RECORD), "{sense}");
+    let outside = vendor::encode_holes(&[hole(250, 7)]);
+    assert!(initiator.run(seal_hole(&outside)).sense().is(&Sense::LBA_OUT_OF_RANGE));
+    assert!(initiator.run(seal_hole(&outside[..71])).sense().is(&Sense::PARAMETER_LIST_LENGTH));
+    let (blocks, holes) = returned(&read(&mut initiator, 0, 256));
+    assert!(blocks.is_empty() && holes.len() == 1, "nothing of all that was stored");
+}
+
+#[test]
+fn nothing_that_needs_keys_is_offered() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", MIB)]);
+    let mut initiator = host.channel("vault");
+    let list = initiator.run(Command::read(LUN, cdb::report_supported_operation_codes(4096), 4096)).good();
+    let list = supported::decode_list(&list).unwrap();
+    for opcode in [0x41, 0x42, 0x89, 0x93] {
+        assert!(list.iter().all(|(listed, _)| *listed != opcode));
+    }
+    let unmap = initiator.run(Command::without_data(LUN, cdb::unmap(0))).sense();
+    assert!(unmap.is(&Sense::INVALID_OPCODE));
+    let same = initiator.run(Command::without_data(LUN, cdb::write_same_16(Lba(0), 1, false, true))).sense();
+    assert!(same.is(&Sense::INVALID_OPCODE));
+    let limits = initiator.run(Command::read(LUN, cdb::inquiry_vpd(0xb0, 64), 64)).good();
+    let limits = strongroom_scsi::inquiry::BlockLimits::parse(&limits).unwrap();
+    assert_eq!((limits.compare_and_write_blocks, limits.unmap_blocks_max, limits.write_same_blocks_max), (0, 0, 0));
+}
+
+#[test]
+fn block_data_in_a_protected_frame_ends_the_session() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", MIB)]);
+    let mut initiator = host.channel("vault");
+    let write =
+        Command::write(LUN, cdb::write_16(Lba(0), 1, false), WriteSource::plain(Buffer::copy_from(&pattern(1, 1))));
+    let task = initiator.submit(write);
+    initiator.try_wait(task).unwrap_err();
+    ended_for_misbehaviour(&host, 1);
+}
+
+#[test]
+fn a_sealed_frame_on_a_plain_unit_or_for_parameters_ends_the_session() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", MIB), VolumeSpec::plain("disk", MIB)]);
+    let block = pattern(1, 1);
+    let mut initiator = host.channel("disk");
+    let task = initiator.submit(sealed_write(0, &block, &[record(1, &block)]));
+    initiator.try_wait(task).unwrap_err();
+
+    let mut initiator = host.channel("vault");
+    let mut command = sealed_write(0, &block, &[record(1, &block)]);
+    command.cdb = VendorCommand::Verified { parameter_list_len: BLOCK as u32 }.encode();
+    let task = initiator.submit(command);
+    initiator.try_wait(task).unwrap_err();
+    ended_for_misbehaviour(&host, 2);
+}
+
+fn ended_for_misbehaviour(host: &Host, count: u64) {
+    support::eventually("the session ends", || host.handle().stats().sessions == 0);
+    assert_eq!(host.handle().stats().misbehaved, count, "by the target, for breaking the rule");
+}
+
+#[test]
+fn a_plain_volume_through_a_channel() {
+    let host = Host::start(&[VolumeSpec::plain("disk", MIB)]);
+    let mut initiator = host.channel("disk");
+    initiator.write(0, &pattern(4, 8));
+    assert_eq!(initiator.read(0, 8), pattern(4, 8));
+    assert!(host.handle().stats().crypto.total() > 16 * BLOCK as u64, "plain data is protected by the channel");
+    assert_eq!(host.handle().sessions()[0].peer.as_deref(), Some("alice"));
+}
+
+#[test]
+fn strangers_and_borrowed_names_stay_outside() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", MIB)]);
+    let stranger = NodeKey::from_seed(&[0xee; 32]);
+    let refused = Initiator::log_in(&host, Some(stranger), normal(ALICE, "vault")).err().unwrap();
+    let Refused::Closed(reason) = refused else { panic!("a stranger does not get as far as a login: {refused:?}") };
+    assert!(reason.contains("strongroom-ed25519"), "the reason names our own key, to be added there: {reason}");
+
+    let borrowed = normal("iqn.2026-11.org.example:bob", "vault");
+    let refused = Initiator::log_in(&host, Some(alice_key()), borrowed).err();
+    assert_eq!(refused, Some(Refused::Login(LoginStatus::AUTHORIZATION_FAILED)));
+
+    let plain = Initiator::log_in(&host, None, normal(ALICE, "vault")).err();
+    assert_eq!(plain, Some(Refused::Login(LoginStatus::AUTHORIZATION_FAILED)));
+    let stats = host.handle().stats();
+    assert_eq!((stats.logins, stats.logins_refused), (0, 2));
+    host.channel("vault");
+}
+
+#[test]
+fn a_peer_without_the_volume_stays_outside() {
+    let host = Host::start_with(&[VolumeSpec::sealed("vault", MIB)], |config| config.peers[0].volumes.clear());
+    let refused = Initiator::log_in(&host, Some(alice_key()), normal(ALICE, "vault")).err();
+    assert_eq!(refused, Some(Refused::Login(LoginStatus::AUTHORIZATION_FAILED)));
+    let access = strongroom_target::Access { peers: vec!["alice".into()], ..Default::default() };
+    host.handle().catalogue().set_access("vault", access).unwrap();
+    host.channel("vault");
+}
+
+#[test]
+fn without_a_node_key_there_are_no_channels() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = support::config(dir.path());
+    let message = Target::start(TargetOptions::new(config.clone())).unwrap_err().to_string();
+    assert!(message.contains("identity new"), "{message}");
+    config.peers.clear();
+    let target = Target::start(TargetOptions::new(config)).unwrap();
+    let host = Host { target: Some(target), dir, node: support::target_key().public() };
+    assert!(Initiator::log_in(&host, Some(alice_key()), normal(ALICE, "vault")).is_err());
+}
+
+/// Wraps by a known mask: what matters here is where a key is raw and where it is wrapped.
+struct Mask;
+
+impl BlockKeyWrap for Mask {
+    fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
+        let mut wrapped = [0x77; 40];
+        wrapped.iter_mut().zip(key).for_each(|(out, byte)| *out = byte ^ 0x3c);
+        Ok(wrapped)
+    }
+
+    fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
+        if wrapped[32..] != [0x77; 8] {
+            return Err(WrapError);
+        }
+        Ok(std::array::from_fn(|at| wrapped[at] ^ 0x3c))
+    }
+}
+
+fn custody_target_host(wraps: Option<strongroom_target::WrapFactory>) -> Host {
+    let dir = tempfile::tempdir().unwrap();
+    let sealed =
+        SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key: Some("/etc/wrap.key".into()) };
+    let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", MIB) };
+    strongroom_target::Catalogue::open(dir.path()).unwrap().create(&spec).unwrap();
+    let mut options = TargetOptions::new(support::config(dir.path()));
+    options.node_key = Some(support::target_key());
+    options.wraps = wraps;
+    let node = support::target_key().public();
+    Host { target: Some(Target::start(options).unwrap()), dir, node }
+}
+
+#[test]
+fn block_keys_are_raw_in_the_channel_and_wrapped_at_rest() {
+    const KEY: [u8; 32] = *b"this block key must not rest raw";
+    let mut host = custody_target_host(Some(Arc::new(|volume| {
+        assert!(volume.sealed.as_ref().unwrap().wrapping_key.is_some());
+        Ok(Arc::new(Mask))
+    })));
+    let mut initiator = host.channel("vault");
+    let list = {
+        let mut hole = hole(0, 256);
+        hole.record = hole.record.with_block_key(&KEY);
+        vendor::encode_holes(&[hole])
+    };
+    initiator.run(seal_hole(&list)).good();
+    let data = pattern(1, 3);
+    let written: Vec<_> = records(1, &data).iter().map(|record| record.with_block_key(&KEY)).collect();
+    initiator.run(sealed_write(4, &data, &written)).good();
+    let outcome = read(&mut initiator, 3, 5);
+    let (blocks, holes) = returned(&outcome);
+    assert_eq!(blocks.iter().map(|(_, record)| record.clone()).collect::<Vec<_>>(), written);
+    assert_eq!(holes[0].record.record.raw_block_key(), Some(&KEY));
+    // A blind record has no place here.
+    let sense = initiator.run(sealed_write(4, &data[..BLOCK], &[record(9, &data[..BLOCK])])).sense();
+    assert!(sense.is(&Sense::INVALID_SEAL_RECORD), "{sense}");
+    initiator.synchronize();
+    drop(initiator);
+    host.target.take().unwrap().stop();
+    let stored = files_under(host.dir.path());
+    let wrapped: Vec<u8> = KEY.iter().map(|byte| byte ^ 0x3c).collect();
+    assert!(!contains(&stored, &KEY), "a raw block key at rest");
+    assert!(contains(&stored, &wrapped), "the search finds what is there");
+}
+
+#[test]
+fn without_its_wrapping_key_a_volume_is_not_served() {
+    let none = custody_target_host(None);
+    let refused = Initiator::log_in(&none, Some(alice_key()), normal(ALICE, "vault")).err();
+    assert_eq!(refused, Some(Refused::Login(LoginStatus::TARGET_ERROR)));
+    let broken = custody_target_host(Some(Arc::new(|_| Err("no such file".to_owned()))));
+    let refused = Initiator::log_in(&broken, Some(alice_key()), normal(ALICE, "vault")).err();
+    assert_eq!(refused, Some(Refused::Login(LoginStatus::TARGET_ERROR)));
+}
+
+fn files_under(dir: &std::path::Path) -> Vec<u8> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(files_under(&path));
+        } else {
+            all.extend(std::fs::read(&path).unwrap());
+        }
+    }
+    all
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|window| window == needle)
+}
