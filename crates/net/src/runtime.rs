@@ -271,8 +271,8 @@ impl Runtime {
         }
     }
 
-    /// Ends a stream in order: what is queued still goes out, then the end of the stream, and the peer has a few
-    /// seconds to take it. No more events of it.
+    /// Ends a stream in order: what is queued still goes out, then the end of the stream, and the peer has time to
+    /// take it as long as it does. No more events of it.
     pub fn close(&mut self, id: StreamId) {
         if self.table.owned(id).is_some() {
             self.flush(id, false);
@@ -481,7 +481,11 @@ impl Runtime {
                         self.end(id, StreamFailure::ConnectTimedOut { peer, after });
                     }
                 }
-                Deadline::Linger(id) => self.release(id),
+                Deadline::Linger(id) => {
+                    if self.table.linger_expired(id) {
+                        self.release(id);
+                    }
+                }
                 Deadline::AcceptAgain => self.driver.accept_again(&mut self.table),
             }
         }

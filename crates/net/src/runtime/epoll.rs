@@ -1,7 +1,8 @@
 //! The epoll driver: readiness, one receive per ready stream into one staging buffer, one vectored write per flush.
 //!
-//! Level-triggered: what is not read now is reported again, so there is no state to get wrong. Write interest exists
-//! only while a queue is stuck.
+//! Level-triggered: what is not read now is reported again, so there is no state to get wrong, and each ready stream gets
+//! one receive per turn, so that no peer can keep the others, or the loop itself, waiting. Write interest exists only
+//! while a queue is stuck.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -157,11 +158,6 @@ impl Epoll {
                     Received::Finished
                 }
                 Ok((_, len_bytes)) => {
-                    if len_bytes == self.staging.len() {
-                        // More waits, probably: back in the row, behind the others.
-                        stream.readable_pending = true;
-                        table.pending.push_back(Pending::Readable(id));
-                    }
                     table.counters.received_bytes += len_bytes as u64;
                     Received::Bytes(len_bytes)
                 }

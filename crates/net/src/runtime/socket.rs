@@ -25,6 +25,9 @@ pub struct StreamOptions {
     pub keepalive_interval: Duration,
     /// Unanswered questions until the connection is given up.
     pub keepalive_probes: u32,
+    /// How long sent bytes may stay unacknowledged until the connection is given up; `None` leaves it to the kernel,
+    /// which takes about a quarter of an hour.
+    pub unanswered_timeout: Option<Duration>,
 }
 
 impl Default for StreamOptions {
@@ -36,6 +39,7 @@ impl Default for StreamOptions {
             keepalive_idle: Some(Duration::from_secs(30)),
             keepalive_interval: Duration::from_secs(10),
             keepalive_probes: 3,
+            unanswered_timeout: Some(Duration::from_secs(60)),
         }
     }
 }
@@ -55,6 +59,10 @@ impl StreamOptions {
             sockopt::set_tcp_keepidle(socket, idle.max(Duration::from_secs(1)))?;
             sockopt::set_tcp_keepintvl(socket, self.keepalive_interval.max(Duration::from_secs(1)))?;
             sockopt::set_tcp_keepcnt(socket, self.keepalive_probes.max(1))?;
+        }
+        if let Some(timeout) = self.unanswered_timeout {
+            let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+            sockopt::set_tcp_user_timeout(socket, milliseconds.max(1))?;
         }
         Ok(())
     }

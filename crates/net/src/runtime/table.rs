@@ -17,8 +17,11 @@ use super::uring::UringStream;
 use super::{Failed, ListenerId, RuntimeCounters, RuntimeOptions, StreamId};
 use crate::{NetError, StreamFailure};
 
-/// How long a stream closed by its owner may take to hand over its last bytes and see the peer's end.
+/// How long a stream closed by its owner may make no progress in handing over its last bytes and seeing the peer's end.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// How often that time is granted anew while bytes still leave.
+const LINGER_ROUNDS: u8 = 12;
 
 /// Upper bound on `streams_max`: what the drivers' tokens can name.
 const STREAMS_CAP: usize = 1 << 20;
@@ -61,6 +64,8 @@ pub(super) struct Stream {
     pub(super) above_high_water: bool,
     /// Received before the owner could take it: carried over from another runtime, or while receiving was paused.
     pub(super) early: VecDeque<Vec<u8>>,
+    /// While lingering: what was queued when the time began, and how often it did.
+    pub(super) linger_mark: (usize, u8),
     /// epoll: what we asked to be told.
     pub(super) interest: u32,
     /// epoll: a `Pending::Readable` for it waits.
@@ -172,6 +177,7 @@ impl Table {
             send_failure: None,
             above_high_water: false,
             early: VecDeque::new(),
+            linger_mark: (0, 0),
             interest: 0,
             readable_pending: false,
             uring: UringStream::default(),
@@ -274,9 +280,23 @@ impl Table {
         stream.phase = Phase::Lingering;
         stream.early.clear();
         stream.receiving = true;
+        stream.linger_mark = (stream.queue.len_bytes(), 0);
         self.lingering_count += 1;
         self.arm(LINGER, Deadline::Linger(id));
         self.finish_sending(id)
+    }
+
+    /// The time to linger is over. True if that is final: no byte left meanwhile, or it took too long altogether.
+    pub(super) fn linger_expired(&mut self, id: StreamId) -> bool {
+        let Some(stream) = self.stream(id) else { return true };
+        let (mark, rounds) = stream.linger_mark;
+        let queued_bytes = stream.queue.len_bytes();
+        if queued_bytes >= mark || rounds >= LINGER_ROUNDS {
+            return true;
+        }
+        stream.linger_mark = (queued_bytes, rounds + 1);
+        self.arm(LINGER, Deadline::Linger(id));
+        false
     }
 
     /// Says that no more bytes come from us, once the queue of a lingering stream is empty. True if it is over then.

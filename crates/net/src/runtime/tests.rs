@@ -516,3 +516,32 @@ fn dropping_a_runtime_in_the_midst_of_work_is_harmless() {
         }
     });
 }
+
+#[test]
+fn a_peer_that_never_stops_sending_does_not_hold_the_loop() {
+    on_each_flavour(|flavour| {
+        let mut bench = Bench::new(flavour);
+        let address = bench.listen();
+        let mut flood = TcpStream::connect(address).unwrap();
+        let stream = bench.accepted();
+        let flooding = std::thread::spawn(move || {
+            let part = pattern(1 << 20, 1);
+            while flood.write_all(&part).is_ok() {}
+        });
+        bench.until(|bench| bench.bytes_of(stream).len() > 8 << 20);
+        // Each turn ends although more always waits, so wakes and other streams get theirs.
+        for _ in 0..50 {
+            bench.runtime.poll(None).unwrap();
+            let mut count = 0;
+            while bench.runtime.next_event().is_some() {
+                count += 1;
+                assert!(count < 10_000, "the turn never ends");
+            }
+        }
+        bench.runtime.waker().wake();
+        bench.until(|bench| bench.seen.contains(&Seen::Woken));
+        bench.runtime.abort(stream);
+        bench.until(|bench| bench.runtime.streams_count() == 0);
+        flooding.join().unwrap();
+    });
+}

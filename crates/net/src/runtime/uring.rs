@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use super::provided::Provided;
+use super::send_queue::SLICES_MAX;
 use super::table::{Pending, Phase, Stream, Table};
 use super::waker::Waker;
 use super::{ListenerId, StreamId};
@@ -99,6 +100,8 @@ pub(super) struct Uring {
     /// The runtime is being dropped: nothing new is begun.
     ending: bool,
     completions: Vec<cqueue::Entry>,
+    /// Sends that completed, kept for the next ones.
+    spare_sends: Vec<Box<SendOperation>>,
     /// Streams to receive on again, when the buffers told of are given back.
     rearm: Vec<StreamId>,
 }
@@ -131,6 +134,7 @@ impl Uring {
             in_flight: 0,
             ending: false,
             completions: Vec::with_capacity(256),
+            spare_sends: Vec::new(),
             rearm: Vec::new(),
         };
         uring.watch_waker(waker);
@@ -214,7 +218,7 @@ impl Uring {
         let Some(stream) = table.stream(id) else { return };
         let ready = matches!(stream.phase, Phase::Open | Phase::Lingering);
         if stream.uring.send.is_none() && !stream.queue.is_empty() && ready {
-            let entry = begin_send(stream);
+            let entry = begin_send(stream, self.spare_sends.pop());
             self.push(table, entry.user_data(stream_token(Operation::Send, id)));
         }
         if at_once {
@@ -425,7 +429,10 @@ impl Uring {
 
     fn sent(&mut self, table: &mut Table, id: StreamId, result: i32) {
         let Some(stream) = table.stream(id) else { return };
-        stream.uring.send = None;
+        if let Some(mut operation) = stream.uring.send.take() {
+            operation.slices.clear();
+            self.spare_sends.push(operation);
+        }
         match result {
             sent @ 0.. => {
                 table.sent(id, sent as usize);
@@ -510,17 +517,20 @@ impl Uring {
 }
 
 /// Prepares one send of the queue's front; the stream keeps all that the entry points to.
-fn begin_send(stream: &mut Stream) -> squeue::Entry {
-    let slices: Vec<libc::iovec> = stream
-        .queue
-        .parts()
-        .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
-        .collect();
-    // SAFETY: an all-zero msghdr is a valid, empty one.
-    let message: libc::msghdr = unsafe { std::mem::zeroed() };
-    let operation = stream.uring.send.insert(Box::new(SendOperation { message, slices }));
+fn begin_send(stream: &mut Stream, spare: Option<Box<SendOperation>>) -> squeue::Entry {
+    let mut operation = spare.unwrap_or_else(|| {
+        // SAFETY: an all-zero msghdr is a valid, empty one.
+        let message: libc::msghdr = unsafe { std::mem::zeroed() };
+        Box::new(SendOperation { message, slices: Vec::with_capacity(SLICES_MAX) })
+    });
+    let parts = stream.queue.parts();
+    operation
+        .slices
+        .extend(parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() }));
     operation.message.msg_iov = operation.slices.as_mut_ptr();
     operation.message.msg_iovlen = operation.slices.len();
     let fd = Fd(stream.fd.as_raw_fd());
-    opcode::SendMsg::new(fd, &raw const operation.message).flags(libc::MSG_NOSIGNAL as u32).build()
+    // Into the box, which stays where it is when the stream's other parts move.
+    let message = &raw const stream.uring.send.insert(operation).message;
+    opcode::SendMsg::new(fd, message).flags(libc::MSG_NOSIGNAL as u32).build()
 }
