@@ -120,6 +120,8 @@ pub(super) struct Engine {
     next_sequence: u64,
     phase: Phase,
     replay_ops: usize,
+    /// The target was restarted and does not have all of the log yet, whatever connections came and went since.
+    replay_due: bool,
     log: UnflushedLog,
     own_flush: bool,
     /// A flush of ours failed: the next flush of the application says so, once.
@@ -153,6 +155,7 @@ impl Engine {
             next_sequence: 0,
             phase: Phase::Down,
             replay_ops: 0,
+            replay_due: false,
             log: UnflushedLog::default(),
             own_flush: false,
             lost: None,
@@ -278,11 +281,13 @@ impl Engine {
     pub(super) fn connected(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
         self.unit = unit;
         self.phase = Phase::Up;
-        if !restarted {
+        self.replay_due |= restarted;
+        if !self.replay_due {
             return;
         }
         let pieces = self.log.pieces(self.block_bytes());
         if pieces.is_empty() {
+            self.replay_due = false;
             return;
         }
         tracing::info!(pieces = pieces.len(), bytes = self.log.bytes(), "sending unflushed writes again");
@@ -330,6 +335,7 @@ impl Engine {
     fn replay_done_if_empty(&mut self) {
         if self.phase == Phase::Replaying && self.replay_ops == 0 {
             tracing::info!("unflushed writes are with the target again");
+            self.replay_due = false;
             self.phase = Phase::Up;
         }
     }
@@ -385,11 +391,6 @@ impl Engine {
             let (_, Op { reply, cost_bytes, .. }) = op;
             self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()) });
         }
-    }
-
-    /// Requests taken in and not ended.
-    pub(super) fn requests(&self) -> usize {
-        self.ops.len()
     }
 
     /// Requests somebody waits for.
