@@ -31,9 +31,9 @@ use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 
 pub use crate::pdu::TaskManagementResult;
 pub use types::{
-    ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event, IMMEDIATE_TASKS_MAX, LoginRequested,
-    MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, SendTargets, SessionKind, Statistics, TASKS_MAX,
-    TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement, WriteSegment,
+    ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event,
+    IMMEDIATE_TASKS_MAX, LoginRequested, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, SendTargets,
+    SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement, WriteSegment,
 };
 
 /// Tasks that ended while data for them may still come; their late Data-Out is dropped without a word.
@@ -55,6 +55,7 @@ pub struct Session {
     answers: VecDeque<Waiting>,
     /// How many of `answers` the peer can cause without bound of its own (all but R2Ts).
     answers_counted: usize,
+    answers_bytes: usize,
 
     stat_sn: Serial,
     exp_cmd_sn: Serial,
@@ -155,6 +156,7 @@ impl Session {
             events: VecDeque::new(),
             answers: VecDeque::new(),
             answers_counted: 0,
+            answers_bytes: 0,
             stat_sn: Serial(0),
             exp_cmd_sn: Serial(0),
             window_taken: 0,
@@ -246,6 +248,7 @@ impl Session {
         };
         if waiting.kind != AnswerKind::R2t {
             self.answers_counted -= 1;
+            self.answers_bytes -= waiting.data.len();
         }
         if waiting.kind != AnswerKind::Ping {
             self.liveness.sent();
@@ -256,7 +259,7 @@ impl Session {
 
     /// False while so many answers wait that the driver should not read on.
     pub fn accepts_input(&self) -> bool {
-        self.answers_counted < ANSWERS_HIGH
+        self.answers_counted < ANSWERS_HIGH && self.answers_bytes < ANSWERS_BYTES_HIGH
     }
 
     /// Asks the initiator to log out within `grace`, by an asynchronous message, for a drain; then drops the connection. A
@@ -497,7 +500,11 @@ impl Session {
             if self.answers_counted >= ANSWERS_MAX {
                 return Err(PeerMisbehaved::Flood { what: "answers", limit: ANSWERS_MAX });
             }
+            if self.answers_bytes + data.len() > ANSWERS_BYTES_MAX {
+                return Err(PeerMisbehaved::Flood { what: "bytes of answers", limit: ANSWERS_BYTES_MAX });
+            }
             self.answers_counted += 1;
+            self.answers_bytes += data.len();
         }
         self.answers.push_back(Waiting { bhs, data, kind });
         Ok(())
@@ -512,6 +519,7 @@ impl Session {
         self.deadline = None;
         self.answers.retain(|waiting| waiting.kind == AnswerKind::Numbered);
         self.answers_counted = self.answers.len();
+        self.answers_bytes = self.answers.iter().map(|waiting| waiting.data.len()).sum();
         self.held.clear();
         self.tasks.clear();
         self.by_tag.clear();

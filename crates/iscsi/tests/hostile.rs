@@ -292,6 +292,80 @@ fn a_flood_of_pings_that_nobody_reads_ends_the_session() {
 }
 
 #[test]
+fn a_flood_of_large_pings_is_counted_in_bytes() {
+    let mut victim = Victim::logged_in(small(), "MaxRecvDataSegmentLength=262144\0");
+    let nop = NopOut {
+        immediate: true,
+        lun: Lun(0),
+        initiator_task_tag: 5,
+        target_transfer_tag: TAG_NONE,
+        cmd_sn: Serial(100),
+        exp_stat_sn: Serial(0),
+    };
+    let mut said = 0;
+    while !victim.session.is_closed() {
+        said += 1;
+        victim.say(nop.encode(), &vec![1; 262_144]);
+        assert!(said < 4 || !victim.session.accepts_input());
+    }
+    assert_eq!(said * 262_144, target::ANSWERS_BYTES_MAX + 262_144);
+    assert!(matches!(victim.closed(), CloseReason::Misbehaved(PeerMisbehaved::Flood { .. })));
+}
+
+#[test]
+fn a_second_question_waits_for_the_answer_to_the_first() {
+    let mut victim = Victim::logged_in(small(), KEYS);
+    let text = TextRequest {
+        immediate: true,
+        is_final: true,
+        continues: false,
+        lun: Lun(0),
+        initiator_task_tag: 3,
+        target_transfer_tag: TAG_NONE,
+        cmd_sn: Serial(100),
+        exp_stat_sn: Serial(0),
+    };
+    victim.say(text.encode(), b"SendTargets=\0");
+    victim.say(text.encode(), b"SendTargets=\0");
+    victim.expect_reject(RejectReason::ProtocolError);
+    assert!(matches!(victim.session.poll_event(), Some(Event::SendTargets(_))));
+    assert!(victim.session.poll_event().is_none());
+    victim.session.send_targets(&[]);
+    assert!(matches!(victim.hear(), Some((Answer::Text(answer), _)) if answer.is_final));
+}
+
+/// An initiator that declares less than a block gets an error, and no PDU that it does not take.
+#[test]
+fn a_sealed_block_that_does_not_fit_is_not_sent() {
+    use strongroom_iscsi::target::DataSegment;
+    let config = target::Config { in_channel: true, ..small() };
+    let mut victim = Victim::logged_in(config, "MaxRecvDataSegmentLength=512\0");
+    assert_eq!(victim.session.sealed_blocks_max(4096, 64), 0);
+    let command = ScsiCommand {
+        immediate: false,
+        is_final: true,
+        read: true,
+        write: false,
+        attribute: Attribute::Simple,
+        lun: Lun(0),
+        initiator_task_tag: 1,
+        expected_data_transfer_bytes: 4096,
+        cmd_sn: Serial(100),
+        exp_stat_sn: Serial(0),
+        cdb: [0; 16],
+    };
+    victim.cmd_sn += 1;
+    victim.say(command.encode(), &[]);
+    let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
+    let mut header = Vec::new();
+    strongroom_iscsi::ahs::push_seal_records(&mut header, 64, &[0; 64]);
+    let segment = DataSegment::sealed(Buffer::copy_from(&[0; 4096]), Bytes::from(header));
+    victim.session.complete(command.task, Response { data: vec![segment], ..Response::good() });
+    victim.expect_sense(1, 0x05, [0x26, 0x02]);
+    victim.expect_alive();
+}
+
+#[test]
 fn endless_text_ends_the_session() {
     let mut victim = Victim::fresh(small());
     let piece = b"X-a=".iter().copied().chain(std::iter::repeat_n(b'b', 8000)).collect::<Vec<u8>>();

@@ -44,6 +44,10 @@ impl Session {
 
     pub(super) fn handle_text(&mut self, request: TextRequest, pdu: Pdu) -> Result<(), PeerMisbehaved> {
         let tag = request.initiator_task_tag;
+        if self.question.as_ref().is_some_and(|question| question.asked) {
+            // RFC 7143 §11.10: one request at a time.
+            return self.reject(&pdu, RejectReason::ProtocolError);
+        }
         if request.target_transfer_tag == TAG_NONE {
             self.question = Some(Question {
                 initiator_task_tag: tag,
@@ -55,9 +59,7 @@ impl Session {
             });
         }
         let Some(question) = self.question.as_mut().filter(|question| {
-            question.initiator_task_tag == tag
-                && !question.asked
-                && [TAG_NONE, TEXT_TAG].contains(&request.target_transfer_tag)
+            question.initiator_task_tag == tag && [TAG_NONE, TEXT_TAG].contains(&request.target_transfer_tag)
         }) else {
             return self.reject(&pdu, RejectReason::InvalidPduField);
         };

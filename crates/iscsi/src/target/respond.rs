@@ -7,7 +7,7 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::{DataSegment, Direction, Response, Session, State, TaskId};
-use crate::pdu::{DataIn, Lun, Pdu, ScsiResponse, Sequence};
+use crate::pdu::{BHS_BYTES, CHANNEL_HEADER_BYTES_MAX, DataIn, Lun, Pdu, ScsiResponse, Sequence};
 use crate::slots::Key;
 use crate::{Residual, ahs};
 
@@ -19,6 +19,8 @@ pub(super) mod sense {
 
     pub(in crate::target) const UNEXPECTED_UNSOLICITED_DATA: Sense = Sense(0x0b, 0x0c, 0x0c);
     pub(in crate::target) const INCORRECT_AMOUNT_OF_DATA: Sense = Sense(0x0b, 0x0c, 0x0d);
+    /// Parameter value invalid: MaxRecvDataSegmentLength is less than a sealed block.
+    pub(in crate::target) const SEGMENT_TOO_SHORT: Sense = Sense(0x05, 0x26, 0x02);
     pub(in crate::target) const INVALID_FIELD_IN_CDB: Sense = Sense(0x05, 0x24, 0x00);
 
     impl Sense {
@@ -76,6 +78,10 @@ impl Session {
     }
 
     fn respond(&mut self, key: Key, response: Response) {
+        let response = match response.data.iter().all(|segment| self.can_send(segment)) {
+            true => response,
+            false => Response::check_condition(sense::SEGMENT_TOO_SHORT.encode()),
+        };
         let Some(task) = self.tasks.get_mut(key) else { return };
         let offered: u64 = response.data.iter().map(|segment| u64::from(segment.covers_bytes)).sum();
         let wanted = response.wanted_bytes.unwrap_or(match task.direction {
@@ -104,6 +110,15 @@ impl Session {
         let reserved_bytes = std::mem::take(&mut task.reserved_bytes);
         self.responding.push_back(key);
         self.release_memory(reserved_bytes);
+    }
+
+    /// Whether the peer takes a segment as it is, where it cannot be cut: an initiator may declare that it takes less than
+    /// a block.
+    fn can_send(&self, segment: &DataSegment) -> bool {
+        is_plain(segment)
+            || (self.config.in_channel
+                && segment.data.len() <= self.agreed.send_segment_bytes_max as usize
+                && BHS_BYTES + segment.ahs.len() <= CHANNEL_HEADER_BYTES_MAX)
     }
 
     /// The next PDU of the task whose turn it is.

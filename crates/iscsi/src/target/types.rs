@@ -19,6 +19,10 @@ pub const MANAGEMENTS_MAX: usize = 16;
 pub const ANSWERS_MAX: usize = 1024;
 /// Answers that wait beyond which [`super::Session::accepts_input`] asks the driver to stop reading.
 pub const ANSWERS_HIGH: usize = 256;
+/// Upper bound on the data of answers that wait for the peer to read, in bytes: pings are echoed whole.
+pub const ANSWERS_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Bytes that wait beyond which [`super::Session::accepts_input`] asks the driver to stop reading.
+pub const ANSWERS_BYTES_HIGH: usize = 1024 * 1024;
 /// Longest text of one negotiation or text exchange, in bytes; RFC 7143 §6.1 wants at least 8192.
 pub const TEXT_BYTES_MAX: usize = 64 * 1024;
 
