@@ -4,11 +4,12 @@
 //! tests see what a user of the store sees.
 
 mod forgetting;
+mod image;
 mod model;
 mod random;
 mod sim_disk;
 
-pub use forgetting::{ForgettingDisk, Forgotten};
+pub use forgetting::ForgettingDisk;
 pub use model::{Content, Model, block_bytes, content_of, record_for};
 pub use random::Random;
 pub use sim_disk::{Faults, SimBackend, SimDisk};

@@ -121,7 +121,7 @@ impl Model {
 
     /// What a flush submitted now will make durable.
     pub fn flush_mark(&self) -> u64 {
-        self.answered.iter().filter_map(|block| block.keys().next_back()).copied().max().unwrap_or(0)
+        self.highest
     }
 
     /// A flush was answered that was submitted when the mark was this.

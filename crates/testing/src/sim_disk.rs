@@ -1,18 +1,15 @@
 //! A disk in memory that crashes. It has a durable and a live image; what was not synced survives a crash in part:
 //! whole writes, single sectors of them, later ones without earlier ones, or nothing.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use strongroom_block::BufferMut;
+use strongroom_block::{Buffer, BufferMut};
 use strongroom_store::Waker;
 use strongroom_store::backend::{Backend, Io, IoDone};
 
 use crate::Random;
-
-const PAGE: usize = 4096;
-const SECTOR: usize = 512;
+use crate::image::{Forgetful, PAGE};
 
 /// What goes wrong besides crashes. All off by default.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,59 +22,8 @@ pub struct Faults {
     pub syncs_do_nothing: bool,
 }
 
-type Page = Box<[u8; PAGE]>;
-
-#[derive(Default)]
-struct Image(HashMap<u64, Page>);
-
-impl Image {
-    fn read(&self, offset: u64, bytes: &mut [u8]) {
-        for (page, within, range) in pages(offset, bytes.len()) {
-            match self.0.get(&page) {
-                Some(page) => bytes[range.clone()].copy_from_slice(&page[within..within + range.len()]),
-                None => bytes[range].fill(0),
-            }
-        }
-    }
-
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
-        for (page, within, range) in pages(offset, bytes.len()) {
-            let page = self.0.entry(page).or_insert_with(|| Box::new([0; PAGE]));
-            page[within..within + range.len()].copy_from_slice(&bytes[range]);
-        }
-    }
-
-    fn punch(&mut self, offset: u64, len: u64) {
-        for page in offset / PAGE as u64..(offset + len) / PAGE as u64 {
-            self.0.remove(&page);
-        }
-    }
-}
-
-/// Page, offset within it, and range of the caller's bytes.
-fn pages(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        (at < len).then(|| {
-            let position = offset + at as u64;
-            let within = (position % PAGE as u64) as usize;
-            let count = (PAGE - within).min(len - at);
-            at += count;
-            (position / PAGE as u64, within, at - count..at)
-        })
-    })
-}
-
-enum Change {
-    Write { offset: u64, bytes: Vec<u8> },
-    Punch { offset: u64, len: u64 },
-}
-
 struct State {
-    live: Image,
-    durable: Image,
-    /// Done since the last sync, in order.
-    unsynced: Vec<Change>,
+    bytes: Forgetful,
     random: Random,
     faults: Faults,
     /// I/Os until the disk is cut off.
@@ -94,9 +40,7 @@ impl SimDisk {
     /// An empty disk.
     pub fn new(seed: u64) -> SimDisk {
         SimDisk(Arc::new(Mutex::new(State {
-            live: Image::default(),
-            durable: Image::default(),
-            unsynced: Vec::new(),
+            bytes: Forgetful::default(),
             random: Random::new(seed),
             faults: Faults::default(),
             ios_left: None,
@@ -137,69 +81,32 @@ impl SimDisk {
 
     /// How many pages hold data.
     pub fn pages(&self) -> usize {
-        self.state().live.0.len()
+        self.state().bytes.pages()
     }
 
     /// The power goes and comes back. What was not synced survives as the seed has it.
     pub fn crash(&self) {
         let state = &mut *self.state();
-        let unsynced = std::mem::take(&mut state.unsynced);
-        let mode = state.random.below(5);
-        for change in unsynced {
-            survive(&mut state.durable, change, mode, &mut state.random);
-        }
-        state.live = Image(state.durable.0.clone());
+        state.bytes.crash(&mut state.random);
         state.cut_off = false;
         state.ios_left = None;
     }
 
     /// Flips one bit of what the disk holds, live and durable.
     pub fn flip(&self, offset: u64, bit: u8) {
-        let state = &mut *self.state();
-        for image in [&mut state.live, &mut state.durable] {
-            let mut byte = [0];
-            image.read(offset, &mut byte);
-            image.write(offset, &[byte[0] ^ 1 << bit]);
-        }
+        let mut byte = [0];
+        self.read(offset, &mut byte);
+        self.overwrite(offset, &[byte[0] ^ 1 << bit]);
     }
 
     /// Reads what the disk holds now.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
-        self.state().live.read(offset, bytes);
+        self.state().bytes.read(offset, bytes);
     }
 
     /// Writes past every cache.
     pub fn overwrite(&self, offset: u64, bytes: &[u8]) {
-        let state = &mut *self.state();
-        state.live.write(offset, bytes);
-        state.durable.write(offset, bytes);
-    }
-}
-
-/// Applies what survives of one unsynced change. Modes: 0 nothing, 1 everything, 2 whole writes by chance,
-/// 3 single sectors by chance, 4 nearly everything but one sector here and there.
-fn survive(durable: &mut Image, change: Change, mode: u64, random: &mut Random) {
-    match change {
-        Change::Punch { offset, len } => {
-            if mode == 1 || mode > 1 && random.once_in(2) {
-                durable.punch(offset, len);
-            }
-        }
-        Change::Write { offset, bytes } => {
-            let whole = random.once_in(2);
-            for (at, sector) in bytes.chunks(SECTOR).enumerate() {
-                let survives = match mode {
-                    0 => false,
-                    1 => true,
-                    2 => whole,
-                    3 => random.once_in(2),
-                    _ => !random.once_in(64),
-                };
-                if survives {
-                    durable.write(offset + (at * SECTOR) as u64, sector);
-                }
-            }
-        }
+        self.state().bytes.overwrite(offset, bytes);
     }
 }
 
@@ -219,39 +126,34 @@ impl State {
 
     fn perform(&mut self, io: Io, mark: usize) -> io::Result<Option<BufferMut>> {
         if !self.admit() {
-            // A write under way when the power went may have arrived in part.
             if let Io::Write { offset, buffers } = io {
-                self.unsynced.push(Change::Write { offset, bytes: buffers.concat_bytes() });
+                self.bytes.write_unseen(offset, concat(&buffers));
             }
             return Err(io::Error::other("the simulated disk is cut off"));
         }
         match io {
             Io::Read { offset, mut buffer } => {
-                self.live.read(offset, &mut buffer);
+                self.bytes.read(offset, &mut buffer);
                 return Ok(Some(buffer));
             }
-            Io::Write { offset, buffers } => {
-                let bytes = buffers.concat_bytes();
-                let new = pages(offset, bytes.len()).filter(|(page, ..)| !self.live.0.contains_key(page)).count();
-                if self.faults.pages_max > 0 && self.live.0.len() + new > self.faults.pages_max {
-                    // As on a real disk, a part may have arrived.
-                    let part = self.random.below(bytes.len() as u64) as usize / PAGE * PAGE;
-                    let fits = part.min((self.faults.pages_max.saturating_sub(self.live.0.len())) * PAGE);
-                    self.live.write(offset, &bytes[..fits]);
-                    self.unsynced.push(Change::Write { offset, bytes: bytes[..fits].to_vec() });
-                    return Err(io::ErrorKind::StorageFull.into());
-                }
-                self.live.write(offset, &bytes);
-                self.unsynced.push(Change::Write { offset, bytes });
-            }
-            Io::Discard { offset, len } => {
-                self.live.punch(offset, len);
-                self.unsynced.push(Change::Punch { offset, len });
-            }
+            Io::Write { offset, buffers } => self.write(offset, concat(&buffers))?,
+            Io::Discard { offset, len } => self.bytes.punch(offset, len),
             Io::Allocate { .. } => {}
-            Io::Sync => return self.sync(mark).map(|()| None),
+            Io::Sync => self.sync(mark)?,
         }
         Ok(None)
+    }
+
+    fn write(&mut self, offset: u64, mut bytes: Vec<u8>) -> io::Result<()> {
+        let free = self.faults.pages_max.saturating_sub(self.bytes.pages());
+        if self.faults.pages_max == 0 || self.bytes.new_pages(offset, bytes.len()) <= free {
+            self.bytes.write(offset, bytes);
+            return Ok(());
+        }
+        // As on a real disk, a part may have arrived.
+        bytes.truncate(self.random.below(free as u64 + 1) as usize * PAGE);
+        self.bytes.write(offset, bytes);
+        Err(io::ErrorKind::StorageFull.into())
     }
 
     /// Makes durable what was done before the sync was submitted; what came after may or may not be.
@@ -263,21 +165,13 @@ impl State {
         if every > 0 && self.random.once_in(every) {
             return Err(io::Error::other("the simulated sync failed"));
         }
-        for change in self.unsynced.drain(..mark.min(self.unsynced.len())) {
-            survive(&mut self.durable, change, 1, &mut self.random);
-        }
+        self.bytes.sync(mark, &mut self.random);
         Ok(())
     }
 }
 
-trait ConcatBytes {
-    fn concat_bytes(&self) -> Vec<u8>;
-}
-
-impl ConcatBytes for Vec<strongroom_block::Buffer> {
-    fn concat_bytes(&self) -> Vec<u8> {
-        self.iter().flat_map(|buffer| buffer.iter().copied()).collect()
-    }
+fn concat(buffers: &[Buffer]) -> Vec<u8> {
+    buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect()
 }
 
 struct InFlight {
@@ -300,7 +194,7 @@ impl Backend for SimBackend {
     fn set_waker(&mut self, _waker: Waker) {}
 
     fn submit(&mut self, token: u64, io: Io) {
-        let mark = self.disk.state().unsynced.len();
+        let mark = self.disk.state().bytes.unsynced();
         self.in_flight.push(InFlight { token, io, mark });
     }
 
@@ -316,9 +210,9 @@ impl Backend for SimBackend {
             let InFlight { token, io, mark } = self.in_flight.remove(at);
             let mut state = self.disk.state();
             let synced = matches!(io, Io::Sync);
-            let before = state.unsynced.len();
+            let before = state.bytes.unsynced();
             let result = state.perform(io, mark);
-            let drained = before.saturating_sub(state.unsynced.len());
+            let drained = before.saturating_sub(state.bytes.unsynced());
             drop(state);
             if synced {
                 for other in &mut self.in_flight {
@@ -341,7 +235,7 @@ impl Drop for SimBackend {
         let mut state = self.disk.state();
         for InFlight { io, .. } in self.in_flight.drain(..) {
             if let Io::Write { offset, buffers } = io {
-                state.unsynced.push(Change::Write { offset, bytes: buffers.concat_bytes() });
+                state.bytes.write_unseen(offset, concat(&buffers));
             }
         }
     }

@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use strongroom_block::{
     BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, SealingDomain, StoreSequence, Token, VolumeId,
 };
-use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, Store, StoreId, UnitKind};
+use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, Stats, Store, StoreId, UnitKind};
 use strongroom_testing::{Faults, Model, Random, SimDisk, record_for};
 
 const SEEDS: u64 = 1500;
@@ -34,7 +34,43 @@ struct Run {
     model: Model,
     asked: HashMap<u64, Asked>,
     next_op: u64,
+    seen: Seen,
+}
+
+/// What runs came across: a simulation that never cleans proves nothing about cleaning.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
     reopenings: u64,
+    cut_offs_while_opening: u64,
+    written_bytes: u64,
+    cleaned_bytes: u64,
+    table_bytes: u64,
+    versions_evicted: u64,
+    versions_released: u64,
+    refusals: u64,
+    full: u64,
+}
+
+impl Seen {
+    fn add(&mut self, stats: Stats) {
+        self.written_bytes += stats.written_bytes;
+        self.cleaned_bytes += stats.cleaned_bytes;
+        self.table_bytes += stats.table_bytes;
+        self.versions_evicted += stats.versions_evicted;
+        self.versions_released += stats.versions_released;
+    }
+
+    fn merge(&mut self, other: Seen) {
+        self.reopenings += other.reopenings;
+        self.cut_offs_while_opening += other.cut_offs_while_opening;
+        self.written_bytes += other.written_bytes;
+        self.cleaned_bytes += other.cleaned_bytes;
+        self.table_bytes += other.table_bytes;
+        self.versions_evicted += other.versions_evicted;
+        self.versions_released += other.versions_released;
+        self.refusals += other.refusals;
+        self.full += other.full;
+    }
 }
 
 impl Run {
@@ -54,7 +90,7 @@ impl Run {
         options.store_id = Some(StoreId([7; 16]));
         Store::create_on(Box::new(disk.backend(true)), &options).unwrap();
         let model = Model::new(blocks, block_size, 1);
-        Run { random, disk, kind, block_size, blocks, model, asked: HashMap::new(), next_op: 1, reopenings: 0 }
+        Run { random, disk, kind, block_size, blocks, model, asked: HashMap::new(), next_op: 1, seen: Seen::default() }
     }
 
     fn open(&mut self) -> Option<Store> {
@@ -198,7 +234,7 @@ impl Run {
     /// Opens (again and again, if the disk is cut off meanwhile) and compares.
     fn reopen(&mut self) -> Store {
         loop {
-            self.reopenings += 1;
+            self.seen.reopenings += 1;
             if self.random.once_in(3) {
                 self.disk.cut_off_after(self.random.below(60));
             }
@@ -211,6 +247,7 @@ impl Run {
                 }
                 drop(store);
             }
+            self.seen.cut_offs_while_opening += 1;
             self.asked.clear();
             self.disk.crash();
         }
@@ -233,6 +270,7 @@ impl Run {
                 break;
             }
         }
+        self.seen.add(store.stats());
         if !self.disk.is_cut_off() && self.random.once_in(2) {
             self.disk.cut_off_after(u64::MAX);
             self.close(store);
@@ -253,7 +291,7 @@ impl Run {
     }
 }
 
-fn run(seed: u64) -> u64 {
+fn run(seed: u64) -> Seen {
     let mut run = Run::new(seed);
     run.format();
     let rounds = 1 + run.random.below(6);
@@ -264,7 +302,7 @@ fn run(seed: u64) -> u64 {
     let mut store = run.reopen();
     let all = run.read_all(&mut store).expect("nothing goes wrong any more");
     run.model.after_crash(&all);
-    run.reopenings
+    run.seen
 }
 
 fn seeds(count: u64) -> Vec<u64> {
@@ -277,7 +315,7 @@ fn seeds(count: u64) -> Vec<u64> {
 
 /// Runs every seed; says which ones failed.
 fn failing(seeds: &[u64], test: impl Fn(u64) + Sync) -> Vec<u64> {
-    let failed = std::sync::Mutex::new(Vec::new());
+    let failed = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -299,10 +337,17 @@ fn failing(seeds: &[u64], test: impl Fn(u64) + Sync) -> Vec<u64> {
 
 #[test]
 fn sim_nothing_flushed_is_lost_and_nothing_is_torn() {
-    let failed = failing(&seeds(SEEDS), |seed| {
-        run(seed);
+    let seen = Mutex::new(Seen::default());
+    let seeds = seeds(SEEDS);
+    let failed = failing(&seeds, |seed| {
+        let one = run(seed);
+        seen.lock().unwrap().merge(one);
     });
     assert!(failed.is_empty(), "failing seeds: {failed:?}");
+    let seen = seen.into_inner().unwrap();
+    println!("{seen:?}");
+    let everything = seen.cleaned_bytes > 0 && seen.versions_evicted > 0 && seen.cut_offs_while_opening > 0;
+    assert!(seeds.len() < 100 || everything, "the runs did not come across everything: {seen:?}");
 }
 
 /// The canary: if syncs do nothing, the simulation must notice.

@@ -1,0 +1,187 @@
+//! Proves that a flushed write survives a crash of machine and process: the store lies on a disk that forgets what was not
+//! synced, the process that writes is killed at a random moment, and everything flushed must be there afterwards.
+//! Then proves that the proof is worth something: a store that leaves its syncs out must fail it.
+//!
+//! 20 kills; `STRONGROOM_KILLS=200` for more. Needs root (or the right to mount) and /dev/fuse.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
+use strongroom_store::{CreateOptions, Op, OpenOptions, Outcome, Store, UnitKind};
+use strongroom_testing::{ForgettingDisk, Model, Random, record_for};
+
+const BLOCKS: u64 = 2048;
+
+struct Crashes {
+    random: Random,
+    disk: ForgettingDisk,
+    dir: PathBuf,
+    model: Model,
+    next_op: u64,
+    flushes: u64,
+    _mount_point: tempfile::TempDir,
+}
+
+impl Crashes {
+    fn new(seed: u64, kind: UnitKind) -> Crashes {
+        let mount_point = tempfile::tempdir().unwrap();
+        let disk = ForgettingDisk::mount(mount_point.path(), seed).expect("FUSE can be mounted");
+        let dir = disk.path().join("volume");
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+        let mut options = CreateOptions::new(VolumeId([1; 16]), geometry, kind);
+        options.segment_bytes = 256 << 10;
+        Store::create(&dir, &options).unwrap();
+        let mut sequence = 1;
+        if kind.is_sealed() {
+            let mut store = Store::open(&dir, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+            let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(0, 0, None) };
+            let Outcome::Written { first, .. } = store.execute(Op::Hole { holes: vec![hole] }).unwrap() else {
+                panic!("holes are written")
+            };
+            sequence = first.0;
+            store.close().unwrap();
+        }
+        let model = Model::new(BLOCKS, BlockSize::DEFAULT, sequence);
+        Crashes { random: Random::new(seed), disk, dir, model, next_op: 1, flushes: 0, _mount_point: mount_point }
+    }
+
+    /// Lets the writer run for a moment, kills it, lets the disk forget, and compares.
+    fn kill(&mut self, writer: &Path) {
+        let seed = self.random.number();
+        let mut child = Command::new(writer)
+            .arg(&self.dir)
+            .args([seed.to_string(), self.next_op.to_string()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the writer starts");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        let run_for = Duration::from_micros(500 + self.random.below(150_000));
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(run_for);
+            child.kill().expect("it is ours");
+            child.wait().expect("it is dead");
+        });
+        self.listen(output);
+        killer.join().expect("the writer is killed");
+        if self.random.once_in(2) {
+            self.disk.forget();
+        } else {
+            self.disk.crash();
+        }
+        self.compare();
+    }
+
+    fn listen(&mut self, output: impl BufRead) {
+        let mut marks = VecDeque::new();
+        for line in output.lines() {
+            let line = line.expect("text");
+            let mut words = line.split(' ');
+            let what = words.next().expect("a word");
+            if what == "E" {
+                panic!("the writer could not open the store: {line}");
+            }
+            let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
+            match (what, &numbers[..]) {
+                ("S", [op, lba, count, _]) => {
+                    self.model.submitted(*op, *lba, *count);
+                    self.next_op = self.next_op.max(op + 1);
+                }
+                ("W", [op, sequence]) => self.model.written(*op, *sequence, false),
+                ("H", [lba, count, sequence]) => self.model.hole(*lba, *count, *sequence),
+                ("P", _) => marks.push_back(self.model.flush_mark()),
+                ("F", _) => {
+                    self.flushes += 1;
+                    self.model.flushed(marks.pop_front().expect("flushes are answered in order"));
+                }
+                _ => {} // Opened, or a line that the kill cut off.
+            }
+        }
+        self.next_op += 1000; // Operations of which the kill cut off the line.
+    }
+
+    fn compare(&mut self) {
+        let mut store = Store::open(&self.dir, &OpenOptions::default(), Arc::new(|| {})).expect("the store opens");
+        let Outcome::Read(extents) =
+            store.execute(Op::Read { lba: Lba(0), count: BLOCKS as u32 }).expect("all is read")
+        else {
+            panic!("reads are answered with data")
+        };
+        self.model.after_crash(&extents);
+        if self.random.once_in(2) {
+            store.close().unwrap();
+        }
+    }
+}
+
+fn kills() -> u64 {
+    std::env::var("STRONGROOM_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
+fn sealed() -> UnitKind {
+    UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile }
+}
+
+#[test]
+fn nothing_flushed_is_forgotten() {
+    let writer = Path::new(env!("CARGO_BIN_EXE_crash-writer"));
+    for (seed, kind) in [(1, UnitKind::Plain), (2, sealed())] {
+        let mut crashes = Crashes::new(seed, kind);
+        for _ in 0..kills().div_ceil(2) {
+            crashes.kill(writer);
+        }
+        assert!(crashes.flushes > 0 && crashes.next_op > 1000, "the writer wrote and flushed");
+        println!("{} flushes, {} syncs", crashes.flushes, crashes.disk.syncs());
+    }
+}
+
+/// Builds the writer with the planted fault.
+fn build_without_syncs() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted-no-sync");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--offline", "--bin", "crash-writer", "--features", "planted-no-sync"])
+        .args(["--package", env!("CARGO_PKG_NAME")])
+        .env("CARGO_TARGET_DIR", &target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo runs");
+    assert!(status.success(), "the writer with the planted fault builds");
+    target.join("debug/crash-writer")
+}
+
+#[test]
+fn a_store_without_syncs_is_found_out() {
+    let writer = build_without_syncs();
+    let mut crashes = Crashes::new(3, UnitKind::Plain);
+    let survived = catch_unwind(AssertUnwindSafe(|| {
+        for _ in 0..20 {
+            crashes.kill(&writer);
+        }
+    }));
+    assert!(survived.is_err(), "20 kills did not show that the store leaves its syncs out");
+}
+
+/// The disk itself: synced bytes stay, others go, names stay.
+#[test]
+fn the_disk_forgets_what_was_not_synced() {
+    use std::os::unix::fs::FileExt;
+    let mount_point = tempfile::tempdir().unwrap();
+    let disk = ForgettingDisk::mount(mount_point.path(), 1).expect("FUSE can be mounted");
+    let path = disk.path().join("file");
+    let file = std::fs::File::create(&path).unwrap();
+    file.write_all_at(b"synced", 0).unwrap();
+    file.sync_data().unwrap();
+    file.write_all_at(b"unsure", 6).unwrap();
+    drop(file);
+    assert_eq!(std::fs::read(&path).unwrap(), b"syncedunsure");
+    disk.forget();
+    assert_eq!(std::fs::read(&path).unwrap(), b"synced\0\0\0\0\0\0");
+    std::fs::rename(&path, disk.path().join("other")).unwrap();
+    let names: Vec<_> = std::fs::read_dir(disk.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["other"]);
+}
