@@ -53,7 +53,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Err(error) = logging::start(&cli.logging) {
-        eprintln!("strongroom: {error:#}");
+        eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
     }
     let result = match cli.command {
@@ -70,8 +70,22 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("strongroom: {error:#}");
+            eprintln!("strongroom: {}", in_words(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes in one line; a cause that the line already tells is not told again.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !words.contains(&cause) {
+            if !words.is_empty() {
+                words.push_str(": ");
+            }
+            words.push_str(&cause);
+        }
+    }
+    words
 }

@@ -46,9 +46,10 @@ fn a_key_is_made_private_and_only_its_id_is_shown() {
 #[test]
 fn a_file_that_others_can_read_is_refused_with_the_cure() {
     let dir = tempfile::tempdir().unwrap();
-    for (name, new, show) in
-        [("identity", ["identity", "new", "--out"], ["identity", "show"]), ("key", ["key", "new", "--out"], ["key", "show"])]
-    {
+    for (name, new, show) in [
+        ("identity", ["identity", "new", "--out"], ["identity", "show"]),
+        ("key", ["key", "new", "--out"], ["key", "show"]),
+    ] {
         let path = dir.path().join(name);
         run(&[&new[..], &[path.to_str().unwrap()]].concat()).ok();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();

@@ -62,7 +62,10 @@ fn a_volume_in_use_is_not_deleted() {
     let mut child = held.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().unwrap();
     let root = world.text("volumes");
     stage::eventually("the volume is in use", || {
-        run(&["volume", "show", "vault", "--root", &root]).ok().lines().any(|line| line.starts_with("in use") && line.contains("yes"))
+        run(&["volume", "show", "vault", "--root", &root])
+            .ok()
+            .lines()
+            .any(|line| line.starts_with("in use") && line.contains("yes"))
     });
     run(&["volume", "delete", "vault", "--yes", "--root", &root]).failed(&["in use"]);
     let _ = child.kill();

@@ -291,7 +291,8 @@ mod tests {
 
     #[test]
     fn rules_can_be_written_as_flags() {
-        let rule = parse_peer("name=alice; key=strongroom-ed25519 AAAA=; initiators=iqn.a,iqn.b; volumes=*; read_only").unwrap();
+        let rule = parse_peer("name=alice; key=strongroom-ed25519 AAAA=; initiators=iqn.a,iqn.b; volumes=*; read_only")
+            .unwrap();
         assert_eq!(rule.key, "strongroom-ed25519 AAAA=");
         assert_eq!(rule.initiators, ["iqn.a", "iqn.b"]);
         assert!(rule.read_only && rule.volumes == ["*"]);

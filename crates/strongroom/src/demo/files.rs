@@ -21,6 +21,9 @@ const CANARIES_PER_FILE: u64 = 4;
 /// Different byte values that make a piece of a file a canary: not zeros, not padding.
 const CANARY_VALUES_MIN: usize = 14;
 
+/// The same for its first eight bytes, which the search looks at first.
+const START_VALUES_MIN: usize = 5;
+
 /// A file's content, for comparing.
 pub(super) type Checksum = [u8; 32];
 
@@ -78,10 +81,7 @@ impl Input {
                 let mut piece = [0; CANARY_BYTES];
                 let at = (bytes - CANARY_BYTES as u64) * number / CANARIES_PER_FILE;
                 std::os::unix::fs::FileExt::read_exact_at(&file, &mut piece, at)?;
-                let mut values = piece.to_vec();
-                values.sort_unstable();
-                values.dedup();
-                if values.len() >= CANARY_VALUES_MIN {
+                if different_values(&piece) >= CANARY_VALUES_MIN && different_values(&piece[..8]) >= START_VALUES_MIN {
                     canaries.push(piece);
                 }
             }
@@ -90,6 +90,13 @@ impl Input {
         canaries.dedup();
         Ok(canaries)
     }
+}
+
+fn different_values(bytes: &[u8]) -> usize {
+    let mut values = bytes.to_vec();
+    values.sort_unstable();
+    values.dedup();
+    values.len()
 }
 
 fn collect(

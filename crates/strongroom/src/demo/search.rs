@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use rustix::fs::{SeekFrom, seek};
 
 /// Bytes in every canary.
 pub(crate) const CANARY_BYTES: usize = 32;
@@ -95,20 +96,21 @@ impl Canaries {
     }
 
     fn search_file(&self, path: &Path, findings: &mut Findings) -> Result<()> {
-        let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
         let mut buffer = vec![0; CHUNK_BYTES];
-        // What a canary across the border of two pieces needs from the former one.
-        let mut kept = 0;
-        loop {
-            let read = file.read(&mut buffer[kept..])?;
-            if read == 0 {
-                return Ok(());
+        let mut end = 0;
+        // Data by data: holes in a sparse file are nobody's bytes.
+        while let Ok(start) = seek(&file, SeekFrom::Data(end)) {
+            end = seek(&file, SeekFrom::Hole(start))?;
+            let mut at = start;
+            while at < end {
+                let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK_BYTES);
+                file.read_exact_at(&mut buffer[..want], at)?;
+                self.search_bytes(&buffer[..want], findings);
+                at += advance(want, at + want as u64 == end);
             }
-            self.search_bytes(&buffer[..kept + read], findings);
-            let tail = (kept + read).min(CANARY_BYTES - 1);
-            buffer.copy_within(kept + read - tail..kept + read, 0);
-            kept = tail;
         }
+        Ok(())
     }
 
     /// Searches everything that a process has mapped: heap, stacks, shared memory, libraries.
@@ -132,12 +134,17 @@ impl Canaries {
                     continue;
                 }
                 self.search_bytes(&buffer[..read], findings);
-                let overlap = if read == want && at + (read as u64) < end { CANARY_BYTES as u64 - 1 } else { 0 };
-                at += read as u64 - overlap.min(read as u64 - 1);
+                at += advance(read, read < want || at + read as u64 == end);
             }
         }
         Ok(())
     }
+}
+
+/// How far to go on after a piece: not quite its length, so that a canary across the border of two is met as well.
+fn advance(piece_bytes: usize, is_last: bool) -> u64 {
+    let overlap = if is_last || piece_bytes < CANARY_BYTES { 0 } else { CANARY_BYTES - 1 };
+    (piece_bytes - overlap) as u64
 }
 
 /// The addresses of a line of `/proc/PID/maps`, if the mapping can be read.
