@@ -90,6 +90,8 @@ struct Management {
     function: TaskFunction,
     lun: Lun,
     task: Option<Key>,
+    /// Commands from this one on were sent behind the request, and are not concerned.
+    before: Serial,
 }
 
 /// A text exchange: the answer may come in parts.
@@ -276,7 +278,7 @@ impl Session {
             exp_stat_sn: Serial(0),
             ref_cmd_sn: referenced.and_then(|task| task.cmd_sn).unwrap_or_default(),
         };
-        self.managements.push(Management { tag, function, lun, task: key });
+        self.managements.push(Management { tag, function, lun, task: key, before: self.cmd_sn });
         self.requests.push_back((request.encode(), Buffer::empty()));
         Ok(TaskId(tag))
     }

@@ -443,6 +443,7 @@ fn a_reset_ends_writes_that_are_still_arriving() {
     let Some(target::Event::TaskManagement(request)) = pair.target.poll_event() else { panic!("a request") };
     assert_eq!(request.function, ManagementFunction::LogicalUnitReset(LUN));
     assert!(request.tasks.is_empty(), "the application never saw it");
+    assert!(pair.target.poll_event().is_none(), "and will not, although its data has arrived meanwhile");
     pair.target.answer_task_management(request.id, TaskManagementResult::Complete);
     pair.settle();
     match pair.initiator.poll_event() {
@@ -455,6 +456,26 @@ fn a_reset_ends_writes_that_are_still_arriving() {
     pair.settle();
     assert_eq!(pair.completed().1.task, elsewhere);
     assert_eq!(pair.target.statistics().rejects, 0);
+}
+
+#[test]
+fn a_reset_spares_what_was_sent_behind_it() {
+    let mut pair = logged_in();
+    let before = pair.initiator.submit(Command::without_data(LUN, [1; 16])).expect("in");
+    pair.settle();
+    pair.command();
+    pair.initiator.manage_task(TaskFunction::LogicalUnitReset, LUN, None).expect("in");
+    let behind = pair.initiator.submit(Command::without_data(LUN, [2; 16])).expect("in");
+    pair.settle();
+    let Some(target::Event::TaskManagement(request)) = pair.target.poll_event() else { panic!("a request") };
+    let command = pair.command();
+    pair.target.answer_task_management(request.id, TaskManagementResult::Complete);
+    pair.settle();
+    let Some(initiator::Event::TaskManagementDone { ended, .. }) = pair.initiator.poll_event() else { panic!("done") };
+    assert_eq!(ended, [before]);
+    assert!(pair.target.complete(command.task, Response::good()));
+    pair.settle();
+    assert_eq!(pair.completed().1.task, behind);
 }
 
 #[test]

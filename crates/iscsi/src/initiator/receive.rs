@@ -200,7 +200,8 @@ impl Session {
                 _ => Some(Some(management.lun)),
             };
             let concerned = |of| lun.is_some_and(|lun| lun.is_none_or(|lun| lun == of));
-            let sent = self.tasks.iter().filter(|(_, task)| task.cmd_sn.is_some());
+            let before = management.before;
+            let sent = self.tasks.iter().filter(|(_, task)| task.cmd_sn.is_some_and(|cmd_sn| cmd_sn.is_before(before)));
             let mut keys: Vec<_> = sent.filter(|(_, task)| concerned(task.command.lun)).map(|(key, _)| key).collect();
             keys.extend(management.task);
             ended = keys.into_iter().filter(|key| self.forget(*key)).map(TaskId::of).collect();

@@ -1,12 +1,14 @@
 //! A reference model of commands: what each should give, computed from the command alone, beside the machines. Random
-//! commands, sizes, residuals, segmentations, seals, holes and orders of completion.
+//! commands, sizes, residuals, segmentations, seals, holes, orders of completion, aborts and resets.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite};
 use strongroom_iscsi::ahs::{self, Hole, SealRecords};
-use strongroom_iscsi::initiator::{self, Direction, TaskId, WriteRecords, WriteSource};
+use strongroom_iscsi::initiator::{
+    self, Direction, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
+};
 use strongroom_iscsi::target::{self, DataSegment, Response};
 use strongroom_iscsi::{Lun, Offer, Residual};
 
@@ -42,6 +44,8 @@ pub struct Model {
     plans: HashMap<u64, Plan>,
     names: HashMap<TaskId, (u64, Progress)>,
     executing: Vec<target::Command>,
+    /// Task management that the target's application has not carried out yet.
+    managing: Vec<target::TaskManagement>,
     next: u64,
     sealed: bool,
     finished: u64,
@@ -96,6 +100,7 @@ impl Model {
             plans: HashMap::new(),
             names: HashMap::new(),
             executing: Vec::new(),
+            managing: Vec::new(),
             next: 0,
             sealed,
             finished: 0,
@@ -120,6 +125,15 @@ impl Model {
     }
 
     fn step(&mut self, commands: u64) {
+        if self.random.one_in(40) {
+            self.manage();
+        }
+        if self.random.one_in(8)
+            && let Some(request) = self.managing.pop()
+        {
+            self.executing.retain(|command| !request.tasks.contains(&command.task));
+            self.pair.target.answer_task_management(request.id, TaskManagementResult::Complete);
+        }
         match self.random.below(4) {
             0 if self.next < commands && self.pair.initiator.outstanding() < 40 => self.submit(),
             1 => {
@@ -135,6 +149,22 @@ impl Model {
             }
             _ => {}
         }
+    }
+
+    /// Asks for the end of a task, or of all tasks of a unit.
+    fn manage(&mut self) {
+        let lun = Lun::single_level(self.random.below(3) as u16);
+        let mut tasks: Vec<TaskId> = self.names.keys().copied().collect();
+        tasks.sort_unstable();
+        let asked = match self.random.below(8) {
+            0 => self.pair.initiator.manage_task(TaskFunction::LogicalUnitReset, lun, None),
+            _ if tasks.is_empty() => return,
+            _ => {
+                let task = tasks[self.random.below(tasks.len() as u64) as usize];
+                self.pair.initiator.manage_task(TaskFunction::AbortTask, lun, Some(task))
+            }
+        };
+        assert!(matches!(asked, Ok(_) | Err(initiator::SubmitError::QueueFull)));
     }
 
     fn submit(&mut self) {
@@ -195,7 +225,8 @@ impl Model {
 
     fn complete(&mut self, command: target::Command) {
         let name = name_of(&command.cdb);
-        let plan = &self.plans[&name];
+        // An abort may have reached the initiator's application already; the target's does not know yet.
+        let Some(plan) = self.plans.get(&name) else { return };
         assert_eq!(command.expected_bytes, plan.expected);
         assert_eq!(command.direction, plan.direction);
         if plan.direction == Direction::Write {
@@ -215,6 +246,7 @@ impl Model {
         while let Some(event) = self.pair.target.poll_event() {
             match event {
                 target::Event::Command(command) => self.executing.push(command),
+                target::Event::TaskManagement(request) => self.managing.push(request),
                 other => panic!("the target said {other:?}"),
             }
         }
@@ -222,6 +254,13 @@ impl Model {
             match event {
                 initiator::Event::DataIn(part) => self.take(part),
                 initiator::Event::Completed(completed) => self.finish(completed),
+                initiator::Event::TaskManagementDone { ended, .. } => {
+                    for task in ended {
+                        let (name, _) = self.names.remove(&task).expect("ended once, and not completed before");
+                        self.plans.remove(&name);
+                        self.finished += 1;
+                    }
+                }
                 other => panic!("the initiator said {other:?}"),
             }
         }

@@ -1,0 +1,90 @@
+//! Proves that a target that lies loses its session with a reason, and that arbitrary PDUs make neither side panic.
+
+mod pair;
+
+use bytes::Bytes;
+use pair::{Pair, epoch, initiator_config};
+use proptest::prelude::*;
+use strongroom_block::Buffer;
+use strongroom_iscsi::{Bhs, CloseReason, Lun, Pdu, Serial, target};
+
+fn pdu(bhs: Bhs, data: &[u8]) -> Pdu {
+    Pdu::new(bhs, Bytes::new(), Buffer::copy_from(data), false)
+}
+
+#[test]
+fn lies_of_a_target_end_the_session() {
+    use strongroom_iscsi::initiator::{Command, Event};
+    use strongroom_iscsi::pdu::{DataIn, R2t, ScsiResponse, Sequence};
+    let tag = |pair: &mut Pair| {
+        pair.initiator.submit(Command::read(Lun(0), [0; 16], 1024)).expect("logged in");
+        pair.initiator.poll_transmit().expect("a command").bhs.initiator_task_tag()
+    };
+    let lies: [fn(u32) -> Pdu; 7] = [
+        |tag| lie(DataIn { data_sn: 1, ..honest(tag) }, 512),
+        |tag| lie(DataIn { buffer_offset: 512, ..honest(tag) }, 512),
+        |tag| lie(honest(tag), 1025),
+        |tag| lie(honest(tag), 0),
+        |tag| lie(honest(tag ^ 1), 512),
+        |tag| Pdu { sealed: true, ..lie(honest(tag), 512) },
+        |tag| {
+            let r2t = R2t {
+                lun: Lun(0),
+                initiator_task_tag: tag,
+                target_transfer_tag: 1,
+                sequence: Sequence::default(),
+                r2t_sn: 0,
+                buffer_offset: 0,
+                desired_data_transfer_bytes: 512,
+            };
+            pdu(r2t.encode(), &[])
+        },
+    ];
+    fn honest(tag: u32) -> DataIn {
+        DataIn {
+            is_final: true,
+            status: None,
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            sequence: Sequence::default(),
+            data_sn: 0,
+            buffer_offset: 0,
+        }
+    }
+    fn lie(header: DataIn, len: usize) -> Pdu {
+        pdu(header.encode(), &vec![0; len])
+    }
+    for make in lies {
+        let mut pair = Pair::logged_in(initiator_config(), target::Config::default());
+        let tag = tag(&mut pair);
+        pair.initiator.handle_pdu(pair.now, make(tag));
+        assert!(matches!(pair.initiator.poll_event(), Some(Event::Closed(CloseReason::Misbehaved(_)))));
+    }
+    // A sense length that reaches past the data is cut, not believed.
+    let mut pair = Pair::logged_in(initiator_config(), target::Config::default());
+    let tag = tag(&mut pair);
+    let header = ScsiResponse {
+        response: 0,
+        status: 2,
+        initiator_task_tag: tag,
+        sequence: Sequence { stat_sn: Serial(2), exp_cmd_sn: Serial(2), max_cmd_sn: Serial(9) },
+        exp_data_sn: 0,
+        residual: strongroom_iscsi::Residual::None,
+    };
+    pair.initiator.handle_pdu(pair.now, pdu(header.encode(), &[0xff, 0xff, 0x70]));
+    assert!(matches!(pair.initiator.poll_event(), Some(Event::Completed(done)) if done.sense == [0x70]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn arbitrary_pdus_never_break_a_target(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        strongroom_iscsi::fuzz::fuzz_target(epoch(), &bytes);
+    }
+
+    #[test]
+    fn arbitrary_pdus_never_break_an_initiator(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        strongroom_iscsi::fuzz::fuzz_initiator(epoch(), &bytes);
+    }
+}
