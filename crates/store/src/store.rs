@@ -265,10 +265,13 @@ impl Store {
         let flushed = self.execute(Op::Flush);
         self.settle();
         if flushed.is_ok() {
-            self.note_durable(true);
-            self.settle();
-            self.syncs.force = true;
-            self.settle();
+            // One copy of the superblock after the other, so that one is always whole.
+            for _ in 0..2 {
+                self.note_durable(true);
+                self.settle();
+                self.syncs.force = true;
+                self.settle();
+            }
         }
         match self.refused.take() {
             None => Ok(()),

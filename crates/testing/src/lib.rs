@@ -3,12 +3,14 @@
 //! Everything comes from a seed that a failing test prints. Deliberately absent: assertions about any room's insides;
 //! tests see what a user of the store sees.
 
+mod crash_writer;
 mod forgetting;
 mod image;
 mod model;
 mod random;
 mod sim_disk;
 
+pub use crash_writer::crash_writer;
 pub use forgetting::ForgettingDisk;
 pub use model::{Content, Model, block_bytes, content_of, record_for};
 pub use random::Random;

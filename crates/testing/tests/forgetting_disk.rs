@@ -140,18 +140,19 @@ fn nothing_flushed_is_forgotten() {
     }
 }
 
-/// Builds the writer with the planted fault.
+/// Builds the writer with the planted fault, next to the other one.
 fn build_without_syncs() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("planted-no-sync");
+    let writer = Path::new(env!("CARGO_BIN_EXE_crash-writer"));
+    let target = writer.parent().and_then(Path::parent).expect("binaries lie two levels below the target directory");
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--offline", "--bin", "crash-writer", "--features", "planted-no-sync"])
+        .args(["build", "--quiet", "--offline", "--bin", "planted-crash-writer", "--features", "planted-no-sync"])
         .args(["--package", env!("CARGO_PKG_NAME")])
-        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_TARGET_DIR", target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
         .expect("cargo runs");
     assert!(status.success(), "the writer with the planted fault builds");
-    target.join("debug/crash-writer")
+    target.join("debug/planted-crash-writer")
 }
 
 #[test]

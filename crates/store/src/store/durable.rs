@@ -160,6 +160,9 @@ impl Store {
                 self.round.idle = false;
                 let dying = std::mem::take(&mut self.round.dying);
                 self.round.releasing.extend(dying);
+                // The other copy follows, so that the loss of one does not matter; the next sync will do for it.
+                self.round.note = true;
+                self.write_superblock(false);
             }
         }
     }

@@ -63,9 +63,13 @@ impl Store {
 
     /// Starts a read of the newest version of a block older than `below`.
     pub(super) fn start_version_read(&mut self, owner: Owner, lba: u64, below: u64) {
-        let newest = self.index.find(lba).filter(|version| version.sequence() < below);
+        let mapped = self.index.find(lba);
+        let newest = mapped.filter(|version| version.sequence() < below);
         let block = newest.or_else(|| self.versions.newest_below(lba, below));
-        let hole = self.holes.covering(lba).map(|(.., sequence)| sequence).filter(|&sequence| sequence < below);
+        // A plain unit keeps no versions, so a hole beneath a block is not one.
+        let beneath = mapped.is_none() || self.info.kind.is_sealed();
+        let hole = self.holes.covering(lba).map(|(.., sequence)| sequence);
+        let hole = hole.filter(|&sequence| beneath && sequence < below);
         let part = match (block, hole) {
             (Some(block), hole) if hole.is_none_or(|hole| hole < block.sequence()) => {
                 let segment = block.segment(&self.layout);

@@ -1,0 +1,132 @@
+//! The process that gets killed: writes, discards and flushes at random on a store, and tells on standard output what it
+//! submitted and what was answered, in that order.
+//!
+//! `crash-writer DIR SEED FIRST-OP`. Lines: `S op lba count fua` submitted, `W op sequence` written, `H lba count sequence`
+//! became a hole, `P` flush submitted, `F` flush answered (of the oldest `P`).
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use crate::{Random, block_bytes, record_for};
+use strongroom_block::{Buffer, HoleRecord, Lba, Token};
+use strongroom_store::{Completion, Op, OpenOptions, Outcome, Store};
+
+enum Asked {
+    Write,
+    Hole { lba: u64, count: u64 },
+    Flush,
+}
+
+/// The whole process; see the crash test.
+pub fn crash_writer() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let [_, dir, seed, first_op] = &arguments[..] else {
+        eprintln!("usage: crash-writer DIR SEED FIRST-OP; the crash test starts it");
+        std::process::exit(2);
+    };
+    let (wake, woken) = channel();
+    let waker = Arc::new(waker(wake));
+    let mut store = match Store::open(dir.as_ref(), &OpenOptions::default(), waker) {
+        Ok(store) => store,
+        Err(error) => {
+            println!("E {error}");
+            std::process::exit(1);
+        }
+    };
+    let number = |text: &str| text.parse().expect("a number");
+    let mut writer = Writer { random: Random::new(number(seed)), asked: HashMap::new(), next_op: number(first_op) };
+    println!("O");
+    loop {
+        writer.submit(&mut store);
+        let mut done = Vec::new();
+        store.poll_completions(&mut done);
+        while writer.asked.len() > 16 {
+            writer.answered(std::mem::take(&mut done));
+            let _ = woken.recv_timeout(Duration::from_millis(1));
+            store.poll_completions(&mut done);
+        }
+        writer.answered(done);
+    }
+}
+
+fn waker(wake: Sender<()>) -> impl Fn() + Send + Sync {
+    move || {
+        let _ = wake.send(());
+    }
+}
+
+struct Writer {
+    random: Random,
+    asked: HashMap<u64, Asked>,
+    next_op: u64,
+}
+
+impl Writer {
+    fn submit(&mut self, store: &mut Store) {
+        let mut lines = String::new();
+        let mut requests = Vec::new();
+        for _ in 0..1 + self.random.below(8) {
+            let op = self.next_op;
+            self.next_op += 1;
+            let (asked, request) = self.something(op, store, &mut lines);
+            self.asked.insert(op, asked);
+            requests.push((Token(op), request));
+        }
+        tell(&lines);
+        for (token, request) in requests {
+            store.submit(token, request);
+        }
+    }
+
+    fn something(&mut self, op: u64, store: &Store, lines: &mut String) -> (Asked, Op) {
+        let geometry = store.info().geometry;
+        let sealed = store.info().kind.is_sealed();
+        let lba = self.random.below(geometry.blocks);
+        let count = 1 + self.random.below(16.min(geometry.blocks - lba));
+        match self.random.below(12) {
+            0 => {
+                lines.push_str("P\n");
+                (Asked::Flush, Op::Flush)
+            }
+            1 if sealed => {
+                let hole = HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) };
+                (Asked::Hole { lba, count }, Op::Hole { holes: vec![hole] })
+            }
+            1 => (Asked::Hole { lba, count }, Op::Discard { lba: Lba(lba), count }),
+            _ => {
+                let fua = self.random.once_in(16);
+                let blocks: Vec<_> = (lba..lba + count).map(|lba| block_bytes(op, lba, geometry.block_size)).collect();
+                let record = |(index, block): (usize, &Vec<u8>)| record_for(op, index as u64, Some(block));
+                let records = if sealed { blocks.iter().enumerate().map(record).collect() } else { Vec::new() };
+                let data = blocks.iter().map(|block| Buffer::copy_from(block)).collect();
+                writeln!(lines, "S {op} {lba} {count} {}", u8::from(fua)).expect("strings take everything");
+                (Asked::Write, Op::Write { lba: Lba(lba), data, records, fua })
+            }
+        }
+    }
+
+    fn answered(&mut self, done: Vec<Completion>) {
+        let mut lines = String::new();
+        for Completion { token, result } in done {
+            let asked = self.asked.remove(&token.0).expect("asked once, answered once");
+            match (asked, result.expect("nothing fails on this disk")) {
+                (Asked::Write, Outcome::Written { first, .. }) => writeln!(lines, "W {} {first}", token.0),
+                (Asked::Hole { lba, count }, Outcome::Written { first, .. }) if first.0 > 0 => {
+                    writeln!(lines, "H {lba} {count} {first}")
+                }
+                (Asked::Flush, _) => writeln!(lines, "F"),
+                _ => Ok(()),
+            }
+            .expect("strings take everything");
+        }
+        tell(&lines);
+    }
+}
+
+fn tell(lines: &str) {
+    io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush()).expect("the test listens");
+}
