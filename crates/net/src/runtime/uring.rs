@@ -101,6 +101,7 @@ pub(super) struct Uring {
     ending: bool,
     completions: Vec<cqueue::Entry>,
     /// Sends that completed, kept for the next ones.
+    #[allow(clippy::vec_box)] // The boxes move into streams as they are.
     spare_sends: Vec<Box<SendOperation>>,
     /// Streams to receive on again, when the buffers told of are given back.
     rearm: Vec<StreamId>,
