@@ -18,7 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{Config, MountOption, Session, SessionACL};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -31,6 +31,8 @@ use pending::Pending;
 
 /// Largest write or read that the kernel sends in one piece, in bytes: its own limit is 256 pages by default.
 const MAX_WRITE_BYTES: u32 = 1 << 20;
+/// How long to wait for the kernel to let go of a file that was closed already.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(300);
 /// How many event threads at most. Each holds a 16 MiB request buffer.
 const THREADS_MAX: usize = 8;
 
@@ -211,7 +213,20 @@ impl FuseMount {
             return Ok(());
         }
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-        match unmount(&self.mount_point, flags) {
+        let patience = Instant::now() + RELEASE_PATIENCE;
+        loop {
+            match unmount(&self.mount_point, flags) {
+                // A loop device or a closed file may just be on its way out: the kernel lets go of files a little later.
+                Err(rustix::io::Errno::BUSY) if Instant::now() < patience => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                outcome => break self.unmount_outcome(outcome),
+            }
+        }
+    }
+
+    fn unmount_outcome(&self, outcome: Result<(), rustix::io::Errno>) -> Result<(), FuseError> {
+        match outcome {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::BUSY) => Err(FuseError::Busy { path: self.mount_point.clone() }),
             // Not mounted any more: somebody was faster.

@@ -9,6 +9,7 @@
 
 mod blocking;
 mod completion;
+mod discover;
 pub mod copy;
 mod error;
 pub mod fuse;
@@ -22,6 +23,7 @@ pub mod safety;
 mod url;
 
 pub use blocking::{discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking};
+pub use discover::{DiscoverOptions, DiscoveredTarget, discover};
 pub use error::AttachError;
 pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};

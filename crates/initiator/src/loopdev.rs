@@ -83,7 +83,10 @@ pub enum LoopError {
         source: io::Error,
     },
     /// `mount` failed.
-    #[error("cannot mount {file_system} on {directory}: {source}; `dmesg | tail` says more")]
+    #[error(
+        "cannot mount {file_system} on {directory}: {source}; `dmesg | tail` says more (a file system's blocks must not be \
+         smaller than the volume's: mkfs.ext4 -b 4096)"
+    )]
     Mount {
         /// The file system's type.
         file_system: String,

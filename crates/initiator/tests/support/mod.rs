@@ -1,0 +1,276 @@
+//! A real target in this process, keys, and a wire that can be cut and tampered with.
+
+#![allow(dead_code, unreachable_pub)] // Each test file uses its own part.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use strongroom_handshake::NodeKey;
+use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
+use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+use strongroom_target::config::{PeerRule, PlainRule};
+use strongroom_target::{Catalogue, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
+
+pub const ALICE: &str = "iqn.2026-11.org.example:alice";
+pub const BOB: &str = "iqn.2026-11.org.example:bob";
+pub const SIZE: u64 = 16 << 20;
+
+pub fn key_of(seed: u8) -> Arc<NodeKey> {
+    Arc::new(NodeKey::from_seed(&[seed; 32]))
+}
+
+/// A target whose address stays the same over restarts.
+pub struct Host {
+    target: Option<TargetHandle>,
+    pub dir: tempfile::TempDir,
+    pub address: SocketAddr,
+}
+
+impl Host {
+    pub fn start(volumes: &[VolumeSpec]) -> Host {
+        let dir = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::open(dir.path()).unwrap();
+        for spec in volumes {
+            catalogue.create(spec).unwrap();
+        }
+        for (name, seed) in [("volume.key", 7), ("wrong.key", 8)] {
+            let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[seed; 32]);
+            std::fs::write(dir.path().join(name), keys.to_text().as_bytes()).unwrap();
+            std::fs::set_permissions(dir.path().join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap());
+        let address = target.local_addresses()[0];
+        Host { target: Some(target), dir, address }
+    }
+
+    pub fn stop(&mut self) {
+        self.target.take().unwrap().stop();
+    }
+
+    pub fn start_again(&mut self) {
+        self.target = Some(serve(self.dir.path(), self.address));
+    }
+
+    pub fn url(&self, volume: &str) -> VolumeUrl {
+        format!("strongroom://{}/{volume}", self.address).parse().unwrap()
+    }
+
+    pub fn plain_url(&self, volume: &str) -> VolumeUrl {
+        format!("iscsi://{}/iqn.2026-11.org.strongroom:{volume}/0", self.address).parse().unwrap()
+    }
+
+    /// What alice attaches a volume with.
+    pub fn options(&self, url: VolumeUrl) -> AttachOptions {
+        let mut options = AttachOptions::new(url);
+        options.initiator_name = ALICE.into();
+        options.node_key = Some(key_of(0xa1));
+        options.target_keys = vec![key_of(0x7a).public()];
+        options.key_source = Some(Arc::new(KeyFileSource::new(self.dir.path().join("volume.key"))));
+        options.timeouts = Timeouts {
+            connect: Duration::from_secs(10),
+            backoff_min: Duration::from_millis(20),
+            backoff_max: Duration::from_millis(200),
+            ..Timeouts::default()
+        };
+        options
+    }
+
+    pub fn bobs_options(&self, url: VolumeUrl) -> AttachOptions {
+        let mut options = self.options(url);
+        options.initiator_name = BOB.into();
+        options.node_key = Some(key_of(0xb0));
+        options
+    }
+
+    pub fn attach(&self, volume: &str) -> RemoteDevice {
+        RemoteDevice::attach(self.options(self.url(volume))).unwrap()
+    }
+
+    pub fn attach_error(&self, change: impl FnOnce(&mut AttachOptions)) -> AttachError {
+        let mut options = self.options(self.url("vault"));
+        change(&mut options);
+        RemoteDevice::attach(options).unwrap_err()
+    }
+}
+
+fn serve(root: &Path, address: SocketAddr) -> TargetHandle {
+    let mut config = Config::new(root);
+    config.listen = vec![address];
+    config.workers = Some(1);
+    config.limits.stop_timeout_s = 1;
+    config.plain.push(PlainRule { initiators: vec!["*".into()], volumes: vec!["*".into()], read_only: false });
+    for (name, seed, initiator) in [("alice", 0xa1, ALICE), ("bob", 0xb0, BOB)] {
+        config.peers.push(PeerRule {
+            name: name.into(),
+            key: key_of(seed).public().to_string(),
+            initiators: vec![initiator.into()],
+            volumes: vec!["*".into()],
+            read_only: false,
+        });
+    }
+    let mut options = TargetOptions::new(config);
+    options.node_key = Some(NodeKey::from_seed(&[0x7a; 32]));
+    Target::start(options).unwrap()
+}
+
+/// One message on the wire: a TLS record, or a frame.
+pub struct Message<'a> {
+    /// The clear first byte.
+    pub kind: u8,
+    /// Where the header's ciphertext is, in `bytes`.
+    pub header: std::ops::Range<usize>,
+    /// Where the data is, in `bytes`; empty in a TLS record.
+    pub data: std::ops::Range<usize>,
+    pub bytes: &'a mut Vec<u8>,
+}
+
+pub const FRAME_PROTECTED: u8 = 0x51;
+pub const FRAME_SEALED: u8 = 0x52;
+const TAG_BYTES: usize = 16;
+
+type Tamper = Box<dyn FnMut(&mut Message<'_>) + Send>;
+
+/// Somebody in the middle: passes whole messages on, after `towards_initiator` or `towards_target` had a look.
+pub struct Wire {
+    pub address: SocketAddr,
+    pub towards_initiator: Arc<Mutex<Option<Tamper>>>,
+    pub towards_target: Arc<Mutex<Option<Tamper>>>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Wire {
+    pub fn before(host: &Host) -> Wire {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let wire = Wire {
+            address: listener.local_addr().unwrap(),
+            towards_initiator: Arc::default(),
+            towards_target: Arc::default(),
+            open: Arc::default(),
+            ended: Arc::default(),
+        };
+        let target = host.address;
+        let (down, up) = (wire.towards_initiator.clone(), wire.towards_target.clone());
+        let (open, ended) = (wire.open.clone(), wire.ended.clone());
+        std::thread::spawn(move || {
+            for initiator in listener.incoming() {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                let initiator = initiator.unwrap();
+                let Ok(target) = TcpStream::connect(target) else { continue };
+                open.lock().unwrap().extend([initiator.try_clone().unwrap(), target.try_clone().unwrap()]);
+                let (from, to, tamper) = (initiator.try_clone().unwrap(), target.try_clone().unwrap(), up.clone());
+                std::thread::spawn(move || pass_on(from, to, &tamper));
+                let tamper = down.clone();
+                std::thread::spawn(move || pass_on(target, initiator, &tamper));
+            }
+        });
+        wire
+    }
+
+    pub fn url(&self, volume: &str) -> VolumeUrl {
+        format!("strongroom://{}/{volume}", self.address).parse().unwrap()
+    }
+
+    /// Cuts every connection.
+    pub fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub fn tamper_towards_initiator(&self, tamper: impl FnMut(&mut Message<'_>) + Send + 'static) {
+        *self.towards_initiator.lock().unwrap() = Some(Box::new(tamper));
+    }
+
+    pub fn tamper_towards_target(&self, tamper: impl FnMut(&mut Message<'_>) + Send + 'static) {
+        *self.towards_target.lock().unwrap() = Some(Box::new(tamper));
+    }
+
+    pub fn behave(&self) {
+        *self.towards_initiator.lock().unwrap() = None;
+        *self.towards_target.lock().unwrap() = None;
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.cut();
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream, tamper: &Mutex<Option<Tamper>>) {
+    while let Some(mut bytes) = read_message(&mut from) {
+        if let Some(tamper) = &mut *tamper.lock().unwrap() {
+            let (header, data) = parts(&bytes);
+            tamper(&mut Message { kind: bytes[0], header, data, bytes: &mut bytes });
+        }
+        if to.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+fn read_message(from: &mut TcpStream) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 5];
+    from.read_exact(&mut bytes).ok()?;
+    let rest = if bytes[0] < 0x40 {
+        usize::from(u16::from_be_bytes([bytes[3], bytes[4]]))
+    } else {
+        bytes.resize(8, 0);
+        from.read_exact(&mut bytes[5..]).ok()?;
+        let header = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+        header + u32::from_be_bytes(bytes[4..8].try_into().unwrap()) as usize + TAG_BYTES
+    };
+    let start = bytes.len();
+    bytes.resize(start + rest, 0);
+    from.read_exact(&mut bytes[start..]).ok()?;
+    Some(bytes)
+}
+
+fn parts(bytes: &[u8]) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+    if bytes[0] < 0x40 {
+        return (0..0, 0..0);
+    }
+    let header = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+    let data = u32::from_be_bytes(bytes[4..8].try_into().unwrap()) as usize;
+    // SEALED: header, tag, data. PROTECTED: header and data, tag.
+    let data_at = if bytes[0] == FRAME_SEALED { 8 + header + TAG_BYTES } else { 8 + header };
+    (8..8 + header, data_at..data_at + data)
+}
+
+/// Changes `block` so that no CRC-64 of it changes: a difference in the kernel of a linear map.
+pub fn keep_the_checksum(block: &mut [u8], checksum: impl Fn(&[u8]) -> u64) {
+    let zero = vec![0; block.len()];
+    let base = checksum(&zero);
+    let mut rows: Vec<(u64, u128)> = Vec::new();
+    for bit in 0..65 {
+        let mut probe = zero.clone();
+        probe[bit / 8] ^= 1 << (bit % 8);
+        let (mut vector, mut combination) = (checksum(&probe) ^ base, 1_u128 << bit);
+        for (other, with) in &rows {
+            if vector ^ other < vector {
+                vector ^= other;
+                combination ^= with;
+            }
+        }
+        if vector == 0 {
+            for at in (0..65).filter(|at| combination >> at & 1 == 1) {
+                block[at / 8] ^= 1 << (at % 8);
+            }
+            return;
+        }
+        rows.push((vector, combination));
+        rows.sort_unstable_by_key(|row| std::cmp::Reverse(row.0));
+    }
+    unreachable!("65 vectors of 64 bits are dependent");
+}
