@@ -77,6 +77,10 @@ fn the_first_burst_stays_within_a_burst() {
         assert_eq!(answers.value("FirstBurstLength"), Some("4096"));
         assert_eq!(target.agreed().first_burst_bytes, 4096);
     }
+    // A default that would be longer than the burst that was settled.
+    let mut target = Negotiation::new(&Offer::default());
+    target.take(&Pairs::parse(b"MaxBurstLength=4096").expect("sound"), &mut Pairs::default()).expect("fine");
+    assert_eq!(target.agreed().first_burst_bytes, 4096);
 }
 
 #[test]
