@@ -6,7 +6,7 @@ use strongroom_block::Buffer;
 
 use crate::layout::RECORD_BLOCK;
 
-/// Names a record block for ever: generations are never reused.
+/// Names a record block: generations are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RecordKey {
     pub(crate) generation: u64,
@@ -43,10 +43,12 @@ impl RecordCache {
 
     pub(crate) fn insert(&mut self, key: RecordKey, block: Buffer) {
         debug_assert_eq!(block.len(), RECORD_BLOCK);
-        if self.by_key.contains_key(&key) {
+        let slot = Slot { key, block, used: false };
+        // A place is written again after a voided group: the newer bytes count.
+        if let Some(&at) = self.by_key.get(&key) {
+            self.slots[at] = slot;
             return;
         }
-        let slot = Slot { key, block, used: false };
         if self.slots.len() < self.slots_max {
             self.by_key.insert(key, self.slots.len());
             self.slots.push(slot);
@@ -78,5 +80,7 @@ mod tests {
         assert!(cache.find(key(0)).is_some(), "used since the hand passed");
         assert!(cache.find(key(1)).is_none());
         assert_eq!(cache.slots.len(), 3);
+        cache.insert(key(3), Buffer::copy_from(&[9; RECORD_BLOCK]));
+        assert_eq!(cache.find(key(3)).unwrap()[0], 9, "the newer bytes count");
     }
 }

@@ -35,6 +35,10 @@ struct Run {
     asked: HashMap<u64, Asked>,
     next_op: u64,
     seen: Seen,
+    /// Syncs may fail.
+    failing_syncs: bool,
+    /// The planted fault.
+    syncs_do_nothing: bool,
 }
 
 /// What runs came across: a simulation that never cleans proves nothing about cleaning.
@@ -90,7 +94,19 @@ impl Run {
         options.store_id = Some(StoreId([7; 16]));
         Store::create_on(Box::new(disk.backend(true)), &options).unwrap();
         let model = Model::new(blocks, block_size, 1);
-        Run { random, disk, kind, block_size, blocks, model, asked: HashMap::new(), next_op: 1, seen: Seen::default() }
+        Run {
+            random,
+            disk,
+            kind,
+            block_size,
+            blocks,
+            model,
+            asked: HashMap::new(),
+            next_op: 1,
+            seen: Seen::default(),
+            failing_syncs: false,
+            syncs_do_nothing: false,
+        }
     }
 
     fn open(&mut self) -> Option<Store> {
@@ -209,7 +225,11 @@ impl Run {
                 (Asked::Version { .. }, Err(OpError::NoVersion { .. })) => {}
                 (Asked::Flush { mark }, Ok(Outcome::Flushed)) => self.model.flushed(mark),
                 (Asked::Other, Ok(_)) => {}
-                (Asked::Write { op, .. } | Asked::Hole { op, .. }, Err(OpError::NoSpace)) => self.model.failed(op),
+                (Asked::Write { op, .. } | Asked::Hole { op, .. }, Err(OpError::NoSpace)) => {
+                    self.seen.full += 1;
+                    self.model.failed(op);
+                }
+                (_, Err(OpError::WritesRefused { .. })) if self.failing_syncs => self.seen.refusals += 1,
                 // Cut off, or a sync failed: whatever happened to the request, a crash follows.
                 (_, Err(OpError::WritesRefused { .. } | OpError::Medium { .. })) if self.may_fail() => {}
                 (_, result) => panic!("unexpected answer {result:?}"),
@@ -258,7 +278,18 @@ impl Run {
         if !self.random.once_in(5) {
             self.disk.cut_off_after(self.random.below(400));
         }
+        self.failing_syncs = self.random.once_in(6);
+        let fills_up = self.random.once_in(4);
+        let failing_sync_once_in = if self.failing_syncs { 20 } else { 0 };
+        let harmless = Faults { syncs_do_nothing: self.syncs_do_nothing, ..Faults::default() };
+        let faults = Faults { failing_sync_once_in, ..harmless };
         for _ in 0..steps {
+            if fills_up && self.random.once_in(8) {
+                let pages_max = self.disk.pages() + self.random.below(40) as usize;
+                self.disk.set_faults(Faults { pages_max, ..faults });
+            } else if self.random.once_in(8) {
+                self.disk.set_faults(faults);
+            }
             for _ in 0..self.random.below(5) {
                 self.submit_something(&mut store);
             }
@@ -270,8 +301,10 @@ impl Run {
                 break;
             }
         }
+        self.disk.set_faults(harmless);
         self.seen.add(store.stats());
-        if !self.disk.is_cut_off() && self.random.once_in(2) {
+        let refused = store.stats().writes_refused;
+        if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
             self.disk.cut_off_after(u64::MAX);
             self.close(store);
         } else {
@@ -346,7 +379,11 @@ fn sim_nothing_flushed_is_lost_and_nothing_is_torn() {
     assert!(failed.is_empty(), "failing seeds: {failed:?}");
     let seen = seen.into_inner().unwrap();
     println!("{seen:?}");
-    let everything = seen.cleaned_bytes > 0 && seen.versions_evicted > 0 && seen.cut_offs_while_opening > 0;
+    let everything = seen.cleaned_bytes > 0
+        && seen.versions_evicted > 0
+        && seen.full > 0
+        && seen.refusals > 0
+        && seen.cut_offs_while_opening > 0;
     assert!(seeds.len() < 100 || everything, "the runs did not come across everything: {seen:?}");
 }
 
@@ -356,6 +393,7 @@ fn sim_a_disk_that_ignores_syncs_is_found_out() {
     let failed = failing(&(0..40).collect::<Vec<_>>(), |seed| {
         let mut run = Run::new(seed);
         run.format();
+        run.syncs_do_nothing = true;
         run.disk.set_faults(Faults { syncs_do_nothing: true, ..Faults::default() });
         for _ in 0..6 {
             run.round(100);

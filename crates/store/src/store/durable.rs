@@ -64,8 +64,10 @@ pub(super) struct Round {
     pub(super) blocked: bool,
     /// Rows of the table that are not in a unit yet.
     pub(super) rows: Vec<u8>,
-    /// Where the table begins: segment, block, number of its first unit.
+    /// Where the newest durable table begins: segment, block, number of its first unit.
     table: (u32, u32, u64),
+    /// Where the table on its way begins. It may yet fail.
+    next_table: (u32, u32, u64),
     dying: Vec<u32>,
     /// Free but for reads in flight.
     releasing: Vec<u32>,
@@ -221,7 +223,7 @@ impl Store {
         let head = self.head.segment;
         row(head, self.head.block, self.segments.segment(head).generation);
         self.round.rows = rows;
-        self.round.table = (head, self.head.block, self.head.next_lsn);
+        self.round.next_table = (head, self.head.block, self.head.next_lsn);
     }
 
     pub(super) fn table_written(&mut self, lsn: u64) {
@@ -242,6 +244,7 @@ impl Store {
             let free = !self.syncs.superblock_dirty && self.round.writing.is_none();
             if lsn <= self.head.durable_lsn && free && self.refused.is_none() {
                 self.round.phase = Phase::Superblock;
+                self.round.table = self.round.next_table;
                 self.write_superblock(false);
                 progress = true;
             } else if lsn <= self.head.durable_lsn && self.syncs.superblock_dirty {
