@@ -186,7 +186,9 @@ pub enum CopyError {
         block_bytes: u64,
     },
     /// What was read back is not what was written.
-    #[error("verification failed: the source has {source_sums}, the destination {destination_sums}; copy again, and check the media")]
+    #[error(
+        "verification failed: the source has {source_sums}, the destination {destination_sums}; copy again, and check the media"
+    )]
     Differs {
         /// Of what was read from the source.
         source_sums: ContentSums,
@@ -233,7 +235,14 @@ pub fn copy(
         verified = true;
     }
     let hole_bytes = meter.hole_bytes;
-    Ok(CopyReport { bytes: size, data_bytes: size - hole_bytes, hole_bytes, sums, verified, elapsed: started.elapsed() })
+    Ok(CopyReport {
+        bytes: size,
+        data_bytes: size - hole_bytes,
+        hole_bytes,
+        sums,
+        verified,
+        elapsed: started.elapsed(),
+    })
 }
 
 /// The checksums of the contents of `endpoint`, as [`copy`] makes them.

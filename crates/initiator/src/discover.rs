@@ -68,7 +68,8 @@ pub fn discover(options: &DiscoverOptions) -> Result<Vec<DiscoveredTarget>, Atta
         match stream.read(&mut buffer) {
             Ok(0) => question.link.handle_eof(),
             Ok(bytes) => question.link.handle_input(&buffer[..bytes]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
             Err(error) => return Err(AttachError::Unreachable(error.to_string())),
         }
     }

@@ -63,7 +63,9 @@ pub enum FuseError {
     #[error("'{0}' cannot be a file's name; give a name without '/'")]
     FileName(String),
     /// The directory is not there, or is no directory.
-    #[error("{path}: not a directory that one can mount on: {source}; make it with mkdir, or unmount what is left there")]
+    #[error(
+        "{path}: not a directory that one can mount on: {source}; make it with mkdir, or unmount what is left there"
+    )]
     MountPoint {
         /// The directory.
         path: PathBuf,
@@ -71,7 +73,9 @@ pub enum FuseError {
         source: io::Error,
     },
     /// The kernel refused the mount.
-    #[error("cannot mount FUSE on {path}: {source}; it needs /dev/fuse (modprobe fuse) and root, or fusermount3 (apt install fuse3)")]
+    #[error(
+        "cannot mount FUSE on {path}: {source}; it needs /dev/fuse (modprobe fuse) and root, or fusermount3 (apt install fuse3)"
+    )]
     Mount {
         /// The directory.
         path: PathBuf,

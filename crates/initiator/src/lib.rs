@@ -9,8 +9,8 @@
 
 mod blocking;
 mod completion;
-mod discover;
 pub mod copy;
+mod discover;
 mod error;
 pub mod fuse;
 mod key_source;

@@ -69,7 +69,9 @@ pub enum LoopError {
         source: io::Error,
     },
     /// Nothing known on the volume.
-    #[error("no ext4, xfs or btrfs on {path}; make a file system (for instance mkfs.ext4 {path}), or name its type with --fstype")]
+    #[error(
+        "no ext4, xfs or btrfs on {path}; make a file system (for instance mkfs.ext4 {path}), or name its type with --fstype"
+    )]
     NoFileSystem {
         /// The loop device.
         path: PathBuf,
@@ -135,11 +137,8 @@ impl LoopDevice {
                 return Err(LoopError::NoDevice(io::Error::last_os_error()));
             }
             let device_path = loop_node(number as u32).map_err(LoopError::NoDevice)?;
-            let device = File::options()
-                .read(true)
-                .write(!read_only)
-                .open(&device_path)
-                .map_err(LoopError::NoDevice)?;
+            let device =
+                File::options().read(true).write(!read_only).open(&device_path).map_err(LoopError::NoDevice)?;
             match configure(&device, backing, path, block_bytes, read_only) {
                 Ok(sector_bytes) => {
                     tracing::info!(device = %device_path.display(), sector_bytes, "loop device on the volume");
@@ -218,11 +217,8 @@ impl FileSystemMount {
         if read_only {
             flags |= MountFlags::RDONLY;
         }
-        let failed = |source| LoopError::Mount {
-            file_system: file_system.clone(),
-            directory: directory.to_owned(),
-            source,
-        };
+        let failed =
+            |source| LoopError::Mount { file_system: file_system.clone(), directory: directory.to_owned(), source };
         let directory = directory.canonicalize().map_err(failed)?;
         mount(device.path(), &directory, file_system.as_str(), flags, None).map_err(|e| failed(e.into()))?;
         tracing::info!(file_system, directory = %directory.display(), "file system mounted");

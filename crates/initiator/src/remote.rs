@@ -32,9 +32,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strongroom_block::{
-    BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token,
-};
+use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token};
 use strongroom_net::Waker;
 
 use crate::completion::{device_error, lock};
@@ -46,8 +44,11 @@ use work::{Answer, NewOp, Reply, Work};
 
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
-pub use recover::{Recovered, RecoverError};
+pub use recover::{RecoverError, Recovered};
 pub use unit::{SealedUnit, UnitDescription};
+
+/// Questions about absence in one call of [`RemoteDevice::hole_at`].
+const HOLE_QUESTIONS_MAX: u32 = 256;
 
 /// A volume that is attached. Requests go in and completions come out as [`BlockDevice`] says; dropped, it logs out and
 /// forgets what was not flushed.
@@ -81,7 +82,8 @@ type Started = (Attached, Arc<Intake>, Arc<Mutex<ConnectionStatus>>, JoinHandle<
 fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachError> {
     if options.url.is_channel() && options.target_keys.is_empty() {
         return Err(AttachError::Options(
-            "a strongroom:// URL needs the target's public key; 'strongroom identity show' at the target prints it".into(),
+            "a strongroom:// URL needs the target's public key; 'strongroom identity show' at the target prints it"
+                .into(),
         ));
     }
     let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
@@ -117,7 +119,10 @@ impl RemoteDevice {
         let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
         let Attached { unit, sealing } = attached;
         tracing::info!(
-            target = unit.target_name, bytes = unit.geometry.bytes(), sealed = unit.sealed.is_some(), "attached"
+            target = unit.target_name,
+            bytes = unit.geometry.bytes(),
+            sealed = unit.sealed.is_some(),
+            "attached"
         );
         Ok(RemoteDevice { intake, status, unit, sealing, read_only, thread: Mutex::new(Some(thread)) })
     }
@@ -163,27 +168,45 @@ impl RemoteDevice {
         self.flush()
     }
 
-    /// How many blocks from `lba` on are absent, at most `count`; 0 if `lba` holds data or it cannot be told. On a sealed
-    /// volume absence is proved by its seal, on a plain one it is what the target says.
+    /// How many blocks from `lba` on are absent, at most `count`; 0 if `lba` holds data or it cannot be told. Looks at a few
+    /// GiB in one call at most: ask again behind them. On a sealed volume absence is proved by its seal, on a plain one it is
+    /// what the target says.
     ///
     /// # Errors
     /// What the target says, or `Medium` for a hole whose seal does not open.
     pub fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
-        let Answer::LbaStatus(hint) = self.intake.ask(Work::LbaStatus { lba }, 0)? else { return Ok(0) };
-        let absent = match hint {
-            Some(hint) if !hint.mapped && hint.lba.0 <= lba.0 => {
+        let mut found = 0;
+        let mut step = self.absence_hint(lba, count)?;
+        for _ in 0..HOLE_QUESTIONS_MAX {
+            if step == 0 {
+                break;
+            }
+            if self.sealing.is_none() {
+                found += step;
+                step = self.absence_hint(Lba(lba.0 + found), count - found)?;
+                continue;
+            }
+            // The hint is the target's; the proof is a read, which moves no data where there is none. Its size doubles, so
+            // that data behind the hole costs no more than the hole did.
+            let work = Work::ProbeHole { lba: Lba(lba.0 + found), count: u32::try_from(step).unwrap_or(u32::MAX) };
+            let Answer::HoleBlocks { absent, asked } = self.intake.ask(work, 0)? else { break };
+            found += absent.min(count - found);
+            step = if absent < u64::from(asked) { 0 } else { (2 * u64::from(asked)).min(count - found) };
+        }
+        Ok(found)
+    }
+
+    /// What the target says about `lba` and what follows: blocks that are absent.
+    fn absence_hint(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        if count == 0 {
+            return Ok(0);
+        }
+        Ok(match self.intake.ask(Work::LbaStatus { lba }, 0)? {
+            Answer::LbaStatus(Some(hint)) if !hint.mapped && hint.lba.0 <= lba.0 => {
                 u64::from(hint.count).saturating_sub(lba.0 - hint.lba.0).min(count)
             }
-            _ => return Ok(0),
-        };
-        if self.sealing.is_none() || absent == 0 {
-            return Ok(absent);
-        }
-        let count = u32::try_from(absent).unwrap_or(u32::MAX);
-        match self.intake.ask(Work::ProbeHole { lba, count }, 0)? {
-            Answer::HoleBlocks(blocks) => Ok(blocks.min(absent)),
-            _ => Ok(0),
-        }
+            _ => 0,
+        })
     }
 
     fn end(&self) {
@@ -238,7 +261,11 @@ impl RemoteDevice {
                 self.check_range(*lba, 1)?;
                 let block_bytes = self.unit.geometry.block_size.len();
                 if data.is_empty() || *offset_bytes as usize + data.len() > block_bytes {
-                    return Err(device_error(DeviceErrorKind::OutOfRange, Some(*lba), "the part is not inside the block"));
+                    return Err(device_error(
+                        DeviceErrorKind::OutOfRange,
+                        Some(*lba),
+                        "the part is not inside the block",
+                    ));
                 }
                 // Old block, new block, and what is sent.
                 Ok(3 * block_bytes)

@@ -45,7 +45,9 @@ pub enum VolumeUrl {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Neither kind of URL.
-    #[error("'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI")]
+    #[error(
+        "'{0}' is not a volume's URL; write strongroom://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET-IQN/LUN for plain iSCSI"
+    )]
     Scheme(String),
     /// No host.
     #[error("'{0}' names no host; write for instance strongroom://storage.example/volume1")]
@@ -54,7 +56,9 @@ pub enum UrlError {
     #[error("'{0}' is not a port; give a number from 1 to 65535")]
     Port(String),
     /// Not a name that a volume can have.
-    #[error("'{0}' cannot name a volume; use 1 to 160 letters, digits, '.', '-' or '_', for instance strongroom://HOST/volume1")]
+    #[error(
+        "'{0}' cannot name a volume; use 1 to 160 letters, digits, '.', '-' or '_', for instance strongroom://HOST/volume1"
+    )]
     Volume(String),
     /// Not an iSCSI target name and a LUN.
     #[error("'{0}' is not TARGET-IQN/LUN; write for instance iscsi://HOST/iqn.2026-11.org.strongroom:disk/0")]
@@ -170,9 +174,7 @@ fn parse_authority(authority: &str, url: &str) -> Result<(String, u16), UrlError
     }
     let port = match port {
         None => DEFAULT_PORT,
-        Some(text) => {
-            text.parse().ok().filter(|port| *port != 0).ok_or_else(|| UrlError::Port(text.to_owned()))?
-        }
+        Some(text) => text.parse().ok().filter(|port| *port != 0).ok_or_else(|| UrlError::Port(text.to_owned()))?,
     };
     Ok((host.to_owned(), port))
 }

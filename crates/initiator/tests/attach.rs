@@ -10,9 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{
-    BlockDevice, Buffer, BufferMut, DeviceErrorKind, Lba, Request, SealingDomain, Token,
-};
+use strongroom_block::{BlockDevice, Buffer, BufferMut, DeviceErrorKind, Lba, Request, SealingDomain, Token};
 use strongroom_initiator::copy::{CopyOptions, Endpoint, copy};
 use strongroom_initiator::{
     AttachError, ExpectedUnit, KeyFileSource, RemoteDevice, discard_blocking, flush_blocking, inquire, read_blocking,
@@ -109,7 +107,9 @@ fn many_requests_in_flight_complete_once_each() {
         for lba in 0..1000 {
             let request = match round {
                 0 => Request::Write { lba: Lba(lba), data: block(lba as u8), fua: false },
-                1 => Request::WritePart { lba: Lba(lba), offset_bytes: 9, data: Buffer::copy_from(&[0xEE]), fua: false },
+                1 => {
+                    Request::WritePart { lba: Lba(lba), offset_bytes: 9, data: Buffer::copy_from(&[0xEE]), fua: false }
+                }
                 _ => Request::Read { lba: Lba(lba), buffer: BufferMut::zeroed(BLOCK) },
             };
             device.submit(Token(submitted), request);

@@ -21,8 +21,17 @@ pub(super) struct Writer {
 
 enum Kind {
     /// `fresh`: made by us and full of zeros already.
-    File { path: PathBuf, file: File, fresh: bool },
-    Volume { device: Arc<dyn SparseDevice>, next_token: u64, in_flight: usize, completions: Vec<Completion> },
+    File {
+        path: PathBuf,
+        file: File,
+        fresh: bool,
+    },
+    Volume {
+        device: Arc<dyn SparseDevice>,
+        next_token: u64,
+        in_flight: usize,
+        completions: Vec<Completion>,
+    },
 }
 
 impl Writer {
@@ -121,7 +130,8 @@ fn open_file(path: &Path, size: u64, options: CopyOptions) -> Result<Kind, CopyE
     let opened = File::options().read(true).write(true).create(!is_device).truncate(!is_device).open(path);
     let file = opened.map_err(|source| failed(path, "opening", source))?;
     if is_device {
-        let destination_bytes = seek(&file, SeekFrom::End(0)).map_err(|e| failed(path, "finding the size", e.into()))?;
+        let destination_bytes =
+            seek(&file, SeekFrom::End(0)).map_err(|e| failed(path, "finding the size", e.into()))?;
         if size > destination_bytes {
             return Err(CopyError::TooLarge { source_bytes: size, destination_bytes });
         }

@@ -62,8 +62,7 @@ impl Reader {
                 (Kind::File { path: path.clone(), file }, size)
             }
             Endpoint::Volume(device) => {
-                let kind =
-                    Kind::Volume { device: device.clone(), arrived: HashMap::new(), completions: Vec::new() };
+                let kind = Kind::Volume { device: device.clone(), arrived: HashMap::new(), completions: Vec::new() };
                 (kind, device.geometry().bytes())
             }
         };

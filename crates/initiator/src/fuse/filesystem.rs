@@ -12,7 +12,7 @@ use fuser::{
 };
 use strongroom_block::{BlockDevice, Buffer, BufferMut, Geometry, Lba, Request};
 
-use super::pending::{Pending, PartsReply};
+use super::pending::{PartsReply, Pending};
 use super::{FuseOptions, MAX_WRITE_BYTES};
 
 const ROOT: INodeNo = INodeNo(1);
@@ -319,16 +319,7 @@ impl Filesystem for VolumeFile {
         reply.error(Errno::EPERM);
     }
 
-    fn rename(
-        &self,
-        _: &FuseRequest,
-        _: INodeNo,
-        _: &OsStr,
-        _: INodeNo,
-        _: &OsStr,
-        _: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
+    fn rename(&self, _: &FuseRequest, _: INodeNo, _: &OsStr, _: INodeNo, _: &OsStr, _: RenameFlags, reply: ReplyEmpty) {
         reply.error(Errno::EPERM);
     }
 }

@@ -1,8 +1,8 @@
 //! What the kernel still waits for: replies by token, and the thread that sends them as completions arrive.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 

@@ -87,8 +87,7 @@ fn aligned_and_unaligned_access_sync_and_holes() {
     file.read_exact_at(&mut all, 0).unwrap();
     assert!(all == model);
     assert_eq!(device.counts().discarded_blocks, 4, "whole blocks are forgotten, the ends zeroed");
-    let synchronous =
-        File::options().write(true).custom_flags(libc::O_SYNC).open(mount.file_path()).unwrap();
+    let synchronous = File::options().write(true).custom_flags(libc::O_SYNC).open(mount.file_path()).unwrap();
     synchronous.write_all_at(&[9; 4096], 0).unwrap();
     assert_eq!(device.counts().forced_writes, 1);
     // As on a block device: truncation on opening means nothing, and the size stands.

@@ -66,7 +66,9 @@ impl Connection {
         };
         let link = if options.url.is_channel() {
             let node = options.node_key.as_ref().ok_or_else(|| {
-                AttachError::Options("a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into())
+                AttachError::Options(
+                    "a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into(),
+                )
             })?;
             Link::initiator_channel(node, &options.target_keys, link_options, now)
                 .map_err(|error| AttachError::Handshake(error.to_string()))?
@@ -290,9 +292,9 @@ impl Connection {
             return failure;
         }
         match &end {
-            LinkEnd::Handshake(H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls) => {
-                AttachError::Handshake(end.to_string())
-            }
+            LinkEnd::Handshake(
+                H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls,
+            ) => AttachError::Handshake(end.to_string()),
             _ => AttachError::Unreachable(end.to_string()),
         }
     }

@@ -55,9 +55,19 @@ pub(super) enum Purpose {
 }
 
 enum State {
-    Idle { retry_at: Instant },
-    Calling { stream: StreamId, others: Vec<SocketAddr>, connection: Box<Connection> },
-    Connected { stream: StreamId, connection: Box<Connection>, blocked: bool },
+    Idle {
+        retry_at: Instant,
+    },
+    Calling {
+        stream: StreamId,
+        others: Vec<SocketAddr>,
+        connection: Box<Connection>,
+    },
+    Connected {
+        stream: StreamId,
+        connection: Box<Connection>,
+        blocked: bool,
+    },
     /// Refused for good.
     Refused,
 }
@@ -167,7 +177,8 @@ impl Driver {
                 if self.engine.as_ref().is_some_and(Engine::has_waiting_callers) && self.logout_deadline.is_none() {
                     // Requests from before the detach are answered first; new ones are refused at the door.
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-                } else if !connection.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers) {
+                } else if !connection.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers)
+                {
                     connection.log_out(now);
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
                     self.transmit();
@@ -274,7 +285,9 @@ impl Driver {
                         self.act(now, notice);
                     }
                 }
-                (Event::PeerFinished { stream: from }, State::Connected { stream, connection, .. }) if from == *stream => {
+                (Event::PeerFinished { stream: from }, State::Connected { stream, connection, .. })
+                    if from == *stream =>
+                {
                     connection.handle_eof();
                 }
                 (Event::SendLow { stream: from }, State::Connected { stream, blocked, .. }) if from == *stream => {
@@ -286,9 +299,10 @@ impl Driver {
                         self.state = State::Connected { stream, connection, blocked: false };
                     }
                 }
-                (Event::Closed { stream: from, failure }, State::Calling { stream, .. } | State::Connected { stream, .. })
-                    if from == *stream =>
-                {
+                (
+                    Event::Closed { stream: from, failure },
+                    State::Calling { stream, .. } | State::Connected { stream, .. },
+                ) if from == *stream => {
                     failed = Some(failure);
                 }
                 _ => {}
@@ -362,7 +376,8 @@ impl Driver {
         let before = self.unit.clone();
         if before.as_ref().is_some_and(|before| !before.is_same_unit(&unit)) {
             return Err(AttachError::Unsupported(
-                "it is not the volume that was attached before the connection was lost; detach, and attach again".into(),
+                "it is not the volume that was attached before the connection was lost; detach, and attach again"
+                    .into(),
             ));
         }
         let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);
@@ -437,7 +452,8 @@ impl Driver {
 
     /// The connection (or a try) has ended.
     fn lose(&mut self, now: Instant, error: AttachError) {
-        if let State::Calling { stream, connection, .. } | State::Connected { stream, connection, .. } = &mut self.state {
+        if let State::Calling { stream, connection, .. } | State::Connected { stream, connection, .. } = &mut self.state
+        {
             connection.close();
             let mut last = connection.transmit(None);
             let _ = self.runtime.send(*stream, &mut last);

@@ -81,9 +81,18 @@ enum OpWork {
 #[derive(Debug, Default)]
 struct Found {
     bytes: Vec<u8>,
+    /// Blocks that the probe asked for: fewer than wanted where a transfer is limited.
+    asked_blocks: u32,
     hole_blocks: u64,
     saw_data: bool,
     version: Option<super::work::Version>,
+}
+
+impl Found {
+    /// The question is asked anew.
+    fn forget(&mut self) {
+        *self = Found { asked_blocks: self.asked_blocks, ..Found::default() };
+    }
 }
 
 /// Counters of the engine.
@@ -189,7 +198,7 @@ impl Engine {
             Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
             Work::Flush | Work::Verified { .. } => (Range { start: 0, end: 0 }, false),
         };
-        let work = match work {
+        let mut work = match work {
             Work::WritePart { lba, offset_bytes, data, fua } => {
                 OpWork::Part(Box::new(Part::new(lba, offset_bytes, data, fua, block_bytes)))
             }
@@ -198,6 +207,9 @@ impl Engine {
             }
             _ => OpWork::Plain(work),
         };
+        if let OpWork::Asking(Work::ProbeHole { .. }, found) = &mut work {
+            found.asked_blocks = self.probe_blocks(range.end - range.start);
+        }
         let key = self.ops.insert(Op {
             reply,
             cost_bytes,
@@ -265,10 +277,18 @@ impl Engine {
         ours.min(theirs).max(1)
     }
 
+    /// Blocks of one probe, of `wanted`.
+    fn probe_blocks(&self, wanted: u64) -> u32 {
+        let ours = PROBE_BYTES_MAX >> self.geometry().block_size.shift();
+        let theirs = self.unit.transfer_blocks_max.map_or(u64::MAX, u64::from);
+        wanted.min(ours).min(theirs).clamp(1, u64::from(u32::MAX)) as u32
+    }
+
     fn make_command(&mut self, op: usize, kind: CommandKind) {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let key = self.commands.insert(Command { op, kind, sequence, tries: 0, sent: false, write_bytes: 0, error: None });
+        let key =
+            self.commands.insert(Command { op, kind, sequence, tries: 0, sent: false, write_bytes: 0, error: None });
         self.ops[op].outstanding += 1;
         if self.ops[op].is_replay {
             self.replay_ready.push_back(key);
@@ -356,7 +376,7 @@ impl Engine {
             command.sent = false;
             command.error = None;
             if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
-                *found = Found::default();
+                found.forget();
             }
             again.push((command.sequence, key));
         }

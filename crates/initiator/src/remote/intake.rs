@@ -38,13 +38,7 @@ impl std::fmt::Debug for Intake {
 
 impl Intake {
     pub(super) fn new(waker: Waker, limits: Limits) -> Intake {
-        Intake {
-            state: Mutex::default(),
-            room: Condvar::new(),
-            completions: CompletionQueue::default(),
-            waker,
-            limits,
-        }
+        Intake { state: Mutex::default(), room: Condvar::new(), completions: CompletionQueue::default(), waker, limits }
     }
 
     /// Counts a request of `cost_bytes`; waits while the queue is at its limit. Must be followed by [`Intake::push`] or

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use strongroom_handshake::PublicKey;
-use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed};
 use strongroom_iscsi::Lun;
+use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed};
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::inquiry::{self, BlockLimits, StandardInquiry};
 use strongroom_scsi::{cdb, vendor};
@@ -117,7 +117,8 @@ impl Probe {
         let has = |pages: &[u8], page| pages.contains(&page);
         match self.question {
             Question::Inquiry => {
-                let inquiry = StandardInquiry::parse(&self.answer).ok_or_else(|| unsupported("INQUIRY is cut short"))?;
+                let inquiry =
+                    StandardInquiry::parse(&self.answer).ok_or_else(|| unsupported("INQUIRY is cut short"))?;
                 if !inquiry.is_block_device() {
                     return Err(AttachError::NoUnit(format!(
                         "there is no disk at {} logical unit {}; check the URL, and 'volume list' at the target",

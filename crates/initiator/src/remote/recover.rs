@@ -55,8 +55,14 @@ pub enum RecoverError {
 
 /// A version as far as it could be read.
 enum Step {
-    Good { sequence: StoreSequence, block: Option<BufferMut> },
-    Bad { sequence: StoreSequence, stamp: [u8; 24] },
+    Good {
+        sequence: StoreSequence,
+        block: Option<BufferMut>,
+    },
+    Bad {
+        sequence: StoreSequence,
+        stamp: [u8; 24],
+    },
     /// The target itself cannot read the version, and so does not say which one it is.
     Unreadable,
     None,

@@ -49,9 +49,7 @@ impl Entry {
 
     fn cost_bytes(&self) -> usize {
         match &self.what {
-            Logged::Write { data, records } => {
-                ENTRY_BYTES_MIN.max(data.len() + records.as_ref().map_or(0, Bytes::len))
-            }
+            Logged::Write { data, records } => ENTRY_BYTES_MIN.max(data.len() + records.as_ref().map_or(0, Bytes::len)),
             Logged::Hole(_) | Logged::Discard => ENTRY_BYTES_MIN,
         }
     }

@@ -38,12 +38,7 @@ pub(crate) struct SealedBlocks {
 impl Sealing {
     pub(crate) fn new(sealer: VolumeSealer) -> Sealing {
         let (block_size, record_bytes) = (sealer.context().block_size, sealer.record_bytes());
-        Sealing {
-            sealer: RwLock::new(Arc::new(sealer)),
-            stamps: Mutex::new(Stamps::new()),
-            block_size,
-            record_bytes,
-        }
+        Sealing { sealer: RwLock::new(Arc::new(sealer)), stamps: Mutex::new(Stamps::new()), block_size, record_bytes }
     }
 
     /// After a reconnect: the volume's current keys, and a new attach id.
@@ -157,7 +152,8 @@ fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
         // Never a reason to look for an older version.
         OpenError::NoKey { epoch } => {
             tracing::error!(%lba, epoch, "no key for the epoch of a block");
-            let message = format!("no key for epoch {epoch}, under which the block is sealed; get the current key file");
+            let message =
+                format!("no key for epoch {epoch}, under which the block is sealed; get the current key file");
             device_error(DeviceErrorKind::Medium, Some(lba), message)
         }
         OpenError::Unsupported => {

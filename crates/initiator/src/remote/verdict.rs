@@ -75,7 +75,9 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, tries: u32) -> Verdict {
         SenseKey::Miscompare => Verdict::Miscompare,
         SenseKey::MediumError => fail(
             DeviceErrorKind::Medium,
-            format!("the target cannot read or write this block ({code}); 'strongroom recover' looks for an older version"),
+            format!(
+                "the target cannot read or write this block ({code}); 'strongroom recover' looks for an older version"
+            ),
         ),
         SenseKey::DataProtect if sense.is(&Sense::NO_SPACE) => {
             fail(DeviceErrorKind::NoSpace, "the target's store is full; free space there, or discard blocks".into())
@@ -155,8 +157,7 @@ mod tests {
 
     #[test]
     fn retries_end() {
-        for (status, sense) in
-            [(2, Some(Sense::CHECKSUM_ON_ARRIVAL)), (2, None), (8, None), (0x28, None), (0x40, None)]
+        for (status, sense) in [(2, Some(Sense::CHECKSUM_ON_ARRIVAL)), (2, None), (8, None), (0x28, None), (0x40, None)]
         {
             let ended = ended(status, sense);
             assert!(matches!(judge(&ended, None, 0), Verdict::Retry(_)));

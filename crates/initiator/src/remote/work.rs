@@ -29,24 +29,55 @@ pub(super) enum Reply {
 /// What is to be done.
 #[derive(Debug)]
 pub(super) enum Work {
-    Read { lba: Lba, buffer: BufferMut },
-    Write { lba: Lba, data: Buffer, records: Option<Bytes>, fua: bool },
-    WritePart { lba: Lba, offset_bytes: u32, data: Buffer, fua: bool },
+    Read {
+        lba: Lba,
+        buffer: BufferMut,
+    },
+    Write {
+        lba: Lba,
+        data: Buffer,
+        records: Option<Bytes>,
+        fua: bool,
+    },
+    WritePart {
+        lba: Lba,
+        offset_bytes: u32,
+        data: Buffer,
+        fua: bool,
+    },
     Flush,
     /// Discard on a sealed unit.
     Hole(HoleRecord),
     /// Discard on a plain unit.
-    Discard { lba: Lba, count: u64 },
+    Discard {
+        lba: Lba,
+        count: u64,
+    },
     /// How many blocks from `lba` on are proved absent (sealed units).
-    ProbeHole { lba: Lba, count: u32 },
+    ProbeHole {
+        lba: Lba,
+        count: u32,
+    },
     /// What the target says of `lba` and what follows: a hint.
-    LbaStatus { lba: Lba },
+    LbaStatus {
+        lba: Lba,
+    },
     /// The newest version older than that (0: the newest).
-    ReadVersion { lba: Lba, older_than: StoreSequence },
+    ReadVersion {
+        lba: Lba,
+        older_than: StoreSequence,
+    },
     /// One sealed block, if the newest version still has that stamp.
-    ConditionalWrite { lba: Lba, expected: [u8; 24], data: Buffer, records: Bytes },
+    ConditionalWrite {
+        lba: Lba,
+        expected: [u8; 24],
+        data: Buffer,
+        records: Bytes,
+    },
     /// Versions that opened.
-    Verified { pairs: Vec<(Lba, StoreSequence)> },
+    Verified {
+        pairs: Vec<(Lba, StoreSequence)>,
+    },
 }
 
 /// How a request ended.
@@ -54,7 +85,11 @@ pub(super) enum Work {
 pub(super) enum Answer {
     Done,
     Read(BufferMut),
-    HoleBlocks(u64),
+    /// Blocks proved absent from the start of those that were asked for.
+    HoleBlocks {
+        absent: u64,
+        asked: u32,
+    },
     LbaStatus(Option<LbaStatus>),
     /// `None`: no such version.
     Version(Option<Version>),

@@ -8,7 +8,7 @@ use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
-use super::{CommandId, Engine, Found, Op, OpWork, PROBE_BYTES_MAX, Phase, zeros};
+use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::completion::device_error;
 use crate::remote::sealing::{Sealing, medium, read_entry};
 use crate::remote::work::{Version, Work};
@@ -33,13 +33,27 @@ pub(super) struct Command {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandKind {
-    Read { lba: Lba, count: u32 },
-    Write { lba: Lba, count: u32 },
+    Read {
+        lba: Lba,
+        count: u32,
+    },
+    Write {
+        lba: Lba,
+        count: u32,
+    },
     /// `mark`: what it covers of the log, set when it is sent.
-    Flush { mark: u64 },
+    Flush {
+        mark: u64,
+    },
     SealHole,
-    Unmap { lba: Lba, count: u32 },
-    WriteZeros { lba: Lba, count: u32 },
+    Unmap {
+        lba: Lba,
+        count: u32,
+    },
+    WriteZeros {
+        lba: Lba,
+        count: u32,
+    },
     Verified,
     /// READ VERSION, GET LBA STATUS, or a probe for holes.
     Ask,
@@ -178,7 +192,7 @@ impl Engine {
                 let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
                 ScsiCommand::write(lun, cdb, WriteSource::plain(list))
             }
-            (CommandKind::Ask, OpWork::Asking(work, _)) => self.build_question(work),
+            (CommandKind::Ask, OpWork::Asking(work, found)) => self.build_question(work, found),
             (CommandKind::Conditional, OpWork::Plain(Work::ConditionalWrite { lba, expected, data, records })) => {
                 self.build_conditional(*lba, expected, data.clone(), records.clone())
             }
@@ -191,7 +205,7 @@ impl Engine {
         }
     }
 
-    fn build_question(&self, work: &Work) -> ScsiCommand {
+    fn build_question(&self, work: &Work, found: &Found) -> ScsiCommand {
         let lun = self.unit.wire_lun();
         let shift = self.geometry().block_size.shift();
         match *work {
@@ -207,9 +221,8 @@ impl Engine {
             Work::LbaStatus { lba } => {
                 ScsiCommand::read(lun, cdb::get_lba_status(lba, LBA_STATUS_BYTES), LBA_STATUS_BYTES)
             }
-            Work::ProbeHole { lba, count } => {
-                let most = (PROBE_BYTES_MAX >> shift).min(self.unit.transfer_blocks_max.map_or(u64::MAX, u64::from));
-                let count = u64::from(count).min(most).max(1) as u32;
+            Work::ProbeHole { lba, .. } => {
+                let count = found.asked_blocks;
                 ScsiCommand {
                     sealed_block_bytes: self.sealed_block_bytes(),
                     ..ScsiCommand::read(lun, cdb::read_16(lba, count), count << shift)
@@ -259,7 +272,8 @@ impl Engine {
 
     /// Data of a command in flight. What is wrong with it is kept until the command's end.
     pub(in crate::remote) fn data_in(&mut self, now: Instant, id: CommandId, data_in: &DataIn) {
-        let Some(command) = self.commands.get_mut(id.0).filter(|command| command.sent && command.error.is_none()) else {
+        let Some(command) = self.commands.get_mut(id.0).filter(|command| command.sent && command.error.is_none())
+        else {
             return;
         };
         let kind = command.kind;
@@ -316,7 +330,8 @@ impl Place<'_> {
         let from = self.data_in.offset as usize;
         let data = &self.data_in.data;
         let Some(sealing) = self.sealing else {
-            let out = out.get_mut(from..from + data.len()).ok_or_else(|| medium(first, "more data than was asked for"))?;
+            let out =
+                out.get_mut(from..from + data.len()).ok_or_else(|| medium(first, "more data than was asked for"))?;
             out.copy_from_slice(data);
             return Ok(());
         };

@@ -33,7 +33,7 @@ impl Engine {
         if let Verdict::Retry(after) = verdict {
             self.commands[id.0].error = None;
             if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
-                *found = Default::default();
+                found.forget();
             }
             return self.delay(now, after, id.0);
         }
@@ -64,10 +64,8 @@ impl Engine {
             return Verdict::Done;
         }
         let lba = kind.lba(&self.ops[op]);
-        let message = format!(
-            "the target sent {} of {expected} bytes and called it done; see its log",
-            completed.moved_bytes
-        );
+        let message =
+            format!("the target sent {} of {expected} bytes and called it done; see its log", completed.moved_bytes);
         Verdict::Fail(device_error(DeviceErrorKind::Medium, lba, message))
     }
 
@@ -195,7 +193,9 @@ impl Engine {
 fn answer(work: OpWork) -> Answer {
     match work {
         OpWork::Plain(Work::Read { buffer, .. }) => Answer::Read(buffer),
-        OpWork::Asking(Work::ProbeHole { .. }, found) => Answer::HoleBlocks(found.hole_blocks),
+        OpWork::Asking(Work::ProbeHole { .. }, found) => {
+            Answer::HoleBlocks { absent: found.hole_blocks, asked: found.asked_blocks }
+        }
         OpWork::Asking(Work::LbaStatus { .. }, found) => {
             Answer::LbaStatus(parse_lba_status(&found.bytes).and_then(|all| all.into_iter().next()))
         }
@@ -206,8 +206,12 @@ fn answer(work: OpWork) -> Answer {
 
 fn unexpected(verdict: &Verdict, lba: Option<Lba>) -> DeviceError {
     let (kind, message) = match verdict {
-        Verdict::Miscompare => (DeviceErrorKind::Refused, "the block was written by somebody else in the meantime; try again"),
-        Verdict::NotSupported => (DeviceErrorKind::Refused, "the target does not know a command that is needed; update it"),
+        Verdict::Miscompare => {
+            (DeviceErrorKind::Refused, "the block was written by somebody else in the meantime; try again")
+        }
+        Verdict::NotSupported => {
+            (DeviceErrorKind::Refused, "the target does not know a command that is needed; update it")
+        }
         _ => (DeviceErrorKind::Hardware, "the target answers in a way that makes no sense; see its log"),
     };
     device_error(kind, lba, message)

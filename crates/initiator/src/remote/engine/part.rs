@@ -39,9 +39,15 @@ pub(super) struct Part {
 /// The write under way.
 #[derive(Debug)]
 enum Attempt {
-    Sealed { expected: [u8; 24], blocks: SealedBlocks, stamp: [u8; 24] },
+    Sealed {
+        expected: [u8; 24],
+        blocks: SealedBlocks,
+        stamp: [u8; 24],
+    },
     /// What must be there and what shall be, one block each, back to back.
-    Plain { both: Buffer },
+    Plain {
+        both: Buffer,
+    },
 }
 
 impl Part {

@@ -249,7 +249,8 @@ fn an_unformatted_block_is_an_error_and_not_zeros() {
 #[test]
 fn answers_that_ask_for_patience_are_obeyed_and_errors_name_their_block() {
     let mut rig = Rig::new(true, Limits::default());
-    rig.unit.fail_next = vec![Sense::new(strongroom_scsi::SenseKey::UnitAttention, 0x29, 1), Sense::CHECKSUM_ON_ARRIVAL];
+    rig.unit.fail_next =
+        vec![Sense::new(strongroom_scsi::SenseKey::UnitAttention, 0x29, 1), Sense::CHECKSUM_ON_ARRIVAL];
     rig.write(1, 9, 1).unwrap();
     assert_eq!(rig.read(1, 1).unwrap(), vec![9; BLOCK]);
     assert_eq!(rig.engine.counters.commands_resent, 2);
@@ -558,10 +559,10 @@ fn versions_holes_and_feedback() {
     assert!(version(&mut rig, 1).is_none(), "nothing is older");
     let holes = rig.ask(Work::ProbeHole { lba: Lba(8), count: 8 });
     rig.run();
-    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks(8))));
+    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 8, asked: 8 })));
     let holes = rig.ask(Work::ProbeHole { lba: Lba(0), count: 8 });
     rig.run();
-    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks(2))), "up to the data");
+    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 2, asked: 8 })), "up to the data");
     rig.read(2, 1).unwrap();
     rig.run();
     assert_eq!(rig.unit.verified, [(Lba(2), newest)]);

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, StoreSequence};
+use strongroom_iscsi::Residual;
 use strongroom_iscsi::ahs::{self, Hole};
 use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed, DataIn, TaskId};
-use strongroom_iscsi::Residual;
 use strongroom_scsi::provisioning::{self, LbaStatus};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand, vendor};
 
@@ -92,7 +92,9 @@ impl FakeUnit {
         for (at, block) in data.chunks(self.block_bytes).enumerate() {
             let lba = lba + at as u64;
             let record = if self.sealed { &records[at * RECORD..(at + 1) * RECORD] } else { &[] };
-            if self.sealed && self.blocks.get(&lba).is_some_and(|old| old.hole.is_none() && old.stamp() == record[8..32]) {
+            if self.sealed
+                && self.blocks.get(&lba).is_some_and(|old| old.hole.is_none() && old.stamp() == record[8..32])
+            {
                 continue;
             }
             self.sequence += 1;
@@ -227,10 +229,7 @@ impl FakeUnit {
         match self.blocks.get(&(lba + at)) {
             Some(stored) => Ok(self.piece(stored, at)),
             None if self.sealed => Err(Sense::UNRECOVERED_READ.at(Lba(lba + at))),
-            None => Ok(DataIn {
-                offset: (at as usize * self.block_bytes) as u32,
-                ..plain(vec![0; self.block_bytes])
-            }),
+            None => Ok(DataIn { offset: (at as usize * self.block_bytes) as u32, ..plain(vec![0; self.block_bytes]) }),
         }
     }
 
