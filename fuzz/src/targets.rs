@@ -2,6 +2,8 @@
 //!
 //! A target is a function of bytes that must return: no panic, no hang, no allocation beyond its room's named limits.
 
+use std::time::Instant;
+
 /// One decoder.
 pub(crate) type Target = fn(&[u8]);
 
@@ -9,9 +11,14 @@ pub(crate) type Target = fn(&[u8]);
 pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("record", record),
     ("key_file", key_file),
+    ("node_key", node_key),
+    ("channel", strongroom_channel::fuzz_decode),
+    ("link", |bytes| strongroom_net::fuzz_link(bytes, Instant::now())),
     ("iscsi_ahs", strongroom_iscsi::ahs::fuzz_ahs),
     ("iscsi_framer", strongroom_iscsi::framer::fuzz_framer),
     ("iscsi_text", strongroom_iscsi::text::fuzz_text),
+    ("iscsi_target", |bytes| strongroom_iscsi::fuzz::fuzz_target(Instant::now(), bytes)),
+    ("iscsi_initiator", |bytes| strongroom_iscsi::fuzz::fuzz_initiator(Instant::now(), bytes)),
     ("scsi", strongroom_scsi::fuzz_decode),
 ];
 
@@ -32,5 +39,16 @@ fn key_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(keys) = VolumeKeyFile::parse(text) {
         assert_eq!(VolumeKeyFile::parse(&keys.to_text()).as_ref(), Ok(&keys));
+    }
+}
+
+fn node_key(bytes: &[u8]) {
+    use strongroom_handshake::{NodeKey, PublicKey};
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(key) = text.parse::<PublicKey>() {
+        assert_eq!(key.to_string().parse::<PublicKey>(), Ok(key));
+    }
+    if let Ok(key) = NodeKey::parse(text) {
+        assert_eq!(NodeKey::parse(&key.to_text()).map(|again| again.public()), Ok(key.public()));
     }
 }

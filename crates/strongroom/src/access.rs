@@ -82,7 +82,8 @@ impl AccessArgs {
         Ok(())
     }
 
-    fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+    /// The keys that the target may have.
+    pub(crate) fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
         if !self.target_keys.is_empty() {
             return Ok(self.target_keys.clone());
         }

@@ -3,7 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod copy;
 pub(crate) mod detach;
-// pub(crate) mod discover;
+pub(crate) mod discover;
 pub(crate) mod format;
 pub(crate) mod identity;
 pub(crate) mod key;

@@ -46,7 +46,7 @@ enum Command {
     Attach(commands::attach::AttachArgs),
     Detach(commands::detach::DetachArgs),
     Copy(commands::copy::CopyArgs),
-    // Discover(commands::discover::DiscoverArgs),
+    Discover(commands::discover::DiscoverArgs),
     Demo(demo::DemoArgs),
 }
 
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Attach(args) => commands::attach::run(args),
         Command::Detach(args) => commands::detach::run(&args),
         Command::Copy(args) => commands::copy::run(args),
-        // Command::Discover(args) => commands::discover::run(args),
+        Command::Discover(args) => commands::discover::run(args),
         Command::Demo(args) => demo::run(&args),
     };
     match result {

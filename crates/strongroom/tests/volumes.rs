@@ -45,7 +45,9 @@ fn a_wrapping_key_must_lie_elsewhere() {
     let world = World::new();
     let inside = world.text("volumes/wrap.key");
     run(&["key", "new", "--for", "wrapping", "--out", &inside]).ok();
-    world.create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &inside]).failed(&["outside"]);
+    world
+        .create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &inside])
+        .failed(&["beside the volumes"]);
 }
 
 #[test]

@@ -1,1 +1,61 @@
-//! `strongroom discover`: what a volume or a target has to offer.
+//! `strongroom discover`: which volumes a target has for us.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_initiator::{DEFAULT_PORT, DiscoverOptions, VolumeUrl, default_initiator_name, discover};
+
+use crate::access::AccessArgs;
+use crate::keys;
+
+/// Ask a target which volumes this node may use.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  strongroom discover storage.example\n  strongroom discover 10.0.0.5:3261 --plain")]
+pub(crate) struct DiscoverArgs {
+    /// The target, HOST or HOST:PORT.
+    host: String,
+    /// Ask over plain iSCSI: what is shown then is what anyone may use.
+    #[arg(long)]
+    plain: bool,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: DiscoverArgs) -> Result<()> {
+    // The host and port are read as in any URL; the volume's name is not used.
+    let url: VolumeUrl = format!("strongroom://{}/any", args.host)
+        .parse()
+        .ok()
+        .with_context(|| format!("'{}' is not HOST or HOST:PORT", args.host))?;
+    let access = &args.access;
+    let (node_key, target_keys) = if args.plain {
+        (None, Vec::new())
+    } else {
+        let identity = access.identity.clone().unwrap_or_else(keys::default_identity);
+        (Some(Arc::new(keys::read_identity(&identity)?)), access.keys_of_target(url.host(), url.port())?)
+    };
+    let base_name = access.base_name.clone().unwrap_or_else(|| strongroom_initiator::DEFAULT_BASE_IQN.to_owned());
+    let options = DiscoverOptions {
+        host: url.host().to_owned(),
+        port: url.port(),
+        initiator_name: access.initiator_name.clone().unwrap_or_else(default_initiator_name),
+        node_key,
+        target_keys,
+        timeout: access.connect_timeout,
+    };
+    let targets = discover(&options).with_context(|| format!("cannot ask {}", args.host))?;
+    if targets.is_empty() {
+        bail!("{} has no volume for this node; its administrator can list one for it", args.host);
+    }
+    for target in targets {
+        let host = if url.host().contains(':') { format!("[{}]", url.host()) } else { url.host().to_owned() };
+        let port = if url.port() == DEFAULT_PORT { String::new() } else { format!(":{}", url.port()) };
+        match target.name.strip_prefix(&format!("{base_name}:")) {
+            Some(volume) if !args.plain => println!("strongroom://{host}{port}/{volume}"),
+            _ => println!("iscsi://{host}{port}/{}/0", target.name),
+        }
+    }
+    Ok(())
+}

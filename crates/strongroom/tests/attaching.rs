@@ -1,0 +1,230 @@
+//! Proves that an attached volume serves real programs: a file system, a clean detach, a target that goes and comes back.
+//! Needs root and FUSE.
+
+mod stage;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command};
+use std::thread;
+use std::time::Duration;
+
+use stage::{Said, World, can_mount, eventually, noise, run};
+
+/// An attachment in the background of a test; detached by name, or killed when dropped.
+struct Attachment<'a> {
+    world: &'a World,
+    directory: String,
+}
+
+impl<'a> Attachment<'a> {
+    fn new(world: &'a World, volume: &str, more: &[&str]) -> Attachment<'a> {
+        let directory = world.text("attached");
+        let url = world.url(volume);
+        world.alice(&[&["attach", &url, "--to", &directory][..], more].concat()).ok();
+        Attachment { world, directory }
+    }
+
+    fn detach(&self) -> Said {
+        run(&["detach", &self.directory])
+    }
+}
+
+impl Drop for Attachment<'_> {
+    fn drop(&mut self) {
+        for directory in [self.world.text("mounted"), self.directory.clone()] {
+            let _ = Command::new("umount").args(["-l", &directory]).stderr(std::process::Stdio::null()).status();
+        }
+        let _ = self.detach();
+    }
+}
+
+fn make_file_system(world: &World, volume: &str) {
+    let attachment = Attachment::new(world, volume, &[]);
+    let file = format!("{}/{volume}", attachment.directory);
+    let made = Command::new("mkfs.ext4").args(["-q", "-b", "4096", &file]).status().expect("e2fsprogs is installed");
+    assert!(made.success());
+    attachment.detach().ok();
+}
+
+#[test]
+fn a_file_system_from_making_to_detaching() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "128MiB");
+    make_file_system(&world, "vault");
+    let mounted = world.text("mounted");
+    let contents = noise(11, 8 << 20);
+    {
+        let attachment = Attachment::new(&world, "vault", &["--mount", &mounted]);
+        fs::write(format!("{mounted}/file"), &contents).unwrap();
+        assert!(run(&["detach", "--list"]).ok().contains(&world.url("vault")));
+        // Something still uses it: refused, and it goes on working.
+        let held = File::open(format!("{mounted}/file")).unwrap();
+        attachment.detach().failed(&["in use"]);
+        assert!(fs::read(format!("{mounted}/file")).unwrap() == contents);
+        drop(held);
+        run(&["detach", &mounted]).ok();
+        assert!(!fs::exists(format!("{mounted}/file")).unwrap(), "it is unmounted");
+    }
+    {
+        let attachment = Attachment::new(&world, "vault", &["--mount", &mounted, "--read-only"]);
+        assert!(fs::read(format!("{mounted}/file")).unwrap() == contents);
+        assert!(fs::write(format!("{mounted}/other"), b"x").is_err(), "read-only is read-only");
+        attachment.detach().ok();
+    }
+    run(&["detach", &mounted]).failed(&["nothing is attached"]);
+    server.stop();
+}
+
+#[test]
+fn what_cannot_be_attached_leaves_nothing_behind() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let directory = world.text("attached");
+    world.alice(&["attach", &world.url("nothing"), "--to", &directory]).failed(&["refused the login"]);
+    world
+        .alice(&["attach", &world.url("vault"), "--to", &directory, "--mount", &world.text("mounted")])
+        .failed(&["mkfs"]);
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    assert!(!mounts.contains(&directory), "{mounts}");
+    server.stop();
+}
+
+#[test]
+fn writes_wait_for_a_target_that_is_killed_and_comes_back() {
+    if !can_mount() {
+        return;
+    }
+    let (world, mut server) = World::sealed("vault", "64MiB");
+    let attachment = Attachment::new(&world, "vault", &[]);
+    let path = format!("{}/vault", attachment.directory);
+    let blocks = 1500_u64;
+    let writer = {
+        let path = path.clone();
+        thread::spawn(move || {
+            let file = File::options().write(true).open(path).unwrap();
+            for block in 0..blocks {
+                file.write_all_at(&noise(block + 1, 4096), block * 4096).unwrap();
+                if block % 50 == 49 {
+                    file.sync_data().unwrap();
+                }
+            }
+            file.sync_all().unwrap();
+        })
+    };
+    for _ in 0..3 {
+        thread::sleep(Duration::from_millis(150));
+        server.kill();
+        thread::sleep(Duration::from_millis(150));
+        server = world.serve();
+    }
+    writer.join().expect("no write failed");
+    let file = File::open(&path).unwrap();
+    let mut found = vec![0; 4096];
+    for block in 0..blocks {
+        file.read_exact_at(&mut found, block * 4096).unwrap();
+        assert!(found == noise(block + 1, 4096), "block {block}");
+    }
+    drop(file);
+    attachment.detach().ok();
+    server.stop();
+}
+
+#[test]
+fn requests_fail_when_the_target_stays_away_too_long() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let attachment = Attachment::new(&world, "vault", &["--timeout", "1s"]);
+    let file = File::options().read(true).write(true).open(format!("{}/vault", attachment.directory)).unwrap();
+    file.write_all_at(&noise(1, 4096), 0).unwrap();
+    file.sync_all().unwrap();
+    server.kill();
+    let error = eventually_fails(|| file.read_exact_at(&mut [0; 4096], 0));
+    assert!(error.raw_os_error().is_some(), "{error}");
+    drop(file);
+    let server = world.serve();
+    let file = File::open(format!("{}/vault", attachment.directory)).unwrap();
+    let mut found = vec![0; 4096];
+    eventually("it works again", || file.read_exact_at(&mut found, 0).is_ok());
+    assert!(found == noise(1, 4096));
+    drop(file);
+    attachment.detach().ok();
+    server.stop();
+}
+
+fn eventually_fails(mut attempt: impl FnMut() -> std::io::Result<()>) -> std::io::Error {
+    let mut failure = None;
+    eventually("it fails", || {
+        failure = attempt().err();
+        failure.is_some()
+    });
+    failure.expect("waited for it")
+}
+
+#[test]
+fn a_flipped_bit_is_an_error_and_can_be_recovered() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let attachment = Attachment::new(&world, "vault", &[]);
+    let path = format!("{}/vault", attachment.directory);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    for version in [1, 2] {
+        file.write_all_at(&noise(version, 4096), 7 * 4096).unwrap();
+        file.sync_all().unwrap();
+    }
+    // The newest version is the last whole block of noise in the log that is not a record block.
+    let log = world.path("volumes/vault/store/log");
+    flip_newest_block(&log);
+    let error = file.read_exact_at(&mut [0; 4096], 7 * 4096).expect_err("never wrong data");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    drop(file);
+    attachment.detach().ok();
+    let recover = ["volume", "recover", &world.url("vault"), "--lba", "7"];
+    world.alice(&recover).failed(&["--yes"]);
+    let said = world.alice(&[&recover[..], &["--yes"]].concat()).ok();
+    assert!(said.contains("block 7") && said.contains("is back"), "{said}");
+    let attachment = Attachment::new(&world, "vault", &[]);
+    let mut found = vec![0; 4096];
+    File::open(&path).unwrap().read_exact_at(&mut found, 7 * 4096).unwrap();
+    assert!(found == noise(1, 4096), "the version before it is back");
+    attachment.detach().ok();
+    server.stop();
+}
+
+/// Flips a bit in the last stored block that looks like ciphertext.
+fn flip_newest_block(log: &std::path::Path) {
+    let bytes = fs::read(log).unwrap();
+    let is_noise = |block: &[u8]| {
+        let mut seen = [false; 256];
+        block.iter().for_each(|&byte| seen[usize::from(byte)] = true);
+        block.len() == 4096 && seen.iter().filter(|seen| **seen).count() > 250
+    };
+    let newest = bytes.chunks(4096).rposition(is_noise).expect("ciphertext is stored");
+    let at = newest as u64 * 4096 + 100;
+    File::options().write(true).open(log).unwrap().write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
+}
+
+#[test]
+fn attach_in_the_foreground_ends_on_sigterm() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let directory = world.text("attached");
+    let mut child: Child =
+        world.alice_command(&["attach", &world.url("vault"), "--to", &directory, "--foreground"]).spawn().unwrap();
+    let file = format!("{directory}/vault");
+    eventually("it is attached", || fs::metadata(&file).is_ok_and(|metadata| metadata.len() == 64 << 20));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(!fs::exists(&file).unwrap());
+    server.stop();
+}

@@ -1,0 +1,104 @@
+//! Proves that what is copied in comes out, through every custody, beside stock tools, and across a stop of the target.
+
+mod stage;
+
+use std::fs;
+use std::process::Command;
+
+use stage::{World, has, noise, run};
+
+#[test]
+fn sealed_there_and_back_with_holes() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    let mut contents = noise(3, 64 << 20);
+    contents[8 << 20..40 << 20].fill(0);
+    fs::write(world.path("in"), &contents).unwrap();
+    let said = world.alice(&["copy", &world.text("in"), &world.url("vault"), "--verify", "--sha256"]).ok();
+    assert!(said.contains("32 MiB of data, 32 MiB absent; read back and the same"), "{said}");
+    // A stop and a start of the target between.
+    server.stop();
+    let server = world.serve();
+    let said = world.alice(&["copy", &world.url("vault"), &world.text("out"), "--sha256"]).ok();
+    assert!(said.contains("32 MiB absent"), "holes are not moved: {said}");
+    assert!(fs::read(world.path("out")).unwrap() == contents);
+    world.alice(&["copy", &world.url("vault"), &world.text("out")]).failed(&["--overwrite"]);
+    // Nothing of it lies on the server in the clear.
+    let stored = fs::read(world.path("volumes/vault/store/log")).unwrap();
+    let piece = &contents[..64];
+    assert!(!stored.windows(64).any(|window| window == piece));
+    server.stop();
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    for (bytes, parts) in
+        [((64 << 20) + 4096, &["larger volume"][..]), (10_000, &["multiple", "truncate"]), (8192, &["--allow-smaller"])]
+    {
+        fs::write(world.path("in"), noise(4, bytes)).unwrap();
+        world.alice(&["copy", &world.text("in"), &world.url("vault")]).failed(parts);
+    }
+    server.stop();
+}
+
+#[test]
+fn custody_target_keeps_wrapped_keys() {
+    let world = World::new();
+    let wrapping = world.text("wrapping.key");
+    run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
+    world.create(&["trusted", "--size", "32MiB", "--custody", "target", "--wrapping-key", &wrapping]).ok();
+    let server = world.serve();
+    let url = world.url("trusted");
+    world.alice(&["volume", "format", &url, "--yes"]).ok();
+    let contents = noise(5, 32 << 20);
+    fs::write(world.path("in"), &contents).unwrap();
+    world.alice(&["copy", &world.text("in"), &url, "--verify"]).ok();
+    server.stop();
+    let stored = fs::read(world.path("volumes/trusted/store/log")).unwrap();
+    assert!(!stored.windows(64).any(|window| window == &contents[..64]));
+    // Without the wrapping key the store opens nothing.
+    fs::rename(&wrapping, world.path("elsewhere")).unwrap();
+    let server = world.serve();
+    world.alice(&["copy", &url, &world.text("out"), "--timeout", "2s"]).failed(&[]);
+    assert!(server.log().contains("wrapping.key"), "the log names the file: {}", server.log());
+    server.stop();
+    fs::rename(world.path("elsewhere"), &wrapping).unwrap();
+    let server = world.serve();
+    world.alice(&["copy", &url, &world.text("out"), "--overwrite"]).ok();
+    assert!(fs::read(world.path("out")).unwrap() == contents);
+    server.stop();
+}
+
+#[test]
+fn a_stock_initiator_and_ours_see_the_same_bytes() {
+    if !has("qemu-img") || !has("iscsi-readcapacity16") {
+        return;
+    }
+    let world = World::new();
+    world.create(&["scratch", "--size", "64MiB", "--plain"]).ok();
+    let server = world.serve();
+    let url = world.plain_url("scratch");
+    fs::write(world.path("in"), noise(6, 64 << 20)).unwrap();
+    // Ours writes, theirs compares.
+    world.alice(&["copy", &world.text("in"), &url]).ok();
+    let compare = |file: &str| {
+        let output = Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw", file, &url]).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (same, said) = compare(&world.text("in"));
+    assert!(same, "{said}");
+    // Theirs writes, ours reads.
+    fs::write(world.path("second"), noise(9, 64 << 20)).unwrap();
+    let status = Command::new("qemu-img")
+        .args(["convert", "-n", "-f", "raw", "-O", "raw", &world.text("second"), &url])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    world.alice(&["copy", &url, &world.text("out")]).ok();
+    assert!(fs::read(world.path("out")).unwrap() == fs::read(world.path("second")).unwrap());
+    assert!(!compare(&world.text("in")).0, "the comparison can fail");
+    let capacity = Command::new("iscsi-readcapacity16").arg(&url).output().unwrap();
+    let said = String::from_utf8_lossy(&capacity.stdout).into_owned();
+    assert!(said.contains("16384") || said.contains("16383"), "{said}");
+    server.stop();
+}

@@ -1,0 +1,151 @@
+//! Proves that whoever may not come in does not, that each refusal says what to do, and that the target goes on.
+
+mod stage;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use stage::{World, noise, run};
+
+#[test]
+fn strangers_and_disguises() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    let url = world.url("vault");
+    run(&["identity", "new", "--out", &world.text("mallory.identity")]).ok();
+    let out = world.text("out");
+    let copy = ["copy", url.as_str(), &out, "--quiet", "--overwrite"];
+    let stranger = world.initiator("mallory.identity", "iqn.2026-11.test:alice", "volume.key", &copy);
+    let said = world.finish(stranger).failed(&["does not know this node", "[[peer]]"]);
+    assert!(said.contains(&world.public_key("mallory")), "names the key to be added: {said}");
+    // A known key under a name that it may not use.
+    let disguise = world.initiator("alice.identity", "iqn.2026-11.test:bob", "volume.key", &copy);
+    world.finish(disguise).failed(&["refused the login"]);
+    // The sealed volume over plain iSCSI, and a volume that is not there.
+    world.alice(&["copy", &world.plain_url("vault"), &world.text("out"), "--overwrite"]).failed(&["refused the login"]);
+    world.alice(&["copy", &world.url("nothing"), &world.text("out"), "--overwrite"]).failed(&["refused the login"]);
+    let log = server.log();
+    for reason in ["iqn.2026-11.test:bob", "sealed"] {
+        assert!(log.contains(reason), "the log says why ({reason}): {log}");
+    }
+    world.alice(&copy).ok();
+    server.stop();
+}
+
+#[test]
+fn a_target_that_is_not_the_known_one() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    run(&["identity", "new", "--out", &world.text("other.identity")]).ok();
+    let mut command = stage::strongroom(&["copy", &world.url("vault"), &world.text("out"), "--overwrite"]);
+    command
+        .args(["--identity", &world.text("alice.identity"), "--key-file", &world.text("volume.key")])
+        .args(["--target-key", &world.public_key("other")])
+        .env("XDG_CONFIG_HOME", world.path("config"));
+    world.finish(command).failed(&["no channel"]);
+    // And one of which nothing is known: there is no trust on first use.
+    let mut command = stage::strongroom(&["copy", &world.url("vault"), &world.text("out"), "--overwrite"]);
+    command
+        .args(["--identity", &world.text("alice.identity"), "--key-file", &world.text("volume.key")])
+        .env("XDG_CONFIG_HOME", world.path("config"));
+    world.finish(command).failed(&["no key is known", "--target-key"]);
+    server.stop();
+}
+
+#[test]
+fn a_wrong_or_missing_volume_key_gives_no_data() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    let url = world.url("vault");
+    std::fs::write(world.path("in"), noise(1, 64 << 20)).unwrap();
+    world.alice(&["copy", &world.text("in"), &url, "--quiet"]).ok();
+    run(&["key", "new", "--out", &world.text("wrong.key")]).ok();
+    let out = world.text("out");
+    let wrong = world.initiator("alice.identity", "iqn.2026-11.test:alice", "wrong.key", &["copy", &url, &out]);
+    world.finish(wrong).failed(&["does not open"]);
+    let leaked = std::fs::read(&out).unwrap_or_default();
+    assert!(leaked.iter().all(|&byte| byte == 0), "not a byte came out");
+    let missing = world.initiator("alice.identity", "iqn.2026-11.test:alice", "none.key", &["copy", &url, &out]);
+    world.finish(missing).failed(&["none.key"]);
+    server.stop();
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let world = World::new();
+    let taken = TcpListener::bind(("127.0.0.1", world.port)).unwrap();
+    run(&["serve", "--config", &world.text("strongroom.toml")]).failed(&[&world.port.to_string(), "already taken"]);
+    drop(taken);
+    world.serve().stop();
+}
+
+#[test]
+fn configurations_with_mistakes_say_where() {
+    let world = World::new();
+    let config = world.text("strongroom.toml");
+    let check = || run(&["serve", "--config", &config, "--check"]);
+    check().ok();
+    for (rules, parts) in [
+        ("[[peer]]\nname = \"a\"\nkey = \"nonsense\"\ninitiators = [\"*\"]\n", &["peer[0]"][..]),
+        ("[[peer]]\nname = \"a\"\ninitiators = [\"*\"]\n", &["key"]),
+        ("[[plain]]\ninitiators = [\"*\"]\nvolumes = [\"../x\"]\n", &["plain[0].volumes"]),
+        ("[[plian]]\n", &["plian"]),
+        ("= 3\n", &["strongroom.toml"]),
+    ] {
+        world.write_config(rules);
+        run(&["serve", "--config", &config]).failed(parts);
+    }
+    run(&["serve", "--config", "/nonexistent.toml"]).failed(&["examples/strongroom.toml"]);
+    run(&["serve", "--root", "/nonexistent", "--listen", "127.0.0.1:0"]).failed(&["volume create"]);
+}
+
+#[test]
+fn garbage_and_half_a_login_end_and_harm_nobody() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    let connect = || {
+        let stream = TcpStream::connect(("127.0.0.1", world.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    };
+    // Garbage, a TLS record that is none, an iSCSI header with impossible lengths.
+    for garbage in [noise(7, 4096), [&[0x16, 3, 1, 0x40, 0][..], &noise(8, 600)].concat(), vec![0x43; 48]] {
+        let mut stream = connect();
+        let _ = stream.write_all(&garbage);
+        assert_ended(&mut stream);
+    }
+    // Half a login: says something, then nothing. The limit in this world is 3 seconds.
+    let mut silent = connect();
+    let mut halfway = connect();
+    halfway.write_all(&[0x16, 3, 1]).unwrap();
+    assert_ended(&mut silent);
+    assert_ended(&mut halfway);
+    world.alice(&["copy", &world.url("vault"), &world.text("out"), "--quiet", "--overwrite"]).ok();
+    server.stop();
+}
+
+/// The target ends the connection, after whatever it says.
+#[track_caller]
+fn assert_ended(stream: &mut TcpStream) {
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return,
+            Err(error) => panic!("still open: {error}"),
+        }
+    }
+}
+
+#[test]
+fn discovery_shows_what_one_may_use() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    world.create(&["scratch", "--size", "16MiB", "--plain"]).ok();
+    let address = format!("127.0.0.1:{}", world.port);
+    let found = world.alice(&["discover", &address]).ok();
+    assert!(found.contains(&world.url("vault")), "{found}");
+    let plain = world.alice(&["discover", &address, "--plain"]).ok();
+    assert!(plain.contains("scratch") && !plain.contains("vault"), "{plain}");
+    run(&["identity", "new", "--out", &world.text("mallory.identity")]).ok();
+    let stranger = world.initiator("mallory.identity", "iqn.2026-11.test:m", "volume.key", &["discover", &address]);
+    world.finish(stranger).failed(&["does not know this node"]);
+    server.stop();
+}
