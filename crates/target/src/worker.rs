@@ -157,7 +157,10 @@ impl Worker {
                     }
                 }
                 Event::PeerFinished { stream } => self.on_stream(stream, |connection| connection.link.handle_eof()),
-                Event::SendLow { stream } => self.on_stream(stream, |connection| connection.send_full = false),
+                Event::SendLow { stream } => {
+                    let now = self.now;
+                    self.on_stream(stream, |connection| connection.send_low(now));
+                }
                 Event::Closed { stream, failure } => {
                     let reason = failure.to_string();
                     self.on_stream(stream, |connection| connection.lost(reason));

@@ -296,6 +296,56 @@ fn a_reset_is_told_to_everybody() {
     }
 }
 
+/// Volumes have their owners among the workers, and connections are accepted anywhere: both must meet.
+#[test]
+fn many_volumes_and_initiators_at_once() {
+    let specs: Vec<_> = (0..5).map(|index| VolumeSpec::plain(format!("v{index}"), 16 * MIB)).collect();
+    let host = Host::start_with(&specs, |config| config.workers = Some(3));
+    std::thread::scope(|scope| {
+        for volume in 0..5u8 {
+            for user in 0..3u8 {
+                let host = &host;
+                scope.spawn(move || {
+                    let mut config = normal(ALICE, &format!("v{volume}"));
+                    config.isid[4] = user;
+                    let node = (user == 0).then(support::alice_key);
+                    let mut initiator = Initiator::log_in(host, node, config).unwrap();
+                    for round in 0..8u64 {
+                        let (lba, seed) = (u64::from(user) * 1000 + round * 100, volume * 40 + user * 10 + round as u8);
+                        initiator.write(lba, &pattern(seed, 100));
+                        assert_eq!(initiator.read(lba, 100), pattern(seed, 100));
+                    }
+                    initiator.synchronize();
+                    assert_eq!(initiator.log_out(), "logged out");
+                });
+            }
+        }
+    });
+    assert_eq!(host.handle().stats().logins, 15);
+    eventually("nobody is left", || host.handle().stats().connections == 0);
+}
+
+/// A reader that takes nothing is held back and harms nobody; when it reads again it gets everything.
+#[test]
+fn a_slow_reader_holds_up_nobody_else() {
+    let host = Host::start(&[VolumeSpec::plain("disk", 256 * MIB)]);
+    let mut slow = host.plain("disk");
+    slow.write(0, &pattern(1, 2048));
+    let tasks: Vec<_> =
+        (0..20).map(|_| slow.submit(Command::read(LUN, cdb::read_16(Lba(0), 2048), 2048 * BLOCK as u32))).collect();
+    slow.pump_until(|_| Some(()));
+    let mut config = normal("iqn.2026-11.org.example:bob", "disk");
+    config.isid[5] = 9;
+    let mut quick = Initiator::log_in(&host, None, config).unwrap();
+    for round in 0..20u64 {
+        quick.write(4096 + round, &pattern(round as u8, 1));
+        assert_eq!(quick.read(4096 + round, 1), pattern(round as u8, 1));
+    }
+    for task in tasks {
+        assert_eq!(slow.wait(task).good(), pattern(1, 2048));
+    }
+}
+
 #[test]
 fn a_taken_port_says_so() {
     let host = Host::start(&[]);

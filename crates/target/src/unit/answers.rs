@@ -15,7 +15,7 @@ use crate::{PORTAL_GROUP, TRANSFER_BYTES_MAX};
 /// Most bytes that one COMPARE AND WRITE compares.
 pub(super) const COMPARE_BYTES_MAX: u32 = 128 * 1024;
 /// Most bytes that one WRITE SAME writes; it is done in slices, so this bounds its time, not memory.
-pub(super) const WRITE_SAME_BYTES_MAX: u64 = 1 << 30;
+pub(super) const WRITE_SAME_BYTES_MAX: u64 = TRANSFER_BYTES_MAX as u64;
 
 /// Parameter data, cut to the allocation length.
 fn data(mut bytes: Vec<u8>, allocation_len: u32) -> Plan {

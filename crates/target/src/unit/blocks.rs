@@ -134,7 +134,7 @@ impl Unit {
         self.check_range(lba, count.into())?;
         let block = match no_data_out {
             true => BufferMut::zeroed(block_size.len()).freeze(),
-            false => self.gather(request, block_size.bytes().into())?,
+            false => self.gather_exactly(request, block_size.bytes().into())?,
         };
         if unmap && block.iter().all(|&byte| byte == 0) {
             return Ok(Plan::Start(Work::Sequence(VecDeque::new()), Op::Discard { lba, count: count.into() }));
@@ -149,11 +149,11 @@ impl Unit {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(13, None));
         }
         self.check_range(lba, count.into())?;
+        let half = usize::from(count) << block_size.shift();
+        let both = self.gather_exactly(request, 2 * half as u64)?;
         if count == 0 {
             return Ok(Plan::Answer(Response::good()));
         }
-        let half = usize::from(count) << block_size.shift();
-        let both = self.gather(request, 2 * half as u64)?;
         let op = Op::CompareAndWrite { lba, compare: both.slice(..half), data: both.slice(half..2 * half), fua };
         Ok(Plan::Start(Work::Write { wanted_bytes: 2 * half as u64 }, op))
     }
@@ -201,6 +201,12 @@ impl Unit {
             return Err(Sense::NOT_ENOUGH_DATA);
         }
         Ok(all.slice(..len))
+    }
+
+    /// The same, where a transfer of another length means that the initiator meant another command.
+    fn gather_exactly(&self, request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
+        let expected = if request.direction == Direction::Write { u64::from(request.expected_bytes) } else { 0 };
+        if expected == bytes { self.gather(request, bytes) } else { Err(Sense::INVALID_FIELD_IN_CDB) }
     }
 
     /// Blocks in one slice of long work.

@@ -115,6 +115,14 @@ impl Connection {
         }
     }
 
+    /// The peer took what waited for it: it is alive, and there is room again.
+    pub(super) fn send_low(&mut self, now: Instant) {
+        self.send_full = false;
+        if let Some(session) = &mut self.session {
+            session.handle_progress(now);
+        }
+    }
+
     /// The stream failed underneath.
     pub(super) fn lost(&mut self, reason: String) {
         self.stream_lost = true;
