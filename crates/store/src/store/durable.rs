@@ -32,7 +32,8 @@ pub(super) struct Syncs {
     /// What the sync in flight covers: units up to this one, and whether a superblock.
     in_flight: Option<(u64, bool)>,
     waiters: Vec<Waiter>,
-    /// A superblock was written since the last sync began. No other may be written until that is synced.
+    /// A superblock was written and is not known to be durable. No other may be written until it is: so one copy is
+    /// always whole.
     superblock_dirty: bool,
     /// Sync although nobody waits.
     pub(super) force: bool,
@@ -132,8 +133,7 @@ impl Store {
         let wanted = round || self.syncs.force || self.syncs.waiters.iter().any(|w| w.lsn > self.head.durable_lsn);
         if wanted {
             self.syncs.force = false;
-            let superblock = std::mem::take(&mut self.syncs.superblock_dirty);
-            self.syncs.in_flight = Some((self.head.completed_lsn, superblock));
+            self.syncs.in_flight = Some((self.head.completed_lsn, self.syncs.superblock_dirty));
             self.start_io(Purpose::Sync, Io::Sync);
         }
         wanted
@@ -146,6 +146,8 @@ impl Store {
             return;
         }
         self.stats.syncs += 1;
+        // While it was dirty no other was written, so this sync was for the one that waits now.
+        self.syncs.superblock_dirty &= !superblock;
         self.head.durable_lsn = self.head.durable_lsn.max(lsn);
         let (ready, waiting) = std::mem::take(&mut self.syncs.waiters).into_iter().partition(|w| w.lsn <= lsn);
         self.syncs.waiters = waiting;
@@ -240,7 +242,6 @@ impl Store {
     pub(super) fn drive_round(&mut self) -> bool {
         let mut progress = false;
         if let Phase::TableSync { lsn } = self.round.phase {
-            // At most one superblock between two syncs, so that one copy is always whole.
             let free = !self.syncs.superblock_dirty && self.round.writing.is_none();
             if lsn <= self.head.durable_lsn && free && self.refused.is_none() {
                 self.round.phase = Phase::Superblock;
@@ -298,11 +299,11 @@ impl Store {
         if busy || !news {
             return;
         }
-        if self.syncs.superblock_dirty || self.syncs.in_flight.is_some_and(|(_, superblock)| superblock) {
-            self.syncs.force |= self.syncs.superblock_dirty;
+        if self.syncs.superblock_dirty {
             if !clean {
                 return;
             }
+            self.syncs.force = true;
             self.settle();
         }
         self.round.note = true;
