@@ -278,7 +278,7 @@ fn check_sizes(source_bytes: u64, destination: &Endpoint, options: CopyOptions) 
     if source_bytes > destination_bytes {
         return Err(CopyError::TooLarge { source_bytes, destination_bytes });
     }
-    if source_bytes % block_bytes != 0 {
+    if !source_bytes.is_multiple_of(block_bytes) {
         return Err(CopyError::NotWholeBlocks { source_bytes, block_bytes });
     }
     if source_bytes < destination_bytes && !options.allow_smaller {

@@ -243,6 +243,7 @@ impl FuseMount {
     ///
     /// # Errors
     /// [`FuseError::Busy`] hands the mount back in working order; the other errors come after it has ended.
+    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
     pub fn finish(mut self) -> Result<(), (Option<FuseMount>, FuseError)> {
         if let Err(error) = self.request_unmount(false) {
             return Err((Some(self), error));

@@ -233,7 +233,7 @@ impl RemoteDevice {
     /// Whole blocks inside the volume.
     fn check_blocks(&self, lba: Lba, len_bytes: usize) -> Result<(), DeviceError> {
         let block_bytes = self.unit.geometry.block_size.len();
-        if len_bytes == 0 || len_bytes % block_bytes != 0 {
+        if len_bytes == 0 || !len_bytes.is_multiple_of(block_bytes) {
             let message = format!("{len_bytes} bytes are not whole blocks of {block_bytes}");
             return Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message));
         }

@@ -3,7 +3,7 @@
 //! A file system whose disk is served by a process of the same machine can deadlock: the kernel, short of memory, writes
 //! dirty pages to that disk, and the process that should take them asks for memory itself. Four things stand against it:
 //! `PR_SET_IO_FLUSHER` (the kernel will not start I/O on behalf of our allocations, and gives us the reserve), memory
-//! locked from the start (no page of ours must be read back first), queues with a limit in bytes, and an
+//! locked and set aside from the start (no page of ours must be found or read back first), queues with a limit in bytes, and an
 //! `oom_score_adj` that makes the out-of-memory killer look elsewhere. Absent: any I/O on a volume; signals (the binary's).
 
 #![allow(unsafe_code)] // prctl has no safe wrapper for this option.
@@ -15,6 +15,9 @@ const PR_SET_IO_FLUSHER: libc::c_int = 57;
 /// What the out-of-memory killer is told: -1000 is "never". A killed attach takes the file system on it along.
 const OOM_SCORE_ADJ: &str = "-1000";
 
+/// Memory that is set aside, in bytes: requests in flight (plain and sealed) and the log of unflushed writes, by default.
+const SET_ASIDE_BYTES: usize = 160 << 20;
+
 /// What could be had. A missing piece is a warning, not an error: without root an attach still works, less safely.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
@@ -25,7 +28,7 @@ pub struct Prepared {
 /// Prepares the calling thread, and the threads that it starts from now on, to serve a disk that this machine's own
 /// kernel may write to. Call it first thing, before any thread exists.
 ///
-/// `lock_memory` locks all memory, present and future (the process then needs `CAP_IPC_LOCK`, or a high
+/// `lock_memory` locks all memory, present and future, and sets some aside (the process then needs `CAP_IPC_LOCK`, or a high
 /// `RLIMIT_MEMLOCK`).
 pub fn prepare_process(lock_memory: bool) -> Prepared {
     let mut warnings = Vec::new();
@@ -42,6 +45,9 @@ pub fn prepare_process(lock_memory: bool) -> Prepared {
             warnings.push(format!("mlockall: {error}; run as root or raise `ulimit -l`, or keys may reach the swap"));
         }
     }
+    if lock_memory {
+        set_memory_aside();
+    }
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         warnings.push(format!("oom_score_adj: {error}; run as root, or the out-of-memory killer may end this attach"));
     }
@@ -49,4 +55,17 @@ pub fn prepare_process(lock_memory: bool) -> Prepared {
         tracing::warn!("{warning}");
     }
     Prepared { warnings }
+}
+
+/// Takes [`SET_ASIDE_BYTES`] from the kernel and never gives them back: later buffers come from there.
+fn set_memory_aside() {
+    // SAFETY: mallopt changes how the allocator asks the kernel for memory, and no memory that is in use.
+    unsafe {
+        // One arena, grown by brk, never trimmed: what is freed stays with us, for every thread.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_MMAP_MAX, 0);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+    }
+    // Zeroed memory is touched memory when it comes from the heap; the black box keeps it from being optimised away.
+    drop(std::hint::black_box(vec![1_u8; SET_ASIDE_BYTES]));
 }

@@ -2,7 +2,7 @@
 //! errors as errors, and that it comes and goes cleanly. Needs /dev/fuse and root; says so and passes where it has neither.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 

@@ -150,36 +150,34 @@ impl Connection {
         engine: Option<&mut Engine>,
     ) -> Option<Notice> {
         let mut engine = engine;
-        loop {
-            while let Some(event) = self.link.poll_event() {
-                match event {
-                    LinkEvent::Established { .. } => self.start_session(now, options, identity),
-                    LinkEvent::Pdu(pdu) => {
-                        if let Some(session) = &mut self.session {
-                            session.handle_pdu(now, pdu);
-                        }
-                    }
-                    LinkEvent::Ended(end) => {
-                        // Let the session say what arrived before the end.
-                        let notice = self.session_events(now, options, identity, engine.as_deref_mut());
-                        return Some(notice.unwrap_or_else(|| Notice::Lost(self.link_lost(end))));
+        while let Some(event) = self.link.poll_event() {
+            match event {
+                LinkEvent::Established { .. } => self.start_session(now, options, identity),
+                LinkEvent::Pdu(pdu) => {
+                    if let Some(session) = &mut self.session {
+                        session.handle_pdu(now, pdu);
                     }
                 }
+                LinkEvent::Ended(end) => {
+                    // Let the session say what arrived before the end.
+                    let notice = self.session_events(now, options, identity, engine.as_deref_mut());
+                    return Some(notice.unwrap_or_else(|| Notice::Lost(self.link_lost(end))));
+                }
             }
-            if let Some(notice) = self.session_events(now, options, identity, engine.as_deref_mut()) {
-                return Some(notice);
-            }
-            if self.deadline.is_some_and(|deadline| deadline <= now) {
-                let doing = match (&self.session, &self.probe) {
-                    (None, _) => "making the channel",
-                    (Some(_), None) => "logging in",
-                    _ => "asking the unit what it is",
-                };
-                let seconds = self.connect_timeout.as_secs();
-                return Some(Notice::Lost(AttachError::TimedOut { seconds, doing }));
-            }
-            return None;
         }
+        if let Some(notice) = self.session_events(now, options, identity, engine) {
+            return Some(notice);
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            let doing = match (&self.session, &self.probe) {
+                (None, _) => "making the channel",
+                (Some(_), None) => "logging in",
+                _ => "asking the unit what it is",
+            };
+            let seconds = self.connect_timeout.as_secs();
+            return Some(Notice::Lost(AttachError::TimedOut { seconds, doing }));
+        }
+        None
     }
 
     fn start_session(&mut self, now: Instant, options: &AttachOptions, identity: &Identity) {

@@ -138,6 +138,20 @@ impl Driver {
             engine.fail_all(&detached());
         }
         self.publish();
+        self.leave();
+    }
+
+    /// Says goodbye on a connection that is still there, without waiting for an answer.
+    fn leave(&mut self) {
+        if let State::Connected { stream, connection, .. } = &mut self.state {
+            connection.log_out(Instant::now());
+            let mut last = connection.transmit(None);
+            connection.close();
+            last.append(&mut connection.transmit(None));
+            let _ = self.runtime.send(*stream, &mut last);
+            self.runtime.close(*stream);
+        }
+        // What waits in a socket's queue goes out as far as the kernel takes it.
         let _ = self.runtime.poll(Some(Duration::ZERO));
     }
 

@@ -296,7 +296,6 @@ impl Engine {
             _ => Err(device_error(DeviceErrorKind::Hardware, None, "the target sent data that no command asked for")),
         };
         if let Err(error) = result {
-            self.counters.blocks_failed += 1;
             self.commands[id.0].error = Some(error);
         }
     }
