@@ -220,6 +220,8 @@ fn requests_outside_the_volume_or_ragged_are_errors() {
     assert_eq!(kind(Request::Write { lba: Lba(0), data: block(1), fua: false }), DeviceErrorKind::ReadOnly);
     assert_eq!(kind(Request::Discard { lba: Lba(0), count: 1 }), DeviceErrorKind::ReadOnly);
     assert!(device.format().is_err());
+    flush_blocking(&device).unwrap();
+    device.detach().unwrap();
 }
 
 #[test]
