@@ -142,7 +142,7 @@ pub(crate) fn read_entry(lba: Lba, entry: &[u8]) -> Result<(StoreSequence, SealR
 /// The error of a read whose data is not what was written; logged where it is made.
 pub(crate) fn medium(lba: Lba, what: &str) -> DeviceError {
     tracing::error!(%lba, what, "a block cannot be read");
-    let advice = "no data is returned; 'strongroom recover' looks for an older version that opens";
+    let advice = "no data is returned; 'strongroom volume recover' looks for an older version that opens";
     device_error(DeviceErrorKind::Medium, Some(lba), format!("{what}; {advice}"))
 }
 

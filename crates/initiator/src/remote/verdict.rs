@@ -76,7 +76,7 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, tries: u32) -> Verdict {
         SenseKey::MediumError => fail(
             DeviceErrorKind::Medium,
             format!(
-                "the target cannot read or write this block ({code}); 'strongroom recover' looks for an older version"
+                "the target cannot read or write this block ({code}); 'strongroom volume recover' looks for an older version"
             ),
         ),
         SenseKey::DataProtect if sense.is(&Sense::NO_SPACE) => {
