@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use super::act_keys::{Cast, Initiator, PLAIN_BENCH, VAULT, utf8};
+use super::act_keys::{Cast, Initiator, VAULT, utf8};
 use super::act_search::{self, Evidence};
 use super::files::{Checksum, Input, checksums};
 use super::report::Report;
@@ -43,8 +43,7 @@ pub(super) fn refuse_strangers(stage: &Stage, report: &mut Report, cast: &Cast) 
         iqn: second.iqn.clone(),
     };
     refused("a known identity under another's initiator name is refused", command(&disguised, &vault)?)?;
-    refused("the sealed volume refuses plain iSCSI", command(first, &cast.plain_url(VAULT))?)?;
-    refused("a plain volume is not shown as a sealed one", command(first, &cast.url(PLAIN_BENCH))?)
+    refused("the sealed volume refuses plain iSCSI", command(first, &cast.plain_url(VAULT))?)
 }
 
 /// The machine's own files.
