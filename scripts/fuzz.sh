@@ -3,8 +3,9 @@
 #
 #   scripts/fuzz.sh [SECONDS] [TARGET…]
 #
-# New inputs go to fuzz/corpus/TARGET; `make test` replays what is committed there. A finding is written to
-# fuzz/findings/TARGET-crash-… and the script ends with an error that says how to see it again.
+# Starts from fuzz/corpus/TARGET, which is committed and which `make test` replays; what is new goes to fuzz/found/TARGET.
+# A finding is written to fuzz/findings/TARGET-crash-… and the script ends with an error that says how to see it again:
+# fix it, and commit its bytes to the corpus.
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
 
@@ -29,10 +30,10 @@ fi
 
 mkdir -p findings
 for target in "${targets[@]}"; do
-  mkdir -p "corpus/$target"
+  mkdir -p "corpus/$target" "found/$target"
   echo "fuzz: $target for $seconds s"
   log=$(mktemp)
-  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "corpus/$target" -max_total_time="$seconds" -max_len=8192 \
+  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "found/$target" "corpus/$target" -max_total_time="$seconds" -max_len=8192 \
     -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" >"$log" 2>&1; then
     tail -n 40 "$log"
     rm -f "$log"
