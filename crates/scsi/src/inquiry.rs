@@ -192,11 +192,8 @@ impl BlockLimits {
         data[12..16].copy_from_slice(&self.transfer_blocks_optimal.to_be_bytes());
         data[20..24].copy_from_slice(&self.unmap_blocks_max.to_be_bytes());
         data[24..28].copy_from_slice(&self.unmap_descriptors_max.to_be_bytes());
-        if self.unmap_blocks_max > 0 {
-            // Optimal unmap granularity 1 block; alignment valid, 0.
-            data[28..32].copy_from_slice(&1u32.to_be_bytes());
-            data[32] = 0x80;
-        }
+        // Optimal unmap granularity and alignment stay unreported: any block will do, and qemu 7.2 fails an assertion (its
+        // allocation map asks for a range that is no multiple of 4096) when it is told a granularity of 4096 bytes.
         data[36..44].copy_from_slice(&self.write_same_blocks_max.to_be_bytes());
         data
     }

@@ -151,6 +151,21 @@ fn what_we_write_qemu_reads() {
     assert_eq!(read[50 * BLOCK..1050 * BLOCK], data);
 }
 
+/// qemu 7.2 once fell over a granularity that we reported: large reads in front of any question for allocation.
+#[test]
+fn qemu_reads_at_depth_without_asking_for_allocation_first() {
+    if !have(&["qemu-img"]) {
+        return;
+    }
+    let host = Host::start(&[VolumeSpec::plain("disk", 64 * MIB)]);
+    for arguments in [["-s", "65536"], ["-s", "4096"]] {
+        let url = url(&host, "disk");
+        let common = ["bench", "-f", "raw", "-t", "none", "-d", "16", "-c", "500", arguments[0], arguments[1]];
+        succeed("qemu-img", &[&common[..], &["-w", &url]].concat());
+        succeed("qemu-img", &[&common[..], &[&url]].concat());
+    }
+}
+
 /// libiscsi's own suite counts a skipped test as passed, so the number of skips is told.
 #[test]
 fn libiscsis_conformance_suite_finds_no_failure() {

@@ -1,6 +1,8 @@
 //! Proves, without sockets or sessions, that a unit does what a disk does (against a model of bytes in memory), and that no command,
 //! however malformed, makes it panic, hang, or lose a task.
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use proptest::prelude::*;
 use strongroom_block::{Buffer, Lba};
@@ -15,6 +17,8 @@ use crate::{Catalogue, VolumeSpec};
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 256;
 const KEY: ConnectionKey = ConnectionKey(1);
+/// A sync on a busy machine can take seconds; a lost task takes for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Bench {
     unit: Unit,
@@ -79,7 +83,8 @@ impl Bench {
     /// Polls until the task is over; a unit that loses it would go on for ever.
     fn finish(&mut self, task: TaskId) -> Response {
         let mut finished = Vec::new();
-        for _ in 0..100_000 {
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
             self.unit.poll(&mut finished);
             if let Some(done) = finished.drain(..).find(|finished| finished.task == task) {
                 return done.response.expect("somebody wants it");
@@ -87,6 +92,21 @@ impl Bench {
             std::thread::yield_now();
         }
         panic!("task {task:?} was lost")
+    }
+
+    /// What was answered before its end (IMMED) ends too, and is told to nobody.
+    fn drain(&mut self) {
+        let mut finished = Vec::new();
+        let started = Instant::now();
+        while started.elapsed() < PATIENCE {
+            self.unit.poll(&mut finished);
+            if self.unit.in_flight() == 0 {
+                assert!(finished.iter().all(|finished| finished.response.is_none()));
+                return;
+            }
+            std::thread::yield_now();
+        }
+        panic!("{} tasks were lost", self.unit.in_flight())
     }
 
     fn out(&mut self, cdb: [u8; 16], data: &[u8]) -> Response {
@@ -197,7 +217,7 @@ proptest! {
                 Verdict::Answer(_) | Verdict::Violation(_) => {}
             }
         }
-        prop_assert_eq!(bench.unit.in_flight(), 0);
+        bench.drain();
     }
 }
 
@@ -247,6 +267,18 @@ fn a_nexus_is_leaving_until_its_last_task_has_ended() {
         bench.unit.poll(&mut finished);
     }
     assert!(!bench.unit.is_leaving(&nexus) && bench.unit.is_idle());
+}
+
+#[test]
+fn an_immediate_flush_is_answered_at_once_and_happens() {
+    let mut bench = Bench::plain();
+    bench.out(cdb::write_16(Lba(0), 1, false), &bytes_of(1, 1));
+    let mut immediate = cdb::synchronize_cache_10();
+    immediate[1] = 2;
+    let command = bench.command(immediate, Direction::None, 0, &[]);
+    assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Answer(Response { status: 0, .. })));
+    assert_eq!(bench.unit.in_flight(), 1);
+    bench.drain();
 }
 
 #[test]
