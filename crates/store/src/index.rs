@@ -21,7 +21,7 @@ impl Version {
     /// `data_at` and `item_at` are bytes from the start of `segment`.
     pub(crate) fn new(layout: &Layout, sequence: u64, segment: u32, data_at: u32, item_at: u32) -> Version {
         let sector = (layout.segment_at(segment) - LOG_START + u64::from(data_at)) / SECTOR;
-        debug_assert!(sequence < 1 << 56 && sector < 1 << 40 && item_at % 8 == 0);
+        debug_assert!(sequence < 1 << 56 && sector < 1 << 40 && item_at.is_multiple_of(8));
         Version { high: sequence << 8 | sector >> 32, low: sector << 32 | u64::from(item_at / 8) }
     }
 

@@ -9,6 +9,7 @@
 
 pub mod backend;
 mod cache;
+mod check;
 mod error;
 mod holes;
 mod index;
@@ -24,7 +25,10 @@ mod unit;
 mod versions;
 
 pub use backend::{Backend, FileBackend, MemoryBackend, Waker};
+pub use check::CheckReport;
 pub use error::StoreError;
 pub use op::{Completion, Extent, Op, OpError, Outcome};
 pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
 pub use store::Store;
+#[doc(hidden)]
+pub use unit::fuzz_decode;

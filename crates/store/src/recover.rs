@@ -10,7 +10,8 @@ mod scan;
 use std::collections::BTreeMap;
 
 use load::Loader;
-use scan::{Found, Scanner};
+use scan::Found;
+pub(crate) use scan::{Scanner, Unit};
 
 use crate::backend::{Backend, Io};
 use crate::error::StoreError;
@@ -109,7 +110,7 @@ struct Tail {
 fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, StoreError> {
     let mut chain = scanner.chain();
     let mut found = Vec::new();
-    let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn).max(scanner.durable_claimed_by_first_units());
+    let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn);
     while let Some(unit) = scanner.next(&mut chain)? {
         durable = durable.max(unit.header.durable_lsn);
         found.push(unit.found());
@@ -192,6 +193,3 @@ fn head_after(superblock: &Superblock, scanner: &Scanner<'_>, tail: &Tail, next_
         open_epoch: scanner.highest_epoch().max(superblock.open_epoch) + 1,
     }
 }
-
-#[cfg(test)]
-mod tests;

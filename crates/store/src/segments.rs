@@ -40,7 +40,7 @@ pub(crate) struct Segment {
 pub(crate) struct Segments {
     layout: Layout,
     all: Vec<Segment>,
-    /// Free ones in the order of use: warm ones at the front.
+    /// Free ones in the order of use. The first stays the first, because units name it as the next; then warm ones.
     free: VecDeque<u32>,
     live_bytes: u64,
     /// Closed ones in which nothing is live.
@@ -142,15 +142,21 @@ impl Segments {
         debug_assert_eq!(self.all[segment as usize].state, State::Dying);
         self.all[segment as usize].state = State::Free { warm };
         if warm {
-            self.free.push_front(segment);
+            self.free.insert(self.free.len().min(1), segment);
         } else {
             self.free.push_back(segment);
         }
     }
 
-    /// How many free segments still hold host space.
+    /// The segment that will be opened next.
+    pub(crate) fn next(&self) -> Option<u32> {
+        self.free.front().copied()
+    }
+
+    /// How many free segments still hold host space (the first may be cold).
     pub(crate) fn warm_count(&self) -> usize {
-        self.free.iter().take_while(|&&free| self.all[free as usize].state == State::Free { warm: true }).count()
+        let warm = |&&free: &&u32| self.all[free as usize].state == State::Free { warm: true };
+        self.free.iter().skip(1).take_while(warm).count()
     }
 
     pub(crate) fn mark_damaged(&mut self, segment: u32) {

@@ -127,8 +127,8 @@ impl Store {
     /// # Errors
     /// Any [`StoreError`] but `Exists` and `Options`.
     pub fn open(dir: &Path, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
-        let lock = create::lock(dir)?;
-        let mut store = Store::open_on(create::open_log(dir)?, options, waker)?;
+        let (lock, log) = Store::locked_log(dir)?;
+        let mut store = Store::open_on(log, options, waker)?;
         store.lock = Some(lock);
         Ok(store)
     }
@@ -251,7 +251,7 @@ impl Store {
         self.round.idle = true;
         self.drive();
         self.round.idle = false;
-        self.note_durable(false);
+        self.note_durable();
     }
 
     /// Finishes what is in flight, syncs, and marks the store as closed in order. Results of requests that were not
@@ -265,13 +265,7 @@ impl Store {
         let flushed = self.execute(Op::Flush);
         self.settle();
         if flushed.is_ok() {
-            // One copy of the superblock after the other, so that one is always whole.
-            for _ in 0..2 {
-                self.note_durable(true);
-                self.settle();
-                self.syncs.force = true;
-                self.settle();
-            }
+            self.mark_closed();
         }
         match self.refused.take() {
             None => Ok(()),
@@ -366,6 +360,3 @@ impl Store {
 fn sequence(raw: u64) -> StoreSequence {
     StoreSequence(raw)
 }
-
-#[cfg(test)]
-mod tests;

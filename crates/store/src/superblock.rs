@@ -14,6 +14,9 @@ const MAGIC: [u8; 8] = *b"SRoomLog";
 /// Where the checksum is; it covers everything else and the copy's number.
 const CHECKSUM_AT: usize = 16;
 
+/// Where bits of features are that a build must know to open the store. None exist yet.
+const FEATURES_AT: usize = 184;
+
 /// One superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
@@ -94,6 +97,10 @@ impl Superblock {
         }
         if be_u64(block, CHECKSUM_AT) != checksum(block, copy) {
             return Err(bad("its checksum does not fit"));
+        }
+        if be_u64(block, FEATURES_AT) != 0 {
+            // The version of the format is the same, but something was switched on that this build would misread.
+            return Err(StoreError::Version { found: version + 1, known: FORMAT_VERSION });
         }
         let kind = match block[80] {
             0 => UnitKind::Plain,
@@ -256,6 +263,15 @@ mod tests {
         newer[300] = 1;
         assert_eq!(Superblock::choose([&older, &newer]).unwrap().0.serial, 7);
         assert!(Superblock::choose([&[0; 4096], &newer]).is_err());
+    }
+
+    #[test]
+    fn an_unknown_feature_is_a_newer_format() {
+        let mut block = sample().encode(0);
+        block[FEATURES_AT] = 1;
+        let sum = checksum(&block, 0);
+        block[CHECKSUM_AT..CHECKSUM_AT + 8].copy_from_slice(&sum.to_be_bytes());
+        assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
     }
 
     #[test]

@@ -65,6 +65,9 @@ pub(crate) struct UnitHeader {
     pub(crate) prev_segment: u32,
     /// Where that one ended, in 4 KiB blocks.
     pub(crate) prev_end: u32,
+    /// The segment that will be opened next, or [`NO_SEGMENT`] if none was free. Where recovery looks for what a lost
+    /// first unit hides.
+    pub(crate) next_segment: u32,
 }
 
 impl UnitHeader {
@@ -127,16 +130,17 @@ pub(crate) fn decode_header(record_block: &[u8], place: Place, layout: &Layout) 
         flags: be_u32(record_block, 72),
         prev_segment: be_u32(record_block, 76),
         prev_end: be_u32(record_block, 80),
+        next_segment: be_u32(record_block, 84),
         prev_lsn: be_u64(record_block, 88),
     };
     let fits = header.record_blocks > 0
         && usize::from(header.record_blocks) <= RECORD_BLOCKS_MAX
-        && header.data_bytes % RECORD_BLOCK as u32 == 0
+        && header.data_bytes.is_multiple_of(RECORD_BLOCK as u32)
         && u64::from(place.block) + u64::from(header.blocks()) <= u64::from(layout.segment_blocks())
         && header.flags & !flag::KNOWN == 0
         && header.durable_lsn < header.lsn
         && header.prev_lsn < header.lsn
-        && (header.prev_segment == NO_SEGMENT || header.prev_segment < layout.segments)
+        && [header.prev_segment, header.next_segment].iter().all(|&at| at == NO_SEGMENT || at < layout.segments)
         && header.prev_end <= layout.segment_blocks();
     fits.then_some(header)
 }
@@ -223,6 +227,9 @@ fn decode_block_entries<'a>(
     while at + ENTRY_HEADER <= RECORD_BLOCK && block[at] != 0 {
         let count = be_u16(block, at + 2);
         let (first, second) = (be_u64(block, at + 8), be_u64(block, at + 16));
+        if be_u32(block, at + 4) != 0 {
+            return Err(UnitFault("an entry of a branch that this version does not know"));
+        }
         let items_at = at + ENTRY_HEADER;
         let len = match block[at] {
             KIND_BLOCKS => usize::from(count) * layout.item_bytes as usize,
@@ -435,7 +442,26 @@ fn put_unit_header(block: &mut [u8], header: &UnitHeader) {
     block[72..76].copy_from_slice(&header.flags.to_be_bytes());
     block[76..80].copy_from_slice(&header.prev_segment.to_be_bytes());
     block[80..84].copy_from_slice(&header.prev_end.to_be_bytes());
+    block[84..88].copy_from_slice(&header.next_segment.to_be_bytes());
     block[88..96].copy_from_slice(&header.prev_lsn.to_be_bytes());
+}
+
+/// For fuzzing: decodes a unit from any bytes (a record block, then more of them), as if their checksums fitted.
+#[doc(hidden)]
+pub fn fuzz_decode(bytes: &[u8]) {
+    let layout = Layout { segment_bytes: 1 << 20, segments: 4, block_bytes: 4096, item_bytes: 56 };
+    let place = Place { store_id: StoreId([0; 16]), segment: 0, block: 0 };
+    let mut bytes = bytes[..bytes.len() / RECORD_BLOCK * RECORD_BLOCK].to_vec();
+    for (at, block) in bytes.chunks_exact_mut(RECORD_BLOCK).enumerate() {
+        block[..4].copy_from_slice(&MAGIC);
+        let sum = checksum(block, Place { block: at as u32, ..place });
+        block[8..16].copy_from_slice(&sum.to_be_bytes());
+    }
+    let Some(header) = bytes.get(..RECORD_BLOCK).and_then(|first| decode_header(first, place, &layout)) else { return };
+    let len = usize::from(header.record_blocks) * RECORD_BLOCK;
+    if let Some(records) = bytes.get(..len) {
+        let _ = decode_entries(records, &header, place, &layout);
+    }
 }
 
 #[cfg(test)]

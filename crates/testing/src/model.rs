@@ -195,11 +195,11 @@ impl Model {
                 self.durable
             );
             self.check_known(lba, sequence, content);
-            if let Content::Data(op) = content {
-                if let Some(pending) = self.pending.get(&op) {
-                    let first = sequence - (lba - pending.lba);
-                    assert_eq!(*firsts.entry(op).or_insert(first), first, "operation {op} is torn");
-                }
+            if let Content::Data(op) = content
+                && let Some(pending) = self.pending.get(&op)
+            {
+                let first = sequence - (lba - pending.lba);
+                assert_eq!(*firsts.entry(op).or_insert(first), first, "operation {op} is torn");
             }
         }
         for (op, first) in firsts {

@@ -24,7 +24,17 @@ fn open(disk: &SimDisk) -> Result<Store, StoreError> {
     Store::open_on(Box::new(disk.backend(true)), &options, Arc::new(|| {}))
 }
 
-fn sample(kind: UnitKind, orderly_end: bool) -> Sample {
+/// How the last use of a sample ended, after a flush.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Closed,
+    /// Killed, with one more write on its way: what it wrote tells that the flush went well.
+    Killed,
+    /// Killed some time after it had nothing to do.
+    KilledWhenIdle,
+}
+
+fn sample(kind: UnitKind, end: End) -> Sample {
     let disk = SimDisk::new(1);
     let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
     let options =
@@ -51,15 +61,21 @@ fn sample(kind: UnitKind, orderly_end: bool) -> Sample {
             op += 1;
         }
         store.execute(Op::Flush).unwrap();
-        if opening < 2 || orderly_end {
-            store.close().unwrap();
-        } else {
-            // Killed after the flush, but something was written since, which tells that the flush went well.
-            let bytes = block_bytes(op, 0, BlockSize::DEFAULT);
-            let records = if kind.is_sealed() { vec![record_for(op, 0, Some(&bytes))] } else { Vec::new() };
-            store
-                .execute(Op::Write { lba: Lba(0), data: vec![Buffer::copy_from(&bytes)], records, fua: false })
-                .unwrap();
+        match end {
+            _ if opening < 2 => store.close().unwrap(),
+            End::Closed => store.close().unwrap(),
+            End::KilledWhenIdle => {
+                store.idle();
+                for _ in 0..5 {
+                    store.poll_completions(&mut Vec::new());
+                }
+            }
+            End::Killed => {
+                let bytes = block_bytes(op, 0, BlockSize::DEFAULT);
+                let records = if kind.is_sealed() { vec![record_for(op, 0, Some(&bytes))] } else { Vec::new() };
+                let data = vec![Buffer::copy_from(&bytes)];
+                store.execute(Op::Write { lba: Lba(0), data, records, fua: false }).unwrap();
+            }
         }
     }
     let mut image = vec![0; (LOG_START + u64::from(segments) * SEGMENT) as usize];
@@ -72,6 +88,7 @@ impl Sample {
     fn check(&self, image: &[u8], what: &str) -> &'static str {
         let disk = SimDisk::new(3);
         disk.overwrite(0, image);
+        let report = Store::check_on(&mut disk.backend(true));
         let mut store = match open(&disk) {
             Ok(store) => store,
             Err(StoreError::Damaged { .. } | StoreError::Superblock(_) | StoreError::Version { .. }) => {
@@ -79,18 +96,21 @@ impl Sample {
             }
             Err(other) => panic!("{what}: {other}"),
         };
-        let mut errors = 0;
+        let mut bad = Vec::new();
         for lba in 0..BLOCKS {
             match store.execute(Op::Read { lba: Lba(lba), count: 1 }) {
                 Ok(Outcome::Read(extents)) => self.check_block(lba, &extents[0], what),
-                Err(OpError::Medium { lba: bad, .. }) => {
-                    assert_eq!(bad, Lba(lba));
-                    errors += 1;
+                Err(OpError::Medium { lba: named, .. }) => {
+                    assert_eq!(named, Lba(lba));
+                    bad.push(named);
                 }
                 other => panic!("{what}: block {lba}: {other:?}"),
             }
         }
-        if errors > 0 { "medium errors" } else { "unharmed" }
+        // The offline check names exactly the blocks that cannot be read.
+        let report = report.unwrap_or_else(|error| panic!("{what}: it opens, but the check says {error}"));
+        assert_eq!(report.bad_blocks, bad, "{what}");
+        if bad.is_empty() { "unharmed" } else { "medium errors" }
     }
 
     fn check_block(&self, lba: u64, extent: &Extent, what: &str) {
@@ -112,7 +132,8 @@ impl Sample {
 
 fn samples() -> Vec<Sample> {
     let sealed = UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile };
-    vec![sample(UnitKind::Plain, true), sample(sealed, true), sample(sealed, false)]
+    let ends = [(UnitKind::Plain, End::Closed), (sealed, End::KilledWhenIdle), (sealed, End::Killed)];
+    ends.into_iter().map(|(kind, end)| sample(kind, end)).collect()
 }
 
 /// Places worth damaging: everything that is not zeros, by 4 KiB.
@@ -162,9 +183,11 @@ fn a_block_from_elsewhere_is_never_served() {
     }
 }
 
+/// Not for the sample that was killed right after a flush: that the flush went well stands only in the segment that was
+/// written last, so its loss as a whole cannot be told from a flush that never was.
 #[test]
 fn a_misplaced_or_lost_segment_is_never_served() {
-    for (number, sample) in samples().iter().enumerate() {
+    for (number, sample) in samples()[..2].iter().enumerate() {
         let segments = (sample.image.len() as u64 - LOG_START) / SEGMENT;
         let range =
             |segment: u64| (LOG_START + segment * SEGMENT) as usize..(LOG_START + (segment + 1) * SEGMENT) as usize;

@@ -9,7 +9,7 @@ use crate::error::StoreError;
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::store::{blocking, item_checksum};
 use crate::superblock::Superblock;
-use crate::unit::{Entry, Place, UnitHeader, decode_entries, decode_header, flag};
+use crate::unit::{Entry, NO_SEGMENT, Place, UnitHeader, decode_entries, decode_header, flag};
 
 /// Where a unit was found.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,8 @@ pub(crate) struct Chain {
     block: u32,
     /// Generation of the segment and number of the last unit; `None` before the first.
     last: Option<(u64, u64)>,
+    /// The segment that the last unit names as the next.
+    next_segment: Option<u32>,
 }
 
 impl Chain {
@@ -75,16 +77,17 @@ pub(crate) struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
+    /// Only reads units where it is told to.
+    pub(crate) fn lone(backend: &'a mut dyn Backend, superblock: &Superblock) -> Scanner<'a> {
+        let layout = superblock.layout();
+        let superblock = superblock.clone();
+        Scanner { backend, superblock, layout, first_units: Vec::new(), by_prev_lsn: HashMap::new() }
+    }
+
     /// Looks at the first record block of every segment.
     pub(crate) fn new(backend: &'a mut dyn Backend, superblock: &Superblock) -> Result<Scanner<'a>, StoreError> {
-        let layout = superblock.layout();
-        let mut scanner = Scanner {
-            backend,
-            superblock: superblock.clone(),
-            layout,
-            first_units: Vec::with_capacity(layout.segments as usize),
-            by_prev_lsn: HashMap::new(),
-        };
+        let mut scanner = Scanner::lone(backend, superblock);
+        let layout = scanner.layout;
         for segment in 0..layout.segments {
             let header = scanner.header_at(segment, 0)?.map(|(header, _)| header);
             if let Some(header) = header.filter(|header| header.open_id == superblock.open_id) {
@@ -136,7 +139,7 @@ impl<'a> Scanner<'a> {
     /// The chain of units that begins with the superblock's table.
     pub(crate) fn chain(&self) -> Chain {
         let superblock = &self.superblock;
-        Chain { segment: superblock.table_segment, block: superblock.table_block, last: None }
+        Chain { segment: superblock.table_segment, block: superblock.table_block, last: None, next_segment: None }
     }
 
     /// The next unit of the chain, here or at the start of the segment that was opened next.
@@ -151,6 +154,7 @@ impl<'a> Scanner<'a> {
                 segment: unit.segment,
                 block: unit.block + unit.header.blocks(),
                 last: Some((unit.header.generation, unit.header.lsn)),
+                next_segment: Some(unit.header.next_segment).filter(|&segment| segment != NO_SEGMENT),
             };
         }
         Ok(unit)
@@ -173,22 +177,30 @@ impl<'a> Scanner<'a> {
         self.unit_at(segment, 0)
     }
 
-    /// What the first units of segments of this opening say is durable.
-    pub(crate) fn durable_claimed_by_first_units(&self) -> u64 {
-        let ours = self.first_units.iter().flatten().filter(|header| header.open_id == self.superblock.open_id);
-        ours.map(|header| header.durable_lsn).max().unwrap_or(0)
-    }
-
-    /// What units in the rest of the chain's last segment say is durable.
+    /// What units of this opening say is durable that the chain did not reach: in the rest of its last segment, in the
+    /// one named as the next (wherever in it: its first unit may be what is lost), and in those opened later.
     pub(crate) fn durable_claimed_beyond(&mut self, chain: &Chain) -> Result<u64, StoreError> {
         let mut durable = 0;
-        for block in chain.block..self.layout.segment_blocks() {
-            if let Some((header, _)) = self.header_at(chain.segment, block)? {
-                if header.open_id == self.superblock.open_id
-                    && chain.last.is_some_and(|(generation, _)| generation == header.generation)
-                {
-                    durable = durable.max(header.durable_lsn);
-                }
+        let lsn = chain.last.map_or(0, |(_, lsn)| lsn);
+        let rest = [Some((chain.segment, chain.block)), chain.next_segment.map(|segment| (segment, 0))];
+        for (segment, from) in rest.into_iter().flatten() {
+            for block in from..self.layout.segment_blocks() {
+                let header = self.header_at(segment, block)?.map(|(header, _)| header);
+                let ours = |header: &UnitHeader| header.open_id == self.superblock.open_id && header.lsn > lsn;
+                durable = header.filter(ours).map_or(durable, |header| durable.max(header.durable_lsn));
+            }
+        }
+        for segment in 0..self.layout.segments {
+            let Some(first) = self.first_units[segment as usize] else { continue };
+            if first.open_id != self.superblock.open_id || first.lsn <= lsn {
+                continue;
+            }
+            let mut block = 0;
+            while block < self.layout.segment_blocks() {
+                let header = self.header_at(segment, block)?.map(|(header, _)| header);
+                let Some(header) = header.filter(|header| header.generation == first.generation) else { break };
+                durable = durable.max(header.durable_lsn);
+                block += header.blocks();
             }
         }
         Ok(durable)

@@ -317,6 +317,7 @@ impl Store {
             flags,
             prev_segment,
             prev_end,
+            next_segment: self.segments.next().unwrap_or(NO_SEGMENT),
         };
         let padding = unit.data_bytes().next_multiple_of(RECORD_BLOCK as u64) - unit.data_bytes();
         let (header, records) = unit.finish(header, Place { store_id: self.info.store_id, segment, block });

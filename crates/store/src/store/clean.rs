@@ -244,11 +244,11 @@ impl Store {
     }
 
     fn finish_victim_if_done(&mut self) {
-        if let State::Copying { victim, live, .. } = &self.cleaner.state {
-            if live.is_empty() {
-                self.segments.unpin(*victim);
-                self.cleaner.state = State::Idle;
-            }
+        if let State::Copying { victim, live, .. } = &self.cleaner.state
+            && live.is_empty()
+        {
+            self.segments.unpin(*victim);
+            self.cleaner.state = State::Idle;
         }
     }
 

@@ -92,14 +92,20 @@ impl Store {
         let file = File::open(dir.join(LOG_NAME)).map_err(missing_or("reading the store", dir))?;
         let mut copies = [[0; RECORD_BLOCK]; 2];
         for (copy, at) in copies.iter_mut().zip(SUPERBLOCK_AT) {
-            let result = std::os::unix::fs::FileExt::read_exact_at(&file, copy, at);
-            if let Err(error) = result.as_ref() {
-                if error.kind() != io::ErrorKind::UnexpectedEof {
-                    result.map_err(StoreError::io("reading the superblock"))?;
+            match std::os::unix::fs::FileExt::read_exact_at(&file, copy, at) {
+                // A file cut short: what is missing is zeros, and no superblock.
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+                    return Err(StoreError::io("reading the superblock")(error));
                 }
+                _ => {}
             }
         }
         Superblock::choose([&copies[0], &copies[1]]).map(|(superblock, _)| superblock.info())
+    }
+
+    /// The log of the store in `dir`, and the lock that keeps others from opening it.
+    pub(crate) fn locked_log(dir: &Path) -> Result<(File, Box<dyn Backend>), StoreError> {
+        Ok((lock(dir)?, open_log(dir)?))
     }
 
     /// Whether the directory holds a store.
@@ -169,6 +175,7 @@ fn first_header(lsn: u64, flags: u32, superblock: &Superblock) -> UnitHeader {
         flags,
         prev_segment: NO_SEGMENT,
         prev_end: 0,
+        next_segment: NO_SEGMENT,
     }
 }
 
@@ -193,7 +200,7 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], StoreError> {
 }
 
 /// Takes the lock of the store in `dir`.
-pub(super) fn lock(dir: &Path) -> Result<File, StoreError> {
+fn lock(dir: &Path) -> Result<File, StoreError> {
     if !dir.join(LOG_NAME).exists() {
         return Err(StoreError::Missing(dir.to_owned()));
     }
@@ -212,7 +219,7 @@ fn lock_in(dir: &Path) -> Result<File, StoreError> {
     }
 }
 
-pub(super) fn open_log(dir: &Path) -> Result<Box<dyn Backend>, StoreError> {
+fn open_log(dir: &Path) -> Result<Box<dyn Backend>, StoreError> {
     let mut options = FileOptions::new();
     let file = options.read(true).write(true).open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
     Ok(Box::new(FileBackend::new(file).map_err(StoreError::io("syncing the log before reading it"))?))

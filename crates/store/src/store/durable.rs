@@ -75,7 +75,9 @@ pub(super) struct Round {
     discards_in_flight: u32,
     /// Segments opened since the last table.
     pub(super) segments_since: u32,
-    /// The superblock being written is only a note of what is durable.
+    /// A superblock shall note what is durable.
+    note_wanted: bool,
+    /// The superblock being written is only a note.
     note: bool,
     writing: Option<Superblock>,
 }
@@ -252,7 +254,7 @@ impl Store {
                 self.syncs.force = true;
             }
         }
-        progress | self.release_segments()
+        progress | self.drive_note() | self.release_segments()
     }
 
     fn write_superblock(&mut self, clean: bool) {
@@ -292,22 +294,40 @@ impl Store {
         }
     }
 
-    /// Notes in a superblock what is durable, if nothing stands in the way. Not synced: a note lost is only a note lost.
-    pub(super) fn note_durable(&mut self, clean: bool) {
+    /// Asks for a note in a superblock of what is durable. Not synced: a note lost is only a note lost.
+    pub(super) fn note_durable(&mut self) {
+        self.round.note_wanted = self.superblock.durable_lsn < self.head.durable_lsn;
+        // The superblock before must be durable first.
+        self.syncs.force |= self.round.note_wanted && self.syncs.superblock_dirty;
+        self.drive();
+    }
+
+    fn drive_note(&mut self) -> bool {
         let busy = self.round.phase != Phase::Idle || self.round.writing.is_some() || self.refused.is_some();
-        let news = clean || self.superblock.durable_lsn < self.head.durable_lsn;
-        if busy || !news {
-            return;
+        if !self.round.note_wanted || busy || self.syncs.superblock_dirty {
+            return false;
         }
-        if self.syncs.superblock_dirty {
-            if !clean {
+        self.round.note_wanted = false;
+        self.round.note = true;
+        self.write_superblock(false);
+        true
+    }
+
+    /// Marks both copies of the superblock as closed in order, one after the other. Nothing else may be in flight.
+    pub(super) fn mark_closed(&mut self) {
+        for _ in 0..2 {
+            self.syncs.force = self.syncs.superblock_dirty;
+            self.settle();
+            if self.refused.is_some() {
                 return;
             }
+            self.round.note = true;
+            self.write_superblock(true);
             self.syncs.force = true;
             self.settle();
         }
-        self.round.note = true;
-        self.write_superblock(clean);
+        self.syncs.force = self.syncs.superblock_dirty;
+        self.settle();
     }
 
     /// Frees what nothing reads any more; gives the space of most of it back to the host.

@@ -121,7 +121,7 @@ impl Store {
     fn blocks(&self, lba: Lba, pieces: Vec<Buffer>, records: &[SealRecord]) -> Result<Content, OpError> {
         let block_bytes = self.layout.block_bytes as usize;
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        check(len % block_bytes == 0, "data that is not whole blocks")?;
+        check(len.is_multiple_of(block_bytes), "data that is not whole blocks")?;
         check(len <= Op::WRITE_BYTES_MAX, "more than Op::WRITE_BYTES_MAX bytes in one write")?;
         let count = len / block_bytes;
         self.check_range(lba, count as u64)?;

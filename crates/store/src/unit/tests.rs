@@ -1,1 +1,177 @@
+//! Proves that units decode as encoded, that no bytes from a medium can make the decoder panic, and pins the bytes.
 
+use proptest::prelude::*;
+
+use super::*;
+
+const LAYOUT: Layout = Layout { segment_bytes: 4 << 20, segments: 100, block_bytes: 4096, item_bytes: 56 };
+/// Of the golden unit at its place.
+const CHECKSUM: u64 = 0x04c2_309b_c0c1_ee93;
+const PLACE: Place = Place { store_id: StoreId([7; 16]), segment: 3, block: 10 };
+
+fn header() -> UnitHeader {
+    UnitHeader {
+        record_blocks: 0,
+        generation: 5,
+        lsn: 20,
+        prev_lsn: 19,
+        open_id: 0xabcd,
+        open_epoch: 2,
+        durable_lsn: 18,
+        next_sequence: 1000,
+        data_bytes: 0,
+        entries: 0,
+        flags: flag::FIRST | flag::LAST,
+        prev_segment: NO_SEGMENT,
+        prev_end: 0,
+        next_segment: 6,
+    }
+}
+
+fn decode(records: &[u8]) -> Option<(UnitHeader, Vec<Entry<'_>>)> {
+    let header = decode_header(&records[..RECORD_BLOCK], PLACE, &LAYOUT)?;
+    decode_entries(records, &header, PLACE, &LAYOUT).ok().map(|entries| (header, entries))
+}
+
+#[test]
+fn golden_bytes() {
+    let mut unit = UnitBuilder::new(LAYOUT, 256);
+    unit.push_block(0x0102, 0x0304, &[0x11; 56]).unwrap();
+    unit.push_block(0x0103, 0x0305, &[0x22; 56]).unwrap();
+    unit.push_hole(0x0900, 0x10, 0x0306, &[]).unwrap();
+    let (header, records) = unit.finish(header(), PLACE);
+    let mut golden = b"SRrb\0\0\0\x01".to_vec();
+    golden.extend_from_slice(&records[8..16]); // the checksum, below
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 20]);
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0xab, 0xcd, 0, 0, 0, 0, 0, 0, 0, 2]);
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 18, 0, 0, 0, 0, 0, 0, 0x03, 0xe8]);
+    golden.extend_from_slice(&[0, 0, 0x20, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0xff, 0xff, 0xff, 0xff]);
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 19]);
+    golden.resize(128, 0);
+    golden.extend_from_slice(&[1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4]);
+    golden.extend_from_slice(&[0x11; 56]);
+    golden.extend_from_slice(&[0x22; 56]);
+    golden.extend_from_slice(&[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 3, 6]);
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0x10]);
+    golden.resize(4096, 0);
+    assert_eq!(&records[..], golden);
+    assert_eq!(be_u64(&records, 8), CHECKSUM);
+    assert_eq!((header.record_blocks, header.data_bytes, header.entries), (1, 8192, 2));
+}
+
+#[test]
+fn a_unit_knows_its_place() {
+    let mut unit = UnitBuilder::new(LAYOUT, 256);
+    unit.push_block(1, 2, &[3; 56]).unwrap();
+    let (_, records) = unit.finish(header(), PLACE);
+    assert!(decode(&records).is_some());
+    for other in
+        [Place { segment: 4, ..PLACE }, Place { block: 11, ..PLACE }, Place { store_id: StoreId([8; 16]), ..PLACE }]
+    {
+        assert!(decode_header(&records, other, &LAYOUT).is_none());
+    }
+}
+
+#[test]
+fn a_unit_respects_its_limit() {
+    let mut unit = UnitBuilder::new(LAYOUT, 10);
+    let mut pushed = 0;
+    while unit.push_block(pushed, pushed + 1, &[0; 56]).is_some() {
+        pushed += 1;
+        assert!(unit.blocks() <= 10);
+    }
+    assert_eq!((pushed, unit.blocks()), (9, 10));
+    assert!(unit.push_hole(0, 1, 100, &[0; 96]).is_some(), "there is room in the record block");
+}
+
+proptest! {
+    #[test]
+    fn decodes_as_encoded(pushes in prop::collection::vec((0u64..1000, any::<bool>(), 1u64..50), 1..300)) {
+        let mut unit = UnitBuilder::new(LAYOUT, 1000);
+        let (mut sequence, mut blocks, mut holes) = (1, Vec::new(), Vec::new());
+        for (lba, is_hole, count) in pushes {
+            if is_hole {
+                let Some(at) = unit.push_hole(lba, count, sequence, &[9; 56]) else { break };
+                holes.push((lba, count, sequence, at));
+                sequence += 1;
+                continue;
+            }
+            for lba in lba..lba + count {
+                let item = [sequence as u8; 56];
+                let Some((item_at, data_index)) = unit.push_block(lba, sequence, &item) else { break };
+                blocks.push((lba, sequence, item_at, data_index));
+                sequence += 1;
+            }
+        }
+        prop_assume!(!unit.is_empty());
+        let (header, records) = unit.finish(header(), PLACE);
+        let (decoded, entries) = decode(&records).expect("just encoded");
+        prop_assert_eq!(decoded, header);
+        let (mut found_blocks, mut found_holes) = (Vec::new(), Vec::new());
+        for entry in entries {
+            match entry {
+                Entry::Blocks { lba, sequence, items, count, item_at, data_index } => {
+                    for (at, item) in (0..count).zip(items.chunks(56)) {
+                        let sequence = sequence + u64::from(at);
+                        prop_assert_eq!(item, &[sequence as u8; 56]);
+                        prop_assert_eq!(&records[(item_at + at * 56) as usize..][..56], item);
+                        found_blocks.push((lba + u64::from(at), sequence, item_at + at * 56, data_index + at));
+                    }
+                }
+                Entry::Hole { start, count, sequence, record, item_at } => {
+                    prop_assert_eq!(record, &[9; 56]);
+                    found_holes.push((start, count, sequence, item_at));
+                }
+                Entry::Table { .. } => prop_assert!(false, "no table was written"),
+            }
+        }
+        prop_assert_eq!(found_blocks, blocks);
+        prop_assert_eq!(found_holes, holes);
+    }
+
+    #[test]
+    fn tables_decode_as_encoded(rows in 1usize..2000, limit in 2u32..20) {
+        let bytes: Vec<u8> = (0..rows * TABLE_ROW).map(|at| at as u8).collect();
+        let mut unit = UnitBuilder::new(LAYOUT, limit);
+        let taken = unit.push_table(&bytes);
+        prop_assert!(taken > 0);
+        let (header, records) = unit.finish(header(), PLACE);
+        prop_assert!(header.blocks() <= limit);
+        let (_, entries) = decode(&records).expect("just encoded");
+        let mut found = Vec::new();
+        for entry in entries {
+            let Entry::Table { rows } = entry else { panic!("only a table was written") };
+            found.extend_from_slice(rows);
+        }
+        prop_assert_eq!(&found[..], &bytes[..taken * TABLE_ROW]);
+    }
+
+    /// The checksum keeps accidents out; behind it every field is still distrusted.
+    #[test]
+    fn no_bytes_make_the_decoder_panic(
+        mut bytes in prop::collection::vec(any::<u8>(), RECORD_BLOCK),
+        entries in prop::collection::vec((0u8..5, 0u16..200, any::<u64>()), 0..40),
+        data_blocks in 0u32..300,
+    ) {
+        super::fuzz_decode(&bytes);
+        let mut unit = UnitBuilder::new(LAYOUT, 256);
+        unit.push_block(1, 1, &[0; 56]).unwrap();
+        let (mut header, good) = unit.finish(header(), PLACE);
+        header.data_bytes = data_blocks * 4096;
+        bytes[..UNIT_HEADER].copy_from_slice(&good[..UNIT_HEADER]);
+        put_unit_header(&mut bytes, &header);
+        let mut at = UNIT_HEADER;
+        for (kind, count, number) in entries {
+            if at + ENTRY_HEADER > RECORD_BLOCK { break }
+            bytes[at] = kind;
+            bytes[at + 2..at + 4].copy_from_slice(&count.to_be_bytes());
+            bytes[at + 8..at + 16].copy_from_slice(&number.to_be_bytes());
+            at += ENTRY_HEADER + usize::from(count) * 8;
+        }
+        let sum = checksum(&bytes, PLACE);
+        bytes[8..16].copy_from_slice(&sum.to_be_bytes());
+        if let Some(header) = decode_header(&bytes, PLACE, &LAYOUT) {
+            let _ = decode_entries(&bytes, &header, PLACE, &LAYOUT);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Proves that stores written by every format version so far stay readable: small images, committed, opened and compared.
+//!
+//! An image file is a list of (offset, length, bytes) of what is not zeros. `STRONGROOM_WRITE_GOLDEN=1` writes the image
+//! of the current version anew, which is right only together with a new format version.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use strongroom_block::{
+    AttachId, BlockSize, Buffer, BufferMut, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord,
+    SealingDomain, Stamp, StoreSequence, Suite, VolumeId, keyless_checksum,
+};
+use strongroom_store::backend::{Backend, Io, IoDone};
+use strongroom_store::{
+    CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Store, StoreId, UnitKind, Waker,
+};
+
+const BLOCKS: u64 = 32;
+const PAGE: usize = 512;
+
+/// A backend whose bytes outlive the store.
+#[derive(Clone, Default)]
+struct Shared(Arc<std::sync::Mutex<MemoryBackend>>);
+
+impl Backend for Shared {
+    fn set_waker(&mut self, _waker: Waker) {}
+    fn submit(&mut self, token: u64, io: Io) {
+        self.0.lock().unwrap().submit(token, io);
+    }
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        self.0.lock().unwrap().poll(done)
+    }
+    fn wait(&mut self) {}
+}
+
+fn sealed() -> UnitKind {
+    UnitKind::Sealed { domain: SealingDomain([0x33; 16]), custody: Custody::KeyFile }
+}
+
+fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
+    let stamp = Stamp { attach_id: AttachId([0x44; 16]), counter };
+    let (flags, sum) = data.map_or((RecordFlags::HOLE, 0), |data| (0, keyless_checksum(data)));
+    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0x55; 16])
+}
+
+fn open(backend: &Shared) -> Store {
+    let options = OpenOptions { open_id: Some(0x0102_0304_0506_0708), ..OpenOptions::default() };
+    Store::open_on(Box::new(backend.clone()), &options, Arc::new(|| {})).unwrap()
+}
+
+/// A store with everything that the format has: holes, blocks, an older version, copies, tables, two openings.
+fn make(kind: UnitKind) -> Shared {
+    let backend = Shared::default();
+    let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
+    let options = CreateOptions {
+        segment_bytes: 64 << 10,
+        store_id: Some(StoreId([0x11; 16])),
+        retention_percent: 100,
+        ..CreateOptions::new(VolumeId([0x22; 16]), geometry, kind)
+    };
+    Store::create_on(Box::new(backend.clone()), &options).unwrap();
+    let mut store = open(&backend);
+    if kind.is_sealed() {
+        let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record(0, None) };
+        store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+    }
+    for round in 0..2u8 {
+        let data: Vec<u8> = (0..3 * 512u32).map(|at| (at / 512) as u8 + 16 * round + 1).collect();
+        let record = |(at, block): (usize, &[u8])| record(u64::from(round) * 10 + at as u64 + 1, Some(block));
+        let records = if kind.is_sealed() { data.chunks(512).enumerate().map(record).collect() } else { Vec::new() };
+        store.execute(Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: true }).unwrap();
+    }
+    store.close().unwrap();
+    let mut store = open(&backend);
+    let gone = match kind.is_sealed() {
+        true => Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record: record(99, None) }] },
+        false => Op::Discard { lba: Lba(6), count: 4 },
+    };
+    store.execute(gone).unwrap();
+    store.close().unwrap();
+    backend
+}
+
+fn check(backend: &Shared, kind: UnitKind) {
+    let mut probe = backend.clone();
+    let report = Store::check_on(&mut probe).unwrap();
+    assert!(report.is_sound(), "{report:?}");
+    let mut store = open(backend);
+    assert_eq!((store.info().kind, store.info().geometry.blocks), (kind, BLOCKS));
+    let Outcome::Read(extents) = store.execute(Op::Read { lba: Lba(3), count: 4 }).unwrap() else { panic!() };
+    let [Extent::Hole { count: 1, hole, .. }, Extent::Blocks { data, records, sequences, .. }, Extent::Hole { .. }] =
+        &extents[..]
+    else {
+        panic!("{extents:?}")
+    };
+    assert_eq!(data[..], [[17; 512], [18; 512]].concat());
+    assert_eq!((hole.is_some(), records.len()), if kind.is_sealed() { (true, 2) } else { (false, 0) });
+    if kind.is_sealed() {
+        assert_eq!(records[1], record(12, Some(&[18; 512])));
+        let older = store.execute(Op::ReadVersion { lba: Lba(4), older_than: sequences[0] }).unwrap();
+        let Outcome::Read(older) = older else { panic!() };
+        assert!(matches!(&older[0], Extent::Blocks { data, .. } if data[..] == [1; 512]));
+    }
+    assert!(sequences[0] > StoreSequence(0));
+}
+
+fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn dump(backend: &Shared) -> Vec<u8> {
+    let backend = backend.0.lock().unwrap();
+    let mut out = Vec::new();
+    for at in 0..(4 << 20) / PAGE {
+        let mut page = BufferMut::zeroed(PAGE);
+        backend.read_at((at * PAGE) as u64, &mut page);
+        if page.iter().any(|&byte| byte != 0) {
+            let len = PAGE - page.iter().rev().take_while(|&&byte| byte == 0).count();
+            out.extend_from_slice(&((at * PAGE) as u64).to_be_bytes());
+            out.extend_from_slice(&(len as u32).to_be_bytes());
+            out.extend_from_slice(&page[..len]);
+        }
+    }
+    out
+}
+
+fn load(image: &[u8]) -> Shared {
+    let backend = Shared::default();
+    let mut rest = image;
+    while let Some((head, tail)) = rest.split_at_checked(12) {
+        let offset = u64::from_be_bytes(head[..8].try_into().unwrap());
+        let len = u32::from_be_bytes(head[8..].try_into().unwrap()) as usize;
+        backend.0.lock().unwrap().write_at(offset, &tail[..len]);
+        rest = &tail[len..];
+    }
+    backend
+}
+
+#[test]
+fn version_1_stays_readable() {
+    for (name, kind) in [("v1-plain.image", UnitKind::Plain), ("v1-sealed.image", sealed())] {
+        if std::env::var_os("STRONGROOM_WRITE_GOLDEN").is_some() {
+            std::fs::create_dir_all(path("")).unwrap();
+            std::fs::write(path(name), dump(&make(kind))).unwrap();
+        }
+        check(&load(&std::fs::read(path(name)).unwrap()), kind);
+    }
+}
+
+/// The bytes of today are the bytes of version 1: a change of format needs a new version, and a new image.
+#[test]
+fn this_build_writes_version_1() {
+    for (name, kind) in [("v1-plain.image", UnitKind::Plain), ("v1-sealed.image", sealed())] {
+        let image = std::fs::read(path(name)).unwrap();
+        assert!(dump(&make(kind)) == image, "{name}: the format changed; bump its version and add an image");
+    }
+}
