@@ -85,10 +85,7 @@ pub enum LoopError {
         source: io::Error,
     },
     /// `mount` failed.
-    #[error(
-        "cannot mount {file_system} on {directory}: {source}; `dmesg | tail` says more (a file system's blocks must not be \
-         smaller than the volume's: mkfs.ext4 -b 4096)"
-    )]
+    #[error("cannot mount {file_system} on {directory}: {source}; `dmesg | tail` says more")]
     Mount {
         /// The file system's type.
         file_system: String,
@@ -122,12 +119,23 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Puts a free loop device on `backing`, opened by the caller, with sectors of `block_bytes` if the kernel takes
-    /// them, else the largest smaller ones that it takes.
+    /// Puts a free loop device on `backing`, opened by the caller, with sectors of `block_bytes` if the kernel and the
+    /// file system on it take them, else the largest smaller ones that they take. (A small ext4 has blocks of 1 KiB,
+    /// whatever `mkfs` was told of sectors when it wrote to the file.)
     ///
     /// # Errors
     /// [`LoopError`] if there is no loop device or the kernel refuses the file.
     pub fn attach(backing: &File, path: &Path, block_bytes: u32, read_only: bool) -> Result<LoopDevice, LoopError> {
+        let start = read_start(backing).map_err(|source| LoopError::Read { path: path.to_owned(), source })?;
+        let sector_bytes_max = file_system_block_bytes(&start).map_or(block_bytes, |bytes| bytes.min(block_bytes));
+        if sector_bytes_max < block_bytes {
+            tracing::warn!(
+                file_system_block = sector_bytes_max,
+                volume_block = block_bytes,
+                "the file system's blocks are smaller than the volume's: every write reads first; \
+                 mkfs with blocks as large as the volume's is faster"
+            );
+        }
         let control = File::options().read(true).write(true).open("/dev/loop-control").map_err(LoopError::NoDevice)?;
         let mut last = io::Error::from_raw_os_error(libc::EBUSY);
         for _ in 0..GET_FREE_TRIES {
@@ -139,7 +147,7 @@ impl LoopDevice {
             let device_path = loop_node(number as u32).map_err(LoopError::NoDevice)?;
             let device =
                 File::options().read(true).write(!read_only).open(&device_path).map_err(LoopError::NoDevice)?;
-            match configure(&device, backing, path, block_bytes, read_only) {
+            match configure(&device, backing, path, sector_bytes_max, read_only) {
                 Ok(sector_bytes) => {
                     tracing::info!(device = %device_path.display(), sector_bytes, "loop device on the volume");
                     return Ok(LoopDevice { path: device_path, device, sector_bytes });
@@ -167,16 +175,8 @@ impl LoopDevice {
     /// # Errors
     /// [`LoopError`] if its blocks cannot be read or hold nothing known.
     pub fn detect_file_system(&self) -> Result<&'static str, LoopError> {
-        let mut start = vec![0; 0x10_080];
-        let read = |source| LoopError::Read { path: self.path.clone(), source };
-        let mut filled = 0;
-        while filled < start.len() {
-            match self.device.read_at(&mut start[filled..], filled as u64).map_err(read)? {
-                0 => break,
-                bytes => filled += bytes,
-            }
-        }
-        file_system_magic(&start[..filled]).ok_or_else(|| LoopError::NoFileSystem { path: self.path.clone() })
+        let start = read_start(&self.device).map_err(|source| LoopError::Read { path: self.path.clone(), source })?;
+        file_system_magic(&start).ok_or_else(|| LoopError::NoFileSystem { path: self.path.clone() })
     }
 }
 
@@ -253,6 +253,35 @@ impl FileSystemMount {
             }
         }
     }
+}
+
+/// As much of the start of a device as tells which file system is on it.
+fn read_start(device: &File) -> io::Result<Vec<u8>> {
+    let mut start = vec![0; 0x10_0A0];
+    let mut filled = 0;
+    while filled < start.len() {
+        match device.read_at(&mut start[filled..], filled as u64)? {
+            0 => break,
+            bytes => filled += bytes,
+        }
+    }
+    start.truncate(filled);
+    Ok(start)
+}
+
+/// The smallest unit, in bytes, that the file system whose first bytes these are reads and writes: the kernel mounts it
+/// on no larger sectors. `None` if there is none, or its superblock makes no sense.
+fn file_system_block_bytes(start: &[u8]) -> Option<u32> {
+    let field = |at: usize| start.get(at..at + 4)?.try_into().ok();
+    let bytes = match file_system_magic(start)? {
+        // s_log_block_size.
+        "ext4" => 1024_u32.checked_shl(u32::from_le_bytes(field(0x418)?))?,
+        // sb_sectsize.
+        "xfs" => u32::from_be_bytes(field(102)?) >> 16,
+        // sectorsize.
+        _ => u32::from_le_bytes(field(0x10_090)?),
+    };
+    (bytes.is_power_of_two() && (512..=65536).contains(&bytes)).then_some(bytes)
 }
 
 /// The type of the file system whose first bytes these are.
@@ -339,7 +368,8 @@ fn configure_once(device: &File, backing: &File, path: &Path, sector_bytes: u32,
 
 #[cfg(test)]
 mod tests {
-    //! Proves that the file system types are told by their magic. (The loop device itself is tested with FUSE.)
+    //! Proves that the file system types and their block sizes are told from the first bytes. (The loop device itself is
+    //! tested with FUSE.)
     use super::*;
 
     #[test]
@@ -353,5 +383,22 @@ mod tests {
         assert_eq!(file_system_magic(&start), Some("xfs"));
         start[0x438..0x43a].copy_from_slice(&[0x53, 0xEF]);
         assert_eq!(file_system_magic(&start), Some("ext4"));
+    }
+
+    #[test]
+    fn block_sizes() {
+        let mut ext4 = vec![0; 0x10_0A0];
+        assert_eq!(file_system_block_bytes(&ext4), None);
+        ext4[0x438..0x43a].copy_from_slice(&[0x53, 0xEF]);
+        assert_eq!(file_system_block_bytes(&ext4), Some(1024));
+        ext4[0x418] = 2;
+        assert_eq!(file_system_block_bytes(&ext4), Some(4096));
+        ext4[0x418] = 200;
+        assert_eq!(file_system_block_bytes(&ext4), None, "nonsense is no block size");
+        let mut xfs = vec![0; 512];
+        xfs[..4].copy_from_slice(b"XFSB");
+        xfs[102..104].copy_from_slice(&512_u16.to_be_bytes());
+        xfs[104..106].copy_from_slice(&[1, 0]);
+        assert_eq!(file_system_block_bytes(&xfs), Some(512));
     }
 }
