@@ -52,7 +52,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(error) = logging::start(&cli.logging) {
+    if let Err(error) = logging::start(&cli.logging, matches!(cli.command, Command::Serve(_) | Command::Attach(_))) {
         eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
     }

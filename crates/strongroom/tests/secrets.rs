@@ -39,7 +39,7 @@ fn a_key_is_made_private_and_only_its_id_is_shown() {
     assert!(made.ends_with(&shown) && shown.contains("id "), "{made}{shown}");
     assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o600);
     let text = fs::read_to_string(path).unwrap();
-    let secret = text.split_ascii_whitespace().filter(|word| word.len() == 64).last().expect("64 hex digits");
+    let secret = text.split_ascii_whitespace().rfind(|word| word.len() == 64).expect("64 hex digits");
     assert!(!made.contains(secret) && !shown.contains(secret));
 }
 

@@ -58,20 +58,18 @@ fn without_a_configuration_the_commands_say_what_to_give() {
 
 #[test]
 fn a_volume_in_use_is_not_deleted() {
+    if !stage::can_mount() {
+        return;
+    }
     let (world, server) = World::sealed("vault", "64MiB");
-    let mut held = world.alice_command(&["copy", &world.url("vault"), "/dev/stdout", "--quiet"]);
-    // Holds the volume open for as long as nobody reads what it writes.
-    let mut child = held.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().unwrap();
     let root = world.text("volumes");
-    stage::eventually("the volume is in use", || {
-        run(&["volume", "show", "vault", "--root", &root])
-            .ok()
-            .lines()
-            .any(|line| line.starts_with("in use") && line.contains("yes"))
-    });
+    let directory = world.text("attached");
+    world.alice(&["attach", &world.url("vault"), "--to", &directory]).ok();
+    // Longer than an idle volume stays open.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert!(run(&["volume", "show", "vault", "--json", "--root", &root]).ok().contains("\"in_use\": true"));
     run(&["volume", "delete", "vault", "--yes", "--root", &root]).failed(&["in use"]);
-    let _ = child.kill();
-    let _ = child.wait();
+    run(&["detach", &directory]).ok();
     stage::eventually("the idle volume is closed and can go", || {
         run(&["volume", "delete", "vault", "--yes", "--root", &root]).success
     });

@@ -26,11 +26,11 @@ use crate::signals::StopSignals;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault\n  \
-    mkfs.ext4 /run/vault/vault\n  \
+    mkfs.ext4 -b 4096 /run/vault/vault\n  \
     strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault --mount /mnt/vault\n\n\
     End it with: strongroom detach /run/vault")]
 pub(crate) struct AttachArgs {
-    /// The volume: strongroom://HOST[:PORT]/VOLUME, or iscsi://HOST[:PORT]/TARGET/LUN for a plain one.
+    /// The volume: strongroom://HOST/VOLUME, or iscsi://HOST/TARGET/LUN for a plain one; HOST can have a :PORT.
     url: VolumeUrl,
     /// An empty directory, in which the volume appears as a file; made if missing.
     #[arg(long, value_name = "DIR")]
@@ -126,38 +126,37 @@ fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: 
             None => tracing::info!("unmounted from outside"),
         }
         sd_notify::notify("STOPPING=1");
-        match attached.detach() {
-            Ok(()) => {
-                tracing::info!("detached");
-                return Ok(());
-            }
-            Err((Some(still), error)) => {
-                tracing::warn!(%error, "still attached");
-                registration.refuse(crate::in_words(&error));
-                attached = still;
-            }
-            Err((None, error)) => return Err(error),
-        }
+        let Some((still, reason)) = attached.detach()? else {
+            tracing::info!("detached");
+            return Ok(());
+        };
+        tracing::warn!(%reason, "still attached");
+        registration.refuse(crate::in_words(&reason));
+        attached = still;
     }
 }
 
 impl Attached {
-    /// Undoes the attachment; hands it back, with the reason, if something still uses it.
-    fn detach(mut self) -> Result<(), (Option<Attached>, anyhow::Error)> {
+    /// Undoes the attachment. If something still uses it, hands it back in working order, with the reason.
+    ///
+    /// # Errors
+    /// If it has ended, but badly: what was written last may not be durable.
+    fn detach(mut self) -> Result<Option<(Attached, anyhow::Error)>> {
         if let Some(file_system) = self.file_system.take()
-            && let Err((file_system, error)) = file_system.unmount()
+            && let Err((file_system, reason)) = file_system.unmount()
         {
             self.file_system = Some(file_system);
-            return Err((Some(self), error.into()));
+            return Ok(Some((self, reason.into())));
         }
         let Attached { fuse, device, .. } = self;
         match fuse.finish() {
             Ok(()) => {
                 // The front end has flushed; this one ends the session.
-                device.detach().map_err(|error| (None, error.into()))
+                device.detach()?;
+                Ok(None)
             }
-            Err((Some(fuse), error)) => Err((Some(Attached { file_system: None, fuse, device }), error.into())),
-            Err((None, error)) => Err((None, error.into())),
+            Err((Some(fuse), reason)) => Ok(Some((Attached { file_system: None, fuse, device }, reason.into()))),
+            Err((None, error)) => Err(error.into()),
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum VolumeCommand {
     #[command(after_help = "Examples:\n  \
         strongroom volume create vault --size 10GiB --peer alice --root /srv/strongroom\n  \
         strongroom volume create scratch --size 1GiB --plain --initiator '*'\n\n\
-        A sealed volume must be formatted once, from an initiator that has its key: strongroom volume format URL")]
+        A sealed volume must be formatted once, from an initiator that has its key: strongroom volume format URL --yes")]
     Create(CreateArgs),
     /// List the volumes of this target.
     #[command(after_help = "Example: strongroom volume list --root /srv/strongroom")]
@@ -185,7 +185,10 @@ fn create(args: CreateArgs) -> Result<()> {
     let volume = Catalogue::open_or_create(root)?.create(&spec)?;
     println!("made the {} volume '{}', {}", kind(is_sealed), volume.name, show_size(volume.geometry.bytes()));
     if is_sealed {
-        println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{}", volume.name);
+        println!(
+            "next, from an initiator with its key: strongroom volume format strongroom://HOST/{} --yes",
+            volume.name
+        );
     }
     if nobody {
         println!("nobody may use it yet, unless the configuration lists it for a peer; see --peer and --initiator");

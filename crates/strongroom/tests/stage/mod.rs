@@ -15,22 +15,22 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory, an initiator called alice, a target that knows her.
-pub struct World {
+pub(crate) struct World {
     dir: TempDir,
-    pub port: u16,
+    pub(crate) port: u16,
 }
 
 /// A target process; killed when dropped.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     log: PathBuf,
 }
 
 /// What a finished command said.
-pub struct Said {
-    pub success: bool,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Said {
+    pub(crate) success: bool,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Said {
@@ -44,14 +44,14 @@ impl Said {
 
     /// Its standard output, if it succeeded.
     #[track_caller]
-    pub fn ok(self) -> String {
+    pub(crate) fn ok(self) -> String {
         assert!(self.success, "it failed: {}{}", self.stdout, self.stderr);
         self.stdout
     }
 
     /// Its standard error, if it failed; it must contain every one of `parts`.
     #[track_caller]
-    pub fn failed(self, parts: &[&str]) -> String {
+    pub(crate) fn failed(self, parts: &[&str]) -> String {
         assert!(!self.success, "it succeeded: {}", self.stdout);
         for part in parts {
             assert!(self.stderr.contains(part), "'{part}' is missing in: {}", self.stderr);
@@ -61,7 +61,7 @@ impl Said {
 }
 
 /// The binary under test.
-pub fn strongroom(arguments: &[&str]) -> Command {
+pub(crate) fn strongroom(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strongroom"));
     command.args(arguments).stdin(Stdio::null());
     for variable in ["STRONGROOM_IDENTITY", "STRONGROOM_KEY_FILE", "STRONGROOM_KNOWN_TARGETS", "STRONGROOM_LOG"] {
@@ -71,13 +71,13 @@ pub fn strongroom(arguments: &[&str]) -> Command {
 }
 
 /// Runs the binary to its end.
-pub fn run(arguments: &[&str]) -> Said {
+pub(crate) fn run(arguments: &[&str]) -> Said {
     Said::from(strongroom(arguments).output().expect("the binary runs"))
 }
 
 /// Waits for something to become true.
 #[track_caller]
-pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_true() {
         assert!(started.elapsed() < PATIENCE, "gave up waiting: {what}");
@@ -86,7 +86,7 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 /// Whether this machine lets us mount; says so if not.
-pub fn can_mount() -> bool {
+pub(crate) fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !can {
         eprintln!("passed over: needs root and /dev/fuse");
@@ -95,7 +95,7 @@ pub fn can_mount() -> bool {
 }
 
 /// Whether a program is installed; says so if not.
-pub fn has(program: &str) -> bool {
+pub(crate) fn has(program: &str) -> bool {
     let has = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|directory| directory.join(program).exists()));
     if !has {
@@ -106,7 +106,7 @@ pub fn has(program: &str) -> bool {
 
 impl World {
     /// With a configuration that lets alice use every volume through a channel, and anyone plain ones.
-    pub fn new() -> World {
+    pub(crate) fn new() -> World {
         let world = World { dir: TempDir::new().unwrap(), port: free_port() };
         for name in ["target", "alice"] {
             run(&["identity", "new", "--out", &world.text(&format!("{name}.identity"))]).ok();
@@ -121,20 +121,20 @@ impl World {
         world
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn text(&self, name: &str) -> String {
+    pub(crate) fn text(&self, name: &str) -> String {
         self.path(name).to_str().expect("temporary paths are UTF-8").to_owned()
     }
 
     /// The public line of an identity made with that name.
-    pub fn public_key(&self, name: &str) -> String {
+    pub(crate) fn public_key(&self, name: &str) -> String {
         run(&["identity", "show", &self.text(&format!("{name}.identity"))]).ok().trim().to_owned()
     }
 
-    pub fn write_config(&self, rules: &str) {
+    pub(crate) fn write_config(&self, rules: &str) {
         let text = format!(
             "root = \"{}\"\nlisten = [\"127.0.0.1:{}\"]\nnode_key = \"{}\"\n\n[limits]\nlogin_timeout_s = 3\nidle_close_s = 1\n\n{rules}",
             self.text("volumes"),
@@ -145,13 +145,13 @@ impl World {
     }
 
     /// `strongroom volume create` with these arguments.
-    pub fn create(&self, arguments: &[&str]) -> Said {
+    pub(crate) fn create(&self, arguments: &[&str]) -> Said {
         let root = self.text("volumes");
         run(&[&["volume", "create"], arguments, &["--root", &root]].concat())
     }
 
     /// A sealed volume, served and formatted.
-    pub fn sealed(name: &str, size: &str) -> (World, Server) {
+    pub(crate) fn sealed(name: &str, size: &str) -> (World, Server) {
         let world = World::new();
         world.create(&[name, "--size", size]).ok();
         let server = world.serve();
@@ -160,7 +160,7 @@ impl World {
     }
 
     /// Starts the target and waits until it serves.
-    pub fn serve(&self) -> Server {
+    pub(crate) fn serve(&self) -> Server {
         let log = self.path("serve.log");
         let file = fs::File::options().create(true).append(true).open(&log).unwrap();
         let child = strongroom(&["serve", "--config", &self.text("strongroom.toml")])
@@ -178,16 +178,22 @@ impl World {
         server
     }
 
-    pub fn url(&self, volume: &str) -> String {
+    pub(crate) fn url(&self, volume: &str) -> String {
         format!("strongroom://127.0.0.1:{}/{volume}", self.port)
     }
 
-    pub fn plain_url(&self, volume: &str) -> String {
+    pub(crate) fn plain_url(&self, volume: &str) -> String {
         format!("iscsi://127.0.0.1:{}/iqn.2026-11.org.strongroom:{volume}/0", self.port)
     }
 
     /// A command of an initiator with this identity, initiator name and volume key.
-    pub fn initiator(&self, identity: &str, initiator_name: &str, key_file: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn initiator(
+        &self,
+        identity: &str,
+        initiator_name: &str,
+        key_file: &str,
+        arguments: &[&str],
+    ) -> Command {
         let mut command = strongroom(arguments);
         command
             .args(["--identity", &self.text(identity)])
@@ -200,33 +206,33 @@ impl World {
     }
 
     /// A command of alice, not yet run.
-    pub fn alice_command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn alice_command(&self, arguments: &[&str]) -> Command {
         self.initiator("alice.identity", "iqn.2026-11.test:alice", "volume.key", arguments)
     }
 
     /// A command of alice, run to its end.
-    pub fn alice(&self, arguments: &[&str]) -> Said {
+    pub(crate) fn alice(&self, arguments: &[&str]) -> Said {
         Said::from(self.alice_command(arguments).output().unwrap())
     }
 
     /// Runs a command made with [`World::initiator`].
-    pub fn finish(&self, mut command: Command) -> Said {
+    pub(crate) fn finish(&self, mut command: Command) -> Said {
         Said::from(command.output().unwrap())
     }
 }
 
 impl Server {
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// SIGTERM, and a clean end.
     #[track_caller]
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let mut status = None;
@@ -238,7 +244,7 @@ impl Server {
     }
 
     /// SIGKILL.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -259,7 +265,7 @@ fn free_port() -> u16 {
 }
 
 /// Bytes that neither compress nor repeat.
-pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;
