@@ -21,7 +21,7 @@ const LOCK: &str = "lock";
 /// Prefix of directories being made or deleted; no volume's name starts with a dot.
 const UNFINISHED: &str = ".unfinished-";
 
-/// Largest block of a sealed volume over iSCSI units and of a plain one, in bytes.
+/// Block sizes of plain volumes, in bytes: what stock initiators know.
 const PLAIN_BLOCK_SIZES: [u32; 2] = [512, 4096];
 
 /// Largest `volume.toml` that is read, in bytes.

@@ -84,6 +84,7 @@ impl Worker {
     pub(super) fn try_login(&mut self, connection: &mut Connection, volume: &VolumeName) {
         let Stage::Waiting { request, admission, .. } = &connection.stage else { return };
         let (nexus, read_only) = (nexus_of(request), admission.read_only);
+        let initiator_name = request.initiator_name.clone();
         let Some(slot) = self.units.get_mut(volume) else {
             self.open_unit(volume, connection.key);
             return;
@@ -103,7 +104,7 @@ impl Worker {
         }
         unit.unit.attach(connection.key, nexus, read_only);
         unit.unit_in_use();
-        self.let_in(connection, Some(volume.clone()), read_only);
+        self.let_in(connection, initiator_name, Some(volume.clone()), read_only);
     }
 
     fn accept_discovery(&mut self, connection: &mut Connection, request: &LoginRequested) {
@@ -111,19 +112,21 @@ impl Worker {
             self.reject(connection, request, refusal.status(), &refusal.to_string());
             return;
         }
-        let admission = Admission { read_only: true };
-        let volume = VolumeName::new("discovery").expect("a legal name, and not used");
-        connection.stage = Stage::Waiting { request: request.clone(), volume, admission };
-        self.let_in(connection, None, true);
+        self.let_in(connection, request.initiator_name.clone(), None, true);
     }
 
-    fn let_in(&mut self, connection: &mut Connection, volume: Option<VolumeName>, read_only: bool) {
-        let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else { return };
+    fn let_in(
+        &mut self,
+        connection: &mut Connection,
+        initiator_name: String,
+        volume: Option<VolumeName>,
+        read_only: bool,
+    ) {
         let tsih = self.shared.tsih();
         if let Some(session) = &mut connection.session {
             session.accept_login(self.now, tsih);
         }
-        connection.stage = Stage::LoggedIn { initiator_name: request.initiator_name, volume, read_only };
+        connection.stage = Stage::LoggedIn { initiator_name, volume, read_only };
     }
 
     /// The login is over: the session is in full-feature phase.

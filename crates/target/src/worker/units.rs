@@ -10,7 +10,7 @@ use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::{OpenOptions, Store};
 
 use super::{Message, Worker};
-use crate::catalogue::store_error;
+use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
 use crate::server::Shared;
@@ -19,6 +19,10 @@ use crate::unit::{ConnectionKey, Finished, Unit};
 
 /// After so long without a command the store may tidy up.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
+
+/// How long opening a volume waits for its lock, and how often it looks.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A volume, open or on the way.
 pub(super) enum Slot {
@@ -293,7 +297,7 @@ impl Worker {
 
 /// Opens a volume: lock, description, store, and what wraps its block keys. Takes as long as recovery takes.
 fn open(shared: &Shared, name: &VolumeName, waker: strongroom_store::Waker) -> Result<Unit, CatalogueError> {
-    let lock = shared.catalogue.lock(name)?;
+    let lock = lock_patiently(shared, name)?;
     let volume = shared.catalogue.load(name)?;
     let wrap = match volume.sealed.as_ref().filter(|sealed| !sealed.custody.is_blind()) {
         None => None,
@@ -311,6 +315,17 @@ fn open(shared: &Shared, name: &VolumeName, waker: strongroom_store::Waker) -> R
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.config.base_name, name);
     Ok(Unit::new(Arc::new(volume), target_name, store, wrap, lock))
+}
+
+/// The lock of a volume. Whoever lists volumes holds it for a moment; that must not refuse a login.
+fn lock_patiently(shared: &Shared, name: &VolumeName) -> Result<VolumeLock, CatalogueError> {
+    let until = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match shared.catalogue.lock(name) {
+            Err(CatalogueError::InUse { .. }) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Syncs and closes a store; its lock goes last.
