@@ -13,7 +13,7 @@ use strongroom_block::{
 use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, Stats, Store, StoreId, UnitKind};
 use strongroom_testing::{Faults, Model, Random, SimDisk, record_for};
 
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 1000;
 
 enum Asked {
     Write { op: u64, fua: bool },

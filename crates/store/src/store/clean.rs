@@ -84,9 +84,11 @@ impl Store {
     pub(super) fn drive_cleaner(&mut self) -> bool {
         let cleaner = &mut self.cleaner;
         let enough = !cleaner.urgent && cleaner.copied_in_poll >= CLEANING_PER_POLL_BYTES;
+        let was_held_back = cleaner.held_back;
         cleaner.held_back = enough && !matches!(cleaner.state, State::Idle);
         if !matches!(cleaner.state, State::Idle) || cleaner.stop || cleaner.blocked || enough {
-            return false;
+            // Somebody began to wait for space: copies may go on in this very poll.
+            return was_held_back && !cleaner.held_back;
         }
         if self.refused.is_some() || self.round.opening || !self.cleaning_wanted() {
             return false;
