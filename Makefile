@@ -35,17 +35,18 @@ check: ## Formatting, lints, documentation, dependencies' licences and sources
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
-bench: deps ## Sealing and opening by library and block size (the table in docs/sealed-block.md)
+bench: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-bench
+	cd spikes/crypto && $(CARGO) run --release --locked
 
 bench-runtime: deps ## The runtimes that were compared (the table in docs/performance.md)
-	cd spikes/runtime && $(CARGO) run --release --locked
+	cd spikes/runtime && $(CARGO) run --release --locked -- bench
 
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 soak: deps ## The long tests: SOAK_KILLS (200) power cuts under writes, and every test marked for soaking
-	STRONGROOM_SOAK_KILLS=$(SOAK_KILLS) $(CARGO) test --workspace --release --locked -- --include-ignored
+	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --workspace --release --locked -- --include-ignored
 
 clean: ## Remove what was built
 	$(CARGO) clean

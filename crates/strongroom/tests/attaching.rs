@@ -187,6 +187,14 @@ fn a_flipped_bit_is_an_error_and_can_be_recovered() {
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     drop(file);
     attachment.detach().ok();
+    // The storage host can tell too, once nobody uses the volume.
+    let root = world.text("volumes");
+    let mut said = String::new();
+    eventually("the idle volume is closed", || {
+        said = run(&["volume", "check", "vault", "--root", &root]).failed(&[]);
+        !said.contains("in use") && !said.contains("open")
+    });
+    assert!(said.contains("1 blocks and 0 older versions are damaged"), "{said}");
     let recover = ["volume", "recover", &world.url("vault"), "--lba", "7"];
     world.alice(&recover).failed(&["--yes"]);
     let said = world.alice(&[&recover[..], &["--yes"]].concat()).ok();
@@ -197,6 +205,7 @@ fn a_flipped_bit_is_an_error_and_can_be_recovered() {
     assert!(found == noise(1, 4096), "the version before it is back");
     attachment.detach().ok();
     server.stop();
+    run(&["volume", "check", "vault", "--root", &root]).failed(&["0 blocks and 1 older versions are damaged"]);
 }
 
 /// Flips a bit in the last stored block that looks like ciphertext.

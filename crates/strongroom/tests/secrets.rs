@@ -82,6 +82,7 @@ fn every_command_has_an_example() {
         &["volume", "create"],
         &["volume", "list"],
         &["volume", "show"],
+        &["volume", "check"],
         &["volume", "delete"],
         &["volume", "format"],
         &["volume", "recover"],

@@ -108,11 +108,7 @@ fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
         let file = attached.fuse.open_file(args.read_only).context("cannot open the volume's file")?;
         let path = attached.fuse.file_path().to_owned();
         let device = LoopDevice::attach(&file, &path, geometry.block_size.bytes(), args.read_only)?;
-        let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), args.read_only)
-            .with_context(|| {
-                let block = geometry.block_size;
-                format!("nothing is mounted (a file system's blocks must not be smaller than the volume's: mkfs.ext4 -b {block})")
-            })?;
+        let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), args.read_only)?;
         attached.file_system = Some(mounted);
     }
     Ok(attached)

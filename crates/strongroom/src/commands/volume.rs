@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use strongroom_block::{Custody, Mode};
+use strongroom_store::Store;
 use strongroom_target::{Access, Catalogue, SealedSpec, VolumeSpec, VolumeStatus};
 
 use super::{format, recover};
@@ -32,6 +33,10 @@ pub(crate) enum VolumeCommand {
     /// Show one volume of this target.
     #[command(after_help = "Example: strongroom volume show vault --root /srv/strongroom")]
     Show(ShowArgs),
+    /// Read everything that a volume's store holds and check it against its checksums. Nothing is changed.
+    #[command(after_help = "Example: strongroom volume check vault --root /srv/strongroom\n\n\
+        Nobody may use the volume meanwhile. Whether a sealed block opens can be told only by who has its key.")]
+    Check(CheckArgs),
     /// Delete a volume of this target, and everything in it.
     #[command(after_help = "Example: strongroom volume delete vault --yes --root /srv/strongroom")]
     Delete(DeleteArgs),
@@ -120,6 +125,15 @@ pub(crate) struct ShowArgs {
     target: RootArgs,
 }
 
+/// `volume check`.
+#[derive(Args)]
+pub(crate) struct CheckArgs {
+    /// The volume's name.
+    name: String,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
 /// `volume delete`.
 #[derive(Args)]
 pub(crate) struct DeleteArgs {
@@ -138,6 +152,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Create(args) => create(args),
         VolumeCommand::List(args) => list(&args),
         VolumeCommand::Show(args) => show(&args),
+        VolumeCommand::Check(args) => check(&args),
         VolumeCommand::Delete(args) => delete(&args),
         VolumeCommand::Format(args) => format::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),
@@ -299,6 +314,33 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
         "on_disk_bytes": status.host_bytes,
         "in_use": status.in_use,
     })
+}
+
+fn check(args: &CheckArgs) -> Result<()> {
+    let catalogue = args.target.open()?;
+    let volume = catalogue.show(&args.name)?.volume;
+    let store = catalogue.root().join(volume.name.as_str()).join("store");
+    let report = Store::check(&store).with_context(|| format!("cannot check '{}'", args.name))?;
+    println!(
+        "'{}': {} blocks, {} older versions and {} holes were read",
+        args.name, report.blocks, report.versions, report.holes
+    );
+    if report.is_sound() {
+        println!("all are as they were written");
+        return Ok(());
+    }
+    for lba in &report.bad_blocks {
+        println!("block {lba} is damaged");
+    }
+    for (lba, sequence) in &report.bad_versions {
+        println!("older version {sequence} of block {lba} is damaged");
+    }
+    bail!(
+        "{} blocks and {} older versions are damaged; for a sealed volume an initiator can bring an older version of a \
+         block back (strongroom volume recover URL --lba N), else restore them from a backup",
+        report.bad_blocks.len(),
+        report.bad_versions.len()
+    );
 }
 
 fn delete(args: &DeleteArgs) -> Result<()> {

@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn found_in_the_memory_of_this_process_and_not_when_absent() {
-        let present: Vec<u8> = canary(9).iter().copied().collect();
+        let present = canary(9).to_vec();
         black_box(&present);
         // The absent one must not lie in memory in one piece, not even in the set that searches for it: the needle is
         // masked, and the set holds it from here on, so search a child instead.
