@@ -22,6 +22,9 @@ use crate::attachments::{self, Registration};
 use crate::sd_notify;
 use crate::signals::StopSignals;
 
+/// Tells the process in the background where its log is, so that it can remove it at a clean end.
+const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
+
 /// Attach a volume: as a file that any program can use, and if wanted with the file system on it mounted.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -86,6 +89,10 @@ fn serve(args: AttachArgs) -> Result<()> {
     sd_notify::notify("READY=1");
     let ended = wait_and_detach(attached, &signals, &mut registration);
     drop(registration);
+    if let (Ok(()), Some(log)) = (&ended, std::env::var_os(LOG_VARIABLE)) {
+        // What went well needs no log any more.
+        let _ = fs::remove_file(log);
+    }
     ended
 }
 
@@ -170,6 +177,7 @@ fn start_in_background(args: &AttachArgs) -> Result<()> {
         .args(std::env::args_os().skip(1))
         .arg("--foreground")
         .env("NOTIFY_SOCKET", &socket_path)
+        .env(LOG_VARIABLE, &log_path)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
