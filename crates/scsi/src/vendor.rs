@@ -188,11 +188,14 @@ pub struct UnitPage {
     pub block_size: BlockSize,
     /// `None` on a plain unit.
     pub sealing: Option<Sealing>,
+    /// Changes whenever the store is opened anew, and says nothing else. An initiator whose connection broke tells by it
+    /// whether acknowledged writes that were not flushed may be gone.
+    pub incarnation: u64,
 }
 
 impl UnitPage {
     /// Encoded length, page header included, in bytes.
-    pub const BYTES: usize = 56;
+    pub const BYTES: usize = 64;
     const FORMAT: u8 = 1;
 
     /// The page with its header.
@@ -208,6 +211,7 @@ impl UnitPage {
         page.extend_from_slice(&self.block_size.bytes().to_be_bytes());
         page.extend_from_slice(&self.sealing.map_or(0, |sealing| sealing.record_bytes).to_be_bytes());
         page.extend_from_slice(&self.sealing.map_or(0, |sealing| sealing.epoch).to_be_bytes());
+        page.extend_from_slice(&self.incarnation.to_be_bytes());
         debug_assert_eq!(page.len(), Self::BYTES);
         page
     }
@@ -247,7 +251,8 @@ impl UnitPage {
         {
             return None;
         }
-        Some(UnitPage { volume, block_size, sealing })
+        let incarnation = u64::from_be_bytes(array(page, 56)?);
+        Some(UnitPage { volume, block_size, sealing, incarnation })
     }
 }
 

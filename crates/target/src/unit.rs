@@ -10,6 +10,7 @@ mod sealed;
 mod work;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
@@ -32,6 +33,8 @@ pub(crate) struct Unit {
     volume: Arc<Volume>,
     target_name: String,
     store: Store,
+    /// Names this opening of the store, for page 0xC0.
+    incarnation: u64,
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
     users: HashMap<ConnectionKey, User>,
@@ -111,6 +114,8 @@ impl Unit {
             volume,
             target_name,
             store,
+            // Keys of the standard hasher are random: enough for a value that must only differ.
+            incarnation: RandomState::new().build_hasher().finish(),
             wrap,
             users: HashMap::new(),
             leaving: HashMap::new(),

@@ -70,7 +70,7 @@ impl Volume {
     }
 
     /// Vital product data page 0xC0.
-    pub(crate) fn unit_page(&self) -> UnitPage {
+    pub(crate) fn unit_page(&self, incarnation: u64) -> UnitPage {
         UnitPage {
             volume: self.id,
             block_size: self.geometry.block_size,
@@ -82,6 +82,7 @@ impl Volume {
                 record_bytes: sealed.custody.record_bytes_in_channel() as u32,
                 epoch: sealed.epoch,
             }),
+            incarnation,
         }
     }
 

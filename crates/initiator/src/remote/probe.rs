@@ -17,8 +17,6 @@ use crate::{AttachError, SealedClaims};
 const PAGE_BYTES: u16 = 1024;
 /// Upper bound on data taken for one question, in bytes.
 const ANSWER_BYTES_MAX: usize = 4096;
-/// Where page 0xC0 names the store's incarnation, if it is long enough: eight bytes behind the fields of version 1.
-const INCARNATION_AT: usize = vendor::UnitPage::BYTES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
@@ -140,7 +138,7 @@ impl Probe {
             Question::UnitPage => {
                 let page = vendor::UnitPage::parse(&self.answer)
                     .ok_or_else(|| unsupported("it describes itself in a way that this build does not know; update"))?;
-                self.unit.incarnation = incarnation(&self.answer);
+                self.unit.incarnation = Some(page.incarnation);
                 self.unit.sealed = page.sealing.map(|sealing| SealedUnit {
                     claims: SealedClaims {
                         volume_id: page.volume,
@@ -182,11 +180,4 @@ impl Probe {
             }
         }
     }
-}
-
-/// The store's incarnation in a page 0xC0 that names one.
-fn incarnation(page: &[u8]) -> Option<u64> {
-    let stated = usize::from(u16::from_be_bytes([*page.get(2)?, *page.get(3)?])) + 4;
-    let bytes = page.get(..stated.min(page.len()))?.get(INCARNATION_AT..INCARNATION_AT + 8)?;
-    Some(u64::from_be_bytes(bytes.try_into().expect("8 bytes"))).filter(|&incarnation| incarnation != 0)
 }

@@ -38,22 +38,23 @@ fn golden_unit_page() {
             record_bytes: 56,
             epoch: 7,
         }),
+        incarnation: 9,
     };
-    let mut golden = vec![0, 0xc0, 0, 52, 1, 1, 1, 1, 1, 0, 0, 0];
+    let mut golden = vec![0, 0xc0, 0, 60, 1, 1, 1, 1, 1, 0, 0, 0];
     golden.extend_from_slice(&[0x11; 16]);
     golden.extend_from_slice(&[0x22; 16]);
-    golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7]);
+    golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 9]);
     assert_eq!(page.encode(), golden);
     assert_eq!(UnitPage::parse(&golden), Some(page));
 
     let plain = UnitPage { sealing: None, ..page };
     assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));
-    for (at, value) in [(1, 0xb0), (3, 51), (4, 2), (5, 2), (6, 9), (7, 2), (8, 3), (47, 1), (51, 57)] {
+    for (at, value) in [(1, 0xb0), (3, 59), (4, 2), (5, 2), (6, 9), (7, 2), (8, 3), (47, 1), (51, 57)] {
         let mut bad = golden.clone();
         bad[at] = value;
         assert_eq!(UnitPage::parse(&bad), None, "byte {at} = {value}");
     }
-    assert_eq!(UnitPage::parse(&golden[..55]), None);
+    assert_eq!(UnitPage::parse(&golden[..63]), None);
 }
 
 #[test]

@@ -144,7 +144,7 @@ impl Unit {
             inquiry::PAGE_BLOCK_LIMITS => self.block_limits().encode(),
             inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(),
             inquiry::PAGE_PROVISIONING if self.is_thin() => inquiry::provisioning(),
-            vendor::UNIT_PAGE => self.volume.unit_page().encode(),
+            vendor::UNIT_PAGE => self.volume.unit_page(self.incarnation).encode(),
             _ => return None,
         })
     }
