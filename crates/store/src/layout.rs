@@ -2,6 +2,7 @@
 
 use strongroom_block::Geometry;
 
+use crate::op::Op;
 use crate::options::UnitKind;
 
 /// The format that this build writes.
@@ -75,14 +76,18 @@ fn reserved_segments(segments: u32, segment_bytes: u32) -> u32 {
 }
 
 /// How many segments a volume needs: its blocks and retained versions packed by cleaning fill at most
-/// [`FILL_PERCENT`] of them, and the reserve comes on top. `None` if that is more than segments can be counted.
+/// [`FILL_PERCENT`] of them; the reserve and the largest write come on top. `None` if that is more than segments can be counted.
 pub(crate) fn segments_needed(geometry: Geometry, kind: UnitKind, segment_bytes: u32, retained: u64) -> Option<u32> {
     let entry_bytes = 24 + u128::from(Layout::item_bytes_of(kind));
     let per_block = u128::from(geometry.block_size.bytes()) + entry_bytes;
     let live = (u128::from(geometry.blocks) + u128::from(retained)) * per_block;
     let usable = u128::from(segment_bytes) * u128::from(FILL_PERCENT * PACKED_PERCENT) / 10_000;
     let segments = u32::try_from(live.div_ceil(usable)).ok()?;
-    let spare = 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32);
+    // The largest write must find its room in one go.
+    let largest = geometry.bytes().min(Op::WRITE_BYTES_MAX as u64) * u64::try_from(per_block).ok()?;
+    let largest = largest.div_ceil(u64::from(geometry.block_size.bytes()));
+    let largest = largest.div_ceil(u64::from(segment_bytes) - 2 * RECORD_BLOCK as u64) as u32 + 1;
+    let spare = 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32) + largest;
     segments.checked_add(spare).filter(|&count| u64::from(count) * u64::from(segment_bytes) / SECTOR < 1 << 40)
 }
 

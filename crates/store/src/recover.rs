@@ -137,6 +137,12 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
         });
     }
     found.truncate(whole);
+    // Only copies and tables since the table: their originals are all still there, and what they took is free again. So
+    // openings that are cut short, again and again, do not use up the segments that cleaning needs.
+    let housekeeping = |unit: &Found| unit.header.has(flag::TABLE) || unit.header.has(flag::CLEANING);
+    if found.iter().all(housekeeping) {
+        found.retain(|unit| unit.header.lsn <= table_end_lsn);
+    }
     Ok(Tail { accepted: found, accepted_lsn, durable_lsn: durable })
 }
 

@@ -37,6 +37,8 @@ struct Run {
     seen: Seen,
     /// Syncs may fail.
     failing_syncs: bool,
+    /// The disk may be full.
+    fills_up: bool,
     /// The planted fault.
     syncs_do_nothing: bool,
 }
@@ -105,6 +107,7 @@ impl Run {
             next_op: 1,
             seen: Seen::default(),
             failing_syncs: false,
+            fills_up: false,
             syncs_do_nothing: false,
         }
     }
@@ -131,9 +134,28 @@ impl Run {
             let Outcome::Written { first, .. } = written else { panic!("{written:?}") };
             self.model = Model::new(self.blocks, self.block_size, first.0);
         }
+        if self.random.once_in(3) {
+            self.fill(&mut store);
+        }
         store.execute(Op::Flush).unwrap();
         if self.random.once_in(2) {
             store.close().unwrap();
+        }
+    }
+
+    /// Writes every block, some of them more than once: a full volume is where space is hard to get.
+    fn fill(&mut self, store: &mut Store) {
+        for lba in (0..self.blocks).chain((0..self.blocks).step_by(3)) {
+            let op = self.next_op;
+            self.next_op += 1;
+            let bytes = self.model.bytes(op, lba, 1);
+            let records = if self.kind.is_sealed() { vec![self.record(op, 0, Some(&bytes))] } else { Vec::new() };
+            self.model.submitted(op, lba, 1);
+            let write = Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&bytes)], records, fua: false };
+            match store.execute(write) {
+                Ok(Outcome::Written { first, .. }) => self.model.written(op, first.0, false),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -225,7 +247,7 @@ impl Run {
                 (Asked::Version { .. }, Err(OpError::NoVersion { .. })) => {}
                 (Asked::Flush { mark }, Ok(Outcome::Flushed)) => self.model.flushed(mark),
                 (Asked::Other, Ok(_)) => {}
-                (Asked::Write { op, .. } | Asked::Hole { op, .. }, Err(OpError::NoSpace)) => {
+                (Asked::Write { op, .. } | Asked::Hole { op, .. }, Err(OpError::NoSpace)) if self.fills_up => {
                     self.seen.full += 1;
                     self.model.failed(op);
                 }
@@ -279,12 +301,12 @@ impl Run {
             self.disk.cut_off_after(self.random.below(400));
         }
         self.failing_syncs = self.random.once_in(6);
-        let fills_up = self.random.once_in(4);
+        self.fills_up = self.random.once_in(4);
         let failing_sync_once_in = if self.failing_syncs { 20 } else { 0 };
         let harmless = Faults { syncs_do_nothing: self.syncs_do_nothing, ..Faults::default() };
         let faults = Faults { failing_sync_once_in, ..harmless };
         for _ in 0..steps {
-            if fills_up && self.random.once_in(8) {
+            if self.fills_up && self.random.once_in(8) {
                 let pages_max = self.disk.pages() + self.random.below(40) as usize;
                 self.disk.set_faults(Faults { pages_max, ..faults });
             } else if self.random.once_in(8) {

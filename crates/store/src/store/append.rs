@@ -142,7 +142,8 @@ impl Store {
         holes.iter().all(|&(start, count, _)| !index.any_in(start, start + count))
     }
 
-    /// Whether the first request fits without the reserve. Room in the head is not reserved.
+    /// Whether the first request fits without the reserve. While the reserve is touched even room in the head is kept for
+    /// cleaning: so an opening that is cut short never leaves fewer free segments than it found.
     fn space_for_front(&self) -> bool {
         let Some(op) = self.queue.front() else { return true };
         let sequences = op.sequences();
@@ -151,10 +152,7 @@ impl Store {
         }
         let left = self.head_left_blocks();
         let blocks = op.blocks_at_most(self);
-        if blocks <= left {
-            return true;
-        }
-        let more = (blocks - left).div_ceil(self.layout.segment_blocks() - 1) + 1;
+        let more = if blocks <= left { 0 } else { (blocks - left).div_ceil(self.layout.segment_blocks() - 1) + 1 };
         self.segments.free_count() >= self.layout.reserved_segments() + more
     }
 
