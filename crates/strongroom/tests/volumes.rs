@@ -51,6 +51,30 @@ fn a_wrapping_key_must_lie_elsewhere() {
 }
 
 #[test]
+fn a_wrapping_key_must_be_usable_and_is_found_from_anywhere() {
+    let world = World::new();
+    let missing = world.text("missing.key");
+    world
+        .create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &missing])
+        .failed(&["missing.key", "key new --for wrapping"]);
+    let volume_key = world.text("other.key");
+    run(&["key", "new", "--out", &volume_key]).ok();
+    world
+        .create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &volume_key])
+        .failed(&["for something else"]);
+    let wrapping = world.text("wrap.key");
+    run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
+    let here = std::env::current_dir().unwrap();
+    let up = "../".repeat(here.components().count());
+    let relative = format!("{up}{}", wrapping.trim_start_matches('/'));
+    world.create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &relative]).ok();
+    let shown = run(&["volume", "show", "a", "--json", "--root", &world.text("volumes")]).ok();
+    let stored: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let path = stored.pointer("/sealed/wrapping_key").or(stored.get("wrapping_key")).unwrap().as_str().unwrap();
+    assert!(path.starts_with('/'), "{path}");
+}
+
+#[test]
 fn without_a_configuration_the_commands_say_what_to_give() {
     run(&["volume", "list", "--config", "/nonexistent/strongroom.toml"]).failed(&["--root", "--config"]);
     run(&["volume", "list", "--root", "/nonexistent"]).failed(&["/nonexistent"]);

@@ -3,7 +3,7 @@
 //!
 //! Absent: what a volume is (the target's catalogue) and how one is sealed (the initiator).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -179,13 +179,23 @@ impl RootArgs {
     }
 }
 
+/// Where the server will find the wrapping key, wherever it is started; refused now if it could not use it then.
+fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
+    let keys = crate::keys::read_key_file(&path)
+        .context("the volume needs its wrapping key: strongroom key new --for wrapping --out FILE")?;
+    keys.wrapping_key(1).context("that file's key is for something else; see `strongroom key new --for wrapping`")?;
+    Ok(path)
+}
+
 fn create(args: CreateArgs) -> Result<()> {
     let root = args.target.root()?;
     warn_of_unknown_peers(&args.target, &args.peers);
+    let wrapping_key = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
     let sealed = (!args.plain).then(|| SealedSpec {
         custody: if args.custody == CustodyArg::Target { Custody::Target } else { Custody::KeyFile },
         mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
-        wrapping_key: args.wrapping_key,
+        wrapping_key,
     });
     let is_sealed = sealed.is_some();
     let nobody = args.peers.is_empty() && args.initiators.is_empty();
