@@ -156,9 +156,9 @@ impl LockedText {
 
 impl Drop for LockedText {
     fn drop(&mut self) {
+        // Not unlocked: these pages go back to the allocator, and in a process that has locked all its memory
+        // (`safety`) unlocking them would let pages of later buffers be swapped.
         self.pages.zeroize();
-        // SAFETY: the range that was locked above; a failure leaves it locked until it is unmapped.
-        let _ = unsafe { rustix::mm::munlock(self.pages.as_mut_ptr().cast(), self.pages.len()) };
     }
 }
 

@@ -83,6 +83,19 @@ impl ExpectedUnit {
     }
 }
 
+impl ExpectedUnit {
+    /// Whether a volume that claims to be plain may be one: not if it was sealed before.
+    ///
+    /// # Errors
+    /// [`UnitMismatch`].
+    pub fn check_plain(&self) -> Result<(), UnitMismatch> {
+        if *self == ExpectedUnit::default() {
+            return Ok(());
+        }
+        Err(UnitMismatch { what: "protection", expected: "sealed".into(), found: "plain".into() })
+    }
+}
+
 impl From<SealedClaims> for ExpectedUnit {
     fn from(claims: SealedClaims) -> ExpectedUnit {
         ExpectedUnit {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use strongroom_block::CryptoCounters;
+use strongroom_block::{CryptoCounters, Mode};
 use strongroom_handshake::{NodeKey, PublicKey};
 
 use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, VolumeUrl};
@@ -26,6 +26,9 @@ pub struct AttachOptions {
     pub key_source: Option<Arc<dyn KeySource>>,
     /// What is known of the volume beforehand.
     pub expected: ExpectedUnit,
+    /// What sealing must do. A sealed volume that claims another mode is refused, unless we are `read_only`: only the target
+    /// says which it is, and authenticate-only would send it plaintext.
+    pub mode: Mode,
     /// Refuse every write here already.
     pub read_only: bool,
     /// Limits of the queues.
@@ -49,6 +52,7 @@ impl AttachOptions {
             target_keys: Vec::new(),
             key_source: None,
             expected: ExpectedUnit::default(),
+            mode: Mode::Encrypt,
             read_only: false,
             limits: Limits::default(),
             timeouts: Timeouts::default(),

@@ -10,7 +10,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{CryptoCounters, Custody, DeviceError, DeviceErrorKind};
+use strongroom_block::{CryptoCounters, Custody, DeviceError, DeviceErrorKind, Mode};
 use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 
@@ -240,6 +240,9 @@ impl Driver {
         }
         if let Some(engine) = &mut self.engine {
             engine.handle_timeout(now);
+            if let Some(why) = engine.needs_new_connection(now) {
+                self.lose(now, AttachError::Unreachable(why.to_owned()));
+            }
         }
         if !self.gave_up && self.give_up_at().is_some_and(|at| at <= now) {
             self.give_up();
@@ -383,6 +386,7 @@ impl Driver {
             }
             self.options.expected.check(&sealed.claims)?;
         }
+        self.check_protection(&unit)?;
         if self.purpose == Purpose::Inquire {
             self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None }));
             return Ok(());
@@ -411,6 +415,43 @@ impl Driver {
             _ => true,
         });
         self.opened(Arc::new(unit), restarted);
+        Ok(())
+    }
+
+    /// The protection that the caller counts on, not the one that the target claims: a key was given to be used, by us. Asked
+    /// at every connection, before anything is sealed or sent.
+    fn check_protection(&self, unit: &UnitDescription) -> Result<(), AttachError> {
+        let attaches = self.purpose == Purpose::Attach;
+        let has_key = attaches && self.options.key_source.is_some();
+        let refused = |what: &str| Err(AttachError::Unsupported(what.to_owned()));
+        match &unit.sealed {
+            None => {
+                self.options.expected.check_plain()?;
+                if has_key {
+                    return refused(
+                        "a key was given, but the target says that the volume is plain: nothing would be sealed; leave the \
+                         key out if that is right, and do not trust this target if not",
+                    );
+                }
+            }
+            Some(sealed) if has_key && !sealed.claims.custody.is_blind() => {
+                return refused(
+                    "a key was given, but the target says that it holds the keys itself and would be sent the key of every \
+                     block; leave the key out if that is right, and do not trust this target if not",
+                );
+            }
+            // Reading reveals nothing, whatever the mode.
+            Some(sealed) if attaches && !self.options.read_only && sealed.mode != self.options.mode => {
+                return refused(match sealed.mode {
+                    Mode::AuthenticateOnly => {
+                        "the target says that the volume is sealed in the mode authenticate-only: it could read what is \
+                         written; add --authenticate-only if that is right, and do not trust this target if not"
+                    }
+                    Mode::Encrypt => "the volume is encrypted, and --authenticate-only was asked for; leave that out",
+                });
+            }
+            Some(_) => {}
+        }
         Ok(())
     }
 

@@ -37,6 +37,9 @@ use part::Part;
 
 /// Commands of one request in flight or ready at once; the rest of a huge request is cut as these complete.
 const COMMANDS_PER_OP_MAX: u32 = 32;
+/// A command that was neither answered nor fed with data for so long was lost by the target (a reset by another initiator
+/// ends commands without an answer): it goes out again over a new connection.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most blocks that one probe for holes asks for.
 const PROBE_BYTES_MAX: u64 = 32 << 20;
 
@@ -138,6 +141,10 @@ pub(super) struct Engine {
     verified: Option<VerifiedFeedback>,
     lba_status_works: bool,
     finished: Vec<FinishedOp>,
+    /// The latest time that we were told.
+    now: Option<Instant>,
+    /// The unit was reset: what was in flight may never be answered.
+    was_reset: bool,
     pub(super) counters: EngineCounters,
 }
 
@@ -171,6 +178,8 @@ impl Engine {
             verified,
             lba_status_works: true,
             finished: Vec::new(),
+            now: None,
+            was_reset: false,
             counters: EngineCounters::default(),
         }
     }
@@ -287,8 +296,16 @@ impl Engine {
     fn make_command(&mut self, op: usize, kind: CommandKind) {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        let key =
-            self.commands.insert(Command { op, kind, sequence, tries: 0, sent: false, write_bytes: 0, error: None });
+        let key = self.commands.insert(Command {
+            op,
+            kind,
+            sequence,
+            tries: 0,
+            sent: false,
+            moved_at: None,
+            write_bytes: 0,
+            error: None,
+        });
         self.ops[op].outstanding += 1;
         if self.ops[op].is_replay {
             self.replay_ready.push_back(key);
@@ -363,6 +380,7 @@ impl Engine {
     /// The connection is gone; what was in flight has an unknown outcome and will be sent again, as it was.
     pub(super) fn disconnected(&mut self) {
         self.phase = Phase::Down;
+        self.was_reset = false;
         self.in_flight = 0;
         self.writing_bytes = 0;
         self.delayed.clear();
@@ -375,6 +393,10 @@ impl Engine {
         for (key, command) in &mut self.commands {
             command.sent = false;
             command.error = None;
+            // A part is not in the log: whether it survived is seen by reading the block.
+            if matches!((command.kind, &self.ops[command.op].work), (CommandKind::Flush { .. }, OpWork::Part(_))) {
+                command.kind = CommandKind::PartRead;
+            }
             if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
                 found.forget();
             }
@@ -422,10 +444,25 @@ impl Engine {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let delayed = self.delayed.iter().map(|(at, _)| *at).min();
         let verified = self.verified.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.phase == Phase::Up);
-        [delayed, verified].into_iter().flatten().min()
+        let unanswered = self.oldest_unanswered().map(|at| at + ANSWER_TIMEOUT);
+        [delayed, verified, unanswered].into_iter().flatten().min()
+    }
+
+    fn oldest_unanswered(&self) -> Option<Instant> {
+        self.commands.iter().filter(|(_, command)| command.sent).filter_map(|(_, command)| command.moved_at).min()
+    }
+
+    /// Why what is in flight can only be settled over a new connection, if that is so.
+    pub(super) fn needs_new_connection(&self, now: Instant) -> Option<&'static str> {
+        if self.was_reset && self.in_flight > 0 {
+            return Some("the unit was reset, and commands in flight with it");
+        }
+        let unanswered = self.oldest_unanswered().is_some_and(|at| at + ANSWER_TIMEOUT <= now);
+        unanswered.then_some("a command was not answered for too long")
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {
+        self.now = Some(now);
         let (due, later) = std::mem::take(&mut self.delayed).into_iter().partition(|(at, _)| *at <= now);
         self.delayed = later;
         let due: Vec<(Instant, usize)> = due;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
 use strongroom_iscsi::initiator::Completed;
 use strongroom_scsi::provisioning::parse_lba_status;
+use strongroom_scsi::{Sense, SenseKey, Status};
 
 use super::command::CommandKind;
 use super::{CommandId, Engine, Op, OpWork};
@@ -23,6 +24,7 @@ impl Engine {
         self.writing_bytes -= std::mem::take(&mut command.write_bytes);
         let (op_key, kind) = (command.op, command.kind);
         let lba = kind.lba(&self.ops[op_key]);
+        self.was_reset = self.in_flight > 0 && (self.was_reset || says_reset(completed));
         let mut verdict = judge(completed, lba, command.tries);
         if verdict == Verdict::Done {
             verdict = match command.error.take() {
@@ -188,6 +190,15 @@ impl Engine {
             error: None,
         })
     }
+}
+
+/// Whether the unit says that commands before this one were ended without an answer.
+fn says_reset(completed: &Completed) -> bool {
+    let sense = Sense::parse(&completed.sense);
+    completed.status == Status::CheckCondition as u8
+        && sense.is_some_and(|sense| {
+            sense.key == SenseKey::UnitAttention && matches!((sense.asc, sense.ascq), (0x29, _) | (0x2f, 0x00))
+        })
 }
 
 fn answer(work: OpWork) -> Answer {

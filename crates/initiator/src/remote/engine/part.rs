@@ -12,7 +12,6 @@ use strongroom_scsi::cdb;
 use super::command::{CommandKind, Place};
 use super::{Engine, OpWork};
 use crate::completion::device_error;
-use crate::remote::replay::Entry;
 use crate::remote::sealing::SealedBlocks;
 
 /// Tries against other writers of the same block. Each failure means that somebody else succeeded.
@@ -137,22 +136,10 @@ impl Engine {
         }
     }
 
-    /// Our write is in place: log it, and make it durable if it must be.
+    /// Our write is in place: make it durable before it is acknowledged. So it never enters the log: a replay would put the
+    /// whole block back, with what other initiators changed in the rest of it since.
     pub(super) fn part_was_written(&mut self, key: usize) {
-        let block_bytes = self.block_bytes();
-        let OpWork::Part(part) = &self.ops[key].work else { unreachable!("only parts write parts") };
-        let (data, records) = match part.attempt.as_ref().expect("written after an attempt") {
-            Attempt::Sealed { blocks, .. } => (blocks.data.clone(), Some(blocks.records.clone())),
-            Attempt::Plain { both } => (both.slice(block_bytes..), None),
-        };
-        // CONDITIONAL WRITE has no FUA bit, and a write found done after a lost connection may be volatile.
-        let must_flush = part.fua;
-        self.log.push(Entry::write(part.lba, block_bytes, data, records));
-        if must_flush {
-            self.make_command(key, CommandKind::Flush { mark: 0 });
-        } else {
-            self.finish_if_done(key);
-        }
+        self.make_command(key, CommandKind::Flush { mark: 0 });
     }
 
     /// Somebody else wrote the block in between.
