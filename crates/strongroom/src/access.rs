@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use strongroom_block::Mode;
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::{
     AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name,
@@ -33,6 +34,11 @@ pub(crate) struct AccessArgs {
     /// The file with the volume's key, for a sealed volume of custody `keyfile`.
     #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE")]
     pub(crate) key_file: Option<PathBuf>,
+    /// The volume is one that was made with `--authenticate-only`: the target can read what is written to it.
+    ///
+    /// Without this such a volume is only attached read-only, so that a target cannot talk anybody out of encryption.
+    #[arg(long)]
+    pub(crate) authenticate_only: bool,
     /// The iSCSI name to log in by [default: one made from this machine's name].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
@@ -61,6 +67,9 @@ impl AccessArgs {
         self.fill_session(&mut options)?;
         if url.is_channel() {
             options.expected = self.known_volumes()?.expected(&url.to_string());
+        }
+        if self.authenticate_only {
+            options.mode = Mode::AuthenticateOnly;
         }
         options.key_source = self.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
         Ok(options)

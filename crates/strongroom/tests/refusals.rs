@@ -69,6 +69,37 @@ fn a_wrong_or_missing_volume_key_gives_no_data() {
 }
 
 #[test]
+fn a_target_cannot_talk_anybody_out_of_sealing() {
+    let (world, server) = World::sealed("vault", "16MiB");
+    server.stop();
+    let description = world.path("volumes/vault/volume.toml");
+    let sealed = std::fs::read_to_string(&description).unwrap();
+    std::fs::write(world.path("in"), noise(1, 16 << 20)).unwrap();
+    let input = world.text("in");
+    let url = world.url("vault");
+    let copy = ["copy", input.as_str(), &url, "--quiet"];
+    // The volume claims that its blocks are authenticated only, and so to be sent as they are.
+    let readable = sealed.replace("\"encrypt\"", "\"authenticate-only\"");
+    assert_ne!(readable, sealed);
+    std::fs::write(&description, readable).unwrap();
+    let server = world.serve();
+    world.alice(&copy).failed(&["could read", "--authenticate-only"]);
+    server.stop();
+    // It claims to be plain: to one who brings a key, and to one who only remembers.
+    std::fs::remove_dir_all(world.path("volumes/vault")).unwrap();
+    world.create(&["vault", "--size", "16MiB", "--plain"]).ok();
+    let server = world.serve();
+    world.alice(&copy).failed(&["protection was sealed and is plain"]);
+    world.alice_without_key(&copy).failed(&["protection was sealed and is plain"]);
+    world.alice(&[&copy[..], &["--forget-volume"]].concat()).failed(&["nothing would be sealed"]);
+    // Between two volumes, the key is for the one that is named.
+    let said = world.alice(&["copy", &world.url("vault"), &world.url("vault")]).failed(&["--source-key-file"]);
+    assert!(said.contains("nothing would be sealed"), "{said}");
+    world.alice_without_key(&copy).ok();
+    server.stop();
+}
+
+#[test]
 fn a_port_that_is_taken() {
     let world = World::new();
     let taken = TcpListener::bind(("127.0.0.1", world.port)).unwrap();

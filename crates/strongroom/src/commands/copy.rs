@@ -43,7 +43,10 @@ pub(crate) struct CopyArgs {
     /// No progress bar.
     #[arg(long)]
     quiet: bool,
-    /// The key of the destination volume, if it is another than the source's.
+    /// The key of the source volume, if `--key-file` is not right for both.
+    #[arg(long, value_name = "FILE")]
+    source_key_file: Option<PathBuf>,
+    /// The key of the destination volume, if `--key-file` is not right for both.
     #[arg(long, value_name = "FILE")]
     destination_key_file: Option<PathBuf>,
     #[command(flatten)]
@@ -99,19 +102,38 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
     Ok(())
 }
 
+impl CopyArgs {
+    /// The key for one side: its own, or the one for both. Plain iSCSI gets none but its own, which is then an error.
+    fn key_file_for(&self, url: &VolumeUrl, is_source: bool) -> Option<PathBuf> {
+        let own = if is_source { &self.source_key_file } else { &self.destination_key_file };
+        let shared = self.access.key_file.as_ref().filter(|_| url.is_channel());
+        own.as_ref().or(shared).cloned()
+    }
+
+    /// With two volumes, one key may be right for one of them only: says how that is written.
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let both_are_volumes = matches!((&self.source, &self.destination), (Place::Volume(_), Place::Volume(_)));
+        if !both_are_volumes || self.access.key_file.is_none() {
+            return error;
+        }
+        error.context(
+            "--key-file is for both volumes; if they do not share a key, or one of them is plain, give --source-key-file \
+             or --destination-key-file instead",
+        )
+    }
+}
+
 fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Option<Arc<RemoteDevice>>)> {
     let url = match place {
         Place::File(path) => return Ok((Endpoint::File(path.clone()), None)),
         Place::Volume(url) => url,
     };
     let mut access = args.access.clone();
-    if !read_only && args.destination_key_file.is_some() {
-        access.key_file.clone_from(&args.destination_key_file);
-    }
+    access.key_file = args.key_file_for(url, read_only);
     access.forget_if_asked(url)?;
     let mut options = access.options(url)?;
     options.read_only = read_only;
-    let device = access.attach(options)?;
+    let device = access.attach(options).map_err(|error| args.explain(error))?;
     Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
 }
 

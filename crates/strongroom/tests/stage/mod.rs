@@ -194,11 +194,16 @@ impl World {
         key_file: &str,
         arguments: &[&str],
     ) -> Command {
+        let mut command = self.initiator_without_key(identity, initiator_name, arguments);
+        command.args(["--key-file", &self.text(key_file)]);
+        command
+    }
+
+    fn initiator_without_key(&self, identity: &str, initiator_name: &str, arguments: &[&str]) -> Command {
         let mut command = strongroom(arguments);
         command
             .args(["--identity", &self.text(identity)])
             .args(["--initiator-name", initiator_name])
-            .args(["--key-file", &self.text(key_file)])
             .args(["--target-key", &self.public_key("target")])
             .args(["--connect-timeout", "20s"])
             .env("XDG_CONFIG_HOME", self.path("config"));
@@ -213,6 +218,11 @@ impl World {
     /// A command of alice, run to its end.
     pub(crate) fn alice(&self, arguments: &[&str]) -> Said {
         Said::from(self.alice_command(arguments).output().unwrap())
+    }
+
+    /// The same, without a volume key.
+    pub(crate) fn alice_without_key(&self, arguments: &[&str]) -> Said {
+        self.finish(self.initiator_without_key("alice.identity", "iqn.2026-11.test:alice", arguments))
     }
 
     /// Runs a command made with [`World::initiator`].
