@@ -71,6 +71,9 @@ impl Host {
         options.node_key = Some(key_of(0xa1));
         options.target_keys = vec![key_of(0x7a).public()];
         options.key_source = Some(Arc::new(KeyFileSource::new(self.dir.path().join("volume.key"))));
+        if options.url.file_name() == "disk" || !options.url.is_channel() {
+            options.key_source = None;
+        }
         options.timeouts = Timeouts {
             connect: Duration::from_secs(10),
             backoff_min: Duration::from_millis(20),
