@@ -42,6 +42,8 @@ pub(crate) use read::item_checksum;
 
 /// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.
 const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;
+/// The same while a write waits for space. The waker asks for the next poll.
+const URGENT_PER_POLL_BYTES: u64 = 16 << 20;
 
 /// What an I/O in flight is for.
 enum Purpose {

@@ -123,10 +123,13 @@ impl Store {
             self.cleaner.turn = true;
             return Some(self.append_writes());
         }
-        self.cleaner.urgent = true;
+        if !std::mem::replace(&mut self.cleaner.urgent, true) {
+            self.cleaner.copied_for_front = 0;
+        }
         if self.reclaim_possible() {
             return None;
         }
+        self.cleaner.urgent = false;
         let op = self.queue.pop_front().expect("just seen");
         self.complete(op.token, op.bytes, Err(OpError::NoSpace));
         Some(true)

@@ -8,7 +8,7 @@ use strongroom_block::{Buffer, BufferMut, keyless_checksum};
 use super::append::Raw;
 use super::group::GroupKind;
 use super::read::item_checksum;
-use super::{CLEANING_PER_POLL_BYTES, Purpose, Store};
+use super::{CLEANING_PER_POLL_BYTES, Purpose, Store, URGENT_PER_POLL_BYTES};
 use crate::backend::Io;
 use crate::holes::ItemPlace;
 use crate::index::Version;
@@ -19,6 +19,8 @@ use crate::unit::{Entry, Place, UnitBuilder, decode_entries, decode_header};
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
 /// Segments of garbage that are not worth cleaning while space is plenty.
 const GARBAGE_SEGMENTS: u64 = 16;
+/// Segments that are copied for a waiting request, besides everything live twice, before it is told that there is no space.
+const FUTILE_SEGMENTS: u64 = 16;
 
 /// Something live of a victim. Ranges are bytes of the victim as read.
 enum Live {
@@ -44,7 +46,7 @@ enum State {
 #[derive(Default)]
 pub(super) struct Cleaner {
     state: State,
-    /// A write waits for space: no bounds, no turns.
+    /// A write waits for space: more in one poll, and no turns.
     pub(super) urgent: bool,
     /// A write had its turn; copies have the next one.
     pub(super) turn: bool,
@@ -55,6 +57,8 @@ pub(super) struct Cleaner {
     /// Has more to do, but has done enough for one poll.
     pub(super) held_back: bool,
     pub(super) copied_in_poll: u64,
+    /// Copied since the first request began to wait for space, in bytes.
+    pub(super) copied_for_front: u64,
 }
 
 impl Cleaner {
@@ -69,7 +73,14 @@ impl Store {
     pub(super) fn cleaning_possible(&self) -> bool {
         !self.cleaner.blocked
             && !self.cleaner.stop
+            && !self.cleaning_futile()
             && (!matches!(self.cleaner.state, State::Idle) || self.segments.victim().is_some())
+    }
+
+    /// Everything live was copied twice over for the request that waits: more of it gains nothing.
+    fn cleaning_futile(&self) -> bool {
+        let most = 2 * self.segments.live_bytes() + FUTILE_SEGMENTS * u64::from(self.layout.segment_bytes);
+        self.cleaner.urgent && self.cleaner.copied_for_front > most
     }
 
     fn cleaning_wanted(&self) -> bool {
@@ -83,14 +94,16 @@ impl Store {
 
     pub(super) fn drive_cleaner(&mut self) -> bool {
         let cleaner = &mut self.cleaner;
-        let enough = !cleaner.urgent && cleaner.copied_in_poll >= CLEANING_PER_POLL_BYTES;
+        let most = if cleaner.urgent { URGENT_PER_POLL_BYTES } else { CLEANING_PER_POLL_BYTES };
+        let enough = cleaner.copied_in_poll >= most;
         let was_held_back = cleaner.held_back;
-        cleaner.held_back = enough && !matches!(cleaner.state, State::Idle);
+        // A waiting request needs another poll even between two victims.
+        cleaner.held_back = enough && (cleaner.urgent || !matches!(cleaner.state, State::Idle));
         if !matches!(cleaner.state, State::Idle) || cleaner.stop || cleaner.blocked || enough {
             // Somebody began to wait for space: copies may go on in this very poll.
             return was_held_back && !cleaner.held_back;
         }
-        if self.refused.is_some() || self.round.opening || !self.cleaning_wanted() {
+        if self.refused.is_some() || self.round.opening || self.cleaning_futile() || !self.cleaning_wanted() {
             return false;
         }
         // Dead segments first: they cost nothing.
@@ -201,7 +214,9 @@ impl Store {
             self.finish_victim_if_done();
             return true;
         }
-        self.cleaner.copied_in_poll += u64::from(unit.blocks()) * RECORD_BLOCK as u64;
+        let bytes_copied = u64::from(unit.blocks()) * RECORD_BLOCK as u64;
+        self.cleaner.copied_in_poll += bytes_copied;
+        self.cleaner.copied_for_front += bytes_copied;
         self.append_unit(unit, raw, data, GroupKind::Cleaning, true);
         true
     }

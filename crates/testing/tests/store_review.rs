@@ -1,0 +1,91 @@
+//! Proves that the store's work for one request is bounded, in time and memory, whatever state the log is in: cleaning that
+//! gains nothing ends, reads are counted, many pieces and large holes cost what their bytes cost.
+
+use std::sync::{Arc, Mutex};
+
+use strongroom_block::{
+    AttachId, BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord, SealingDomain,
+    Stamp, Suite, Token, VolumeId, keyless_checksum,
+};
+use strongroom_store::backend::{Backend, Io, IoDone};
+use strongroom_store::{CreateOptions, MemoryBackend, Op, OpError, OpenOptions, Store, UnitKind, Waker};
+use strongroom_testing::Random;
+
+/// A backend whose bytes can be reached beside the store.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<MemoryBackend>>);
+
+impl Backend for Shared {
+    fn set_waker(&mut self, _waker: Waker) {}
+    fn submit(&mut self, token: u64, io: Io) {
+        self.0.lock().unwrap().submit(token, io);
+    }
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        self.0.lock().unwrap().poll(done)
+    }
+    fn wait(&mut self) {}
+}
+
+fn sealed() -> UnitKind {
+    UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile }
+}
+
+fn made(kind: UnitKind, blocks: u64, block_bytes: u64, segment_bytes: u32) -> (Shared, Store) {
+    let backend = Shared::default();
+    let geometry = Geometry { block_size: BlockSize::new(block_bytes).unwrap(), blocks };
+    let options = CreateOptions { segment_bytes, ..CreateOptions::new(VolumeId([1; 16]), geometry, kind) };
+    Store::create_on(Box::new(backend.clone()), &options).unwrap();
+    let store = Store::open_on(Box::new(backend.clone()), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    (backend, store)
+}
+
+fn plain(lba: u64, data: Buffer) -> Op {
+    Op::Write { lba: Lba(lba), data: vec![data], records: Vec::new(), fua: false }
+}
+
+fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
+    let stamp = Stamp { attach_id: AttachId([2; 16]), counter };
+    let (flags, sum) = data.map_or((RecordFlags::HOLE, 0), |data| (0, keyless_checksum(data)));
+    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0; 16])
+}
+
+/// Segments that cannot be read are not cleaned, so the store may have less space than it was made with. A write is then
+/// told that there is none; it does not keep the cleaner at work for ever, and no poll copies without bound.
+#[test]
+fn cleaning_that_gains_nothing_ends() {
+    const SEGMENT: u64 = 256 << 10;
+    let mut refused = 0;
+    for damaged in [20, 40, 60] {
+        let blocks = (16 << 20) / 4096;
+        let (backend, mut store) = made(UnitKind::Plain, blocks, 4096, SEGMENT as u32);
+        let data = Buffer::copy_from(&[7; 4096]);
+        for lba in 0..blocks {
+            store.execute(plain(lba, data.clone())).unwrap();
+        }
+        for at in 0..damaged {
+            backend.0.lock().unwrap().write_at((1 << 20) + (1 + at) * SEGMENT, &[0; 4096]);
+        }
+        let mut random = Random::new(5);
+        let mut done = Vec::new();
+        let whole = Buffer::copy_from(&vec![8; 16 << 20]);
+        for round in 0..2100 {
+            let large = round >= 1500 && round % 100 == 0;
+            let (lba, data) = if large { (0, &whole) } else { (random.below(blocks), &data) };
+            store.submit(Token(1), plain(lba, data.clone()));
+            while done.is_empty() {
+                let before = store.stats().cleaned_bytes;
+                store.poll_completions(&mut done);
+                let copied = store.stats().cleaned_bytes - before;
+                assert!(copied <= 17 << 20, "{copied} bytes copied in one poll");
+            }
+            match done.pop().unwrap().result {
+                Ok(_) => {}
+                Err(OpError::NoSpace) => {
+                    refused += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(refused > 0, "no sample ran out of space");
+}
