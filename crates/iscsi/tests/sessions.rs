@@ -491,7 +491,10 @@ fn another_session_can_clear_tasks_here() {
     assert_eq!(pair.target.abort_tasks(Some(LUN)), [commands[1].task, commands[2].task]);
     pair.settle();
     assert_eq!(pair.completed().1.status, 0);
-    assert_eq!(pair.initiator.outstanding(), 2, "their initiator learns of it by unit attention, and aborts");
+    assert_eq!(pair.initiator.outstanding(), 2, "the application ends those that it holds");
+    assert!(pair.target.complete(commands[1].task, Response::task_aborted()));
+    pair.settle();
+    assert_eq!(pair.completed().1.status, 0x40);
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use strongroom_block::Buffer;
 
 use super::{
-    AnswerKind, Event, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Session, State, TaskId, TaskManagement,
+    AnswerKind, Event, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, Session, State, TaskId,
+    TaskManagement,
 };
 use crate::PeerMisbehaved;
 use crate::pdu::{
@@ -35,17 +36,15 @@ impl Session {
         self.send_management_response(management.initiator_task_tag, result);
     }
 
-    /// Ends tasks without an answer, on one logical unit or on all, because another session cleared or reset it. Returns
-    /// those that the application holds; their completion will be ignored. Answers on their way go out still.
+    /// Another session clears or resets a logical unit, or all: tasks whose data is still arriving end with the status TASK
+    /// ABORTED (TAS=1). Returns those that the application holds, which ends them in the same way when they have no effect
+    /// any more: an initiator that was told so sends them again. Answers on their way go out still.
     pub fn abort_tasks(&mut self, lun: Option<Lun>) -> Vec<TaskId> {
         let mut held = Vec::new();
         for key in self.keys_of(lun) {
             match self.tasks.get(key).map(|task| &task.state) {
-                Some(State::Executing) => {
-                    held.push(TaskId::of(key));
-                    self.abort(key);
-                }
-                Some(State::Receiving(_)) => self.abort(key),
+                Some(State::Executing) => held.push(TaskId::of(key)),
+                Some(State::Receiving(_)) => self.fail_with(key, Response::task_aborted()),
                 _ => {}
             }
         }

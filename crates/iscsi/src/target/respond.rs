@@ -70,11 +70,16 @@ impl Session {
 
     /// Ends a task whose data never made it to the application.
     pub(super) fn fail(&mut self, key: Key, sense: sense::Sense) {
+        self.fail_with(key, Response::check_condition(sense.encode()));
+    }
+
+    /// The same, with any status.
+    pub(super) fn fail_with(&mut self, key: Key, response: Response) {
         let Some(task) = self.tasks.get(key) else { return };
         let tag = task.initiator_task_tag;
         self.withdraw_r2ts(tag);
         self.remember_ended(tag);
-        self.respond(key, Response { wanted_bytes: Some(0), ..Response::check_condition(sense.encode()) });
+        self.respond(key, Response { wanted_bytes: Some(0), ..response });
     }
 
     fn respond(&mut self, key: Key, response: Response) {

@@ -293,6 +293,11 @@ impl Response {
         Response { data: vec![DataSegment::plain(data)], ..Response::default() }
     }
 
+    /// TASK ABORTED: another session ended the command, and its initiator shall know.
+    pub fn task_aborted() -> Response {
+        Response { status: 0x40, ..Response::default() }
+    }
+
     /// CHECK CONDITION with sense data.
     pub fn check_condition(sense: Vec<u8>) -> Response {
         Response { status: 0x02, sense, ..Response::default() }
