@@ -90,12 +90,14 @@ impl ModeSense {
     }
 
     /// Unrestricted reordering (QUEUE ALGORITHM MODIFIER 1): commands in flight together have no order. Fixed-format sense.
+    /// TAS: commands that another initiator ends are answered, with TASK ABORTED.
     fn control(&self) -> [u8; 12] {
         let mut page = [0; 12];
         page[0] = CONTROL;
         page[1] = 10;
         if self.page_control != 1 {
             page[3] = 0x10;
+            page[5] = 0x40;
         }
         page
     }
@@ -156,6 +158,13 @@ mod tests {
         assert_eq!(data.len(), 32);
         let parsed = ModePages::parse_6(&data).unwrap();
         assert_eq!(parsed, ModePages { write_protected: true, fua: true, write_cache: Some(true) });
+    }
+
+    #[test]
+    fn golden_control_page() {
+        let request = ModeSense { disable_block_descriptors: true, ..ask(CONTROL) };
+        let data = request.answer(GEOMETRY, false).unwrap();
+        assert_eq!(data, [15, 0, 0x10, 0, 10, 10, 0, 0x10, 0, 0x40, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]

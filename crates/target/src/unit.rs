@@ -20,8 +20,10 @@ use strongroom_scsi::reservation::Reservation;
 use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions};
 use strongroom_store::{Completion, Store};
 
+use crate::access::Identity;
 use crate::catalogue::VolumeLock;
 use crate::volume::Volume;
+pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
 /// Names a connection within its worker; never reused.
@@ -53,6 +55,8 @@ pub(crate) struct Unit {
 /// A session that uses the unit.
 struct User {
     nexus: NexusId,
+    /// Whose session it is: a nexus is made of names that anybody can say.
+    identity: Identity,
     read_only: bool,
     attentions: UnitAttentions,
 }
@@ -62,8 +66,18 @@ struct Running {
     connection: ConnectionKey,
     task: TaskId,
     work: Work,
-    /// Nobody wants the answer: aborted, or it was given at once (IMMED).
-    silent: bool,
+    ending: Ending,
+}
+
+/// What is answered when the work is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// What came of it.
+    Answer,
+    /// TASK ABORTED: another session ended it (TAS=1 in the control mode page), so that nobody waits for ever.
+    TaskAborted,
+    /// Nothing: its own session ended it, or it was answered at once (IMMED).
+    Silence,
 }
 
 /// What became of a command.
@@ -129,8 +143,8 @@ impl Unit {
     }
 
     /// A session begins to use the unit.
-    pub(crate) fn attach(&mut self, connection: ConnectionKey, nexus: NexusId, read_only: bool) {
-        let user = User { nexus, read_only, attentions: UnitAttentions::at_power_on() };
+    pub(crate) fn attach(&mut self, connection: ConnectionKey, nexus: NexusId, identity: Identity, read_only: bool) {
+        let user = User { nexus, identity, read_only, attentions: UnitAttentions::at_power_on() };
         self.users.insert(connection, user);
     }
 
@@ -143,14 +157,19 @@ impl Unit {
         }
     }
 
-    /// The connection whose session is this nexus.
-    pub(crate) fn connection_of(&self, nexus: &NexusId) -> Option<ConnectionKey> {
-        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, _)| *key)
+    /// The connection whose session is this nexus, and whose it is.
+    pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(ConnectionKey, Identity)> {
+        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.identity))
     }
 
     /// Whether something of an earlier session of this nexus is still in flight.
     pub(crate) fn is_leaving(&self, nexus: &NexusId) -> bool {
         self.leaving.values().any(|leaving| leaving == nexus)
+    }
+
+    /// Whether the session may not write: then it may not end what others do either.
+    pub(crate) fn is_read_only(&self, connection: ConnectionKey) -> bool {
+        self.users.get(&connection).is_none_or(|user| user.read_only)
     }
 
     /// The connections of every session.
@@ -170,13 +189,25 @@ impl Unit {
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
     pub(crate) fn abort(&mut self, connection: ConnectionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        self.end_tasks(connection, task, Ending::Silence)
+    }
+
+    /// Another session ends the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
+    /// Returns those that are still running.
+    pub(crate) fn abort_for_others(&mut self, connection: ConnectionKey) -> Vec<TaskId> {
+        self.end_tasks(connection, None, Ending::TaskAborted)
+    }
+
+    fn end_tasks(&mut self, connection: ConnectionKey, task: Option<TaskId>, ending: Ending) -> Vec<TaskId> {
         let concerned =
             |running: &&mut Running| running.connection == connection && task.is_none_or(|task| running.task == task);
         self.running
             .values_mut()
             .filter(concerned)
             .map(|running| {
-                running.silent = true;
+                if running.ending != Ending::Silence {
+                    running.ending = ending;
+                }
                 running.task
             })
             .collect()
@@ -187,12 +218,6 @@ impl Unit {
         self.reservation.clear();
         self.started = true;
         self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::Reset));
-    }
-
-    /// Tells everybody but `except`.
-    pub(crate) fn establish(&mut self, attention: UnitAttention, except: ConnectionKey) {
-        let others = self.users.iter_mut().filter(|(key, _)| **key != except);
-        others.for_each(|(_, user)| user.attentions.establish(attention));
     }
 
     /// Takes a command in. `sealed_blocks_max`: most sealed blocks that one PDU of this session takes.
@@ -207,11 +232,11 @@ impl Unit {
             Plan::Answer(response) => Verdict::Answer(response),
             Plan::Violation(what) => Verdict::Violation(what),
             Plan::Start(work, op) => {
-                self.start(Running { connection, task, work, silent: false }, op);
+                self.start(Running { connection, task, work, ending: Ending::Answer }, op);
                 Verdict::Later
             }
             Plan::Background(work, op) => {
-                self.start(Running { connection, task, work, silent: true }, op);
+                self.start(Running { connection, task, work, ending: Ending::Silence }, op);
                 Verdict::Answer(Response::good())
             }
         }
@@ -243,15 +268,24 @@ impl Unit {
         result: Result<strongroom_store::Outcome, strongroom_store::OpError>,
         finished: &mut Vec<Finished>,
     ) {
-        let Running { connection, task, work, silent } = running;
+        let Running { connection, task, work, ending } = running;
         let next = match result {
             Ok(outcome) => self.work_on(work, outcome),
             Err(error) => Next::Done(self.failed(&error)),
         };
         match next {
-            Next::Again(work, op) => self.start(Running { connection, task, work, silent }, op),
+            // Long work that was ended stops between two of its operations.
+            Next::Again(..) if ending == Ending::TaskAborted => {
+                finished.push(Finished { connection, task, response: Some(Response::task_aborted()) });
+            }
+            Next::Again(work, op) => self.start(Running { connection, task, work, ending }, op),
             Next::Done(response) => {
-                finished.push(Finished { connection, task, response: (!silent).then_some(response) });
+                let response = match ending {
+                    Ending::Answer => Some(response),
+                    Ending::TaskAborted => Some(Response::task_aborted()),
+                    Ending::Silence => None,
+                };
+                finished.push(Finished { connection, task, response });
             }
         }
     }
@@ -329,7 +363,9 @@ impl Unit {
         if !self.started && (touches_medium || matches!(command, Command::TestUnitReady)) {
             return refuse(Sense::STOPPED);
         }
-        if user.read_only && command.writes_medium() {
+        // Who may only read may not take the unit from those who write either.
+        let holds_up = matches!(command, Command::StartStopUnit { start: false, .. } | Command::Reserve6);
+        if user.read_only && (command.writes_medium() || holds_up) {
             return refuse(Sense::WRITE_PROTECTED);
         }
         Ok(())

@@ -226,11 +226,14 @@ fn refused_logins_have_a_status_that_says_why() {
         other => panic!("{:?}", other.map(|_| ())),
     };
     assert_eq!(refused(normal(ALICE, "sealed")), LoginStatus::AUTHORIZATION_FAILED);
-    assert_eq!(refused(normal(ALICE, "none")), LoginStatus::NOT_FOUND);
-    assert_eq!(refused(normal(ALICE, "../disk")), LoginStatus::NOT_FOUND);
+    // Who has proven nothing does not learn what there is.
+    assert_eq!(refused(normal(ALICE, "none")), LoginStatus::AUTHORIZATION_FAILED);
+    assert_eq!(refused(normal(ALICE, "../disk")), LoginStatus::AUTHORIZATION_FAILED);
     assert_eq!(refused(normal("iqn.2026-11.org.example:mallory", "disk")), LoginStatus::AUTHORIZATION_FAILED);
     assert_eq!(host.handle().stats().logins_refused, 4);
     host.plain("disk");
+    let known = Initiator::log_in(&host, Some(support::alice_key()), normal(ALICE, "none")).err();
+    assert_eq!(known, Some(Refused::Login(LoginStatus::NOT_FOUND)), "a node that is known does");
 }
 
 #[test]
@@ -378,7 +381,7 @@ fn a_volume_in_use_is_not_deleted_and_an_unused_one_is() {
     eventually("the volume is closed and can be deleted", || catalogue.delete("disk").is_ok());
     assert_eq!(host.handle().stats().volumes_open, 0);
     let again = Initiator::log_in(&host, None, normal(ALICE, "disk"));
-    assert_eq!(again.err(), Some(Refused::Login(LoginStatus::NOT_FOUND)));
+    assert_eq!(again.err(), Some(Refused::Login(LoginStatus::AUTHORIZATION_FAILED)));
 }
 
 #[test]

@@ -1,16 +1,19 @@
 //! What is particular to sealed units: seal records beside the data, both ways, and the vendor commands.
 
-use bytes::Bytes;
 use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence, keyless_checksum};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction};
 use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op};
+use zeroize::Zeroizing;
 
 use super::work::Work;
 use super::{Plan, Unit};
 use crate::volume::Sealed;
+
+/// More than one HOLE segment takes, so that its buffer never grows.
+const HOLE_BYTES_MAX: usize = 192;
 
 impl Unit {
     /// Whether the command's Data-Out is block data that its seal records protect.
@@ -94,7 +97,8 @@ impl Unit {
         for extent in extents {
             match extent {
                 Extent::Blocks { data, sequences, records, .. } => {
-                    let mut entries = Vec::with_capacity(per_segment.min(records.len()) * entry_bytes);
+                    // Custody `target` puts block keys into these: never grown (which would leave a copy), wiped when dropped.
+                    let mut entries = Zeroizing::new(Vec::with_capacity(per_segment.min(records.len()) * entry_bytes));
                     let mut first = 0;
                     let count = records.len();
                     for (index, (sequence, record)) in sequences.into_iter().zip(records).enumerate() {
@@ -104,7 +108,7 @@ impl Unit {
                             let mut header = Vec::with_capacity(entries.len() + 8);
                             ahs::push_seal_records(&mut header, entry_bytes, &entries);
                             let range = first << block_size.shift()..(index + 1) << block_size.shift();
-                            segments.push(DataSegment::sealed(data.slice(range), Bytes::from(header)));
+                            segments.push(DataSegment::sealed(data.slice(range), ahs::wiped(header)));
                             entries.clear();
                             first = index + 1;
                         }
@@ -114,10 +118,10 @@ impl Unit {
                     let hole = hole.ok_or(Sense::INTERNAL_FAILURE)?;
                     let record = self.for_channel(hole.record)?;
                     let covered_blocks = u32::try_from(count).map_err(|_| Sense::INTERNAL_FAILURE)?;
-                    let mut header = Vec::new();
+                    let mut header = Vec::with_capacity(HOLE_BYTES_MAX);
                     let record = HoleRecord { start: hole.start, count: hole.count, record };
                     ahs::Hole { covered_blocks, store_sequence: sequence.0, record }.push(&mut header);
-                    segments.push(DataSegment::hole(Bytes::from(header), covered_blocks << block_size.shift()));
+                    segments.push(DataSegment::hole(ahs::wiped(header), covered_blocks << block_size.shift()));
                 }
             }
         }

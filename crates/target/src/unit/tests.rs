@@ -40,7 +40,7 @@ impl Bench {
         let store = Store::open(&store_dir, &OpenOptions::default(), Arc::new(|| {})).unwrap();
         let mut unit = Unit::new(Arc::new(volume), "iqn.2026-11.org.strongroom:disk".into(), store, None, lock);
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
-        unit.attach(KEY, nexus, false);
+        unit.attach(KEY, nexus, Identity::Plain, false);
         let mut bench = Bench { unit, next_task: 0, _dir: dir };
         let first = bench.run(cdb::test_unit_ready(), Direction::None, 0, &[]);
         assert_eq!(first.status, 2, "power on is told first");
@@ -253,15 +253,55 @@ fn an_aborted_task_is_answered_to_nobody_and_its_end_is_seen() {
 }
 
 #[test]
+fn a_task_that_another_session_ends_is_answered_when_it_is_over() {
+    let mut bench = Bench::plain();
+    let data = bytes_of(1, 8);
+    let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, data.len() as u32, &data);
+    let task = command.task;
+    assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later));
+    assert_eq!(bench.unit.abort_for_others(KEY), [task]);
+    assert_eq!(bench.finish(task).status, Status::TaskAborted as u8);
+    // Its own session has the last word: after that nobody waits.
+    let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, data.len() as u32, &data);
+    let task = command.task;
+    assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later));
+    bench.unit.abort(KEY, Some(task));
+    assert_eq!(bench.unit.abort_for_others(KEY), [task]);
+    bench.drain();
+}
+
+#[test]
+fn who_may_only_read_holds_up_nobody() {
+    let mut bench = Bench::plain();
+    let nexus = NexusId { initiator_name: "iqn.b".into(), isid: [1; 6], target_portal_group: 1 };
+    let reader = ConnectionKey(2);
+    bench.unit.attach(reader, nexus, Identity::Plain, true);
+    let mut ask = |cdb| {
+        let command = bench.command(cdb, Direction::None, 0, &[]);
+        match bench.unit.submit(reader, command, 16) {
+            Verdict::Answer(response) => Sense::parse(&response.sense),
+            other => panic!("{other:?}"),
+        }
+    };
+    ask(cdb::test_unit_ready());
+    let mut reserve = [0; 16];
+    reserve[0] = strongroom_scsi::opcode::RESERVE_6;
+    assert_eq!(ask(cdb::start_stop_unit(false)), Some(Sense::WRITE_PROTECTED));
+    assert_eq!(ask(reserve), Some(Sense::WRITE_PROTECTED));
+    assert_eq!(ask(cdb::test_unit_ready()), None);
+    bench.out(cdb::write_16(Lba(0), 1, false), &bytes_of(1, 1));
+}
+
+#[test]
 fn a_nexus_is_leaving_until_its_last_task_has_ended() {
     let mut bench = Bench::plain();
     let data = bytes_of(1, 8);
     let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, data.len() as u32, &data);
     assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later));
     let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
-    assert_eq!(bench.unit.connection_of(&nexus), Some(KEY));
+    assert_eq!(bench.unit.session_of(&nexus), Some((KEY, Identity::Plain)));
     bench.unit.detach(KEY);
-    assert!(bench.unit.connection_of(&nexus).is_none() && bench.unit.is_leaving(&nexus));
+    assert!(bench.unit.session_of(&nexus).is_none() && bench.unit.is_leaving(&nexus));
     let mut finished = Vec::new();
     while bench.unit.in_flight() > 0 {
         bench.unit.poll(&mut finished);

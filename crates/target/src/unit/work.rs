@@ -13,7 +13,7 @@ use strongroom_store::{Extent, Op, OpError, Outcome};
 use super::{Unit, check_condition, status};
 
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
-pub(super) const SLICE_BYTES: u32 = 1 << 20;
+pub(crate) const SLICE_BYTES: u32 = 1 << 20;
 
 /// Shared zeros for holes of plain units.
 static ZEROS: LazyLock<Buffer> = LazyLock::new(|| BufferMut::zeroed(SLICE_BYTES as usize).freeze());

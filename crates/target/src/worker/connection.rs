@@ -9,12 +9,13 @@ use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::target::{self as iscsi, Direction, LoginRequested, Response, TaskId};
 use strongroom_iscsi::{CloseReason, Pdu};
 use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId};
+use strongroom_scsi::opcode;
 
 use crate::TRANSFER_BYTES_MAX;
 use crate::access::{Admission, Identity};
 use crate::names::VolumeName;
 use crate::stats::Counters;
-use crate::unit::ConnectionKey;
+use crate::unit::{ConnectionKey, SLICE_BYTES};
 
 /// PDUs handed to the runtime together.
 const BATCH_PDUS: usize = 32;
@@ -264,14 +265,59 @@ impl Connection {
     }
 }
 
-/// Bytes that a command may make the target hold until they are sent.
+/// Bytes that a command may make the target hold until they are sent, or until the store has done with them.
 pub(super) fn cost(command: &iscsi::Command) -> u64 {
-    match command.direction {
+    let moved = match command.direction {
         Direction::Read => u64::from(command.expected_bytes.min(TRANSFER_BYTES_MAX)),
         Direction::None | Direction::Write => 0,
-    }
+    };
+    // These read a slice of the medium at a time, however little the initiator expects.
+    let reads_slices = match command.cdb[0] {
+        opcode::VERIFY_10 | opcode::VERIFY_16 => true,
+        opcode::SERVICE_ACTION_IN_16 => command.cdb[1] & 0x1f == opcode::SA_GET_LBA_STATUS,
+        _ => false,
+    };
+    if reads_slices { moved.max(SLICE_BYTES.into()) } else { moved }
 }
 
 fn read_bytes(pdu: &Pdu) -> u64 {
     if pdu.bhs.opcode() == Some(Opcode::DataIn) { pdu.data.len() as u64 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that what a command makes the target hold is counted, whatever the initiator says that it expects.
+    use strongroom_block::Lba;
+    use strongroom_iscsi::Lun;
+    use strongroom_iscsi::pdu::Attribute;
+    use strongroom_scsi::cdb;
+
+    use super::*;
+
+    fn command(cdb: [u8; 16], direction: Direction, expected_bytes: u32) -> iscsi::Command {
+        iscsi::Command {
+            task: TaskId(1),
+            lun: Lun::single_level(0),
+            cdb,
+            ahs: bytes::Bytes::new(),
+            attribute: Attribute::Simple,
+            direction,
+            expected_bytes,
+            immediate: false,
+            data: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_reads_the_medium_costs_memory() {
+        let mut verify = [0; 16];
+        for opcode in [opcode::VERIFY_10, opcode::VERIFY_16] {
+            verify[0] = opcode;
+            assert_eq!(cost(&command(verify, Direction::None, 0)), SLICE_BYTES.into());
+        }
+        let status = cdb::get_lba_status(Lba(0), 24);
+        assert_eq!(cost(&command(status, Direction::Read, 24)), SLICE_BYTES.into());
+        assert_eq!(cost(&command(cdb::read_16(Lba(0), 3), Direction::Read, 12288)), 12288);
+        assert_eq!(cost(&command(cdb::write_16(Lba(0), 3, false), Direction::Write, 12288)), 0);
+    }
 }

@@ -10,7 +10,7 @@ use strongroom_scsi::NexusId;
 use super::connection::{Connection, Moved, Stage};
 use super::units::Slot;
 use super::{Flow, Worker};
-use crate::access::{Admission, Refusal};
+use crate::access::{Admission, Identity, Refusal};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
 use crate::stats::{Counters, SessionInfo};
@@ -68,7 +68,12 @@ impl Worker {
         rules.check_name(connection.identity, initiator).map_err(refused)?;
         let missing = || {
             let reason = format!("there is no target '{}' here; see `strongroom volume list`", for_log(target_name));
-            (LoginStatus::NOT_FOUND, reason)
+            // Who has proven nothing does not learn which volumes there are: a forbidden one is refused in the same way.
+            let status = match connection.identity {
+                Identity::Plain => LoginStatus::AUTHORIZATION_FAILED,
+                Identity::Channel(_) => LoginStatus::NOT_FOUND,
+            };
+            (status, reason)
         };
         let name = names::volume_of(&self.shared.config.base_name, target_name).ok_or_else(missing)?;
         let volume = self.shared.catalogue.load(&name).map_err(|error| match error {
@@ -94,15 +99,24 @@ impl Worker {
             Slot::Open(open) => open,
         };
         // RFC 7143 §6.3.5: the same nexus again replaces the old session, and is let in when the old one's tasks have ended.
-        let old = unit.unit.connection_of(&nexus);
+        // But names prove nothing: nobody's session is ended by another node, or by plain iSCSI if it has a channel.
+        let old = unit.unit.session_of(&nexus);
+        if old.is_some_and(|(_, identity)| identity != connection.identity) {
+            let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else {
+                return;
+            };
+            let reason =
+                "another node is logged in under the same initiator name and ISID; give each node its own name";
+            return self.reject(connection, &request, LoginStatus::AUTHORIZATION_FAILED, reason);
+        }
         if old.is_some() || unit.unit.is_leaving(&nexus) {
             unit.replacing.push(connection.key);
-            if let Some(old) = old {
+            if let Some((old, _)) = old {
                 self.end_connection(old, "replaced by a new login of the same initiator");
             }
             return;
         }
-        unit.unit.attach(connection.key, nexus, read_only);
+        unit.unit.attach(connection.key, nexus, connection.identity, read_only);
         unit.unit_in_use();
         self.let_in(connection, initiator_name, Some(volume.clone()), read_only);
     }

@@ -6,7 +6,7 @@ use strongroom_iscsi::Lun;
 use strongroom_iscsi::target::{
     self as iscsi, ManagementFunction, Response, TaskId, TaskManagement, TaskManagementResult,
 };
-use strongroom_scsi::{Sense, UnitAttention};
+use strongroom_scsi::Sense;
 
 use super::Worker;
 use super::connection::{Connection, cost};
@@ -94,6 +94,12 @@ impl Worker {
             return answer(connection, TaskManagementResult::NotSupported);
         };
         let others = !matches!(function, ManagementFunction::AbortTask(_) | ManagementFunction::AbortTaskSet(_));
+        if let (true, Some(Slot::Open(open))) = (others, self.units.get(&volume))
+            && open.unit.is_read_only(connection.key)
+        {
+            tracing::warn!(peer = %connection.peer, %volume, ?function, "refused to one who may only read");
+            return answer(connection, TaskManagementResult::AuthorizationFailed);
+        }
         connection.queued.retain(|command| !tasks.contains(&command.task));
         let Some(Slot::Open(open)) = self.units.get_mut(&volume) else {
             return answer(connection, TaskManagementResult::Rejected);
@@ -105,14 +111,12 @@ impl Worker {
         let mut end_others = Vec::new();
         if others {
             for key in open.unit.connections().into_iter().filter(|key| *key != connection.key) {
-                waiting.extend(open.unit.abort(key, None).into_iter().map(|task| (key, task)));
+                waiting.extend(open.unit.abort_for_others(key).into_iter().map(|task| (key, task)));
                 end_others.push(key);
             }
-            match function {
-                ManagementFunction::ClearTaskSet(_) => {
-                    open.unit.establish(UnitAttention::CommandsCleared, connection.key);
-                }
-                _ => open.unit.reset(),
+            // With TAS=1 cleared commands are answered, and no unit attention tells of them (SAM-5 §5.14).
+            if !matches!(function, ManagementFunction::ClearTaskSet(_)) {
+                open.unit.reset();
             }
         }
         let close_sessions = function == ManagementFunction::TargetColdReset;
@@ -130,12 +134,15 @@ impl Worker {
         }
     }
 
-    /// Another session's reset reaches this one.
+    /// Another session's reset reaches this one. What the store works on is answered when that is over; the rest at once.
     fn end_tasks_of_other(&mut self, key: ConnectionKey, close_session: bool) {
         let Some(other) = self.connections.get_mut(&key) else { return };
-        other.queued.clear();
+        let queued = std::mem::take(&mut other.queued);
         if let Some(session) = &mut other.session {
             session.abort_tasks(None);
+            for command in queued {
+                session.complete(command.task, Response::task_aborted());
+            }
             if close_session {
                 session.close("target cold reset");
             }
