@@ -64,6 +64,13 @@ pub struct IoDone {
 pub trait Backend: Send {
     /// Sets what to call when a completion can be polled that was not there when `submit` returned.
     fn set_waker(&mut self, waker: Waker);
+    /// How large the medium is, if that is known: a log that claims to be larger is refused.
+    ///
+    /// # Errors
+    /// If the system cannot tell.
+    fn size_bytes(&mut self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
     /// Hands an I/O over.
     fn submit(&mut self, token: u64, io: Io);
     /// Moves what has completed to the end of `done`; returns how many. Never blocks.

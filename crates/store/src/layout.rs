@@ -15,6 +15,12 @@ pub(crate) const LOG_START: u64 = 1 << 20;
 pub(crate) const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
 /// Bytes of the smallest piece of the medium that a location names.
 pub(crate) const SECTOR: u64 = 512;
+/// Serials, epochs, generations and numbers of units are smaller: no store lives so long, and adding to one never overflows.
+pub(crate) const COUNTER_MAX: u64 = 1 << 62;
+/// Store sequences read from a medium are smaller. The index has 56 bits for them; the rest is room for those of one opening.
+pub(crate) const SEQUENCE_MAX: u64 = (1 << 56) - (1 << 40);
+/// A segment has at least so many blocks of the volume.
+pub(crate) const SEGMENT_BLOCKS_MIN: u32 = 16;
 /// Share of the log that live data may fill, in percent: the rest is what makes cleaning cheap.
 const FILL_PERCENT: u64 = 80;
 /// Share of a segment that cleaning fills when it packs scattered blocks, in percent.

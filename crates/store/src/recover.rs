@@ -15,7 +15,7 @@ pub(crate) use scan::{Scanner, Unit};
 
 use crate::backend::{Backend, Io};
 use crate::error::StoreError;
-use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::layout::{LOG_START, RECORD_BLOCK, SUPERBLOCK_AT, be_u32, be_u64};
 use crate::segments::Segments;
 use crate::store::{Head, Recovered};
 use crate::superblock::Superblock;
@@ -34,6 +34,7 @@ struct Extent {
 /// [`StoreError`]: no store, a newer format, damage to what was durable, or failing I/O.
 pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64) -> Result<Recovered, StoreError> {
     let (superblock, superblock_copy) = read_superblock(backend)?;
+    check_size(backend, &superblock)?;
     let mut scanner = Scanner::new(backend, &superblock)?;
     scanner.check_no_newer_opening()?;
     let (table_end_lsn, listed) = read_table(&mut scanner)?;
@@ -70,6 +71,20 @@ fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), Sto
     Superblock::choose([&copies[0], &copies[1]])
 }
 
+/// A log that lost its end may have lost what counts; and what is kept in memory per segment is bounded by the medium.
+fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), StoreError> {
+    let size = backend.size_bytes().map_err(StoreError::io("asking for the size of the log"))?;
+    let (layout, size) = (superblock.layout(), size.unwrap_or(u64::MAX));
+    let needed = layout.segment_at(layout.segments);
+    if size >= needed {
+        return Ok(());
+    }
+    let within = size.saturating_sub(LOG_START);
+    let segment = (within / u64::from(layout.segment_bytes)) as u32;
+    let what = format!("its end is missing: it has {size} bytes instead of {needed}");
+    Err(StoreError::Damaged { segment, offset: within % u64::from(layout.segment_bytes), what })
+}
+
 /// The rows of the segment table, and the number of its last unit.
 fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>), StoreError> {
     let mut rows = Vec::new();
@@ -93,7 +108,14 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>), St
                 rows.push((segment, Extent { generation, end }));
             }
         }
+        if rows.len() > scanner.layout.segments as usize {
+            return Err(chain.damaged("a segment table without repetitions"));
+        }
         if unit.header.has(flag::LAST) {
+            rows.sort_unstable_by_key(|&(segment, _): &(u32, Extent)| segment);
+            if rows.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+                return Err(chain.damaged("a segment table without repetitions"));
+            }
             return Ok((unit.header.lsn, rows));
         }
     }

@@ -2,11 +2,16 @@
 //!
 //! Two copies; at most one is written between two syncs, so one is always whole.
 
+use std::ops::Range;
+
 use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::{BlockSize, BufferMut, Custody, Geometry, SealingDomain, VolumeId};
 
 use crate::error::StoreError;
-use crate::layout::{FORMAT_VERSION, Layout, RECORD_BLOCK, SECTOR, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::layout::{
+    COUNTER_MAX, FORMAT_VERSION, Layout, RECORD_BLOCK, SECTOR, SEGMENT_BLOCKS_MIN, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32,
+    be_u64,
+};
 use crate::options::{StoreId, UnitKind, VolumeInfo};
 
 /// First bytes of a superblock.
@@ -16,6 +21,9 @@ const CHECKSUM_AT: usize = 16;
 
 /// Where bits of features are that a build must know to open the store. None exist yet.
 const FEATURES_AT: usize = 184;
+
+/// Bytes that are zeros in this version.
+const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 192..RECORD_BLOCK];
 
 /// One superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,16 +99,20 @@ impl Superblock {
         if block.len() != RECORD_BLOCK || block[..8] != MAGIC {
             return Err(bad("no magic"));
         }
-        let version = be_u32(block, 8);
-        if version > FORMAT_VERSION {
-            return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
-        }
+        // First, so that a version is only believed of a copy that is whole.
         if be_u64(block, CHECKSUM_AT) != checksum(block, copy) {
             return Err(bad("its checksum does not fit"));
         }
+        let version = be_u32(block, 8);
+        if version != FORMAT_VERSION {
+            return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
+        }
         if be_u64(block, FEATURES_AT) != 0 {
             // The version of the format is the same, but something was switched on that this build would misread.
-            return Err(StoreError::Version { found: version + 1, known: FORMAT_VERSION });
+            return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
+        }
+        if !RESERVED.iter().all(|range| block[range.clone()].iter().all(|&byte| byte == 0)) {
+            return Err(bad("a reserved byte is not zero"));
         }
         let kind = match block[80] {
             0 => UnitKind::Plain,
@@ -144,13 +156,29 @@ impl Superblock {
         if u64::from(self.segments) * u64::from(self.segment_bytes) / SECTOR >= 1 << 40 {
             return Err("more segments than can be addressed");
         }
-        if self.geometry.blocks == 0 || self.geometry.blocks > u64::MAX >> 17 {
+        if self.segment_bytes / self.geometry.block_size.bytes() < SEGMENT_BLOCKS_MIN {
+            return Err("segments of less than 16 blocks");
+        }
+        // Every block has room in the log: so what its index takes in memory is bounded by the medium's size.
+        let log_bytes = u64::from(self.segments) * u64::from(self.segment_bytes);
+        if self.geometry.blocks == 0 || self.geometry.blocks > log_bytes / u64::from(self.geometry.block_size.bytes()) {
             return Err("impossible size of the volume");
+        }
+        if self.retention_blocks > self.geometry.blocks {
+            return Err("impossible count of retained versions");
+        }
+        let counters =
+            [self.serial, self.open_epoch, self.table_lsn, self.next_generation, self.durable_lsn, self.sequence_limit];
+        if counters.into_iter().any(|counter| counter >= COUNTER_MAX) {
+            return Err("an impossible counter");
+        }
+        if self.table_lsn == 0 {
+            return Err("an impossible segment table");
         }
         if self.table_segment >= self.segments || self.table_block >= self.segment_bytes / RECORD_BLOCK as u32 {
             return Err("the segment table lies outside the log");
         }
-        if self.sequence_limit >= 1 << 56 {
+        if self.sequence_limit >= SEQUENCE_MAX {
             return Err("store sequences are exhausted");
         }
         Ok(())
@@ -162,10 +190,12 @@ impl Superblock {
     /// If neither is valid: why the more telling one is not.
     pub(crate) fn choose(copies: [&[u8]; 2]) -> Result<(Superblock, usize), StoreError> {
         match (Superblock::decode(copies[0], 0), Superblock::decode(copies[1], 1)) {
+            // A whole copy of another format says that a build that knows more was here: the other copy may be outdated.
+            (Err(error @ StoreError::Version { .. }), _) | (_, Err(error @ StoreError::Version { .. })) => Err(error),
             (Ok(a), Ok(b)) if b.serial > a.serial => Ok((b, 1)),
             (Ok(a), _) => Ok((a, 0)),
             (Err(_), Ok(b)) => Ok((b, 1)),
-            (Err(_), Err(error @ StoreError::Version { .. })) | (Err(error), Err(_)) => Err(error),
+            (Err(error), Err(_)) => Err(error),
         }
     }
 
@@ -220,7 +250,7 @@ mod tests {
             store_id: StoreId([1; 16]),
             volume_id: VolumeId([2; 16]),
             kind: UnitKind::Sealed { domain: SealingDomain([3; 16]), custody: Custody::KeyFile },
-            geometry: Geometry { block_size: BlockSize::DEFAULT, blocks: 1000 },
+            geometry: Geometry { block_size: BlockSize::DEFAULT, blocks: 500 },
             segment_bytes: 1 << 16,
             segments: 40,
             retention_blocks: 100,
@@ -260,24 +290,64 @@ mod tests {
         newer.serial = 8;
         let mut newer = newer.encode(1);
         assert_eq!(Superblock::choose([&older, &newer]).unwrap().0.serial, 8);
-        newer[300] = 1;
+        newer[30] ^= 1;
         assert_eq!(Superblock::choose([&older, &newer]).unwrap().0.serial, 7);
         assert!(Superblock::choose([&[0; 4096], &newer]).is_err());
     }
 
     #[test]
     fn an_unknown_feature_is_a_newer_format() {
-        let mut block = sample().encode(0);
-        block[FEATURES_AT] = 1;
-        let sum = checksum(&block, 0);
-        block[CHECKSUM_AT..CHECKSUM_AT + 8].copy_from_slice(&sum.to_be_bytes());
+        let block = patched(&sample(), 0, FEATURES_AT, 1);
         assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
     }
 
+    /// A whole copy with one byte changed.
+    fn patched(superblock: &Superblock, copy: usize, at: usize, byte: u8) -> BufferMut {
+        let mut block = superblock.encode(copy);
+        block[at] = byte;
+        let sum = checksum(&block, copy);
+        block[CHECKSUM_AT..CHECKSUM_AT + 8].copy_from_slice(&sum.to_be_bytes());
+        block
+    }
+
     #[test]
-    fn a_newer_format_is_named() {
-        let mut block = sample().encode(0);
-        block[11] = 9;
-        assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { found: 9, .. })));
+    fn a_newer_format_is_named_and_never_passed_over() {
+        for version in [0, 9] {
+            let newer = patched(&sample(), 0, 11, version);
+            let is_named = |result| matches!(result, Err(StoreError::Version { found, .. }) if found == version.into());
+            assert!(is_named(Superblock::decode(&newer, 0).map(|_| ())));
+            assert!(is_named(Superblock::choose([&newer, &sample().encode(1)]).map(|_| ())));
+            let newer = patched(&sample(), 1, 11, version);
+            assert!(is_named(Superblock::choose([&sample().encode(0), &newer]).map(|_| ())));
+        }
+        let mut torn = sample().encode(0);
+        torn[11] = 9;
+        assert!(Superblock::choose([&torn, &sample().encode(1)]).is_ok(), "a torn copy names no version");
+    }
+
+    #[test]
+    fn reserved_bytes_are_zeros() {
+        for at in [12, 82, 108, 177, 192, 4095] {
+            assert!(Superblock::decode(&patched(&sample(), 0, at, 1), 0).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refused = |change: fn(&mut Superblock)| {
+            let mut superblock = sample();
+            change(&mut superblock);
+            assert!(Superblock::decode(&superblock.encode(0), 0).is_err(), "{superblock:?}");
+        };
+        refused(|superblock| superblock.serial = u64::MAX);
+        refused(|superblock| superblock.open_epoch = u64::MAX);
+        refused(|superblock| superblock.table_lsn = u64::MAX);
+        refused(|superblock| superblock.table_lsn = 0);
+        refused(|superblock| superblock.next_generation = 1 << 62);
+        refused(|superblock| superblock.durable_lsn = 1 << 62);
+        refused(|superblock| superblock.geometry.blocks = u64::MAX >> 17);
+        refused(|superblock| superblock.geometry.blocks = 641);
+        refused(|superblock| superblock.retention_blocks = u64::MAX);
+        refused(|superblock| superblock.geometry.block_size = BlockSize::new(8192).unwrap());
     }
 }

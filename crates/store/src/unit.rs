@@ -5,7 +5,7 @@
 use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::BufferMut;
 
-use crate::layout::{Layout, RECORD_BLOCK, be_u16, be_u32, be_u64};
+use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, be_u16, be_u32, be_u64};
 use crate::options::StoreId;
 
 /// First bytes of every record block.
@@ -140,6 +140,10 @@ pub(crate) fn decode_header(record_block: &[u8], place: Place, layout: &Layout) 
         && header.flags & !flag::KNOWN == 0
         && header.durable_lsn < header.lsn
         && header.prev_lsn < header.lsn
+        && header.lsn < COUNTER_MAX
+        && header.generation < COUNTER_MAX
+        && header.open_epoch < COUNTER_MAX
+        && header.next_sequence < SEQUENCE_MAX
         && [header.prev_segment, header.next_segment].iter().all(|&at| at == NO_SEGMENT || at < layout.segments)
         && header.prev_end <= layout.segment_blocks();
     fits.then_some(header)

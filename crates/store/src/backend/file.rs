@@ -1,7 +1,7 @@
 //! A file on the host: positioned buffered I/O in place, `fdatasync` on a thread of its own.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -71,6 +71,11 @@ impl FileBackend {
 impl Backend for FileBackend {
     fn set_waker(&mut self, waker: Waker) {
         self.shared.state.lock().expect("the sync thread does not panic").waker = Some(waker);
+    }
+
+    fn size_bytes(&mut self) -> io::Result<Option<u64>> {
+        // The end, not the metadata: a device has one too. Nothing else uses the position.
+        (&*self.file).seek(SeekFrom::End(0)).map(Some)
     }
 
     fn submit(&mut self, token: u64, io: Io) {

@@ -6,7 +6,7 @@ use super::scan::{Unit, damaged};
 use crate::error::StoreError;
 use crate::holes::{Hole, HoleMap, ItemPlace};
 use crate::index::{BlockIndex, Version};
-use crate::layout::{Layout, RECORD_BLOCK};
+use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX};
 use crate::segments::Segments;
 use crate::stamps::StampFilter;
 use crate::superblock::Superblock;
@@ -86,7 +86,7 @@ impl Loader {
     }
 
     fn possible(&mut self, lba: u64, count: u64, sequence: u64) -> Option<()> {
-        let end = sequence.checked_add(count).filter(|&end| sequence > 0 && end < 1 << 56)?;
+        let end = sequence.checked_add(count).filter(|&end| sequence > 0 && end < SEQUENCE_MAX)?;
         self.next_sequence = self.next_sequence.max(end);
         (lba.checked_add(count)? <= self.blocks).then_some(())
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::Store;
 use crate::backend::{Backend, FileBackend, Io};
 use crate::error::StoreError;
-use crate::layout::{LOG_START, RECORD_BLOCK, SUPERBLOCK_AT, segments_needed};
+use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_needed};
 use crate::options::{CreateOptions, StoreId, VolumeInfo};
 use crate::superblock::{Superblock, segment_bytes_valid};
 use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
@@ -120,7 +120,7 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
     if !segment_bytes_valid(options.segment_bytes) {
         return bad("a segment is a power of two from 64 KiB to 16 MiB".to_owned());
     }
-    if options.segment_bytes / options.geometry.block_size.bytes() < 16 {
+    if options.segment_bytes / options.geometry.block_size.bytes() < SEGMENT_BLOCKS_MIN {
         return bad("a segment must hold at least 16 blocks; choose larger segments or smaller blocks".to_owned());
     }
     if options.geometry.blocks == 0 {
