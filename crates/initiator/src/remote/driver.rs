@@ -23,6 +23,8 @@ use super::unit::UnitDescription;
 use crate::completion::{device_error, lock};
 use crate::{AttachError, AttachOptions, KeyRequest};
 
+/// More than a ping takes: a message of this size or more carries commands or data.
+const DATA_BYTES_MIN: usize = 1024;
 /// How long a detach may take to say goodbye.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -163,7 +165,7 @@ impl Driver {
         self.take_requests();
         self.handle_timeouts(now);
         self.process(now);
-        self.transmit();
+        self.transmit(now);
         self.publish();
         if self.is_over(now) {
             return false;
@@ -195,7 +197,7 @@ impl Driver {
                 {
                     connection.log_out(now);
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-                    self.transmit();
+                    self.transmit(now);
                 }
                 self.logout_deadline.is_some_and(|deadline| deadline <= now)
             }
@@ -364,14 +366,21 @@ impl Driver {
         }
     }
 
-    fn transmit(&mut self) {
+    fn transmit(&mut self, now: Instant) {
         if let State::Connected { stream, connection, blocked } = &mut self.state {
             while !*blocked {
                 let mut buffers = connection.transmit(self.engine.as_mut());
                 if buffers.is_empty() {
                     break;
                 }
+                let bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
                 *blocked = self.runtime.send(*stream, &mut buffers) == SendState::Full;
+                // Data on its way, not a question whether the target is there.
+                if bytes >= DATA_BYTES_MIN
+                    && let Some(engine) = &mut self.engine
+                {
+                    engine.moved(now);
+                }
             }
         }
     }

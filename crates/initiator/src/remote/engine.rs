@@ -37,9 +37,15 @@ use part::Part;
 
 /// Commands of one request in flight or ready at once; the rest of a huge request is cut as these complete.
 const COMMANDS_PER_OP_MAX: u32 = 32;
-/// A command that was neither answered nor fed with data for so long was lost by the target (a reset by another initiator
-/// ends commands without an answer): it goes out again over a new connection.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// A target that has commands of ours and neither answers, sends data, nor takes data for so long is taken for mute: we call
+/// it anew, and everything unanswered goes out again.
+///
+/// A command that legitimately takes longer (a long flush) loses nothing by that: each command says what shall be, not what
+/// shall change, and is the very same when it is sent again, so doing it twice is doing it once. It only begins anew.
+const MUTE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A command that is not answered for so long, while others are, was lost by the target: not every one answers commands that
+/// another initiator's reset has ended.
+const LOST_TIMEOUT: Duration = Duration::from_secs(600);
 /// Most blocks that one probe for holes asks for.
 const PROBE_BYTES_MAX: u64 = 32 << 20;
 
@@ -143,6 +149,8 @@ pub(super) struct Engine {
     finished: Vec<FinishedOp>,
     /// The latest time that we were told.
     now: Option<Instant>,
+    /// When the target last answered, sent data, or took some.
+    moved_at: Option<Instant>,
     /// The unit was reset: what was in flight may never be answered.
     was_reset: bool,
     pub(super) counters: EngineCounters,
@@ -179,6 +187,7 @@ impl Engine {
             lba_status_works: true,
             finished: Vec::new(),
             now: None,
+            moved_at: None,
             was_reset: false,
             counters: EngineCounters::default(),
         }
@@ -302,7 +311,7 @@ impl Engine {
             sequence,
             tries: 0,
             sent: false,
-            moved_at: None,
+            sent_at: None,
             write_bytes: 0,
             error: None,
         });
@@ -444,12 +453,20 @@ impl Engine {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let delayed = self.delayed.iter().map(|(at, _)| *at).min();
         let verified = self.verified.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.phase == Phase::Up);
-        let unanswered = self.oldest_unanswered().map(|at| at + ANSWER_TIMEOUT);
-        [delayed, verified, unanswered].into_iter().flatten().min()
+        [delayed, verified, self.silence_ends()].into_iter().flatten().min()
     }
 
-    fn oldest_unanswered(&self) -> Option<Instant> {
-        self.commands.iter().filter(|(_, command)| command.sent).filter_map(|(_, command)| command.moved_at).min()
+    /// The target took data, or otherwise showed that it works on what it has.
+    pub(super) fn moved(&mut self, now: Instant) {
+        self.moved_at = Some(now);
+    }
+
+    /// When our patience with what is in flight ends.
+    fn silence_ends(&self) -> Option<Instant> {
+        let sent = self.commands.iter().filter(|(_, command)| command.sent).filter_map(|(_, command)| command.sent_at);
+        let oldest = sent.min()?;
+        let moved = self.moved_at.map_or(oldest, |at| at.max(oldest));
+        Some((moved + MUTE_TIMEOUT).min(oldest + LOST_TIMEOUT))
     }
 
     /// Why what is in flight can only be settled over a new connection, if that is so.
@@ -457,8 +474,7 @@ impl Engine {
         if self.was_reset && self.in_flight > 0 {
             return Some("the unit was reset, and commands in flight with it");
         }
-        let unanswered = self.oldest_unanswered().is_some_and(|at| at + ANSWER_TIMEOUT <= now);
-        unanswered.then_some("a command was not answered for too long")
+        self.silence_ends().is_some_and(|at| at <= now).then_some("commands were not answered for too long")
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {

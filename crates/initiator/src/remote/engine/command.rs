@@ -25,8 +25,8 @@ pub(super) struct Command {
     pub(super) sequence: u64,
     pub(super) tries: u32,
     pub(super) sent: bool,
-    /// When it was sent, or last fed with data.
-    pub(super) moved_at: Option<Instant>,
+    /// When it was sent.
+    pub(super) sent_at: Option<Instant>,
     /// What it will put into the log of unflushed writes, in bytes.
     pub(super) write_bytes: usize,
     /// Its data was not what it should be; outweighs a good status.
@@ -141,7 +141,7 @@ impl Engine {
         command.write_bytes = if counts { scsi.expected_bytes as usize } else { 0 };
         self.writing_bytes += command.write_bytes;
         command.sent = true;
-        command.moved_at = self.now;
+        command.sent_at = self.now;
         self.counters.commands_sent += 1;
         self.counters.commands_resent += u64::from(command.tries > 0);
         command.tries += 1;
@@ -279,7 +279,7 @@ impl Engine {
         else {
             return;
         };
-        command.moved_at = Some(now);
+        self.moved_at = Some(now);
         let kind = command.kind;
         let op = &mut self.ops[command.op];
         let shift = self.unit.geometry.block_size.shift();

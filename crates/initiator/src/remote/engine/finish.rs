@@ -20,6 +20,7 @@ impl Engine {
     pub(in crate::remote) fn completed(&mut self, now: Instant, id: CommandId, completed: &Completed) {
         let Some(command) = self.commands.get_mut(id.0).filter(|command| command.sent) else { return };
         command.sent = false;
+        self.moved_at = Some(now);
         self.in_flight -= 1;
         self.writing_bytes -= std::mem::take(&mut command.write_bytes);
         let (op_key, kind) = (command.op, command.kind);
