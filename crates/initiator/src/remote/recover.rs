@@ -168,9 +168,12 @@ impl RemoteDevice {
 
     fn write_back(&self, lba: Lba, block: Option<BufferMut>, expected: Option<[u8; 24]>) -> Result<(), RecoverError> {
         let Some(sealing) = &self.sealing else { return Err(RecoverError::NotSealed) };
+        let block_bytes = self.unit.geometry.block_size.len();
         let work = match (block, expected) {
-            (None, _) => self.discard_work(lba, 1)?,
-            (Some(block), Some(expected)) => {
+            (None, None) => self.discard_work(lba, 1)?,
+            // An absence cannot be written conditionally. Zeros can, and read the same.
+            (block, Some(expected)) => {
+                let block = block.unwrap_or_else(|| BufferMut::zeroed(block_bytes));
                 let sealed = sealing.seal(lba, &block)?;
                 Work::ConditionalWrite { lba, expected, data: sealed.data, records: sealed.records }
             }
@@ -179,7 +182,7 @@ impl RemoteDevice {
                 Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua: true }
             }
         };
-        self.intake.ask(work, self.unit.geometry.block_size.len())?;
+        self.intake.ask(work, block_bytes)?;
         self.flush()?;
         Ok(())
     }

@@ -17,10 +17,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::Bytes;
 use strongroom_block::{Buffer, HoleRecord, Lba};
 
 use super::order::Range;
+use super::sealing::Records;
 
 /// What an entry counts at least, in bytes: bookkeeping, and holes that have no data.
 const ENTRY_BYTES_MIN: usize = 512;
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 #[derive(Clone, Debug)]
 pub(super) enum Logged {
     /// Whole blocks, as sent.
-    Write { data: Buffer, records: Option<Bytes> },
+    Write { data: Buffer, records: Option<Records> },
     /// A sealed absence.
     Hole(HoleRecord),
     /// Blocks of a plain unit that read as zeros.
@@ -43,13 +43,15 @@ pub(super) enum Logged {
 }
 
 impl Entry {
-    pub(super) fn write(lba: Lba, block_bytes: usize, data: Buffer, records: Option<Bytes>) -> Entry {
+    pub(super) fn write(lba: Lba, block_bytes: usize, data: Buffer, records: Option<Records>) -> Entry {
         Entry { range: Range::new(lba, (data.len() / block_bytes) as u64), what: Logged::Write { data, records } }
     }
 
     fn cost_bytes(&self) -> usize {
         match &self.what {
-            Logged::Write { data, records } => ENTRY_BYTES_MIN.max(data.len() + records.as_ref().map_or(0, Bytes::len)),
+            Logged::Write { data, records } => {
+                ENTRY_BYTES_MIN.max(data.len() + records.as_ref().map_or(0, |records| records.len()))
+            }
             Logged::Hole(_) | Logged::Discard => ENTRY_BYTES_MIN,
         }
     }
@@ -128,7 +130,7 @@ impl UnflushedLog {
 /// Something to send again.
 #[derive(Clone, Debug)]
 pub(super) enum Piece {
-    Write { lba: Lba, data: Buffer, records: Option<Bytes> },
+    Write { lba: Lba, data: Buffer, records: Option<Records> },
     Hole(HoleRecord),
     Absent(Range),
 }
@@ -171,7 +173,7 @@ mod tests {
     const BLOCK: usize = 4;
 
     fn write(lba: u64, count: usize, mark: u8) -> Entry {
-        let records = Bytes::from(vec![mark; count * 2]);
+        let records = Records::new(vec![mark; count * 2].into());
         Entry::write(Lba(lba), BLOCK, Buffer::copy_from(&vec![mark; count * BLOCK]), Some(records))
     }
 

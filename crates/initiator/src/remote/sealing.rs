@@ -26,13 +26,47 @@ pub(crate) struct Sealing {
     record_bytes: usize,
 }
 
+/// Encoded seal records, back to back. Wiped when the last reference goes and never shown: custody `target` puts block keys
+/// into them.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Records(Bytes);
+
+impl Records {
+    pub(crate) fn new(records: Zeroizing<Vec<u8>>) -> Records {
+        Records(Bytes::from_owner(records))
+    }
+
+    pub(crate) fn slice(&self, range: std::ops::Range<usize>) -> Records {
+        Records(self.0.slice(range))
+    }
+
+    /// For the session, which shows them no more than we do.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        self.0
+    }
+}
+
+impl std::ops::Deref for Records {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Records {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Records({} bytes)", self.0.len())
+    }
+}
+
 /// Blocks that are ready to send.
 #[derive(Clone, Debug)]
 pub(crate) struct SealedBlocks {
     /// Ciphertext.
     pub(crate) data: Buffer,
-    /// One record per block, back to back; wiped when dropped, since custody `target` puts block keys into them.
-    pub(crate) records: Bytes,
+    /// One record per block.
+    pub(crate) records: Records,
 }
 
 impl Sealing {
@@ -70,7 +104,7 @@ impl Sealing {
             let record = sealer.seal_into(Lba(at), stamp, plain, sealed);
             records.extend_from_slice(record.as_bytes());
         }
-        Ok(SealedBlocks { data: data.freeze(), records: Bytes::from_owner(records) })
+        Ok(SealedBlocks { data: data.freeze(), records: Records::new(records) })
     }
 
     /// Seals the absence of a range.

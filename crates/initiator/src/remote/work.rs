@@ -2,9 +2,10 @@
 
 use std::sync::mpsc::SyncSender;
 
-use bytes::Bytes;
 use strongroom_block::{Buffer, BufferMut, DeviceError, HoleRecord, Lba, SealRecord, StoreSequence, Token};
 use strongroom_scsi::provisioning::LbaStatus;
+
+use super::sealing::Records;
 
 /// A request, checked and (where it writes blocks) sealed.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub(super) enum Work {
     Write {
         lba: Lba,
         data: Buffer,
-        records: Option<Bytes>,
+        records: Option<Records>,
         fua: bool,
     },
     WritePart {
@@ -72,7 +73,7 @@ pub(super) enum Work {
         lba: Lba,
         expected: [u8; 24],
         data: Buffer,
-        records: Bytes,
+        records: Records,
     },
     /// Versions that opened.
     Verified {

@@ -18,6 +18,8 @@ use strongroom_target::{Catalogue, Config, Target, TargetHandle, TargetOptions, 
 
 pub const ALICE: &str = "iqn.2026-11.org.example:alice";
 pub const BOB: &str = "iqn.2026-11.org.example:bob";
+/// Writes plain volumes by stock iSCSI; every other name may only read them.
+pub const STOCK: &str = "iqn.2026-11.org.example:stock";
 pub const SIZE: u64 = 16 << 20;
 
 pub fn key_of(seed: u8) -> Arc<NodeKey> {
@@ -106,7 +108,9 @@ fn serve(root: &Path, address: SocketAddr) -> TargetHandle {
     config.listen = vec![address];
     config.workers = Some(1);
     config.limits.stop_timeout_s = 1;
-    config.plain.push(PlainRule { initiators: vec!["*".into()], volumes: vec!["*".into()], read_only: false });
+    for (initiators, read_only) in [([ALICE, BOB, STOCK].map(Into::into).to_vec(), false), (vec!["*".into()], true)] {
+        config.plain.push(PlainRule { initiators, volumes: vec!["*".into()], read_only });
+    }
     for (name, seed, initiator) in [("alice", 0xa1, ALICE), ("bob", 0xb0, BOB)] {
         config.peers.push(PeerRule {
             name: name.into(),

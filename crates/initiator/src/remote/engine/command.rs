@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
@@ -10,7 +9,7 @@ use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::completion::device_error;
-use crate::remote::sealing::{Sealing, medium, read_entry};
+use crate::remote::sealing::{Records, Sealing, medium, read_entry};
 use crate::remote::work::{Version, Work};
 
 /// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
@@ -235,7 +234,13 @@ impl Engine {
         }
     }
 
-    pub(super) fn build_conditional(&self, lba: Lba, expected: &[u8; 24], data: Buffer, records: Bytes) -> ScsiCommand {
+    pub(super) fn build_conditional(
+        &self,
+        lba: Lba,
+        expected: &[u8; 24],
+        data: Buffer,
+        records: Records,
+    ) -> ScsiCommand {
         let mut segments = Vec::new();
         ahs::push_expected_stamp(&mut segments, expected);
         let cdb = VendorCommand::ConditionalWrite { lba, count: 1 }.encode();
@@ -249,10 +254,13 @@ impl Engine {
         self.sealing.is_some().then(|| self.geometry().block_size.bytes())
     }
 
-    pub(super) fn write_source(&self, data: Buffer, records: Option<Bytes>) -> WriteSource {
+    pub(super) fn write_source(&self, data: Buffer, records: Option<Records>) -> WriteSource {
         let block_bytes = self.geometry().block_size.bytes();
         let record_bytes = self.sealing.as_ref().map_or(0, |sealing| sealing.record_bytes() as u32);
-        WriteSource { data, records: records.map(|bytes| WriteRecords { block_bytes, record_bytes, bytes }) }
+        WriteSource {
+            data,
+            records: records.map(|records| WriteRecords { block_bytes, record_bytes, bytes: records.into_bytes() }),
+        }
     }
 
     /// The blocks `lba`, `count` of a write that begins at `first`, and their records.
@@ -260,10 +268,10 @@ impl Engine {
         &self,
         first: Lba,
         data: &Buffer,
-        records: Option<&Bytes>,
+        records: Option<&Records>,
         lba: Lba,
         count: u32,
-    ) -> (Buffer, Option<Bytes>) {
+    ) -> (Buffer, Option<Records>) {
         let (from, count) = ((lba.0 - first.0) as usize, count as usize);
         let block_bytes = self.block_bytes();
         let records = records.map(|records| {

@@ -4,6 +4,10 @@
 //! Nothing is ever written back unguarded. Writers of this initiator are kept apart by `order` already; the guard is against
 //! other initiators, and a miscompare starts over. After a lost connection the same write may find itself: that counts as
 //! done.
+//!
+//! A part is durable when it is acknowledged: a flush follows each. That costs a flush for every part (a file system with the
+//! volume's block size writes none), and buys that a part is never replayed: after a restart of the target that would put the
+//! whole block back, and so undo what other initiators have changed in the rest of it since.
 
 use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba};
 use strongroom_iscsi::initiator::{Command as ScsiCommand, WriteSource};

@@ -17,6 +17,8 @@ use strongroom_seal::{KeyPurpose, SealContext, VolumeKeyFile, VolumeSealer};
 
 use super::*;
 use crate::SealedClaims;
+use crate::remote::replay::Entry;
+use crate::remote::sealing::Records;
 use crate::remote::unit::SealedUnit;
 use crate::remote::work::{Answer, Version};
 use fake_unit::{FakeUnit, Stored};
@@ -631,4 +633,16 @@ fn a_reset_asks_for_a_new_connection_only_if_something_hangs_on_it() {
     rig.run();
     assert!(rig.result(told).is_ok());
     assert_eq!(rig.read(1, 2).unwrap(), [[1; BLOCK], [2; BLOCK]].concat());
+}
+
+#[test]
+fn seal_records_are_never_shown() {
+    // Custody `target` puts block keys into them.
+    let secret = "83, 69, 67, 82, 69, 84";
+    let records = Records::new(b"SECRET".repeat(10).into());
+    let work = Work::Write { lba: Lba(1), data: Buffer::empty(), records: Some(records.clone()), fua: false };
+    let entry = Entry::write(Lba(1), BLOCK, Buffer::copy_from(&[0; BLOCK]), Some(records.clone()));
+    for shown in [format!("{records:?}"), format!("{work:?}"), format!("{entry:?}")] {
+        assert!(shown.contains("60 bytes") && !shown.contains(secret) && !shown.contains("SECRET"), "{shown}");
+    }
 }
