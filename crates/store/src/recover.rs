@@ -221,3 +221,6 @@ fn head_after(superblock: &Superblock, scanner: &Scanner<'_>, tail: &Tail, next_
         open_epoch: scanner.highest_epoch().max(superblock.open_epoch) + 1,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,8 @@ const MAGIC: [u8; 4] = *b"SRrb";
 pub(crate) const BLOCK_HEADER: usize = 32;
 /// Bytes in front of the entries of the first record block.
 pub(crate) const UNIT_HEADER: usize = 128;
+/// Where the first record block says which head of the log it belongs to. There is one, 0.
+const HEAD_AT: usize = 96;
 /// Bytes in front of the items of an entry.
 pub(crate) const ENTRY_HEADER: usize = 24;
 /// Bytes of one row of a segment table.
@@ -140,6 +142,7 @@ pub(crate) fn decode_header(record_block: &[u8], place: Place, layout: &Layout) 
         && header.flags & !flag::KNOWN == 0
         && header.durable_lsn < header.lsn
         && header.prev_lsn < header.lsn
+        && zeros(&record_block[HEAD_AT..UNIT_HEADER])
         && header.lsn < COUNTER_MAX
         && header.generation < COUNTER_MAX
         && header.open_epoch < COUNTER_MAX
@@ -147,6 +150,11 @@ pub(crate) fn decode_header(record_block: &[u8], place: Place, layout: &Layout) 
         && [header.prev_segment, header.next_segment].iter().all(|&at| at == NO_SEGMENT || at < layout.segments)
         && header.prev_end <= layout.segment_blocks();
     fits.then_some(header)
+}
+
+/// Reserved bytes, and heads that this version does not know, are zeros.
+fn zeros(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
 }
 
 /// One entry of a unit.
@@ -231,6 +239,9 @@ fn decode_block_entries<'a>(
     while at + ENTRY_HEADER <= RECORD_BLOCK && block[at] != 0 {
         let count = be_u16(block, at + 2);
         let (first, second) = (be_u64(block, at + 8), be_u64(block, at + 16));
+        if block[at + 1] != 0 {
+            return Err(UnitFault("a reserved byte of an entry is not zero"));
+        }
         if be_u32(block, at + 4) != 0 {
             return Err(UnitFault("an entry of a branch that this version does not know"));
         }
@@ -265,7 +276,14 @@ fn decode_block_entries<'a>(
             }
             _ => Entry::Table { rows: items },
         });
-        at = (items_at + len).next_multiple_of(8);
+        let end = items_at + len;
+        at = end.next_multiple_of(8);
+        if !zeros(&block[end..at]) {
+            return Err(UnitFault("the padding of an entry is not zeros"));
+        }
+    }
+    if !zeros(&block[at.min(RECORD_BLOCK)..]) {
+        return Err(UnitFault("the rest of a record block is not zeros"));
     }
     Ok(())
 }

@@ -13,6 +13,9 @@ use crate::superblock::Superblock;
 use crate::unit::Entry;
 use crate::versions::Versions;
 
+/// How many versions over the budget are kept while loading, besides a quarter of it.
+const VERSIONS_SLACK: u64 = 4096;
+
 /// Builds the state of a store from its units, given in the order of the log.
 pub(crate) struct Loader {
     layout: Layout,
@@ -25,6 +28,8 @@ pub(crate) struct Loader {
     stamps: StampFilter,
     /// Larger than any sequence seen.
     pub(crate) next_sequence: u64,
+    /// Of the unit loaded last.
+    last_lsn: u64,
 }
 
 impl Loader {
@@ -39,6 +44,7 @@ impl Loader {
             versions: Versions::default(),
             stamps: StampFilter::default(),
             next_sequence: 1,
+            last_lsn: 0,
         }
     }
 
@@ -47,6 +53,11 @@ impl Loader {
     /// # Errors
     /// [`StoreError::Damaged`] if an entry cannot be of this volume.
     pub(crate) fn load(&mut self, unit: &Unit) -> Result<(), StoreError> {
+        // Of two entries with the same sequence the one with the larger LSN counts, because it is loaded later.
+        if unit.header.lsn <= self.last_lsn {
+            return Err(damaged(unit.segment, unit.block, "a unit in the order of the log"));
+        }
+        self.last_lsn = unit.header.lsn;
         self.next_sequence = self.next_sequence.max(unit.header.next_sequence);
         for entry in unit.entries(&self.layout) {
             self.entry(unit, entry).ok_or_else(|| damaged(unit.segment, unit.block, "a possible entry of the log"))?;
@@ -108,32 +119,26 @@ impl Loader {
 
     fn older(&mut self, lba: u64, version: Version) {
         if self.sealed {
-            self.versions.keep(lba, version);
+            keep_within(&mut self.versions, self.retention_blocks, lba, version);
         }
     }
 
     fn hole(&mut self, hole: Hole) {
         let (start, end, sequence) = (hole.start, hole.start + hole.count, hole.sequence);
         self.holes.insert(hole, |_| ());
-        let mut older = Vec::new();
+        let (sealed, budget, versions) = (self.sealed, self.retention_blocks, &mut self.versions);
         self.index.retain_range(start, end, |lba, version| {
             let stays = version.sequence() > sequence;
-            if !stays {
-                older.push((lba, version));
+            if !stays && sealed {
+                keep_within(versions, budget, lba, version);
             }
             stays
         });
-        for (lba, version) in older {
-            self.older(lba, version);
-        }
     }
 
     /// The state, with everything live counted in its segment.
     pub(crate) fn finish(mut self, segments: &mut Segments) -> (BlockIndex, HoleMap, Versions, StampFilter) {
-        self.versions.order_by_sequence();
-        while self.versions.len() > self.retention_blocks {
-            self.versions.evict();
-        }
+        evict_to(&mut self.versions, self.retention_blocks);
         let (layout, weight) = (self.layout, self.layout.live_block_bytes());
         self.index.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
         self.versions.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
@@ -141,5 +146,21 @@ impl Loader {
             segments.add_live(hole.place.segment, hole.live_bytes());
         }
         (self.index, self.holes, self.versions, self.stamps)
+    }
+}
+
+/// Keeps a version. What is far over the budget goes at once, so that opening takes no more memory than being open: those
+/// with the lowest sequences, which would not stay in the end either.
+fn keep_within(versions: &mut Versions, budget: u64, lba: u64, version: Version) {
+    versions.keep(lba, version);
+    if versions.len() > budget + budget / 4 + VERSIONS_SLACK {
+        evict_to(versions, budget);
+    }
+}
+
+fn evict_to(versions: &mut Versions, budget: u64) {
+    versions.order_by_sequence();
+    while versions.len() > budget {
+        versions.evict();
     }
 }

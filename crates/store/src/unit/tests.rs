@@ -175,3 +175,37 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn unknown_heads_and_reserved_bytes_are_not_units() {
+    let mut unit = UnitBuilder::new(LAYOUT, 256);
+    unit.push_block(1, 2, &[3; 56]).unwrap();
+    let (_, records) = unit.finish(header(), PLACE);
+    let whole = |at: usize, byte: u8| {
+        let mut records = records.to_vec();
+        records[at] = byte;
+        let sum = checksum(&records, PLACE);
+        records[8..16].copy_from_slice(&sum.to_be_bytes());
+        decode(&records).is_some()
+    };
+    assert!(whole(HEAD_AT, 0));
+    let entry_end = UNIT_HEADER + ENTRY_HEADER + 56;
+    for at in [HEAD_AT, HEAD_AT + 1, UNIT_HEADER - 1, UNIT_HEADER + 1, entry_end + 1, RECORD_BLOCK - 1] {
+        assert!(!whole(at, 1), "byte {at}");
+    }
+}
+
+#[test]
+fn counters_near_their_end_are_not_units() {
+    let refused = |change: fn(&mut UnitHeader)| {
+        let mut unit = UnitBuilder::new(LAYOUT, 256);
+        unit.push_block(1, 2, &[3; 56]).unwrap();
+        let mut header = header();
+        change(&mut header);
+        assert!(decode(&unit.finish(header, PLACE).1).is_none(), "{header:?}");
+    };
+    refused(|header| header.lsn = u64::MAX);
+    refused(|header| header.generation = u64::MAX);
+    refused(|header| header.open_epoch = u64::MAX);
+    refused(|header| header.next_sequence = u64::MAX - 5);
+}

@@ -1,0 +1,126 @@
+//! Proves that images which no store wrote, but whose checksums fit, are opened or refused, and never more than that.
+
+use std::sync::{Arc, Mutex};
+
+use strongroom_block::{BlockSize, Geometry, VolumeId};
+
+use crate::backend::{Backend, Io, IoDone};
+use crate::error::StoreError;
+use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
+use crate::options::{CreateOptions, OpenOptions, UnitKind};
+use crate::superblock::Superblock;
+use crate::unit::{NO_SEGMENT, Place, UnitBuilder, UnitHeader, flag};
+use crate::{MemoryBackend, Store, Waker};
+
+/// A medium in memory that outlives the store, and may be too small.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<MemoryBackend>>, Option<u64>);
+
+impl Backend for Shared {
+    fn set_waker(&mut self, _waker: Waker) {}
+    fn size_bytes(&mut self) -> std::io::Result<Option<u64>> {
+        Ok(self.1)
+    }
+    fn submit(&mut self, token: u64, io: Io) {
+        self.0.lock().unwrap().submit(token, io);
+    }
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        self.0.lock().unwrap().poll(done)
+    }
+    fn wait(&mut self) {}
+}
+
+fn made() -> (Shared, Superblock) {
+    let backend = Shared::default();
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 64 };
+    let options =
+        CreateOptions { segment_bytes: 64 << 10, ..CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain) };
+    Store::create_on(Box::new(backend.clone()), &options).unwrap();
+    let mut copy = [0; RECORD_BLOCK];
+    backend.0.lock().unwrap().read_at(SUPERBLOCK_AT[1], &mut copy);
+    (backend, Superblock::decode(&copy, 1).unwrap())
+}
+
+fn open(backend: &Shared) -> Result<(), StoreError> {
+    Store::open_on(Box::new(backend.clone()), &OpenOptions::default(), Arc::new(|| {})).map(drop)
+}
+
+/// Puts a table and superblocks that name it in place of everything.
+fn open_with(
+    change: impl FnOnce(&mut Superblock, &mut UnitHeader),
+    rows: &[(u32, u32, u64)],
+) -> Result<(), StoreError> {
+    let (backend, mut superblock) = made();
+    superblock.durable_lsn = 1;
+    let flags = flag::FIRST | flag::LAST | flag::TABLE;
+    let mut header = UnitHeader {
+        record_blocks: 0,
+        generation: 1,
+        lsn: 1,
+        prev_lsn: 0,
+        open_id: superblock.open_id,
+        open_epoch: superblock.open_epoch,
+        durable_lsn: 0,
+        next_sequence: 2,
+        data_bytes: 0,
+        entries: 0,
+        flags,
+        prev_segment: NO_SEGMENT,
+        prev_end: 0,
+        next_segment: NO_SEGMENT,
+    };
+    change(&mut superblock, &mut header);
+    let mut unit = UnitBuilder::new(superblock.layout(), 16);
+    let row = |&(segment, end, generation): &(u32, u32, u64)| {
+        [&segment.to_be_bytes()[..], &end.to_be_bytes(), &generation.to_be_bytes()].concat()
+    };
+    unit.push_table(&rows.iter().flat_map(row).collect::<Vec<u8>>());
+    let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
+    let (_, table) = unit.finish(header, place);
+    let mut medium = backend.0.lock().unwrap();
+    medium.discard(superblock.layout().segment_at(0), 64 << 10);
+    medium.write_at(superblock.layout().segment_at(0), &table);
+    for (copy, at) in SUPERBLOCK_AT.into_iter().enumerate() {
+        medium.write_at(at, &superblock.encode(copy));
+    }
+    drop(medium);
+    open(&backend)
+}
+
+#[test]
+fn a_table_alone_is_a_store() {
+    open_with(|_, _| {}, &[(0, 0, 1)]).unwrap();
+}
+
+#[test]
+fn counters_at_their_end_are_refused() {
+    let end = u64::MAX;
+    let cases: [fn(&mut Superblock, &mut UnitHeader); 5] = [
+        |superblock, header| (superblock.table_lsn, header.lsn) = (u64::MAX, u64::MAX),
+        |_, header| header.next_sequence = u64::MAX - 5,
+        |_, header| header.generation = u64::MAX,
+        |superblock, header| (superblock.open_epoch, header.open_epoch) = (u64::MAX, u64::MAX),
+        |superblock, _| superblock.serial = u64::MAX,
+    ];
+    for change in cases {
+        assert!(open_with(change, &[(0, 0, 1)]).is_err());
+    }
+    assert!(open_with(|_, _| {}, &[(0, 0, 1), (1, 1, end)]).is_err());
+}
+
+#[test]
+fn a_table_that_names_a_segment_twice_is_refused() {
+    let refused = open_with(|_, _| {}, &[(0, 0, 1), (0, 0, 1)]);
+    assert!(matches!(refused, Err(StoreError::Damaged { .. })));
+    assert!(matches!(open_with(|_, _| {}, &[(0, 1, 1); 200]), Err(StoreError::Damaged { .. })));
+}
+
+#[test]
+fn a_log_larger_than_its_medium_is_refused() {
+    let (mut backend, superblock) = made();
+    let needed = superblock.layout().segment_at(superblock.segments);
+    backend.1 = Some(needed - 1);
+    assert!(matches!(open(&backend), Err(StoreError::Damaged { .. })));
+    backend.1 = Some(needed);
+    open(&backend).unwrap();
+}
