@@ -146,17 +146,20 @@ impl BlockIndex {
             let chunk = &mut leaf[chunk_at];
             let base = lba - u64::from(bit);
             let stop = (end - base).min(CHUNK_BLOCKS) as u32;
-            for bit in bit..stop {
-                if !chunk.has(bit) {
-                    continue;
-                }
-                let rank = chunk.rank(bit);
-                if !keep(base + u64::from(bit), chunk.versions[rank]) {
-                    chunk.versions.remove(rank);
-                    chunk.present &= !(1 << bit);
-                    self.mapped -= 1;
+            let (mut kept, before) = (chunk.rank(bit), chunk.present);
+            let mut present = before;
+            for (rank, at) in (kept..).zip((bit..64).filter(|&at| before & (1 << at) != 0)) {
+                let version = chunk.versions[rank];
+                if at < stop && !keep(base + u64::from(at), version) {
+                    present &= !(1 << at);
+                } else {
+                    chunk.versions[kept] = version;
+                    kept += 1;
                 }
             }
+            self.mapped -= u64::from((before ^ present).count_ones());
+            chunk.versions.truncate(kept);
+            chunk.present = present;
             if chunk.present == 0 && chunk.versions.capacity() > 0 {
                 self.bytes -= chunk.versions.capacity() * size_of::<Version>();
                 chunk.versions = Vec::new();
@@ -166,13 +169,23 @@ impl BlockIndex {
     }
 
     /// Whether any block of `start..end` is mapped.
-    pub(crate) fn any_in(&mut self, start: u64, end: u64) -> bool {
-        let mut any = false;
-        self.retain_range(start, end, |_, _| {
-            any = true;
-            true
-        });
-        any
+    pub(crate) fn any_in(&self, start: u64, end: u64) -> bool {
+        let mut lba = start;
+        while lba < end {
+            let (leaf, chunk, bit) = split(lba);
+            let Some(leaf_chunks) = self.leaves.get(leaf).and_then(Option::as_ref) else {
+                lba = (leaf as u64 + 1) * LEAF_BLOCKS;
+                continue;
+            };
+            let base = lba - u64::from(bit);
+            let stop = (end - base).min(CHUNK_BLOCKS);
+            let upto = if stop == CHUNK_BLOCKS { u64::MAX } else { (1 << stop) - 1 };
+            if leaf_chunks[chunk].present & upto & (u64::MAX << bit) != 0 {
+                return true;
+            }
+            lba = base + CHUNK_BLOCKS;
+        }
+        false
     }
 
     /// Visits every mapped block in order of address.
@@ -235,6 +248,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(index.len(), model.len() as u64);
+                prop_assert_eq!(index.any_in(lba, end), model.range(lba..end.max(lba)).next().is_some());
                 prop_assert_eq!(index.find(lba).map(Version::sequence), model.get(&lba).copied());
             }
             let mut all = Vec::new();

@@ -136,13 +136,12 @@ impl Store {
     }
 
     /// Whether the first request discards plain blocks none of which has data: nothing to do.
-    fn covered_by_holes(&mut self) -> bool {
+    fn covered_by_holes(&self) -> bool {
         let Some(Content::Holes(holes)) = self.queue.front().map(|op| &op.content) else { return false };
         if self.info.kind.is_sealed() {
             return false;
         }
-        let index = &mut self.index;
-        holes.iter().all(|&(start, count, _)| !index.any_in(start, start + count))
+        holes.iter().all(|&(start, count, _)| !self.index.any_in(start, start + count))
     }
 
     /// Whether the first request fits without the reserve. While the reserve is touched even room in the head is kept for

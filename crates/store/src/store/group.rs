@@ -122,16 +122,20 @@ impl Store {
 
     fn apply_hole(&mut self, hole: Hole) {
         let (start, end) = (hole.start, hole.start + hole.count);
-        let mut unmapped = Vec::new();
-        self.index.remove_range(start, end, |lba, version| unmapped.push((lba, version)));
-        for (lba, version) in unmapped {
-            if self.info.kind.is_sealed() {
-                self.versions.keep(lba, version);
-                self.evict_over_budget();
-            } else {
-                self.live_sub(version);
+        let (sealed, budget) = (self.info.kind.is_sealed(), self.info.retention_blocks);
+        let (layout, weight) = (self.layout, self.layout.live_block_bytes());
+        let (segments, versions, stats) = (&mut self.segments, &mut self.versions, &mut self.stats);
+        self.index.remove_range(start, end, |lba, version| {
+            if !sealed {
+                return segments.sub_live(version.segment(&layout), weight);
             }
-        }
+            versions.keep(lba, version);
+            while versions.len() > budget {
+                let Some(oldest) = versions.evict() else { return };
+                segments.sub_live(oldest.segment(&layout), weight);
+                stats.versions_evicted += 1;
+            }
+        });
         let segments = &mut self.segments;
         segments.add_live(hole.place.segment, hole.live_bytes());
         self.holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
