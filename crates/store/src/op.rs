@@ -9,7 +9,8 @@ pub enum Op {
     Read {
         /// First block.
         lba: Lba,
-        /// How many, at least one and at most [`Op::READ_BLOCKS_MAX`].
+        /// How many, at least one and at most [`Op::READ_BLOCKS_MAX`], and together at most
+        /// [`Op::READ_BYTES_MAX`] bytes.
         count: u32,
     },
     /// The newest kept version of one block that is strictly older than `older_than` (zero: the newest of all).
@@ -82,6 +83,8 @@ pub enum Op {
 impl Op {
     /// Upper bound on the blocks of one read.
     pub const READ_BLOCKS_MAX: u32 = 65536;
+    /// Upper bound on the data of one read, in bytes. Larger reads are for the caller to cut.
+    pub const READ_BYTES_MAX: usize = 64 << 20;
     /// Upper bound on the data of one write, in bytes. Larger writes are for the caller to cut.
     pub const WRITE_BYTES_MAX: usize = 16 << 20;
     /// Upper bound on the ranges of one hole request.

@@ -86,7 +86,7 @@ pub struct OpenOptions {
     pub record_cache_bytes: usize,
     /// Upper bound on requests taken in and not completed; more are answered [`OpError::Busy`](crate::OpError::Busy).
     pub queue_ops_max: usize,
-    /// Upper bound on bytes of write data taken in and not completed; more are answered `Busy`.
+    /// Upper bound on bytes of data, to write or to read, of requests taken in and not completed; more are answered `Busy`.
     pub queue_bytes_max: usize,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,

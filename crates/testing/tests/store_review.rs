@@ -8,7 +8,7 @@ use strongroom_block::{
     Stamp, Suite, Token, VolumeId, keyless_checksum,
 };
 use strongroom_store::backend::{Backend, Io, IoDone};
-use strongroom_store::{CreateOptions, MemoryBackend, Op, OpError, OpenOptions, Store, UnitKind, Waker};
+use strongroom_store::{CreateOptions, MemoryBackend, Op, OpError, OpenOptions, Outcome, Store, UnitKind, Waker};
 use strongroom_testing::Random;
 
 /// A backend whose bytes can be reached beside the store.
@@ -88,4 +88,60 @@ fn cleaning_that_gains_nothing_ends() {
         }
     }
     assert!(refused > 0, "no sample ran out of space");
+}
+
+/// What reads hold in memory counts against the same limit as what writes hold.
+#[test]
+fn reads_are_counted() {
+    let (_, mut store) = made(UnitKind::Plain, 16384, 4096, 4 << 20);
+    let limit = OpenOptions::default().queue_bytes_max;
+    let blocks = (Op::READ_BYTES_MAX / 4096) as u32;
+    store.execute(plain(0, Buffer::copy_from(&vec![7; 1 << 20]))).unwrap();
+    let fit = limit / Op::READ_BYTES_MAX;
+    let mut done = Vec::new();
+    for _ in 0..3 {
+        for token in 0..fit as u64 + 2 {
+            store.submit(Token(token), Op::Read { lba: Lba(0), count: blocks });
+        }
+        while done.len() < fit + 2 {
+            store.poll_completions(&mut done);
+        }
+        let busy = done.drain(..).filter(|completion| completion.result == Err(OpError::Busy)).count();
+        assert_eq!(busy, 2);
+    }
+    let (_, mut store) = made(UnitKind::Plain, 1 << 12, 65536, 4 << 20);
+    assert!(matches!(store.execute(Op::Read { lba: Lba(0), count: 1025 }), Err(OpError::Misuse(_))));
+    assert!(store.execute(Op::Read { lba: Lba(0), count: 1024 }).is_ok());
+}
+
+/// Writes of one writer that arrive out of order still share appends; one that arrives again is still known.
+#[test]
+fn stamps_out_of_order_share_appends() {
+    let (_, mut store) = made(sealed(), 4096, 4096, 1 << 20);
+    store
+        .execute(Op::Hole { holes: vec![HoleRecord { start: Lba(0), count: 4096, record: record(0, None) }] })
+        .unwrap();
+    let data = Buffer::copy_from(&[7; 4096]);
+    let write = |counter: u64| {
+        let records = vec![record(counter, Some(&data))];
+        Op::Write { lba: Lba(counter % 4096), data: vec![data.clone()], records, fua: false }
+    };
+    let mut random = Random::new(9);
+    for batch in 0..50 {
+        let mut counters: Vec<u64> = (0..32).map(|at| 1 + batch * 32 + at).collect();
+        for at in (1..32).rev() {
+            counters.swap(at, random.below(at as u64 + 1) as usize);
+        }
+        for counter in counters {
+            store.submit(Token(counter), write(counter));
+        }
+        let mut done = Vec::new();
+        while done.len() < 32 {
+            store.poll_completions(&mut done);
+        }
+        assert!(done.iter().all(|completion| completion.result.is_ok()));
+    }
+    let stats = store.stats();
+    assert!(stats.appended_bytes < stats.written_bytes * 5 / 4, "{stats:?}");
+    assert!(matches!(store.execute(write(5)), Ok(Outcome::Written { repeated: 1, .. })));
 }

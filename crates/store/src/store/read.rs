@@ -19,7 +19,8 @@ const READ_BYTES_MAX: usize = 4 << 20;
 /// Who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    Caller(Token),
+    /// With what it counts against the queue's limit.
+    Caller { token: Token, bytes: usize },
     /// The condition of the first queued write.
     Gate(u64),
 }
@@ -237,7 +238,7 @@ impl Store {
 
     fn read_finished(&mut self, owner: Owner, extents: Result<Vec<Extent>, OpError>) {
         match owner {
-            Owner::Caller(token) => self.complete(token, 0, extents.map(Outcome::Read)),
+            Owner::Caller { token, bytes } => self.complete(token, bytes, extents.map(Outcome::Read)),
             Owner::Gate(ticket) => self.gate_read_finished(ticket, extents),
         }
     }

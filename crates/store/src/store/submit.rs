@@ -4,7 +4,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, Token};
 
 use super::Store;
-use super::append::{Content, WriteOp, slice_pieces};
+use super::append::{Content, WriteOp};
 use super::gate::Gate;
 use super::read::Owner;
 use crate::op::{Completion, Op, OpError, Outcome};
@@ -16,9 +16,9 @@ impl Store {
     /// Requests in flight at the same time are not ordered among each other, but a write that completed is seen by every
     /// read submitted afterwards.
     pub fn submit(&mut self, token: Token, op: Op) {
-        let bytes = op_bytes(&op);
+        let bytes = self.op_bytes(&op);
         let full = self.ops_in_flight >= self.options.queue_ops_max
-            || self.bytes_in_flight + bytes > self.options.queue_bytes_max.max(Op::WRITE_BYTES_MAX);
+            || self.bytes_in_flight + bytes > self.options.queue_bytes_max.max(Op::READ_BYTES_MAX);
         if full {
             self.done.push(Completion { token, result: Err(OpError::Busy) });
             return;
@@ -35,12 +35,14 @@ impl Store {
             Op::Read { lba, count } => {
                 self.check_range(lba, u64::from(count))?;
                 check(count <= Op::READ_BLOCKS_MAX, "more than Op::READ_BLOCKS_MAX blocks in one read")?;
-                self.start_read(Owner::Caller(token), lba.0, u64::from(count), true);
+                let len = count as usize * self.layout.block_bytes as usize;
+                check(len <= Op::READ_BYTES_MAX, "more than Op::READ_BYTES_MAX bytes in one read")?;
+                self.start_read(Owner::Caller { token, bytes }, lba.0, u64::from(count), true);
             }
             Op::ReadVersion { lba, older_than } => {
                 self.check_range(lba, 1)?;
                 let below = if older_than.0 == 0 { u64::MAX } else { older_than.0 };
-                self.start_version_read(Owner::Caller(token), lba.0, below);
+                self.start_version_read(Owner::Caller { token, bytes }, lba.0, below);
             }
             Op::Write { lba, data, records, fua } => {
                 let gate = self.gate_of(&records);
@@ -83,6 +85,20 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// What a request counts against the queue's limit, in bytes: what it holds in memory until it completes, or will.
+    fn op_bytes(&self, op: &Op) -> usize {
+        let block_bytes = self.layout.block_bytes as usize;
+        match op {
+            Op::Write { data, .. } | Op::ConditionalWrite { data, .. } => data.iter().map(|piece| piece.len()).sum(),
+            Op::CompareAndWrite { compare, data, .. } => compare.len() + data.len(),
+            Op::Hole { holes } => holes.len() * 160,
+            // What is more than a read may ask for is refused as such.
+            Op::Read { count, .. } => (*count as usize).saturating_mul(block_bytes).min(Op::READ_BYTES_MAX),
+            Op::ReadVersion { .. } => block_bytes,
+            Op::Discard { .. } | Op::Flush | Op::Verified { .. } => 0,
+        }
     }
 
     fn check_range(&self, lba: Lba, count: u64) -> Result<(), OpError> {
@@ -138,10 +154,7 @@ impl Store {
             }
         } else {
             check(records.is_empty(), "records for a plain unit")?;
-            for at in 0..count {
-                let sum = checksum_of(&pieces, at * block_bytes, block_bytes);
-                items.extend_from_slice(&sum.to_be_bytes());
-            }
+            checksums_of(&pieces, block_bytes, |sum| items.extend_from_slice(&sum.to_be_bytes()));
         }
         Ok(Content::Blocks { lba: lba.0, pieces, items, count: count as u32 })
     }
@@ -151,26 +164,27 @@ fn check(holds: bool, otherwise: &'static str) -> Result<(), OpError> {
     if holds { Ok(()) } else { Err(OpError::Misuse(otherwise)) }
 }
 
-/// The keyless checksum of a block that may be cut into pieces.
-fn checksum_of(pieces: &[Buffer], at: usize, len: usize) -> u64 {
-    if let [piece] = pieces {
-        return strongroom_block::keyless_checksum(&piece[at..at + len]);
-    }
-    let mut slices = Vec::new();
-    slice_pieces(pieces, at, at + len, &mut slices);
+/// Tells the keyless checksum of each block of data that may be cut into pieces anywhere.
+fn checksums_of(pieces: &[Buffer], block_bytes: usize, mut tell: impl FnMut(u64)) {
+    // Of the block that is not whole yet.
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
-    for slice in &slices {
-        digest.update(slice);
-    }
-    digest.finalize()
-}
-
-/// What a request counts against the queue's limit, in bytes.
-fn op_bytes(op: &Op) -> usize {
-    match op {
-        Op::Write { data, .. } | Op::ConditionalWrite { data, .. } => data.iter().map(|piece| piece.len()).sum(),
-        Op::CompareAndWrite { compare, data, .. } => compare.len() + data.len(),
-        Op::Hole { holes } => holes.len() * 160,
-        Op::Read { .. } | Op::ReadVersion { .. } | Op::Discard { .. } | Op::Flush | Op::Verified { .. } => 0,
+    let mut missing = block_bytes;
+    for piece in pieces {
+        let mut rest: &[u8] = piece;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(missing));
+            rest = later;
+            if now.len() == block_bytes {
+                tell(strongroom_block::keyless_checksum(now));
+                continue;
+            }
+            digest.update(now);
+            missing -= now.len();
+            if missing == 0 {
+                tell(digest.finalize());
+                digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+                missing = block_bytes;
+            }
+        }
     }
 }
