@@ -617,7 +617,7 @@ fn a_mute_target_is_called_anew_and_a_slow_one_is_not() {
 fn a_reset_asks_for_a_new_connection_only_if_something_hangs_on_it() {
     let reset = Sense::new(strongroom_scsi::SenseKey::UnitAttention, 0x29, 3);
     let mut rig = Rig::new(false, Limits::default());
-    rig.unit.fail_next = vec![reset.clone()];
+    rig.unit.fail_next = vec![reset];
     rig.write(1, 1, 1).unwrap();
     assert_eq!(rig.engine.needs_new_connection(rig.now), None);
     rig.submit(rig.write_work(1, &[1; BLOCK], false));
