@@ -116,12 +116,12 @@ fn an_attack_on_the_way_to_the_target_is_noticed_by_the_reader_and_recovered_fro
         let error = read_blocking(&device, Lba(9), 1).unwrap_err();
         assert_eq!((error.kind, error.lba), (DeviceErrorKind::Medium, Some(Lba(9))));
     }
-    match device.recover(Lba(9)).unwrap() {
+    match device.recover(Lba(9), false).unwrap() {
         Recovered::WroteBack { bad_versions: 1, was_absent: false, .. } => {}
         other => panic!("{other:?}"),
     }
     assert!(read_blocking(&device, Lba(9), 1).unwrap()[..] == [2; BLOCK], "the version before");
-    assert!(matches!(device.recover(Lba(9)).unwrap(), Recovered::NothingToDo { .. }));
+    assert!(matches!(device.recover(Lba(9), false).unwrap(), Recovered::NothingToDo { .. }));
     let other = RemoteDevice::attach(host.bobs_options(host.url("vault"))).unwrap();
     assert!(read_blocking(&other, Lba(9), 1).unwrap()[..] == [2; BLOCK]);
 }
@@ -145,19 +145,45 @@ fn a_flipped_byte_at_rest_is_an_error_that_names_the_block_and_can_be_recovered_
     let device = host.attach("vault");
     let error = read_blocking(&device, Lba(30), 1).unwrap_err();
     assert_eq!((error.kind, error.lba), (DeviceErrorKind::Medium, Some(Lba(30))), "{error}");
-    match device.recover(Lba(30)).unwrap() {
+    match device.recover(Lba(30), false).unwrap() {
         Recovered::WroteBack { bad_versions: 1, .. } => {}
         other => panic!("{other:?}"),
     }
     assert!(read_blocking(&device, Lba(30), 1).unwrap()[..] == [1; BLOCK]);
     // A block of which there is nothing else.
-    assert!(matches!(device.recover(Lba(31)).unwrap(), Recovered::NothingToDo { .. }), "the hole is fine");
+    assert!(matches!(device.recover(Lba(31), false).unwrap(), Recovered::NothingToDo { .. }), "the hole is fine");
+}
+
+#[test]
+fn an_absence_is_brought_back_only_when_it_is_asked_for() {
+    let mut host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let device = host.attach("vault");
+    device.format().unwrap();
+    write_blocking(&device, Lba(29), block(1), true).unwrap();
+    let before = stored(&host);
+    write_blocking(&device, Lba(30), block(2), true).unwrap();
+    device.detach().unwrap();
+    host.stop();
+    let (path, at) = newest_block(&host, &before);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[at] ^= 0x80;
+    std::fs::write(&path, bytes).unwrap();
+    host.start_again();
+    let device = host.attach("vault");
+    assert!(matches!(device.recover(Lba(30), false), Err(RecoverError::OnlyAbsence { tried: 1, .. })));
+    assert!(read_blocking(&device, Lba(30), 1).is_err(), "nothing was changed");
+    match device.recover(Lba(30), true).unwrap() {
+        Recovered::WroteBack { was_absent: true, .. } => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(read_blocking(&device, Lba(30), 1).unwrap()[..] == [0; BLOCK]);
+    assert!(read_blocking(&device, Lba(29), 1).unwrap()[..] == [1; BLOCK]);
 }
 
 #[test]
 fn a_plain_volume_has_nothing_to_recover_by() {
     let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
-    assert!(matches!(host.attach("disk").recover(Lba(0)), Err(RecoverError::NotSealed)));
+    assert!(matches!(host.attach("disk").recover(Lba(0), false), Err(RecoverError::NotSealed)));
 }
 
 fn stored(host: &Host) -> Vec<(std::path::PathBuf, Vec<u8>)> {

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use strongroom_block::Mode;
+use strongroom_block::{BlockDevice, DeviceErrorKind, Lba, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::{
-    AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name,
+    AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name, read_blocking,
 };
 
 use crate::units::parse_duration;
@@ -111,6 +111,30 @@ impl AccessArgs {
             }
         }
         Ok(Arc::new(device))
+    }
+
+    /// Attaches for reading and writing: a sealed volume must open with our key in at least one of a few places. What was
+    /// written with another key than the rest would be lost to everybody who has the right one.
+    pub(crate) fn attach_for_use(&self, options: AttachOptions) -> Result<Arc<RemoteDevice>> {
+        let device = self.attach(options)?;
+        let unit = device.unit();
+        if unit.sealed.is_none() {
+            return Ok(device);
+        }
+        let mut refusal = None;
+        let last = unit.geometry.blocks - 1;
+        for lba in [0, last / 2, last] {
+            match read_blocking(&*device, Lba(lba), 1) {
+                Ok(_) => return Ok(device),
+                Err(error) if error.kind == DeviceErrorKind::Medium => refusal = refusal.or(Some(error)),
+                Err(error) => return Err(error).context("cannot read from the volume"),
+            }
+        }
+        let refusal = refusal.expect("three reads failed");
+        Err(refusal).context(
+            "nothing that was tried on the volume opens: this is not the key that it was formatted with, or it is not \
+             formatted yet (strongroom volume format), or it is damaged (strongroom volume recover)",
+        )
     }
 
     fn known_volumes(&self) -> Result<KnownVolumes> {

@@ -60,9 +60,16 @@ fn a_wrong_or_missing_volume_key_gives_no_data() {
     run(&["key", "new", "--out", &world.text("wrong.key")]).ok();
     let out = world.text("out");
     let wrong = world.initiator("alice.identity", "iqn.2026-11.test:alice", "wrong.key", &["copy", &url, &out]);
-    world.finish(wrong).failed(&["does not open"]);
+    world.finish(wrong).failed(&["does not open", "not the key"]);
     let leaked = std::fs::read(&out).unwrap_or_default();
     assert!(leaked.iter().all(|&byte| byte == 0), "not a byte came out");
+    // Nor does anything go in that the right key would not open.
+    let input = world.text("in");
+    let wrong = ["copy", &input, &url, "--quiet"];
+    let wrong = world.initiator("alice.identity", "iqn.2026-11.test:alice", "wrong.key", &wrong);
+    world.finish(wrong).failed(&["not the key"]);
+    world.alice(&["copy", &url, &world.text("back"), "--quiet"]).ok();
+    assert!(std::fs::read(world.path("back")).unwrap() == noise(1, 64 << 20), "what was there is there");
     let missing = world.initiator("alice.identity", "iqn.2026-11.test:alice", "none.key", &["copy", &url, &out]);
     world.finish(missing).failed(&["none.key"]);
     server.stop();

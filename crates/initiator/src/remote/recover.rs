@@ -48,6 +48,17 @@ pub enum RecoverError {
         /// Versions tried.
         tried: usize,
     },
+    /// The newest version that opens is an absence, and zeros were not asked for.
+    #[error(
+        "the only version of block {lba} that opens is an absence, older than {tried} that do not: versions in between were \
+         released by readers or by the retention budget; restore the block from a backup, or accept zeros (--accept-absence)"
+    )]
+    OnlyAbsence {
+        /// The block.
+        lba: Lba,
+        /// Versions tried before it.
+        tried: usize,
+    },
     /// The target or the key failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -74,9 +85,12 @@ impl RemoteDevice {
     /// If the bad version could be fetched, the write back is conditional on it still being the newest. If the target could
     /// not even read it, the write is unconditional: detach other initiators first.
     ///
+    /// An absence counts as a version only with `accept_absence`: it outlives the versions in between that were released, so
+    /// the block may have held data since.
+    ///
     /// # Errors
     /// [`RecoverError`]; nothing was changed.
-    pub fn recover(&self, lba: Lba) -> Result<Recovered, RecoverError> {
+    pub fn recover(&self, lba: Lba, accept_absence: bool) -> Result<Recovered, RecoverError> {
         if self.sealing.is_none() {
             return Err(RecoverError::NotSealed);
         }
@@ -88,6 +102,9 @@ impl RemoteDevice {
         while tried < VERSIONS_MAX {
             match self.version(lba, older_than)? {
                 Step::Good { sequence, .. } if tried == 0 => return Ok(Recovered::NothingToDo { sequence }),
+                Step::Good { block: None, .. } if !accept_absence => {
+                    return Err(RecoverError::OnlyAbsence { lba, tried });
+                }
                 Step::Good { sequence, block } => {
                     let was_absent = block.is_none();
                     self.write_back(lba, block, newest_stamp)?;

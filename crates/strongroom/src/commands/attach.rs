@@ -80,7 +80,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     args.access.forget_if_asked(&args.url)?;
     let mut options = args.access.options(&args.url)?;
     options.read_only = args.read_only;
-    let device = args.access.attach(options)?;
+    let device = args.access.attach_for_use(options)?;
     let attached = show(&args, device)?;
     let directory = attached.fuse.mount_point().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
@@ -98,7 +98,18 @@ fn serve(args: AttachArgs) -> Result<()> {
 
 fn make_directories(args: &AttachArgs) -> Result<()> {
     for directory in std::iter::once(&args.to).chain(&args.mount) {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make the directory {}", directory.display()))?;
+        fs::create_dir_all(directory).with_context(|| {
+            let directory = directory.display();
+            format!("cannot make the directory {directory} (if an attachment died there, first: umount -l {directory})")
+        })?;
+    }
+    let mut inside = fs::read_dir(&args.to).with_context(|| format!("cannot look into {}", args.to.display()))?;
+    if inside.next().is_some() {
+        bail!(
+            "{} is not empty: something is attached there already (see `strongroom detach --list`), or it holds files that \
+             the volume would hide; choose an empty directory",
+            args.to.display()
+        );
     }
     Ok(())
 }

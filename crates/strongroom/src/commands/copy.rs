@@ -133,7 +133,7 @@ fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Op
     access.forget_if_asked(url)?;
     let mut options = access.options(url)?;
     options.read_only = read_only;
-    let device = access.attach(options).map_err(|error| args.explain(error))?;
+    let device = access.attach_for_use(options).map_err(|error| args.explain(error))?;
     Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
 }
 

@@ -26,6 +26,9 @@ pub(crate) struct RecoverArgs {
     /// How many blocks, starting there.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=BLOCKS_MAX))]
     count: u64,
+    /// If the block was absent before what does not open, let it read as zeros.
+    #[arg(long)]
+    accept_absence: bool,
     /// Really write an older version back.
     #[arg(long)]
     yes: bool,
@@ -43,7 +46,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
     let end = args.lba.checked_add(args.count).context("that is past the end of every volume")?;
     let device = args.access.attach(args.access.options(&args.url)?)?;
     for lba in args.lba..end {
-        match device.recover(Lba(lba)).with_context(|| format!("block {lba} was not recovered"))? {
+        match device.recover(Lba(lba), args.accept_absence).with_context(|| format!("block {lba} was not recovered"))? {
             Recovered::NothingToDo { .. } => println!("block {lba}: its newest version opens; nothing was changed"),
             Recovered::WroteBack { sequence, bad_versions, was_absent } => {
                 let what = if was_absent { "absent then, so it reads as zeros" } else { "which opens" };

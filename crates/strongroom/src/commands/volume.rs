@@ -58,7 +58,7 @@ pub(crate) struct RootArgs {
 /// `volume create`.
 #[derive(Args)]
 pub(crate) struct CreateArgs {
-    /// The volume's name: letters, digits, '.', '-' and '_'.
+    /// The volume's name: small letters, digits, '.' and '-'.
     name: String,
     /// Its size, for instance 10GiB; a multiple of the block size.
     #[arg(long, value_parser = parse_size)]
