@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use strongroom_block::{BlockDevice, DeviceErrorKind, Lba, Mode};
+use strongroom_block::{DeviceErrorKind, Lba, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::{
     AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name, read_blocking,
