@@ -135,13 +135,7 @@ fn a_flipped_byte_at_rest_is_an_error_that_names_the_block_and_can_be_recovered_
     let before = stored(&host);
     write_blocking(&device, Lba(30), block(2), true).unwrap();
     device.detach().unwrap();
-    host.stop();
-    // What the second write added and the first had not: its block is in there somewhere.
-    let (path, at) = newest_block(&host, &before);
-    let mut bytes = std::fs::read(&path).unwrap();
-    bytes[at] ^= 0x80;
-    std::fs::write(&path, bytes).unwrap();
-    host.start_again();
+    flip_newest_block(&mut host, &before);
     let device = host.attach("vault");
     let error = read_blocking(&device, Lba(30), 1).unwrap_err();
     assert_eq!((error.kind, error.lba), (DeviceErrorKind::Medium, Some(Lba(30))), "{error}");
@@ -163,12 +157,7 @@ fn an_absence_is_brought_back_only_when_it_is_asked_for() {
     let before = stored(&host);
     write_blocking(&device, Lba(30), block(2), true).unwrap();
     device.detach().unwrap();
-    host.stop();
-    let (path, at) = newest_block(&host, &before);
-    let mut bytes = std::fs::read(&path).unwrap();
-    bytes[at] ^= 0x80;
-    std::fs::write(&path, bytes).unwrap();
-    host.start_again();
+    flip_newest_block(&mut host, &before);
     let device = host.attach("vault");
     assert!(matches!(device.recover(Lba(30), false), Err(RecoverError::OnlyAbsence { tried: 1, .. })));
     assert!(read_blocking(&device, Lba(30), 1).is_err(), "nothing was changed");
@@ -200,6 +189,17 @@ fn stored(host: &Host) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     walk(host.dir.path(), &mut found);
     found
+}
+
+/// Flips one bit at rest, in the block that was written since `before`, while the target is down.
+fn flip_newest_block(host: &mut Host, before: &[(std::path::PathBuf, Vec<u8>)]) {
+    host.stop();
+    // What the last write added and the store had not before: its block is in there somewhere.
+    let (path, at) = newest_block(host, before);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[at] ^= 0x80;
+    std::fs::write(&path, bytes).unwrap();
+    host.start_again();
 }
 
 /// A byte in the middle of the longest aligned run of 4096 bytes that differs from before and looks like ciphertext.
