@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -53,10 +53,17 @@ impl fmt::Debug for TargetOptions {
 #[derive(Debug)]
 pub struct Target;
 
-/// What all workers share: read on the control path (accept, login, logout), never on the data path.
-pub(crate) struct Shared {
+/// A configuration with the rules made of it; replaced together or not at all.
+#[derive(Debug)]
+pub(crate) struct Settings {
     pub(crate) config: Config,
     pub(crate) rules: AccessRules,
+}
+
+/// What all workers share: read on the control path (accept, login, logout), never on the data path.
+pub(crate) struct Shared {
+    /// What a reload replaces as a whole. Workers keep their own handle on it.
+    settings: RwLock<Arc<Settings>>,
     pub(crate) catalogue: Catalogue,
     pub(crate) wraps: Option<WrapFactory>,
     pub(crate) counters: Counters,
@@ -93,7 +100,7 @@ impl Target {
             config.listen.iter().map(|address| Listener::bind(*address)).collect::<Result<_, _>>()?;
         let local_addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_address).collect();
         let shared = Arc::new(Shared {
-            rules,
+            settings: RwLock::new(Arc::new(Settings { config, rules })),
             catalogue,
             wraps,
             counters: Counters::default(),
@@ -103,7 +110,6 @@ impl Target {
             owners: Mutex::new(HashMap::new()),
             next_connection: AtomicU64::new(1),
             next_tsih: AtomicU16::new(1),
-            config,
         });
         let workers = start_workers(&shared, &listeners)?;
         tracing::info!(
@@ -119,7 +125,8 @@ impl Target {
 
 fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<JoinHandle<()>>, StartError> {
     let cpus = affinity::available_cpus();
-    let count = shared.config.workers.unwrap_or(cpus.len()).max(1);
+    let settings = shared.settings();
+    let count = settings.config.workers.unwrap_or(cpus.len()).max(1);
     let mut mailboxes = Vec::with_capacity(count);
     let mut inboxes = Vec::with_capacity(count);
     for _ in 0..count {
@@ -135,7 +142,7 @@ fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<Joi
     let (told, outcome) = mpsc::channel();
     for (index, (inbox, waker)) in inboxes.into_iter().enumerate() {
         let own = listeners.iter().map(Listener::try_clone).collect::<Result<Vec<_>, _>>()?;
-        let cpu = shared.config.pin_workers.then(|| cpus[index % cpus.len()]);
+        let cpu = settings.config.pin_workers.then(|| cpus[index % cpus.len()]);
         let (shared, told) = (Arc::clone(shared), told.clone());
         let body = move || match Worker::new(index, shared, own, inbox, waker) {
             Ok(worker) => {
@@ -199,7 +206,7 @@ impl TargetHandle {
     /// Stops in order: takes nobody new, asks initiators to log out, lets what is in flight finish, ends every channel with an
     /// authenticated CLOSE, syncs and closes every store. Takes at most `limits.stop_timeout_s` and a moment.
     pub fn stop(mut self) {
-        self.end(Duration::from_secs(self.shared.config.limits.stop_timeout_s));
+        self.end(Duration::from_secs(self.shared.settings().config.limits.stop_timeout_s));
     }
 
     fn end(&mut self, grace: Duration) {
@@ -223,12 +230,17 @@ impl Drop for TargetHandle {
 }
 
 impl Shared {
+    /// What holds now.
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// What the port admits.
     pub(crate) fn admission(self: &Arc<Self>) -> Admission {
         let shared = Arc::clone(self);
         Admission {
             identity: self.identity.clone(),
-            peers: Arc::new(move |key: &PublicKey| shared.rules.knows(key)),
+            peers: Arc::new(move |key: &PublicKey| shared.settings().rules.knows(key)),
             // Whether a plain session may use a volume is told at login, with a reason that the initiator can show.
             allow_plain: true,
         }
@@ -236,21 +248,22 @@ impl Shared {
 
     pub(crate) fn link_options(&self) -> LinkOptions {
         LinkOptions {
-            setup_timeout: self.config.limits.login_timeout(),
+            setup_timeout: self.settings().config.limits.login_timeout(),
             counters: Arc::clone(&self.crypto),
             ..LinkOptions::default()
         }
     }
 
     pub(crate) fn runtime_options(&self) -> RuntimeOptions {
+        let settings = self.settings();
         RuntimeOptions {
-            flavour: match self.config.runtime {
+            flavour: match settings.config.runtime {
                 RuntimeKind::Auto => FlavourChoice::Auto,
                 RuntimeKind::Epoll => FlavourChoice::Epoll,
                 RuntimeKind::IoUring => FlavourChoice::IoUring,
             },
             // The bound on connections is shared by all workers; this one only must not be in its way.
-            streams_max: self.config.limits.connections_max + 64,
+            streams_max: settings.config.limits.connections_max + 64,
             ..RuntimeOptions::default()
         }
     }

@@ -22,7 +22,7 @@ use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, 
 
 use crate::access::Identity;
 use crate::names::VolumeName;
-use crate::server::Shared;
+use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::unit::{ConnectionKey, Finished};
 use connection::{Connection, Moved, Stage};
@@ -61,6 +61,8 @@ struct Stopping {
 pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
+    /// What holds now; replaced by a reload.
+    settings: Arc<Settings>,
     runtime: Runtime,
     waker: Waker,
     inbox: Receiver<Message>,
@@ -94,6 +96,7 @@ impl Worker {
             .collect::<Result<Vec<_>, NetError>>()?;
         Ok(Worker {
             index,
+            settings: shared.settings(),
             shared,
             runtime,
             waker,
@@ -182,7 +185,7 @@ impl Worker {
 
     fn accept_stream(&mut self, listener: ListenerId, stream: StreamId, peer: SocketAddr) {
         let counters = &self.shared.counters;
-        let limit = self.shared.config.limits.connections_max;
+        let limit = self.settings.config.limits.connections_max;
         if self.stopping.is_some() || counters.connections.fetch_add(1, Ordering::Relaxed) >= limit {
             if self.stopping.is_none() {
                 counters.connections.fetch_sub(1, Ordering::Relaxed);
@@ -228,7 +231,7 @@ impl Worker {
         connection.transmit(&mut self.runtime);
         connection.count(&self.shared.counters);
         // What is sent makes room for commands that wait for memory.
-        if connection.may_start_queued(self.shared.config.limits.read_memory_bytes) {
+        if connection.may_start_queued(self.settings.config.limits.read_memory_bytes) {
             self.start_queued(&mut connection);
         }
         connection.hold_back(&mut self.runtime);
@@ -287,7 +290,7 @@ impl Worker {
     }
 
     fn session_config(&self, in_channel: bool) -> iscsi::Config {
-        let limits = &self.shared.config.limits;
+        let limits = &self.settings.config.limits;
         let ping = Duration::from_secs(limits.ping_after_s);
         iscsi::Config {
             in_channel,

@@ -21,7 +21,7 @@ const TARGETS_MAX: usize = 1024;
 impl Worker {
     /// Somebody names itself. Ends in an answer, in waiting, or in a move to the worker that owns the volume.
     pub(super) fn login_requested(&mut self, connection: &mut Connection, request: LoginRequested) -> Flow {
-        let peer = self.shared.rules.peer_name(connection.identity).unwrap_or("plain").to_owned();
+        let peer = self.settings.rules.peer_name(connection.identity).unwrap_or("plain").to_owned();
         tracing::debug!(address = %connection.peer, peer, initiator = %for_log(&request.initiator_name), "login");
         if self.stopping.is_some() {
             self.reject(connection, &request, LoginStatus::SERVICE_UNAVAILABLE, "the target stops; try again later");
@@ -64,7 +64,7 @@ impl Worker {
         target_name: &str,
     ) -> Result<(VolumeName, Admission), (LoginStatus, String)> {
         let refused = |refusal: Refusal| (refusal.status(), refusal.to_string());
-        let (rules, initiator) = (&self.shared.rules, request.initiator_name.as_str());
+        let (rules, initiator) = (&self.settings.rules, request.initiator_name.as_str());
         rules.check_name(connection.identity, initiator).map_err(refused)?;
         let missing = || {
             let reason = format!("there is no target '{}' here; see `strongroom volume list`", for_log(target_name));
@@ -75,7 +75,7 @@ impl Worker {
             };
             (status, reason)
         };
-        let name = names::volume_of(&self.shared.config.base_name, target_name).ok_or_else(missing)?;
+        let name = names::volume_of(&self.settings.config.base_name, target_name).ok_or_else(missing)?;
         let volume = self.shared.catalogue.load(&name).map_err(|error| match error {
             CatalogueError::Missing { .. } => missing(),
             other => (LoginStatus::TARGET_ERROR, other.to_string()),
@@ -122,7 +122,7 @@ impl Worker {
     }
 
     fn accept_discovery(&mut self, connection: &mut Connection, request: &LoginRequested) {
-        if let Err(refusal) = self.shared.rules.check_name(connection.identity, &request.initiator_name) {
+        if let Err(refusal) = self.settings.rules.check_name(connection.identity, &request.initiator_name) {
             self.reject(connection, request, refusal.status(), &refusal.to_string());
             return;
         }
@@ -147,7 +147,7 @@ impl Worker {
     pub(super) fn logged_in(&mut self, connection: &mut Connection) {
         connection.link.login_finished();
         let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
-        let peer = self.shared.rules.peer_name(connection.identity).map(str::to_owned);
+        let peer = self.settings.rules.peer_name(connection.identity).map(str::to_owned);
         let info = SessionInfo {
             peer_address: connection.peer,
             peer: peer.clone(),
@@ -184,7 +184,7 @@ impl Worker {
         Counters::count(&self.shared.counters.logins_refused);
         tracing::warn!(
             address = %connection.peer,
-            peer = self.shared.rules.peer_name(connection.identity).unwrap_or("plain"),
+            peer = self.settings.rules.peer_name(connection.identity).unwrap_or("plain"),
             initiator = %for_log(&request.initiator_name),
             ?status,
             reason,
@@ -251,7 +251,7 @@ impl Worker {
     /// Answers SendTargets with what this initiator may use.
     pub(super) fn send_targets(&mut self, connection: &mut Connection, question: &SendTargets) {
         let initiator = connection.initiator_name().to_owned();
-        let base = &self.shared.config.base_name;
+        let base = &self.settings.config.base_name;
         let wanted = match question {
             SendTargets::All => self.shared.catalogue.names().unwrap_or_else(|error| {
                 tracing::error!(%error, "discovery cannot list the volumes");
@@ -262,7 +262,7 @@ impl Worker {
         };
         let visible = |name: &VolumeName| {
             let volume = self.shared.catalogue.load(name);
-            volume.is_ok_and(|volume| self.shared.rules.admit(connection.identity, &initiator, &volume).is_ok())
+            volume.is_ok_and(|volume| self.settings.rules.admit(connection.identity, &initiator, &volume).is_ok())
         };
         let addresses = self.addresses(connection);
         let targets: Vec<TargetEntry> = wanted
@@ -279,7 +279,7 @@ impl Worker {
     /// Where to reach this target: as configured, or the address that this initiator reached.
     fn addresses(&self, connection: &Connection) -> Vec<String> {
         let group = crate::PORTAL_GROUP;
-        let advertised = &self.shared.config.advertise;
+        let advertised = &self.settings.config.advertise;
         if advertised.is_empty() {
             let here = SocketAddr::new(our_address_towards(connection.peer), connection.port);
             return vec![format!("{here},{group}")];

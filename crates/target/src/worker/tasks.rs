@@ -17,7 +17,7 @@ use crate::unit::{ConnectionKey, Verdict};
 impl Worker {
     /// A command arrived, with all its data.
     pub(super) fn command(&mut self, connection: &mut Connection, command: iscsi::Command) {
-        if connection.must_wait(&command, self.shared.config.limits.read_memory_bytes) {
+        if connection.must_wait(&command, self.settings.config.limits.read_memory_bytes) {
             connection.queued.push_back(command);
         } else {
             self.start_command(connection, command);
@@ -26,7 +26,7 @@ impl Worker {
 
     /// Starts commands that waited for memory, as far as there is some.
     pub(super) fn start_queued(&mut self, connection: &mut Connection) {
-        while connection.may_start_queued(self.shared.config.limits.read_memory_bytes) {
+        while connection.may_start_queued(self.settings.config.limits.read_memory_bytes) {
             let Some(command) = connection.queued.pop_front() else { return };
             self.start_command(connection, command);
         }

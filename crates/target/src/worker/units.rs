@@ -249,7 +249,7 @@ impl Worker {
     }
 
     fn idle_close(&self) -> Duration {
-        Duration::from_secs(self.shared.config.limits.idle_close_s)
+        Duration::from_secs(self.settings.config.limits.idle_close_s)
     }
 
     fn close_unit(&mut self, volume: &VolumeName) {
@@ -313,7 +313,7 @@ fn open(shared: &Shared, name: &VolumeName, waker: strongroom_store::Waker) -> R
     let dir = shared.catalogue.store_dir(name);
     let store = Store::open(&dir, &OpenOptions::default(), waker).map_err(|source| store_error(name, source))?;
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
-    let target_name = names::target_name(&shared.config.base_name, name);
+    let target_name = names::target_name(&shared.settings().config.base_name, name);
     Ok(Unit::new(Arc::new(volume), target_name, store, wrap, lock))
 }
 
