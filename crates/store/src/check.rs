@@ -10,6 +10,7 @@ use crate::error::StoreError;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
 use crate::options::VolumeInfo;
+use crate::planted::Planted;
 use crate::recover::{Scanner, Unit, recover};
 use crate::store::{Recovered, Store, blocking, item_checksum};
 use crate::unit::Entry;
@@ -58,7 +59,7 @@ impl Store {
     /// # Errors
     /// As [`Store::check`].
     pub fn check_on(backend: &mut dyn Backend) -> Result<CheckReport, StoreError> {
-        let recovered = recover(backend, 0)?;
+        let recovered = recover(backend, 0, Planted::default())?;
         let mut report = CheckReport {
             info: recovered.superblock.info(),
             units: 0,

@@ -16,6 +16,7 @@ mod index;
 mod layout;
 mod op;
 mod options;
+mod planted;
 mod recover;
 mod segments;
 mod stamps;
@@ -29,6 +30,7 @@ pub use check::CheckReport;
 pub use error::StoreError;
 pub use op::{Completion, Extent, Op, OpError, Outcome};
 pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
+pub use planted::{Planted, PlantedFault};
 pub use store::Store;
 #[doc(hidden)]
 pub use unit::fuzz_decode;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use strongroom_block::{Custody, Geometry, SealingDomain, VolumeId};
 
+use crate::planted::Planted;
+
 /// Names one store directory. Never shown to initiators: who knows it could write plain blocks that look like log units.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreId(pub [u8; 16]);
@@ -90,11 +92,20 @@ pub struct OpenOptions {
     pub queue_bytes_max: usize,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,
+    /// The mistake that a simulation wants the store to make.
+    #[doc(hidden)]
+    pub planted: Planted,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { record_cache_bytes: 32 << 20, queue_ops_max: 4096, queue_bytes_max: 256 << 20, open_id: None }
+        OpenOptions {
+            record_cache_bytes: 32 << 20,
+            queue_ops_max: 4096,
+            queue_bytes_max: 256 << 20,
+            open_id: None,
+            planted: Planted::default(),
+        }
     }
 }
 

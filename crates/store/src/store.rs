@@ -144,7 +144,7 @@ impl Store {
             Some(id) => id,
             None => u64::from_be_bytes(create::random()?),
         };
-        let recovered = crate::recover::recover(backend.as_mut(), open_id)?;
+        let recovered = crate::recover::recover(backend.as_mut(), open_id, options.planted)?;
         backend.set_waker(waker.clone());
         let mut store = Store::from_recovered(backend, options.clone(), waker, recovered);
         store.begin_epoch()?;

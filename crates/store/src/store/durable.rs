@@ -11,6 +11,7 @@ use crate::backend::Io;
 use crate::error::StoreError;
 use crate::layout::SUPERBLOCK_AT;
 use crate::op::{OpError, Outcome};
+use crate::planted::PlantedFault;
 use crate::superblock::Superblock;
 use crate::unit::{TABLE_ROW, UnitBuilder};
 
@@ -107,7 +108,7 @@ impl Store {
     }
 
     pub(super) fn complete_when_durable(&mut self, lsn: u64, token: Token, bytes: usize, outcome: Outcome) {
-        if lsn <= self.head.durable_lsn {
+        if lsn <= self.head.durable_lsn || self.options.planted.has(PlantedFault::SyncLeftOut) {
             self.complete(token, bytes, Ok(outcome));
         } else {
             self.syncs.waiters.push(Waiter { lsn, token, bytes, outcome });
@@ -127,8 +128,9 @@ impl Store {
         if self.syncs.in_flight.is_some() || self.refused.is_some() {
             return false;
         }
+        let table_too_early = self.options.planted.has(PlantedFault::TableTooEarly);
         let round = match self.round.phase {
-            Phase::TableSync { lsn } => lsn > self.head.durable_lsn,
+            Phase::TableSync { lsn } => lsn > self.head.durable_lsn && !table_too_early,
             Phase::SuperblockSync => self.syncs.superblock_dirty,
             _ => false,
         };
@@ -231,6 +233,9 @@ impl Store {
     }
 
     pub(super) fn table_written(&mut self, lsn: u64) {
+        if self.options.planted.has(PlantedFault::SegmentReusedTooSoon) {
+            self.round.releasing.append(&mut self.round.dying);
+        }
         self.round.phase = Phase::TableSync { lsn };
     }
 
@@ -245,7 +250,8 @@ impl Store {
         let mut progress = false;
         if let Phase::TableSync { lsn } = self.round.phase {
             let free = !self.syncs.superblock_dirty && self.round.writing.is_none();
-            if lsn <= self.head.durable_lsn && free && self.refused.is_none() {
+            let too_early = self.options.planted.has(PlantedFault::TableTooEarly);
+            if (lsn <= self.head.durable_lsn || too_early) && free && self.refused.is_none() {
                 self.round.phase = Phase::Superblock;
                 self.round.table = self.round.next_table;
                 self.write_superblock(false);

@@ -6,6 +6,7 @@ use super::{Head, Store};
 use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
 use crate::op::{OpError, Outcome};
+use crate::planted::PlantedFault;
 
 /// What a group is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,6 +111,9 @@ impl Store {
         let old = self.index.insert(lba, version);
         if self.info.kind.is_sealed() {
             if let Some(old) = old {
+                if self.options.planted.has(PlantedFault::VersionReclaimedTooSoon) && old.sequence() % 8 == 0 {
+                    return self.live_sub(old);
+                }
                 self.versions.keep(lba, old);
             }
         } else if let Some(old) = old {

@@ -1,0 +1,56 @@
+//! Faults that are planted on purpose, one at a time, so that the simulation can prove that it finds such faults.
+//!
+//! They are compiled in only with the feature `planted-faults`, which nothing but the tests of `strongroom-testing` enables
+//! (the tidy test checks that); without it every question here is answered `false` at compile time.
+
+/// A mistake that a store could make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedFault {
+    /// A flush is answered without a sync.
+    SyncLeftOut,
+    /// The superblock names a segment table that is not known to be durable.
+    TableTooEarly,
+    /// Recovery takes whatever intact unit lies at the end of the log for its continuation.
+    StaleUnitReplayed,
+    /// Now and then a retained version goes although no reader has verified a newer one.
+    VersionReclaimedTooSoon,
+    /// A dead segment is used again before the table without it is durable.
+    SegmentReusedTooSoon,
+    /// Recovery trusts the data of units that are not known to be synced.
+    TailUnchecked,
+    /// Recovery takes in a group of which only the first units arrived.
+    GroupCut,
+}
+
+impl PlantedFault {
+    /// All of them.
+    pub const ALL: [PlantedFault; 7] = [
+        PlantedFault::SyncLeftOut,
+        PlantedFault::TableTooEarly,
+        PlantedFault::StaleUnitReplayed,
+        PlantedFault::VersionReclaimedTooSoon,
+        PlantedFault::SegmentReusedTooSoon,
+        PlantedFault::TailUnchecked,
+        PlantedFault::GroupCut,
+    ];
+}
+
+/// Which fault a store was opened with: none, but in a simulation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Planted(Option<PlantedFault>);
+
+impl Planted {
+    /// This one.
+    ///
+    /// # Panics
+    /// In a build without the feature: a test that relies on the fault would prove nothing.
+    pub fn fault(fault: PlantedFault) -> Planted {
+        assert!(cfg!(feature = "planted-faults"), "this build has no planted faults");
+        Planted(Some(fault))
+    }
+
+    /// Whether the store shall make this mistake.
+    pub(crate) fn has(self, fault: PlantedFault) -> bool {
+        cfg!(feature = "planted-faults") && self.0 == Some(fault)
+    }
+}
