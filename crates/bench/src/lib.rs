@@ -4,6 +4,8 @@
 //! library holds the one thing that they share, a stopwatch. Deliberately absent: rival libraries and engines; those are
 //! compared in `spikes/`, in workspaces of their own.
 
+pub mod libiscsi;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
