@@ -24,6 +24,7 @@ mod store;
 mod superblock;
 mod unit;
 mod versions;
+mod view;
 
 pub use backend::{Backend, FileBackend, MemoryBackend, Waker};
 pub use check::CheckReport;
@@ -34,3 +35,4 @@ pub use planted::{Planted, PlantedFault};
 pub use store::Store;
 #[doc(hidden)]
 pub use unit::fuzz_decode;
+pub use view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo, View};

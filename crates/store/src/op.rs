@@ -1,6 +1,8 @@
 //! What can be asked of a store, and what it answers.
 
-use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, StoreSequence, Token};
+use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, StoreSequence, Token, VolumeId};
+
+use crate::view::{BranchId, SnapshotId};
 
 /// One request to a [`Store`](crate::Store).
 #[derive(Clone, Debug)]
@@ -78,6 +80,40 @@ pub enum Op {
         /// Block and the sequence of the version that opened. At most [`Op::VERIFIED_MAX`].
         pairs: Vec<(Lba, StoreSequence)>,
     },
+    /// Keeps the addressed branch as it is now, under a name. Takes the same time whatever the volume's size. Ordered
+    /// like a write: it holds what completed before it was submitted. Answered, when durable, by
+    /// [`Outcome::SnapshotCreated`].
+    SnapshotCreate {
+        /// Unique in the store; 1 to [`Op::NAME_BYTES_MAX`] bytes.
+        name: String,
+    },
+    /// Lets a snapshot go; what only it kept is freed bit by bit afterwards. Answered, when durable, by
+    /// [`Outcome::Changed`].
+    SnapshotDelete {
+        /// Which; no clone may depend on it.
+        id: SnapshotId,
+    },
+    /// The snapshot's branch becomes what the snapshot holds; everything written since, and in no other snapshot, is
+    /// gone. Answered, when durable, by [`Outcome::Changed`].
+    Rollback {
+        /// Which; snapshots taken later stay.
+        to: SnapshotId,
+    },
+    /// A branch of its own that begins as the snapshot and shares its blocks. Answered, when durable, by
+    /// [`Outcome::CloneCreated`].
+    CloneCreate {
+        /// Where it begins.
+        from: SnapshotId,
+        /// Unique among clones; 1 to [`Op::NAME_BYTES_MAX`] bytes.
+        name: String,
+        /// Its name among machines. The sealing domain is the volume's: so it opens with the same keys.
+        volume_id: VolumeId,
+    },
+    /// Lets a clone go. Answered, when durable, by [`Outcome::Changed`].
+    CloneDelete {
+        /// Which; it may have no snapshots.
+        branch: BranchId,
+    },
 }
 
 impl Op {
@@ -91,6 +127,12 @@ impl Op {
     pub const HOLES_MAX: usize = 4096;
     /// Upper bound on the pairs of one feedback request.
     pub const VERIFIED_MAX: usize = 65536;
+    /// Upper bound on the name of a snapshot or clone, in bytes.
+    pub const NAME_BYTES_MAX: usize = 128;
+    /// Upper bound on the snapshots of a store.
+    pub const SNAPSHOTS_MAX: usize = 1024;
+    /// Upper bound on the clones of a store.
+    pub const CLONES_MAX: usize = 256;
 }
 
 /// Some consecutive blocks of a read.
@@ -140,6 +182,18 @@ pub enum Outcome {
         /// How many older versions it released.
         released: u64,
     },
+    /// The snapshot is there, durably.
+    SnapshotCreated {
+        /// Its identity.
+        id: SnapshotId,
+    },
+    /// The clone is there, durably.
+    CloneCreated {
+        /// Its branch.
+        branch: BranchId,
+    },
+    /// What was asked for holds, durably.
+    Changed,
 }
 
 /// How a request failed. The store is usable afterwards; only [`OpError::WritesRefused`] lasts until reopened.
@@ -192,6 +246,21 @@ pub enum OpError {
         /// The stamp that is there; `None`: a hole.
         found: Option<Stamp>,
     },
+    /// A write to a snapshot.
+    #[error("a snapshot cannot be written to; write to the volume, or to a clone of the snapshot")]
+    ReadOnly,
+    /// No such snapshot or branch.
+    #[error("there is no such snapshot or clone (any more); list them and choose another")]
+    NoSuchView,
+    /// A snapshot or clone of that name exists.
+    #[error("'{0}' exists already; choose another name")]
+    NameTaken(String),
+    /// Something depends on it.
+    #[error("{0}")]
+    Depended(&'static str),
+    /// A limit of the store is reached.
+    #[error("{0}")]
+    TooMany(&'static str),
     /// No space on the host. Nothing was changed; later requests work once there is space.
     #[error("no space left for the store; free some on its file system, then retry")]
     NoSpace,

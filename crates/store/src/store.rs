@@ -30,6 +30,7 @@ use crate::segments::Segments;
 use crate::stamps::StampFilter;
 use crate::superblock::Superblock;
 use crate::versions::Versions;
+use crate::view::{BranchId, BranchInfo, SnapshotInfo, View};
 
 pub(crate) use append::Head;
 use append::{AppendInFlight, WriteOp};
@@ -210,6 +211,17 @@ impl Store {
         }
     }
 
+    /// Every snapshot, in the order in which they were taken.
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        Vec::new()
+    }
+
+    /// The volume and every clone.
+    pub fn branches(&self) -> Vec<BranchInfo> {
+        let (id, volume_id) = (BranchId::VOLUME, self.info.volume_id);
+        vec![BranchInfo { id, name: String::new(), volume_id, from: None, created_seconds: 0, bytes_written: 0 }]
+    }
+
     /// How many requests were taken in and have not completed.
     pub fn ops_in_flight(&self) -> usize {
         self.ops_in_flight
@@ -231,8 +243,16 @@ impl Store {
     /// # Errors
     /// As the request.
     pub fn execute(&mut self, op: Op) -> Result<Outcome, OpError> {
+        self.execute_on(View::default(), op)
+    }
+
+    /// As [`Store::execute`], addressed to a branch or a snapshot.
+    ///
+    /// # Errors
+    /// As the request.
+    pub fn execute_on(&mut self, view: View, op: Op) -> Result<Outcome, OpError> {
         const TOKEN: Token = Token(u64::MAX);
-        self.submit(TOKEN, op);
+        self.submit_to(TOKEN, view, op);
         loop {
             self.new_poll();
             self.drive();

@@ -8,6 +8,7 @@ use super::append::{Content, WriteOp};
 use super::gate::Gate;
 use super::read::Owner;
 use crate::op::{Completion, Op, OpError, Outcome};
+use crate::view::View;
 
 impl Store {
     /// Takes a request in. Writes are worked on in the next [`Store::poll_completions`], so that requests submitted
@@ -16,6 +17,11 @@ impl Store {
     /// Requests in flight at the same time are not ordered among each other, but a write that completed is seen by every
     /// read submitted afterwards.
     pub fn submit(&mut self, token: Token, op: Op) {
+        self.submit_to(token, View::default(), op);
+    }
+
+    /// As [`Store::submit`], addressed to a branch or a snapshot. A flush is of everything, whatever it addresses.
+    pub fn submit_to(&mut self, token: Token, view: View, op: Op) {
         let bytes = self.op_bytes(&op);
         let full = self.ops_in_flight >= self.options.queue_ops_max
             || self.bytes_in_flight + bytes > self.options.queue_bytes_max.max(Op::READ_BYTES_MAX);
@@ -25,12 +31,15 @@ impl Store {
         }
         self.ops_in_flight += 1;
         self.bytes_in_flight += bytes;
-        if let Err(error) = self.take_in(token, op, bytes) {
+        if let Err(error) = self.take_in(token, view, op, bytes) {
             self.complete(token, bytes, Err(error));
         }
     }
 
-    fn take_in(&mut self, token: Token, op: Op, bytes: usize) -> Result<(), OpError> {
+    fn take_in(&mut self, token: Token, view: View, op: Op, bytes: usize) -> Result<(), OpError> {
+        if view != View::default() {
+            return Err(OpError::NoSuchView);
+        }
         match op {
             Op::Read { lba, count } => {
                 self.check_range(lba, u64::from(count))?;
@@ -83,6 +92,10 @@ impl Store {
                 let released = pairs.iter().map(|(lba, sequence)| self.verified(lba.0, sequence.0)).sum();
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
+            Op::SnapshotCreate { .. } => return Err(OpError::TooMany("this build takes no snapshots yet")),
+            Op::SnapshotDelete { .. } | Op::Rollback { .. } | Op::CloneCreate { .. } | Op::CloneDelete { .. } => {
+                return Err(OpError::NoSuchView);
+            }
         }
         Ok(())
     }
@@ -97,7 +110,7 @@ impl Store {
             // What is more than a read may ask for is refused as such.
             Op::Read { count, .. } => (*count as usize).saturating_mul(block_bytes).min(Op::READ_BYTES_MAX),
             Op::ReadVersion { .. } => block_bytes,
-            Op::Discard { .. } | Op::Flush | Op::Verified { .. } => 0,
+            _ => 0,
         }
     }
 

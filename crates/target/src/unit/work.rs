@@ -197,7 +197,12 @@ impl Unit {
                 tracing::error!(%volume, %error, "a write failed");
                 Sense::INTERNAL_FAILURE
             }
-            OpError::Misuse(_) => {
+            OpError::ReadOnly => Sense::WRITE_PROTECTED,
+            OpError::Misuse(_)
+            | OpError::NoSuchView
+            | OpError::NameTaken(_)
+            | OpError::Depended(_)
+            | OpError::TooMany(_) => {
                 tracing::error!(%volume, %error, "the store refuses a request; this is a defect");
                 Sense::INTERNAL_FAILURE
             }
