@@ -4,6 +4,7 @@
 //! never printed.
 
 mod access;
+mod admin;
 mod attachments;
 mod commands;
 mod config;
@@ -13,6 +14,7 @@ mod logging;
 mod sd_notify;
 mod secret_file;
 mod signals;
+mod table;
 mod units;
 
 use std::process::ExitCode;
@@ -43,6 +45,11 @@ enum Command {
     #[command(subcommand)]
     Volume(commands::volume::VolumeCommand),
     Serve(commands::serve::ServeArgs),
+    Status(commands::status::StatusArgs),
+    #[command(subcommand)]
+    Session(commands::session::SessionCommand),
+    Drain(commands::drain::DrainArgs),
+    Reload(commands::drain::ReloadArgs),
     Attach(commands::attach::AttachArgs),
     Detach(commands::detach::DetachArgs),
     Copy(commands::copy::CopyArgs),
@@ -61,6 +68,10 @@ fn main() -> ExitCode {
         Command::Key(command) => commands::key::run(command),
         Command::Volume(command) => commands::volume::run(command),
         Command::Serve(args) => commands::serve::run(args),
+        Command::Status(args) => commands::status::run(&args),
+        Command::Session(command) => commands::session::run(command),
+        Command::Drain(args) => commands::drain::run(args),
+        Command::Reload(args) => commands::drain::reload(&args),
         Command::Attach(args) => commands::attach::run(args),
         Command::Detach(args) => commands::detach::run(&args),
         Command::Copy(args) => commands::copy::run(args),

@@ -17,6 +17,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub(crate) struct StopSignal(u32);
 
 impl StopSignal {
+    /// SIGHUP: the terminal is gone, or, for a daemon, the configuration is to be read again.
+    pub(crate) fn is_hangup(self) -> bool {
+        self.0 as libc::c_int == libc::SIGHUP
+    }
+
     /// As people know it.
     pub(crate) fn name(self) -> &'static str {
         match self.0 as libc::c_int {

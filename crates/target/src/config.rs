@@ -32,6 +32,9 @@ pub struct Config {
     /// File with this target's node key, read by the binary. Without it there are no channels, and no sealed volumes.
     #[serde(default)]
     pub node_key: Option<PathBuf>,
+    /// The socket for `strongroom status` and the like; default `.admin.sock` in `root`.
+    #[serde(default)]
+    pub admin_socket: Option<PathBuf>,
     /// Worker threads; default one per processor.
     #[serde(default)]
     pub workers: Option<usize>,
@@ -157,6 +160,7 @@ impl Config {
             advertise: Vec::new(),
             base_name: base_name_default(),
             node_key: None,
+            admin_socket: None,
             workers: None,
             pin_workers: false,
             runtime: RuntimeKind::default(),
@@ -198,10 +202,7 @@ impl Config {
             return Err(ConfigError::value("workers", "must be at least 1; leave it out for one per processor"));
         }
         for (index, address) in self.advertise.iter().enumerate() {
-            if !address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
-                let problem = format!("'{address}' is not host:port; write for instance \"storage.example:3260\"");
-                return Err(ConfigError::value(format!("advertise[{index}]"), problem));
-            }
+            check_host_port(address).map_err(|problem| ConfigError::value(format!("advertise[{index}]"), problem))?;
         }
         self.limits.check()?;
         self.check_peers()?;
@@ -211,6 +212,42 @@ impl Config {
             check_volumes(&at, &rule.volumes)?;
         }
         Ok(())
+    }
+
+    /// Takes over from `old` what cannot change while a target runs. Tells which of it would be different.
+    pub(crate) fn keep_constants_of(&mut self, old: &Config) -> Vec<String> {
+        let mut kept = Vec::new();
+        let mut keep = |name: &str, is_same: bool| {
+            if !is_same {
+                kept.push(name.to_owned());
+            }
+        };
+        keep("root", self.root == old.root);
+        keep("listen", self.listen == old.listen);
+        keep("base_name", self.base_name == old.base_name);
+        keep("node_key", self.node_key == old.node_key);
+        keep("admin_socket", self.admin_socket == old.admin_socket);
+        keep("workers", self.workers == old.workers);
+        keep("pin_workers", self.pin_workers == old.pin_workers);
+        keep("runtime", self.runtime == old.runtime);
+        self.root.clone_from(&old.root);
+        self.listen.clone_from(&old.listen);
+        self.base_name.clone_from(&old.base_name);
+        self.node_key.clone_from(&old.node_key);
+        self.admin_socket.clone_from(&old.admin_socket);
+        (self.workers, self.pin_workers, self.runtime) = (old.workers, old.pin_workers, old.runtime);
+        kept
+    }
+
+    /// Names of the settings in which it differs from `old`.
+    pub(crate) fn differences(&self, old: &Config) -> Vec<String> {
+        let changes = [
+            ("advertise", self.advertise != old.advertise),
+            ("limits", self.limits != old.limits),
+            ("peer", self.peers != old.peers),
+            ("plain", self.plain != old.plain),
+        ];
+        changes.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
     }
 
     fn check_peers(&self) -> Result<(), ConfigError> {
@@ -258,6 +295,22 @@ impl Limits {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether it can stand in a TargetAddress.
+pub(crate) fn check_host_port(address: &str) -> Result<(), String> {
+    let good = |host: &str, port: &str| {
+        let named = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
+        // RFC 7143 §13.8: an IPv6 address stands in brackets.
+        let literal = !host.contains(':') || (host.starts_with('[') && host.ends_with(']'));
+        named && literal && port.parse::<u16>().is_ok_and(|port| port != 0)
+    };
+    match address.rsplit_once(':') {
+        Some((host, port)) if good(host, port) => Ok(()),
+        _ => Err(format!(
+            "'{address}' is not host:port; write for instance \"storage.example:3260\" or \"[2001:db8::1]:3260\""
+        )),
     }
 }
 

@@ -122,4 +122,12 @@ pub enum StartError {
     /// A port, or the kernel.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// The admin socket.
+    #[error("cannot listen for the keeper's commands at {}: {source}", path.display())]
+    AdminSocket {
+        /// The socket.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
 }

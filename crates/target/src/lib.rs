@@ -6,6 +6,7 @@
 //! [`strongroom_block::BlockKeyWrap`].
 
 pub mod access;
+pub mod admin;
 pub mod catalogue;
 pub mod config;
 mod error;
@@ -19,7 +20,7 @@ mod worker;
 pub use catalogue::{Catalogue, Listing, SealedSpec, VolumeSpec, VolumeStatus};
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
-pub use server::{Target, TargetHandle, TargetOptions, WrapFactory};
+pub use server::{ConfigReader, Target, TargetHandle, TargetOptions, WrapFactory};
 pub use stats::{SessionInfo, Stats};
 pub use volume::{Access, Sealed, Volume};
 

@@ -5,15 +5,16 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use strongroom_block::{BlockKeyWrap, CryptoCounters};
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOptions, Waker, affinity};
 
 use crate::access::AccessRules;
+use crate::admin::{self, AdminSocket, Drain, Reloaded};
 use crate::catalogue::Catalogue;
 use crate::config::{Config, RuntimeKind};
 use crate::error::{ConfigError, StartError};
@@ -34,12 +35,17 @@ pub struct TargetOptions {
     pub node_key: Option<NodeKey>,
     /// For volumes of custody `target`; without it they cannot be opened.
     pub wraps: Option<WrapFactory>,
+    /// For reloads; without it there are none.
+    pub reread: Option<ConfigReader>,
 }
+
+/// Reads the configuration again, for a reload. The error is for people.
+pub type ConfigReader = Arc<dyn Fn() -> Result<Config, String> + Send + Sync>;
 
 impl TargetOptions {
     /// A target without identity.
     pub fn new(config: Config) -> TargetOptions {
-        TargetOptions { config, node_key: None, wraps: None }
+        TargetOptions { config, node_key: None, wraps: None, reread: None }
     }
 }
 
@@ -60,12 +66,31 @@ pub(crate) struct Settings {
     pub(crate) rules: AccessRules,
 }
 
+impl Settings {
+    /// Checks all of a configuration.
+    fn new(config: Config, has_identity: bool) -> Result<Settings, ConfigError> {
+        config.check()?;
+        let rules = AccessRules::new(&config)?;
+        if !has_identity && !config.peers.is_empty() {
+            let problem = "is needed to serve the [[peer]]s; make one with `strongroom identity new` and name its file";
+            return Err(ConfigError::value("node_key", problem));
+        }
+        Ok(Settings { config, rules })
+    }
+}
+
 /// What all workers share: read on the control path (accept, login, logout), never on the data path.
 pub(crate) struct Shared {
     /// What a reload replaces as a whole. Workers keep their own handle on it.
     settings: RwLock<Arc<Settings>>,
     pub(crate) catalogue: Catalogue,
     pub(crate) wraps: Option<WrapFactory>,
+    pub(crate) reread: Option<ConfigReader>,
+    /// Held while a reload is on its way.
+    pub(crate) reloading: Mutex<()>,
+    drain: Mutex<Drain>,
+    pub(crate) started: Instant,
+    pub(crate) local_addresses: Vec<SocketAddr>,
     pub(crate) counters: Counters,
     pub(crate) crypto: Arc<CryptoCounters>,
     identity: Option<Arc<NodeKey>>,
@@ -88,21 +113,23 @@ impl Target {
     /// # Errors
     /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
-        let TargetOptions { config, node_key, wraps } = options;
-        config.check()?;
-        let rules = AccessRules::new(&config)?;
-        if node_key.is_none() && !config.peers.is_empty() {
-            let problem = "is needed to serve the [[peer]]s; make one with `strongroom identity new` and name its file";
-            return Err(ConfigError::value("node_key", problem).into());
-        }
+        let TargetOptions { config, node_key, wraps, reread } = options;
+        let settings = Settings::new(config, node_key.is_some())?;
+        let config = &settings.config;
         let catalogue = Catalogue::open(&config.root)?;
         let listeners: Vec<Listener> =
             config.listen.iter().map(|address| Listener::bind(*address)).collect::<Result<_, _>>()?;
         let local_addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_address).collect();
+        let admin_path = config.admin_socket.clone().unwrap_or_else(|| admin::default_socket(&config.root));
         let shared = Arc::new(Shared {
-            settings: RwLock::new(Arc::new(Settings { config, rules })),
+            settings: RwLock::new(Arc::new(settings)),
             catalogue,
             wraps,
+            reread,
+            reloading: Mutex::new(()),
+            drain: Mutex::new(Drain::default()),
+            started: Instant::now(),
+            local_addresses,
             counters: Counters::default(),
             crypto: Arc::new(CryptoCounters::new()),
             identity: node_key.map(Arc::new),
@@ -112,14 +139,19 @@ impl Target {
             next_tsih: AtomicU16::new(1),
         });
         let workers = start_workers(&shared, &listeners)?;
+        // Dropped with an error, it stops the workers.
+        let mut handle = TargetHandle { shared, workers, admin: None };
+        handle.admin = Some(AdminSocket::start(&admin_path, Arc::clone(&handle.shared))?);
+        let shared = &handle.shared;
         tracing::info!(
             root = %shared.catalogue.root().display(),
-            addresses = ?local_addresses,
-            workers = workers.len(),
+            addresses = ?shared.local_addresses,
+            admin = %admin_path.display(),
+            workers = shared.workers(),
             channels = shared.identity.is_some(),
             "serving"
         );
-        Ok(TargetHandle { shared, local_addresses, workers })
+        Ok(handle)
     }
 }
 
@@ -167,20 +199,20 @@ fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<Joi
 /// A running target. Dropping it stops it at once; [`TargetHandle::stop`] does so in order.
 pub struct TargetHandle {
     shared: Arc<Shared>,
-    local_addresses: Vec<SocketAddr>,
     workers: Vec<JoinHandle<()>>,
+    admin: Option<AdminSocket>,
 }
 
 impl fmt::Debug for TargetHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TargetHandle").field("local_addresses", &self.local_addresses).finish_non_exhaustive()
+        f.debug_struct("TargetHandle").field("local_addresses", &self.shared.local_addresses).finish_non_exhaustive()
     }
 }
 
 impl TargetHandle {
     /// Where it listens, with true ports.
     pub fn local_addresses(&self) -> &[SocketAddr] {
-        &self.local_addresses
+        &self.shared.local_addresses
     }
 
     /// This target's public key, for initiators to expect; `None` without identity.
@@ -195,12 +227,20 @@ impl TargetHandle {
 
     /// What it has done and is doing.
     pub fn stats(&self) -> Stats {
-        self.shared.counters.snapshot(&self.shared.crypto)
+        self.shared.stats()
     }
 
     /// Who is logged in.
     pub fn sessions(&self) -> Vec<SessionInfo> {
         self.shared.counters.sessions()
+    }
+
+    /// Reads the configuration again and puts it in force, as a whole or not at all.
+    ///
+    /// # Errors
+    /// Why nothing was changed, for people.
+    pub fn reload(&self) -> Result<Reloaded, String> {
+        self.shared.reload()
     }
 
     /// Stops in order: takes nobody new, asks initiators to log out, lets what is in flight finish, ends every channel with an
@@ -213,6 +253,7 @@ impl TargetHandle {
         if self.workers.is_empty() {
             return;
         }
+        self.admin = None;
         self.shared.tell_all(|| Message::Stop { grace });
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {
@@ -230,6 +271,36 @@ impl Drop for TargetHandle {
 }
 
 impl Shared {
+    /// How many workers there are.
+    pub(crate) fn workers(&self) -> usize {
+        self.mailboxes().len()
+    }
+
+    /// Whether channels are offered.
+    pub(crate) fn has_identity(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.counters.snapshot(&self.crypto)
+    }
+
+    /// Which volumes initiators are sent away from.
+    pub(crate) fn drain(&self) -> MutexGuard<'_, Drain> {
+        self.drain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a configuration in force, once all of it was found to be in order. What cannot change while the target runs
+    /// keeps its value. Tells what changed, and what would after a restart.
+    pub(crate) fn replace_settings(&self, config: Config) -> Result<(Vec<String>, Vec<String>), ConfigError> {
+        let mut new = Settings::new(config, self.has_identity())?;
+        let mut held = self.settings.write().unwrap_or_else(PoisonError::into_inner);
+        let needs_restart = new.config.keep_constants_of(&held.config);
+        let changed = new.config.differences(&held.config);
+        *held = Arc::new(new);
+        Ok((changed, needs_restart))
+    }
+
     /// What holds now.
     pub(crate) fn settings(&self) -> Arc<Settings> {
         Arc::clone(&self.settings.read().unwrap_or_else(PoisonError::into_inner))
@@ -263,7 +334,7 @@ impl Shared {
                 RuntimeKind::IoUring => FlavourChoice::IoUring,
             },
             // The bound on connections is shared by all workers; this one only must not be in its way.
-            streams_max: settings.config.limits.connections_max + 64,
+            streams_max: usize::MAX,
             ..RuntimeOptions::default()
         }
     }
@@ -308,7 +379,7 @@ impl Shared {
         mailbox.waker.wake();
     }
 
-    fn tell_all(&self, message: impl Fn() -> Message) {
+    pub(crate) fn tell_all(&self, message: impl Fn() -> Message) {
         (0..self.mailboxes().len()).for_each(|worker| self.tell(worker, message()));
     }
 

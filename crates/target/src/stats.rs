@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use strongroom_block::{CryptoBytes, CryptoCounters};
 use strongroom_iscsi::target::Statistics;
 
 use crate::unit::ConnectionKey;
 
 /// A moment's picture of a target.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Connections now, those still logging in included.
     pub connections: u64,
@@ -37,8 +38,23 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Bytes of block data and parameters written by initiators.
     pub bytes_written: u64,
+    #[serde(with = "CryptoFields")]
     /// Bytes of cryptography that this target did, for channels alone: it has no other.
     pub crypto: CryptoBytes,
+}
+
+/// How [`CryptoBytes`] is written.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "CryptoBytes")]
+struct CryptoFields {
+    #[serde(rename = "encrypted_bytes")]
+    encrypted: u64,
+    #[serde(rename = "decrypted_bytes")]
+    decrypted: u64,
+    #[serde(rename = "mac_made_bytes")]
+    mac_made: u64,
+    #[serde(rename = "mac_checked_bytes")]
+    mac_checked: u64,
 }
 
 /// One session, for people.

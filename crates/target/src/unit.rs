@@ -172,6 +172,23 @@ impl Unit {
         self.users.get(&connection).is_none_or(|user| user.read_only)
     }
 
+    /// The rules changed: the session may write from now on, or not any more.
+    pub(crate) fn set_read_only(&mut self, connection: ConnectionKey, read_only: bool) {
+        if let Some(user) = self.users.get_mut(&connection) {
+            user.read_only = read_only;
+        }
+    }
+
+    /// The store's counters.
+    pub(crate) fn store_stats(&self) -> strongroom_store::Stats {
+        self.store.stats()
+    }
+
+    /// How many commands of one connection the store is working on.
+    pub(crate) fn in_flight_of(&self, connection: ConnectionKey) -> usize {
+        self.running.values().filter(|running| running.connection == connection).count()
+    }
+
     /// The connections of every session.
     pub(crate) fn connections(&self) -> Vec<ConnectionKey> {
         self.users.keys().copied().collect()

@@ -69,6 +69,11 @@ impl Volume {
         if self.sealed.is_some() { UnitKind::Sealed } else { UnitKind::Plain }
     }
 
+    /// Plain or sealed, and who has the keys, for people.
+    pub fn kind_text(&self) -> String {
+        self.sealed.as_ref().map_or_else(|| "plain".to_owned(), |sealed| format!("sealed ({})", sealed.custody))
+    }
+
     /// Vital product data page 0xC0.
     pub(crate) fn unit_page(&self, incarnation: u64) -> UnitPage {
         UnitPage {

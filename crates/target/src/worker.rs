@@ -6,6 +6,7 @@
 
 mod connection;
 mod login;
+mod orders;
 mod tasks;
 mod units;
 
@@ -26,6 +27,7 @@ use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::unit::{ConnectionKey, Finished};
 use connection::{Connection, Moved, Stage};
+pub(crate) use orders::{Order, Which, WorkerReport};
 use units::{OpenedUnit, Slot};
 
 /// How long streams may take to hand over their last bytes when the target stops.
@@ -39,6 +41,8 @@ pub(crate) enum Message {
     Opened { volume: VolumeName, outcome: Box<Result<OpenedUnit, crate::CatalogueError>> },
     /// A volume's store was closed.
     Closed { volume: VolumeName },
+    /// The keeper of the target wants something.
+    Order(Order),
     /// Stop: initiators have `grace` to finish.
     Stop { grace: Duration },
 }
@@ -215,6 +219,7 @@ impl Worker {
             Message::Adopt(moved) => self.adopt(*moved),
             Message::Opened { volume, outcome } => self.opened(volume, *outcome),
             Message::Closed { volume } => self.closed(&volume),
+            Message::Order(order) => self.order(order),
             Message::Stop { grace } => self.begin_stop(grace),
         }
     }

@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use serde_json::json;
 use strongroom_block::BlockKeyWrap;
 use strongroom_seal::KeyWrapper;
 use strongroom_target::config::{PeerRule, PlainRule, RuntimeKind};
-use strongroom_target::{Config, Target, TargetOptions, Volume};
+use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
 
 use super::volume::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
@@ -49,6 +48,9 @@ pub(crate) struct ServeArgs {
     /// The file with this target's identity.
     #[arg(long, visible_alias = "identity", value_name = "FILE")]
     node_key: Option<PathBuf>,
+    /// The socket for `strongroom status` and the like [default: .admin.sock among the volumes].
+    #[arg(long, value_name = "FILE")]
+    admin_socket: Option<PathBuf>,
     /// Threads that serve volumes.
     #[arg(long, value_name = "COUNT")]
     workers: Option<usize>,
@@ -111,8 +113,13 @@ enum RuntimeArg {
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     // Before any thread exists: they inherit it.
     let signals = StopSignals::block().context("cannot wait for signals")?;
+    let args = Arc::new(args);
     let config = args.configuration()?;
     config.check()?;
+    let reread: Option<ConfigReader> = Some({
+        let args = Arc::clone(&args);
+        Arc::new(move || args.configuration().map_err(|error| format!("{error:#}")))
+    });
     let node_key = config.node_key.as_deref().map(keys::read_identity).transpose()?;
     if args.check {
         println!("the configuration is in order");
@@ -124,7 +131,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             config.root.display()
         );
     }
-    let options = TargetOptions { config, node_key, wraps: Some(Arc::new(wrapper)) };
+    let options = TargetOptions { config, node_key, wraps: Some(Arc::new(wrapper)), reread };
     let handle = Target::start(options)?;
     for address in handle.local_addresses() {
         println!("serving on {address}");
@@ -132,8 +139,10 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     sd_notify::notify("READY=1");
     let signal = loop {
         write_stats(args.stats_file.as_deref(), &handle);
-        if let Some(signal) = signals.wait(STATS_INTERVAL) {
-            break signal;
+        match signals.wait(STATS_INTERVAL) {
+            Some(signal) if signal.is_hangup() => reload(&handle),
+            Some(signal) => break signal,
+            None => {}
         }
     };
     tracing::info!(signal = signal.name(), "stopping");
@@ -141,6 +150,15 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     write_stats(args.stats_file.as_deref(), &handle);
     handle.stop();
     Ok(())
+}
+
+fn reload(handle: &strongroom_target::TargetHandle) {
+    // What it came to, the target tells itself.
+    sd_notify::notify("RELOADING=1");
+    if let Err(problem) = handle.reload() {
+        tracing::error!(problem, "the configuration was not read again; the old one stays in force");
+    }
+    sd_notify::notify("READY=1");
 }
 
 /// What wraps the block keys of a volume of custody `target`: a key in a file that its description names.
@@ -159,31 +177,10 @@ fn wrapper(volume: &Volume) -> Result<Arc<dyn BlockKeyWrap>, String> {
 
 fn write_stats(path: Option<&Path>, handle: &strongroom_target::TargetHandle) {
     let Some(path) = path else { return };
-    let stats = handle.stats();
-    let crypto = stats.crypto;
-    let text = json!({
-        "connections": stats.connections,
-        "sessions": stats.sessions,
-        "volumes_open": stats.volumes_open,
-        "connections_accepted": stats.connections_accepted,
-        "connections_refused": stats.connections_refused,
-        "logins": stats.logins,
-        "logins_refused": stats.logins_refused,
-        "setups_failed": stats.setups_failed,
-        "misbehaved": stats.misbehaved,
-        "commands": stats.commands,
-        "bytes_read": stats.bytes_read,
-        "bytes_written": stats.bytes_written,
-        "crypto": {
-            "encrypted_bytes": crypto.encrypted,
-            "decrypted_bytes": crypto.decrypted,
-            "mac_made_bytes": crypto.mac_made,
-            "mac_checked_bytes": crypto.mac_checked,
-        },
-    });
+    let text = serde_json::to_string(&handle.stats()).expect("numbers are representable");
     // A reader never sees half of it.
     let new = path.with_extension("new");
-    if let Err(error) = fs::write(&new, text.to_string()).and_then(|()| fs::rename(&new, path)) {
+    if let Err(error) = fs::write(&new, &text).and_then(|()| fs::rename(&new, path)) {
         tracing::warn!(%error, path = %path.display(), "cannot write the counters");
     }
 }
@@ -216,6 +213,7 @@ impl ServeArgs {
             }),
         );
         config.node_key = self.node_key.clone().or(config.node_key);
+        config.admin_socket = self.admin_socket.clone().or(config.admin_socket);
         config.workers = self.workers.or(config.workers);
         config.pin_workers |= self.pin_workers;
         if !self.listen.is_empty() {

@@ -10,9 +10,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use strongroom_block::{Custody, Mode};
 use strongroom_store::Store;
-use strongroom_target::{Access, Catalogue, SealedSpec, VolumeSpec, VolumeStatus};
+use strongroom_target::{Access, Catalogue, Config, SealedSpec, VolumeSpec, VolumeStatus};
 
 use super::{format, recover};
+use crate::table::Table;
 use crate::units::{parse_size, show_size};
 
 /// Where a target's configuration is unless told otherwise.
@@ -160,9 +161,18 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
 }
 
 impl RootArgs {
-    fn root(&self) -> Result<PathBuf> {
-        if let Some(root) = &self.root {
-            return Ok(root.clone());
+    /// The directory with the volumes.
+    pub(crate) fn root(&self) -> Result<PathBuf> {
+        match self.configuration()? {
+            Some(config) => Ok(config.root),
+            None => Ok(self.root.clone().expect("without it there is a configuration, or an error")),
+        }
+    }
+
+    /// The configuration, unless the directory itself was named.
+    pub(crate) fn configuration(&self) -> Result<Option<Config>> {
+        if self.root.is_some() {
+            return Ok(None);
         }
         if !self.config.exists() {
             bail!(
@@ -171,7 +181,7 @@ impl RootArgs {
                 self.config.display()
             );
         }
-        Ok(crate::config::read(&self.config)?.root)
+        Ok(Some(crate::config::read(&self.config)?))
     }
 
     fn open(&self) -> Result<Catalogue> {
@@ -247,26 +257,22 @@ fn list(args: &ListArgs) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&rows)?);
         return Ok(());
     }
-    println!("{:<24} {:>10} {:>7} {:<16} {:>10} IN USE", "NAME", "SIZE", "BLOCK", "KIND", "ON DISK");
+    let mut table = Table::new(&["NAME", ">SIZE", ">BLOCK", "KIND", ">ON DISK", "IN USE"]);
     for (name, status) in &volumes {
-        match status {
-            Ok(status) => println!(
-                "{:<24} {:>10} {:>7} {:<16} {:>10} {}",
+        table.row(match status {
+            Ok(status) => vec![
                 name.to_string(),
                 show_size(status.volume.geometry.bytes()),
-                status.volume.geometry.block_size,
-                custody_text(status),
+                status.volume.geometry.block_size.to_string(),
+                status.volume.kind_text(),
                 show_size(status.host_bytes),
-                if status.in_use { "yes" } else { "no" }
-            ),
-            Err(error) => println!("{:<24} damaged: {error}", name.to_string()),
-        }
+                if status.in_use { "yes" } else { "no" }.to_owned(),
+            ],
+            Err(error) => vec![name.to_string(), format!("damaged: {error}")],
+        });
     }
+    print!("{table}");
     Ok(())
-}
-
-fn custody_text(status: &VolumeStatus) -> String {
-    status.volume.sealed.as_ref().map_or_else(|| "plain".to_owned(), |sealed| format!("sealed ({})", sealed.custody))
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
@@ -281,7 +287,7 @@ fn show(args: &ShowArgs) -> Result<()> {
     line("volume id", volume.id.to_string());
     line("size", format!("{} ({} bytes)", show_size(volume.geometry.bytes()), volume.geometry.bytes()));
     line("block size", volume.geometry.block_size.to_string());
-    line("kind", custody_text(&status));
+    line("kind", volume.kind_text());
     if let Some(sealed) = &volume.sealed {
         line("sealing domain", sealed.domain.to_string());
         line("suite", format!("{:?}", sealed.suite));

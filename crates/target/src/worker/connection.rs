@@ -33,6 +33,8 @@ pub(super) struct Connection {
     pub(super) identity: Identity,
     pub(super) session: Option<iscsi::Session>,
     pub(super) stage: Stage,
+    /// When the login was over.
+    pub(super) since: Option<Instant>,
     pub(super) touched: bool,
     pub(super) send_full: bool,
     pub(super) armed: Option<Instant>,
@@ -87,6 +89,7 @@ impl Connection {
             identity: Identity::Plain,
             session: None,
             stage: Stage::Before,
+            since: None,
             touched: false,
             send_full: false,
             armed: None,
@@ -313,10 +316,10 @@ mod tests {
         let mut verify = [0; 16];
         for opcode in [opcode::VERIFY_10, opcode::VERIFY_16] {
             verify[0] = opcode;
-            assert_eq!(cost(&command(verify, Direction::None, 0)), SLICE_BYTES.into());
+            assert_eq!(cost(&command(verify, Direction::None, 0)), u64::from(SLICE_BYTES));
         }
         let status = cdb::get_lba_status(Lba(0), 24);
-        assert_eq!(cost(&command(status, Direction::Read, 24)), SLICE_BYTES.into());
+        assert_eq!(cost(&command(status, Direction::Read, 24)), u64::from(SLICE_BYTES));
         assert_eq!(cost(&command(cdb::read_16(Lba(0), 3), Direction::Read, 12288)), 12288);
         assert_eq!(cost(&command(cdb::write_16(Lba(0), 3, false), Direction::Write, 12288)), 0);
     }

@@ -41,6 +41,10 @@ impl Worker {
                 return Flow::Stay;
             }
         };
+        if let Some(to) = self.shared.drain().of(&volume).map(|to| to.map(str::to_owned)) {
+            self.send_away(connection, &request, to.as_deref());
+            return Flow::Stay;
+        }
         connection.stage = Stage::Waiting { request, volume, admission };
         self.route(connection)
     }
@@ -146,6 +150,7 @@ impl Worker {
     /// The login is over: the session is in full-feature phase.
     pub(super) fn logged_in(&mut self, connection: &mut Connection) {
         connection.link.login_finished();
+        connection.since = Some(self.now);
         let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
         let peer = self.settings.rules.peer_name(connection.identity).map(str::to_owned);
         let info = SessionInfo {
@@ -176,6 +181,18 @@ impl Worker {
         let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
         if session.sealed_blocks_max(described.geometry.block_size.bytes(), entry_bytes) == 0 {
             session.close("the initiator's MaxRecvDataSegmentLength is less than a block; it must be raised");
+        }
+    }
+
+    /// Refuses a login to a volume that is being drained: it is elsewhere now, or will be back.
+    fn send_away(&self, connection: &mut Connection, request: &LoginRequested, to: Option<&str>) {
+        let Some(to) = to else {
+            let reason = "the volume is being drained; `strongroom drain --end` takes initiators in again";
+            return self.reject(connection, request, LoginStatus::SERVICE_UNAVAILABLE, reason);
+        };
+        tracing::info!(address = %connection.peer, initiator = %for_log(&request.initiator_name), to, "redirected a login");
+        if let Some(session) = &mut connection.session {
+            session.redirect_login(to, false);
         }
     }
 

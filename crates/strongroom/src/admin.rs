@@ -1,0 +1,63 @@
+//! The way to a running target: which socket, and what to say if nobody listens there. Absent: what is asked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use strongroom_target::admin::{Client, Reply, Request, default_socket};
+
+use crate::commands::volume::RootArgs;
+
+/// How long a target may take to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which running target.
+#[derive(Args)]
+pub(crate) struct AdminArgs {
+    #[command(flatten)]
+    target: RootArgs,
+    /// The target's admin socket, if it is not where its configuration says.
+    #[arg(long, value_name = "FILE")]
+    socket: Option<PathBuf>,
+}
+
+impl AdminArgs {
+    /// The target, which must be running.
+    pub(crate) fn connect(&self) -> Result<Client> {
+        let path = match &self.socket {
+            Some(path) => path.clone(),
+            None => self.target.admin_socket()?,
+        };
+        match Client::connect(&path)? {
+            Some(client) => Ok(client),
+            None => bail!(
+                "no target answers at {}; start it with `strongroom serve`, or say which one with --root, --config or --socket",
+                path.display()
+            ),
+        }
+    }
+
+    /// Asks for something that is answered by a number of sessions.
+    pub(crate) fn sessions(&self, request: &Request) -> Result<usize> {
+        match ask(&mut self.connect()?, request)? {
+            Reply::Sessions(count) => Ok(count),
+            other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
+        }
+    }
+}
+
+impl RootArgs {
+    /// Where the admin socket of this target is.
+    pub(crate) fn admin_socket(&self) -> Result<PathBuf> {
+        match self.configuration()? {
+            Some(config) => Ok(config.admin_socket.unwrap_or_else(|| default_socket(&config.root))),
+            None => Ok(default_socket(&self.root()?)),
+        }
+    }
+}
+
+/// Asks a running target.
+pub(crate) fn ask(client: &mut Client, request: &Request) -> Result<Reply> {
+    Ok(client.ask(request, PATIENCE)?)
+}

@@ -1,0 +1,271 @@
+//! `strongroom status`: what a running target is and does, as a table or as JSON. Rates come from asking twice.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::json;
+use strongroom_target::admin::{Client, Reply, Request, SessionReport, StatusReport};
+
+use crate::admin::{AdminArgs, ask};
+use crate::table::Table;
+use crate::units::{parse_duration, show_size};
+
+/// Show a running target: sessions, what they negotiated, volumes, stores, rates.
+#[derive(Args)]
+#[command(
+    after_help = "Examples:\n  strongroom status --root /srv/strongroom\n  strongroom status --json --interval 0"
+)]
+pub(crate) struct StatusArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Measure rates over this time; 0 for none.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
+    interval: Duration,
+    /// Show what each login settled, too.
+    #[arg(long)]
+    keys: bool,
+    #[command(flatten)]
+    target: AdminArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &StatusArgs) -> Result<()> {
+    let mut client = args.target.connect()?;
+    let mut before = None;
+    if !args.interval.is_zero() {
+        before = Some(ask_status(&mut client)?);
+        thread::sleep(args.interval.min(Duration::from_secs(5)));
+    }
+    let report = ask_status(&mut client)?;
+    if args.json {
+        let mut text = serde_json::to_value(&report)?;
+        if let Some(before) = &before {
+            text["rates"] =
+                Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, &report).to_json();
+        }
+        println!("{}", serde_json::to_string_pretty(&text)?);
+        return Ok(());
+    }
+    print(&report, before.as_ref(), args.keys);
+    Ok(())
+}
+
+/// Asks a target for its status.
+pub(crate) fn ask_status(client: &mut Client) -> Result<StatusReport> {
+    match ask(client, &Request::Status)? {
+        Reply::Status(report) => Ok(*report),
+        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
+    }
+}
+
+/// `1 session`, `2 sessions`.
+pub(crate) fn sessions(count: usize) -> String {
+    format!("{count} session{}", if count == 1 { "" } else { "s" })
+}
+
+/// Work done up to some moment.
+struct Done {
+    commands: u64,
+    read: u64,
+    written: u64,
+}
+
+trait CountersOfAll {
+    fn counters_of_all(&self) -> Done;
+}
+
+impl CountersOfAll for StatusReport {
+    fn counters_of_all(&self) -> Done {
+        let counters = &self.counters;
+        Done { commands: counters.commands, read: counters.bytes_read, written: counters.bytes_written }
+    }
+}
+
+impl CountersOfAll for SessionReport {
+    fn counters_of_all(&self) -> Done {
+        Done { commands: self.commands, read: self.bytes_read, written: self.bytes_written }
+    }
+}
+
+/// Work per second.
+struct Rates {
+    commands: f64,
+    read: f64,
+    written: f64,
+}
+
+impl Rates {
+    fn between(from: &Done, to: &Done, before: &StatusReport, after: &StatusReport) -> Rates {
+        // A target that was restarted in between has counters that went back.
+        let seconds = (after.uptime_s - before.uptime_s).max(0.001);
+        let rate = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
+        Rates {
+            commands: rate(from.commands, to.commands),
+            read: rate(from.read, to.read),
+            written: rate(from.written, to.written),
+        }
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        json!({
+            "commands_per_s": self.commands,
+            "read_bytes_per_s": self.read,
+            "written_bytes_per_s": self.written,
+        })
+    }
+}
+
+fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) {
+    let line = |name: &str, value: String| println!("{name:<12} {value}");
+    let addresses: Vec<String> = report.addresses.iter().map(ToString::to_string).collect();
+    line("target", format!("version {}, process {}, up {}", report.version, report.pid, show_seconds(report.uptime_s)));
+    line("volumes in", report.root.clone());
+    line("listens on", addresses.join(", "));
+    line(
+        "serves",
+        format!("{} workers, {}", report.workers, if report.channels { "plain and channels" } else { "plain only" }),
+    );
+    for drain in &report.drains {
+        let what = drain.volume.as_deref().unwrap_or("every volume");
+        let to = drain.to.as_deref().map_or_else(|| "logins are refused".to_owned(), |to| format!("sent to {to}"));
+        line("drains", format!("{what}: {to}"));
+    }
+    let counters = &report.counters;
+    line(
+        "logins",
+        format!(
+            "{} since the start, {} refused; {} set-ups failed, {} peers misbehaved",
+            counters.logins, counters.logins_refused, counters.setups_failed, counters.misbehaved
+        ),
+    );
+    line(
+        "moved",
+        format!(
+            "{} read, {} written, {} commands",
+            show_size(counters.bytes_read),
+            show_size(counters.bytes_written),
+            counters.commands
+        ),
+    );
+    if let Some(before) = before {
+        let rates = Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, report);
+        line(
+            "now",
+            format!(
+                "{}/s read, {}/s written, {:.0} commands/s",
+                show_size(rates.read as u64),
+                show_size(rates.written as u64),
+                rates.commands
+            ),
+        );
+    }
+    println!();
+    print_sessions(report, before);
+    if with_keys {
+        for session in &report.sessions {
+            let keys: Vec<String> = session.keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            println!("  {}: queue depth {}, {}", session.id, session.queue_depth, keys.join(", "));
+        }
+    }
+    println!();
+    print_volumes(report);
+}
+
+/// The table of sessions; with an earlier report also their rates.
+pub(crate) fn print_sessions(report: &StatusReport, before: Option<&StatusReport>) {
+    if report.sessions.is_empty() {
+        println!("no sessions");
+        return;
+    }
+    let mut columns =
+        vec!["ID", "INITIATOR", "PEER", "FROM", "VOLUME", "ACCESS", "SCHEME", "AGE", ">BUSY", ">READ", ">WRITTEN"];
+    if before.is_some() {
+        columns.extend([">READ/s", ">WRITTEN/s", ">CMD/s"]);
+    }
+    let mut table = Table::new(&columns);
+    for session in &report.sessions {
+        let mut row = vec![
+            session.id.to_string(),
+            session.initiator.clone(),
+            session.peer.clone().unwrap_or_else(|| "-".to_owned()),
+            session.address.to_string(),
+            session.volume.clone().unwrap_or_else(|| "(discovery)".to_owned()),
+            if session.read_only { "read" } else { "write" }.to_owned(),
+            session.scheme.clone(),
+            show_seconds(session.age_s),
+            (session.in_flight + session.waiting).to_string(),
+            show_size(session.bytes_read),
+            show_size(session.bytes_written),
+        ];
+        if let Some(before) = before {
+            let same = |other: &&SessionReport| other.id == session.id;
+            let earlier = before
+                .sessions
+                .iter()
+                .find(same)
+                .map_or(Done { commands: 0, read: 0, written: 0 }, CountersOfAll::counters_of_all);
+            let rates = Rates::between(&earlier, &session.counters_of_all(), before, report);
+            row.extend([
+                show_size(rates.read as u64),
+                show_size(rates.written as u64),
+                format!("{:.0}", rates.commands),
+            ]);
+        }
+        table.row(row);
+    }
+    print!("{table}");
+}
+
+fn print_volumes(report: &StatusReport) {
+    if report.volumes.is_empty() {
+        println!("no volumes open");
+        return;
+    }
+    let mut table = Table::new(&[
+        "VOLUME",
+        ">SIZE",
+        "KIND",
+        ">SESSIONS",
+        ">BUSY",
+        ">MAPPED",
+        ">VERSIONS",
+        ">FREE",
+        ">AMPLIFIED",
+        ">SYNCS",
+        ">ERRORS",
+    ]);
+    for volume in &report.volumes {
+        let store = &volume.store;
+        let appended = store.appended_bytes + store.cleaned_bytes + store.table_bytes;
+        let amplified = match store.written_bytes {
+            0 => "-".to_owned(),
+            written => format!("{:.2}", appended as f64 / written as f64),
+        };
+        table.row(vec![
+            volume.name.clone(),
+            show_size(volume.size_bytes),
+            volume.kind.clone(),
+            volume.sessions.to_string(),
+            volume.in_flight.to_string(),
+            show_size(store.blocks_mapped * u64::from(volume.block_size)),
+            store.versions_retained.to_string(),
+            format!("{} %", store.segments_free * 100 / store.segments_total.max(1)),
+            amplified,
+            store.syncs.to_string(),
+            store.medium_errors.to_string(),
+        ]);
+    }
+    print!("{table}");
+}
+
+fn show_seconds(seconds: f64) -> String {
+    match seconds as u64 {
+        seconds @ 0..60 => format!("{seconds}s"),
+        seconds @ 60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        seconds @ 3600..86400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        seconds => format!("{}d{:02}h", seconds / 86400, seconds / 3600 % 24),
+    }
+}

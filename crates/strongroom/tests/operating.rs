@@ -1,0 +1,98 @@
+//! Proves that a target's keeper can watch and steer it with the binary: status, sessions, drain, reload, by command and by signal.
+
+mod stage;
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
+use stage::{World, eventually, run, strongroom};
+
+const RULES: &str = "[[plain]]\ninitiators = [\"*\"]\nvolumes = [\"*\"]\n";
+
+fn alices_rule(world: &World) -> String {
+    let alice = world.public_key("alice");
+    format!(
+        "[[peer]]\nname = \"alice\"\nkey = \"{alice}\"\ninitiators = [\"iqn.2026-11.test:alice\"]\nvolumes = [\"*\"]\n\n{RULES}"
+    )
+}
+
+#[test]
+fn without_a_target_the_commands_say_so() {
+    let world = World::new();
+    let root = world.text("volumes");
+    for command in [&["status"][..], &["session", "list"], &["reload"], &["drain"], &["session", "drop", "1"]] {
+        run(&[command, &["--root", &root]].concat()).failed(&[
+            "no target answers at",
+            ".admin.sock",
+            "strongroom serve",
+        ]);
+    }
+}
+
+#[test]
+fn a_target_is_watched_drained_and_reloaded() {
+    let (world, server) = World::sealed("vault", "16MiB");
+    let (root, config) = (world.text("volumes"), world.text("strongroom.toml"));
+    let said = run(&["status", "--root", &root, "--interval", "100ms"]).ok();
+    for part in ["no sessions", "listens on", "1 since the start", "now"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let json = run(&["status", "--config", &config, "--json", "--interval", "100ms"]).ok();
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(report["pid"], server.pid());
+    assert!(report["rates"]["read_bytes_per_s"].is_number(), "{json}");
+    run(&["session", "drop", "--peer", "nobody", "--root", &root]).failed(&["no session is like that"]);
+    run(&["session", "drop", "--root", &root]).failed(&["--peer"]);
+    // Away, and back.
+    run(&["drain", "--wait", "--grace", "2s", "--root", &root]).ok();
+    assert!(run(&["status", "--root", &root]).ok().contains("every volume: logins are refused"));
+    world.alice(&["copy", &world.url("vault"), &world.text("out")]).failed(&["not serving now"]);
+    run(&["drain", "--end", "--root", &root]).ok();
+    run(&["drain", "--end", "--root", &root]).failed(&["nothing of that"]);
+    world.alice(&["copy", &world.url("vault"), &world.text("out")]).ok();
+    // A configuration that is wrong changes nothing; a right one does.
+    let good = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, format!("{good}\n[[peer]]\nname = 7\n")).unwrap();
+    run(&["reload", "--root", &root]).failed(&["configuration"]);
+    world.write_config(RULES);
+    assert!(run(&["reload", "--root", &root]).ok().contains("in force now: peer"));
+    world.alice(&["copy", &world.url("vault"), &world.text("again")]).failed(&["cannot attach"]);
+    world.write_config(&alices_rule(&world));
+    let pid = rustix::process::Pid::from_raw(server.pid() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    eventually("SIGHUP is obeyed", || server.log().matches("read the configuration again").count() == 2);
+    world.alice(&["copy", &world.url("vault"), &world.text("again")]).ok();
+    server.stop();
+    run(&["status", "--root", &root]).failed(&["no target answers"]);
+}
+
+#[test]
+fn another_user_is_turned_away() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("passed over: needs root to be somebody else");
+        return;
+    }
+    let world = World::new();
+    let server = world.serve();
+    let socket = world.path("volumes/.admin.sock");
+    let as_nobody = || {
+        let mut command = strongroom(&["status", "--interval", "0", "--socket", socket.to_str().unwrap()]);
+        let output = command.uid(65534).gid(65534).output();
+        output.map(|output| String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let open = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    open(socket.parent().unwrap().parent().unwrap(), 0o755);
+    let Ok(said) = as_nobody() else {
+        eprintln!("passed over: nobody may not run the binary where it lies");
+        return;
+    };
+    assert!(said.contains("ask as the user that runs it"), "{said}");
+    // Even if somebody opens the file.
+    open(&socket, 0o666);
+    let said = as_nobody().unwrap();
+    assert!(said.contains("only the user that runs this target"), "{said}");
+    run(&["status", "--interval", "0", "--socket", socket.to_str().unwrap()]).ok();
+    server.stop();
+}

@@ -1,0 +1,114 @@
+//! The admin interface: one request and one reply per line, as JSON, over a Unix socket that only this target's user and
+//! root may use. `docs/admin.md` is its specification.
+//!
+//! [`Request`] and [`Reply`] are what is said, [`Client`] asks, and the target answers in threads of their own, which never
+//! touch a session or a store: they ask the workers. Deliberately absent: anything that needs a key.
+
+mod answer;
+mod client;
+mod drain;
+mod report;
+mod socket;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use client::{AdminError, Client};
+pub(crate) use drain::Drain;
+pub use report::{SessionReport, StatusReport, StoreReport, VolumeReport};
+pub(crate) use socket::AdminSocket;
+
+/// Upper bound on one request, its newline included, in bytes.
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// Upper bound on one reply that [`Client`] takes, in bytes.
+pub const REPLY_BYTES_MAX: usize = 64 << 20;
+/// Clients that are served at a time; more are turned away.
+pub const CLIENTS_MAX: usize = 16;
+/// How long a client may take to send a request, or to take a reply.
+pub const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
+/// The socket's file in the directory with the volumes, unless the configuration names another.
+pub const SOCKET_NAME: &str = ".admin.sock";
+
+/// Where the admin socket of the target that serves `root` is, unless its configuration says otherwise.
+pub fn default_socket(root: &Path) -> PathBuf {
+    root.join(SOCKET_NAME)
+}
+
+/// What can be asked of a running target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Everything about the target now. Answered by [`Reply::Status`].
+    Status,
+    /// Ends sessions. Answered by [`Reply::Sessions`].
+    SessionDrop {
+        /// The session of this number, as `status` shows it.
+        #[serde(default)]
+        id: Option<u64>,
+        /// Every session of this initiator name.
+        #[serde(default)]
+        initiator: Option<String>,
+        /// Every session of this node of the configuration.
+        #[serde(default)]
+        peer: Option<String>,
+        /// Every session with this volume.
+        #[serde(default)]
+        volume: Option<String>,
+    },
+    /// Sends initiators away: new logins are redirected or refused, sessions are asked to log out. Answered by
+    /// [`Reply::Sessions`].
+    Drain {
+        /// Where to send them, `host:port`; without it logins are refused as "service unavailable".
+        #[serde(default)]
+        to: Option<String>,
+        /// Only from this volume; without it from all.
+        #[serde(default)]
+        volume: Option<String>,
+        /// How long sessions have to log out before their connections are dropped, in seconds.
+        grace_s: u64,
+    },
+    /// Takes initiators in again. Answered by [`Reply::Done`].
+    Undrain {
+        /// Only for this volume; without it for all.
+        #[serde(default)]
+        volume: Option<String>,
+    },
+    /// Reads the configuration again. Answered by [`Reply::Reloaded`].
+    Reload,
+    /// Reads a volume's description again: who may use it may have changed. Answered by [`Reply::Sessions`].
+    Refresh {
+        /// The volume.
+        volume: String,
+    },
+}
+
+/// What a target answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Box<StatusReport>),
+    /// How many sessions were ended, or asked to end.
+    Sessions(usize),
+    /// What a reload came to.
+    Reloaded(Reloaded),
+    /// It is done.
+    Done,
+    /// It is not done, and why; for people.
+    Error(String),
+}
+
+/// What a reload came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Settings that changed and hold now.
+    pub changed: Vec<String>,
+    /// Settings that differ in the file and hold only after a restart.
+    pub needs_restart: Vec<String>,
+    /// Sessions that ended because the new rules do not admit them.
+    pub sessions_ended: usize,
+    /// Sessions that may now write, or no longer may.
+    pub sessions_changed: usize,
+}

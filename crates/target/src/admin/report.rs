@@ -1,0 +1,145 @@
+//! What `status` tells: plain data, made by the workers and put together by the admin thread. Numbers, names and limits;
+//! never keys or data.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::stats::Stats;
+
+/// A target at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StatusReport {
+    /// The program's version.
+    pub version: String,
+    /// The process.
+    pub pid: u32,
+    /// Seconds since it started to serve; with it two reports give rates.
+    pub uptime_s: f64,
+    /// The directory with the volumes.
+    pub root: String,
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+    /// Its threads.
+    pub workers: usize,
+    /// Channels are offered.
+    pub channels: bool,
+    /// What is being drained, and where to.
+    pub drains: Vec<DrainReport>,
+    /// Counters since the start.
+    pub counters: Stats,
+    /// Who is logged in.
+    pub sessions: Vec<SessionReport>,
+    /// Every volume that is open now.
+    pub volumes: Vec<VolumeReport>,
+}
+
+/// One drain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainReport {
+    /// The volume; `None` for all.
+    pub volume: Option<String>,
+    /// Where initiators are sent; `None`: away.
+    pub to: Option<String>,
+}
+
+/// One connection of a session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionReport {
+    /// Its number, for `session drop`.
+    pub id: u64,
+    /// Where it comes from.
+    pub address: SocketAddr,
+    /// The configuration's name of its node; `None` over plain iSCSI.
+    pub peer: Option<String>,
+    /// The name it goes by.
+    pub initiator: String,
+    /// The volume; `None` for discovery.
+    pub volume: Option<String>,
+    /// May not write.
+    pub read_only: bool,
+    /// What protects the connection: `S0` (nothing) or the channel's scheme.
+    pub scheme: String,
+    /// Seconds since the login.
+    pub age_s: f64,
+    /// What the login settled, by the keys' names in RFC 7143.
+    pub keys: Vec<(String, String)>,
+    /// Most commands in flight.
+    pub queue_depth: u16,
+    /// Commands that the store works on.
+    pub in_flight: usize,
+    /// Commands that wait for memory.
+    pub waiting: usize,
+    /// Commands since the login.
+    pub commands: u64,
+    /// Bytes read since the login.
+    pub bytes_read: u64,
+    /// Bytes written since the login.
+    pub bytes_written: u64,
+    /// PDUs rejected since the login.
+    pub rejects: u64,
+}
+
+/// An open volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeReport {
+    /// Its name.
+    pub name: String,
+    /// `plain`, or `sealed (custody)`.
+    pub kind: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// The worker that it belongs to.
+    pub worker: usize,
+    /// Sessions that use it.
+    pub sessions: usize,
+    /// Commands that its store works on.
+    pub in_flight: usize,
+    /// Its store.
+    pub store: StoreReport,
+}
+
+/// A store's counters; see `strongroom_store::Stats` for what each means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // As in `strongroom_store::Stats`.
+pub struct StoreReport {
+    pub blocks_mapped: u64,
+    pub versions_retained: u64,
+    pub versions_evicted: u64,
+    pub holes: u64,
+    pub segments_total: u64,
+    pub segments_free: u64,
+    pub live_bytes: u64,
+    pub used_bytes: u64,
+    pub index_bytes: u64,
+    pub written_bytes: u64,
+    pub appended_bytes: u64,
+    pub cleaned_bytes: u64,
+    pub table_bytes: u64,
+    pub syncs: u64,
+    pub medium_errors: u64,
+}
+
+impl From<strongroom_store::Stats> for StoreReport {
+    fn from(stats: strongroom_store::Stats) -> StoreReport {
+        StoreReport {
+            blocks_mapped: stats.blocks_mapped,
+            versions_retained: stats.versions_retained,
+            versions_evicted: stats.versions_evicted,
+            holes: stats.holes,
+            segments_total: stats.segments_total,
+            segments_free: stats.segments_free,
+            live_bytes: stats.live_bytes,
+            used_bytes: stats.used_bytes,
+            index_bytes: stats.index_bytes,
+            written_bytes: stats.written_bytes,
+            appended_bytes: stats.appended_bytes,
+            cleaned_bytes: stats.cleaned_bytes,
+            table_bytes: stats.table_bytes,
+            syncs: stats.syncs,
+            medium_errors: stats.medium_errors,
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The listening side: a socket of mode 0600 from the moment it is there, a thread per client, bounds on all of it.
+
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::{CLIENT_PATIENCE, CLIENTS_MAX, REQUEST_BYTES_MAX, Reply, Request};
+use crate::error::StartError;
+use crate::server::Shared;
+
+/// `sun_path` has 108 bytes; a longer path is reached through its directory.
+const PATH_BYTES_MAX: usize = 100;
+
+/// After a failed accept, so that a lack of descriptors does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The socket of a running target; gone when dropped.
+pub(crate) struct AdminSocket {
+    path: PathBuf,
+    listener: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AdminSocket {
+    /// Listens at `path` and answers from `shared`.
+    pub(crate) fn start(path: &Path, shared: Arc<Shared>) -> Result<AdminSocket, StartError> {
+        let failed = |source: io::Error| StartError::AdminSocket { path: path.to_owned(), source };
+        let listener = Arc::new(listen(path).map_err(failed)?);
+        let own = Arc::clone(&listener);
+        let body = move || accept_clients(&own, &shared);
+        let thread = std::thread::Builder::new().name("admin".to_owned()).spawn(body).map_err(failed)?;
+        Ok(AdminSocket { path: path.to_owned(), listener, thread: Some(thread) })
+    }
+}
+
+impl Drop for AdminSocket {
+    fn drop(&mut self) {
+        // Nobody new: first the name goes, then `accept` ends with an error.
+        let _ = fs::remove_file(&self.path);
+        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Connects to a socket, however long its path.
+pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
+    if path.as_os_str().len() <= PATH_BYTES_MAX {
+        return UnixStream::connect(path);
+    }
+    let (_dir, short) = shortened(path)?;
+    UnixStream::connect(short)
+}
+
+/// The same file by way of a descriptor of its directory, which must stay open meanwhile.
+fn shortened(path: &Path) -> io::Result<(fs::File, PathBuf)> {
+    use std::os::fd::AsRawFd as _;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let dir = fs::File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);
+    Ok((dir, short))
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match connect(path) {
+        Ok(_) => {
+            let problem = "another target answers there; stop it, or give this one another `admin_socket`";
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, problem));
+        }
+        // Left by a target that was killed. Anything else of that name is not ours to remove.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            use std::os::unix::fs::FileTypeExt as _;
+            if fs::symlink_metadata(path)?.file_type().is_socket() {
+                fs::remove_file(path)?;
+            }
+        }
+        Err(_) => {}
+    }
+    let long = path.as_os_str().len() > PATH_BYTES_MAX;
+    let (_dir, bound) =
+        if long { shortened(path).map(|(dir, short)| (Some(dir), short))? } else { (None, path.into()) };
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Linux takes the mode of the file from that of the socket: it is never open to others, not even for a moment.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(bound.as_os_str().as_bytes())?)?;
+    rustix::net::listen(&socket, CLIENTS_MAX as i32)?;
+    Ok(socket)
+}
+
+fn accept_clients(listener: &OwnedFd, shared: &Arc<Shared>) {
+    let clients = Arc::new(AtomicUsize::new(0));
+    loop {
+        let stream = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(fd) => UnixStream::from(fd),
+            // The end: `shutdown` was called on the listener.
+            Err(rustix::io::Errno::INVAL) => return,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "the admin socket cannot take a client");
+                std::thread::sleep(ACCEPT_PAUSE);
+                continue;
+            }
+        };
+        if clients.fetch_add(1, Ordering::AcqRel) >= CLIENTS_MAX {
+            clients.fetch_sub(1, Ordering::AcqRel);
+            refuse(stream, "too many admin clients at a time; try again when one has ended");
+            continue;
+        }
+        let (shared, own) = (Arc::clone(shared), Arc::clone(&clients));
+        let body = move || {
+            serve(stream, &shared);
+            own.fetch_sub(1, Ordering::AcqRel);
+        };
+        if let Err(error) = std::thread::Builder::new().name("admin-client".to_owned()).spawn(body) {
+            clients.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!(%error, "an admin client could not be served");
+        }
+    }
+}
+
+/// The file's mode keeps others out already; this holds if somebody changes it.
+fn may_ask(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(stream.as_fd()).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}
+
+fn refuse(mut stream: UnixStream, why: &str) {
+    let _ = stream.set_write_timeout(Some(CLIENT_PATIENCE));
+    let _ = send(&mut stream, &Reply::Error(why.to_owned()));
+}
+
+/// One client: a line, its answer, the next line.
+fn serve(mut stream: UnixStream, shared: &Arc<Shared>) {
+    if !may_ask(&stream) {
+        tracing::warn!("turned an admin client of another user away");
+        return refuse(stream, "only the user that runs this target, and root, may ask it");
+    }
+    if stream.set_write_timeout(Some(CLIENT_PATIENCE)).is_err() {
+        return;
+    }
+    let mut held = Vec::new();
+    loop {
+        let line = match read_line(&mut stream, &mut held) {
+            Ok(Some(line)) => line,
+            Ok(None) => return,
+            Err(error) => return refuse(stream, &format!("no request in one line: {error}")),
+        };
+        let reply = match serde_json::from_slice::<Request>(&line) {
+            Ok(request) => {
+                tracing::debug!(?request, "admin");
+                super::answer::answer(shared, request)
+            }
+            Err(error) => Reply::Error(format!("not a request that this target knows: {error}; see docs/admin.md")),
+        };
+        if send(&mut stream, &reply).is_err() {
+            return;
+        }
+    }
+}
+
+/// The next line without its end; `None` at the end of the stream. `held` keeps what came after it.
+fn read_line(stream: &mut UnixStream, held: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+    let until = Instant::now() + CLIENT_PATIENCE;
+    let mut looked = 0;
+    loop {
+        if let Some(at) = held[looked..].iter().position(|&byte| byte == b'\n') {
+            let rest = held.split_off(looked + at + 1);
+            let mut line = std::mem::replace(held, rest);
+            line.pop();
+            return Ok(Some(line));
+        }
+        looked = held.len();
+        if held.len() >= REQUEST_BYTES_MAX {
+            return Err(io::Error::other(format!("longer than {REQUEST_BYTES_MAX} bytes")));
+        }
+        // One limit for the whole line: a byte now and then does not hold a place for ever.
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut piece = [0; 4096];
+        let wanted = piece.len().min(REQUEST_BYTES_MAX - held.len());
+        match stream.read(&mut piece[..wanted]) {
+            Ok(0) if held.is_empty() => return Ok(None),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(len) => held.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn send(stream: &mut UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply).map_err(io::Error::other)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
