@@ -4,6 +4,8 @@ use std::fmt;
 
 use strongroom_block::{Custody, Geometry, SealingDomain, VolumeId};
 
+use crate::medium::Medium;
+
 use crate::planted::Planted;
 
 /// Names one store directory. Never shown to initiators: who knows it could write plain blocks that look like log units.
@@ -60,6 +62,8 @@ pub struct CreateOptions {
     pub retention_percent: u8,
     /// The store's identity; `None` draws a random one. Set by tests that need the same bytes twice.
     pub store_id: Option<StoreId>,
+    /// What its log lies on.
+    pub medium: Medium,
 }
 
 impl CreateOptions {
@@ -77,6 +81,7 @@ impl CreateOptions {
             segment_bytes: Self::SEGMENT_BYTES_DEFAULT,
             retention_percent: Self::RETENTION_PERCENT_DEFAULT,
             store_id: None,
+            medium: Medium::Directory,
         }
     }
 }

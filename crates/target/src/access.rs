@@ -212,6 +212,7 @@ mod tests {
                 wrapping_key: None,
             }),
             retention_percent: 10,
+            medium: strongroom_store::Medium::Directory,
             access: Access::default(),
         }
     }

@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
-use strongroom_store::{CreateOptions, Store};
+use strongroom_store::{CreateOptions, Medium, Store};
 
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
@@ -46,6 +46,8 @@ pub struct VolumeSpec {
     pub sealed: Option<SealedSpec>,
     /// The share of its size that retained versions may take, in percent.
     pub retention_percent: u8,
+    /// What its blocks lie on.
+    pub medium: Medium,
     /// Who may use it.
     pub access: Access,
 }
@@ -70,6 +72,7 @@ impl VolumeSpec {
             block_size: BlockSize::DEFAULT.bytes().into(),
             sealed: None,
             retention_percent: CreateOptions::RETENTION_PERCENT_DEFAULT,
+            medium: Medium::Directory,
             access: Access::default(),
         }
     }
@@ -153,6 +156,7 @@ impl Catalogue {
             })
         });
         if let Err(error) = made {
+            let _ = Store::remove_outside(&work_dir.join(STORE));
             let _ = fs::remove_dir_all(&work_dir);
             return Err(error);
         }
@@ -161,9 +165,8 @@ impl Catalogue {
     }
 
     fn fill(&self, dir: &Path, volume: &Volume) -> Result<(), CatalogueError> {
-        let mut options = CreateOptions::new(volume.id, volume.geometry, volume.store_kind());
-        options.retention_percent = volume.retention_percent;
-        Store::create(&dir.join(STORE), &options).map_err(|source| store_error(&volume.name, source))?;
+        let store = dir.join(STORE);
+        Store::create(&store, &volume.create_options()).map_err(|source| store_error(&volume.name, source))?;
         let lock = dir.join(LOCK);
         File::create(&lock).map_err(CatalogueError::io("make", &lock))?;
         write_synced(&dir.join(DESCRIPTION), volume.to_toml().as_bytes())?;
@@ -261,6 +264,8 @@ impl Catalogue {
         }
         // A volume whose description is broken, or whose lock is gone, can still be deleted.
         let _lock = self.lock(&name)?;
+        // First: if this fails the volume is still there to be deleted.
+        Store::remove_outside(&dir.join(STORE)).map_err(|source| store_error(&name, source))?;
         let doomed = self.unfinished(&name);
         fs::rename(&dir, &doomed).map_err(CatalogueError::io("delete", &dir))?;
         sync_dir(&self.root)?;
@@ -325,7 +330,13 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
             "a sealed volume refuses plain sessions; name peers that may use it, not initiators",
         ));
     }
-    Ok(Volume { name, id, geometry, sealed, retention_percent: spec.retention_percent, access: spec.access.clone() })
+    if spec.medium.path().is_some_and(|path| path.starts_with(root)) {
+        return Err(CatalogueError::Kind(
+            "the path of a volume's medium must not lie among the volumes; choose another place, or `directory`",
+        ));
+    }
+    let (retention_percent, medium, access) = (spec.retention_percent, spec.medium.clone(), spec.access.clone());
+    Ok(Volume { name, id, geometry, sealed, retention_percent, medium, access })
 }
 
 fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Sealed, CatalogueError> {
@@ -376,7 +387,7 @@ fn host_bytes(dir: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     entries
         .flatten()
-        .map(|entry| match entry.metadata() {
+        .map(|entry| match fs::metadata(entry.path()) {
             Ok(metadata) if metadata.is_dir() => host_bytes(&entry.path()),
             Ok(metadata) => metadata.blocks() * 512,
             Err(_) => 0,

@@ -22,6 +22,7 @@ pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
 pub use server::{ConfigReader, Target, TargetHandle, TargetOptions, WrapFactory};
 pub use stats::{SessionInfo, Stats};
+pub use strongroom_store::Medium;
 pub use volume::{Access, Sealed, Volume};
 
 /// Most bytes that one READ or WRITE moves; told to initiators in VPD page 0xB0.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
 use strongroom_scsi::UnitKind;
 use strongroom_scsi::vendor::{Sealing, UnitPage};
-use strongroom_store::VolumeInfo;
+use strongroom_store::{CreateOptions, Medium, VolumeInfo};
 
 use crate::names::VolumeName;
 
@@ -30,6 +30,8 @@ pub struct Volume {
     pub sealed: Option<Sealed>,
     /// The share of its size that retained versions may take, in percent.
     pub retention_percent: u8,
+    /// What its blocks lie on.
+    pub medium: Medium,
     /// Who may use it, beyond what the target's configuration says.
     pub access: Access,
 }
@@ -99,6 +101,14 @@ impl Volume {
         }
     }
 
+    /// How its store is made.
+    pub(crate) fn create_options(&self) -> CreateOptions {
+        let mut options = CreateOptions::new(self.id, self.geometry, self.store_kind());
+        options.retention_percent = self.retention_percent;
+        options.medium = self.medium.clone();
+        options
+    }
+
     /// Whether a store's superblock belongs to this description; otherwise what contradicts.
     pub(crate) fn agrees_with(&self, info: &VolumeInfo) -> Result<(), String> {
         let mismatch = |what: &str, ours: &dyn fmt::Debug, stored: &dyn fmt::Debug| {
@@ -125,6 +135,7 @@ impl Volume {
             size_bytes: self.geometry.bytes(),
             block_size: self.geometry.block_size.bytes(),
             retention_percent: self.retention_percent,
+            medium: self.medium.to_string(),
             sealed: self.sealed.as_ref().map(|sealed| SealedFile {
                 custody: sealed.custody.to_string(),
                 domain: sealed.domain.to_string(),
@@ -161,6 +172,7 @@ impl Volume {
             geometry,
             sealed: file.sealed.map(SealedFile::parse).transpose()?,
             retention_percent: file.retention_percent,
+            medium: file.medium.parse().map_err(|error| format!("medium: {error}"))?,
             access: file.access,
         })
     }
@@ -175,9 +187,16 @@ struct File {
     size_bytes: u64,
     block_size: u32,
     retention_percent: u8,
+    /// Volumes from before there was a choice lie in their directory.
+    #[serde(default = "medium_default")]
+    medium: String,
     sealed: Option<SealedFile>,
     #[serde(default)]
     access: Access,
+}
+
+fn medium_default() -> String {
+    Medium::default().to_string()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -251,6 +270,7 @@ mod tests {
                 wrapping_key: (custody == Custody::Target).then(|| "/etc/strongroom/data.wrap".into()),
             }),
             retention_percent: 10,
+            medium: Medium::Directory,
             access: Access { peers: vec!["alice".into()], ..Access::default() },
         }
     }
@@ -262,7 +282,13 @@ mod tests {
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
         let plain = Volume { sealed: None, ..sample(Custody::KeyFile) };
-        assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain));
+        assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain.clone()));
+        for medium in [Medium::Memory, Medium::File("/srv/x".into()), Medium::Device("/dev/sdz".into())] {
+            let volume = Volume { medium, ..plain.clone() };
+            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+        }
+        let old = plain.to_toml().replace("medium = \"directory\"\n", "");
+        assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");
     }
 
     #[test]
@@ -276,6 +302,7 @@ mod tests {
             ("custody = \"keyfile\"", "custody = \"mine\""),
             ("custody = \"keyfile\"", "custody = \"target\""),
             ("aes-256-gcm", "rot13"),
+            ("medium = \"directory\"", "medium = \"tape\""),
             ("epoch = 1", "epoch = 1\ncolour = 2"),
         ] {
             assert!(good.contains(from), "{from}");

@@ -13,6 +13,7 @@ use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::inquiry::{self, StandardInquiry};
 use strongroom_scsi::provisioning::{self, LbaStatus};
 use strongroom_scsi::{Sense, cdb, supported};
+use strongroom_store::Medium;
 use strongroom_target::{StartError, Target, TargetOptions, VolumeSpec};
 use support::{ALICE, BLOCK, Host, Initiator, LUN, Refused, discovery, eventually, normal, pattern, target_name};
 
@@ -382,6 +383,24 @@ fn a_volume_in_use_is_not_deleted_and_an_unused_one_is() {
     assert_eq!(host.handle().stats().volumes_open, 0);
     let again = Initiator::log_in(&host, None, normal(ALICE, "disk"));
     assert_eq!(again.err(), Some(Refused::Login(LoginStatus::AUTHORIZATION_FAILED)));
+}
+
+#[test]
+fn a_volume_in_memory_stays_open_and_is_lost_with_the_target() {
+    let spec = VolumeSpec { medium: Medium::Memory, ..VolumeSpec::plain("disk", MIB) };
+    let mut host = Host::start_with(&[spec], |config| config.limits.idle_close_s = 0);
+    let mut initiator = host.plain("disk");
+    initiator.write(3, &pattern(3, 2));
+    initiator.synchronize();
+    initiator.log_out();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(host.handle().stats().volumes_open, 1);
+    assert_eq!(host.plain("disk").read(3, 2), pattern(3, 2), "nobody used it, and it is still there");
+    let dir = std::mem::replace(&mut host.dir, tempfile::tempdir().unwrap());
+    host.target.take().unwrap().stop();
+    let target = Target::start(TargetOptions::new(plain_config(dir.path()))).unwrap();
+    let host = Host { target: Some(target), dir, node: host.node };
+    assert_eq!(host.plain("disk").read(3, 2), vec![0; 2 * BLOCK], "a new one");
 }
 
 #[test]

@@ -31,6 +31,8 @@ struct SharedState {
 /// One file. Reads and writes happen inside `submit`; a sync does not hold the caller up.
 pub struct FileBackend {
     file: Arc<File>,
+    /// Its space was taken for good when it was made: none is given back.
+    keeps_space: bool,
     ready: Vec<IoDone>,
     syncs: Option<Sender<u64>>,
     syncs_in_flight: usize,
@@ -59,12 +61,19 @@ impl FileBackend {
         })?;
         Ok(FileBackend {
             file,
+            keeps_space: false,
             ready: Vec::new(),
             syncs: Some(syncs),
             syncs_in_flight: 0,
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// The file keeps the space that it has: discarding gives nothing back.
+    pub fn keeping_space(mut self) -> FileBackend {
+        self.keeps_space = true;
+        self
     }
 }
 
@@ -88,6 +97,7 @@ impl Backend for FileBackend {
                 sender.send(token).expect("the sync thread lives as long as its sender");
                 return;
             }
+            Io::Discard { .. } if self.keeps_space => Ok(None),
             Io::Discard { offset, len } => discard(&self.file, offset, len).map(|()| None),
             Io::Allocate { offset, len } => allocate(&self.file, offset, len).map(|()| None),
         };

@@ -2,13 +2,15 @@
 
 use std::fs::{self, File, OpenOptions as FileOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use super::Store;
-use crate::backend::{Backend, FileBackend, Io};
+use crate::backend::{Backend, FileBackend, Io, MemoryBackend};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_needed};
-use crate::options::{CreateOptions, StoreId, VolumeInfo};
+use crate::medium::Medium;
+use crate::options::{CreateOptions, OpenOptions, StoreId, VolumeInfo};
 use crate::superblock::{Superblock, segment_bytes_valid};
 use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
 
@@ -32,21 +34,49 @@ impl Store {
         if dir.join(LOG_NAME).exists() {
             return Err(StoreError::Exists(dir.to_owned()));
         }
-        let new = dir.join(NEW_LOG_NAME);
-        let mut file_options = FileOptions::new();
-        file_options.read(true).write(true).create(true).truncate(true);
-        let file = file_options.open(&new).map_err(StoreError::io(action()))?;
-        let length = file.try_clone().map_err(StoreError::io(action()))?;
-        let info = Store::create_on(Box::new(FileBackend::new(file).map_err(StoreError::io(action()))?), options)?;
-        // The whole length from the start: sparse, and a file that lost its end is noticed.
-        let bytes = LOG_START + u64::from(info.segments) * u64::from(info.segment_bytes);
-        length.set_len(bytes).and_then(|()| length.sync_all()).map_err(StoreError::io(action()))?;
-        fs::rename(&new, dir.join(LOG_NAME)).map_err(StoreError::io(action()))?;
+        match &options.medium {
+            // There is nothing to make; but what cannot be is refused now.
+            Medium::Memory => return plan(options).map(drop),
+            Medium::Directory => create_log(dir, options, &action())?,
+            Medium::File(path) | Medium::Device(path) => link_log(dir, path, options, &action())?,
+        }
         let parent = dir.canonicalize().ok().and_then(|dir| dir.parent().map(Path::to_owned));
         for dir in [Some(dir.to_owned()), parent].into_iter().flatten() {
-            File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io(action()))?;
+            sync_dir(&dir).map_err(StoreError::io(action()))?;
         }
         Ok(())
+    }
+
+    /// A new store in memory, open. Everything in it is lost when it is closed.
+    ///
+    /// # Errors
+    /// [`StoreError::Options`].
+    pub fn open_in_memory(
+        create: &CreateOptions,
+        options: &OpenOptions,
+        waker: crate::backend::Waker,
+    ) -> Result<Store, StoreError> {
+        let mut superblock = plan(create)?;
+        // Whoever knew another one by this name is told by its number that this is not the same.
+        superblock.open_epoch = u64::from(u32::from_be_bytes(random()?));
+        let mut backend = Box::new(MemoryBackend::new());
+        make(backend.as_mut(), superblock)?;
+        Store::open_on(backend, options, waker)
+    }
+
+    /// Removes what the store in `dir` has outside of it: a log at another path goes, a device is made blank.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::Io`].
+    pub fn remove_outside(dir: &Path) -> Result<(), StoreError> {
+        let _lock = match lock(dir) {
+            Ok(lock) => lock,
+            // Nothing was made, or what the link leads to is gone.
+            Err(StoreError::Missing(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        crate::medium::remove_linked(&dir.join(LOG_NAME))
+            .map_err(StoreError::io(format!("removing what {} leads to", dir.join(LOG_NAME).display())))
     }
 
     /// Makes a store on a backend that holds none (or nothing worth keeping).
@@ -54,34 +84,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Options`], [`StoreError::Io`].
     pub fn create_on(mut backend: Box<dyn Backend>, options: &CreateOptions) -> Result<VolumeInfo, StoreError> {
-        let mut superblock = plan(options)?;
-        let layout = superblock.layout();
-        // The first epoch is an opening that only made the volume.
-        let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
-        let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
-        let mut row = [0; TABLE_ROW];
-        row[8..].copy_from_slice(&1u64.to_be_bytes());
-        unit.push_table(&row);
-        let flags = flag::FIRST | flag::LAST | flag::TABLE;
-        let (header, table) = unit.finish(first_header(1, flags, &superblock), place);
-        let mut buffers = vec![table.freeze()];
-        if !options.kind.is_sealed() {
-            let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
-            unit.push_hole(0, options.geometry.blocks, 1, &[]);
-            let place = Place { block: header.blocks(), ..place };
-            buffers.push(unit.finish(first_header(2, flag::FIRST | flag::LAST, &superblock), place).1.freeze());
-        }
-        let write = |offset, buffers| Io::Write { offset, buffers };
-        let action = "making the store";
-        blocking(backend.as_mut(), write(layout.segment_at(0), buffers)).map_err(StoreError::io(action))?;
-        blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io(action))?;
-        for (copy, at) in SUPERBLOCK_AT.into_iter().enumerate() {
-            superblock.serial += 1;
-            let buffers = vec![superblock.encode(copy).freeze()];
-            blocking(backend.as_mut(), write(at, buffers)).map_err(StoreError::io(action))?;
-            blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io(action))?;
-        }
-        Ok(superblock.info())
+        make(backend.as_mut(), plan(options)?)
     }
 
     /// What the store in `dir` says of its volume, from its superblock alone; works while it is open elsewhere.
@@ -112,6 +115,84 @@ impl Store {
     pub fn exists(dir: &Path) -> bool {
         dir.join(LOG_NAME).exists()
     }
+}
+
+/// Writes a new store: its first segment, then both superblocks.
+fn make(backend: &mut dyn Backend, mut superblock: Superblock) -> Result<VolumeInfo, StoreError> {
+    let layout = superblock.layout();
+    // The first epoch is an opening that only made the volume.
+    let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
+    let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
+    let mut row = [0; TABLE_ROW];
+    row[8..].copy_from_slice(&1u64.to_be_bytes());
+    unit.push_table(&row);
+    let flags = flag::FIRST | flag::LAST | flag::TABLE;
+    let (header, table) = unit.finish(first_header(1, flags, &superblock), place);
+    let mut buffers = vec![table.freeze()];
+    if !superblock.kind.is_sealed() {
+        let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
+        unit.push_hole(0, superblock.geometry.blocks, 1, &[]);
+        let place = Place { block: header.blocks(), ..place };
+        buffers.push(unit.finish(first_header(2, flag::FIRST | flag::LAST, &superblock), place).1.freeze());
+    }
+    let write = |offset, buffers| Io::Write { offset, buffers };
+    let action = "making the store";
+    blocking(backend, write(layout.segment_at(0), buffers)).map_err(StoreError::io(action))?;
+    blocking(backend, Io::Sync).map_err(StoreError::io(action))?;
+    for (copy, at) in SUPERBLOCK_AT.into_iter().enumerate() {
+        superblock.serial += 1;
+        let buffers = vec![superblock.encode(copy).freeze()];
+        blocking(backend, write(at, buffers)).map_err(StoreError::io(action))?;
+        blocking(backend, Io::Sync).map_err(StoreError::io(action))?;
+    }
+    Ok(superblock.info())
+}
+
+/// Makes the log as a file in the store's directory.
+fn create_log(dir: &Path, options: &CreateOptions, action: &str) -> Result<(), StoreError> {
+    let new = dir.join(NEW_LOG_NAME);
+    let mut file_options = FileOptions::new();
+    file_options.read(true).write(true).create(true).truncate(true);
+    let file = file_options.open(&new).map_err(StoreError::io(action))?;
+    let length = file.try_clone().map_err(StoreError::io(action))?;
+    let info = Store::create_on(Box::new(FileBackend::new(file).map_err(StoreError::io(action))?), options)?;
+    // The whole length from the start: sparse, and a file that lost its end is noticed.
+    length.set_len(log_bytes(&info)).and_then(|()| length.sync_all()).map_err(StoreError::io(action))?;
+    fs::rename(&new, dir.join(LOG_NAME)).map_err(StoreError::io(action))
+}
+
+/// Makes the log elsewhere, and the link to it.
+fn link_log(dir: &Path, path: &Path, options: &CreateOptions, action: &str) -> Result<(), StoreError> {
+    let info = plan(options)?.info();
+    let outside = || format!("making the log at {}", path.display());
+    let is_file = matches!(options.medium, Medium::File(_));
+    let file = if is_file {
+        crate::medium::new_file(path, log_bytes(&info))
+    } else {
+        crate::medium::blank_device(path, log_bytes(&info))
+    };
+    let file = file.map_err(StoreError::io(outside()))?;
+    let made = FileBackend::new(file)
+        .map_err(StoreError::io(outside()))
+        .and_then(|backend| Store::create_on(Box::new(backend), options))
+        .and_then(|_| sync_parent(path).map_err(StoreError::io(outside())))
+        .and_then(|()| std::os::unix::fs::symlink(path, dir.join(LOG_NAME)).map_err(StoreError::io(action)));
+    if made.is_err() && is_file {
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+fn log_bytes(info: &VolumeInfo) -> u64 {
+    LOG_START + u64::from(info.segments) * u64::from(info.segment_bytes)
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
 }
 
 /// The superblock of a new store.
@@ -220,9 +301,24 @@ fn lock_in(dir: &Path) -> Result<File, StoreError> {
 }
 
 fn open_log(dir: &Path) -> Result<Box<dyn Backend>, StoreError> {
-    let mut options = FileOptions::new();
-    let file = options.read(true).write(true).open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
-    Ok(Box::new(FileBackend::new(file).map_err(StoreError::io("syncing the log before reading it"))?))
+    let path = dir.join(LOG_NAME);
+    let is_device = fs::metadata(&path).is_ok_and(|metadata| metadata.file_type().is_block_device());
+    let file = if is_device {
+        crate::medium::open_device(&path)
+    } else {
+        FileOptions::new().read(true).write(true).open(&path)
+    };
+    let file = file.map_err(missing_or("opening the store", dir))?;
+    // Two directories may lead to the same log.
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(StoreError::InUse(dir.to_owned())),
+        Err(TryLockError::Error(error)) => return Err(StoreError::io("locking the log")(error)),
+    }
+    let backend = FileBackend::new(file).map_err(StoreError::io("syncing the log before reading it"))?;
+    // A file elsewhere was preallocated; a device has no space to give back, but discarding tells it what it may forget.
+    let preallocated = !is_device && path.is_symlink();
+    Ok(Box::new(if preallocated { backend.keeping_space() } else { backend }))
 }
 
 fn missing_or(action: &'static str, dir: &Path) -> impl FnOnce(io::Error) -> StoreError {

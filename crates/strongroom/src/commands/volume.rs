@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use strongroom_block::{Custody, Mode};
-use strongroom_store::Store;
+use strongroom_store::{Medium, Store};
 use strongroom_target::{Access, Catalogue, Config, SealedSpec, VolumeSpec, VolumeStatus};
 
 use super::{format, recover};
@@ -25,7 +25,9 @@ pub(crate) enum VolumeCommand {
     /// Make a volume on this target.
     #[command(after_help = "Examples:\n  \
         strongroom volume create vault --size 10GiB --peer alice --root /srv/strongroom\n  \
-        strongroom volume create scratch --size 1GiB --plain --initiator '*'\n\n\
+        strongroom volume create scratch --size 1GiB --plain --initiator '*'\n  \
+        strongroom volume create fast --size 1TiB --peer alice --medium device:/dev/nvme0n1\n\n\
+        A volume with --medium memory loses everything when the target closes it: use it for benchmarks and tests only.\n\n\
         A sealed volume must be formatted once, from an initiator that has its key: strongroom volume format URL --yes")]
     Create(CreateArgs),
     /// List the volumes of this target.
@@ -82,6 +84,10 @@ pub(crate) struct CreateArgs {
     /// How much of its size older versions of blocks may take, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
     retention: u8,
+    /// What its blocks lie on: `directory` (a sparse file among the volumes), `file:PATH` (a file, all of whose space is
+    /// taken at once), `device:PATH` (a whole block device), or `memory` (everything is lost when the target stops).
+    #[arg(long, value_name = "MEDIUM", default_value_t = Medium::Directory)]
+    medium: Medium,
     /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
     #[arg(long = "peer", value_name = "NAME")]
     peers: Vec<String>,
@@ -215,10 +221,14 @@ fn create(args: CreateArgs) -> Result<()> {
         block_size: args.block_size,
         sealed,
         retention_percent: args.retention,
+        medium: args.medium,
         access: Access { peers: args.peers, initiators: args.initiators, read_only: args.read_only },
     };
     let volume = Catalogue::open_or_create(root)?.create(&spec)?;
     println!("made the {} volume '{}', {}", kind(is_sealed), volume.name, show_size(volume.geometry.bytes()));
+    if !volume.medium.is_durable() {
+        println!("it is in memory: everything in it is lost whenever the target stops; for benchmarks and tests only");
+    }
     if is_sealed {
         println!(
             "next, from an initiator with its key: strongroom volume format strongroom://HOST/{} --yes",
@@ -303,9 +313,15 @@ fn show(args: &ShowArgs) -> Result<()> {
         line("initiators", or_none(&volume.access.initiators));
     }
     line("read only", if volume.access.read_only { "yes" } else { "no" }.to_owned());
+    line("medium", medium_text(&volume.medium));
     line("on disk", show_size(status.host_bytes));
     line("in use", if status.in_use { "yes" } else { "no" }.to_owned());
     Ok(())
+}
+
+fn medium_text(medium: &Medium) -> String {
+    let warning = if medium.is_durable() { "" } else { ": everything is lost when the target closes the volume" };
+    format!("{medium}{warning}")
 }
 
 fn or_none(names: &[String]) -> String {
@@ -325,6 +341,7 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
             "epoch": sealed.epoch,
             "wrapping_key": sealed.wrapping_key,
         })),
+        "medium": volume.medium.to_string(),
         "retention_percent": volume.retention_percent,
         "access": volume.access,
         "on_disk_bytes": status.host_bytes,

@@ -103,3 +103,38 @@ fn a_root_that_is_not_there_says_so() {
     fs::write(&file, "").unwrap();
     assert!(Catalogue::open(&file).is_err());
 }
+
+#[test]
+fn a_log_elsewhere_is_made_found_and_removed() {
+    let (_dir, catalogue) = catalogue();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let path = elsewhere.path().join("x.log");
+    let spec = |name: &str, medium| VolumeSpec { medium, ..VolumeSpec::plain(name, 1 << 20) };
+    let among = catalogue.create(&spec("x", Medium::File(catalogue.root().join("log")))).unwrap_err();
+    assert!(among.to_string().contains("among the volumes"), "{among}");
+    let volume = catalogue.create(&spec("x", Medium::File(path.clone()))).unwrap();
+    let status = catalogue.show("x").unwrap();
+    assert!(
+        status.host_bytes >= fs::metadata(&path).unwrap().len(),
+        "all of its space is taken: {}",
+        status.host_bytes
+    );
+    volume.agrees_with(&Store::inspect(&catalogue.store_dir(&volume.name)).unwrap()).unwrap();
+    let again = catalogue.create(&spec("y", Medium::File(path.clone()))).unwrap_err();
+    assert!(matches!(again, CatalogueError::Store { .. }), "{again}");
+    assert!(path.exists(), "what is another volume's is not removed when making one fails");
+    catalogue.delete("x").unwrap();
+    assert!(!path.exists());
+    catalogue.create(&spec("y", Medium::File(path))).unwrap();
+    assert_eq!(catalogue.names().unwrap().len(), 1);
+}
+
+#[test]
+fn a_volume_in_memory_has_no_store_on_the_host() {
+    let (_dir, catalogue) = catalogue();
+    let spec = VolumeSpec { medium: Medium::Memory, ..VolumeSpec::plain("m", 1 << 20) };
+    let volume = catalogue.create(&spec).unwrap();
+    assert!(!Store::exists(&catalogue.store_dir(&volume.name)));
+    assert_eq!(catalogue.show("m").unwrap().volume.medium, Medium::Memory);
+    catalogue.delete("m").unwrap();
+}

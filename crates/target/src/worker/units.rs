@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use strongroom_iscsi::target::{ManagementId, TaskId};
-use strongroom_store::{OpenOptions, Store};
+use strongroom_store::{Medium, OpenOptions, Store};
 
 use super::{Message, Worker};
 use crate::catalogue::{VolumeLock, store_error};
@@ -73,16 +73,18 @@ pub(super) struct PendingManagement {
 
 impl OpenUnit {
     fn new(opened: OpenedUnit, now: Instant) -> OpenUnit {
-        OpenUnit {
+        let mut open = OpenUnit {
             unit: opened.unit,
             ready: opened.ready,
             submitted: true,
             last_activity: now,
             told_idle: false,
-            unused_since: Some(now),
+            unused_since: None,
             replacing: Vec::new(),
             managements: Vec::new(),
-        }
+        };
+        open.unit_unused(now);
+        open
     }
 
     /// A command was submitted.
@@ -94,6 +96,11 @@ impl OpenUnit {
 
     pub(super) fn unit_in_use(&mut self) {
         self.unused_since = None;
+    }
+
+    /// No session uses it any more. A volume in memory would lose everything if it were closed, so it stays open.
+    fn unit_unused(&mut self, now: Instant) {
+        self.unused_since = self.unit.volume().medium.is_durable().then_some(now);
     }
 
     fn task_over(&mut self, connection: ConnectionKey, task: TaskId) {
@@ -176,7 +183,7 @@ impl Worker {
         open.unit.detach(key);
         open.submitted = true;
         if open.unit.connections().is_empty() {
-            open.unused_since = Some(self.now);
+            open.unit_unused(self.now);
         }
     }
 
@@ -311,7 +318,12 @@ fn open(shared: &Shared, name: &VolumeName, waker: strongroom_store::Waker) -> R
         }
     };
     let dir = shared.catalogue.store_dir(name);
-    let store = Store::open(&dir, &OpenOptions::default(), waker).map_err(|source| store_error(name, source))?;
+    let options = OpenOptions::default();
+    let store = match volume.medium {
+        Medium::Memory => Store::open_in_memory(&volume.create_options(), &options, waker),
+        _ => Store::open(&dir, &options, waker),
+    };
+    let store = store.map_err(|source| store_error(name, source))?;
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.settings().config.base_name, name);
     Ok(Unit::new(Arc::new(volume), target_name, store, wrap, lock))
