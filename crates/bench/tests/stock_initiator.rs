@@ -21,7 +21,7 @@ fn target(root: &Path) -> TargetHandle {
         block_size: BLOCK as u64,
         sealed: None,
         retention_percent: 10,
-        medium: strongroom_store::Medium::Directory,
+        medium: strongroom_target::Medium::Directory,
         access: Access::default(),
     };
     Catalogue::open(root).unwrap().create(&spec).unwrap();
