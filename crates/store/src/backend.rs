@@ -71,6 +71,16 @@ pub trait Backend: Send {
     fn size_bytes(&mut self) -> io::Result<Option<u64>> {
         Ok(None)
     }
+    /// Makes the medium at least so large, durably with the next sync. Returns only when done.
+    ///
+    /// # Errors
+    /// `StorageFull` if it cannot be so large.
+    fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        match self.size_bytes()? {
+            Some(size) if size < bytes => Err(io::ErrorKind::StorageFull.into()),
+            _ => Ok(()),
+        }
+    }
     /// Hands an I/O over.
     fn submit(&mut self, token: u64, io: Io);
     /// Moves what has completed to the end of `done`; returns how many. Never blocks.

@@ -105,6 +105,11 @@ impl BlockIndex {
     /// Maps `lba`; returns what it was mapped to.
     pub(crate) fn insert(&mut self, lba: u64, version: Version) -> Option<Version> {
         let (leaf, chunk, bit) = split(lba);
+        if leaf >= self.leaves.len() {
+            let before = self.leaves.capacity();
+            self.leaves.resize_with(leaf + 1, || None);
+            self.bytes += (self.leaves.capacity() - before) * size_of::<Option<Box<[Chunk; LEAF_CHUNKS]>>>();
+        }
         let leaf = &mut self.leaves[leaf];
         if leaf.is_none() {
             *leaf = Some(Box::new([const { Chunk { present: 0, versions: Vec::new() } }; LEAF_CHUNKS]));

@@ -109,6 +109,12 @@ pub enum Op {
         /// Its name among machines. The sealing domain is the volume's: so it opens with the same keys.
         volume_id: VolumeId,
     },
+    /// The volume becomes larger, never smaller. New blocks are zeros if it is plain, and not formatted if it is sealed.
+    /// Answered, when durable, by [`Outcome::Changed`].
+    Grow {
+        /// The new number of blocks.
+        blocks: u64,
+    },
     /// Lets a clone go. Answered, when durable, by [`Outcome::Changed`].
     CloneDelete {
         /// Which; it may have no snapshots.

@@ -56,6 +56,15 @@ impl Segments {
         Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0 }
     }
 
+    /// There are so many now; the new ones are free and cold.
+    pub(crate) fn grow(&mut self, segments: u32) {
+        let segment =
+            Segment { state: State::Free { warm: false }, generation: 0, end: 0, pins: 0, live: 0, damaged: false };
+        self.free.extend(self.layout.segments..segments);
+        self.all.resize(segments as usize, segment);
+        self.layout.segments = segments;
+    }
+
     pub(crate) fn segment(&self, segment: u32) -> &Segment {
         &self.all[segment as usize]
     }

@@ -9,6 +9,7 @@ mod create;
 mod durable;
 mod gate;
 mod group;
+mod grow;
 mod read;
 mod submit;
 
@@ -38,6 +39,7 @@ use clean::Cleaner;
 pub(crate) use create::blocking;
 use durable::{Round, Syncs};
 use group::Group;
+use grow::Growing;
 use read::ReadOp;
 pub(crate) use read::item_checksum;
 
@@ -111,6 +113,7 @@ pub struct Store {
     syncs: Syncs,
     round: Round,
     cleaner: Cleaner,
+    growing: Option<Growing>,
 
     ios: HashMap<u64, Purpose>,
     next_io: u64,
@@ -179,6 +182,7 @@ impl Store {
             syncs: Syncs::default(),
             round: Round::default(),
             cleaner: Cleaner::default(),
+            growing: None,
             ios: HashMap::new(),
             next_io: 0,
             io_done: Vec::new(),

@@ -87,6 +87,16 @@ impl Backend for FileBackend {
         (&*self.file).seek(SeekFrom::End(0)).map(Some)
     }
 
+    fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        let metadata = self.file.metadata()?;
+        match self.size_bytes()? {
+            Some(size) if size >= bytes => Ok(()),
+            // Sparse, like the rest of it.
+            _ if metadata.is_file() => self.file.set_len(bytes),
+            _ => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
     fn submit(&mut self, token: u64, io: Io) {
         let result = match io {
             Io::Read { offset, mut buffer } => read_padded(&self.file, offset, &mut buffer).map(|()| Some(buffer)),

@@ -220,6 +220,7 @@ impl Store {
         self.cleaner.blocked = true;
         self.void_group();
         self.round.rows.clear();
+        self.grow_out_of_space();
         while let Some(op) = self.queue.pop_front() {
             self.complete(op.token, op.bytes, Err(OpError::NoSpace));
         }
@@ -239,6 +240,7 @@ impl Store {
             self.complete(op.token, op.bytes, Err(refusal.clone()));
             progress = true;
         }
+        progress |= self.fail_grow(refusal.clone());
         progress | self.fail_waiters(&refusal)
     }
 

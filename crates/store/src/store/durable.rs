@@ -160,7 +160,8 @@ impl Store {
             self.complete(waiter.token, waiter.bytes, Ok(waiter.outcome));
         }
         if self.round.phase == Phase::SuperblockSync && superblock {
-            if std::mem::take(&mut self.round.opening) {
+            let twice = self.grow_synced();
+            if std::mem::take(&mut self.round.opening) || twice {
                 self.round.phase = Phase::Superblock;
                 self.write_superblock(false);
             } else {
@@ -184,6 +185,7 @@ impl Store {
         let scarce = self.segments.free_count() <= self.layout.reserved_segments();
         let sequences_low = self.head.next_sequence + SEQUENCES_AHEAD / 2 > self.superblock.sequence_limit;
         self.round.opening
+            || self.grow_wants_round()
             || sequences_low
             || self.round.segments_since >= SEGMENTS_PER_TABLE
             || dead >= self.layout.round_segments()
@@ -266,7 +268,7 @@ impl Store {
     fn write_superblock(&mut self, clean: bool) {
         let (table_segment, table_block, table_lsn) = self.round.table;
         let ahead = if clean { 0 } else { SEQUENCES_AHEAD };
-        let superblock = Superblock {
+        let mut superblock = Superblock {
             serial: self.superblock.serial + 1,
             open_epoch: self.head.open_epoch,
             open_id: self.head.open_id,
@@ -279,6 +281,9 @@ impl Store {
             clean,
             ..self.superblock.clone()
         };
+        if !self.round.note {
+            self.grow_in(&mut superblock);
+        }
         let copy = self.superblock_copy ^ 1;
         let buffers = vec![superblock.encode(copy).freeze()];
         self.round.writing = Some(superblock);
@@ -293,7 +298,9 @@ impl Store {
         }
         self.superblock = superblock;
         self.superblock_copy ^= 1;
-        self.info = self.superblock.info();
+        if self.growing.is_none() {
+            self.info = self.superblock.info();
+        }
         self.syncs.superblock_dirty = true;
         if !std::mem::take(&mut self.round.note) {
             self.round.phase = Phase::SuperblockSync;

@@ -107,7 +107,12 @@ impl Store {
             if covering.is_none_or(|(_, end, _)| end <= lba) {
                 covering = self.holes.covering(lba);
             }
-            let Some((_, _, sequence)) = covering else { return Err(OpError::NotFormatted { lba: Lba(lba) }) };
+            let sequence = match covering {
+                Some((_, _, sequence)) => sequence,
+                // What a plain volume has grown by is zeros without being told.
+                None if !self.info.kind.is_sealed() => 0,
+                None => return Err(OpError::NotFormatted { lba: Lba(lba) }),
+            };
             match parts.last_mut() {
                 Some(Part::Hole { count, sequence: last, .. }) if *last == sequence => *count += 1,
                 _ => parts.push(Part::Hole { lba, count: 1, sequence }),

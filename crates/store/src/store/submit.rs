@@ -92,6 +92,7 @@ impl Store {
                 let released = pairs.iter().map(|(lba, sequence)| self.verified(lba.0, sequence.0)).sum();
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
+            Op::Grow { blocks } => self.start_grow(token, blocks, bytes)?,
             Op::SnapshotCreate { .. } => return Err(OpError::TooMany("this build takes no snapshots yet")),
             Op::SnapshotDelete { .. } | Op::Rollback { .. } | Op::CloneCreate { .. } | Op::CloneDelete { .. } => {
                 return Err(OpError::NoSuchView);
@@ -119,7 +120,7 @@ impl Store {
         if self.info.geometry.contains(lba, count) { Ok(()) } else { Err(OpError::OutOfRange { lba, count }) }
     }
 
-    fn check_writable(&self) -> Result<(), OpError> {
+    pub(super) fn check_writable(&self) -> Result<(), OpError> {
         if self.refused.is_some() { Err(self.refusal()) } else { Ok(()) }
     }
 
