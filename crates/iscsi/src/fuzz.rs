@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use crate::chap::{self, Algorithm, Challenge, Credentials, Secret};
 use crate::pdu::{BHS_BYTES, Bhs, Opcode};
 use crate::{Lun, Offer, Pdu, initiator, target};
 
@@ -58,7 +59,15 @@ impl Source<'_> {
     }
 
     fn text(&mut self) -> Option<Vec<u8>> {
-        const PIECES: [&str; 12] = [
+        const PIECES: [&str; 20] = [
+            "AuthMethod=CHAP\0",
+            "AuthMethod=CHAP,None\0",
+            "CHAP_A=5\0",
+            "CHAP_A=9,8,7\0",
+            "CHAP_N=a\0CHAP_R=0x00\0",
+            "CHAP_I=1\0CHAP_C=0x0102030405060708090a0b0c0d0e0f10\0",
+            "CHAP_A=5\0CHAP_I=1\0CHAP_C=0x01\0",
+            "ErrorRecoveryLevel=2\0",
             "InitiatorName=a\0",
             "SessionType=Discovery\0",
             "TargetName=t\0",
@@ -109,7 +118,13 @@ pub fn fuzz_target(now: Instant, bytes: &[u8]) {
         let closed = session.is_closed();
         while let Some(event) = session.poll_event() {
             match event {
+                target::Event::LoginRequested(_) if shape & 4 != 0 => session.require_chap(time, chap_policy(shape)),
+                target::Event::LoginRequested(_) if shape & 0x18 == 0x18 => session.redirect_login("[::1]:1", false),
                 target::Event::LoginRequested(_) => session.accept_login(time, 1),
+                target::Event::Authenticated { user } => {
+                    assert!(user.is_none() && shape & 8 == 0, "nobody guesses a response");
+                    session.accept_login(time, 1);
+                }
                 target::Event::SendTargets(_) => session.send_targets(&[]),
                 target::Event::Command(command) => {
                     assert!(command.expected_bytes <= 8192 || command.direction != target::Direction::Write);
@@ -141,6 +156,18 @@ pub fn fuzz_target(now: Instant, bytes: &[u8]) {
     }
 }
 
+fn chap_policy(shape: u8) -> target::ChapPolicy {
+    let secret = Secret::new(b"nobody knows this").expect("long enough");
+    let ourselves = (shape & 16 != 0).then(|| Credentials { name: "t".into(), secret: secret.clone() });
+    target::ChapPolicy {
+        users: vec![Credentials { name: "a".into(), secret }],
+        ourselves,
+        algorithms: Algorithm::ALL.to_vec(),
+        challenge: Challenge::from_random([shape; chap::CHALLENGE_BYTES + 1]),
+        is_required: shape & 8 != 0,
+    }
+}
+
 fn log_in_to(session: &mut target::Session, now: Instant) {
     let mut bhs = Bhs::new(Opcode::LoginRequest);
     bhs.0[0] |= 0x40;
@@ -160,8 +187,18 @@ pub fn fuzz_initiator(now: Instant, bytes: &[u8]) {
     let kind = initiator::SessionKind::Normal { target_name: "t".into() };
     let mut config = initiator::Config::new("a", [0; 6], kind);
     config.in_channel = shape & 1 != 0;
+    if shape & 4 != 0 {
+        let credentials =
+            |name: &str, secret| Credentials { name: name.into(), secret: Secret::new(secret).expect("long") };
+        config.chap = Some(initiator::ChapLogin {
+            ourselves: credentials("a", b"nobody knows this"),
+            target: (shape & 8 != 0).then(|| credentials("t", b"nor does one this")),
+            algorithms: Algorithm::ALL.to_vec(),
+            challenge: Challenge::from_random([shape; chap::CHALLENGE_BYTES + 1]),
+        });
+    }
     let mut session = initiator::Session::new(now, config.clone());
-    if shape & 2 != 0 {
+    if shape & 2 != 0 && config.chap.is_none() {
         log_in_from(&mut session, now, config.in_channel);
     }
     let mut time = now;

@@ -1,6 +1,7 @@
 //! The initiator's side of one session: commands in, events out, and back. Reconnecting, retrying and time-outs of commands
-//! are the application's business. The login is in `login`, what arrives in `receive`, what is sent in `transmit`.
+//! are the application's business. The login is in `login` and `chap`, what arrives in `receive`, what is sent in `transmit`.
 
+mod chap;
 mod login;
 mod receive;
 mod transmit;
@@ -22,8 +23,8 @@ use crate::text::{Collector, Pairs};
 use crate::{CloseReason, Lun, PeerMisbehaved, Serial};
 
 pub use types::{
-    Attribute, Command, Completed, Config, DataIn, Direction, Event, SendTargets, SessionKind, SubmitError, TASKS_MAX,
-    TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
+    Attribute, ChapLogin, Command, Completed, Config, DataIn, Direction, Event, SendTargets, SessionKind, SubmitError,
+    TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
 };
 
 /// Small requests that may wait to be sent; a target that makes us answer more pings than it reads is given up.

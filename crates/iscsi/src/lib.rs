@@ -14,6 +14,7 @@
 //! 4. look at `poll_timeout` again. After `Closed` send what is left, then close the connection.
 
 pub mod ahs;
+pub mod chap;
 mod error;
 pub mod framer;
 #[doc(hidden)]

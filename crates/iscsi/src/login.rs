@@ -1,5 +1,5 @@
 //! What the two sides of a login settle: offers, the values agreed on, and the rules of each key (RFC 7143 §13). Who says
-//! what when is in the session machines; authentication other than None is not here yet.
+//! what when is in the session machines, authentication in `chap`.
 
 #[cfg(test)]
 mod tests;
@@ -272,7 +272,12 @@ impl Negotiation {
             | "TargetAddress"
             | "SessionType"
             | "TargetPortalGroupTag"
-            | "AuthMethod" => return Ok(None),
+            | "AuthMethod"
+            | "CHAP_A"
+            | "CHAP_I"
+            | "CHAP_C"
+            | "CHAP_N"
+            | "CHAP_R" => return Ok(None),
             "SendTargets" => return reject,
             _ => "NotUnderstood".to_owned(),
         };

@@ -1,7 +1,8 @@
 //! The target's side of one session: PDUs in, events out, and back. No SCSI semantics: the application executes commands
-//! and says what became of task management. The login is in `login`, arriving write data in `write`, what is sent back in
+//! and says what became of task management. The login is in `login` and `chap`, arriving write data in `write`, what is sent back in
 //! `respond`, task management in `manage`, text and SendTargets in `question`.
 
+mod chap;
 mod login;
 mod manage;
 mod question;
@@ -29,6 +30,7 @@ use crate::pdu::{
 use crate::slots::{Key, Slots};
 use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 
+pub use self::chap::ChapPolicy;
 pub use crate::pdu::TaskManagementResult;
 pub use types::{
     ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event,

@@ -1,9 +1,10 @@
 //! The login as an initiator does it (RFC 7143 §6.3). On a plain stream it starts in the security stage, as every stock
-//! target expects, with AuthMethod=None; inside a channel both sides are known already and one round trip is enough.
+//! target expects, with CHAP if there are secrets; inside a channel both sides are known already and one round trip is enough.
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use super::chap::{Exchange, Outcome};
 use super::{Config, Event, Phase, Session, SessionKind, TEXT_BYTES_MAX};
 use crate::login::{LOGIN_ROUNDS_MAX, Negotiation, stage};
 use crate::pdu::{Answer, LoginRequest, LoginResponse, Pdu};
@@ -23,6 +24,8 @@ pub(super) struct Login {
     portal_group_tag: Option<u16>,
     is_first_answer: bool,
     has_proposed: bool,
+    /// CHAP, if we have secrets for it.
+    exchange: Option<Exchange>,
 }
 
 impl Login {
@@ -35,6 +38,7 @@ impl Login {
             portal_group_tag: None,
             is_first_answer: true,
             has_proposed: false,
+            exchange: config.chap.clone().filter(|_| !config.in_channel).map(Exchange::new),
         }
     }
 }
@@ -50,10 +54,13 @@ impl Session {
                 pairs.push("TargetName", target_name);
             }
         }
+        let Phase::Login(login) = &self.phase else { return };
+        let offer = login.exchange.as_ref().map_or("None", Exchange::methods);
+        let transit = login.exchange.is_none();
         if !self.config.in_channel {
-            pairs.push("AuthMethod", "None");
+            pairs.push("AuthMethod", offer);
         }
-        self.send_login(pairs, true);
+        self.send_login(pairs, transit);
     }
 
     pub(super) fn handle_login_pdu(&mut self, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
@@ -91,18 +98,33 @@ impl Session {
     fn take_login_text(&mut self, response: &LoginResponse, pairs: &Pairs) -> Result<(), PeerMisbehaved> {
         let Phase::Login(login) = &mut self.phase else { return Ok(()) };
         pairs.check_unique()?;
-        if pairs.value("AuthMethod").is_some_and(|method| method != "None") {
-            self.fail_login(LoginStatus::AUTHENTICATION_FAILED, None);
-            return Ok(());
+        let mut answers = Pairs::default();
+        let mut wants_transit = true;
+        match &mut login.exchange {
+            Some(exchange) if login.stage == stage::SECURITY => {
+                match exchange.take(pairs, response.transit, &mut answers) {
+                    Outcome::Goes => wants_transit = false,
+                    Outcome::Done => {}
+                    Outcome::Failed => {
+                        self.fail_login(LoginStatus::AUTHENTICATION_FAILED, None);
+                        return Ok(());
+                    }
+                }
+            }
+            Some(_) => {}
+            None if pairs.value("AuthMethod").is_some_and(|method| method != "None") => {
+                self.fail_login(LoginStatus::AUTHENTICATION_FAILED, None);
+                return Ok(());
+            }
+            None => {}
         }
         if let Some(tag) = pairs.value("TargetPortalGroupTag").and_then(crate::login::number) {
             login.portal_group_tag = u16::try_from(tag).ok();
         }
-        let mut answers = Pairs::default();
         login.negotiation.take(pairs, &mut answers)?;
         if !response.transit {
             // The target has more to say, or waits for what it asked.
-            self.send_login(answers, true);
+            self.send_login(answers, wants_transit);
             return Ok(());
         }
         match (login.stage, response.next_stage) {

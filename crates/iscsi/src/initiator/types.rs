@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use crate::chap::{Algorithm, Challenge, Credentials};
 pub use crate::pdu::{Attribute, TaskFunction, TaskManagementResult};
 pub use crate::target::{Direction, SendTargets, SessionKind, TargetEntry};
 use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer, Residual, ahs};
@@ -24,6 +25,8 @@ pub struct Config {
     pub isid: [u8; 6],
     /// What the session is for.
     pub kind: SessionKind,
+    /// How to prove who we are, and have the target prove who it is; not inside a channel, which has done both.
+    pub chap: Option<ChapLogin>,
     /// PDUs travel inside a Strongroom channel: sealed segments and longer headers are allowed.
     pub in_channel: bool,
     /// What the initiator declares and would like.
@@ -45,6 +48,7 @@ impl Config {
             initiator_name: initiator_name.into(),
             isid,
             kind,
+            chap: None,
             in_channel: false,
             offer: Offer::default(),
             login_timeout: Duration::from_secs(15),
@@ -53,6 +57,19 @@ impl Config {
             logout_timeout: Duration::from_secs(5),
         }
     }
+}
+
+/// What an initiator brings to CHAP. The challenge must be fresh for each login.
+#[derive(Clone, Debug)]
+pub struct ChapLogin {
+    /// How we prove ourselves.
+    pub ourselves: Credentials,
+    /// What the target has to prove; `None` asks it for nothing. An empty name takes any.
+    pub target: Option<Credentials>,
+    /// What we offer, the best first.
+    pub algorithms: Vec<Algorithm>,
+    /// What the target has to answer.
+    pub challenge: Challenge,
 }
 
 /// Names a task of one session; goes out as its initiator task tag.

@@ -1,11 +1,12 @@
-//! The login as a target sees it (RFC 7143 §6.3): who is it, what for, may it, and with which parameters. AuthMethod is None;
-//! inside a channel the channel has authenticated the peer already.
+//! The login as a target sees it (RFC 7143 §6.3): who is it, what for, may it, and with which parameters. The proof of who it
+//! is, where one is wanted, is in `chap`; inside a channel the channel has authenticated the peer already.
 
 use std::time::Instant;
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use super::chap::{ChapPolicy, Exchange, Progress};
 use super::{AnswerKind, Event, LoginRequested, Phase, Session, SessionKind, TEXT_BYTES_MAX};
 use crate::login::{LOGIN_ROUNDS_MAX, LOGIN_SEGMENT_BYTES, Negotiation, Offer, stage};
 use crate::pdu::{LoginRequest, LoginResponse, Pdu, PduError, Request, Sequence};
@@ -23,6 +24,12 @@ pub(super) struct Login {
     first: Option<LoginRequest>,
     /// What waits for the application's word.
     parked: Option<(LoginRequest, Pairs)>,
+    /// CHAP, while it goes on.
+    exchange: Option<Exchange>,
+    /// CHAP's last answers, which go out with the next text of ours.
+    answers: Pairs,
+    /// AuthMethod has been settled.
+    method_settled: bool,
     tsih: Option<u16>,
     portal_group_declared: bool,
     /// The rest of an answer that is longer than a segment, and the request that it answers.
@@ -30,7 +37,7 @@ pub(super) struct Login {
 }
 
 /// Why a login cannot go on: what the initiator is told, and what the log says.
-struct Refusal(LoginStatus, PeerMisbehaved);
+pub(super) struct Refusal(pub(super) LoginStatus, pub(super) PeerMisbehaved);
 
 impl Refusal {
     fn initiator(why: &'static str) -> Refusal {
@@ -53,6 +60,9 @@ impl Login {
             stage: stage::SECURITY,
             first: None,
             parked: None,
+            exchange: None,
+            answers: Pairs::default(),
+            method_settled: false,
             tsih: None,
             portal_group_declared: false,
             rest: None,
@@ -112,6 +122,35 @@ impl Session {
         if let Err(refusal) = self.negotiate(&request, &pairs) {
             self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
         }
+    }
+
+    /// Has the initiator of `LoginRequested` prove who it is; `Authenticated` or `Closed` follows. Not inside a channel, which
+    /// has proven it already.
+    pub fn require_chap(&mut self, now: Instant, policy: ChapPolicy) {
+        self.liveness.moved(now);
+        let Phase::Login(login) = &mut self.phase else { return };
+        let Some((request, pairs)) = login.parked.take() else { return };
+        login.exchange = Some(Exchange::new(policy));
+        if let Err(refusal) = self.authenticate(request, pairs) {
+            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+        }
+    }
+
+    /// Sends the initiator of `LoginRequested` elsewhere, to `address` (`host:port`, or `host:port,portal-group`; an IPv6 host in
+    /// brackets), for good or for a while (RFC 7143 §11.13.5, class 1); `Closed` follows.
+    pub fn redirect_login(&mut self, address: &str, is_permanent: bool) {
+        let Phase::Login(login) = &mut self.phase else { return };
+        let status = match is_permanent {
+            true => LoginStatus::TARGET_MOVED_PERMANENTLY,
+            false => LoginStatus::TARGET_MOVED_TEMPORARILY,
+        };
+        let Some(request) = login.parked.take().map(|(request, _)| request).or(login.first) else {
+            return self.end(CloseReason::LoginRefused(status));
+        };
+        let mut pairs = Pairs::default();
+        pairs.push("TargetAddress", address);
+        let text = Buffer::from(Bytes::from(pairs.encode()));
+        self.refuse_with(&request, status, text, CloseReason::LoginRefused(status));
     }
 
     /// Refuses the initiator of `LoginRequested`; `Closed` follows.
@@ -177,6 +216,9 @@ impl Session {
             return self.send_login_response(&request, Buffer::empty(), false, false);
         };
         pairs.check_unique()?;
+        if login.exchange.is_some() {
+            return self.authenticate(request, pairs);
+        }
         if login.tsih.is_none() {
             let requested = identify(&request, &pairs)?;
             self.discovery = requested.kind == SessionKind::Discovery;
@@ -192,15 +234,50 @@ impl Session {
         self.negotiate(&request, &pairs)
     }
 
+    /// Takes a text of the CHAP exchange.
+    fn authenticate(&mut self, request: LoginRequest, pairs: Pairs) -> Result<(), Refusal> {
+        let is_discovery = self.discovery;
+        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
+        let Some(exchange) = &mut login.exchange else { return Ok(()) };
+        let mut answers = Pairs::default();
+        let progress = match request.current_stage {
+            stage::SECURITY => exchange.take(&pairs, &mut answers)?,
+            _ if exchange.is_required() => {
+                let why = PeerMisbehaved::Login("the initiator skips the security stage, but CHAP is required here");
+                return Err(Refusal(LoginStatus::AUTHENTICATION_FAILED, why));
+            }
+            _ => Progress::Done { user: None },
+        };
+        match progress {
+            Progress::Goes => {
+                if !std::mem::replace(&mut login.portal_group_declared, true) && !is_discovery {
+                    answers.push("TargetPortalGroupTag", self.config.portal_group_tag.to_string());
+                }
+                login.negotiation.take(&pairs, &mut answers)?;
+                // Not before it is over does the stage end, whatever the initiator would like.
+                self.send_login_response(&request, Buffer::from(Bytes::from(answers.encode())), false, false)
+            }
+            Progress::Done { user } => {
+                login.exchange = None;
+                login.method_settled = true;
+                login.answers = answers;
+                login.parked = Some((request, pairs));
+                self.events.push_back(Event::Authenticated { user });
+                Ok(())
+            }
+        }
+    }
+
     /// Answers a whole text.
     fn negotiate(&mut self, request: &LoginRequest, pairs: &Pairs) -> Result<(), Refusal> {
         let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        let mut answers = Pairs::default();
-        if let Some(methods) = pairs.value("AuthMethod") {
+        let mut answers = std::mem::take(&mut login.answers);
+        if let Some(methods) = pairs.value("AuthMethod").filter(|_| !login.method_settled) {
             if !methods.split(',').any(|method| method == "None") {
                 let why = PeerMisbehaved::Login("the initiator insists on an authentication that is not offered here");
                 return Err(Refusal(LoginStatus::AUTHENTICATION_FAILED, why));
             }
+            login.method_settled = true;
             answers.push("AuthMethod", "None");
         }
         if !std::mem::replace(&mut login.portal_group_declared, true) && !self.discovery {

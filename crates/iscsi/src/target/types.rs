@@ -77,9 +77,14 @@ pub struct TaskId(pub u64);
 /// What the application is told.
 #[derive(Debug)]
 pub enum Event {
-    /// An initiator names itself and what it wants. Answer with `accept_login` or `reject_login`, at once or later; the
-    /// session may be moved to another thread in between.
+    /// An initiator names itself and what it wants. Answer with `accept_login`, `reject_login`, `redirect_login` or
+    /// `require_chap`, at once or later; the session may be moved to another thread in between.
     LoginRequested(LoginRequested),
+    /// What `require_chap` asked for was done. Answer as `LoginRequested`, but for `require_chap`.
+    Authenticated {
+        /// The CHAP name that was proven; `None` where CHAP was not required and the initiator offered none.
+        user: Option<String>,
+    },
     /// Full-feature phase: from here on come commands (normal session) or SendTargets (discovery).
     LoggedIn,
     /// Answer with `send_targets`.

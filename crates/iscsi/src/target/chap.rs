@@ -1,0 +1,135 @@
+//! CHAP as a target does it (RFC 7143 §12.1.3): which algorithm, our challenge, the initiator's response, and ours to its own.
+
+use super::login::Refusal;
+use crate::chap::{Algorithm, Challenge, Credentials};
+use crate::text::Pairs;
+use crate::{LoginStatus, PeerMisbehaved};
+
+/// Whom a login must prove to be. The challenge must be fresh.
+#[derive(Clone, Debug)]
+pub struct ChapPolicy {
+    /// Who is taken, by CHAP_N.
+    pub users: Vec<Credentials>,
+    /// How we prove ourselves to an initiator that asks; `None` refuses one that does.
+    pub ourselves: Option<Credentials>,
+    /// What may be used; the initiator's order decides among them.
+    pub algorithms: Vec<Algorithm>,
+    /// What the initiator has to answer.
+    pub challenge: Challenge,
+    /// An initiator that offers no CHAP is refused; else it goes on unauthenticated.
+    pub is_required: bool,
+}
+
+/// An exchange in progress.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    policy: ChapPolicy,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Method,
+    Algorithm,
+    Response(Algorithm),
+}
+
+/// What a text of the exchange leads to.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// More is to come; the answers go out.
+    Goes,
+    /// It is over: who the initiator is, if it was asked.
+    Done { user: Option<String> },
+}
+
+fn refused(why: &'static str) -> Refusal {
+    Refusal(LoginStatus::AUTHENTICATION_FAILED, PeerMisbehaved::Login(why))
+}
+
+impl Exchange {
+    pub(super) fn new(policy: ChapPolicy) -> Exchange {
+        Exchange { policy, step: Step::Method }
+    }
+
+    pub(super) fn is_required(&self) -> bool {
+        self.policy.is_required || self.step != Step::Method
+    }
+
+    /// Takes the keys of one text in the security stage and appends the answers.
+    pub(super) fn take(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
+        if self.step == Step::Method {
+            // RFC 7143 §6.2.2: the first of the list that we can.
+            let offered = pairs.value("AuthMethod").unwrap_or("None");
+            let is_ours = |method: &&str| *method == "CHAP" || (*method == "None" && !self.policy.is_required);
+            match offered.split(',').find(is_ours) {
+                Some("CHAP") => answers.push("AuthMethod", "CHAP"),
+                Some(_) => {
+                    if pairs.value("AuthMethod").is_some() {
+                        answers.push("AuthMethod", "None");
+                    }
+                    return Ok(Progress::Done { user: None });
+                }
+                None => return Err(refused("the initiator does not offer CHAP, which is required here")),
+            }
+            self.step = Step::Algorithm;
+            // Some send what belongs to the next text along with the method.
+            if pairs.value("CHAP_A").is_none() {
+                return Ok(Progress::Goes);
+            }
+        } else if pairs.value("AuthMethod").is_some() {
+            return Err(refused("AuthMethod for the second time"));
+        }
+        match self.step {
+            Step::Method => unreachable!("left above"),
+            Step::Algorithm => self.choose(pairs, answers),
+            Step::Response(algorithm) => self.verify(algorithm, pairs, answers),
+        }
+    }
+
+    fn choose(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
+        let offered = pairs.value("CHAP_A").ok_or_else(|| refused("no CHAP_A"))?;
+        let known = |code: &str| Algorithm::from_code(crate::login::number(code)?);
+        let algorithm = offered
+            .split(',')
+            .filter_map(known)
+            .find(|algorithm| self.policy.algorithms.contains(algorithm))
+            .ok_or_else(|| refused("none of the initiator's CHAP algorithms is allowed here"))?;
+        answers.push("CHAP_A", (algorithm as u8).to_string());
+        answers.push("CHAP_I", self.policy.challenge.identifier());
+        answers.push("CHAP_C", self.policy.challenge.value());
+        self.step = Step::Response(algorithm);
+        Ok(Progress::Goes)
+    }
+
+    fn verify(&self, algorithm: Algorithm, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
+        let policy = &self.policy;
+        let (Some(name), Some(response)) = (pairs.value("CHAP_N"), pairs.value("CHAP_R")) else {
+            return Err(refused("no CHAP_N or no CHAP_R"));
+        };
+        // A name that nobody has takes as long as one with a wrong response.
+        let user = policy.users.iter().find(|user| user.name == name);
+        let asked = user.or(policy.users.first()).ok_or_else(|| refused("nobody may log in by CHAP"))?;
+        let is_right = policy.challenge.is_answered_by(algorithm, &asked.secret, response);
+        if !is_right || user.is_none() {
+            return Err(refused("a CHAP name that is not known here, or a wrong secret"));
+        }
+        match (pairs.value("CHAP_I"), pairs.value("CHAP_C")) {
+            (None, None) => {}
+            (Some(identifier), Some(challenge)) => {
+                let ourselves = policy
+                    .ourselves
+                    .as_ref()
+                    .ok_or_else(|| refused("this target has no secret to prove itself with"))?;
+                let theirs = Challenge::parse(identifier, challenge).ok_or_else(|| refused("a malformed challenge"))?;
+                if theirs.reflects(&policy.challenge) {
+                    return Err(refused("our own challenge came back: somebody wants us to answer it"));
+                }
+                answers.push("CHAP_N", &ourselves.name);
+                answers.push("CHAP_R", theirs.answer(algorithm, &ourselves.secret));
+            }
+            _ => return Err(refused("half a challenge")),
+        }
+        Ok(Progress::Done { user: Some(name.to_owned()) })
+    }
+}
