@@ -12,6 +12,7 @@ use strongroom_iscsi::initiator::{Config, Event, SendTargets, Session, SessionKi
 use strongroom_net::{Link, LinkEvent, LinkOptions, resolve};
 
 use crate::AttachError;
+use crate::chap::ChapAccount;
 
 /// Bytes read from the socket at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -29,6 +30,8 @@ pub struct DiscoverOptions {
     pub initiator_name: String,
     /// Our identity, for a channel; without it the question goes over plain iSCSI.
     pub node_key: Option<Arc<NodeKey>>,
+    /// Our account, for a plain target that wants one.
+    pub chap: Option<ChapAccount>,
     /// The target's identity, any of these; needed for a channel.
     pub target_keys: Vec<PublicKey>,
     /// How long the whole may take.
@@ -132,6 +135,7 @@ impl Question {
                     let mut config = Config::new(options.initiator_name.clone(), isid, SessionKind::Discovery);
                     config.in_channel = self.link.in_channel();
                     config.login_timeout = options.timeout;
+                    config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
                     self.session = Some(Session::new(now, config));
                 }
                 LinkEvent::Pdu(pdu) => {

@@ -8,6 +8,7 @@
 //! `channel`), cryptography (`seal`), and any path from a read that does not open to data: such a read is an error.
 
 mod blocking;
+pub mod chap;
 mod completion;
 pub mod copy;
 mod discover;

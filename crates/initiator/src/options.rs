@@ -7,6 +7,7 @@ use std::time::Duration;
 use strongroom_block::{CryptoCounters, Mode};
 use strongroom_handshake::{NodeKey, PublicKey};
 
+use crate::chap::ChapAccount;
 use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, VolumeUrl};
 
 /// Everything that [`crate::RemoteDevice::attach`] needs.
@@ -20,6 +21,8 @@ pub struct AttachOptions {
     pub initiator_name: String,
     /// Our identity; needed for `strongroom://`.
     pub node_key: Option<Arc<NodeKey>>,
+    /// Our account, for an `iscsi://` target that wants one.
+    pub chap: Option<ChapAccount>,
     /// The target's identity, any of these; needed for `strongroom://`.
     pub target_keys: Vec<PublicKey>,
     /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
@@ -49,6 +52,7 @@ impl AttachOptions {
             base_iqn: DEFAULT_BASE_IQN.to_owned(),
             initiator_name: default_initiator_name(),
             node_key: None,
+            chap: None,
             target_keys: Vec::new(),
             key_source: None,
             expected: ExpectedUnit::default(),

@@ -158,10 +158,10 @@ pub fn fuzz_target(now: Instant, bytes: &[u8]) {
 
 fn chap_policy(shape: u8) -> target::ChapPolicy {
     let secret = Secret::new(b"nobody knows this").expect("long enough");
-    let ourselves = (shape & 16 != 0).then(|| Credentials { name: "t".into(), secret: secret.clone() });
+    let target = (shape & 16 != 0).then(|| Credentials { name: "t".into(), secret: secret.clone() });
+    let initiator = Credentials { name: "a".into(), secret };
     target::ChapPolicy {
-        users: vec![Credentials { name: "a".into(), secret }],
-        ourselves,
+        users: vec![target::ChapUser { initiator, target }],
         algorithms: Algorithm::ALL.to_vec(),
         challenge: Challenge::from_random([shape; chap::CHALLENGE_BYTES + 1]),
         is_required: shape & 8 != 0,

@@ -30,7 +30,7 @@ use crate::pdu::{
 use crate::slots::{Key, Slots};
 use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 
-pub use self::chap::ChapPolicy;
+pub use self::chap::{ChapPolicy, ChapUser};
 pub use crate::pdu::TaskManagementResult;
 pub use types::{
     ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event,

@@ -8,7 +8,7 @@ use strongroom_block::Buffer;
 use strongroom_iscsi::chap::{Algorithm, CHALLENGE_BYTES, Challenge, Credentials, Secret};
 use strongroom_iscsi::initiator::{self, ChapLogin};
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
-use strongroom_iscsi::target::{self, ChapPolicy};
+use strongroom_iscsi::target::{self, ChapPolicy, ChapUser};
 use strongroom_iscsi::text::Pairs;
 use strongroom_iscsi::{CloseReason, LoginStatus, Pdu, Serial};
 
@@ -36,10 +36,14 @@ fn mutual() -> ChapLogin {
     ChapLogin { target: Some(credentials("vault", TARGETS)), ..chap() }
 }
 
+fn users(target: Option<Credentials>) -> Vec<ChapUser> {
+    let user = |name, secret| ChapUser { initiator: credentials(name, secret), target: target.clone() };
+    vec![user("bob", b"bob's secret, too"), user("alice", ALICE)]
+}
+
 fn policy() -> ChapPolicy {
     ChapPolicy {
-        users: vec![credentials("bob", b"bob's secret, too"), credentials("alice", ALICE)],
-        ourselves: Some(credentials("vault", TARGETS)),
+        users: users(Some(credentials("vault", TARGETS))),
         algorithms: Algorithm::ALL.to_vec(),
         challenge: challenge(0),
         is_required: true,
@@ -152,16 +156,16 @@ fn chap_that_is_not_required_is_done_where_it_is_offered() {
 #[test]
 fn a_target_that_does_not_know_its_secret_is_not_believed() {
     for ourselves in [credentials("vault", b"something else entirely"), credentials("another", TARGETS)] {
-        let policy = ChapPolicy { ourselves: Some(ourselves), ..policy() };
+        let policy = ChapPolicy { users: users(Some(ourselves)), ..policy() };
         assert_eq!(log_in(&mut pair_of(Some(mutual())), policy), FAILED);
     }
-    assert_eq!(log_in(&mut pair_of(Some(mutual())), ChapPolicy { ourselves: None, ..policy() }), FAILED);
+    assert_eq!(log_in(&mut pair_of(Some(mutual())), ChapPolicy { users: users(None), ..policy() }), FAILED);
     // Any name does where none was given.
     let any = ChapLogin { target: Some(credentials("", TARGETS)), ..chap() };
     assert!(log_in(&mut pair_of(Some(any)), policy()).is_ok());
     // A target with our own secret may have got its proof from us.
     let own = ChapLogin { target: Some(credentials("vault", ALICE)), ..chap() };
-    let policy = ChapPolicy { ourselves: Some(credentials("vault", ALICE)), ..policy() };
+    let policy = ChapPolicy { users: users(Some(credentials("vault", ALICE))), ..policy() };
     assert_eq!(log_in(&mut pair_of(Some(own)), policy), FAILED);
 }
 
@@ -298,7 +302,8 @@ fn the_security_stage_cannot_be_skipped() {
 fn names_are_text_whatever_they_begin_with() {
     for name in ["0xabc", "0babc", "0x", "Ωmega"] {
         let login = ChapLogin { ourselves: credentials(name, ALICE), ..chap() };
-        let policy = ChapPolicy { users: vec![credentials(name, ALICE)], ..policy() };
+        let policy =
+            ChapPolicy { users: vec![ChapUser { initiator: credentials(name, ALICE), target: None }], ..policy() };
         assert_eq!(log_in(&mut pair_of(Some(login)), policy), Ok(Some(name.into())));
     }
 }

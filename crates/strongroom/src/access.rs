@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_block::{DeviceErrorKind, Lba, Mode};
 use strongroom_handshake::PublicKey;
+use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
     AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name, read_blocking,
 };
@@ -42,6 +43,18 @@ pub(crate) struct AccessArgs {
     /// The iSCSI name to log in by [default: one made from this machine's name].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
+    /// The name to prove ourselves by with CHAP, at an iscsi:// target that wants it.
+    #[arg(long, value_name = "NAME", requires = "chap_secret_file")]
+    pub(crate) chap_user: Option<String>,
+    /// The file with the secret that belongs to it: one line, readable by its owner alone.
+    #[arg(long, value_name = "FILE", requires = "chap_user")]
+    pub(crate) chap_secret_file: Option<PathBuf>,
+    /// The file with the secret that the target has to prove in turn (mutual CHAP).
+    #[arg(long, value_name = "FILE", requires = "chap_user")]
+    pub(crate) chap_target_secret_file: Option<PathBuf>,
+    /// The name that the target must give then [default: any].
+    #[arg(long, value_name = "NAME", requires = "chap_target_secret_file")]
+    pub(crate) chap_target_user: Option<String>,
     /// What the names of the target's volumes begin with, if not as usual.
     #[arg(long, value_name = "IQN")]
     pub(crate) base_name: Option<String>,
@@ -81,6 +94,7 @@ impl AccessArgs {
         if let Some(base) = &self.base_name {
             options.base_iqn.clone_from(base);
         }
+        options.chap = self.chap()?;
         options.timeouts.give_up = self.timeout;
         options.timeouts.connect = self.connect_timeout;
         if options.url.is_channel() {
@@ -89,6 +103,23 @@ impl AccessArgs {
             options.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
         }
         Ok(())
+    }
+
+    /// The CHAP account, if one was given.
+    pub(crate) fn chap(&self) -> Result<Option<ChapAccount>> {
+        let (Some(name), Some(file)) = (&self.chap_user, &self.chap_secret_file) else { return Ok(None) };
+        let ourselves = Credentials { name: name.clone(), secret: keys::read_chap_secret(file)? };
+        let target = match &self.chap_target_secret_file {
+            Some(file) => {
+                let secret = keys::read_chap_secret(file)?;
+                if secret == ourselves.secret {
+                    bail!("both CHAP secrets are the same, which would let each side play the other; make another");
+                }
+                Some(Credentials { name: self.chap_target_user.clone().unwrap_or_default(), secret })
+            }
+            None => None,
+        };
+        Ok(Some(ChapAccount { ourselves, target }))
     }
 
     /// The keys that the target may have.

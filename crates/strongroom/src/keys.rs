@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use strongroom_handshake::{NodeKey, PublicKey};
+use strongroom_initiator::chap::Secret;
 use strongroom_seal::VolumeKeyFile;
+use strongroom_target::{ChapSecrets, Config};
 
 use crate::secret_file;
 
@@ -32,6 +34,22 @@ pub(crate) fn read_identity(path: &Path) -> Result<NodeKey> {
     }
     let text = secret_file::read(path, "identity")?;
     NodeKey::parse(&text).with_context(|| format!("identity {}", path.display()))
+}
+
+/// Reads a CHAP secret: one line of text.
+pub(crate) fn read_chap_secret(path: &Path) -> Result<Secret> {
+    let text = secret_file::read(path, "CHAP secret")?;
+    Secret::new(text.trim_end_matches(['\r', '\n']).as_bytes()).with_context(|| path.display().to_string())
+}
+
+/// Reads the secrets of a configuration's `[[chap]]` users.
+pub(crate) fn read_chap_secrets(config: &Config) -> Result<ChapSecrets> {
+    let mut secrets = ChapSecrets::default();
+    for rule in &config.chap {
+        let ours = rule.target_secret_file.as_deref().map(read_chap_secret).transpose()?;
+        secrets.insert(&rule.user, read_chap_secret(&rule.secret_file)?, ours);
+    }
+    Ok(secrets)
 }
 
 /// Reads a file of volume or wrapping keys.
@@ -110,6 +128,19 @@ mod tests {
     fn a_malformed_line_is_named_even_if_it_is_of_another_host() {
         let error = parse_known_targets("storage nonsense\n", "other", 1).unwrap_err();
         assert!(format!("{error:#}").contains("line 1"), "{error:#}");
+    }
+
+    #[test]
+    fn a_chap_secret_is_one_line_that_others_cannot_read() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        secret_file::create(&path, "a secret of bob\n").unwrap();
+        assert_eq!(read_chap_secret(&path).unwrap(), Secret::new(b"a secret of bob").unwrap());
+        fs::write(&path, "short\n").unwrap();
+        assert!(format!("{:#}", read_chap_secret(&path).unwrap_err()).contains("5 bytes"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(format!("{:#}", read_chap_secret(&path).unwrap_err()).contains("chmod 600"));
     }
 
     #[test]

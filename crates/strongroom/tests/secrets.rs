@@ -5,7 +5,7 @@ mod stage;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use stage::{run, strongroom};
+use stage::{World, run, strongroom};
 
 #[test]
 fn identity_files_are_private_and_never_overwritten() {
@@ -97,4 +97,42 @@ fn every_command_has_an_example() {
         let help = run(&[command, &["--help"][..]].concat()).ok();
         assert!(help.contains("Example"), "`strongroom {} --help` shows no example", command.join(" "));
     }
+}
+
+/// A CHAP account: one secret for each side, in files, on both machines.
+#[test]
+fn chap_lets_in_who_has_the_secrets() {
+    let world = World::new();
+    world.create(&["scratch", "--size", "16MiB", "--plain"]).ok();
+    for (name, secret) in
+        [("bob", "bob's own secret\n"), ("vault", "the target's one\n"), ("wrong", "a secret of nobody\n")]
+    {
+        fs::write(world.path(name), secret).unwrap();
+        fs::set_permissions(world.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let config = format!(
+        "[[plain]]\ninitiators = [\"*\"]\nvolumes = [\"*\"]\nchap = [\"bob\"]\n\n[[chap]]\nuser = \"bob\"\nsecret_file = \"{}\"\n\
+         target_secret_file = \"{}\"\n",
+        world.text("bob"),
+        world.text("vault")
+    );
+    world.write_config(&config);
+    let server = world.serve();
+    let (url, out) = (world.plain_url("scratch"), world.text("out"));
+    let copy = |chap: &[&str]| {
+        let arguments = [&["copy", &url, &out, "--overwrite", "--timeout", "2s"], chap].concat();
+        world.alice_without_key(&arguments)
+    };
+    let (bob, vault, wrong) = (world.text("bob"), world.text("vault"), world.text("wrong"));
+    copy(&["--chap-user", "bob", "--chap-secret-file", &bob]).ok();
+    copy(&["--chap-user", "bob", "--chap-secret-file", &bob, "--chap-target-secret-file", &vault]).ok();
+    copy(&[]).failed(&["authentication failed"]);
+    copy(&["--chap-user", "bob", "--chap-secret-file", &wrong]).failed(&["authentication failed"]);
+    copy(&["--chap-user", "bob", "--chap-secret-file", &bob, "--chap-target-secret-file", &wrong])
+        .failed(&["authentication failed"]);
+    copy(&["--chap-user", "bob", "--chap-secret-file", &bob, "--chap-target-secret-file", &bob]).failed(&["the same"]);
+    fs::set_permissions(world.path("bob"), fs::Permissions::from_mode(0o644)).unwrap();
+    copy(&["--chap-user", "bob", "--chap-secret-file", &bob]).failed(&["chmod 600"]);
+    server.stop();
+    run(&["serve", "--config", &world.text("strongroom.toml"), "--check"]).failed(&["chmod 600"]);
 }

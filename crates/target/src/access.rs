@@ -1,21 +1,30 @@
 //! Who may use what: node keys bound to initiator names and volumes, and the list for plain iSCSI.
 
+mod chap;
+
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::LoginStatus;
+use strongroom_iscsi::target::ChapPolicy;
 
 use crate::config::{Config, PeerRule, PlainRule};
 use crate::error::ConfigError;
 use crate::names::for_log;
 use crate::volume::Volume;
+use chap::ChapUsers;
+
+pub use chap::{ChapDemand, ChapSecrets};
 
 /// What a connection has proven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// A channel with the holder of this key.
     Channel(PublicKey),
+    /// To be this CHAP user, over plain iSCSI.
+    Chap(Arc<str>),
     /// Nothing: plain iSCSI.
     Plain,
 }
@@ -25,6 +34,8 @@ pub enum Identity {
 pub struct AccessRules {
     peers: HashMap<PublicKey, PeerRule>,
     plain: Vec<PlainRule>,
+    chap: ChapUsers,
+    discovery_chap: Vec<String>,
 }
 
 /// Somebody is let in.
@@ -67,6 +78,14 @@ pub enum Refusal {
         /// The volume.
         volume: String,
     },
+    /// The rules for this initiator want CHAP.
+    #[error(
+        "the initiator '{initiator}' has to prove itself by CHAP, as one of the `chap` users of its [[plain]] rule"
+    )]
+    ChapNeeded {
+        /// The name that it used.
+        initiator: String,
+    },
     /// The volume is not for this initiator.
     #[error(
         "the initiator '{initiator}' may not use the volume '{volume}' over plain iSCSI; add it to a [[plain]] rule or to \
@@ -84,7 +103,7 @@ impl Refusal {
     /// What the initiator is told.
     pub fn status(&self) -> LoginStatus {
         match self {
-            Refusal::UnknownPeer(_) => LoginStatus::AUTHENTICATION_FAILED,
+            Refusal::UnknownPeer(_) | Refusal::ChapNeeded { .. } => LoginStatus::AUTHENTICATION_FAILED,
             _ => LoginStatus::AUTHORIZATION_FAILED,
         }
     }
@@ -94,17 +113,18 @@ impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Identity::Channel(key) => key.fmt(f),
+            Identity::Chap(user) => write!(f, "CHAP user {}", for_log(user)),
             Identity::Plain => f.write_str("plain"),
         }
     }
 }
 
 impl AccessRules {
-    /// The rules of a configuration.
+    /// The rules of a configuration, with the secrets that it names.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a key that is none.
-    pub fn new(config: &Config) -> Result<AccessRules, ConfigError> {
+    /// [`ConfigError::Value`] for a key that is none, or a secret that is missing.
+    pub fn new(config: &Config, secrets: &ChapSecrets) -> Result<AccessRules, ConfigError> {
         let mut peers = HashMap::new();
         for (index, rule) in config.peers.iter().enumerate() {
             let at = format!("peer[{index}] ('{}').key", rule.name);
@@ -113,7 +133,8 @@ impl AccessRules {
                 return Err(ConfigError::value(at, "another peer has the same key; merge the two"));
             }
         }
-        Ok(AccessRules { peers, plain: config.plain.clone() })
+        let chap = ChapUsers::new(config, secrets)?;
+        Ok(AccessRules { peers, plain: config.plain.clone(), chap, discovery_chap: config.discovery_chap.clone() })
     }
 
     /// Whether a node with this key may connect at all.
@@ -125,37 +146,68 @@ impl AccessRules {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn check_name(&self, identity: Identity, initiator: &str) -> Result<(), Refusal> {
+    pub fn check_name(&self, identity: &Identity, initiator: &str) -> Result<(), Refusal> {
         match identity {
-            Identity::Plain => Ok(()),
-            Identity::Channel(key) => self.peer_under_name(key, initiator).map(|_| ()),
+            Identity::Plain | Identity::Chap(_) => Ok(()),
+            Identity::Channel(key) => self.peer_under_name(*key, initiator).map(|_| ()),
         }
+    }
+
+    /// What an initiator that asks for targets over plain iSCSI has to prove; `None` for nothing.
+    pub fn chap_for_discovery(&self) -> Option<ChapDemand> {
+        let users = self.discovery_chap.clone();
+        (!users.is_empty()).then_some(ChapDemand { users, is_required: true })
+    }
+
+    /// What `initiator` has to prove over plain iSCSI before it may use `volume`; `None` for nothing. Where a rule without
+    /// CHAP fits too it need not, but may: another rule may allow more.
+    pub fn chap_for(&self, initiator: &str, volume: &Volume) -> Option<ChapDemand> {
+        let rules = || self.rules_for(initiator, volume.name.as_str());
+        let users: Vec<String> = rules().flat_map(|rule| rule.chap.iter().cloned()).collect();
+        let is_required = rules().all(|rule| !rule.chap.is_empty()) && !lists(&volume.access.initiators, initiator);
+        (!users.is_empty()).then_some(ChapDemand { users, is_required })
+    }
+
+    /// What the session machine needs to see to a demand; `random` must be fresh.
+    pub fn chap_policy(&self, demand: &ChapDemand, random: [u8; 33]) -> ChapPolicy {
+        self.chap.policy(demand, random)
+    }
+
+    fn rules_for<'a>(&'a self, initiator: &'a str, volume: &'a str) -> impl Iterator<Item = &'a PlainRule> + Clone {
+        self.plain.iter().filter(move |rule| lists(&rule.initiators, initiator) && lists(&rule.volumes, volume))
     }
 
     /// Whether `identity`, calling itself `initiator`, may use `volume`.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn admit(&self, identity: Identity, initiator: &str, volume: &Volume) -> Result<Admission, Refusal> {
+    pub fn admit(&self, identity: &Identity, initiator: &str, volume: &Volume) -> Result<Admission, Refusal> {
         let name = volume.name.as_str();
         let read_only = match identity {
             Identity::Channel(key) => {
-                let peer = self.peer_under_name(key, initiator)?;
+                let peer = self.peer_under_name(*key, initiator)?;
                 if !lists(&peer.volumes, name) && !lists(&volume.access.peers, &peer.name) {
                     return Err(Refusal::NotForPeer { peer: peer.name.clone(), volume: name.to_owned() });
                 }
                 peer.read_only
             }
-            Identity::Plain if volume.sealed.is_some() => {
+            Identity::Plain | Identity::Chap(_) if volume.sealed.is_some() => {
                 return Err(Refusal::SealedNeedsChannel { volume: name.to_owned() });
             }
-            Identity::Plain => {
-                let mut rules =
-                    self.plain.iter().filter(|rule| lists(&rule.initiators, initiator) && lists(&rule.volumes, name));
+            Identity::Plain | Identity::Chap(_) => {
+                let is_proven = |rule: &&PlainRule| match identity {
+                    _ if rule.chap.is_empty() => true,
+                    Identity::Chap(user) => rule.chap.iter().any(|listed| **listed == **user),
+                    _ => false,
+                };
+                let mut rules = self.rules_for(initiator, name).filter(is_proven);
                 let by_volume = lists(&volume.access.initiators, initiator);
                 // Several rules may fit: whoever may write by one of them may write.
                 match rules.clone().count() {
                     0 if !by_volume => {
+                        if self.rules_for(initiator, name).next().is_some() {
+                            return Err(Refusal::ChapNeeded { initiator: for_log(initiator) });
+                        }
                         let initiator = for_log(initiator);
                         return Err(Refusal::NotForInitiator { initiator, volume: name.to_owned() });
                     }
@@ -167,9 +219,10 @@ impl AccessRules {
     }
 
     /// The configuration's name of a peer, for logs.
-    pub fn peer_name(&self, identity: Identity) -> Option<&str> {
+    pub fn peer_name<'a>(&'a self, identity: &'a Identity) -> Option<&'a str> {
         match identity {
-            Identity::Channel(key) => self.peers.get(&key).map(|peer| peer.name.as_str()),
+            Identity::Channel(key) => self.peers.get(key).map(|peer| peer.name.as_str()),
+            Identity::Chap(user) => Some(user),
             Identity::Plain => None,
         }
     }
@@ -192,7 +245,10 @@ fn lists(list: &[String], name: &str) -> bool {
 mod tests {
     use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
 
+    use strongroom_iscsi::chap::Secret;
+
     use super::*;
+    use crate::config::ChapRule;
     use crate::names::VolumeName;
     use crate::volume::{Access, Sealed};
 
@@ -230,8 +286,9 @@ mod tests {
             initiators: vec!["iqn.2026-11.org.example:old".into()],
             volumes: vec!["*".into()],
             read_only: true,
+            ..PlainRule::default()
         });
-        AccessRules::new(&config).unwrap()
+        AccessRules::new(&config, &ChapSecrets::default()).unwrap()
     }
 
     #[test]
@@ -239,34 +296,37 @@ mod tests {
         let rules = rules();
         let alice = Identity::Channel(PublicKey::from_bytes(ALICE_BYTES));
         let name = "iqn.2026-11.org.example:alice";
-        assert_eq!(rules.admit(alice, name, &volume("data", true)), Ok(Admission { read_only: false }));
+        assert_eq!(rules.admit(&alice, name, &volume("data", true)), Ok(Admission { read_only: false }));
         assert!(matches!(
-            rules.admit(alice, "iqn.2026-11.org.example:bob", &volume("data", true)),
+            rules.admit(&alice, "iqn.2026-11.org.example:bob", &volume("data", true)),
             Err(Refusal::ForeignName { .. })
         ));
-        assert!(matches!(rules.admit(alice, name, &volume("other", true)), Err(Refusal::NotForPeer { .. })));
+        assert!(matches!(rules.admit(&alice, name, &volume("other", true)), Err(Refusal::NotForPeer { .. })));
         let mut other = volume("other", false);
         other.access.peers.push("alice".into());
-        assert!(rules.admit(alice, name, &other).is_ok());
+        assert!(rules.admit(&alice, name, &other).is_ok());
         let stranger = Identity::Channel(PublicKey::from_bytes([9; 32]));
-        assert!(matches!(rules.admit(stranger, name, &volume("data", true)), Err(Refusal::UnknownPeer(_))));
+        assert!(matches!(rules.admit(&stranger, name, &volume("data", true)), Err(Refusal::UnknownPeer(_))));
     }
 
     #[test]
     fn plain_sessions_get_what_the_list_says_and_never_a_sealed_volume() {
         let rules = rules();
         let old = "iqn.2026-11.org.example:old";
-        assert_eq!(rules.admit(Identity::Plain, old, &volume("x", false)), Ok(Admission { read_only: true }));
-        let refusal = rules.admit(Identity::Plain, old, &volume("x", true)).unwrap_err();
+        assert_eq!(rules.admit(&Identity::Plain, old, &volume("x", false)), Ok(Admission { read_only: true }));
+        let refusal = rules.admit(&Identity::Plain, old, &volume("x", true)).unwrap_err();
         assert!(refusal.to_string().contains("strongroom://"), "{refusal}");
         assert_eq!(refusal.status(), LoginStatus::AUTHORIZATION_FAILED);
         let new = "iqn.2026-11.org.example:new";
-        assert!(matches!(rules.admit(Identity::Plain, new, &volume("x", false)), Err(Refusal::NotForInitiator { .. })));
+        assert!(matches!(
+            rules.admit(&Identity::Plain, new, &volume("x", false)),
+            Err(Refusal::NotForInitiator { .. })
+        ));
         let mut open = volume("x", false);
         open.access.initiators.push("*".into());
-        assert_eq!(rules.admit(Identity::Plain, new, &open), Ok(Admission { read_only: false }));
+        assert_eq!(rules.admit(&Identity::Plain, new, &open), Ok(Admission { read_only: false }));
         open.access.read_only = true;
-        assert_eq!(rules.admit(Identity::Plain, new, &open), Ok(Admission { read_only: true }));
+        assert_eq!(rules.admit(&Identity::Plain, new, &open), Ok(Admission { read_only: true }));
     }
 
     #[test]
@@ -279,7 +339,59 @@ mod tests {
             volumes: vec![],
             read_only: false,
         });
-        let message = AccessRules::new(&config).unwrap_err().to_string();
+        let message = AccessRules::new(&config, &ChapSecrets::default()).unwrap_err().to_string();
         assert!(message.contains("peer[0] ('alice').key"), "{message}");
+    }
+
+    fn with_chap(secrets: &[(&str, &[u8], Option<&[u8]>)]) -> Result<AccessRules, ConfigError> {
+        let mut config = Config::new("/srv");
+        let rule = |volumes: &str, chap: &[&str], read_only| PlainRule {
+            initiators: vec!["*".into()],
+            volumes: vec![volumes.into()],
+            read_only,
+            chap: chap.iter().map(|user| (*user).to_owned()).collect(),
+        };
+        config.plain = vec![rule("x", &["bob"], false), rule("y", &[], true), rule("y", &["bob"], false)];
+        config.chap = vec![ChapRule { user: "bob".into(), ..ChapRule::default() }];
+        config.discovery_chap = vec!["bob".into()];
+        let mut read = ChapSecrets::default();
+        for (user, secret, target) in secrets {
+            let of = |bytes: &[u8]| Secret::new(bytes).unwrap();
+            read.insert(*user, of(secret), target.map(of));
+        }
+        AccessRules::new(&config, &read)
+    }
+
+    #[test]
+    fn chap_is_wanted_where_every_rule_wants_it() {
+        let rules = with_chap(&[("bob", b"the secret of bob", None)]).unwrap();
+        let (bob, eve) = (Identity::Chap("bob".into()), Identity::Chap("eve".into()));
+        let initiator = "iqn.2026-11.org.example:any";
+        let demand = |is_required| Some(ChapDemand { users: vec!["bob".into()], is_required });
+        assert_eq!(rules.chap_for_discovery(), demand(true));
+        let (mut x, y) = (volume("x", false), volume("y", false));
+        assert_eq!(rules.chap_for(initiator, &x), demand(true));
+        assert_eq!(rules.chap_for(initiator, &y), demand(false));
+        assert_eq!(rules.chap_for(initiator, &volume("z", false)), None);
+        let may_write = Ok(Admission { read_only: false });
+        assert_eq!(rules.admit(&bob, initiator, &x), may_write);
+        for nobody in [Identity::Plain, eve] {
+            let refusal = rules.admit(&nobody, initiator, &x).unwrap_err();
+            assert_eq!(refusal.status(), LoginStatus::AUTHENTICATION_FAILED, "{refusal}");
+            assert_eq!(rules.admit(&nobody, initiator, &y), Ok(Admission { read_only: true }));
+        }
+        assert_eq!(rules.admit(&bob, initiator, &y), may_write);
+        assert!(rules.admit(&bob, initiator, &volume("x", true)).is_err(), "CHAP is no channel");
+        x.access.initiators.push("*".into());
+        assert_eq!(rules.chap_for(initiator, &x), demand(false));
+    }
+
+    #[test]
+    fn secrets_must_be_there_and_differ() {
+        let message = with_chap(&[]).unwrap_err().to_string();
+        assert!(message.contains("chap[0] ('bob').secret_file"), "{message}");
+        let same: &[u8] = b"one secret for both";
+        let message = with_chap(&[("bob", same, Some(same))]).unwrap_err().to_string();
+        assert!(message.contains("target_secret_file"), "{message}");
     }
 }

@@ -53,6 +53,15 @@ pub struct Config {
     /// Who may use plain volumes over plain iSCSI.
     #[serde(default, rename = "plain")]
     pub plain: Vec<PlainRule>,
+    /// Who can prove itself by CHAP over plain iSCSI.
+    #[serde(default)]
+    pub chap: Vec<ChapRule>,
+    /// The `[[chap]]` users who may ask for targets over plain iSCSI; empty: everybody may.
+    #[serde(default)]
+    pub discovery_chap: Vec<String>,
+    /// Answer `SendTargets=All` in a normal session too, which RFC 7143 forbids and some test suites want.
+    #[serde(default)]
+    pub send_targets_all: bool,
 }
 
 /// What lies beneath the workers.
@@ -130,8 +139,9 @@ pub struct PeerRule {
     pub read_only: bool,
 }
 
-/// Initiators that may use plain volumes over plain iSCSI. Nothing proves their names: use it in trusted networks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Initiators that may use plain volumes over plain iSCSI. Nothing proves their names but CHAP, and nothing protects what they
+/// read and write: use it in trusted networks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlainRule {
     /// Initiator names; `*` for any.
@@ -141,6 +151,25 @@ pub struct PlainRule {
     /// They may read only.
     #[serde(default)]
     pub read_only: bool,
+    /// They must prove to be one of these `[[chap]]` users; empty: nothing is to be proven.
+    #[serde(default)]
+    pub chap: Vec<String>,
+}
+
+/// A user of CHAP. Secrets are in files that only their owner can read; the binary reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChapRule {
+    /// The name that the initiator gives (CHAP_N).
+    pub user: String,
+    /// The file with the secret that it proves.
+    pub secret_file: PathBuf,
+    /// The name that this target gives to an initiator that has it prove itself; default: `base_name`.
+    #[serde(default)]
+    pub target_user: Option<String>,
+    /// The file with the secret that this target then proves; without it such initiators are refused.
+    #[serde(default)]
+    pub target_secret_file: Option<PathBuf>,
 }
 
 fn listen_default() -> Vec<SocketAddr> {
@@ -167,6 +196,9 @@ impl Config {
             limits: Limits::default(),
             peers: Vec::new(),
             plain: Vec::new(),
+            chap: Vec::new(),
+            discovery_chap: Vec::new(),
+            send_targets_all: false,
         }
     }
 
@@ -246,6 +278,9 @@ impl Config {
             ("limits", self.limits != old.limits),
             ("peer", self.peers != old.peers),
             ("plain", self.plain != old.plain),
+            ("chap", self.chap != old.chap),
+            ("discovery_chap", self.discovery_chap != old.discovery_chap),
+            ("send_targets_all", self.send_targets_all != old.send_targets_all),
         ];
         changes.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
     }
@@ -265,6 +300,29 @@ impl Config {
             }
             check_initiators(&at, &peer.initiators)?;
             check_volumes(&at, &peer.volumes)?;
+        }
+        self.check_chap()
+    }
+
+    fn check_chap(&self) -> Result<(), ConfigError> {
+        for (index, rule) in self.chap.iter().enumerate() {
+            let at = format!("chap[{index}]");
+            if rule.user.is_empty() || rule.user.len() > strongroom_iscsi::chap::NAME_BYTES_MAX {
+                return Err(ConfigError::value(format!("{at}.user"), "must be a name of 1 to 255 bytes"));
+            }
+            if self.chap[..index].iter().any(|other| other.user == rule.user) {
+                return Err(ConfigError::value(
+                    format!("{at}.user"),
+                    "another [[chap]] has the same user; merge the two",
+                ));
+            }
+        }
+        let lists = self.plain.iter().enumerate().map(|(index, rule)| (format!("plain[{index}].chap"), &rule.chap));
+        for (at, users) in lists.chain([("discovery_chap".to_owned(), &self.discovery_chap)]) {
+            if let Some(unknown) = users.iter().find(|user| !self.chap.iter().any(|rule| rule.user == **user)) {
+                let problem = format!("'{}' is the user of no [[chap]]; add one", names::for_log(unknown));
+                return Err(ConfigError::value(at, problem));
+            }
         }
         Ok(())
     }
@@ -363,6 +421,12 @@ mod tests {
         initiators = ["*"]
         volumes = ["scratch"]
         read_only = true
+        chap = ["backup"]
+
+        [[chap]]
+        user = "backup"
+        secret_file = "/etc/strongroom/chap/backup"
+        target_secret_file = "/etc/strongroom/chap/target"
     "#;
 
     #[test]
@@ -397,6 +461,9 @@ mod tests {
             ("root = '/srv'\n[[plain]]\ninitiators = []\nvolumes = ['a']", "plain[0].initiators"),
             ("root = '/srv'\n[[plain]]\ninitiators = ['Host']\nvolumes = ['a']", "plain[0].initiators"),
             ("root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['../a']", "plain[0].volumes"),
+            ("root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['a']\nchap = ['bob']", "plain[0].chap"),
+            ("root = '/srv'\ndiscovery_chap = ['bob']", "discovery_chap"),
+            ("root = '/srv'\n[[chap]]\nuser = ''\nsecret_file = '/s'", "chap[0].user"),
             ("root = '/srv'\n[[peer]]\nname = ''\nkey = 'k'\ninitiators = ['*']", "peer[0]"),
         ];
         for (text, place) in cases {

@@ -17,6 +17,7 @@ mod unit;
 pub mod volume;
 mod worker;
 
+pub use access::ChapSecrets;
 pub use catalogue::{Catalogue, Listing, SealedSpec, VolumeSpec, VolumeStatus};
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};

@@ -13,7 +13,7 @@ use strongroom_block::{BlockKeyWrap, CryptoCounters};
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOptions, Waker, affinity};
 
-use crate::access::AccessRules;
+use crate::access::{AccessRules, ChapSecrets};
 use crate::admin::{self, AdminSocket, Drain, Reloaded};
 use crate::catalogue::Catalogue;
 use crate::config::{Config, RuntimeKind};
@@ -37,15 +37,17 @@ pub struct TargetOptions {
     pub wraps: Option<WrapFactory>,
     /// For reloads; without it there are none.
     pub reread: Option<ConfigReader>,
+    /// The secrets of the `[[chap]]` users.
+    pub chap_secrets: ChapSecrets,
 }
 
-/// Reads the configuration again, for a reload. The error is for people.
-pub type ConfigReader = Arc<dyn Fn() -> Result<Config, String> + Send + Sync>;
+/// Reads the configuration again, and the secrets that it names, for a reload. The error is for people.
+pub type ConfigReader = Arc<dyn Fn() -> Result<(Config, ChapSecrets), String> + Send + Sync>;
 
 impl TargetOptions {
     /// A target without identity.
     pub fn new(config: Config) -> TargetOptions {
-        TargetOptions { config, node_key: None, wraps: None, reread: None }
+        TargetOptions { config, node_key: None, wraps: None, reread: None, chap_secrets: ChapSecrets::default() }
     }
 }
 
@@ -68,9 +70,9 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Checks all of a configuration.
-    fn new(config: Config, has_identity: bool) -> Result<Settings, ConfigError> {
+    fn new(config: Config, secrets: &ChapSecrets, has_identity: bool) -> Result<Settings, ConfigError> {
         config.check()?;
-        let rules = AccessRules::new(&config)?;
+        let rules = AccessRules::new(&config, secrets)?;
         if !has_identity && !config.peers.is_empty() {
             let problem = "is needed to serve the [[peer]]s; make one with `strongroom identity new` and name its file";
             return Err(ConfigError::value("node_key", problem));
@@ -113,8 +115,8 @@ impl Target {
     /// # Errors
     /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
-        let TargetOptions { config, node_key, wraps, reread } = options;
-        let settings = Settings::new(config, node_key.is_some())?;
+        let TargetOptions { config, node_key, wraps, reread, chap_secrets } = options;
+        let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
         let catalogue = Catalogue::open(&config.root)?;
         let listeners: Vec<Listener> =
@@ -292,8 +294,12 @@ impl Shared {
 
     /// Puts a configuration in force, once all of it was found to be in order. What cannot change while the target runs
     /// keeps its value. Tells what changed, and what would after a restart.
-    pub(crate) fn replace_settings(&self, config: Config) -> Result<(Vec<String>, Vec<String>), ConfigError> {
-        let mut new = Settings::new(config, self.has_identity())?;
+    pub(crate) fn replace_settings(
+        &self,
+        config: Config,
+        secrets: &ChapSecrets,
+    ) -> Result<(Vec<String>, Vec<String>), ConfigError> {
+        let mut new = Settings::new(config, secrets, self.has_identity())?;
         let mut held = self.settings.write().unwrap_or_else(PoisonError::into_inner);
         let needs_restart = new.config.keep_constants_of(&held.config);
         let changed = new.config.differences(&held.config);

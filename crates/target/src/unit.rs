@@ -159,7 +159,7 @@ impl Unit {
 
     /// The connection whose session is this nexus, and whose it is.
     pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(ConnectionKey, Identity)> {
-        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.identity))
+        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.identity.clone()))
     }
 
     /// Whether something of an earlier session of this nexus is still in flight.

@@ -22,7 +22,7 @@ use strongroom_iscsi::{CloseReason, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
 use crate::access::Identity;
-use crate::names::VolumeName;
+use crate::names::{VolumeName, for_log};
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::unit::{ConnectionKey, Finished};
@@ -257,6 +257,11 @@ impl Worker {
                         return Flow::Move(worker);
                     }
                 }
+                SessionEvent::Authenticated { user } => {
+                    if let Flow::Move(worker) = self.authenticated(connection, user) {
+                        return Flow::Move(worker);
+                    }
+                }
                 SessionEvent::LoggedIn => self.logged_in(connection),
                 SessionEvent::SendTargets(question) => self.send_targets(connection, &question),
                 SessionEvent::Command(command) => self.command(connection, command),
@@ -306,6 +311,7 @@ impl Worker {
             ping_timeout: ping,
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
             write_memory_bytes_max: limits.write_memory_bytes,
+            send_targets_all_in_normal_session: self.settings.config.send_targets_all,
             ..iscsi::Config::default()
         }
     }
@@ -313,6 +319,10 @@ impl Worker {
     fn session_closed(&self, connection: &Connection, reason: &CloseReason) {
         let (peer, initiator) = (connection.peer, connection.initiator_name());
         match (&connection.stage, reason) {
+            (Stage::Proving { .. }, CloseReason::Misbehaved(_)) => {
+                Counters::count(&self.shared.counters.logins_refused);
+                tracing::warn!(%peer, initiator = %for_log(initiator), %reason, "refused a login: it proved nothing");
+            }
             (_, CloseReason::Misbehaved(_)) => {
                 Counters::count(&self.shared.counters.misbehaved);
                 tracing::warn!(%peer, initiator, %reason, "session ended");

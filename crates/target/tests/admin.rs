@@ -14,7 +14,7 @@ use strongroom_iscsi::initiator::Event;
 use strongroom_target::admin::{
     self, CLIENTS_MAX, Client, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
 };
-use strongroom_target::{Catalogue, Config, Target, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, ChapSecrets, Config, Target, TargetOptions, VolumeSpec};
 use support::*;
 
 const MIB: u64 = 1 << 20;
@@ -49,7 +49,8 @@ fn reloadable(volumes: &[VolumeSpec]) -> (Host, Config, Arc<Mutex<Result<Config,
     let mut options = TargetOptions::new(config.clone());
     options.node_key = Some(target_key());
     let read = Arc::clone(&next);
-    options.reread = Some(Arc::new(move || read.lock().unwrap().clone()));
+    options.reread =
+        Some(Arc::new(move || read.lock().unwrap().clone().map(|config| (config, ChapSecrets::default()))));
     let target = Target::start(options).unwrap();
     (Host { target: Some(target), dir, node: target_key().public() }, config, next)
 }

@@ -69,7 +69,7 @@ fn whoever_may_only_read_ends_nothing_of_others() {
     let host = Host::start_with(&[VolumeSpec::plain("disk", MIB)], |config| {
         config.plain[0].initiators = vec![ALICE.into()];
         let initiators = vec![READER.into()];
-        config.plain.push(PlainRule { initiators, volumes: vec!["*".into()], read_only: true });
+        config.plain.push(PlainRule { initiators, volumes: vec!["*".into()], read_only: true, ..PlainRule::default() });
     });
     let mut writer = host.plain("disk");
     let mut reader = Initiator::log_in(&host, None, other(READER)).unwrap();

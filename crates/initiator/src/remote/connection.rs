@@ -13,6 +13,7 @@ use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions};
 use super::engine::{CommandId, Engine};
 use super::probe::{Probe, Step};
 use super::unit::UnitDescription;
+use crate::chap::ChapAccount;
 use crate::{AttachError, AttachOptions};
 
 /// From how many bytes on what was made is handed to the socket before more is made.
@@ -152,7 +153,11 @@ impl Connection {
         let mut engine = engine;
         while let Some(event) = self.link.poll_event() {
             match event {
-                LinkEvent::Established { .. } => self.start_session(now, options, identity),
+                LinkEvent::Established { .. } => {
+                    if let Err(error) = self.start_session(now, options, identity) {
+                        return Some(Notice::Lost(error));
+                    }
+                }
                 LinkEvent::Pdu(pdu) => {
                     if let Some(session) = &mut self.session {
                         session.handle_pdu(now, pdu);
@@ -180,12 +185,14 @@ impl Connection {
         None
     }
 
-    fn start_session(&mut self, now: Instant, options: &AttachOptions, identity: &Identity) {
+    fn start_session(&mut self, now: Instant, options: &AttachOptions, identity: &Identity) -> Result<(), AttachError> {
         let kind = SessionKind::Normal { target_name: identity.target_name.clone() };
         let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
         config.in_channel = self.link.in_channel();
         config.login_timeout = options.timeouts.connect;
+        config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
         self.session = Some(Session::new(now, config));
+        Ok(())
     }
 
     fn session_events(

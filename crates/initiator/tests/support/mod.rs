@@ -109,7 +109,7 @@ fn serve(root: &Path, address: SocketAddr) -> TargetHandle {
     config.workers = Some(1);
     config.limits.stop_timeout_s = 1;
     for (initiators, read_only) in [([ALICE, BOB, STOCK].map(Into::into).to_vec(), false), (vec!["*".into()], true)] {
-        config.plain.push(PlainRule { initiators, volumes: vec!["*".into()], read_only });
+        config.plain.push(PlainRule { initiators, volumes: vec!["*".into()], read_only, ..PlainRule::default() });
     }
     for (name, seed, initiator) in [("alice", 0xa1, ALICE), ("bob", 0xb0, BOB)] {
         config.peers.push(PeerRule {

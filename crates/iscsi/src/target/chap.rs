@@ -8,16 +8,23 @@ use crate::{LoginStatus, PeerMisbehaved};
 /// Whom a login must prove to be. The challenge must be fresh.
 #[derive(Clone, Debug)]
 pub struct ChapPolicy {
-    /// Who is taken, by CHAP_N.
-    pub users: Vec<Credentials>,
-    /// How we prove ourselves to an initiator that asks; `None` refuses one that does.
-    pub ourselves: Option<Credentials>,
+    /// Who is taken.
+    pub users: Vec<ChapUser>,
     /// What may be used; the initiator's order decides among them.
     pub algorithms: Vec<Algorithm>,
     /// What the initiator has to answer.
     pub challenge: Challenge,
     /// An initiator that offers no CHAP is refused; else it goes on unauthenticated.
     pub is_required: bool,
+}
+
+/// Somebody who may log in.
+#[derive(Clone, Debug)]
+pub struct ChapUser {
+    /// What the initiator proves.
+    pub initiator: Credentials,
+    /// What we prove to this user if it asks; `None` refuses one that does.
+    pub target: Option<Credentials>,
 }
 
 /// An exchange in progress.
@@ -108,19 +115,17 @@ impl Exchange {
             return Err(refused("no CHAP_N or no CHAP_R"));
         };
         // A name that nobody has takes as long as one with a wrong response.
-        let user = policy.users.iter().find(|user| user.name == name);
+        let user = policy.users.iter().find(|user| user.initiator.name == name);
         let asked = user.or(policy.users.first()).ok_or_else(|| refused("nobody may log in by CHAP"))?;
-        let is_right = policy.challenge.is_answered_by(algorithm, &asked.secret, response);
+        let is_right = policy.challenge.is_answered_by(algorithm, &asked.initiator.secret, response);
         if !is_right || user.is_none() {
             return Err(refused("a CHAP name that is not known here, or a wrong secret"));
         }
         match (pairs.value("CHAP_I"), pairs.value("CHAP_C")) {
             (None, None) => {}
             (Some(identifier), Some(challenge)) => {
-                let ourselves = policy
-                    .ourselves
-                    .as_ref()
-                    .ok_or_else(|| refused("this target has no secret to prove itself with"))?;
+                let ourselves =
+                    asked.target.as_ref().ok_or_else(|| refused("this target has no secret to prove itself with"))?;
                 let theirs = Challenge::parse(identifier, challenge).ok_or_else(|| refused("a malformed challenge"))?;
                 if theirs.reflects(&policy.challenge) {
                     return Err(refused("our own challenge came back: somebody wants us to answer it"));

@@ -162,19 +162,6 @@ impl Session {
         }
     }
 
-    /// Sends the initiator of `LoginRequested` to `address` (`host:port`), for good or for a while; `Closed` follows.
-    pub fn redirect_login(&mut self, address: &str, permanent: bool) {
-        let status = match permanent {
-            true => LoginStatus::TARGET_MOVED_PERMANENTLY,
-            false => LoginStatus::TARGET_MOVED_TEMPORARILY,
-        };
-        let Phase::Login(login) = &mut self.phase else { return };
-        let Some((request, _)) = login.parked.take() else { return self.reject_login(status) };
-        let mut pairs = Pairs::default();
-        pairs.push("TargetAddress", address);
-        self.refuse_with(&request, status, Bytes::from(pairs.encode()).into(), CloseReason::LoginRefused(status));
-    }
-
     pub(super) fn handle_login_pdu(&mut self, pdu: Pdu) -> Result<(), PeerMisbehaved> {
         let Phase::Login(login) = &mut self.phase else { return Ok(()) };
         if pdu.data.len() > LOGIN_SEGMENT_BYTES as usize {

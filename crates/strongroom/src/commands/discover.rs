@@ -42,6 +42,7 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<()> {
         port: url.port(),
         initiator_name: access.initiator_name.clone().unwrap_or_else(default_initiator_name),
         node_key,
+        chap: access.chap()?,
         target_keys,
         timeout: access.connect_timeout,
     };

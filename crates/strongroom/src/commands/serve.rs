@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::BlockKeyWrap;
 use strongroom_seal::KeyWrapper;
-use strongroom_target::config::{PeerRule, PlainRule, RuntimeKind};
+use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
 use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
 
 use super::volume::DEFAULT_CONFIG;
@@ -87,9 +87,18 @@ pub(crate) struct ServeArgs {
     /// A further peer: 'name=alice; key=strongroom-ed25519 …; initiators=IQN,IQN; volumes=vault'. Can be repeated.
     #[arg(long = "peer", value_name = "RULE", value_parser = parse_peer)]
     peers: Vec<PeerRule>,
-    /// A further rule for plain iSCSI: 'initiators=*; volumes=scratch'. Can be repeated.
+    /// A further rule for plain iSCSI: 'initiators=*; volumes=scratch; chap=bob'. Can be repeated.
     #[arg(long = "plain", value_name = "RULE", value_parser = parse_plain)]
     plain: Vec<PlainRule>,
+    /// A further user of CHAP: 'user=bob; secret_file=PATH; target_user=NAME; target_secret_file=PATH'. Can be repeated.
+    #[arg(long = "chap", value_name = "RULE", value_parser = parse_chap)]
+    chap: Vec<ChapRule>,
+    /// A CHAP user who may ask for targets over plain iSCSI; without any, everybody may. Can be repeated.
+    #[arg(long, value_name = "USER")]
+    discovery_chap: Vec<String>,
+    /// Answer SendTargets=All in normal sessions too (RFC 7143 forbids it; some test suites want it).
+    #[arg(long)]
+    send_targets_all: bool,
     /// Write counters to this file, as JSON, once a second.
     #[arg(long, value_name = "FILE")]
     stats_file: Option<PathBuf>,
@@ -118,9 +127,14 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     config.check()?;
     let reread: Option<ConfigReader> = Some({
         let args = Arc::clone(&args);
-        Arc::new(move || args.configuration().map_err(|error| format!("{error:#}")))
+        Arc::new(move || {
+            let config = args.configuration().map_err(|error| format!("{error:#}"))?;
+            let secrets = keys::read_chap_secrets(&config).map_err(|error| format!("{error:#}"))?;
+            Ok((config, secrets))
+        })
     });
     let node_key = config.node_key.as_deref().map(keys::read_identity).transpose()?;
+    let chap_secrets = keys::read_chap_secrets(&config)?;
     if args.check {
         println!("the configuration is in order");
         return Ok(());
@@ -131,7 +145,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             config.root.display()
         );
     }
-    let options = TargetOptions { config, node_key, wraps: Some(Arc::new(wrapper)), reread };
+    let options = TargetOptions { config, node_key, wraps: Some(Arc::new(wrapper)), chap_secrets, reread };
     let handle = Target::start(options)?;
     for address in handle.local_addresses() {
         println!("serving on {address}");
@@ -224,6 +238,9 @@ impl ServeArgs {
         }
         config.peers.extend(self.peers.iter().cloned());
         config.plain.extend(self.plain.iter().cloned());
+        config.chap.extend(self.chap.iter().cloned());
+        config.discovery_chap.extend(self.discovery_chap.iter().cloned());
+        config.send_targets_all |= self.send_targets_all;
         Ok(config)
     }
 }
@@ -272,12 +289,26 @@ fn parse_peer(text: &str) -> Result<PeerRule, String> {
 }
 
 fn parse_plain(text: &str) -> Result<PlainRule, String> {
-    let mut rule = PlainRule { initiators: Vec::new(), volumes: Vec::new(), read_only: false };
-    for (name, value) in rule_fields(text, &["initiators", "volumes", "read_only"])? {
+    let mut rule = PlainRule::default();
+    for (name, value) in rule_fields(text, &["initiators", "volumes", "chap", "read_only"])? {
         match name.as_str() {
             "initiators" => rule.initiators = names(&value),
             "volumes" => rule.volumes = names(&value),
+            "chap" => rule.chap = names(&value),
             _ => rule.read_only = true,
+        }
+    }
+    Ok(rule)
+}
+
+fn parse_chap(text: &str) -> Result<ChapRule, String> {
+    let mut rule = ChapRule::default();
+    for (name, value) in rule_fields(text, &["user", "secret_file", "target_user", "target_secret_file"])? {
+        match name.as_str() {
+            "user" => rule.user = value,
+            "secret_file" => rule.secret_file = value.into(),
+            "target_user" => rule.target_user = Some(value),
+            _ => rule.target_secret_file = Some(value.into()),
         }
     }
     Ok(rule)
@@ -296,7 +327,10 @@ mod tests {
         assert!(rule.read_only && rule.volumes == ["*"]);
         let plain = parse_plain("initiators=*;volumes=scratch,other").unwrap();
         assert_eq!(plain.volumes, ["scratch", "other"]);
-        assert!(parse_plain("initiator=*").unwrap_err().contains("initiators, volumes, read_only"));
+        assert!(parse_plain("initiator=*").unwrap_err().contains("initiators, volumes, chap"));
+        let chap = parse_chap("user=bob; secret_file=/etc/bob; target_secret_file=/etc/us").unwrap();
+        assert_eq!((chap.user.as_str(), chap.target_user), ("bob", None));
+        assert_eq!(chap.target_secret_file, Some("/etc/us".into()));
     }
 
     #[test]

@@ -115,7 +115,8 @@ impl Shared {
         let read = self.reread.as_ref().ok_or("this target was started without a configuration to read again")?;
         // One at a time: the second of two then reads what is newest.
         let _turn = self.reloading.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (changed, needs_restart) = self.replace_settings(read()?).map_err(|error| error.to_string())?;
+        let (config, secrets) = read()?;
+        let (changed, needs_restart) = self.replace_settings(config, &secrets).map_err(|error| error.to_string())?;
         let (sessions_ended, sessions_changed) = recheck(self, None);
         tracing::info!(?changed, ?needs_restart, sessions_ended, sessions_changed, "read the configuration again");
         Ok(Reloaded { changed, needs_restart, sessions_ended, sessions_changed })

@@ -56,6 +56,8 @@ pub(super) struct Connection {
 pub(super) enum Stage {
     /// Nothing was asked yet.
     Before,
+    /// It has to prove who it is.
+    Proving { request: LoginRequested },
     /// The login waits: for the volume to be opened, or for the tasks of the session that it replaces.
     Waiting { request: LoginRequested, volume: VolumeName, admission: Admission },
     /// In full-feature phase, or on the way there with the login answered; `volume` is `None` for discovery.
@@ -166,7 +168,7 @@ impl Connection {
     pub(super) fn initiator_name(&self) -> &str {
         match &self.stage {
             Stage::Before => "",
-            Stage::Waiting { request, .. } => &request.initiator_name,
+            Stage::Proving { request } | Stage::Waiting { request, .. } => &request.initiator_name,
             Stage::LoggedIn { initiator_name, .. } => initiator_name,
         }
     }

@@ -10,7 +10,7 @@ use strongroom_scsi::NexusId;
 use super::connection::{Connection, Moved, Stage};
 use super::units::Slot;
 use super::{Flow, Worker};
-use crate::access::{Admission, Identity, Refusal};
+use crate::access::{Admission, ChapDemand, Identity, Refusal};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
 use crate::stats::{Counters, SessionInfo};
@@ -21,12 +21,59 @@ const TARGETS_MAX: usize = 1024;
 impl Worker {
     /// Somebody names itself. Ends in an answer, in waiting, or in a move to the worker that owns the volume.
     pub(super) fn login_requested(&mut self, connection: &mut Connection, request: LoginRequested) -> Flow {
-        let peer = self.settings.rules.peer_name(connection.identity).unwrap_or("plain").to_owned();
+        let peer = self.settings.rules.peer_name(&connection.identity).unwrap_or("plain").to_owned();
         tracing::debug!(address = %connection.peer, peer, initiator = %for_log(&request.initiator_name), "login");
         if self.stopping.is_some() {
             self.reject(connection, &request, LoginStatus::SERVICE_UNAVAILABLE, "the target stops; try again later");
             return Flow::Stay;
         }
+        match self.chap_demand(connection, &request) {
+            None => self.identified(connection, request),
+            Some(demand) => {
+                self.demand_chap(connection, request, &demand);
+                Flow::Stay
+            }
+        }
+    }
+
+    /// What a login over plain iSCSI has to prove before anything else.
+    fn chap_demand(&self, connection: &Connection, request: &LoginRequested) -> Option<ChapDemand> {
+        if connection.identity != Identity::Plain {
+            return None;
+        }
+        let SessionKind::Normal { target_name } = &request.kind else {
+            return self.settings.rules.chap_for_discovery();
+        };
+        let name = names::volume_of(&self.settings.config.base_name, target_name)?;
+        // A volume that cannot be read is refused where it is looked at again.
+        let volume = self.shared.catalogue.load(&name).ok()?;
+        self.settings.rules.chap_for(&request.initiator_name, &volume)
+    }
+
+    fn demand_chap(&self, connection: &mut Connection, request: LoginRequested, demand: &ChapDemand) {
+        let mut random = [0; 33];
+        if let Err(error) = getrandom::fill(&mut random) {
+            return self.reject(connection, &request, LoginStatus::TARGET_ERROR, &format!("no randomness: {error}"));
+        }
+        connection.stage = Stage::Proving { request };
+        if let Some(session) = &mut connection.session {
+            session.require_chap(self.now, self.settings.rules.chap_policy(demand, random));
+        }
+    }
+
+    /// An initiator has proven who it is, or need not.
+    pub(super) fn authenticated(&mut self, connection: &mut Connection, user: Option<String>) -> Flow {
+        let Stage::Proving { request } = std::mem::replace(&mut connection.stage, Stage::Before) else {
+            return Flow::Stay;
+        };
+        if let Some(user) = user {
+            connection.identity = Identity::Chap(user.into());
+        }
+        self.identified(connection, request)
+    }
+
+    /// It is known who logs in: as itself, or as whatever it calls itself.
+    fn identified(&mut self, connection: &mut Connection, request: LoginRequested) -> Flow {
         let target_name = match &request.kind {
             SessionKind::Discovery => {
                 self.accept_discovery(connection, &request);
@@ -69,12 +116,12 @@ impl Worker {
     ) -> Result<(VolumeName, Admission), (LoginStatus, String)> {
         let refused = |refusal: Refusal| (refusal.status(), refusal.to_string());
         let (rules, initiator) = (&self.settings.rules, request.initiator_name.as_str());
-        rules.check_name(connection.identity, initiator).map_err(refused)?;
+        rules.check_name(&connection.identity, initiator).map_err(refused)?;
         let missing = || {
             let reason = format!("there is no target '{}' here; see `strongroom volume list`", for_log(target_name));
             // Who has proven nothing does not learn which volumes there are: a forbidden one is refused in the same way.
             let status = match connection.identity {
-                Identity::Plain => LoginStatus::AUTHORIZATION_FAILED,
+                Identity::Plain | Identity::Chap(_) => LoginStatus::AUTHORIZATION_FAILED,
                 Identity::Channel(_) => LoginStatus::NOT_FOUND,
             };
             (status, reason)
@@ -84,7 +131,7 @@ impl Worker {
             CatalogueError::Missing { .. } => missing(),
             other => (LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
-        let admission = rules.admit(connection.identity, initiator, &volume).map_err(refused)?;
+        let admission = rules.admit(&connection.identity, initiator, &volume).map_err(refused)?;
         Ok((name, admission))
     }
 
@@ -105,7 +152,7 @@ impl Worker {
         // RFC 7143 §6.3.5: the same nexus again replaces the old session, and is let in when the old one's tasks have ended.
         // But names prove nothing: nobody's session is ended by another node, or by plain iSCSI if it has a channel.
         let old = unit.unit.session_of(&nexus);
-        if old.is_some_and(|(_, identity)| identity != connection.identity) {
+        if old.as_ref().is_some_and(|(_, identity)| *identity != connection.identity) {
             let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else {
                 return;
             };
@@ -120,13 +167,13 @@ impl Worker {
             }
             return;
         }
-        unit.unit.attach(connection.key, nexus, connection.identity, read_only);
+        unit.unit.attach(connection.key, nexus, connection.identity.clone(), read_only);
         unit.unit_in_use();
         self.let_in(connection, initiator_name, Some(volume.clone()), read_only);
     }
 
     fn accept_discovery(&mut self, connection: &mut Connection, request: &LoginRequested) {
-        if let Err(refusal) = self.settings.rules.check_name(connection.identity, &request.initiator_name) {
+        if let Err(refusal) = self.settings.rules.check_name(&connection.identity, &request.initiator_name) {
             self.reject(connection, request, refusal.status(), &refusal.to_string());
             return;
         }
@@ -152,7 +199,7 @@ impl Worker {
         connection.link.login_finished();
         connection.since = Some(self.now);
         let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
-        let peer = self.settings.rules.peer_name(connection.identity).map(str::to_owned);
+        let peer = self.settings.rules.peer_name(&connection.identity).map(str::to_owned);
         let info = SessionInfo {
             peer_address: connection.peer,
             peer: peer.clone(),
@@ -201,7 +248,7 @@ impl Worker {
         Counters::count(&self.shared.counters.logins_refused);
         tracing::warn!(
             address = %connection.peer,
-            peer = self.settings.rules.peer_name(connection.identity).unwrap_or("plain"),
+            peer = self.settings.rules.peer_name(&connection.identity).unwrap_or("plain"),
             initiator = %for_log(&request.initiator_name),
             ?status,
             reason,
@@ -279,7 +326,12 @@ impl Worker {
         };
         let visible = |name: &VolumeName| {
             let volume = self.shared.catalogue.load(name);
-            volume.is_ok_and(|volume| self.settings.rules.admit(connection.identity, &initiator, &volume).is_ok())
+            volume.is_ok_and(|volume| {
+                let admitted = self.settings.rules.admit(&connection.identity, &initiator, &volume);
+                // What wants CHAP is shown to who has not been asked for it yet: else nobody could find it.
+                let asks = self.settings.rules.chap_for_discovery().is_some();
+                admitted.is_ok() || (!asks && matches!(admitted, Err(Refusal::ChapNeeded { .. })))
+            })
         };
         let addresses = self.addresses(connection);
         let targets: Vec<TargetEntry> = wanted

@@ -88,7 +88,7 @@ impl Worker {
             |wanted: &Option<String>, is: Option<&str>| wanted.as_deref().is_none_or(|wanted| is == Some(wanted));
         which.id.is_none_or(|id| connection.key.0 == id)
             && fits(&which.initiator, Some(connection.initiator_name()))
-            && fits(&which.peer, self.settings.rules.peer_name(connection.identity))
+            && fits(&which.peer, self.settings.rules.peer_name(&connection.identity))
             && fits(&which.volume, connection.stage.volume().map(VolumeName::as_str))
     }
 
@@ -125,13 +125,13 @@ impl Worker {
         let (rules, initiator) = (&self.settings.rules, connection.initiator_name());
         let Stage::LoggedIn { read_only, .. } = &connection.stage else { return Standing::AsBefore };
         match volume {
-            None => match rules.check_name(connection.identity, initiator) {
+            None => match rules.check_name(&connection.identity, initiator) {
                 Ok(()) => Standing::AsBefore,
                 Err(refusal) => Standing::Ended(refusal.to_string()),
             },
             // What cannot be read says nothing about who may use it: the session goes on, a new login would not.
             Some(None) => Standing::AsBefore,
-            Some(Some(volume)) => match rules.admit(connection.identity, initiator, volume) {
+            Some(Some(volume)) => match rules.admit(&connection.identity, initiator, volume) {
                 Ok(admission) if admission.read_only == *read_only => Standing::AsBefore,
                 Ok(admission) => Standing::ReadOnly(admission.read_only),
                 Err(refusal) => Standing::Ended(refusal.to_string()),
@@ -177,7 +177,7 @@ impl Worker {
         Some(SessionReport {
             id: connection.key.0,
             address: connection.peer,
-            peer: self.settings.rules.peer_name(connection.identity).map(str::to_owned),
+            peer: self.settings.rules.peer_name(&connection.identity).map(str::to_owned),
             initiator: for_log(initiator_name),
             volume: volume.as_ref().map(ToString::to_string),
             read_only: *read_only,

@@ -16,7 +16,7 @@ use strongroom_iscsi::{CloseReason, LoginStatus, Lun};
 use strongroom_net::{Link, LinkEvent, LinkOptions};
 use strongroom_scsi::{Sense, cdb};
 use strongroom_target::config::{PeerRule, PlainRule};
-use strongroom_target::{Catalogue, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, ChapSecrets, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
 
 pub const ALICE: &str = "iqn.2026-11.org.example:alice";
 pub const BLOCK: usize = 4096;
@@ -44,7 +44,12 @@ pub fn config(root: &std::path::Path) -> Config {
     let mut config = Config::new(root);
     config.listen = vec!["127.0.0.1:0".parse().unwrap()];
     config.workers = Some(2);
-    config.plain.push(PlainRule { initiators: vec!["*".into()], volumes: vec!["*".into()], read_only: false });
+    config.plain.push(PlainRule {
+        initiators: vec!["*".into()],
+        volumes: vec!["*".into()],
+        read_only: false,
+        ..PlainRule::default()
+    });
     config.peers.push(PeerRule {
         name: "alice".into(),
         key: alice_key().public().to_string(),
@@ -61,6 +66,14 @@ impl Host {
     }
 
     pub fn start_with(volumes: &[VolumeSpec], change: impl FnOnce(&mut Config)) -> Host {
+        Host::start_with_secrets(volumes, ChapSecrets::default(), change)
+    }
+
+    pub fn start_with_secrets(
+        volumes: &[VolumeSpec],
+        chap_secrets: ChapSecrets,
+        change: impl FnOnce(&mut Config),
+    ) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(dir.path()).unwrap();
         volumes.iter().for_each(|spec| drop(catalogue.create(spec).unwrap()));
@@ -68,6 +81,7 @@ impl Host {
         change(&mut config);
         let mut options = TargetOptions::new(config);
         options.node_key = Some(target_key());
+        options.chap_secrets = chap_secrets;
         let target = Target::start(options).unwrap();
         Host { target: Some(target), dir, node: target_key().public() }
     }
