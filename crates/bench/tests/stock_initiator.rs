@@ -29,7 +29,7 @@ fn target(root: &Path) -> TargetHandle {
     config.listen = vec!["127.0.0.1:0".parse().unwrap()];
     config.workers = Some(1);
     config.limits.stop_timeout_s = 1;
-    config.plain.push(PlainRule { initiators: vec!["*".into()], volumes: vec!["*".into()], read_only: false });
+    config.plain.push(PlainRule { initiators: vec!["*".into()], volumes: vec!["*".into()], ..PlainRule::default() });
     Target::start(TargetOptions::new(config)).unwrap()
 }
 
