@@ -45,8 +45,9 @@ bench-runtime: deps ## The runtimes that were compared (the table in docs/perfor
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-soak: deps ## The long tests: SOAK_KILLS (200) power cuts under writes, and every test marked for soaking
-	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --workspace --release --locked -- --include-ignored
+soak: deps ## SOAK_KILLS (200) power cuts under writes, then one simulated seed after the other until stopped or one fails
+	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --release --locked --package strongroom-testing --test forgetting_disk
+	$(CARGO) run --release --locked --package strongroom-testing --bin sim-soak
 
 clean: ## Remove what was built
 	$(CARGO) clean

@@ -74,6 +74,9 @@ enum Survives {
     WholeWrites,
     SingleSectors,
     AllButAFewSectors,
+    /// Of every sector that was touched either nothing, or what was written there last: also where only an earlier write
+    /// was on its way (a page cache writes a page as it is then).
+    LatestContent,
 }
 
 impl Forgetful {
@@ -116,17 +119,30 @@ impl Forgetful {
 
     /// The power goes and comes back: what was not synced survives as chance has it; every kind of chance comes up.
     pub(crate) fn crash(&mut self, random: &mut Random) {
-        let survives = match random.below(5) {
+        let survives = match random.below(6) {
             0 => Survives::Nothing,
             1 => Survives::Everything,
             2 => Survives::WholeWrites,
             3 => Survives::SingleSectors,
-            _ => Survives::AllButAFewSectors,
+            4 => Survives::AllButAFewSectors,
+            _ => Survives::LatestContent,
         };
+        if survives == Survives::LatestContent {
+            self.bring_up_to_date();
+        }
         for change in std::mem::take(&mut self.unsynced) {
             survive(&mut self.durable, change, survives, random);
         }
         self.live = self.durable.clone();
+    }
+
+    /// Every unsynced write gets the content that its place has now.
+    fn bring_up_to_date(&mut self) {
+        for change in &mut self.unsynced {
+            if let Change::Write { offset, bytes } = change {
+                self.live.read(*offset, bytes);
+            }
+        }
     }
 
     /// Everything not synced is gone.
@@ -158,7 +174,7 @@ fn survive(durable: &mut Image, change: Change, survives: Survives, random: &mut
         Change::Write { offset, bytes } => {
             for (at, sector) in bytes.chunks(SECTOR).enumerate() {
                 let this = match survives {
-                    Survives::SingleSectors => random.once_in(2),
+                    Survives::SingleSectors | Survives::LatestContent => random.once_in(2),
                     Survives::AllButAFewSectors => !random.once_in(64),
                     _ => whole,
                 };

@@ -59,6 +59,8 @@ pub fn content_of(bytes: &[u8], lba: u64) -> Content {
 struct Pending {
     lba: u64,
     count: u64,
+    /// What was durable when it was submitted: what its unit will tell of.
+    durable: u64,
 }
 
 /// The model.
@@ -71,13 +73,43 @@ pub struct Model {
     durable: u64,
     /// The highest sequence ever seen.
     highest: u64,
+    /// Of writes that are not durable: what was durable when they were submitted.
+    claims: BTreeMap<u64, u64>,
+    /// Durable, and told of by something that is durable too.
+    claimed: u64,
+    retained: Retained,
+}
+
+/// What is known of older versions.
+#[derive(Default)]
+struct Retained {
+    /// How many older versions the store keeps at least, before it lets the oldest go.
+    budget: u64,
+    /// How many versions became old at most with each sequence.
+    weights: BTreeMap<u64, u64>,
+    /// Of each block: feedback let go what is older than this.
+    verified: HashMap<u64, u64>,
 }
 
 impl Model {
     /// A volume of `blocks`, all of which are one hole of sequence `hole`.
     pub fn new(blocks: u64, block_size: BlockSize, hole: u64) -> Model {
         let answered = (0..blocks).map(|_| BTreeMap::from([(hole, Content::Hole)])).collect();
-        Model { block_size, answered, pending: HashMap::new(), durable: hole, highest: hole }
+        Model {
+            block_size,
+            answered,
+            pending: HashMap::new(),
+            durable: hole,
+            highest: hole,
+            claims: BTreeMap::new(),
+            claimed: 0,
+            retained: Retained::default(),
+        }
+    }
+
+    /// Older versions are kept, so many of them.
+    pub fn retains(&mut self, budget: u64) {
+        self.retained.budget = budget;
     }
 
     /// The bytes of operation `op` on a range.
@@ -87,7 +119,7 @@ impl Model {
 
     /// A write was submitted.
     pub fn submitted(&mut self, op: u64, lba: u64, count: u64) {
-        self.pending.insert(op, Pending { lba, count });
+        self.pending.insert(op, Pending { lba, count, durable: self.durable });
     }
 
     /// A write failed; it must not have happened, nor may it ever.
@@ -97,17 +129,29 @@ impl Model {
 
     /// A write was answered with its first sequence.
     pub fn written(&mut self, op: u64, first: u64, fua: bool) {
-        let Pending { lba, count } = self.pending.remove(&op).expect("submitted before");
+        let Pending { lba, count, durable } = self.pending.remove(&op).expect("submitted before");
         for index in 0..count {
             self.note(lba + index, first + index, Content::Data(op));
+            self.retained.weights.insert(first + index, 1);
         }
+        self.claims.insert(first, durable);
         if fua {
-            self.durable = self.durable.max(first + count - 1);
+            self.flushed(first + count - 1);
+        }
+    }
+
+    /// A hole that was submitted like a write was answered with this sequence (0: there was nothing to do).
+    pub fn holed(&mut self, op: u64, sequence: u64) {
+        let Pending { lba, count, durable } = self.pending.remove(&op).expect("submitted before");
+        if sequence > 0 {
+            self.hole(lba, count, sequence);
+            self.claims.insert(sequence, durable);
         }
     }
 
     /// A range became a hole.
     pub fn hole(&mut self, lba: u64, count: u64, sequence: u64) {
+        self.retained.weights.insert(sequence, count);
         for lba in lba..lba + count {
             self.note(lba, sequence, Content::Hole);
         }
@@ -127,6 +171,25 @@ impl Model {
     /// A flush was answered that was submitted when the mark was this.
     pub fn flushed(&mut self, mark: u64) {
         self.durable = self.durable.max(mark);
+        let later = self.claims.split_off(&(mark + 1));
+        let told = std::mem::replace(&mut self.claims, later);
+        self.claimed = told.into_values().fold(self.claimed, u64::max);
+    }
+
+    /// Feedback was submitted: this version of a block opened.
+    pub fn verified(&mut self, lba: u64, sequence: u64) {
+        let known = self.retained.verified.entry(lba).or_default();
+        *known = sequence.max(*known);
+    }
+
+    /// The version of a block before `older_than` that the store must still have if asked now.
+    pub fn must_have(&self, lba: u64, older_than: u64) -> Option<u64> {
+        let (&sequence, content) = self.answered[lba as usize].range(..older_than).next_back()?;
+        let released = self.retained.verified.get(&lba).is_some_and(|&verified| sequence < verified);
+        let Content::Data(_) = content else { return None };
+        let later: u64 = self.retained.weights.range(sequence + 1..).map(|(_, weight)| weight).sum();
+        let pending: u64 = self.pending.values().map(|pending| pending.count).sum();
+        (!released && later + pending < self.retained.budget).then_some(sequence)
     }
 
     /// The newest answered sequence of each block of a range: what a read submitted now must at least see.
@@ -160,11 +223,11 @@ impl Model {
         }
     }
 
-    /// Checks an older version.
+    /// Checks an older version; returns its sequence.
     ///
     /// # Panics
     /// If it is wrong.
-    pub fn check_version(&mut self, lba: u64, older_than: u64, extent: &Extent) {
+    pub fn check_version(&mut self, lba: u64, older_than: u64, extent: &Extent) -> u64 {
         let blocks = flatten(extent, self.block_size);
         let [(at, sequence, content)] = blocks[..] else { panic!("one block was asked for") };
         assert!(at == lba && sequence < older_than);
@@ -174,6 +237,7 @@ impl Model {
         if let Some(known) = self.answered[lba as usize].get(&sequence) {
             assert_eq!(*known, content, "block {lba}, version {sequence}");
         }
+        sequence
     }
 
     /// Checks the whole volume after a crash and takes over what survived. `all` are the extents of a read of it all.
@@ -203,18 +267,41 @@ impl Model {
             }
         }
         for (op, first) in firsts {
-            let Pending { lba, count } = self.pending[&op];
+            let Pending { lba, count, .. } = self.pending[&op];
             for index in 0..count {
                 let (_, sequence, _) = survived[(lba + index) as usize];
                 assert!(sequence >= first + index, "operation {op} is torn at block {}", lba + index);
             }
         }
-        self.pending.clear();
+        // Whatever was on its way may be among the older versions now.
+        let pending: u64 = self.pending.drain().map(|(_, pending)| pending.count).sum();
         for (lba, sequence, content) in survived {
             self.highest = self.highest.max(sequence);
-            self.answered[lba as usize] = BTreeMap::from([(sequence, content)]);
+            let answered = &mut self.answered[lba as usize];
+            answered.split_off(&(newest + 1));
+            answered.insert(sequence, content);
         }
+        self.retained.weights.split_off(&(newest + 1));
+        *self.retained.weights.entry(self.highest).or_default() += pending;
+        self.claims.clear();
         self.durable = self.durable.max(newest);
+    }
+
+    /// Checks one block after the disk lied: the answer may be an error, but not what was never there, nor anything older
+    /// than what the disk itself still tells of.
+    ///
+    /// # Panics
+    /// If it is wrong.
+    pub fn after_lie(&mut self, lba: u64, extents: &[Extent]) {
+        let blocks: Vec<_> = extents.iter().flat_map(|extent| flatten(extent, self.block_size)).collect();
+        let [(at, sequence, content)] = blocks[..] else { panic!("one block was asked for") };
+        assert_eq!(at, lba);
+        let least = self.answered[lba as usize].range(..=self.claimed).next_back().map_or(0, |(&sequence, _)| sequence);
+        assert!(
+            sequence >= least,
+            "block {lba} has version {sequence} in silence, but {least} was flushed and told of"
+        );
+        self.check_known(lba, sequence, content);
     }
 
     /// The highest sequence seen so far; a new one must be larger.

@@ -1,6 +1,7 @@
 //! A disk in memory that crashes. It has a durable and a live image; what was not synced survives a crash in part:
 //! whole writes, single sectors of them, later ones without earlier ones, or nothing.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -18,12 +19,33 @@ pub struct Faults {
     pub failing_sync_once_in: u64,
     /// Most pages that may hold data; more is ENOSPC (0: no bound).
     pub pages_max: usize,
+    /// Once in how many reads the read fails (0: never).
+    pub failing_read_once_in: u64,
     /// The planted fault: syncs complete and do nothing.
     pub syncs_do_nothing: bool,
 }
 
+/// What a stray write does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stray {
+    /// It arrives elsewhere, and not where it should.
+    Misdirected,
+    /// It arrives nowhere.
+    Lost,
+}
+
+/// How many writes before a misdirected one it does not hit: together they might be all that tells of each other.
+const RECENT_WRITES: usize = 24;
+
 struct State {
     bytes: Forgetful,
+    /// After so many writes one goes astray.
+    stray: Option<(u64, Stray)>,
+    strayed: bool,
+    /// Where the last writes went.
+    recent: VecDeque<(u64, u64)>,
+    /// Where the last byte ever written lies.
+    end: u64,
     random: Random,
     faults: Faults,
     /// I/Os until the disk is cut off.
@@ -41,6 +63,10 @@ impl SimDisk {
     pub fn new(seed: u64) -> SimDisk {
         SimDisk(Arc::new(Mutex::new(State {
             bytes: Forgetful::default(),
+            stray: None,
+            strayed: false,
+            recent: VecDeque::new(),
+            end: 0,
             random: Random::new(seed),
             faults: Faults::default(),
             ios_left: None,
@@ -67,6 +93,22 @@ impl SimDisk {
     /// Cuts the disk off after so many more I/Os: they and all later ones fail, and [`SimDisk::crash`] is due.
     pub fn cut_off_after(&self, ios: u64) {
         self.state().ios_left = Some(ios);
+    }
+
+    /// One write goes astray, silently, after so many others.
+    pub fn stray_after(&self, writes: u64, stray: Stray) {
+        self.state().stray = Some((writes, stray));
+    }
+
+    /// Whether a write went astray.
+    pub fn has_strayed(&self) -> bool {
+        self.state().strayed
+    }
+
+    /// Gives chance another course.
+    pub fn stir(&self, with: u64) {
+        let state = &mut *self.state();
+        state.random = Random::new(state.random.number() ^ with);
     }
 
     /// Whether the disk was cut off.
@@ -133,6 +175,10 @@ impl State {
         }
         match io {
             Io::Read { offset, mut buffer } => {
+                let every = self.faults.failing_read_once_in;
+                if every > 0 && self.random.once_in(every) {
+                    return Err(io::Error::other("the simulated read failed"));
+                }
                 self.bytes.read(offset, &mut buffer);
                 return Ok(Some(buffer));
             }
@@ -145,6 +191,7 @@ impl State {
     }
 
     fn write(&mut self, offset: u64, mut bytes: Vec<u8>) -> io::Result<()> {
+        let Some(offset) = self.destination(offset, bytes.len() as u64) else { return Ok(()) };
         let free = self.faults.pages_max.saturating_sub(self.bytes.pages());
         if self.faults.pages_max == 0 || self.bytes.new_pages(offset, bytes.len()) <= free {
             self.bytes.write(offset, bytes);
@@ -154,6 +201,35 @@ impl State {
         bytes.truncate(self.random.below(free as u64 + 1) as usize * PAGE);
         self.bytes.write(offset, bytes);
         Err(io::ErrorKind::StorageFull.into())
+    }
+
+    /// Where a write really goes; `None`: nowhere.
+    fn destination(&mut self, offset: u64, len: u64) -> Option<u64> {
+        let due = self.stray.as_mut().and_then(|(writes, stray)| {
+            let due = (*writes == 0).then_some(*stray);
+            *writes = writes.saturating_sub(1);
+            due
+        });
+        let mut to = Some(offset);
+        if let Some(stray) = due {
+            (self.stray, self.strayed) = (None, true);
+            to = (stray == Stray::Misdirected).then(|| self.elsewhere(offset, len)).flatten();
+        }
+        self.end = self.end.max(offset + len);
+        self.recent.push_back((offset, offset + len));
+        if self.recent.len() > RECENT_WRITES {
+            self.recent.pop_front();
+        }
+        to
+    }
+
+    /// Somewhere on the disk, but not on what was written just now.
+    fn elsewhere(&mut self, offset: u64, len: u64) -> Option<u64> {
+        (0..100).find_map(|_| {
+            let to = self.random.below(self.end / PAGE as u64 + 1) * PAGE as u64;
+            let free = |&(start, end): &(u64, u64)| to >= end || to + len <= start;
+            (to != offset && self.recent.iter().all(free)).then_some(to)
+        })
     }
 
     /// Makes durable what was done before the sync was submitted; what came after may or may not be.

@@ -62,14 +62,18 @@ struct Graph {
 }
 
 impl Graph {
-    fn load() -> Graph {
+    fn metadata() -> Value {
         let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(["metadata", "--format-version", "1", "--offline"])
             .current_dir(root())
             .output()
             .expect("cargo runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON");
+        serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON")
+    }
+
+    fn load() -> Graph {
+        let metadata = Graph::metadata();
         let text = |value: &Value| value.as_str().expect("a string").to_owned();
         let array = |value: &Value| value.as_array().expect("an array").clone();
         let names: BTreeMap<String, String> =
@@ -159,6 +163,32 @@ fn pure_rooms_forbid_the_clock_to_clippy() {
         for method in ["std::time::Instant::now", "std::time::SystemTime::now", "std::thread::spawn"] {
             assert!(text.contains(method), "crates/{room}/clippy.toml should disallow {method}");
         }
+    }
+}
+
+/// The faults that the simulation must find are compiled into nothing but the tests of `testing`.
+#[test]
+fn planted_faults_are_for_tests_only() {
+    let metadata = Graph::metadata();
+    for package in metadata["packages"].as_array().expect("an array") {
+        for dependency in package["dependencies"].as_array().expect("an array") {
+            let name = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let features: Vec<String> = dependency["features"].as_array().into_iter().flatten().map(name).collect();
+            let planted = features.iter().any(|feature| feature.starts_with("planted"));
+            let is_testing = name(&package["name"]) == "strongroom-testing" && name(&dependency["kind"]) == "dev";
+            assert!(!planted || is_testing, "{} enables {features:?}", package["name"]);
+        }
+        for (feature, enables) in package["features"].as_object().expect("an object") {
+            let own = ["strongroom-store", "strongroom-testing"].iter().any(|name| package["name"] == *name);
+            let planted = feature.starts_with("planted") || enables.to_string().contains("planted");
+            assert!(own || !planted, "{} has the feature {feature}", package["name"]);
+            assert!(feature != "default" || !planted, "{} plants faults by default", package["name"]);
+        }
+    }
+    let word = ["Planted", "Fault"].concat();
+    for (path, text) in tracked_texts().iter().filter(|(path, _)| is_rust(path)) {
+        let may = path.starts_with("crates/store") || path.starts_with("crates/testing");
+        assert!(may || !text.contains(&word), "{} names planted faults", path.display());
     }
 }
 

@@ -1,0 +1,41 @@
+//! Simulates the store from one seed after the other until it is stopped, or until a seed fails, which it prints.
+//!
+//! `sim-soak [FIRST-SEED]`; without one it begins where chance has it.
+
+use std::sync::Mutex;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use strongroom_store::Planted;
+use strongroom_testing::simulation::{Seen, failing, simulate, simulate_every_io, simulate_stray};
+
+/// How many seeds between two lines of progress.
+const SEEDS_PER_LINE: u64 = 500;
+
+fn main() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
+    let mut first = std::env::args().nth(1).map_or(now, |text| text.parse().expect("a seed is a number"));
+    let seen = Mutex::new(Seen::default());
+    let started = Instant::now();
+    let mut seeds_done = 0;
+    loop {
+        let seeds: Vec<u64> = (first..first + SEEDS_PER_LINE).collect();
+        let failed = failing(&seeds, |seed| {
+            let mut one = simulate(seed, Planted::default());
+            one.merge(simulate_stray(seed));
+            if seed.is_multiple_of(100) {
+                simulate_every_io(seed, Planted::default());
+            }
+            seen.lock().expect("nobody panics while holding it").merge(one);
+        });
+        if let Some(seed) = failed.first() {
+            eprintln!(
+                "failed: {failed:?}. Again: STRONGROOM_SEED={seed} cargo test -p strongroom-testing --test sim_store"
+            );
+            std::process::exit(1);
+        }
+        first += SEEDS_PER_LINE;
+        seeds_done += SEEDS_PER_LINE;
+        let seen = *seen.lock().expect("nobody panics while holding it");
+        println!("{seeds_done} seeds in {} s, up to {}; {seen:?}", started.elapsed().as_secs(), first - 1);
+    }
+}

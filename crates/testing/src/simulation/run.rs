@@ -1,0 +1,281 @@
+//! One run of one seed: the disk, the store on it, what was asked of it, and the model.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
+use strongroom_store::{
+    CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, Store, StoreError, StoreId, UnitKind,
+};
+
+use super::requests::Asked;
+use super::seen::Seen;
+use crate::{Faults, Model, Random, SimDisk, Stray};
+
+/// One run.
+pub(super) struct Run {
+    pub(super) random: Random,
+    pub(super) disk: SimDisk,
+    pub(super) kind: UnitKind,
+    pub(super) block_size: BlockSize,
+    pub(super) blocks: u64,
+    pub(super) model: Model,
+    pub(super) asked: HashMap<u64, Asked>,
+    pub(super) next_op: u64,
+    pub(super) seen: Seen,
+    /// Syncs may fail.
+    pub(super) failing_syncs: bool,
+    /// Reads may fail.
+    pub(super) failing_reads: bool,
+    /// The disk may be full.
+    pub(super) fills_up: bool,
+    /// The faults of a disk on which nothing goes wrong.
+    pub(super) harmless: Faults,
+    planted: Planted,
+}
+
+impl Run {
+    pub(super) fn new(seed: u64, planted: Planted) -> Run {
+        let mut random = Random::new(seed);
+        let sealed = random.once_in(2);
+        let custody = if random.once_in(4) { Custody::Target } else { Custody::KeyFile };
+        let kind = match sealed {
+            true => UnitKind::Sealed { domain: SealingDomain([9; 16]), custody },
+            false => UnitKind::Plain,
+        };
+        let block_size = BlockSize::new([512, 4096, 4096, 2048][random.below(4) as usize]).expect("possible");
+        let blocks = 20 + random.below(300);
+        let disk = SimDisk::new(random.number());
+        let mut options = CreateOptions::new(VolumeId([1; 16]), Geometry { block_size, blocks }, kind);
+        options.segment_bytes = 64 << 10;
+        options.retention_percent = [10, 50, 100][random.below(3) as usize];
+        options.store_id = Some(StoreId([7; 16]));
+        Store::create_on(Box::new(disk.backend(true)), &options).expect("the disk is new");
+        Run {
+            random,
+            disk,
+            kind,
+            block_size,
+            blocks,
+            model: Model::new(blocks, block_size, 1),
+            asked: HashMap::new(),
+            next_op: 1,
+            seen: Seen::default(),
+            failing_syncs: false,
+            failing_reads: false,
+            fills_up: false,
+            harmless: Faults::default(),
+            planted,
+        }
+    }
+
+    fn try_open(&mut self) -> Result<Store, StoreError> {
+        let orderly = self.random.once_in(4);
+        let open_id = Some(self.random.number());
+        let options = OpenOptions { open_id, planted: self.planted, ..OpenOptions::default() };
+        Store::open_on(Box::new(self.disk.backend(orderly)), &options, Arc::new(|| {}))
+    }
+
+    /// Opens; `None` if the disk was cut off meanwhile.
+    fn open(&mut self) -> Option<Store> {
+        match self.try_open() {
+            Ok(store) => Some(store),
+            Err(error) => {
+                assert!(self.disk.is_cut_off(), "the store does not open: {error}");
+                None
+            }
+        }
+    }
+
+    /// A sealed volume begins with one hole over all of it.
+    pub(super) fn format(&mut self) {
+        let mut store = self.open().expect("nothing goes wrong yet");
+        if self.kind.is_sealed() {
+            assert!(matches!(store.execute(Op::Read { lba: Lba(0), count: 1 }), Err(OpError::NotFormatted { .. })));
+            let hole = HoleRecord { start: Lba(0), count: self.blocks, record: self.record(0, 0, None) };
+            let written = store.execute(Op::Hole { holes: vec![hole] });
+            let Ok(Outcome::Written { first, .. }) = written else { panic!("{written:?}") };
+            self.model = Model::new(self.blocks, self.block_size, first.0);
+            self.model.retains(store.info().retention_blocks);
+        }
+        if self.random.once_in(3) {
+            self.fill(&mut store);
+        }
+        let mark = self.model.flush_mark();
+        store.execute(Op::Flush).expect("nothing goes wrong yet");
+        self.model.flushed(mark);
+        if self.random.once_in(2) {
+            store.close().expect("nothing goes wrong yet");
+        }
+    }
+
+    /// Opens (again and again, if the disk is cut off meanwhile) and compares.
+    fn reopen(&mut self) -> Store {
+        self.check_now_and_then();
+        loop {
+            self.seen.reopenings += 1;
+            if self.random.once_in(3) {
+                self.disk.cut_off_after(self.random.below(60));
+            }
+            if let Some(mut store) = self.open() {
+                if let Some(all) = self.read_all(&mut store) {
+                    self.model.after_crash(&all);
+                    self.demand_versions(&mut store);
+                    self.disk.cut_off_after(u64::MAX);
+                    if !self.disk.is_cut_off() {
+                        return store;
+                    }
+                }
+                drop(store);
+            }
+            self.seen.cut_offs_while_opening += 1;
+            self.asked.clear();
+            self.disk.crash();
+        }
+    }
+
+    /// Whatever state a crash left, the offline check finds nothing wrong.
+    fn check_now_and_then(&mut self) {
+        if self.random.once_in(8) {
+            self.seen.checks += 1;
+            let report = Store::check_on(&mut self.disk.backend(true)).expect("a crash leaves nothing damaged");
+            assert!(report.is_sound(), "the check finds fault with what a crash left: {report:?}");
+        }
+    }
+
+    /// Some requests, some faults, and an end: orderly, or not.
+    pub(super) fn round(&mut self, steps: u64) {
+        let mut store = self.reopen();
+        if !self.random.once_in(5) {
+            self.disk.cut_off_after(self.random.below(400));
+        }
+        self.failing_syncs = self.random.once_in(6);
+        self.failing_reads = self.random.once_in(6);
+        self.fills_up = self.random.once_in(4);
+        let faults = Faults {
+            failing_sync_once_in: if self.failing_syncs { 20 } else { 0 },
+            failing_read_once_in: if self.failing_reads { 30 } else { 0 },
+            ..self.harmless
+        };
+        for _ in 0..steps {
+            if self.fills_up && self.random.once_in(8) {
+                let pages_max = self.disk.pages() + self.random.below(40) as usize;
+                self.disk.set_faults(Faults { pages_max, ..faults });
+            } else if self.random.once_in(8) {
+                self.disk.set_faults(faults);
+            }
+            for _ in 0..self.random.below(5) {
+                self.submit_something(&mut store);
+            }
+            if self.random.once_in(40) {
+                store.idle();
+            }
+            self.take_answers(&mut store);
+            if self.disk.is_cut_off() {
+                break;
+            }
+        }
+        self.disk.set_faults(self.harmless);
+        self.seen.add(store.stats());
+        let refused = store.stats().writes_refused;
+        if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
+            self.disk.cut_off_after(u64::MAX);
+            self.close(store);
+        } else {
+            drop(store);
+        }
+        self.power_cut();
+    }
+
+    /// An orderly end: everything answered is durable.
+    fn close(&mut self, mut store: Store) {
+        store.execute(Op::Flush).expect("nothing goes wrong any more");
+        self.take_answers(&mut store);
+        let mark = self.model.flush_mark();
+        store.close().expect("nothing goes wrong any more");
+        self.model.flushed(mark);
+    }
+
+    fn power_cut(&mut self) {
+        self.asked.clear();
+        self.disk.crash();
+    }
+
+    /// Nothing goes wrong any more: is everything there?
+    pub(super) fn last_look(&mut self) {
+        let mut store = self.reopen();
+        let all = self.read_all(&mut store).expect("nothing goes wrong any more");
+        self.model.after_crash(&all);
+        self.seen.ios = self.disk.ios();
+    }
+
+    /// A short history, cut off after so many I/Os; false if it ended before that.
+    pub(super) fn cut_off_at(&mut self, ios: u64) -> bool {
+        let mut requests = self.random.fork();
+        self.disk.cut_off_after(ios);
+        if let Some(mut store) = self.open() {
+            for _ in 0..60 {
+                self.random = requests.fork();
+                for _ in 0..self.random.below(5) {
+                    self.submit_something(&mut store);
+                }
+                if self.random.once_in(20) {
+                    store.idle();
+                }
+                self.take_answers(&mut store);
+                if self.disk.is_cut_off() {
+                    break;
+                }
+            }
+            if !self.disk.is_cut_off() {
+                // The end is part of the history.
+                let _ = store.close();
+            }
+        }
+        let cut_off = self.disk.is_cut_off();
+        self.power_cut();
+        let mut store = self.open().expect("nothing goes wrong any more");
+        let all = self.read_all(&mut store).expect("nothing goes wrong any more");
+        self.model.after_crash(&all);
+        self.demand_versions(&mut store);
+        cut_off
+    }
+
+    /// A history in which one write goes astray; then a look at every block.
+    pub(super) fn with_stray(&mut self, stray: Stray) {
+        let mut store = self.open().expect("nothing goes wrong yet");
+        self.disk.stray_after(self.random.below(150), stray);
+        for _ in 0..20 + self.random.below(200) {
+            for _ in 0..self.random.below(5) {
+                self.submit_something(&mut store);
+            }
+            if self.random.once_in(40) {
+                store.idle();
+            }
+            self.take_answers(&mut store);
+        }
+        self.seen.add(store.stats());
+        match self.random.below(3) {
+            0 => drop(store.close()),
+            1 => self.compare_after_lie(&mut store),
+            _ => {}
+        }
+        self.seen.strays += u64::from(self.disk.has_strayed());
+        self.power_cut();
+        let report = Store::check_on(&mut self.disk.backend(true));
+        match self.try_open() {
+            Ok(mut store) => {
+                let before = self.seen.bad_blocks;
+                self.compare_after_lie(&mut store);
+                let bad = self.seen.bad_blocks - before;
+                let listed = report.expect("what opens can be checked").bad_blocks.len() as u64;
+                assert_eq!(bad, listed, "the check and the reads disagree");
+            }
+            Err(StoreError::Damaged { .. } | StoreError::Superblock(_)) => {
+                assert!(self.disk.has_strayed(), "nothing was wrong");
+                self.seen.refused_to_open += 1;
+            }
+            Err(error) => panic!("the store does not open: {error}"),
+        }
+    }
+}
