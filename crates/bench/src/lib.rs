@@ -1,45 +1,48 @@
-//! The bench room: what Strongroom costs, measured from outside.
+//! The bench room: what Strongroom costs, measured from outside, and beside the programs that it is compared with.
 //!
-//! The benches themselves are in `benches/`: `sealing` prints what sealing, opening and framing cost per block. This
-//! library holds the one thing that they share, a stopwatch. Deliberately absent: rival libraries and engines; those are
-//! compared in `spikes/`, in workspaces of their own.
+//! ```text
+//! grid, schedule      what to measure, in which order: repetitions interleave the contenders
+//! contender           whom to measure: a target in processes of its own (or elsewhere, by URL), and its initiators
+//! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
+//! window, cpu         what it cost: CPU time of each end, how busy each processor was
+//! cell                what came out: one line of JSON for each cell and run
+//! report              tables, plots and words, from such lines alone
+//! ```
+//!
+//! `benches/sealing` prints what sealing, opening and framing cost per block. Deliberately absent: the command line and the
+//! progress bar (`strongroom bench`), and rival libraries and engines: those take part as processes only.
 
+mod cell;
+mod contender;
+pub mod cpu;
+pub mod driver;
+mod error;
+mod grid;
+mod initiator;
+mod latency;
 pub mod libiscsi;
+mod machine;
+mod ours;
+mod pattern;
+mod process;
+pub mod protocol;
+pub mod rawio;
+mod schedule;
+mod schemes;
+mod stopwatch;
+mod window;
 
-use std::hint::black_box;
-use std::time::{Duration, Instant};
-
-/// How long one round of [`best_ns`] lasts at least.
-const ROUND: Duration = Duration::from_millis(3);
-
-/// Nanoseconds that `work` takes, the best of `rounds`: on a shared machine noise only ever adds.
-pub fn best_ns<R>(rounds: u32, mut work: impl FnMut() -> R) -> f64 {
-    let mut repeat = 1u32;
-    let mut best = f64::MAX;
-    let mut round = 0;
-    while round < rounds {
-        let start = Instant::now();
-        for _ in 0..repeat {
-            black_box(work());
-        }
-        let elapsed = start.elapsed();
-        if elapsed < ROUND && repeat < 1 << 24 {
-            repeat *= 2;
-            continue;
-        }
-        best = best.min(elapsed.as_nanos() as f64 / f64::from(repeat));
-        round += 1;
-    }
-    best
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn twice_the_work_takes_longer() {
-        let work = |count: u32| move || (0..count).fold(0u32, |sum, at| black_box(sum.wrapping_mul(31) ^ at));
-        assert!(best_ns(3, work(40_000)) > best_ns(3, work(10_000)));
-    }
-}
+pub use cell::{Cell, Line, Results, ResultsFile};
+pub use contender::{Contender, Identity, TargetWork};
+pub use cpu::Placement;
+pub use error::BenchError;
+pub use grid::{DEPTH_MAX, Grid, INITIATORS_MAX, Pattern, Point, SIZE_MAX, SIZE_MIN, long_size, short_size};
+pub use initiator::InitiatorProcess;
+pub use latency::{Latencies, LatencyCounts};
+pub use machine::Machine;
+pub use ours::{Crew, Elsewhere, Ours, OursOptions};
+pub use process::Background;
+pub use schedule::{Step, Watch, interleaved, measure_all, pause};
+pub use schemes::SchemeChoice;
+pub use stopwatch::best_ns;
+pub use window::{Used, Window};

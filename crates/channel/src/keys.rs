@@ -26,6 +26,18 @@ pub enum Scheme {
     LazyBoth = 25,
 }
 
+impl Scheme {
+    /// Every scheme that this build speaks, in the paper's order.
+    pub const ALL: &[Scheme] = &[Scheme::LazyBoth];
+
+    /// As in the paper: `S2-5`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Scheme::LazyBoth => "S2-5",
+        }
+    }
+}
+
 /// Which way a frame goes. Each way has its own keys, so that nothing can be reflected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub(crate) mod attach;
+pub(crate) mod bench;
 pub(crate) mod copy;
 pub(crate) mod detach;
 pub(crate) mod discover;

@@ -54,6 +54,8 @@ enum Command {
     Detach(commands::detach::DetachArgs),
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
+    #[command(subcommand)]
+    Bench(commands::bench::BenchCommand),
     Demo(demo::DemoArgs),
 }
 
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         Command::Detach(args) => commands::detach::run(&args),
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
+        Command::Bench(command) => commands::bench::run(command),
         Command::Demo(args) => demo::run(&args),
     };
     match result {

@@ -20,9 +20,6 @@ use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
 use crate::{keys, sd_notify};
 
-/// How often the counters are written to `--stats-file`.
-const STATS_INTERVAL: Duration = Duration::from_secs(1);
-
 /// Serve the volumes of this machine, until SIGTERM or SIGINT.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -99,9 +96,12 @@ pub(crate) struct ServeArgs {
     /// Answer SendTargets=All in normal sessions too (RFC 7143 forbids it; some test suites want it).
     #[arg(long)]
     send_targets_all: bool,
-    /// Write counters to this file, as JSON, once a second.
+    /// Write counters to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     stats_file: Option<PathBuf>,
+    /// How often to write them.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
+    stats_every: Duration,
     /// Check the configuration, and end.
     #[arg(long)]
     check: bool,
@@ -153,7 +153,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     sd_notify::notify("READY=1");
     let signal = loop {
         write_stats(args.stats_file.as_deref(), &handle);
-        match signals.wait(STATS_INTERVAL) {
+        match signals.wait(args.stats_every.max(Duration::from_millis(10))) {
             Some(signal) if signal.is_hangup() => reload(&handle),
             Some(signal) => break signal,
             None => {}

@@ -1,0 +1,47 @@
+//! Whom to measure: the seam between the runner and everything that can serve a volume.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{BenchError, InitiatorProcess};
+
+/// What a contender is called in results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// As tables name it.
+    pub contender: String,
+    /// The paper's row, or the nearest word.
+    pub scheme: String,
+    /// What lies beneath it.
+    pub medium: String,
+}
+
+/// What a target says that it has done, all from one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetWork {
+    /// Bytes encrypted, decrypted or authenticated.
+    pub crypto_bytes: u64,
+    /// Bytes of block data read and written.
+    pub data_bytes: u64,
+}
+
+/// Something that serves a volume, in processes of its own, with initiators for it.
+pub trait Contender {
+    /// What it is called.
+    fn identity(&self) -> &Identity;
+
+    /// The processes whose CPU time is the target's: everything that stands between the initiators and the medium. Empty if
+    /// they run elsewhere.
+    fn target_pids(&self) -> Vec<u32>;
+
+    /// This many initiators, attached to a volume that takes I/Os of `size` bytes and is filled. Those of the last call stay
+    /// attached for the next; more are started as they are needed.
+    ///
+    /// # Errors
+    /// If one cannot be started or attached; the message says why.
+    fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError>;
+
+    /// What the target says that it has done so far; `None` if it says nothing.
+    fn target_work(&mut self) -> Option<TargetWork> {
+        None
+    }
+}

@@ -1,0 +1,209 @@
+//! Processors: which there are, keeping a process on some of them, and how long each and each process was busy.
+//!
+//! Process times are from `/proc/PID/stat`: threads that have ended are in it, and vanish from `/proc/PID/task`.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::BenchError;
+
+/// The processors that we may run on, in ascending order.
+pub fn available() -> Vec<usize> {
+    match sched_getaffinity(None) {
+        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+        Err(_) => vec![0],
+    }
+}
+
+/// Who runs where: the target's processors and the initiators', apart where there are two or more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// For the target's processes. One, so that how busy it is means something.
+    pub target: Vec<usize>,
+    /// For the initiators' processes, one after the other.
+    pub initiators: Vec<usize>,
+}
+
+impl Placement {
+    /// The last processor for the target (interrupts like the first), the others for initiators.
+    pub fn usual() -> Placement {
+        let mut initiators = available();
+        let target = initiators.pop().unwrap_or(0);
+        if initiators.is_empty() {
+            initiators.push(target);
+        }
+        Placement { target: vec![target], initiators }
+    }
+
+    /// In words.
+    pub fn in_words(&self) -> String {
+        let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let shared = if self.target == self.initiators { " (the only one: both ends share it)" } else { "" };
+        format!("target on processor {}, initiators on {}{shared}", list(&self.target), list(&self.initiators))
+    }
+
+    /// Where the `index`th initiator runs.
+    pub fn initiator(&self, index: usize) -> usize {
+        self.initiators[index % self.initiators.len()]
+    }
+}
+
+/// Runs `start` with this thread kept on `cpus`; what it starts inherits that, from its first instruction on.
+///
+/// # Errors
+/// If a processor is not there or not ours.
+pub fn on_cpus<T>(cpus: &[usize], start: impl FnOnce() -> T) -> Result<T, BenchError> {
+    let failed = |error| BenchError::system(format!("cannot run on processors {cpus:?}"), error);
+    let before = sched_getaffinity(None).map_err(failed)?;
+    let mut wanted = CpuSet::new();
+    for &cpu in cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU) {
+        wanted.set(cpu);
+    }
+    sched_setaffinity(None, &wanted).map_err(failed)?;
+    let started = start();
+    sched_setaffinity(None, &before).map_err(failed)?;
+    Ok(started)
+}
+
+/// User and system time that a process has used, its ended threads included.
+///
+/// # Errors
+/// If there is no such process (any more).
+pub fn process_time(pid: u32) -> Result<Duration, BenchError> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&path).map_err(|error| BenchError::file(&path, error))?;
+    // The name, in parentheses, may hold anything; user and system time are the 12th and 13th field after it.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks = after_name.split_ascii_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
+    Ok(Duration::from_secs_f64(ticks.sum::<u64>() as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
+/// User and system time of some processes together.
+///
+/// # Errors
+/// As [`process_time`].
+pub fn processes_time(pids: &[u32]) -> Result<Duration, BenchError> {
+    pids.iter().map(|&pid| process_time(pid)).sum()
+}
+
+/// The children of a process, and theirs: for servers that fork.
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut at = 0;
+    while at < found.len() {
+        let tasks = fs::read_dir(format!("/proc/{}/task", found[at])).into_iter().flatten().flatten();
+        let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<u32> = lists
+            .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+            .collect();
+        found.extend(children);
+        at += 1;
+    }
+    found
+}
+
+/// How long each processor was idle until some moment, in ticks, and how much of it was stolen.
+#[derive(Clone, Debug)]
+pub struct CoreTimes {
+    at: Instant,
+    /// By processor: idle (exact, unlike the sampled counts of what is busy), stolen.
+    cores: Vec<Option<(f64, f64)>>,
+}
+
+impl CoreTimes {
+    /// Now.
+    pub fn now() -> CoreTimes {
+        let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+        let mut cores = Vec::new();
+        for line in text.lines() {
+            let mut fields = line.split_ascii_whitespace();
+            let Some(cpu) = fields.next().and_then(|name| name.strip_prefix("cpu")?.parse::<usize>().ok()) else {
+                continue;
+            };
+            let ticks: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
+            // user nice system idle iowait irq softirq steal
+            if let [_, _, _, idle, iowait, _, _, steal, ..] = ticks[..] {
+                cores.resize(cores.len().max(cpu + 1), None);
+                cores[cpu] = Some((idle + iowait, steal));
+            }
+        }
+        CoreTimes { at: Instant::now(), cores }
+    }
+
+    /// How busy `cpus` were on average since `before`, from 0 to 1.
+    pub fn busy_since(&self, before: &CoreTimes, cpus: &[usize]) -> Option<f64> {
+        let idle = self.share(before, cpus, |(idle, _)| idle)?;
+        let stolen = self.stolen_since(before, cpus)?;
+        Some((1.0 - idle - stolen).clamp(0.0, 1.0))
+    }
+
+    /// How much of `cpus` was stolen by the machine beneath since `before`, from 0 to 1.
+    pub fn stolen_since(&self, before: &CoreTimes, cpus: &[usize]) -> Option<f64> {
+        self.share(before, cpus, |(_, stolen)| stolen)
+    }
+
+    fn share(&self, before: &CoreTimes, cpus: &[usize], field: fn((f64, f64)) -> f64) -> Option<f64> {
+        let wall_s = (self.at - before.at).as_secs_f64();
+        if cpus.is_empty() || wall_s <= 0.0 {
+            return None;
+        }
+        let mut ticks = 0.0;
+        for &cpu in cpus {
+            let core = |times: &CoreTimes| times.cores.get(cpu).copied().flatten();
+            ticks += field(core(self)?) - field(core(before)?);
+        }
+        let share = ticks / rustix::param::clock_ticks_per_second() as f64 / wall_s / cpus.len() as f64;
+        Some(share.clamp(0.0, 1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_busy_process_shows_on_its_processor_and_in_its_time() {
+        let cpu = Placement::usual().target[0];
+        let before = CoreTimes::now();
+        let mut child =
+            on_cpus(&[cpu], || Command::new("sh").args(["-c", "while :; do :; done"]).spawn()).unwrap().unwrap();
+        let allowed = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let used = process_time(child.id()).unwrap();
+        let busy = CoreTimes::now().busy_since(&before, &[cpu]).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(allowed.contains(&format!("Cpus_allowed_list:\t{cpu}\n")), "{allowed}");
+        assert!(used > Duration::from_millis(30), "{used:?}, on a machine that may be busy");
+        assert!(busy > 0.3, "{busy}");
+        assert!(process_time(child.id()).is_err(), "it is gone");
+    }
+
+    #[test]
+    fn children_of_children_are_found() {
+        let mut child = Command::new("sh").args(["-c", "sh -c 'sleep 20; :' & wait"]).spawn().unwrap();
+        let begun = Instant::now();
+        while descendants(child.id()).len() < 3 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", descendants(child.id()));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for pid in descendants(child.id()) {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn both_ends_are_apart_where_there_is_room() {
+        let placement = Placement::usual();
+        if available().len() > 1 {
+            assert!(!placement.initiators.contains(&placement.target[0]));
+        }
+        assert_eq!(placement.initiator(0), placement.initiator(placement.initiators.len()));
+    }
+}

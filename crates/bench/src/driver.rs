@@ -1,0 +1,351 @@
+//! An initiator's process: Strongroom's own initiator, or the stock one, under orders from its standard input.
+//!
+//! One thread listens for orders, another drives the block device with a fixed number of I/Os in flight. Absent: when to
+//! begin and to stop, which the runner decides (`protocol`).
+
+mod load;
+
+use std::fs;
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
+use serde::{Deserialize, Serialize};
+use strongroom_block::{BlockDevice, BufferMut, Completion, CryptoCounters, Lba, Request, Token};
+use strongroom_handshake::NodeKey;
+use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
+
+use crate::grid::{DEPTH_MAX, SIZE_MAX};
+use crate::libiscsi::{LibiscsiDevice, LibiscsiOptions};
+use crate::pattern;
+use crate::protocol::{Answer, Order, Volume, Work};
+
+pub(crate) use load::Load;
+
+/// Bytes of one write while filling.
+const FILL_BYTES: u64 = 1 << 20;
+/// Writes in flight while filling.
+const FILL_DEPTH: usize = 8;
+
+/// With which initiator, and how it attaches: what `attach` carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "engine")]
+pub enum Engine {
+    /// Strongroom's own.
+    Strongroom(How),
+    /// The stock one, libiscsi: plain iSCSI, any target.
+    Libiscsi {
+        /// `address:port`.
+        portal: String,
+        /// The target's iSCSI name.
+        target_name: String,
+        /// The logical unit.
+        lun: u16,
+        /// The name to log in by.
+        initiator_name: String,
+        /// Offer InitialR2T=Yes, for targets that refuse No.
+        initial_r2t: bool,
+    },
+}
+
+/// How our own initiator attaches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct How {
+    /// The volume.
+    pub url: String,
+    /// The name to log in by; the usual one if none is given.
+    pub initiator_name: Option<String>,
+    /// What target names begin with, if not as usual.
+    pub base_name: Option<String>,
+    /// The file with our identity.
+    pub identity: Option<PathBuf>,
+    /// The target's public lines, any of these.
+    pub target_keys: Vec<String>,
+    /// The file with the volume's key.
+    pub key_file: Option<PathBuf>,
+    /// Make the whole volume absent first.
+    pub format: bool,
+    /// Refuse to write.
+    pub read_only: bool,
+}
+
+/// Carries out orders from `input` until it ends; answers go to `output`.
+///
+/// # Errors
+/// If an answer cannot be written: nobody listens any more.
+pub fn serve(input: impl BufRead + Send + 'static, mut output: impl Write) -> std::io::Result<()> {
+    let orders = listen(input);
+    let mut attached: Option<Attached> = None;
+    while let Ok(order) = orders.recv() {
+        let answer = match order {
+            Err(message) => Answer::Failed { message },
+            Ok(order) => carry_out(order, &orders, &mut attached, &mut output)
+                .unwrap_or_else(|message| Answer::Failed { message }),
+        };
+        say(&mut output, &answer)?;
+    }
+    if let Some(attached) = attached {
+        let _ = attached.leave();
+    }
+    Ok(())
+}
+
+type Orders = Receiver<Result<Order, String>>;
+
+fn listen(input: impl BufRead + Send + 'static) -> Orders {
+    let (sender, orders) = channel();
+    std::thread::spawn(move || {
+        for line in input.lines().map_while(Result::ok) {
+            let order = serde_json::from_str(&line).map_err(|error| format!("'{line}' is no order: {error}"));
+            if sender.send(order).is_err() {
+                return;
+            }
+        }
+    });
+    orders
+}
+
+fn say(output: &mut impl Write, answer: &Answer) -> std::io::Result<()> {
+    let mut line = serde_json::to_string(answer).expect("answers are plain data");
+    line.push('\n');
+    output.write_all(line.as_bytes())?;
+    output.flush()
+}
+
+/// A volume, and what its cryptography is counted by.
+struct Attached {
+    device: Device,
+    /// `None`: this engine does not count.
+    counters: Option<Arc<CryptoCounters>>,
+    volume: Volume,
+}
+
+/// A device that may know how to say goodbye.
+enum Device {
+    Ours(RemoteDevice),
+    Libiscsi(LibiscsiDevice),
+}
+
+impl Attached {
+    fn device(&self) -> &dyn BlockDevice {
+        match &self.device {
+            Device::Ours(device) => device,
+            Device::Libiscsi(device) => device,
+        }
+    }
+
+    /// Logs out.
+    fn leave(self) -> Result<(), String> {
+        match self.device {
+            Device::Ours(device) => device.detach().map_err(|error| format!("cannot leave the volume before: {error}")),
+            Device::Libiscsi(device) => {
+                drop(device);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn carry_out(
+    order: Order,
+    orders: &Orders,
+    attached: &mut Option<Attached>,
+    output: &mut impl Write,
+) -> Result<Answer, String> {
+    match order {
+        Order::Attach { how } => {
+            // The volume before is left first: one initiator name has one session.
+            if let Some(before) = attached.take() {
+                before.leave()?;
+            }
+            let engine = serde_json::from_value(how).map_err(|error| format!("cannot attach so: {error}"))?;
+            let new = attach(&engine)?;
+            let volume = new.volume.clone();
+            *attached = Some(new);
+            Ok(Answer::Attached(volume))
+        }
+        Order::Fill => fill(of(attached)?.device()).map(|()| Answer::Filled),
+        Order::Start(work) => {
+            let attached = of(attached)?;
+            let load = Load::new(attached.device(), attached.counters.as_deref(), work)?;
+            say(output, &Answer::Started).map_err(|error| error.to_string())?;
+            run(load, orders, output)
+        }
+        Order::Mark | Order::Stop => Err("nothing has been started".into()),
+    }
+}
+
+fn of(attached: &mut Option<Attached>) -> Result<&Attached, String> {
+    attached.as_ref().ok_or_else(|| "no volume is attached".into())
+}
+
+fn run(mut load: Load<'_>, orders: &Orders, output: &mut impl Write) -> Result<Answer, String> {
+    loop {
+        match orders.try_recv() {
+            Ok(Ok(Order::Mark)) => {
+                load.mark();
+                say(output, &Answer::Marked).map_err(|error| error.to_string())?;
+            }
+            Ok(Ok(Order::Stop)) => return load.stop().map(Answer::Stopped),
+            Ok(Ok(other)) => return Err(format!("{other:?} cannot be done while I/O runs")),
+            Ok(Err(message)) => return Err(message),
+            Err(std::sync::mpsc::TryRecvError::Empty) => load.step(),
+            Err(std::sync::mpsc::TryRecvError::Disconnected) => return Err("nobody gives orders any more".into()),
+        }
+    }
+}
+
+fn attach(engine: &Engine) -> Result<Attached, String> {
+    match engine {
+        Engine::Strongroom(how) => attach_ours(how),
+        Engine::Libiscsi { portal, target_name, lun, initiator_name, initial_r2t } => {
+            let options = LibiscsiOptions {
+                portal: portal.clone(),
+                target_name: target_name.clone(),
+                lun: *lun,
+                initiator_name: initiator_name.clone(),
+                initial_r2t: *initial_r2t,
+            };
+            let device = LibiscsiDevice::attach(&options).map_err(|error| error.to_string())?;
+            let geometry = device.geometry();
+            let volume =
+                Volume { bytes: geometry.bytes(), block_bytes: geometry.block_size.len() as u64, suite: "none".into() };
+            Ok(Attached { device: Device::Libiscsi(device), counters: None, volume })
+        }
+    }
+}
+
+fn attach_ours(how: &How) -> Result<Attached, String> {
+    let url = how.url.parse().map_err(|error| format!("{error}"))?;
+    let mut options = AttachOptions::new(url);
+    if let Some(name) = &how.initiator_name {
+        options.initiator_name.clone_from(name);
+    }
+    if let Some(base) = &how.base_name {
+        options.base_iqn.clone_from(base);
+    }
+    if let Some(path) = &how.identity {
+        let text = fs::read_to_string(path)
+            .map_err(|error| format!("cannot read the identity {}: {error}", path.display()))?;
+        options.node_key = Some(Arc::new(NodeKey::parse(&text).map_err(|error| error.to_string())?));
+    }
+    for key in &how.target_keys {
+        options.target_keys.push(key.parse().map_err(|error| format!("the target's key '{key}': {error}"))?);
+    }
+    options.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
+    options.read_only = how.read_only;
+    // What is measured is the depth that was asked for, not a limit of ours.
+    options.limits.requests_max = options.limits.requests_max.max(2 * DEPTH_MAX as usize);
+    options.limits.commands_max = options.limits.commands_max.max(DEPTH_MAX as usize);
+    options.limits.request_bytes_max = options.limits.request_bytes_max.max(DEPTH_MAX as usize * FILL_BYTES as usize);
+    let counters = options.counters.clone();
+    let device = RemoteDevice::attach(options).map_err(|error| format!("cannot attach {}: {error}", how.url))?;
+    if how.format {
+        device.format().map_err(|error| format!("cannot format {}: {error}", how.url))?;
+    }
+    let volume = describe(&device);
+    Ok(Attached { device: Device::Ours(device), counters: Some(counters), volume })
+}
+
+fn describe(device: &RemoteDevice) -> Volume {
+    let unit = device.unit();
+    Volume {
+        bytes: unit.geometry.bytes(),
+        block_bytes: unit.geometry.block_size.len() as u64,
+        suite: unit.sealed.as_ref().map_or_else(|| "none".to_owned(), |sealed| suite_name(sealed.suite)),
+    }
+}
+
+/// `Aes256Gcm` is `aes-256-gcm` in results and documents.
+fn suite_name(suite: strongroom_block::Suite) -> String {
+    let mut name = String::new();
+    let mut before: Option<char> = None;
+    for character in format!("{suite:?}").chars() {
+        let begins = before.is_some_and(|before| {
+            character.is_ascii_uppercase() || (character.is_ascii_digit() != before.is_ascii_digit())
+        });
+        if begins {
+            name.push('-');
+        }
+        name.push(character.to_ascii_lowercase());
+        before = Some(character);
+    }
+    name
+}
+
+/// Writes every byte once, so that reads find data and a memory-backed target has its memory.
+fn fill(device: &dyn BlockDevice) -> Result<(), String> {
+    let total = device.geometry().bytes();
+    let block_bytes = device.geometry().block_size.len() as u64;
+    let mut next = 0;
+    let mut in_flight = 0;
+    let mut completions: Vec<Completion> = Vec::new();
+    while next < total || in_flight > 0 {
+        while next < total && in_flight < FILL_DEPTH {
+            let len = FILL_BYTES.min(total - next);
+            let mut data = BufferMut::zeroed(len as usize);
+            pattern::fill(&mut data, next, 0);
+            let lba = Lba(next / block_bytes);
+            device.submit(Token(next), Request::Write { lba, data: data.freeze(), fua: false });
+            next += len;
+            in_flight += 1;
+        }
+        device.wait(None);
+        in_flight -= device.poll_completions(&mut completions);
+        for completion in completions.drain(..) {
+            completion.result.map_err(|error| format!("cannot fill the volume: {error}"))?;
+        }
+    }
+    strongroom_initiator::flush_blocking(device).map_err(|error| format!("cannot fill the volume: {error}"))
+}
+
+/// What cannot be done with this volume.
+fn refuse_impossible(work: &Work, device: &dyn BlockDevice) -> Result<(), String> {
+    let geometry = device.geometry();
+    let block_bytes = geometry.block_size.len() as u64;
+    if work.size == 0 || work.size > SIZE_MAX || !work.size.is_multiple_of(block_bytes) {
+        return Err(format!("I/Os of {} bytes are not whole blocks of {block_bytes}", work.size));
+    }
+    let fits = work.start.checked_add(work.len).is_some_and(|end| end <= geometry.bytes());
+    if !fits || work.len < work.size || !work.start.is_multiple_of(block_bytes) {
+        return Err(format!(
+            "{} bytes from {} on do not hold I/Os of {} bytes in a volume of {}; make the volume larger",
+            work.len,
+            work.start,
+            work.size,
+            geometry.bytes()
+        ));
+    }
+    if work.depth == 0 {
+        return Err("a queue depth of 0 does nothing".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_are_named_as_in_the_documents() {
+        assert_eq!(suite_name(strongroom_block::Suite::Aes256Gcm), "aes-256-gcm");
+    }
+
+    #[test]
+    fn orders_that_cannot_be_carried_out_are_answered() {
+        let orders = b"nonsense\n{\"order\":\"fill\"}\n{\"order\":\"mark\"}\n\
+            {\"order\":\"attach\",\"how\":{\"engine\":\"strongroom\",\"url\":\"http://x\"}}\n";
+        let mut said = Vec::new();
+        serve(&orders[..], &mut said).unwrap();
+        let said = String::from_utf8(said).unwrap();
+        let lines: Vec<&str> = said.lines().collect();
+        for (line, part) in
+            lines.iter().zip(["no order", "no volume", "nothing has been started", "not a volume's URL"])
+        {
+            assert!(line.contains("\"failed\"") && line.contains(part), "{line}");
+        }
+        assert_eq!(lines.len(), 4);
+    }
+}

@@ -1,0 +1,354 @@
+//! A fixed number of I/Os in flight on a block device, counted between two moments, and compared where that is asked for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use strongroom_block::{BlockDevice, Buffer, BufferMut, Completion, CryptoCounters, Lba, Request, Token};
+
+use super::refuse_impossible;
+use crate::latency::Latencies;
+use crate::pattern;
+use crate::protocol::{Outcome, Work};
+
+/// How long to wait for a completion before looking for orders again.
+const WAIT: Duration = Duration::from_millis(20);
+/// Different contents of writes, so that nothing on the way profits from seeing the same twice.
+const CONTENTS: u64 = 16;
+/// After a measurement that verifies, at most so many bytes of what was written are read back.
+const READ_BACK_BYTES_MAX: u64 = 256 << 20;
+/// After so many errors nothing new is submitted: the cell is lost anyway.
+const ERRORS_MAX: u64 = 100;
+
+/// I/O under way.
+pub(crate) struct Load<'a> {
+    device: &'a dyn BlockDevice,
+    counters: Option<&'a CryptoCounters>,
+    work: Work,
+    block_bytes: u64,
+    /// I/Os that fit into our part of the volume.
+    places: u64,
+    random: u64,
+    next_place: u64,
+    flights: Vec<Flight>,
+    idle: Vec<usize>,
+    completions: Vec<Completion>,
+    contents: Vec<Buffer>,
+    spare: Vec<BufferMut>,
+    /// What is verified: by place, the last write that was acknowledged.
+    written: BTreeMap<u64, u64>,
+    busy_places: HashMap<u64, ()>,
+    writes: u64,
+    verified: u64,
+    marked: Instant,
+    crypto_marked: u64,
+    ios: u64,
+    latencies: Latencies,
+    errors: u64,
+    first_error: Option<String>,
+}
+
+/// One I/O in flight.
+#[derive(Clone, Copy)]
+struct Flight {
+    begun: Instant,
+    place: u64,
+    write: u64,
+}
+
+impl<'a> Load<'a> {
+    /// Begins nothing yet.
+    ///
+    /// # Errors
+    /// If the volume cannot take such I/Os.
+    pub(crate) fn new(
+        device: &'a dyn BlockDevice,
+        counters: Option<&'a CryptoCounters>,
+        work: Work,
+    ) -> Result<Load<'a>, String> {
+        refuse_impossible(&work, device)?;
+        let places = work.len / work.size;
+        // What is verified must not be in flight twice.
+        let depth = if work.verify { u64::from(work.depth).min(places) as u32 } else { work.depth };
+        let now = Instant::now();
+        let contents =
+            if work.pattern.is_write() && !work.verify { contents(work.size, work.seed) } else { Vec::new() };
+        Ok(Load {
+            device,
+            counters,
+            block_bytes: device.geometry().block_size.len() as u64,
+            places,
+            random: pattern::mix(work.seed),
+            next_place: 0,
+            flights: vec![Flight { begun: now, place: 0, write: 0 }; depth as usize],
+            idle: (0..depth as usize).collect(),
+            completions: Vec::new(),
+            contents,
+            spare: Vec::new(),
+            written: BTreeMap::new(),
+            busy_places: HashMap::new(),
+            writes: 0,
+            verified: 0,
+            marked: now,
+            crypto_marked: 0,
+            ios: 0,
+            latencies: Latencies::default(),
+            errors: 0,
+            first_error: None,
+            work,
+        })
+    }
+
+    /// Keeps the queue full and takes in what has completed; waits a little if nothing has.
+    pub(crate) fn step(&mut self) {
+        if self.errors < ERRORS_MAX {
+            while let Some(slot) = self.idle.pop() {
+                self.submit(slot);
+            }
+        }
+        self.device.wait(Some(WAIT));
+        self.take_in();
+    }
+
+    /// Forgets what was counted, and begins to count.
+    pub(crate) fn mark(&mut self) {
+        self.ios = 0;
+        self.latencies.clear();
+        self.crypto_marked = self.crypto_bytes();
+        self.marked = Instant::now();
+    }
+
+    /// Ends counting, waits for what is in flight, and reads back what was written if that is asked for.
+    ///
+    /// # Errors
+    /// If what is in flight never completes.
+    pub(crate) fn stop(mut self) -> Result<Outcome, String> {
+        let mut outcome = Outcome {
+            elapsed_ns: self.marked.elapsed().as_nanos() as u64,
+            ios: self.ios,
+            bytes: self.ios * self.work.size,
+            latency: self.latencies.counts(),
+            crypto_bytes: self.counters.map(|_| self.crypto_bytes() - self.crypto_marked),
+            ..Outcome::default()
+        };
+        let begun = Instant::now();
+        while self.idle.len() < self.flights.len() {
+            self.device.wait(Some(WAIT));
+            self.take_in();
+            if begun.elapsed() > Duration::from_secs(60) {
+                return Err("I/Os did not complete within a minute".into());
+            }
+        }
+        if self.work.verify {
+            self.read_back();
+            outcome.verified = Some(self.verified);
+        }
+        outcome.errors = self.errors;
+        outcome.first_error = self.first_error;
+        Ok(outcome)
+    }
+
+    fn crypto_bytes(&self) -> u64 {
+        self.counters.map_or(0, |counters| counters.snapshot().total())
+    }
+
+    fn submit(&mut self, slot: usize) {
+        let place = self.choose();
+        let lba = Lba((self.work.start + place * self.work.size) / self.block_bytes);
+        self.flights[slot] = Flight { begun: Instant::now(), place, write: 0 };
+        let request = if self.work.pattern.is_write() {
+            let data = self.content(slot, place);
+            Request::Write { lba, data, fua: false }
+        } else {
+            let buffer = self.spare.pop().unwrap_or_else(|| BufferMut::zeroed(self.work.size as usize));
+            Request::Read { lba, buffer }
+        };
+        self.device.submit(Token(slot as u64), request);
+    }
+
+    fn choose(&mut self) -> u64 {
+        loop {
+            let place = if self.work.pattern.is_random() {
+                self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                // The high half of the product is uniform enough for any number of places.
+                ((u128::from(pattern::mix(self.random)) * u128::from(self.places)) >> 64) as u64
+            } else {
+                let place = self.next_place;
+                self.next_place = (place + 1) % self.places;
+                place
+            };
+            if !self.work.verify || self.busy_places.insert(place, ()).is_none() {
+                return place;
+            }
+        }
+    }
+
+    fn content(&mut self, slot: usize, place: u64) -> Buffer {
+        self.writes += 1;
+        if !self.work.verify {
+            return self.contents[(self.writes % CONTENTS) as usize].clone();
+        }
+        self.flights[slot].write = self.writes;
+        let mut data = BufferMut::zeroed(self.work.size as usize);
+        pattern::fill(&mut data, self.work.start + place * self.work.size, self.write_number(self.writes));
+        data.freeze()
+    }
+
+    /// Tells the writes of one measurement from those of another.
+    fn write_number(&self, write: u64) -> u64 {
+        (self.work.seed << 40) ^ write
+    }
+
+    fn take_in(&mut self) {
+        let now = Instant::now();
+        self.device.poll_completions(&mut self.completions);
+        for completion in std::mem::take(&mut self.completions) {
+            let slot = completion.token.0 as usize;
+            let flight = self.flights[slot];
+            self.idle.push(slot);
+            self.busy_places.remove(&flight.place);
+            match completion.result {
+                Ok(buffer) => {
+                    self.ios += 1;
+                    self.latencies.record((now - flight.begun).as_nanos() as u64);
+                    self.look_at(flight, buffer);
+                }
+                Err(error) => self.failed(error.to_string()),
+            }
+        }
+    }
+
+    fn look_at(&mut self, flight: Flight, buffer: Option<BufferMut>) {
+        if let Some(buffer) = buffer {
+            if self.work.verify {
+                self.compare(&buffer, flight.place, None);
+            }
+            self.spare.push(buffer);
+        } else if self.work.verify {
+            self.written.insert(flight.place, flight.write);
+        }
+    }
+
+    fn compare(&mut self, data: &[u8], place: u64, write: Option<u64>) {
+        match pattern::check(data, self.work.start + place * self.work.size, write) {
+            Ok(()) => self.verified += (data.len() / pattern::SECTOR) as u64,
+            Err(problem) => self.failed(problem),
+        }
+    }
+
+    fn read_back(&mut self) {
+        let blocks = self.work.size / self.block_bytes;
+        let places_max = (READ_BACK_BYTES_MAX / self.work.size) as usize;
+        let written: Vec<(u64, u64)> = std::mem::take(&mut self.written).into_iter().take(places_max).collect();
+        for (place, write) in written {
+            let lba = Lba((self.work.start + place * self.work.size) / self.block_bytes);
+            match strongroom_initiator::read_blocking(self.device, lba, blocks) {
+                Ok(data) => self.compare(&data, place, Some(self.write_number(write))),
+                Err(error) => self.failed(error.to_string()),
+            }
+        }
+    }
+
+    fn failed(&mut self, problem: String) {
+        self.errors += 1;
+        self.first_error.get_or_insert(problem);
+    }
+}
+
+/// What does not compress and does not repeat within one I/O.
+fn contents(size: u64, seed: u64) -> Vec<Buffer> {
+    let content = |index: u64| {
+        let mut data = BufferMut::zeroed(size as usize);
+        for (at, bytes) in (0u64..).zip(data.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&pattern::mix(seed ^ (index << 48) ^ at).to_le_bytes());
+        }
+        data.freeze()
+    };
+    (0..CONTENTS).map(content).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use strongroom_block::{BlockSize, DeviceErrorKind, Geometry};
+    use strongroom_initiator::MemoryDevice;
+
+    use super::*;
+    use crate::Pattern;
+
+    const BLOCKS: u64 = 256;
+
+    fn device() -> MemoryDevice {
+        let device = MemoryDevice::new(Geometry { block_size: BlockSize::new(4096).unwrap(), blocks: BLOCKS });
+        super::super::fill(&device).unwrap();
+        device
+    }
+
+    fn work(pattern: Pattern, verify: bool) -> Work {
+        Work { pattern, size: 8192, depth: 8, start: 64 * 4096, len: 128 * 4096, verify, seed: 3 }
+    }
+
+    fn run(device: &MemoryDevice, work: Work) -> Outcome {
+        let counters = CryptoCounters::new();
+        let mut load = Load::new(device, Some(&counters), work).unwrap();
+        (0..20).for_each(|_| load.step());
+        load.mark();
+        (0..50).for_each(|_| load.step());
+        load.stop().unwrap()
+    }
+
+    #[test]
+    fn counts_what_completed_between_mark_and_stop() {
+        let device = device();
+        for pattern in Pattern::ALL {
+            let outcome = run(&device, work(pattern, false));
+            assert_eq!((outcome.ios, outcome.bytes), (400, 400 * 8192), "{pattern}: 50 steps of 8");
+            assert_eq!(outcome.latency.0.iter().map(|(_, count)| count).sum::<u64>(), 400);
+            assert_eq!((outcome.errors, outcome.verified), (0, None));
+        }
+    }
+
+    #[test]
+    fn stays_in_its_part_of_the_volume() {
+        let device = device();
+        run(&device, work(Pattern::RandWrite, false));
+        run(&device, work(Pattern::SeqWrite, false));
+        for lba in (0..64).chain(192..BLOCKS) {
+            let data = strongroom_initiator::read_blocking(&device, Lba(lba), 1).unwrap();
+            pattern::check(&data, lba * 4096, Some(0)).unwrap();
+        }
+    }
+
+    #[test]
+    fn verifying_reads_and_writes_finds_them_right() {
+        let device = device();
+        for pattern in [Pattern::RandRead, Pattern::SeqWrite, Pattern::RandWrite, Pattern::SeqRead] {
+            let outcome = run(&device, work(pattern, true));
+            assert_eq!((outcome.errors, &outcome.first_error), (0, &None), "{pattern}");
+            assert!(outcome.verified.unwrap() > 16, "{pattern}: {outcome:?}");
+        }
+    }
+
+    #[test]
+    fn verifying_finds_wrong_data_and_errors_are_counted() {
+        let device = device();
+        let data = strongroom_initiator::read_blocking(&device, Lba(70), 1).unwrap().freeze();
+        strongroom_initiator::write_blocking(&device, Lba(71), data, false).unwrap();
+        let outcome = run(&device, work(Pattern::SeqRead, true));
+        assert!(outcome.errors > 0 && outcome.first_error.unwrap().contains("was written to sector"));
+        device.fail_at(Lba(100), DeviceErrorKind::Medium);
+        let outcome = run(&device, work(Pattern::SeqRead, false));
+        assert!(outcome.errors > 0, "{outcome:?}");
+    }
+
+    #[test]
+    fn what_the_volume_cannot_take_is_refused() {
+        let (device, counters) = (device(), CryptoCounters::new());
+        let refused = |change: &dyn Fn(&mut Work)| {
+            let mut work = work(Pattern::SeqRead, false);
+            change(&mut work);
+            Load::new(&device, Some(&counters), work).err().expect("refused")
+        };
+        assert!(refused(&|work| work.size = 512).contains("whole blocks of 4096"));
+        assert!(refused(&|work| work.len = 1 << 30).contains("larger"));
+        assert!(refused(&|work| work.depth = 0).contains("depth"));
+    }
+}

@@ -1,0 +1,212 @@
+//! The runner's end of an initiator's process: orders in, answers out, each within a time.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use crate::protocol::{Answer, Order, Outcome, Volume, Work};
+use crate::{BenchError, cpu, process};
+
+/// How long an order may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long filling a volume may take.
+const FILL_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A process that speaks [`crate::protocol`], kept on one processor. Ended when dropped.
+#[derive(Debug)]
+pub struct InitiatorProcess {
+    name: String,
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: Receiver<String>,
+    log: PathBuf,
+    /// What it has attached.
+    pub volume: Volume,
+}
+
+impl InitiatorProcess {
+    /// Starts `command` on processor `cpu`; what it says on its standard error goes into a log in `directory`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(name: &str, mut command: Command, cpu: Option<usize>, directory: &Path) -> Result<Self, BenchError> {
+        let log = directory.join(format!("{name}.log"));
+        let file =
+            File::options().create(true).append(true).open(&log).map_err(|error| BenchError::file(&log, error))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).process_group(0);
+        let spawned = match cpu {
+            Some(cpu) => cpu::on_cpus(&[cpu], || command.spawn())?,
+            None => command.spawn(),
+        };
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = spawned.map_err(|error| BenchError::process(name, format!("cannot run {program}: {error}")))?;
+        let orders = child.stdin.take();
+        let output = child.stdout.take().expect("it was just made a pipe");
+        let (sender, answers) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(InitiatorProcess { name: name.to_owned(), child, orders, answers, log, volume: Volume::default() })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Attaches a volume.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn attach(&mut self, how: serde_json::Value) -> Result<&Volume, BenchError> {
+        match self.ask(&Order::Attach { how }, ANSWER_TIMEOUT)? {
+            Answer::Attached(volume) => self.volume = volume,
+            other => return Err(self.strange(&other)),
+        }
+        Ok(&self.volume)
+    }
+
+    /// Writes the whole volume once.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn fill(&mut self) -> Result<(), BenchError> {
+        match self.ask(&Order::Fill, FILL_TIMEOUT)? {
+            Answer::Filled => Ok(()),
+            other => Err(self.strange(&other)),
+        }
+    }
+
+    /// Begins doing I/O.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn begin(&mut self, work: Work) -> Result<(), BenchError> {
+        match self.ask(&Order::Start(work), ANSWER_TIMEOUT)? {
+            Answer::Started => Ok(()),
+            other => Err(self.strange(&other)),
+        }
+    }
+
+    /// Ends the warm-up. In two steps, so that all initiators get there together: say it to all, then wait for all.
+    ///
+    /// # Errors
+    /// If it has gone.
+    pub fn say_mark(&mut self) -> Result<(), BenchError> {
+        self.say(&Order::Mark)
+    }
+
+    /// Waits for the answer to [`InitiatorProcess::say_mark`].
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn wait_marked(&mut self) -> Result<(), BenchError> {
+        match self.hear(ANSWER_TIMEOUT)? {
+            Answer::Marked => Ok(()),
+            other => Err(self.strange(&other)),
+        }
+    }
+
+    /// Ends the measurement.
+    ///
+    /// # Errors
+    /// If it has gone.
+    pub fn say_stop(&mut self) -> Result<(), BenchError> {
+        self.say(&Order::Stop)
+    }
+
+    /// Waits for the answer to [`InitiatorProcess::say_stop`].
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn wait_stopped(&mut self) -> Result<Outcome, BenchError> {
+        match self.hear(ANSWER_TIMEOUT)? {
+            Answer::Stopped(outcome) => Ok(outcome),
+            other => Err(self.strange(&other)),
+        }
+    }
+
+    fn ask(&mut self, order: &Order, timeout: Duration) -> Result<Answer, BenchError> {
+        self.say(order)?;
+        self.hear(timeout)
+    }
+
+    fn say(&mut self, order: &Order) -> Result<(), BenchError> {
+        let mut line = serde_json::to_string(order).expect("orders are plain data");
+        line.push('\n');
+        let written = self.orders.as_mut().map(|orders| orders.write_all(line.as_bytes()));
+        match written {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.problem("it has ended")),
+        }
+    }
+
+    fn hear(&mut self, timeout: Duration) -> Result<Answer, BenchError> {
+        let line = match self.answers.recv_timeout(timeout) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => return Err(self.problem(&format!("it did not answer in {timeout:?}"))),
+            Err(RecvTimeoutError::Disconnected) => return Err(self.problem("it has ended")),
+        };
+        match serde_json::from_str(&line) {
+            Ok(Answer::Failed { message }) => Err(BenchError::process(&self.name, message)),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.problem(&format!("it said something strange ({error}): {line}"))),
+        }
+    }
+
+    fn strange(&self, answer: &Answer) -> BenchError {
+        self.problem(&format!("it answered something else than was asked: {answer:?}"))
+    }
+
+    fn problem(&self, problem: &str) -> BenchError {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let last = log.lines().next_back().unwrap_or_default();
+        BenchError::process(&self.name, format!("{problem} {last}").trim_end())
+    }
+}
+
+impl Drop for InitiatorProcess {
+    fn drop(&mut self) {
+        // The end of its input asks it to end by itself.
+        self.orders = None;
+        process::end(&mut self.child);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn saying(script: &str) -> (InitiatorProcess, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        (InitiatorProcess::start("alice", command, None, dir.path()).unwrap(), dir)
+    }
+
+    #[test]
+    fn answers_are_matched_to_orders() {
+        let attached = r#"{"answer":"attached","bytes":8192,"block_bytes":512,"suite":"none"}"#;
+        let (mut alice, _dir) = saying(&format!("read line; echo '{attached}'; read line; echo '{attached}'"));
+        assert_eq!(alice.attach(serde_json::json!({})).unwrap().block_bytes, 512);
+        let error = alice.fill().unwrap_err().to_string();
+        assert!(error.contains("something else"), "{error}");
+    }
+
+    #[test]
+    fn failures_and_ends_are_told() {
+        let (mut alice, _dir) = saying(r#"read line; echo '{"answer":"failed","message":"no route"}'; echo gone >&2"#);
+        assert_eq!(alice.fill().unwrap_err().to_string(), "alice: no route");
+        let error = alice.wait_marked().unwrap_err().to_string();
+        assert!(error.contains("it has ended gone"), "{error}");
+    }
+}

@@ -1,0 +1,299 @@
+//! Strongroom as a contender: a target of this same binary in a process of its own, or one elsewhere, by URL; and our own
+//! initiator, in processes too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
+
+use crate::cpu::Placement;
+use crate::driver::{Engine, How};
+use crate::schemes::SchemeChoice;
+use crate::{Background, BenchError, Contender, Identity, InitiatorProcess, TargetWork};
+
+/// How long a target may take to start.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the target writes its counters.
+const STATS_EVERY: &str = "250ms";
+/// What our initiators are called, before their number.
+const INITIATOR_NAME: &str = "iqn.2026-11.org.strongroom:bench";
+
+/// How to start a target of ours.
+#[derive(Clone, Debug)]
+pub struct OursOptions {
+    /// The binary.
+    pub strongroom: PathBuf,
+    /// What it speaks.
+    pub scheme: SchemeChoice,
+    /// What lies beneath the store, as `volume create --medium` takes it.
+    pub medium: String,
+    /// Bytes of each volume.
+    pub volume_bytes: u64,
+    /// Block sizes of the volumes to make, one each.
+    pub block_sizes: Vec<u64>,
+    /// Who runs where.
+    pub placement: Placement,
+    /// Where to work; must exist, and is left as it is.
+    pub directory: PathBuf,
+    /// Further arguments of `strongroom serve`.
+    pub serve_args: Vec<String>,
+}
+
+/// A target of ours and its initiators. Stopped when dropped.
+#[derive(Debug)]
+pub struct Ours {
+    identity: Identity,
+    options: OursOptions,
+    /// First, so that they leave before the target stops.
+    crew: Crew,
+    target: Background,
+    address: String,
+    stats: PathBuf,
+    target_key: String,
+}
+
+impl Ours {
+    /// Makes identities, keys and volumes in the directory, and starts the target.
+    ///
+    /// # Errors
+    /// If any of it fails, with what the command said.
+    pub fn start(options: OursOptions) -> Result<Ours, BenchError> {
+        let at = |name: &str| options.directory.join(name);
+        let target_key = options.run(&["identity", "new", "--out", text(&at("target.identity"))?])?;
+        let initiator_key = options.run(&["identity", "new", "--out", text(&at("initiator.identity"))?])?;
+        options.run(&["key", "new", "--out", text(&at("volume.key"))?])?;
+        for &block_size in &options.block_sizes {
+            options.create_volume(block_size)?;
+        }
+        let stats = at("stats.json");
+        let mut command = Command::new(&options.strongroom);
+        command.args(["--log", "warn", "serve", "--root", text(&at("volumes"))?, "--listen", "127.0.0.1:0"]);
+        command.args(["--node-key", text(&at("target.identity"))?, "--workers", "1", "--idle-close", "1h"]);
+        command.args(["--stats-file", text(&stats)?, "--stats-every", STATS_EVERY]);
+        command.args(["--plain", "initiators=*; volumes=*"]);
+        command.arg("--peer").arg(format!("name=bench; key={}; initiators=*; volumes=*", initiator_key.trim()));
+        command.args(&options.serve_args);
+        let name = format!("target-{}", options.scheme.name());
+        let mut target = Background::start(&name, command, &options.placement.target, &options.directory)?;
+        let address = target.wait_until(READY_TIMEOUT, |target| {
+            target.log().lines().find_map(|line| line.strip_prefix("serving on ").map(str::to_owned))
+        })?;
+        let medium = options.medium.split(':').next().unwrap_or_default().to_owned();
+        let name = options.scheme.name().to_owned();
+        let crew = Crew::new(&options.strongroom, &options.directory, Some(options.placement.clone()), &name);
+        let identity = Identity { contender: name.clone(), scheme: name, medium };
+        Ok(Ours { identity, options, crew, target, address, stats, target_key: target_key.trim().to_owned() })
+    }
+
+    /// Where the target listens, `address:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The name of the volume with blocks of so many bytes.
+    pub fn volume_name(block_size: u64) -> String {
+        format!("bench-{block_size}")
+    }
+
+    /// The target's process.
+    pub fn target(&self) -> &Background {
+        &self.target
+    }
+
+    /// How our initiator attaches the volume with blocks of so many bytes.
+    pub fn how(&self, block_size: u64) -> How {
+        let volume = Self::volume_name(block_size);
+        let file = |name: &str| Some(self.options.directory.join(name));
+        if self.options.scheme.is_sealed() {
+            How {
+                url: format!("strongroom://{}/{volume}", self.address),
+                identity: file("initiator.identity"),
+                target_keys: vec![self.target_key.clone()],
+                key_file: file("volume.key"),
+                ..How::default()
+            }
+        } else {
+            How { url: format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address), ..How::default() }
+        }
+    }
+
+    /// The largest block size of ours that divides `size`.
+    fn block_size_for(&self, size: u64) -> Result<u64, BenchError> {
+        let fitting = self.options.block_sizes.iter().copied().filter(|block_size| size.is_multiple_of(*block_size));
+        fitting.max().ok_or_else(|| BenchError::Asked(format!("there is no volume for I/Os of {size} bytes")))
+    }
+}
+
+impl Contender for Ours {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn target_pids(&self) -> Vec<u32> {
+        self.target.pids()
+    }
+
+    fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
+        let block_size = self.block_size_for(size)?;
+        let how = self.how(block_size);
+        let is_sealed = self.options.scheme.is_sealed();
+        self.crew.attach(count, &how, |how, is_new| how.format = is_new && is_sealed, true)
+    }
+
+    fn target_work(&mut self) -> Option<TargetWork> {
+        let text = fs::read_to_string(&self.stats).ok()?;
+        let stats: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let number = |value: &serde_json::Value| value.as_u64();
+        let crypto = ["encrypted_bytes", "decrypted_bytes", "mac_made_bytes", "mac_checked_bytes"];
+        Some(TargetWork {
+            crypto_bytes: crypto.iter().map(|name| number(&stats["crypto"][name])).sum::<Option<u64>>()?,
+            data_bytes: number(&stats["bytes_read"])? + number(&stats["bytes_written"])?,
+        })
+    }
+}
+
+impl OursOptions {
+    fn create_volume(&self, block_size: u64) -> Result<(), BenchError> {
+        let (name, root) = (Ours::volume_name(block_size), self.directory.join("volumes"));
+        let (size, block_size) = (self.volume_bytes.to_string(), block_size.to_string());
+        let mut arguments = vec!["volume", "create", &name, "--size", &size, "--block-size", &block_size];
+        arguments.extend(["--root", text(&root)?]);
+        arguments.extend(if self.scheme.is_sealed() { ["--peer", "*"] } else { ["--initiator", "*"] });
+        if !self.scheme.is_sealed() {
+            arguments.push("--plain");
+        }
+        arguments.extend(["--medium", &self.medium]);
+        self.run(&arguments).map(drop)
+    }
+
+    /// Runs the binary to its end; what it printed.
+    fn run(&self, arguments: &[&str]) -> Result<String, BenchError> {
+        let output = Command::new(&self.strongroom).args(arguments).output();
+        let output = output.map_err(|error| BenchError::file(&self.strongroom, error))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(BenchError::process(format!("strongroom {}", arguments.join(" ")), said))
+    }
+}
+
+/// A target that runs already, by URL. Nothing is known of its processes.
+#[derive(Debug)]
+pub struct Elsewhere {
+    identity: Identity,
+    how: How,
+    fill: bool,
+    crew: Crew,
+}
+
+impl Elsewhere {
+    /// Initiators for the volume that `how` names. It is filled first only if `fill`: whatever it holds is then gone.
+    ///
+    /// # Errors
+    /// If the URL is none.
+    pub fn new(strongroom: &Path, directory: &Path, how: How, fill: bool) -> Result<Elsewhere, BenchError> {
+        let url: VolumeUrl =
+            how.url.parse().map_err(|error: strongroom_initiator::UrlError| BenchError::Asked(error.to_string()))?;
+        let scheme = if url.is_channel() { strongroom_channel::Scheme::default().name() } else { "S0" };
+        let identity =
+            Identity { contender: scheme.into(), scheme: scheme.into(), medium: format!("at {}", url.host()) };
+        Ok(Elsewhere { identity, how, fill, crew: Crew::new(strongroom, directory, None, scheme) })
+    }
+}
+
+impl Contender for Elsewhere {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn target_pids(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn initiators(&mut self, count: u32, _size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
+        self.crew.attach(count, &self.how, |_, _| (), self.fill)
+    }
+}
+
+/// Initiators' processes, started as they are needed; what each has attached, and which volumes are filled.
+#[derive(Debug)]
+pub struct Crew {
+    strongroom: PathBuf,
+    directory: PathBuf,
+    placement: Option<Placement>,
+    name: String,
+    processes: Vec<InitiatorProcess>,
+    attached: Vec<Option<String>>,
+    filled: Vec<String>,
+}
+
+impl Crew {
+    /// None started yet. `name` tells them from those of another contender, in logs.
+    pub fn new(strongroom: &Path, directory: &Path, placement: Option<Placement>, name: &str) -> Crew {
+        Crew {
+            strongroom: strongroom.to_owned(),
+            directory: directory.to_owned(),
+            placement,
+            name: name.to_owned(),
+            processes: Vec::new(),
+            attached: Vec::new(),
+            filled: Vec::new(),
+        }
+    }
+
+    /// `count` of them attached as `how` says, changed by `prepare` for the one that is the first to use the volume, which
+    /// also fills it if `fill`. The others leave: an idle session must not take part.
+    fn attach(
+        &mut self,
+        count: u32,
+        how: &How,
+        prepare: impl Fn(&mut How, bool),
+        fill: bool,
+    ) -> Result<&mut [InitiatorProcess], BenchError> {
+        for index in 0..count as usize {
+            let is_new = !self.filled.contains(&how.url);
+            if index == self.processes.len() {
+                self.start_one(index)?;
+            }
+            if self.attached[index].as_ref() == Some(&how.url) {
+                continue;
+            }
+            let mut how = how.clone();
+            how.initiator_name.get_or_insert_with(|| format!("{INITIATOR_NAME}-{index}"));
+            prepare(&mut how, is_new);
+            self.attached[index] = None;
+            let process = &mut self.processes[index];
+            let url = how.url.clone();
+            process.attach(serde_json::to_value(Engine::Strongroom(how)).expect("plain data"))?;
+            if is_new && fill {
+                process.fill()?;
+            }
+            if is_new {
+                self.filled.push(url.clone());
+            }
+            self.attached[index] = Some(url);
+        }
+        // Each may have a share of the machine's memory and the target's attention even when idle.
+        self.processes.truncate(count as usize);
+        self.attached.truncate(count as usize);
+        Ok(&mut self.processes)
+    }
+
+    fn start_one(&mut self, index: usize) -> Result<(), BenchError> {
+        let mut command = Command::new(&self.strongroom);
+        command.args(["--log", "error", "bench", "initiator"]);
+        let cpu = self.placement.as_ref().map(|placement| placement.initiator(index));
+        let name = format!("initiator-{}-{index}", self.name);
+        self.processes.push(InitiatorProcess::start(&name, command, cpu, &self.directory)?);
+        self.attached.push(None);
+        Ok(())
+    }
+}
+
+fn text(path: &Path) -> Result<&str, BenchError> {
+    path.to_str()
+        .ok_or_else(|| BenchError::Asked(format!("{} is not UTF-8; work in another directory", path.display())))
+}

@@ -1,0 +1,103 @@
+//! What the runner says to an initiator's process and hears from it: one JSON object a line, on its standard streams.
+//!
+//! Initiators run in processes of their own so that their CPU time can be told apart and they can be kept on their own
+//! processors. Ours is `strongroom bench initiator`; a driver around another initiator that speaks the same lines can take
+//! part in every experiment. The order of things: `attach`, perhaps `fill`, then any number of
+//! `start` → `mark` → `stop`; an end of the input ends the process.
+
+use serde::{Deserialize, Serialize};
+
+use crate::grid::Pattern;
+use crate::latency::LatencyCounts;
+
+/// From the runner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "order")]
+pub enum Order {
+    /// Attach a volume, in place of the one before. What `how` holds is between a contender and its initiators.
+    Attach {
+        /// Where and how.
+        how: serde_json::Value,
+    },
+    /// Write every byte of the volume once, and make it durable.
+    Fill,
+    /// Do I/O until told to stop; answered at once.
+    Start(Work),
+    /// Warm-up is over: forget what was counted.
+    Mark,
+    /// Stop, wait for what is in flight, and tell what was counted between `mark` and now.
+    Stop,
+}
+
+/// I/O to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// How addresses follow each other.
+    pub pattern: Pattern,
+    /// Bytes of one I/O.
+    pub size: u64,
+    /// I/Os in flight.
+    pub depth: u32,
+    /// Where this initiator's part of the volume begins, in bytes.
+    pub start: u64,
+    /// How long it is, in bytes.
+    pub len: u64,
+    /// Compare what is read with what must be there, and read back what was written.
+    pub verify: bool,
+    /// For random addresses.
+    pub seed: u64,
+}
+
+/// To the runner.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "answer")]
+pub enum Answer {
+    /// To `attach`.
+    Attached(Volume),
+    /// To `fill`.
+    Filled,
+    /// To `start`.
+    Started,
+    /// To `mark`.
+    Marked,
+    /// To `stop`.
+    Stopped(Outcome),
+    /// To any order that could not be carried out.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// What was attached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Bytes.
+    pub bytes: u64,
+    /// Bytes of one block.
+    pub block_bytes: u64,
+    /// The suite that was agreed on; `none` where nothing is encrypted.
+    pub suite: String,
+}
+
+/// What was counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Outcome {
+    /// From `mark` to `stop`, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// I/Os that completed.
+    pub ios: u64,
+    /// Bytes of block data in them.
+    pub bytes: u64,
+    /// How long they took.
+    pub latency: LatencyCounts,
+    /// I/Os that failed, at any time since `start`.
+    pub errors: u64,
+    /// What the first of them said.
+    pub first_error: Option<String>,
+    /// Bytes encrypted, decrypted or authenticated by this process between `mark` and `stop`; `None`: it cannot tell.
+    pub crypto_bytes: Option<u64>,
+    /// Blocks of 512 bytes that were compared.
+    pub verified: Option<u64>,
+}

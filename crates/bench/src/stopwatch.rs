@@ -1,0 +1,39 @@
+//! A stopwatch for work that takes nanoseconds.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// How long one round of [`best_ns`] lasts at least.
+const ROUND: Duration = Duration::from_millis(3);
+
+/// Nanoseconds that `work` takes, the best of `rounds`: on a shared machine noise only ever adds.
+pub fn best_ns<R>(rounds: u32, mut work: impl FnMut() -> R) -> f64 {
+    let mut repeat = 1u32;
+    let mut best = f64::MAX;
+    let mut round = 0;
+    while round < rounds {
+        let start = Instant::now();
+        for _ in 0..repeat {
+            black_box(work());
+        }
+        let elapsed = start.elapsed();
+        if elapsed < ROUND && repeat < 1 << 24 {
+            repeat *= 2;
+            continue;
+        }
+        best = best.min(elapsed.as_nanos() as f64 / f64::from(repeat));
+        round += 1;
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twice_the_work_takes_longer() {
+        let work = |count: u32| move || (0..count).fold(0u32, |sum, at| black_box(sum.wrapping_mul(31) ^ at));
+        assert!(best_ns(3, work(40_000)) > best_ns(3, work(10_000)));
+    }
+}

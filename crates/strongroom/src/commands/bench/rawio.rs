@@ -1,0 +1,194 @@
+//! `strongroom bench rawio`: the grid of patterns, sizes, depths and initiators, for every scheme or any URL.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_bench::driver::How;
+use strongroom_bench::rawio::{self, RawioPlan};
+use strongroom_bench::{BenchError, Contender, Elsewhere, Grid, Machine, Ours, OursOptions, Pattern, SchemeChoice};
+use strongroom_initiator::VolumeUrl;
+
+use super::progress::Progress;
+use super::site::Site;
+use super::{PlacementArgs, parse_io_size};
+use crate::access::AccessArgs;
+use crate::keys;
+use crate::units::parse_size;
+
+/// Block size of volumes, unless an I/O is smaller.
+const BLOCK_SIZE_USUAL: u64 = 4096;
+
+/// Sequential and random reads and writes (the lazy-crypto paper's Figure 6).
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom bench rawio --schemes S0,S2-5 --patterns randread --sizes 4k --depths 16 --seconds 2 --runs 3\n  \
+    strongroom bench rawio --schemes all --sizes 512,4k,8k,64k,1m --depths 1,16,128 --initiators 1,2,4,8 --json grid.jsonl\n  \
+    strongroom bench rawio --url strongroom://storage/vault --key-file ~/vault.key --patterns randread\n\n\
+    Starts its own target in a process of its own, kept on a processor of its own, unless a --url is given.")]
+pub(crate) struct RawioArgs {
+    /// The schemes to compare, by the paper's names, or 'all'.
+    #[arg(long, value_name = "LIST", default_value = "all", conflicts_with = "url")]
+    schemes: String,
+    /// Patterns: seqread, seqwrite, randread, randwrite.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
+    patterns: Vec<Pattern>,
+    /// Bytes of one I/O: powers of two from 512 to 16MiB.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4k,64k", value_parser = parse_io_size)]
+    sizes: Vec<u64>,
+    /// I/Os in flight for each initiator, 1 to 128.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16")]
+    depths: Vec<u32>,
+    /// Initiators at once, each a process and a session.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    initiators: Vec<u32>,
+    /// How long one measurement lasts.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// How long I/O runs before it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    warm_up: f64,
+    /// How often each is repeated.
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    runs: u32,
+    /// Compare every block that is read with what must be there, and read back what was written.
+    #[arg(long)]
+    verify: bool,
+    /// Write one JSON object for each cell and run to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Add to that file instead of replacing it.
+    #[arg(long, requires = "json")]
+    append: bool,
+    /// Measure this volume, wherever it is, instead of a target of our own.
+    #[arg(long)]
+    url: Option<VolumeUrl>,
+    /// With --url: fill the volume first and allow writes. Whatever it holds is gone.
+    #[arg(long, requires = "url")]
+    destroy_data: bool,
+    /// Bytes of our own target's volumes.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    volume_size: u64,
+    /// What lies beneath our own target's store, as `volume create` takes it: memory, directory (in --work-dir), file:PATH,
+    /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
+    #[arg(long, default_value = "memory")]
+    medium: String,
+    /// Where to work [default: /dev/shm, which is memory].
+    #[arg(long, value_name = "DIR")]
+    work_dir: Option<PathBuf>,
+    /// No progress bar.
+    #[arg(long)]
+    quiet: bool,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RawioArgs) -> Result<()> {
+    let plan = args.plan()?;
+    let schemes = SchemeChoice::list(&args.schemes)?;
+    let mut machine = Machine::look();
+    machine.pinning = plan.placement.as_ref().map(|placement| placement.in_words()).unwrap_or_default();
+    let mut progress = Progress::new(args.json.as_deref(), args.append, &machine, args.quiet)?;
+    let site = Site::new(args.work_dir.as_deref())?;
+    let mut contenders = match &args.url {
+        Some(url) => vec![args.elsewhere(url, &site)?],
+        None => args.ours(&schemes, &plan, &site)?,
+    };
+    let outcome = rawio::run(&plan, &mut contenders, &mut progress);
+    drop(contenders);
+    let cells = progress.finish();
+    match outcome {
+        Ok(()) => {}
+        Err(BenchError::Stopped) => eprintln!("{}", BenchError::Stopped),
+        Err(error) => return Err(error.into()),
+    }
+    let failed = cells.iter().filter(|cell| cell.error.is_some()).count();
+    if failed > 0 {
+        bail!("{failed} of {} cells failed; they are in the results as such, with the reason", cells.len());
+    }
+    Ok(())
+}
+
+impl RawioArgs {
+    fn plan(&self) -> Result<RawioPlan> {
+        let duration = |seconds: f64, what: &str| {
+            if !(0.0..=3600.0).contains(&seconds) {
+                bail!("{what} of {seconds} seconds is not possible; give 0 to 3600");
+            }
+            Ok(Duration::from_secs_f64(seconds))
+        };
+        let time = duration(self.seconds, "a measurement")?;
+        if time < Duration::from_millis(50) || self.runs == 0 {
+            bail!("that measures nothing; give at least --seconds 0.05 and --runs 1");
+        }
+        let grid = Grid {
+            patterns: self.patterns.clone(),
+            sizes: self.sizes.clone(),
+            depths: self.depths.clone(),
+            initiators: self.initiators.clone(),
+        };
+        grid.check()?;
+        if self.url.is_some() && !self.destroy_data && (self.verify || grid.patterns.iter().any(|p| p.is_write())) {
+            bail!(
+                "writing to, or verifying, the volume at --url means to overwrite all of it; if that is meant, add \
+                 --destroy-data, else read only: --patterns seqread,randread"
+            );
+        }
+        Ok(RawioPlan {
+            bench: "rawio".into(),
+            grid,
+            runs: self.runs,
+            time,
+            warm_up: duration(self.warm_up, "a warm-up")?,
+            verify: self.verify,
+            placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
+        })
+    }
+
+    fn ours(&self, schemes: &[SchemeChoice], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
+        let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
+        block_sizes.sort_unstable();
+        block_sizes.dedup();
+        let strongroom = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+        for &scheme in schemes {
+            contenders.push(Box::new(Ours::start(OursOptions {
+                strongroom: strongroom.clone(),
+                scheme,
+                medium: self.medium.clone(),
+                volume_bytes: self.volume_size,
+                block_sizes: block_sizes.clone(),
+                placement: plan.placement.clone().expect("both ends are ours"),
+                directory: site.directory(scheme.name())?,
+                serve_args: Vec::new(),
+            })?));
+        }
+        Ok(contenders)
+    }
+
+    fn elsewhere(&self, url: &VolumeUrl, site: &Site) -> Result<Box<dyn Contender>> {
+        let mut how = How {
+            url: url.to_string(),
+            initiator_name: self.access.initiator_name.clone(),
+            base_name: self.access.base_name.clone(),
+            key_file: self.access.key_file.clone(),
+            read_only: !self.destroy_data,
+            ..How::default()
+        };
+        if how.initiator_name.is_some() && self.initiators.iter().any(|count| *count > 1) {
+            bail!("several initiators cannot go by one name; leave --initiator-name out");
+        }
+        if url.is_channel() {
+            how.identity = Some(self.access.identity.clone().unwrap_or_else(keys::default_identity));
+            let known = self.access.keys_of_target(url.host(), url.port())?;
+            how.target_keys = known.iter().map(ToString::to_string).collect();
+        }
+        let strongroom = std::env::current_exe().context("cannot find this program's own file")?;
+        let directory = site.directory("elsewhere")?;
+        Ok(Box::new(Elsewhere::new(&strongroom, &directory, how, self.destroy_data)?))
+    }
+}
