@@ -1,15 +1,24 @@
 //! The seam below the store: something with bytes at offsets that reads, writes and syncs by token.
 
+mod choose;
+mod direct;
 mod file;
 mod memory;
+mod pool;
+mod positioned;
+mod uring;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use strongroom_block::{Buffer, BufferMut};
 
+pub use choose::{IoChoice, IoChoiceError, IoKind, backend_on};
 pub use file::FileBackend;
 pub use memory::MemoryBackend;
+pub use pool::PoolBackend;
+pub use uring::UringBackend;
 
 /// Called, from any thread, when there is something new to poll.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -64,6 +73,14 @@ pub struct IoDone {
 pub trait Backend: Send {
     /// Sets what to call when a completion can be polled that was not there when `submit` returned.
     fn set_waker(&mut self, waker: Waker);
+    /// Asks that an eventfd be counted up at every completion instead of calling the waker; false if this one cannot.
+    fn set_completion_fd(&mut self, _fd: &OwnedFd) -> bool {
+        false
+    }
+    /// How it does its I/O.
+    fn kind(&self) -> IoKind {
+        IoKind::Memory
+    }
     /// How large the medium is, if that is known: a log that claims to be larger is refused.
     ///
     /// # Errors
@@ -81,7 +98,7 @@ pub trait Backend: Send {
             _ => Ok(()),
         }
     }
-    /// Hands an I/O over.
+    /// Hands an I/O over. It may begin only with the next call of `poll` or `wait`.
     fn submit(&mut self, token: u64, io: Io);
     /// Moves what has completed to the end of `done`; returns how many. Never blocks.
     fn poll(&mut self, done: &mut Vec<IoDone>) -> usize;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use strongroom_block::{Lba, StoreSequence, keyless_checksum};
 
-use crate::backend::{Backend, Io};
+use crate::backend::{Backend, Io, IoChoice};
 use crate::error::StoreError;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
@@ -50,7 +50,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Damaged`] and the like where opening would fail too; `InUse` if it is open.
     pub fn check(dir: &Path) -> Result<CheckReport, StoreError> {
-        let (_lock, mut backend) = Store::locked_log(dir)?;
+        let (_lock, mut backend) = Store::locked_log(dir, IoChoice::Auto)?;
         Store::check_on(backend.as_mut())
     }
 

@@ -27,7 +27,7 @@ mod unit;
 mod versions;
 mod view;
 
-pub use backend::{Backend, FileBackend, MemoryBackend, Waker};
+pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryBackend, Waker};
 pub use check::CheckReport;
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};

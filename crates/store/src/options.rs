@@ -4,6 +4,7 @@ use std::fmt;
 
 use strongroom_block::{Custody, Geometry, SealingDomain, VolumeId};
 
+use crate::backend::IoChoice;
 use crate::medium::Medium;
 
 use crate::planted::Planted;
@@ -89,6 +90,8 @@ impl CreateOptions {
 /// How to open a store.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
+    /// How the log is read and written.
+    pub io: IoChoice,
     /// Upper bound on cached record blocks, in bytes.
     pub record_cache_bytes: usize,
     /// Upper bound on requests taken in and not completed; more are answered [`OpError::Busy`](crate::OpError::Busy).
@@ -105,6 +108,7 @@ pub struct OpenOptions {
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
         OpenOptions {
+            io: IoChoice::Auto,
             record_cache_bytes: 32 << 20,
             queue_ops_max: 4096,
             queue_bytes_max: 256 << 20,

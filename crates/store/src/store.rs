@@ -15,11 +15,12 @@ mod submit;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use strongroom_block::{StoreSequence, Token};
 
-use crate::backend::{Backend, Io, IoDone, Waker};
+use crate::backend::{Backend, Io, IoDone, IoKind, Waker};
 use crate::cache::{RecordCache, RecordKey};
 use crate::error::StoreError;
 use crate::holes::HoleMap;
@@ -133,7 +134,7 @@ impl Store {
     /// # Errors
     /// Any [`StoreError`] but `Exists` and `Options`.
     pub fn open(dir: &Path, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
-        let (lock, log) = Store::locked_log(dir)?;
+        let (lock, log) = Store::locked_log(dir, options.io)?;
         let mut store = Store::open_on(log, options, waker)?;
         store.lock = Some(lock);
         Ok(store)
@@ -197,6 +198,29 @@ impl Store {
     /// What the store says of its volume.
     pub fn info(&self) -> &VolumeInfo {
         &self.info
+    }
+
+    /// How the log is read and written.
+    pub fn io_kind(&self) -> IoKind {
+        self.backend.kind()
+    }
+
+    /// Asks that completions of I/O count this eventfd up, instead of calling the waker from a thread of the store. False
+    /// if the way in which I/O is done cannot do that: then the waker is called. To be called once, soon after opening.
+    pub fn signal_completions(&mut self, eventfd: &OwnedFd) -> bool {
+        self.backend.set_completion_fd(eventfd)
+    }
+
+    /// How many I/Os are under way.
+    pub fn ios_in_flight(&self) -> usize {
+        self.ios.len()
+    }
+
+    /// Blocks until there is something to poll; for tools that do nothing else meanwhile.
+    pub fn wait(&mut self) {
+        if self.done.is_empty() && !self.ios.is_empty() {
+            self.backend.wait();
+        }
     }
 
     /// Counters and sizes.

@@ -398,6 +398,16 @@ impl Unit {
         self.store.idle();
     }
 
+    /// How many I/Os its store has under way.
+    pub(crate) fn ios_in_flight(&self) -> usize {
+        self.store.ios_in_flight()
+    }
+
+    /// From now on completions of I/O wake the worker straight from the kernel, where that can be.
+    pub(crate) fn signal_completions(&mut self, waker: &strongroom_net::Waker) {
+        self.store.signal_completions(waker.eventfd());
+    }
+
     /// Takes the unit apart, to close its store elsewhere; the lock goes last.
     pub(crate) fn into_parts(self) -> (Arc<Volume>, Store, VolumeLock) {
         (self.volume, self.store, self._lock)

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
-use strongroom_store::{CreateOptions, Extent, Medium, Op, OpenOptions, Outcome, Store, StoreError, UnitKind};
+use strongroom_block::{BlockSize, Buffer, Geometry, Lba, Token, VolumeId};
+use strongroom_store::{
+    CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpenOptions, Outcome, Store, StoreError, UnitKind,
+};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
@@ -21,7 +23,11 @@ fn options(medium: Medium) -> CreateOptions {
 }
 
 fn open(dir: &Path) -> Result<Store, StoreError> {
-    Store::open(dir, &OpenOptions::default(), Arc::new(|| {}))
+    open_by(dir, IoChoice::Auto)
+}
+
+fn open_by(dir: &Path, io: IoChoice) -> Result<Store, StoreError> {
+    Store::open(dir, &OpenOptions { io, ..OpenOptions::default() }, Arc::new(|| {}))
 }
 
 fn write(store: &mut Store, lba: u64, byte: u8) {
@@ -108,6 +114,85 @@ fn memory_is_fresh_every_time() {
     assert_eq!(bytes(&mut second), vec![0; BLOCKS as usize]);
     assert_ne!(first.info().open_epoch, second.info().open_epoch, "who knew the first must see that this is another");
     assert_ne!(first.info().store_id, second.info().store_id);
+}
+
+/// Whether files in `dir` can be read and written past the page cache, as most file systems can.
+fn direct_works(dir: &Path) -> bool {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    const O_DIRECT: i32 = 0o40000;
+    std::fs::File::options().create(true).append(true).custom_flags(O_DIRECT).open(dir.join("probe")).is_ok()
+}
+
+#[test]
+fn every_way_to_do_io_leaves_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    Store::create(&store, &options(Medium::Directory)).unwrap();
+    let ways = [
+        (IoChoice::Buffered, IoKind::Buffered),
+        (IoChoice::Direct, IoKind::Direct),
+        (IoChoice::DirectUring, IoKind::DirectUring),
+    ];
+    if !direct_works(dir.path()) {
+        eprintln!("passed over: no direct I/O on the file system of temporary files");
+        return;
+    }
+    let mut expected = vec![0; BLOCKS as usize];
+    for (choice, kind) in ways.into_iter().chain(ways.into_iter().rev()) {
+        // What one way left the next one finds.
+        let mut opened = open_by(&store, choice).unwrap();
+        assert_eq!(opened.io_kind(), kind);
+        assert_eq!(bytes(&mut opened), expected, "{choice}");
+        expected = work(&mut opened);
+        if choice == IoChoice::Direct {
+            opened.close().unwrap();
+        }
+    }
+    assert_ne!(open(&store).unwrap().io_kind(), IoKind::Buffered);
+}
+
+/// Many requests at once, of pieces cut anywhere and of blocks smaller than the medium's: what is not aligned is staged.
+#[test]
+fn nothing_has_to_be_aligned() {
+    for io in [IoChoice::Auto, IoChoice::Direct, IoChoice::Buffered] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut create = options(Medium::Directory);
+        create.geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
+        Store::create(dir.path(), &create).unwrap();
+        let mut store = open_by(dir.path(), io).unwrap();
+        let (mut done, mut expected) = (Vec::new(), vec![0; BLOCKS as usize * 512]);
+        for step in 0..200usize {
+            let (lba, count) = (step * 31 % 480, 1 + step % 32);
+            let content: Vec<u8> = (0..count * 512).map(|at| (at + step) as u8).collect();
+            expected[lba * 512..][..content.len()].copy_from_slice(&content);
+            let (head, tail) = content.split_at(1 + step * 7 % (content.len() - 1));
+            let data = vec![Buffer::copy_from(head), Buffer::copy_from(&[0; 3]).slice(..0), Buffer::copy_from(tail)];
+            store.submit(
+                Token(step as u64),
+                Op::Write { lba: Lba(lba as u64), data, records: Vec::new(), fua: step % 9 == 0 },
+            );
+            if step % 20 == 19 {
+                while store.ops_in_flight() > 0 {
+                    store.poll_completions(&mut done);
+                    store.wait();
+                }
+            }
+        }
+        store.poll_completions(&mut done);
+        assert!(done.len() == 200 && done.iter().all(|completion| completion.result.is_ok()), "{io}");
+        for at in (0..BLOCKS as usize - 7).step_by(5) {
+            let read = store.execute(Op::Read { lba: Lba(at as u64), count: 7 }).unwrap();
+            let Outcome::Read(extents) = read else { panic!("{read:?}") };
+            let read: Vec<u8> = extents
+                .iter()
+                .flat_map(|extent| match extent {
+                    Extent::Blocks { data, .. } => data.to_vec(),
+                    Extent::Hole { count, .. } => vec![0; *count as usize * 512],
+                })
+                .collect();
+            assert!(read == expected[at * 512..][..7 * 512], "block {at}, {io}");
+        }
+    }
 }
 
 /// A loop device, or `None` where there is none to be had.

@@ -47,6 +47,12 @@ impl Waker {
         Arc::new(move || waker.wake())
     }
 
+    /// The eventfd beneath, for the kernel to count up: the runtime then returns from `poll` with `Event::Woken`, as after
+    /// [`Waker::wake`].
+    pub fn eventfd(&self) -> &OwnedFd {
+        &self.0.eventfd
+    }
+
     /// Takes note of all wakes up to now. The eventfd's counter must be drained before.
     pub(super) fn acknowledge(&self) {
         // Acquire as well: what was published before a coalesced `wake` must be visible from here on.

@@ -1,19 +1,16 @@
 //! A file on the host: positioned buffered I/O in place, `fdatasync` on a thread of its own.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use rustix::fs::{Advice, FallocateFlags};
-use strongroom_block::Buffer;
+use rustix::fs::Advice;
 
+use super::choose::IoKind;
+use super::positioned::{allocate, discard, grow, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
-
-/// Most buffers that one `pwritev` takes (`IOV_MAX` on Linux).
-const GATHER_MAX: usize = 1024;
 
 /// What the sync thread has finished, and whom to tell.
 #[derive(Default)]
@@ -83,18 +80,16 @@ impl Backend for FileBackend {
     }
 
     fn size_bytes(&mut self) -> io::Result<Option<u64>> {
-        // The end, not the metadata: a device has one too. Nothing else uses the position.
-        (&*self.file).seek(SeekFrom::End(0)).map(Some)
+        // Nothing else uses the position.
+        crate::medium::device_bytes(&self.file).map(Some)
+    }
+
+    fn kind(&self) -> IoKind {
+        IoKind::Buffered
     }
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {
-        let metadata = self.file.metadata()?;
-        match self.size_bytes()? {
-            Some(size) if size >= bytes => Ok(()),
-            // Sparse, like the rest of it.
-            _ if metadata.is_file() => self.file.set_len(bytes),
-            _ => Err(io::ErrorKind::StorageFull.into()),
-        }
+        grow(&self.file, bytes, self.keeps_space)
     }
 
     fn submit(&mut self, token: u64, io: Io) {
@@ -157,70 +152,5 @@ fn sync_loop(file: &File, shared: &Shared, requests: &Receiver<u64>) {
         if let Some(waker) = waker {
             waker();
         }
-    }
-}
-
-#[cfg(not(feature = "planted-no-sync"))]
-fn sync(file: &File) -> io::Result<()> {
-    Ok(rustix::fs::fdatasync(file)?)
-}
-
-/// The planted fault: says it synced, and did not. The crash tests must find a build that has it.
-#[cfg(feature = "planted-no-sync")]
-fn sync(_file: &File) -> io::Result<()> {
-    Ok(())
-}
-
-fn read_padded(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
-    while !buffer.is_empty() {
-        match file.read_at(buffer, offset) {
-            Ok(0) => {
-                buffer.fill(0);
-                return Ok(());
-            }
-            Ok(count) => {
-                buffer = &mut buffer[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-fn write_gathered(file: &File, mut offset: u64, buffers: &[Buffer]) -> io::Result<()> {
-    let mut slices: Vec<io::IoSlice<'_>> = buffers.iter().map(|buffer| io::IoSlice::new(buffer)).collect();
-    let mut rest = &mut slices[..];
-    io::IoSlice::advance_slices(&mut rest, 0); // skips empty buffers
-    while !rest.is_empty() {
-        let take = rest.len().min(GATHER_MAX);
-        match rustix::io::pwritev(file, &rest[..take], offset) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                offset += count as u64;
-                io::IoSlice::advance_slices(&mut rest, count);
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-fn discard(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    ignore_unsupported(rustix::fs::fallocate(file, flags, offset, len))
-}
-
-fn allocate(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    ignore_unsupported(rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, len))
-}
-
-/// Neither is needed for correctness: without the one space is not given back, without the other a write may run out.
-fn ignore_unsupported(result: rustix::io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::NODEV) => Ok(()),
-        other => Ok(other?),
     }
 }

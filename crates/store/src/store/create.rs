@@ -4,9 +4,10 @@ use std::fs::{self, File, OpenOptions as FileOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::Store;
-use crate::backend::{Backend, FileBackend, Io, MemoryBackend};
+use crate::backend::{Backend, FileBackend, Io, IoChoice, MemoryBackend, backend_on};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_needed};
 use crate::medium::Medium;
@@ -20,6 +21,10 @@ const LOG_NAME: &str = "log";
 const NEW_LOG_NAME: &str = "log.new";
 /// Name of the file whose lock keeps the store open once.
 const LOCK_NAME: &str = "lock";
+
+/// How long the last I/O of a killed process may take to arrive, and how often to look.
+const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(5);
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(2);
 
 impl Store {
     /// Makes a store in the directory `dir` (made if missing) and closes it again. The volume reads as zeros if plain,
@@ -107,8 +112,8 @@ impl Store {
     }
 
     /// The log of the store in `dir`, and the lock that keeps others from opening it.
-    pub(crate) fn locked_log(dir: &Path) -> Result<(File, Box<dyn Backend>), StoreError> {
-        Ok((lock(dir)?, open_log(dir)?))
+    pub(crate) fn locked_log(dir: &Path, io: IoChoice) -> Result<(File, Box<dyn Backend>), StoreError> {
+        Ok((lock(dir)?, open_log(dir, io)?))
     }
 
     /// Whether the directory holds a store.
@@ -300,7 +305,20 @@ fn lock_in(dir: &Path) -> Result<File, StoreError> {
     }
 }
 
-fn open_log(dir: &Path) -> Result<Box<dyn Backend>, StoreError> {
+/// Takes the log's own lock, which lasts as long as anything is done to the log: after a process was killed, until what it
+/// had in flight has arrived; nothing of it may arrive later, in what was written since. And two directories may lead to
+/// the same log.
+fn lock_log(file: &File) -> Result<(), TryLockError> {
+    let until = Instant::now() + IN_FLIGHT_PATIENCE;
+    loop {
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(IN_FLIGHT_PAUSE),
+            outcome => return outcome,
+        }
+    }
+}
+
+fn open_log(dir: &Path, io: IoChoice) -> Result<Box<dyn Backend>, StoreError> {
     let path = dir.join(LOG_NAME);
     let is_device = fs::metadata(&path).is_ok_and(|metadata| metadata.file_type().is_block_device());
     let file = if is_device {
@@ -309,16 +327,13 @@ fn open_log(dir: &Path) -> Result<Box<dyn Backend>, StoreError> {
         FileOptions::new().read(true).write(true).open(&path)
     };
     let file = file.map_err(missing_or("opening the store", dir))?;
-    // Two directories may lead to the same log.
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Err(StoreError::InUse(dir.to_owned())),
-        Err(TryLockError::Error(error)) => return Err(StoreError::io("locking the log")(error)),
-    }
-    let backend = FileBackend::new(file).map_err(StoreError::io("syncing the log before reading it"))?;
+    lock_log(&file).map_err(|error| match error {
+        TryLockError::WouldBlock => StoreError::InUse(dir.to_owned()),
+        TryLockError::Error(error) => StoreError::io("locking the log")(error),
+    })?;
     // A file elsewhere was preallocated; a device has no space to give back, but discarding tells it what it may forget.
     let preallocated = !is_device && path.is_symlink();
-    Ok(Box::new(if preallocated { backend.keeping_space() } else { backend }))
+    backend_on(file, io, preallocated).map_err(StoreError::io(format!("preparing the log for I/O ({io})")))
 }
 
 fn missing_or(action: &'static str, dir: &Path) -> impl FnOnce(io::Error) -> StoreError {

@@ -147,7 +147,8 @@ impl Worker {
             _ => Vec::new(),
         };
         match outcome {
-            Ok(opened) => {
+            Ok(mut opened) => {
+                opened.unit.signal_completions(&self.waker);
                 Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
                 self.units.insert(volume.clone(), Slot::Open(Box::new(OpenUnit::new(opened, self.now))));
@@ -194,7 +195,8 @@ impl Worker {
         let mut again = Vec::new();
         for (name, slot) in &mut self.units {
             let Slot::Open(open) = slot else { continue };
-            let ready = open.ready.swap(false, Ordering::AcqRel);
+            // Completions of I/O wake the worker, and do not say whose they are.
+            let ready = open.ready.swap(false, Ordering::AcqRel) || open.unit.ios_in_flight() > 0;
             if !ready && !std::mem::take(&mut open.submitted) {
                 continue;
             }

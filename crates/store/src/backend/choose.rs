@@ -1,0 +1,105 @@
+//! How a log is read and written: chosen when a store is opened, by what the kernel and the file system can do.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::str::FromStr;
+
+use super::direct::make_direct;
+use super::uring::UringBackend;
+use super::{Backend, FileBackend, PoolBackend};
+
+/// How a log shall be read and written. The results are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// The first of the following that works here.
+    #[default]
+    Auto,
+    /// Past the page cache, through io_uring.
+    DirectUring,
+    /// Past the page cache, by a few threads.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
+/// How a log is read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoKind {
+    /// Past the page cache, through io_uring.
+    DirectUring,
+    /// Past the page cache, by a few threads.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+    /// In memory.
+    Memory,
+}
+
+impl fmt::Display for IoKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoKind::DirectUring => "direct-uring",
+            IoKind::Direct => "direct",
+            IoKind::Buffered => "buffered",
+            IoKind::Memory => "memory",
+        })
+    }
+}
+
+impl fmt::Display for IoChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoChoice::Auto => "auto",
+            IoChoice::DirectUring => "direct-uring",
+            IoChoice::Direct => "direct",
+            IoChoice::Buffered => "buffered",
+        })
+    }
+}
+
+/// Not the name of a way to do I/O.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{0}' is no way to do I/O: use auto, direct-uring, direct or buffered")]
+pub struct IoChoiceError(String);
+
+impl FromStr for IoChoice {
+    type Err = IoChoiceError;
+
+    fn from_str(text: &str) -> Result<IoChoice, IoChoiceError> {
+        [IoChoice::Auto, IoChoice::DirectUring, IoChoice::Direct, IoChoice::Buffered]
+            .into_iter()
+            .find(|choice| choice.to_string() == text)
+            .ok_or_else(|| IoChoiceError(text.to_owned()))
+    }
+}
+
+/// A backend on `file`, open for reading and writing. `keeps_space`: its space was taken for good.
+///
+/// # Errors
+/// If what was chosen does not work here, or a first sync fails.
+pub fn backend_on(file: File, choice: IoChoice, keeps_space: bool) -> io::Result<Box<dyn Backend>> {
+    // What an earlier, failed sync left in the page cache is not what the medium has.
+    rustix::fs::fdatasync(&file)?;
+    let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+    if choice != IoChoice::Buffered {
+        match make_direct(&file) {
+            Err(error) if choice != IoChoice::Auto => return Err(error),
+            Err(_) => {}
+            Ok(alignment) => {
+                let ring = if choice == IoChoice::Direct {
+                    Err(io::ErrorKind::Unsupported.into())
+                } else {
+                    UringBackend::new(&file, alignment, keeps_space)
+                };
+                match ring {
+                    Ok(backend) => return Ok(Box::new(backend)),
+                    Err(error) if choice == IoChoice::DirectUring => return Err(error),
+                    Err(_) => return Ok(Box::new(PoolBackend::new(file, alignment, keeps_space)?)),
+                }
+            }
+        }
+    }
+    let backend = FileBackend::new(file)?;
+    Ok(Box::new(if keeps_space { backend.keeping_space() } else { backend }))
+}
