@@ -65,7 +65,7 @@ impl Store {
             units: 0,
             blocks: 0,
             versions: 0,
-            holes: recovered.holes.len() as u64,
+            holes: recovered.map.holes(),
             bad_blocks: Vec::new(),
             bad_versions: Vec::new(),
         };
@@ -92,7 +92,7 @@ fn check_unit(backend: &mut dyn Backend, recovered: &Recovered, unit: &Unit, rep
     // What cannot be read is bad; which blocks that are, the entries say.
     let data = blocking(backend, Io::Read { offset, buffer }).ok().flatten();
     for entry in unit.entries(&layout) {
-        let Entry::Blocks { lba, sequence, items, count, item_at, data_index } = entry else { continue };
+        let Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } = entry else { continue };
         for (at, item) in (0..count).zip(items.chunks_exact(layout.item_bytes as usize)) {
             let within = (data_index + at) * layout.block_bytes;
             let item_at = unit.block * RECORD_BLOCK as u32 + item_at + at * layout.item_bytes;
@@ -100,12 +100,12 @@ fn check_unit(backend: &mut dyn Backend, recovered: &Recovered, unit: &Unit, rep
             let version = Version::new(&layout, sequence, unit.segment, unit.data_at() + within, item_at);
             let block = data.as_ref().map(|data| &data[within as usize..][..layout.block_bytes as usize]);
             let good = block.is_some_and(|block| keyless_checksum(block) == item_checksum(item));
-            if recovered.index.find(lba) == Some(version) {
+            if recovered.map.is_mapped(branch, lba, version) {
                 report.blocks += 1;
                 if !good && report.bad_blocks.len() < LISTED_MAX {
                     report.bad_blocks.push(Lba(lba));
                 }
-            } else if recovered.versions.find(lba, sequence) == Some(version) {
+            } else if recovered.map.is_live(branch, lba, version) {
                 report.versions += 1;
                 if !good && report.bad_versions.len() < LISTED_MAX {
                     report.bad_versions.push((Lba(lba), StoreSequence(sequence)));

@@ -137,6 +137,19 @@ impl HoleMap {
         self.drop_fragment(sequence, &mut gone);
     }
 
+    /// Takes a hole out, with everything that counts of it.
+    pub(crate) fn remove(&mut self, sequence: u64) -> Option<Hole> {
+        let mut hole = self.holes.remove(&sequence)?;
+        let (start, end) = (hole.start, hole.start + hole.count);
+        for (at, fragment) in self.overlapping(start, end) {
+            if fragment.sequence == sequence {
+                self.fragments.remove(&at);
+            }
+        }
+        hole.fragments = 0;
+        Some(hole)
+    }
+
     /// Notes that cleaning copied a hole; false if it is not at `from` any more.
     pub(crate) fn relocate(&mut self, sequence: u64, from: ItemPlace, to: ItemPlace) -> bool {
         match self.holes.get_mut(&sequence) {

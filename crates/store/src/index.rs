@@ -11,7 +11,7 @@ const LEAF_BLOCKS: u64 = CHUNK_BLOCKS * LEAF_CHUNKS as u64;
 
 /// One version of one block: its sequence (56 bits), where its data is (40 bits of sectors from the log's start) and
 /// where in the segment its item is (32 bits, in units of 8 bytes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version {
     high: u64,
     low: u64,
@@ -67,6 +67,7 @@ impl Chunk {
 }
 
 /// The table.
+#[derive(Default)]
 pub(crate) struct BlockIndex {
     leaves: Vec<Option<Box<[Chunk; LEAF_CHUNKS]>>>,
     mapped: u64,
@@ -78,14 +79,6 @@ fn split(lba: u64) -> (usize, usize, u32) {
 }
 
 impl BlockIndex {
-    /// An empty index for a volume of `blocks`.
-    pub(crate) fn new(blocks: u64) -> BlockIndex {
-        let mut leaves = Vec::new();
-        leaves.resize_with(blocks.div_ceil(LEAF_BLOCKS) as usize, || None);
-        let bytes = leaves.capacity() * size_of::<Option<Box<[Chunk; LEAF_CHUNKS]>>>();
-        BlockIndex { leaves, mapped: 0, bytes }
-    }
-
     /// How many blocks are mapped.
     pub(crate) fn len(&self) -> u64 {
         self.mapped
@@ -141,7 +134,7 @@ impl BlockIndex {
 
     /// Asks for every mapped block of `start..end` whether it stays.
     pub(crate) fn retain_range(&mut self, start: u64, end: u64, mut keep: impl FnMut(u64, Version) -> bool) {
-        let mut lba = start;
+        let (mut lba, end) = (start, end.min(self.leaves.len() as u64 * LEAF_BLOCKS));
         while lba < end {
             let (leaf_at, chunk_at, bit) = split(lba);
             let Some(leaf) = self.leaves.get_mut(leaf_at).and_then(Option::as_mut) else {
@@ -175,7 +168,7 @@ impl BlockIndex {
 
     /// Whether any block of `start..end` is mapped.
     pub(crate) fn any_in(&self, start: u64, end: u64) -> bool {
-        let mut lba = start;
+        let (mut lba, end) = (start, end.min(self.leaves.len() as u64 * LEAF_BLOCKS));
         while lba < end {
             let (leaf, chunk, bit) = split(lba);
             let Some(leaf_chunks) = self.leaves.get(leaf).and_then(Option::as_ref) else {
@@ -191,6 +184,24 @@ impl BlockIndex {
             lba = base + CHUNK_BLOCKS;
         }
         false
+    }
+
+    /// The first mapped block from `lba` on.
+    pub(crate) fn next_mapped(&self, lba: u64) -> Option<u64> {
+        let (first_leaf, first_chunk, first_bit) = split(lba);
+        for (leaf_at, leaf) in self.leaves.iter().enumerate().skip(first_leaf) {
+            let Some(leaf) = leaf else { continue };
+            let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
+            for (chunk_at, chunk) in leaf.iter().enumerate().skip(skip) {
+                let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
+                let from = if base < lba { u64::MAX << first_bit } else { u64::MAX };
+                let present = chunk.present & from;
+                if present != 0 {
+                    return Some(base + u64::from(present.trailing_zeros()));
+                }
+            }
+        }
+        None
     }
 
     /// Visits every mapped block in order of address.
@@ -235,7 +246,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_map(steps in prop::collection::vec((0u8..4, 0u64..40_000, 1u64..20_000), 1..200)) {
-            let mut index = BlockIndex::new(50_000);
+            let mut index = BlockIndex::default();
             let mut model = BTreeMap::new();
             for (sequence, (kind, lba, count)) in steps.into_iter().enumerate() {
                 let end = (lba + count).min(50_000);
@@ -254,6 +265,7 @@ mod tests {
                 }
                 prop_assert_eq!(index.len(), model.len() as u64);
                 prop_assert_eq!(index.any_in(lba, end), model.range(lba..end.max(lba)).next().is_some());
+                prop_assert_eq!(index.next_mapped(lba), model.range(lba..).next().map(|(&lba, _)| lba));
                 prop_assert_eq!(index.find(lba).map(Version::sequence), model.get(&lba).copied());
             }
             let mut all = Vec::new();

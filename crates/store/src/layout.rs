@@ -6,7 +6,9 @@ use crate::op::Op;
 use crate::options::UnitKind;
 
 /// The format that this build writes.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 2;
+/// The oldest one that it opens. Opening makes the newest one of it.
+pub(crate) const FORMAT_VERSION_OLDEST: u32 = 1;
 /// Bytes of a record block, and the unit in which offsets within a segment are counted.
 pub(crate) const RECORD_BLOCK: usize = 4096;
 /// Where the first segment begins, in bytes.

@@ -9,11 +9,13 @@
 
 pub mod backend;
 mod cache;
+mod catalogue;
 mod check;
 mod error;
 mod holes;
 mod index;
 mod layout;
+mod map;
 mod medium;
 mod op;
 mod options;

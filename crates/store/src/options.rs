@@ -98,6 +98,8 @@ pub struct OpenOptions {
     pub queue_ops_max: usize,
     /// Upper bound on bytes of data, to write or to read, of requests taken in and not completed; more are answered `Busy`.
     pub queue_bytes_max: usize,
+    /// The host's clock, in seconds since 1970: when snapshots and clones were made. Nothing is ordered by it.
+    pub clock_seconds: fn() -> u64,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,
     /// The mistake that a simulation wants the store to make.
@@ -112,6 +114,10 @@ impl Default for OpenOptions {
             record_cache_bytes: 32 << 20,
             queue_ops_max: 4096,
             queue_bytes_max: 256 << 20,
+            clock_seconds: || {
+                let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+                since.map_or(0, |since| since.as_secs())
+            },
             open_id: None,
             planted: Planted::default(),
         }
@@ -144,10 +150,12 @@ pub struct VolumeInfo {
 /// Counters and sizes of an open store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Blocks with data (newest versions).
+    /// Blocks with data (newest versions), those of snapshots included.
     pub blocks_mapped: u64,
     /// Older versions kept.
     pub versions_retained: u64,
+    /// Older versions kept for snapshots, outside the budget.
+    pub versions_pinned: u64,
     /// Older versions let go because the budget was exceeded, since the store was opened.
     pub versions_evicted: u64,
     /// Older versions let go by feedback, since the store was opened.
@@ -172,6 +180,12 @@ pub struct Stats {
     pub cleaned_bytes: u64,
     /// Bytes of segment tables and notes appended.
     pub table_bytes: u64,
+    /// Checkpoints finished since opened.
+    pub checkpoints: u64,
+    /// Bytes written for checkpoints, unfinished ones included.
+    pub checkpoint_bytes: u64,
+    /// Whether opening began at a checkpoint instead of reading every record block.
+    pub opened_from_checkpoint: bool,
     /// Syncs done.
     pub syncs: u64,
     /// Record blocks found in the cache by reads.

@@ -14,8 +14,9 @@ use scan::Found;
 pub(crate) use scan::{Scanner, Unit};
 
 use crate::backend::{Backend, Io};
+use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change};
 use crate::error::StoreError;
-use crate::layout::{LOG_START, RECORD_BLOCK, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
 use crate::store::{Head, Recovered};
@@ -39,10 +40,11 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     let mut scanner = Scanner::new(backend, &superblock)?;
     scanner.planted = planted;
     scanner.check_no_newer_opening()?;
-    let (table_end_lsn, listed) = read_table(&mut scanner)?;
+    let (table_end_lsn, listed, mut catalogue) = read_table(&mut scanner)?;
     let tail = follow_tail(&mut scanner, table_end_lsn)?;
 
-    let mut loader = Loader::new(&superblock);
+    apply_changes(&mut scanner, &tail, &mut catalogue)?;
+    let mut loader = Loader::new(&superblock, catalogue);
     loader.planted = planted;
     let mut segments: BTreeMap<u32, Extent> = BTreeMap::new();
     for (segment, row) in in_order_of_lsn(&scanner, listed)? {
@@ -59,8 +61,8 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     let mut state = Segments::new(superblock.layout());
     state.adopt(used);
     let head = head_after(&superblock, &scanner, &tail, loader.next_sequence, open_id);
-    let (index, holes, versions, stamps) = loader.finish(&mut state);
-    Ok(Recovered { superblock, superblock_copy, index, holes, versions, segments: state, stamps, head })
+    let (map, stamps) = loader.finish(&mut state);
+    Ok(Recovered { superblock, superblock_copy, map, segments: state, stamps, head })
 }
 
 fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), StoreError> {
@@ -88,9 +90,9 @@ fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), 
     Err(StoreError::Damaged { segment, offset: within % u64::from(layout.segment_bytes), what })
 }
 
-/// The rows of the segment table, and the number of its last unit.
-fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>), StoreError> {
-    let mut rows = Vec::new();
+/// The number of the last unit of the segment table, its rows, and its catalogue.
+fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>, Catalogue), StoreError> {
+    let (mut rows, mut catalogue) = (Vec::new(), Vec::new());
     let mut chain = scanner.chain();
     loop {
         let Some(unit) = scanner.next(&mut chain)? else {
@@ -102,6 +104,12 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>), St
             return Err(chain.damaged("a unit of the segment table"));
         }
         for entry in unit.entries(&scanner.layout) {
+            if let Entry::Catalogue { at, total, bytes } = entry {
+                if at != catalogue.len() as u64 || total > CATALOGUE_BYTES_MAX as u64 {
+                    return Err(chain.damaged("the next piece of the catalogue"));
+                }
+                catalogue.extend_from_slice(bytes);
+            }
             let Entry::Table { rows: bytes } = entry else { continue };
             for row in bytes.chunks_exact(TABLE_ROW) {
                 let (segment, end, generation) = (be_u32(row, 0), be_u32(row, 4), be_u64(row, 8));
@@ -119,7 +127,11 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>), St
             if rows.windows(2).any(|pair| pair[0].0 == pair[1].0) {
                 return Err(chain.damaged("a segment table without repetitions"));
             }
-            return Ok((unit.header.lsn, rows));
+            let catalogue = match &catalogue[..] {
+                [] => Catalogue::new(scanner.superblock.volume_id),
+                bytes => Catalogue::decode(bytes).ok_or_else(|| chain.damaged("a possible catalogue"))?,
+            };
+            return Ok((unit.header.lsn, rows, catalogue));
         }
     }
 }
@@ -172,6 +184,23 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
         found.retain(|unit| unit.header.lsn <= table_end_lsn);
     }
     Ok(Tail { accepted: found, accepted_lsn, durable_lsn: durable })
+}
+
+/// Takes changes of the catalogue since the table in.
+fn apply_changes(scanner: &mut Scanner<'_>, tail: &Tail, catalogue: &mut Catalogue) -> Result<(), StoreError> {
+    for found in &tail.accepted {
+        let unit = scanner.unit_again(found)?;
+        for entry in unit.entries(&scanner.layout) {
+            let Entry::Change { branch, sequence, bytes } = entry else { continue };
+            let change = Change::decode(branch, bytes);
+            let applied = change.filter(|_| sequence < SEQUENCE_MAX).map(|change| catalogue.apply(&change, sequence));
+            if !matches!(applied, Some(Ok(_))) {
+                return Err(scan::damaged(found.segment, found.block, "a possible change of the catalogue"));
+            }
+        }
+    }
+    catalogue.collapse();
+    Ok(())
 }
 
 /// Copies that cleaning made come after their originals in the log; so later ones win when loaded in this order.

@@ -4,6 +4,7 @@
 //! in flight, and what is queued meanwhile goes into the next one (group commit).
 
 mod append;
+mod branches;
 mod clean;
 mod create;
 mod durable;
@@ -23,19 +24,19 @@ use strongroom_block::{StoreSequence, Token};
 use crate::backend::{Backend, Io, IoDone, IoKind, Waker};
 use crate::cache::{RecordCache, RecordKey};
 use crate::error::StoreError;
-use crate::holes::HoleMap;
-use crate::index::BlockIndex;
 use crate::layout::Layout;
+use crate::map::BlockMap;
 use crate::op::{Completion, Op, OpError, Outcome};
 use crate::options::{OpenOptions, Stats, VolumeInfo};
 use crate::segments::Segments;
 use crate::stamps::StampFilter;
 use crate::superblock::Superblock;
-use crate::versions::Versions;
-use crate::view::{BranchId, BranchInfo, SnapshotInfo, View};
+use crate::view::View;
 
 pub(crate) use append::Head;
 use append::{AppendInFlight, WriteOp};
+use branches::Feedback;
+pub(crate) use branches::Verified;
 use clean::Cleaner;
 pub(crate) use create::blocking;
 use durable::{Round, Syncs};
@@ -65,9 +66,7 @@ enum Purpose {
 pub(crate) struct Recovered {
     pub(crate) superblock: Superblock,
     pub(crate) superblock_copy: usize,
-    pub(crate) index: BlockIndex,
-    pub(crate) holes: HoleMap,
-    pub(crate) versions: Versions,
+    pub(crate) map: BlockMap,
     pub(crate) segments: Segments,
     pub(crate) stamps: StampFilter,
     pub(crate) head: Head,
@@ -97,12 +96,13 @@ pub struct Store {
     superblock: Superblock,
     superblock_copy: usize,
 
-    index: BlockIndex,
-    holes: HoleMap,
-    versions: Versions,
+    map: BlockMap,
     segments: Segments,
     stamps: StampFilter,
     cache: RecordCache,
+    feedback: Feedback,
+    /// How many identities of snapshots this opening gave.
+    snapshots_named: u64,
 
     head: Head,
     queue: VecDeque<WriteOp>,
@@ -157,7 +157,7 @@ impl Store {
     }
 
     fn from_recovered(backend: Box<dyn Backend>, options: OpenOptions, waker: Waker, recovered: Recovered) -> Store {
-        let Recovered { superblock, superblock_copy, index, holes, versions, segments, stamps, head } = recovered;
+        let Recovered { superblock, superblock_copy, map, segments, stamps, head } = recovered;
         Store {
             backend,
             waker,
@@ -168,12 +168,12 @@ impl Store {
             options,
             superblock,
             superblock_copy,
-            index,
-            holes,
-            versions,
+            map,
             segments,
             stamps,
             head,
+            feedback: Feedback::default(),
+            snapshots_named: 0,
             queue: VecDeque::new(),
             append: None,
             group: Group::default(),
@@ -226,28 +226,18 @@ impl Store {
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
         Stats {
-            blocks_mapped: self.index.len(),
-            versions_retained: self.versions.len(),
-            holes: self.holes.len() as u64,
+            blocks_mapped: self.map.blocks(),
+            versions_retained: self.map.versions.len(),
+            versions_pinned: self.map.versions.pinned(),
+            holes: self.map.holes(),
             segments_total: u64::from(self.layout.segments),
             segments_free: u64::from(self.segments.free_count()),
             live_bytes: self.segments.live_bytes(),
             used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
-            index_bytes: self.index.memory_bytes() as u64,
+            index_bytes: self.map.memory_bytes() as u64,
             writes_refused: self.refused.is_some(),
             ..self.stats
         }
-    }
-
-    /// Every snapshot, in the order in which they were taken.
-    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
-        Vec::new()
-    }
-
-    /// The volume and every clone.
-    pub fn branches(&self) -> Vec<BranchInfo> {
-        let (id, volume_id) = (BranchId::VOLUME, self.info.volume_id);
-        vec![BranchInfo { id, name: String::new(), volume_id, from: None, created_seconds: 0, bytes_written: 0 }]
     }
 
     /// How many requests were taken in and have not completed.
@@ -299,6 +289,7 @@ impl Store {
     pub fn idle(&mut self) {
         self.new_poll();
         self.round.idle = true;
+        self.feedback.wanted = true;
         self.drive();
         self.round.idle = false;
         self.note_durable();
@@ -311,6 +302,7 @@ impl Store {
     /// [`StoreError::Io`] if the last sync fails; what was flushed before is safe.
     pub fn close(mut self) -> Result<(), StoreError> {
         self.cleaner.stop = true;
+        self.feedback.wanted = true;
         self.settle();
         let flushed = self.execute(Op::Flush);
         self.settle();
@@ -353,7 +345,7 @@ impl Store {
                 break;
             }
         }
-        if self.cleaner.held_back {
+        if self.cleaner.held_back || self.work_on_nodes() {
             (self.waker)();
         }
     }

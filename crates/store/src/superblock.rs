@@ -9,8 +9,8 @@ use strongroom_block::{BlockSize, BufferMut, Custody, Geometry, SealingDomain, V
 
 use crate::error::StoreError;
 use crate::layout::{
-    COUNTER_MAX, FORMAT_VERSION, Layout, RECORD_BLOCK, SECTOR, SEGMENT_BLOCKS_MIN, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32,
-    be_u64,
+    COUNTER_MAX, FORMAT_VERSION, FORMAT_VERSION_OLDEST, Layout, RECORD_BLOCK, SECTOR, SEGMENT_BLOCKS_MIN, SEQUENCE_MAX,
+    SUPERBLOCK_AT, be_u32, be_u64,
 };
 use crate::options::{StoreId, UnitKind, VolumeInfo};
 
@@ -23,7 +23,19 @@ const CHECKSUM_AT: usize = 16;
 const FEATURES_AT: usize = 184;
 
 /// Bytes that are zeros in this version.
-const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 192..RECORD_BLOCK];
+const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 216..RECORD_BLOCK];
+
+/// Where the newest whole checkpoint is described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CheckpointAt {
+    pub(crate) segment: u32,
+    /// In 4 KiB blocks.
+    pub(crate) block: u32,
+    /// Generation of that segment.
+    pub(crate) generation: u64,
+    /// Every unit up to this one is in the checkpoint; also its name.
+    pub(crate) begin_lsn: u64,
+}
 
 /// One superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +66,8 @@ pub(crate) struct Superblock {
     pub(crate) durable_lsn: u64,
     /// Closed in order: nothing follows that was not synced.
     pub(crate) clean: bool,
+    /// None in version 1, and until the first one is whole.
+    pub(crate) checkpoint: Option<CheckpointAt>,
 }
 
 impl Superblock {
@@ -85,6 +99,12 @@ impl Superblock {
         put(160, &self.next_generation.to_be_bytes());
         put(168, &self.durable_lsn.to_be_bytes());
         put(176, &[u8::from(self.clean)]);
+        if let Some(at) = self.checkpoint {
+            put(192, &at.segment.to_be_bytes());
+            put(196, &at.block.to_be_bytes());
+            put(200, &at.generation.to_be_bytes());
+            put(208, &at.begin_lsn.to_be_bytes());
+        }
         let sum = checksum(&block, copy);
         block[CHECKSUM_AT..CHECKSUM_AT + 8].copy_from_slice(&sum.to_be_bytes());
         block
@@ -104,7 +124,7 @@ impl Superblock {
             return Err(bad("its checksum does not fit"));
         }
         let version = be_u32(block, 8);
-        if version != FORMAT_VERSION {
+        if !(FORMAT_VERSION_OLDEST..=FORMAT_VERSION).contains(&version) {
             return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
         }
         if be_u64(block, FEATURES_AT) != 0 {
@@ -141,6 +161,13 @@ impl Superblock {
             next_generation: be_u64(block, 160),
             durable_lsn: be_u64(block, 168),
             clean: block[176] != 0,
+            checkpoint: Some(CheckpointAt {
+                segment: be_u32(block, 192),
+                block: be_u32(block, 196),
+                generation: be_u64(block, 200),
+                begin_lsn: be_u64(block, 208),
+            })
+            .filter(|at| at.generation != 0),
         };
         superblock.check(be_u32(block, 96)).map_err(bad)?;
         Ok(superblock)
@@ -177,6 +204,11 @@ impl Superblock {
         }
         if self.table_segment >= self.segments || self.table_block >= self.segment_bytes / RECORD_BLOCK as u32 {
             return Err("the segment table lies outside the log");
+        }
+        if let Some(at) = self.checkpoint
+            && (at.segment >= self.segments || at.block >= self.segment_bytes / RECORD_BLOCK as u32)
+        {
+            return Err("the checkpoint lies outside the log");
         }
         if self.sequence_limit >= SEQUENCE_MAX {
             return Err("store sequences are exhausted");
@@ -263,6 +295,7 @@ mod tests {
             next_generation: 12,
             durable_lsn: 98,
             clean: true,
+            checkpoint: Some(CheckpointAt { segment: 3, block: 2, generation: 9, begin_lsn: 77 }),
         }
     }
 
@@ -276,7 +309,7 @@ mod tests {
     #[test]
     fn any_flipped_bit_is_noticed() {
         let good = sample().encode(0);
-        for at in 0..200 {
+        for at in 0..230 {
             let mut bad = good.to_vec();
             bad[at] ^= 0x10;
             assert!(Superblock::decode(&bad, 0).is_err(), "byte {at}");
@@ -327,7 +360,7 @@ mod tests {
 
     #[test]
     fn reserved_bytes_are_zeros() {
-        for at in [12, 82, 108, 177, 192, 4095] {
+        for at in [12, 82, 108, 177, 216, 4095] {
             assert!(Superblock::decode(&patched(&sample(), 0, at, 1), 0).is_err(), "byte {at}");
         }
     }

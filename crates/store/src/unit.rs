@@ -30,6 +30,12 @@ pub(crate) const NO_SEGMENT: u32 = u32::MAX;
 const KIND_BLOCKS: u8 = 1;
 const KIND_HOLE: u8 = 2;
 const KIND_TABLE: u8 = 3;
+const KIND_CATALOGUE: u8 = 4;
+const KIND_CHANGE: u8 = 5;
+const KIND_VERIFIED: u8 = 6;
+
+/// Bytes of one pair of feedback: block and sequence.
+pub(crate) const VERIFIED_PAIR: usize = 16;
 
 /// Bits of [`UnitHeader::flags`].
 pub(crate) mod flag {
@@ -162,6 +168,7 @@ fn zeros(bytes: &[u8]) -> bool {
 pub(crate) enum Entry<'a> {
     /// Consecutive blocks with consecutive sequences.
     Blocks {
+        branch: u32,
         lba: u64,
         sequence: u64,
         /// `count` items back to back.
@@ -174,6 +181,7 @@ pub(crate) enum Entry<'a> {
     },
     /// A range without data.
     Hole {
+        branch: u32,
         start: u64,
         count: u64,
         sequence: u64,
@@ -184,6 +192,18 @@ pub(crate) enum Entry<'a> {
     },
     /// Rows of a segment table.
     Table { rows: &'a [u8] },
+    /// A piece of the catalogue.
+    Catalogue {
+        /// Where it belongs, in bytes.
+        at: u64,
+        /// Of the whole.
+        total: u64,
+        bytes: &'a [u8],
+    },
+    /// A change of the catalogue.
+    Change { branch: u32, sequence: u64, bytes: &'a [u8] },
+    /// Feedback that let older versions go.
+    Verified { branch: u32, pairs: &'a [u8] },
 }
 
 /// A unit whose record blocks are not what its header says.
@@ -242,14 +262,14 @@ fn decode_block_entries<'a>(
         if block[at + 1] != 0 {
             return Err(UnitFault("a reserved byte of an entry is not zero"));
         }
-        if be_u32(block, at + 4) != 0 {
-            return Err(UnitFault("an entry of a branch that this version does not know"));
-        }
+        let branch = be_u32(block, at + 4);
         let items_at = at + ENTRY_HEADER;
         let len = match block[at] {
             KIND_BLOCKS => usize::from(count) * layout.item_bytes as usize,
             KIND_HOLE => 8 + usize::from(count),
             KIND_TABLE => usize::from(count) * TABLE_ROW,
+            KIND_CATALOGUE | KIND_CHANGE => usize::from(count),
+            KIND_VERIFIED => usize::from(count) * VERIFIED_PAIR,
             _ => return Err(UnitFault("an entry of unknown kind")),
         };
         let items = block.get(items_at..items_at + len).ok_or(UnitFault("an entry runs over its record block"))?;
@@ -259,6 +279,7 @@ fn decode_block_entries<'a>(
                 let end = first.checked_add(u64::from(count)).filter(|_| count > 0);
                 end.and(second.checked_add(u64::from(count))).ok_or(UnitFault("an impossible range of blocks"))?;
                 let entry = Entry::Blocks {
+                    branch,
                     lba: first,
                     sequence: second,
                     items,
@@ -272,8 +293,11 @@ fn decode_block_entries<'a>(
             KIND_HOLE => {
                 let hole = be_u64(items, 0);
                 first.checked_add(hole).filter(|_| hole > 0).ok_or(UnitFault("an impossible hole"))?;
-                Entry::Hole { start: first, count: hole, sequence: second, record: &items[8..], item_at }
+                Entry::Hole { branch, start: first, count: hole, sequence: second, record: &items[8..], item_at }
             }
+            KIND_CHANGE => Entry::Change { branch, sequence: second, bytes: items },
+            KIND_VERIFIED => Entry::Verified { branch, pairs: items },
+            KIND_CATALOGUE => Entry::Catalogue { at: first, total: second, bytes: items },
             _ => Entry::Table { rows: items },
         });
         let end = items_at + len;
@@ -305,6 +329,7 @@ pub(crate) struct UnitBuilder {
 #[derive(Clone, Copy)]
 struct Run {
     entry_at: usize,
+    branch: u32,
     next_lba: u64,
     next_sequence: u64,
 }
@@ -360,9 +385,10 @@ impl UnitBuilder {
     }
 
     /// Adds one block. Returns where its item is in the unit and which data block it is; `None` if the unit is full.
-    pub(crate) fn push_block(&mut self, lba: u64, sequence: u64, item: &[u8]) -> Option<(u32, u32)> {
+    pub(crate) fn push_block(&mut self, branch: u32, lba: u64, sequence: u64, item: &[u8]) -> Option<(u32, u32)> {
         debug_assert_eq!(item.len(), self.layout.item_bytes as usize);
-        let continues = self.run.filter(|run| run.next_lba == lba && run.next_sequence == sequence);
+        let continues =
+            self.run.filter(|run| run.branch == branch && run.next_lba == lba && run.next_sequence == sequence);
         let whole = ENTRY_HEADER + item.len();
         let moved = self.room(if continues.is_some() { item.len() } else { whole }, whole, 1)?;
         match continues.filter(|_| !moved) {
@@ -370,20 +396,27 @@ impl UnitBuilder {
                 let count = be_u16(&self.records, run.entry_at + 2) + 1;
                 self.records[run.entry_at + 2..run.entry_at + 4].copy_from_slice(&count.to_be_bytes());
             }
-            None => self.start_entry(KIND_BLOCKS, 1, lba, sequence),
+            None => self.start_entry(KIND_BLOCKS, 1, branch, lba, sequence),
         }
         let item_at = self.put(item);
         let entry_at = continues.filter(|_| !moved).map_or(item_at - ENTRY_HEADER, |run| run.entry_at);
-        self.run = Some(Run { entry_at, next_lba: lba + 1, next_sequence: sequence + 1 });
+        self.run = Some(Run { entry_at, branch, next_lba: lba + 1, next_sequence: sequence + 1 });
         self.data_blocks += 1;
         Some((item_at as u32, self.data_blocks - 1))
     }
 
     /// Adds a hole. Returns where it is in the unit; `None` if the unit is full.
-    pub(crate) fn push_hole(&mut self, start: u64, count: u64, sequence: u64, record: &[u8]) -> Option<u32> {
+    pub(crate) fn push_hole(
+        &mut self,
+        branch: u32,
+        start: u64,
+        count: u64,
+        sequence: u64,
+        record: &[u8],
+    ) -> Option<u32> {
         let len = (ENTRY_HEADER + 8 + record.len()).next_multiple_of(8);
         self.room(len, len, 0)?;
-        self.start_entry(KIND_HOLE, record.len() as u16, start, sequence);
+        self.start_entry(KIND_HOLE, record.len() as u16, branch, start, sequence);
         let item_at = self.put(&count.to_be_bytes());
         self.put(record);
         self.at = self.at.next_multiple_of(8);
@@ -401,7 +434,7 @@ impl UnitBuilder {
             }
             let space = (self.left_in_record_block() - ENTRY_HEADER) / TABLE_ROW;
             let take = space.min(rows.len() / TABLE_ROW - done);
-            self.start_entry(KIND_TABLE, take as u16, 0, 0);
+            self.start_entry(KIND_TABLE, take as u16, 0, 0, 0);
             self.put(&rows[done * TABLE_ROW..(done + take) * TABLE_ROW]);
             self.run = None;
             done += take;
@@ -409,10 +442,55 @@ impl UnitBuilder {
         done
     }
 
-    fn start_entry(&mut self, kind: u8, count: u16, first: u64, second: u64) {
+    /// Adds a piece of a catalogue of `total` bytes, of which these begin at `at`; returns how many went in.
+    pub(crate) fn push_catalogue(&mut self, at: usize, total: usize, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        while done < bytes.len() {
+            let least = ENTRY_HEADER + 64;
+            if self.room(least, least, 0).is_none() {
+                break;
+            }
+            let take = (self.left_in_record_block() - ENTRY_HEADER).min(bytes.len() - done);
+            self.start_entry(KIND_CATALOGUE, take as u16, 0, (at + done) as u64, total as u64);
+            self.put_padded(&bytes[done..done + take]);
+            done += take;
+        }
+        done
+    }
+
+    /// Adds a change of the catalogue; false if the unit is full.
+    pub(crate) fn push_change(&mut self, branch: u32, sequence: u64, bytes: &[u8]) -> bool {
+        let len = (ENTRY_HEADER + bytes.len()).next_multiple_of(8);
+        let fits = self.room(len, len, 0).is_some();
+        if fits {
+            self.start_entry(KIND_CHANGE, bytes.len() as u16, branch, 0, sequence);
+            self.put_padded(bytes);
+        }
+        fits
+    }
+
+    /// Adds pairs of feedback (each [`VERIFIED_PAIR`] bytes) as long as they take no record block more; returns how many.
+    pub(crate) fn push_verified(&mut self, branch: u32, pairs: &[u8]) -> usize {
+        let space = self.left_in_record_block().saturating_sub(ENTRY_HEADER) / VERIFIED_PAIR;
+        let take = space.min(pairs.len() / VERIFIED_PAIR);
+        if take > 0 {
+            self.start_entry(KIND_VERIFIED, take as u16, branch, 0, 0);
+            self.put_padded(&pairs[..take * VERIFIED_PAIR]);
+        }
+        take
+    }
+
+    fn put_padded(&mut self, bytes: &[u8]) {
+        self.put(bytes);
+        self.at = self.at.next_multiple_of(8);
+        self.run = None;
+    }
+
+    fn start_entry(&mut self, kind: u8, count: u16, branch: u32, first: u64, second: u64) {
         let mut entry = [0; ENTRY_HEADER];
         entry[0] = kind;
         entry[2..4].copy_from_slice(&count.to_be_bytes());
+        entry[4..8].copy_from_slice(&branch.to_be_bytes());
         entry[8..16].copy_from_slice(&first.to_be_bytes());
         entry[16..24].copy_from_slice(&second.to_be_bytes());
         self.put(&entry);

@@ -1,85 +1,160 @@
 //! Older versions of blocks, kept until a reader has verified a newer one or the budget is exceeded.
 //!
-//! About 60 bytes of memory each; bounded by the budget (`retention_blocks`).
+//! About 70 bytes of memory each. At most the budget (`retention_blocks`) of them, and besides those that a snapshot
+//! pins: the unverified predecessor of a version that the snapshot holds.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::catalogue::NodeId;
 use crate::index::Version;
 
-/// The retained versions of a volume. Never the newest of a block.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    version: Version,
+    branch: u32,
+}
+
+/// Block and sequence.
+type Name = (u64, u64);
+
+/// Tells of a branch and sequence which node it belongs to, and whether that is closed (no more written to).
+pub(crate) trait NodeOf: Fn(u32, u64) -> Option<(NodeId, bool)> {}
+impl<F: Fn(u32, u64) -> Option<(NodeId, bool)>> NodeOf for F {}
+
+/// The retained versions of a store. Never the newest of a block in its node.
 #[derive(Default)]
 pub(crate) struct Versions {
-    kept: BTreeMap<(u64, u64), Version>,
+    kept: BTreeMap<Name, Kept>,
     /// In the order in which they became old. May name versions that are gone.
-    order: VecDeque<(u64, u64)>,
+    order: VecDeque<Name>,
+    /// Outside the budget: a snapshot needs them.
+    pinned: BTreeSet<Name>,
 }
 
 impl Versions {
+    /// How many count against the budget.
     pub(crate) fn len(&self) -> u64 {
-        self.kept.len() as u64
+        (self.kept.len() - self.pinned.len()) as u64
+    }
+
+    /// How many snapshots pin.
+    pub(crate) fn pinned(&self) -> u64 {
+        self.pinned.len() as u64
     }
 
     /// Keeps a version; returns one that was kept under the same name.
-    pub(crate) fn keep(&mut self, lba: u64, version: Version) -> Option<Version> {
+    pub(crate) fn keep(&mut self, branch: u32, lba: u64, version: Version) -> Option<Version> {
         let name = (lba, version.sequence());
-        let old = self.kept.insert(name, version);
+        let old = self.kept.insert(name, Kept { version, branch });
         if old.is_none() {
             self.order.push_back(name);
             if self.order.len() > 2 * self.kept.len() + 1024 {
                 self.order.retain(|name| self.kept.contains_key(name));
             }
         }
-        old
+        old.map(|old| old.version)
     }
 
     pub(crate) fn find(&self, lba: u64, sequence: u64) -> Option<Version> {
-        self.kept.get(&(lba, sequence)).copied()
+        self.kept.get(&(lba, sequence)).map(|kept| kept.version)
     }
 
-    /// The newest with a sequence smaller than `below`.
-    pub(crate) fn newest_below(&self, lba: u64, below: u64) -> Option<Version> {
-        self.kept.range((lba, 0)..(lba, below)).next_back().map(|(_, &version)| version)
+    /// The branch under which a kept version stands in the log.
+    pub(crate) fn branch(&self, lba: u64, sequence: u64) -> Option<u32> {
+        self.kept.get(&(lba, sequence)).map(|kept| kept.branch)
     }
 
-    /// Lets go everything of `lba` older than `below`, telling each.
-    pub(crate) fn release_below(&mut self, lba: u64, below: u64, mut released: impl FnMut(Version)) {
-        while let Some(version) = self.newest_below(lba, below) {
-            self.kept.remove(&(lba, version.sequence()));
+    /// The newest with a sequence smaller than `below` that `counts` (of branch and sequence).
+    pub(crate) fn newest_below(&self, lba: u64, below: u64, counts: impl Fn(u32, u64) -> bool) -> Option<Version> {
+        let mut older = self.kept.range((lba, 0)..(lba, below)).rev();
+        older.find(|((_, sequence), kept)| counts(kept.branch, *sequence)).map(|(_, kept)| kept.version)
+    }
+
+    /// Lets go everything of `lba` older than `below` that `counts`, telling each.
+    pub(crate) fn release_below(
+        &mut self,
+        lba: u64,
+        below: u64,
+        counts: impl Fn(u32, u64) -> bool,
+        mut released: impl FnMut(Version),
+    ) {
+        while let Some(version) = self.newest_below(lba, below, &counts) {
+            self.forget((lba, version.sequence()));
             released(version);
         }
     }
 
-    /// Lets go the one that has been old for longest.
-    pub(crate) fn evict(&mut self) -> Option<Version> {
+    fn forget(&mut self, name: Name) -> Option<Version> {
+        self.pinned.remove(&name);
+        self.kept.remove(&name).map(|kept| kept.version)
+    }
+
+    /// Lets go the one that has been old for longest. Those that a snapshot needs are pinned instead.
+    pub(crate) fn evict(&mut self, node_of: impl NodeOf) -> Option<Version> {
         while let Some(name) = self.order.pop_front() {
-            if let Some(version) = self.kept.remove(&name) {
-                return Some(version);
+            let Some(kept) = self.kept.get(&name) else { continue };
+            if self.is_predecessor(name, kept.branch, &node_of) {
+                self.pinned.insert(name);
+            } else if !self.pinned.contains(&name) {
+                return self.forget(name);
             }
         }
         None
     }
 
+    /// Whether it is the newest one but one of a closed node.
+    fn is_predecessor(&self, (lba, sequence): Name, branch: u32, node_of: &impl NodeOf) -> bool {
+        let Some((node, true)) = node_of(branch, sequence) else { return false };
+        let mut newer = self.kept.range((lba, sequence + 1)..=(lba, u64::MAX));
+        !newer.any(|((_, newer), kept)| node_of(kept.branch, *newer).is_some_and(|(of, _)| of == node))
+    }
+
+    /// A node was merged or dropped: what was pinned counts against the budget again until it is looked at.
+    pub(crate) fn unpin(&mut self) {
+        for name in std::mem::take(&mut self.pinned).into_iter().rev() {
+            self.order.push_front(name);
+        }
+    }
+
+    /// Lets go everything of a node, telling each.
+    pub(crate) fn drop_where(&mut self, gone: impl Fn(u32, u64) -> bool, mut released: impl FnMut(Version)) {
+        let pinned = &mut self.pinned;
+        self.kept.retain(|name, kept| {
+            let goes = gone(kept.branch, name.1);
+            if goes {
+                pinned.remove(name);
+                released(kept.version);
+            }
+            !goes
+        });
+    }
+
     /// Notes that cleaning copied a version; false if it is not at `from` any more.
     pub(crate) fn relocate(&mut self, lba: u64, from: Version, to: Version) -> bool {
         match self.kept.get_mut(&(lba, from.sequence())) {
-            Some(version) if *version == from => {
-                *version = to;
+            Some(kept) if kept.version == from => {
+                kept.version = to;
                 true
             }
             _ => false,
         }
     }
 
-    /// Visits every one.
-    pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Version)) {
-        for (&(lba, _), &version) in &self.kept {
-            visit(lba, version);
+    /// Visits every one: branch, block, version.
+    pub(crate) fn for_each(&self, mut visit: impl FnMut(u32, u64, Version)) {
+        for (&(lba, _), kept) in &self.kept {
+            visit(kept.branch, lba, kept.version);
         }
+    }
+
+    /// The next ones from a name on: branch, block, version.
+    pub(crate) fn from(&self, lba: u64, sequence: u64) -> impl Iterator<Item = (u32, u64, Version)> + '_ {
+        self.kept.range((lba, sequence)..).map(|(&(lba, _), kept)| (kept.branch, lba, kept.version))
     }
 
     /// After recovery: age is the order of the sequences.
     pub(crate) fn order_by_sequence(&mut self) {
-        let mut order: Vec<(u64, u64)> = self.kept.keys().copied().collect();
+        let mut order: Vec<Name> = self.kept.keys().copied().collect();
         order.sort_unstable_by_key(|&(_, sequence)| sequence);
         self.order = order.into();
     }
@@ -100,15 +175,33 @@ mod tests {
     fn the_oldest_goes_first_and_feedback_takes_only_strictly_older() {
         let mut versions = Versions::default();
         for (lba, sequence) in [(1, 10), (2, 11), (1, 12), (1, 13)] {
-            versions.keep(lba, version(sequence));
+            versions.keep(0, lba, version(sequence));
         }
-        assert_eq!(versions.newest_below(1, 13).map(Version::sequence), Some(12));
-        assert_eq!(versions.newest_below(1, 10), None);
+        let all = |_, _| true;
+        assert_eq!(versions.newest_below(1, 13, all).map(Version::sequence), Some(12));
+        assert_eq!(versions.newest_below(1, 10, all), None);
         let mut released = Vec::new();
-        versions.release_below(1, 13, |version| released.push(version.sequence()));
+        versions.release_below(1, 13, all, |version| released.push(version.sequence()));
         assert_eq!(released, [12, 10]);
-        assert_eq!(versions.evict().map(Version::sequence), Some(11));
-        assert_eq!(versions.evict().map(Version::sequence), Some(13));
-        assert_eq!(versions.evict(), None);
+        let open = |_, _| Some((1, false));
+        assert_eq!(versions.evict(open).map(Version::sequence), Some(11));
+        assert_eq!(versions.evict(open).map(Version::sequence), Some(13));
+        assert_eq!(versions.evict(open), None);
+    }
+
+    #[test]
+    fn the_predecessor_of_what_a_snapshot_holds_is_pinned_outside_the_budget() {
+        let mut versions = Versions::default();
+        for sequence in [10, 12, 21] {
+            versions.keep(0, 1, version(sequence));
+        }
+        // A snapshot at 20: of what is before it, 12 is the newest that is old.
+        let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
+        assert_eq!(versions.evict(node_of).map(Version::sequence), Some(10));
+        assert_eq!(versions.evict(node_of).map(Version::sequence), Some(21));
+        assert_eq!((versions.len(), versions.pinned()), (0, 1));
+        assert!(versions.find(1, 12).is_some());
+        versions.unpin();
+        assert_eq!(versions.evict(|_, _| Some((2, false))).map(Version::sequence), Some(12));
     }
 }

@@ -12,7 +12,7 @@ use strongroom_block::{
 };
 use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
-    CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Store, StoreId, UnitKind, Waker,
+    CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Store, StoreId, UnitKind, View, Waker,
 };
 
 const BLOCKS: u64 = 32;
@@ -44,11 +44,13 @@ fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
 }
 
 fn open(backend: &Shared) -> Store {
-    let options = OpenOptions { open_id: Some(0x0102_0304_0506_0708), ..OpenOptions::default() };
+    let clock_seconds = || 1_700_000_000;
+    let options = OpenOptions { open_id: Some(0x0102_0304_0506_0708), clock_seconds, ..OpenOptions::default() };
     Store::open_on(Box::new(backend.clone()), &options, Arc::new(|| {})).unwrap()
 }
 
-/// A store with everything that the format has: holes, blocks, an older version, copies, tables, two openings.
+/// A store with everything that version 1 has: holes, blocks, an older version, tables, two openings; and what came with
+/// version 2: a snapshot, a clone, feedback.
 fn make(kind: UnitKind) -> Shared {
     let backend = Shared::default();
     let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
@@ -70,6 +72,19 @@ fn make(kind: UnitKind) -> Shared {
         let records = if kind.is_sealed() { data.chunks(512).enumerate().map(record).collect() } else { Vec::new() };
         store.execute(Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: true }).unwrap();
     }
+    let Outcome::Read(newest) = store.execute(Op::Read { lba: Lba(5), count: 1 }).unwrap() else { panic!() };
+    let Extent::Blocks { sequences, .. } = &newest[0] else { panic!() };
+    store.execute(Op::Verified { pairs: vec![(Lba(5), sequences[0])] }).unwrap();
+    let snapshot = store.execute(Op::SnapshotCreate { name: "golden".to_owned() }).unwrap();
+    let Outcome::SnapshotCreated { id } = snapshot else { panic!("{snapshot:?}") };
+    let clone = Op::CloneCreate { from: id, name: "copy".to_owned(), volume_id: VolumeId([0x66; 16]) };
+    let Outcome::CloneCreated { branch } = store.execute(clone).unwrap() else { panic!() };
+    let (data, records) = match kind.is_sealed() {
+        true => (Buffer::copy_from(&[40; 512]), vec![record(50, Some(&[40; 512]))]),
+        false => (Buffer::copy_from(&[40; 512]), Vec::new()),
+    };
+    let write = Op::Write { lba: Lba(5), data: vec![data], records, fua: true };
+    store.execute_on(View::Head(branch), write).unwrap();
     store.close().unwrap();
     let mut store = open(&backend);
     let gone = match kind.is_sealed() {
@@ -137,20 +152,52 @@ fn load(image: &[u8]) -> Shared {
 }
 
 #[test]
-fn version_1_stays_readable() {
-    for (name, kind) in [("v1-plain.image", UnitKind::Plain), ("v1-sealed.image", sealed())] {
+fn every_version_stays_readable() {
+    for (name, kind) in [("plain.image", UnitKind::Plain), ("sealed.image", sealed())] {
         if std::env::var_os("STRONGROOM_WRITE_GOLDEN").is_some() {
-            std::fs::create_dir_all(path("")).unwrap();
-            std::fs::write(path(name), dump(&make(kind))).unwrap();
+            std::fs::write(path(&format!("v2-{name}")), dump(&make(kind))).unwrap();
         }
-        check(&load(&std::fs::read(path(name)).unwrap()), kind);
+        check(&load(&std::fs::read(path(&format!("v1-{name}"))).unwrap()), kind);
+        let image = load(&std::fs::read(path(&format!("v2-{name}"))).unwrap());
+        check_branches(&image, kind);
+        check(&image, kind);
     }
 }
 
-/// The bytes of today are the bytes of version 1: a change of format needs a new version, and a new image.
+/// What version 2 has besides.
+fn check_branches(backend: &Shared, kind: UnitKind) {
+    let mut store = open(backend);
+    let (snapshots, branches) = (store.snapshots(), store.branches());
+    assert_eq!((snapshots[0].name.as_str(), snapshots[0].created_seconds), ("golden", 1_700_000_000));
+    assert_eq!((branches[1].name.as_str(), branches[1].volume_id), ("copy", VolumeId([0x66; 16])));
+    let mut first_byte = |view, lba| match store.execute_on(view, Op::Read { lba: Lba(lba), count: 1 }).unwrap() {
+        Outcome::Read(extents) => match &extents[0] {
+            Extent::Blocks { data, .. } => data[0],
+            Extent::Hole { .. } => 0,
+        },
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(first_byte(View::Head(branches[1].id), 5), 40);
+    assert_eq!(first_byte(View::Head(branches[1].id), 6), 19);
+    assert_eq!(
+        [first_byte(View::Snapshot(snapshots[0].id), 5), first_byte(View::Snapshot(snapshots[0].id), 6)],
+        [18, 19]
+    );
+    assert_eq!(first_byte(View::default(), 6), 0);
+    // The reader's feedback of block 5 outlived the opening.
+    if kind.is_sealed() {
+        let older = |lba| Op::ReadVersion { lba: Lba(lba), older_than: StoreSequence(5) };
+        assert!(store.execute(older(4)).is_ok());
+        assert!(
+            matches!(&store.execute(older(5)), Ok(Outcome::Read(extents)) if matches!(extents[0], Extent::Hole { .. }))
+        );
+    }
+}
+
+/// The bytes of today are the bytes of version 2: a change of format needs a new version, and a new image.
 #[test]
-fn this_build_writes_version_1() {
-    for (name, kind) in [("v1-plain.image", UnitKind::Plain), ("v1-sealed.image", sealed())] {
+fn this_build_writes_version_2() {
+    for (name, kind) in [("v2-plain.image", UnitKind::Plain), ("v2-sealed.image", sealed())] {
         let image = std::fs::read(path(name)).unwrap();
         assert!(dump(&make(kind)) == image, "{name}: the format changed; bump its version and add an image");
     }

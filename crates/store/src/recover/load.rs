@@ -3,16 +3,18 @@
 use strongroom_block::{SealRecord, Stamp};
 
 use super::scan::{Unit, damaged};
+use crate::catalogue::Catalogue;
 use crate::error::StoreError;
-use crate::holes::{Hole, HoleMap, ItemPlace};
-use crate::index::{BlockIndex, Version};
-use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX};
+use crate::holes::{Hole, ItemPlace};
+use crate::index::Version;
+use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX, be_u64};
+use crate::map::BlockMap;
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
 use crate::stamps::StampFilter;
+use crate::store::Verified;
 use crate::superblock::Superblock;
-use crate::unit::Entry;
-use crate::versions::Versions;
+use crate::unit::{Entry, VERIFIED_PAIR};
 
 /// How many versions over the budget are kept while loading, besides a quarter of it.
 const VERSIONS_SLACK: u64 = 4096;
@@ -23,9 +25,8 @@ pub(crate) struct Loader {
     sealed: bool,
     blocks: u64,
     retention_blocks: u64,
-    index: BlockIndex,
-    holes: HoleMap,
-    versions: Versions,
+    map: BlockMap,
+    verified: Verified,
     stamps: StampFilter,
     /// Larger than any sequence seen.
     pub(crate) next_sequence: u64,
@@ -35,15 +36,14 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    pub(crate) fn new(superblock: &Superblock) -> Loader {
+    pub(crate) fn new(superblock: &Superblock, catalogue: Catalogue) -> Loader {
         Loader {
             layout: superblock.layout(),
             sealed: superblock.kind.is_sealed(),
             blocks: superblock.geometry.blocks,
             retention_blocks: superblock.retention_blocks,
-            index: BlockIndex::new(superblock.geometry.blocks),
-            holes: HoleMap::default(),
-            versions: Versions::default(),
+            map: BlockMap::new(catalogue),
+            verified: Verified::default(),
             stamps: StampFilter::default(),
             next_sequence: 1,
             last_lsn: 0,
@@ -71,20 +71,20 @@ impl Loader {
     fn entry(&mut self, unit: &Unit, entry: Entry<'_>) -> Option<()> {
         let unit_at = unit.block * RECORD_BLOCK as u32;
         match entry {
-            Entry::Blocks { lba, sequence, items, count, item_at, data_index } => {
+            Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } => {
                 self.possible(lba, u64::from(count), sequence)?;
                 for (at, item) in (0..count).zip(items.chunks_exact(self.layout.item_bytes as usize)) {
                     let data_at = unit.data_at() + (data_index + at) * self.layout.block_bytes;
                     let item_at = unit_at + item_at + at * self.layout.item_bytes;
                     let sequence = sequence + u64::from(at);
                     let version = Version::new(&self.layout, sequence, unit.segment, data_at, item_at);
-                    self.block(lba + u64::from(at), version);
+                    self.block(branch, lba + u64::from(at), version);
                     if self.sealed {
                         self.stamps.note(Stamp::from_bytes(item[8..32].try_into().expect("24 bytes")));
                     }
                 }
             }
-            Entry::Hole { start, count, sequence, record, item_at } => {
+            Entry::Hole { branch, start, count, sequence, record, item_at } => {
                 self.possible(start, count, sequence)?;
                 let record = match (self.sealed, record) {
                     (false, []) => None,
@@ -92,9 +92,15 @@ impl Loader {
                     _ => return None,
                 };
                 let place = ItemPlace { segment: unit.segment, item_at: unit_at + item_at };
-                self.hole(Hole::new(start, count, sequence, record, place));
+                self.hole(branch, Hole::new(start, count, sequence, record, place));
             }
-            Entry::Table { .. } => {}
+            Entry::Verified { branch, pairs } => {
+                for pair in pairs.chunks_exact(VERIFIED_PAIR) {
+                    self.verified.note(branch, be_u64(pair, 0), be_u64(pair, 8));
+                }
+            }
+            Entry::Change { sequence, .. } => self.possible(0, 0, sequence)?,
+            Entry::Table { .. } | Entry::Catalogue { .. } => {}
         }
         Some(())
     }
@@ -105,65 +111,75 @@ impl Loader {
         (lba.checked_add(count)? <= self.blocks).then_some(())
     }
 
-    fn block(&mut self, lba: u64, version: Version) {
-        let newest = self.index.find(lba);
-        if newest.is_some_and(|newest| newest.sequence() > version.sequence()) || self.hole_above(lba, version) {
-            return self.older(lba, version);
+    fn block(&mut self, branch: u32, lba: u64, version: Version) {
+        let Some(node) = self.map.catalogue.node_of(branch, version.sequence()) else { return };
+        let table = self.map.table_mut(node);
+        let newest = table.index.find(lba);
+        let above = table.holes.covering(lba).is_some_and(|(.., sequence)| sequence > version.sequence());
+        if newest.is_some_and(|newest| newest.sequence() > version.sequence()) || above {
+            return self.older(branch, lba, version);
         }
         let same = newest.is_some_and(|newest| newest.sequence() == version.sequence());
-        if let (Some(old), false) = (self.index.insert(lba, version), same) {
-            self.older(lba, old);
+        if let (Some(old), false) = (table.index.insert(lba, version), same) {
+            let branch = self.map.catalogue.labels(node).branch(old.sequence());
+            self.older(branch, lba, old);
         }
     }
 
-    fn hole_above(&self, lba: u64, version: Version) -> bool {
-        self.holes.covering(lba).is_some_and(|(.., sequence)| sequence > version.sequence())
-    }
-
-    fn older(&mut self, lba: u64, version: Version) {
+    fn older(&mut self, branch: u32, lba: u64, version: Version) {
         if self.sealed {
-            keep_within(&mut self.versions, self.retention_blocks, lba, version);
+            keep_within(&mut self.map, self.retention_blocks, branch, lba, version);
         }
     }
 
-    fn hole(&mut self, hole: Hole) {
+    fn hole(&mut self, branch: u32, hole: Hole) {
+        let Some(node) = self.map.catalogue.node_of(branch, hole.sequence) else { return };
         let (start, end, sequence) = (hole.start, hole.start + hole.count, hole.sequence);
-        self.holes.insert(hole, |_| ());
-        let (sealed, budget, versions) = (self.sealed, self.retention_blocks, &mut self.versions);
-        self.index.retain_range(start, end, |lba, version| {
+        let labels = self.map.catalogue.labels(node);
+        let table = self.map.table_mut(node);
+        table.holes.insert(hole, |_| ());
+        let mut hidden = Vec::new();
+        let sealed = self.sealed;
+        table.index.retain_range(start, end, |lba, version| {
             let stays = version.sequence() > sequence;
             if !stays && sealed {
-                keep_within(versions, budget, lba, version);
+                hidden.push((lba, version));
             }
             stays
         });
+        for (lba, version) in hidden {
+            let branch = labels.branch(version.sequence());
+            keep_within(&mut self.map, self.retention_blocks, branch, lba, version);
+        }
     }
 
     /// The state, with everything live counted in its segment.
-    pub(crate) fn finish(mut self, segments: &mut Segments) -> (BlockIndex, HoleMap, Versions, StampFilter) {
-        evict_to(&mut self.versions, self.retention_blocks);
+    pub(crate) fn finish(mut self, segments: &mut Segments) -> (BlockMap, StampFilter) {
+        self.verified.release(&mut self.map);
+        evict_to(&mut self.map, self.retention_blocks);
         let (layout, weight) = (self.layout, self.layout.live_block_bytes());
-        self.index.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
-        self.versions.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
-        for hole in self.holes.iter() {
-            segments.add_live(hole.place.segment, hole.live_bytes());
+        for (_, table) in self.map.tables() {
+            table.index.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
+            for hole in table.holes.iter() {
+                segments.add_live(hole.place.segment, hole.live_bytes());
+            }
         }
-        (self.index, self.holes, self.versions, self.stamps)
+        self.map.versions.for_each(|_, _, version| segments.add_live(version.segment(&layout), weight));
+        self.map.note_all_shadows();
+        (self.map, self.stamps)
     }
 }
 
 /// Keeps a version. What is far over the budget goes at once, so that opening takes no more memory than being open: those
 /// with the lowest sequences, which would not stay in the end either.
-fn keep_within(versions: &mut Versions, budget: u64, lba: u64, version: Version) {
-    versions.keep(lba, version);
-    if versions.len() > budget + budget / 4 + VERSIONS_SLACK {
-        evict_to(versions, budget);
+fn keep_within(map: &mut BlockMap, budget: u64, branch: u32, lba: u64, version: Version) {
+    map.versions.keep(branch, lba, version);
+    if map.versions.len() > budget + budget / 4 + VERSIONS_SLACK {
+        evict_to(map, budget);
     }
 }
 
-fn evict_to(versions: &mut Versions, budget: u64) {
-    versions.order_by_sequence();
-    while versions.len() > budget {
-        versions.evict();
-    }
+fn evict_to(map: &mut BlockMap, budget: u64) {
+    map.versions.order_by_sequence();
+    while map.versions.len() > budget && map.evict().is_some() {}
 }

@@ -9,11 +9,13 @@ use super::group::{Finished, GroupKind, Update, hole_of};
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::cache::RecordKey;
+use crate::catalogue::Change;
 use crate::holes::ItemPlace;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
 use crate::op::{OpError, Outcome};
 use crate::unit::{self, NO_SEGMENT, Place, UNIT_BYTES_MAX, UnitBuilder, UnitHeader, flag};
+use crate::view::{BranchId, SnapshotId};
 
 /// Where the log ends, and the numbers it hands out.
 #[derive(Clone, Debug)]
@@ -40,13 +42,21 @@ pub(crate) struct Head {
 
 /// What a queued request wants appended.
 pub(super) enum Content {
-    Blocks { lba: u64, pieces: Vec<Buffer>, items: Vec<u8>, count: u32 },
+    Blocks {
+        lba: u64,
+        pieces: Vec<Buffer>,
+        items: Vec<u8>,
+        count: u32,
+    },
     Holes(Vec<(u64, u64, Option<SealRecord>)>),
+    /// A change of the catalogue; in a group of its own.
+    Change(Box<Change>),
 }
 
 /// A request that waits for the log.
 pub(super) struct WriteOp {
     pub(super) token: Token,
+    pub(super) branch: u32,
     pub(super) content: Content,
     pub(super) fua: bool,
     pub(super) gate: Gate,
@@ -68,10 +78,11 @@ pub(super) enum AppendInFlight {
 
 /// A change that does not know yet where its unit's data begins.
 pub(super) enum Raw {
-    Block { lba: u64, sequence: u64, item_at: u32, data_index: u32 },
-    Hole { start: u64, count: u64, sequence: u64, record: Option<SealRecord>, item_at: u32 },
-    Copy { lba: u64, from: Version, item_at: u32, data_index: u32 },
-    CopyHole { sequence: u64, from: ItemPlace, item_at: u32 },
+    Block { branch: u32, lba: u64, sequence: u64, item_at: u32, data_index: u32 },
+    Hole { branch: u32, start: u64, count: u64, sequence: u64, record: Option<SealRecord>, item_at: u32 },
+    Copy { branch: u32, lba: u64, from: Version, item_at: u32, data_index: u32 },
+    CopyHole { branch: u32, sequence: u64, from: ItemPlace, item_at: u32 },
+    Change { change: Box<Change>, sequence: u64 },
 }
 
 impl Store {
@@ -99,11 +110,19 @@ impl Store {
         if let Some(progress) = self.foreground() {
             return progress;
         }
-        self.cleaner.has_copies() && self.append_copies()
+        if self.cleaner.has_copies() {
+            return self.append_copies();
+        }
+        self.queue.is_empty() && self.append_feedback()
     }
 
     /// The first queued request, if it can go on now. `None`: it has to wait, or there is none.
     fn foreground(&mut self) -> Option<bool> {
+        if let Some(error) = self.cannot_go_on() {
+            let op = self.queue.pop_front().expect("just seen");
+            self.complete(op.token, op.bytes, Err(error));
+            return Some(true);
+        }
         let Some(front) = self.queue.front() else {
             self.cleaner.urgent = false;
             return None;
@@ -141,7 +160,9 @@ impl Store {
         if self.info.kind.is_sealed() {
             return false;
         }
-        holes.iter().all(|&(start, count, _)| !self.index.any_in(start, start + count))
+        let node = self.queue.front().and_then(|op| self.map.catalogue.head(op.branch));
+        let path = node.map_or_else(Vec::new, |node| self.map.path(node));
+        holes.iter().all(|&(start, count, _)| path.iter().all(|table| !table.index.any_in(start, start + count)))
     }
 
     /// Whether the first request fits without the reserve. While the reserve is touched even room in the head is kept for
@@ -249,13 +270,14 @@ impl Store {
         let Some(limit) = self.unit_limit(least) else { return true };
         let mut unit = UnitBuilder::new(self.layout, limit);
         let (mut raw, mut data) = (Vec::new(), Vec::new());
-        let mut partial = false;
+        let (mut partial, mut alone) = (false, false);
         while let Some(mut op) = self.queue.pop_front() {
             let starts = op.done == 0;
-            if starts && !unit.is_empty() && !self.may_join(&op, &unit, limit) {
+            if starts && !unit.is_empty() && (alone || !self.may_join(&op, &unit, limit)) {
                 self.queue.push_front(op);
                 break;
             }
+            alone = matches!(op.content, Content::Change(_));
             if starts {
                 op.first = self.head.next_sequence;
             }
@@ -265,8 +287,16 @@ impl Store {
                 partial = true;
                 break;
             }
-            self.group.finished.push(Finished { token: op.token, bytes: op.bytes, first: op.first, fua: op.fua });
+            let outcome = op.outcome();
+            self.group.finished.push(Finished {
+                token: op.token,
+                bytes: op.bytes,
+                first: op.first,
+                fua: op.fua,
+                outcome,
+            });
         }
+        self.push_feedback(&mut unit);
         self.stats.written_bytes += unit.data_bytes();
         self.append_unit(unit, raw, data, GroupKind::Writes, !partial);
         true
@@ -278,6 +308,8 @@ impl Store {
         let left = limit - unit.blocks();
         let cheap_to_cut = self.head_left_blocks() - unit.blocks() < blocks;
         matches!(op.gate, Gate::Open)
+            && !matches!(op.content, Content::Change(_))
+            && self.map.catalogue.head(op.branch).is_some()
             && (blocks <= left || cheap_to_cut)
             && self.head.next_sequence + op.sequences() < self.superblock.sequence_limit
             && (blocks <= left || self.segments.free_count() > self.layout.reserved_segments() + op.segments_more(self))
@@ -352,18 +384,19 @@ impl Store {
         };
         raw.into_iter()
             .map(|raw| match raw {
-                Raw::Block { lba, sequence, item_at, data_index } => {
-                    Update::Block { lba, version: version(sequence, item_at, data_index) }
+                Raw::Block { branch, lba, sequence, item_at, data_index } => {
+                    Update::Block { branch, lba, version: version(sequence, item_at, data_index) }
                 }
-                Raw::Hole { start, count, sequence, record, item_at } => {
-                    hole_of(start, count, sequence, record, segment, unit_at + item_at)
+                Raw::Hole { branch, start, count, sequence, record, item_at } => {
+                    hole_of(branch, start, count, sequence, record, segment, unit_at + item_at)
                 }
-                Raw::Copy { lba, from, item_at, data_index } => {
-                    Update::Copy { lba, from, to: version(from.sequence(), item_at, data_index) }
+                Raw::Copy { branch, lba, from, item_at, data_index } => {
+                    Update::Copy { branch, lba, from, to: version(from.sequence(), item_at, data_index) }
                 }
-                Raw::CopyHole { sequence, from, item_at } => {
-                    Update::CopyHole { sequence, from, to: ItemPlace { segment, item_at: unit_at + item_at } }
+                Raw::CopyHole { branch, sequence, from, item_at } => {
+                    Update::CopyHole { branch, sequence, from, to: ItemPlace { segment, item_at: unit_at + item_at } }
                 }
+                Raw::Change { change, sequence } => Update::Change { change, sequence },
             })
             .collect()
     }
@@ -412,6 +445,7 @@ impl WriteOp {
         match &self.content {
             Content::Blocks { count, .. } => u64::from(*count),
             Content::Holes(holes) => holes.len() as u64,
+            Content::Change(_) => 1,
         }
     }
 
@@ -425,7 +459,20 @@ impl WriteOp {
                 items.div_ceil(per_block - 96) as u32 + 1 + data.div_ceil(RECORD_BLOCK as u64) as u32
             }
             Content::Holes(holes) => (holes.len() * 128).div_ceil(per_block - 128) as u32 + 1,
+            Content::Change(_) => 2,
         }
+    }
+
+    /// The answer, if it is not that it was written.
+    fn outcome(&self) -> Option<Outcome> {
+        let Content::Change(change) = &self.content else { return None };
+        Some(match **change {
+            Change::SnapshotCreate { id, .. } => Outcome::SnapshotCreated { id: SnapshotId(id) },
+            Change::CloneCreate { branch, .. } | Change::ReceiveBegin { branch, .. } => {
+                Outcome::CloneCreated { branch: BranchId(branch) }
+            }
+            _ => Outcome::Changed,
+        })
     }
 
     fn segments_more(&self, store: &Store) -> u32 {
@@ -441,6 +488,7 @@ impl WriteOp {
         raw: &mut Vec<Raw>,
         data: &mut Vec<Buffer>,
     ) -> bool {
+        let branch = self.branch;
         match &self.content {
             Content::Blocks { lba, pieces, items, count } => {
                 let item_bytes = items.len() / *count as usize;
@@ -448,8 +496,9 @@ impl WriteOp {
                 while self.done < *count {
                     let (lba, sequence) = (lba + u64::from(self.done), *next_sequence);
                     let item = &items[self.done as usize * item_bytes..][..item_bytes];
-                    let Some((item_at, data_index)) = unit.push_block(lba, sequence, item) else { break };
-                    raw.push(Raw::Block { lba, sequence, item_at, data_index });
+                    let pushed = unit.push_block(branch, lba, sequence, item);
+                    let Some((item_at, data_index)) = pushed else { break };
+                    raw.push(Raw::Block { branch, lba, sequence, item_at, data_index });
                     *next_sequence += 1;
                     self.done += 1;
                 }
@@ -461,12 +510,23 @@ impl WriteOp {
                 while let Some((start, count, record)) = holes.get(self.done as usize) {
                     let bytes = record.as_ref().map_or(&[][..], SealRecord::as_bytes);
                     let sequence = *next_sequence;
-                    let Some(item_at) = unit.push_hole(*start, *count, sequence, bytes) else { break };
-                    raw.push(Raw::Hole { start: *start, count: *count, sequence, record: record.clone(), item_at });
+                    let pushed = unit.push_hole(branch, *start, *count, sequence, bytes);
+                    let Some(item_at) = pushed else { break };
+                    let (start, count, record) = (*start, *count, record.clone());
+                    raw.push(Raw::Hole { branch, start, count, sequence, record, item_at });
                     *next_sequence += 1;
                     self.done += 1;
                 }
                 self.done as usize == holes.len()
+            }
+            Content::Change(change) => {
+                let sequence = *next_sequence;
+                let fits = unit.push_change(change.branch(), sequence, &change.encode());
+                if fits {
+                    raw.push(Raw::Change { change: change.clone(), sequence });
+                    *next_sequence += 1;
+                }
+                fits
             }
         }
     }

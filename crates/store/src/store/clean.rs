@@ -24,8 +24,8 @@ const FUTILE_SEGMENTS: u64 = 16;
 
 /// Something live of a victim. Ranges are bytes of the victim as read.
 enum Live {
-    Block { lba: u64, version: Version, item_at: usize, data_at: usize },
-    Hole { sequence: u64, place: ItemPlace },
+    Block { branch: u32, lba: u64, version: Version, item_at: usize, data_at: usize },
+    Hole { branch: u32, sequence: u64, place: ItemPlace },
 }
 
 #[derive(Default)]
@@ -168,30 +168,26 @@ impl Store {
 
     fn live_of_entry(&self, segment: u32, entry: Entry<'_>, unit_at: usize, data_at: usize, live: &mut VecDeque<Live>) {
         match entry {
-            Entry::Blocks { lba, sequence, count, item_at, data_index, .. } => {
+            Entry::Blocks { branch, lba, sequence, count, item_at, data_index, .. } => {
                 for index in 0..count {
                     let lba = lba + u64::from(index);
                     let item_at = unit_at + (item_at + index * self.layout.item_bytes) as usize;
                     let data_at = data_at + ((data_index + index) * self.layout.block_bytes) as usize;
                     let sequence = sequence + u64::from(index);
                     let version = Version::new(&self.layout, sequence, segment, data_at as u32, item_at as u32);
-                    if self.is_live(lba, version) {
-                        live.push_back(Live::Block { lba, version, item_at, data_at });
+                    if self.map.is_live(branch, lba, version) {
+                        live.push_back(Live::Block { branch, lba, version, item_at, data_at });
                     }
                 }
             }
-            Entry::Hole { sequence, item_at, .. } => {
+            Entry::Hole { branch, sequence, item_at, .. } => {
                 let place = ItemPlace { segment, item_at: unit_at as u32 + item_at };
-                if self.holes.hole(sequence).is_some_and(|hole| hole.place == place) {
-                    live.push_back(Live::Hole { sequence, place });
+                if self.map.hole_at(branch, sequence, place).is_some() {
+                    live.push_back(Live::Hole { branch, sequence, place });
                 }
             }
-            Entry::Table { .. } => {}
+            Entry::Table { .. } | Entry::Catalogue { .. } | Entry::Change { .. } | Entry::Verified { .. } => {}
         }
-    }
-
-    fn is_live(&self, lba: u64, version: Version) -> bool {
-        self.index.find(lba) == Some(version) || self.versions.find(lba, version.sequence()) == Some(version)
     }
 
     /// Appends the next copies.
@@ -232,8 +228,8 @@ impl Store {
         data: &mut Vec<Buffer>,
     ) -> bool {
         match *live {
-            Live::Block { lba, version, item_at, data_at } => {
-                if !self.is_live(lba, version) {
+            Live::Block { branch, lba, version, item_at, data_at } => {
+                if !self.map.is_live(branch, lba, version) {
                     return true;
                 }
                 let item = &bytes[item_at..item_at + self.layout.item_bytes as usize];
@@ -242,15 +238,17 @@ impl Store {
                     self.damaged(victim, &format!("block {lba} does not match its checksum"));
                     return true;
                 }
-                let Some((item_at, data_index)) = unit.push_block(lba, version.sequence(), item) else { return false };
-                raw.push(Raw::Copy { lba, from: version, item_at, data_index });
+                let pushed = unit.push_block(branch, lba, version.sequence(), item);
+                let Some((item_at, data_index)) = pushed else { return false };
+                raw.push(Raw::Copy { branch, lba, from: version, item_at, data_index });
                 data.push(block);
             }
-            Live::Hole { sequence, place } => {
-                let Some(hole) = self.holes.hole(sequence).filter(|hole| hole.place == place) else { return true };
+            Live::Hole { branch, sequence, place } => {
+                let Some(hole) = self.map.hole_at(branch, sequence, place) else { return true };
                 let record = hole.record.as_ref().map_or(&[][..], |record| record.as_bytes());
-                let Some(item_at) = unit.push_hole(hole.start, hole.count, sequence, record) else { return false };
-                raw.push(Raw::CopyHole { sequence, from: place, item_at });
+                let pushed = unit.push_hole(branch, hole.start, hole.count, sequence, record);
+                let Some(item_at) = pushed else { return false };
+                raw.push(Raw::CopyHole { branch, sequence, from: place, item_at });
             }
         }
         true

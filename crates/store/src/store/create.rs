@@ -136,7 +136,7 @@ fn make(backend: &mut dyn Backend, mut superblock: Superblock) -> Result<VolumeI
     let mut buffers = vec![table.freeze()];
     if !superblock.kind.is_sealed() {
         let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
-        unit.push_hole(0, superblock.geometry.blocks, 1, &[]);
+        unit.push_hole(0, 0, superblock.geometry.blocks, 1, &[]);
         let place = Place { block: header.blocks(), ..place };
         buffers.push(unit.finish(first_header(2, flag::FIRST | flag::LAST, &superblock), place).1.freeze());
     }
@@ -243,6 +243,7 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
         next_generation: 2,
         durable_lsn: if options.kind.is_sealed() { 1 } else { 2 },
         clean: true,
+        checkpoint: None,
     })
 }
 

@@ -66,6 +66,9 @@ pub(super) struct Round {
     pub(super) blocked: bool,
     /// Rows of the table that are not in a unit yet.
     pub(super) rows: Vec<u8>,
+    /// The catalogue that comes with the table, and how much of it is in units.
+    catalogue: Vec<u8>,
+    catalogue_done: usize,
     /// Where the newest durable table begins: segment, block, number of its first unit.
     table: (u32, u32, u64),
     /// Where the table on its way begins. It may yet fail.
@@ -81,6 +84,13 @@ pub(super) struct Round {
     /// The superblock being written is only a note.
     note: bool,
     writing: Option<Superblock>,
+}
+
+impl Round {
+    /// The store is being opened.
+    pub(super) fn is_opening(&self) -> bool {
+        self.opening
+    }
 }
 
 impl Store {
@@ -208,7 +218,11 @@ impl Store {
         let mut unit = UnitBuilder::new(self.layout, limit);
         let taken = unit.push_table(&self.round.rows);
         self.round.rows.drain(..taken * TABLE_ROW);
-        let last = self.round.rows.is_empty();
+        if self.round.rows.is_empty() {
+            let (done, total) = (self.round.catalogue_done, self.round.catalogue.len());
+            self.round.catalogue_done += unit.push_catalogue(done, total, &self.round.catalogue[done..]);
+        }
+        let last = self.round.rows.is_empty() && self.round.catalogue_done == self.round.catalogue.len();
         self.append_unit(unit, Vec::new(), Vec::new(), GroupKind::Table, last);
         true
     }
@@ -230,6 +244,9 @@ impl Store {
         let head = self.head.segment;
         row(head, self.head.block, self.segments.segment(head).generation);
         self.round.rows = rows;
+        let trivial = self.map.catalogue.is_trivial();
+        self.round.catalogue = if trivial { Vec::new() } else { self.map.catalogue.encode() };
+        self.round.catalogue_done = 0;
         self.round.next_table = (head, self.head.block, self.head.next_lsn);
     }
 

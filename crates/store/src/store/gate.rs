@@ -30,11 +30,12 @@ impl Store {
         let ticket = self.next_read;
         let op = self.queue.front_mut().expect("the caller saw it");
         let Content::Blocks { lba, count, .. } = &op.content else { unreachable!("only blocks have conditions") };
-        let (lba, count) = (*lba, u64::from(*count));
+        let (lba, count, branch) = (*lba, u64::from(*count), op.branch);
         let gate = std::mem::replace(&mut op.gate, Gate::Open);
         let with_data = matches!(gate, Gate::Compare(_));
         op.gate = Gate::Reading(Box::new(gate), ticket);
-        self.start_read(Owner::Gate(ticket), lba, count, with_data);
+        let node = self.map.catalogue.head(branch).expect("the caller saw the branch");
+        self.start_read(Owner::Gate(ticket), node, lba, count, with_data);
         true
     }
 
@@ -58,7 +59,7 @@ impl Store {
     }
 
     pub(super) fn hole_record(&self, sequence: u64) -> Option<HoleRecord> {
-        let hole = self.holes.hole(sequence)?;
+        let hole = self.map.hole(sequence)?;
         let record = hole.record.clone()?;
         Some(HoleRecord { start: Lba(hole.start), count: hole.count, record })
     }

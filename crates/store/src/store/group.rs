@@ -3,6 +3,7 @@
 use strongroom_block::{SealRecord, StoreSequence, Token};
 
 use super::{Head, Store};
+use crate::catalogue::{Change, NodeId};
 use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
 use crate::op::{OpError, Outcome};
@@ -19,10 +20,11 @@ pub(super) enum GroupKind {
 
 /// One change of the index, waiting for its group.
 pub(super) enum Update {
-    Block { lba: u64, version: Version },
-    Hole(Box<Hole>),
-    Copy { lba: u64, from: Version, to: Version },
-    CopyHole { sequence: u64, from: ItemPlace, to: ItemPlace },
+    Block { branch: u32, lba: u64, version: Version },
+    Hole { branch: u32, hole: Box<Hole> },
+    Copy { branch: u32, lba: u64, from: Version, to: Version },
+    CopyHole { branch: u32, sequence: u64, from: ItemPlace, to: ItemPlace },
+    Change { change: Box<Change>, sequence: u64 },
 }
 
 /// A request all of whose blocks are in the group.
@@ -31,6 +33,8 @@ pub(super) struct Finished {
     pub(super) bytes: usize,
     pub(super) first: u64,
     pub(super) fua: bool,
+    /// The answer, if it is not that it was written.
+    pub(super) outcome: Option<Outcome>,
 }
 
 /// The group being written.
@@ -54,15 +58,17 @@ impl Store {
         let group = std::mem::take(&mut self.group);
         for update in group.updates {
             match update {
-                Update::Block { lba, version } => self.apply_block(lba, version),
-                Update::Hole(hole) => self.apply_hole(*hole),
-                Update::Copy { lba, from, to } => self.apply_copy(lba, from, to),
-                Update::CopyHole { sequence, from, to } => self.apply_hole_copy(sequence, from, to),
+                Update::Block { branch, lba, version } => self.apply_block(branch, lba, version),
+                Update::Hole { branch, hole } => self.apply_hole(branch, *hole),
+                Update::Copy { branch, lba, from, to } => self.apply_copy(branch, lba, from, to),
+                Update::CopyHole { branch, sequence, from, to } => self.apply_hole_copy(branch, sequence, from, to),
+                Update::Change { change, sequence } => self.apply_change(&change, sequence),
             }
         }
         self.evict_over_budget();
-        for Finished { token, bytes, first, fua } in group.finished {
-            let outcome = Outcome::Written { first: StoreSequence(first), repeated: 0 };
+        for Finished { token, bytes, first, fua, outcome } in group.finished {
+            let written = Outcome::Written { first: StoreSequence(first), repeated: 0 };
+            let outcome = outcome.unwrap_or(written);
             if fua {
                 self.complete_when_durable(lsn, token, bytes, outcome);
             } else {
@@ -106,58 +112,66 @@ impl Store {
         self.segments.sub_live(version.segment(&self.layout), self.layout.live_block_bytes());
     }
 
-    fn apply_block(&mut self, lba: u64, version: Version) {
+    fn apply_block(&mut self, branch: u32, lba: u64, version: Version) {
+        let node = self.map.catalogue.head(branch).expect("a branch with writes in flight is not deleted");
         self.live_add(version);
-        let old = self.index.insert(lba, version);
-        if self.info.kind.is_sealed() {
-            if let Some(old) = old {
+        let table = self.map.table_mut(node);
+        let old = table.index.insert(lba, version);
+        let (sealed, first) = (self.info.kind.is_sealed(), old.is_none());
+        match old {
+            Some(old) if sealed => {
                 if self.options.planted.has(PlantedFault::VersionReclaimedTooSoon) && old.sequence() % 8 == 0 {
                     return self.live_sub(old);
                 }
-                self.versions.keep(lba, old);
+                self.map.versions.keep(branch, lba, old);
             }
-        } else if let Some(old) = old {
-            self.live_sub(old);
-        } else {
-            let segments = &mut self.segments;
-            self.holes.trim(lba, version.sequence(), |hole| segments.sub_live(hole.place.segment, hole.live_bytes()));
+            Some(old) => self.live_sub(old),
+            None if sealed => {}
+            None => {
+                let segments = &mut self.segments;
+                let gone = |hole: Hole| segments.sub_live(hole.place.segment, hole.live_bytes());
+                table.holes.trim(lba, version.sequence(), gone);
+            }
+        }
+        if first && !self.map.catalogue.is_trivial() {
+            self.map.note_shadow(node, lba);
         }
     }
 
-    fn apply_hole(&mut self, hole: Hole) {
+    fn apply_hole(&mut self, branch: u32, hole: Hole) {
+        let node = self.map.catalogue.head(branch).expect("a branch with writes in flight is not deleted");
         let (start, end) = (hole.start, hole.start + hole.count);
-        let (sealed, budget) = (self.info.kind.is_sealed(), self.info.retention_blocks);
-        let (layout, weight) = (self.layout, self.layout.live_block_bytes());
-        let (segments, versions, stats) = (&mut self.segments, &mut self.versions, &mut self.stats);
-        self.index.remove_range(start, end, |lba, version| {
-            if !sealed {
-                return segments.sub_live(version.segment(&layout), weight);
-            }
-            versions.keep(lba, version);
-            while versions.len() > budget {
-                let Some(oldest) = versions.evict() else { return };
-                segments.sub_live(oldest.segment(&layout), weight);
-                stats.versions_evicted += 1;
-            }
-        });
+        let (sealed, weight) = (self.info.kind.is_sealed(), self.layout.live_block_bytes());
+        let layout = self.layout;
+        let mut hidden = Vec::new();
+        let table = self.map.table_mut(node);
         let segments = &mut self.segments;
+        table.index.remove_range(start, end, |lba, version| match sealed {
+            true => hidden.push((lba, version)),
+            false => segments.sub_live(version.segment(&layout), weight),
+        });
         segments.add_live(hole.place.segment, hole.live_bytes());
-        self.holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
-    }
-
-    fn apply_copy(&mut self, lba: u64, from: Version, to: Version) {
-        if self.index.find(lba) == Some(from) {
-            self.index.insert(lba, to);
-        } else if !self.versions.relocate(lba, from, to) {
-            return; // Overwritten while it was copied: the copy is dead on arrival.
+        table.holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
+        let budget = self.info.retention_blocks as usize;
+        for (at, (lba, version)) in hidden.into_iter().enumerate() {
+            self.map.versions.keep(branch, lba, version);
+            // No more over the budget than it takes.
+            if at % (budget + 1) == budget {
+                self.evict_over_budget();
+            }
         }
-        self.live_sub(from);
-        self.live_add(to);
     }
 
-    fn apply_hole_copy(&mut self, sequence: u64, from: ItemPlace, to: ItemPlace) {
-        if self.holes.relocate(sequence, from, to) {
-            let bytes = self.holes.hole(sequence).expect("just moved").live_bytes();
+    fn apply_copy(&mut self, branch: u32, lba: u64, from: Version, to: Version) {
+        // Overwritten while it was copied: then the copy is dead on arrival.
+        if self.map.relocate(branch, lba, from, to) {
+            self.live_sub(from);
+            self.live_add(to);
+        }
+    }
+
+    fn apply_hole_copy(&mut self, branch: u32, sequence: u64, from: ItemPlace, to: ItemPlace) {
+        if let Some(bytes) = self.map.relocate_hole(branch, sequence, from, to) {
             self.segments.sub_live(from.segment, bytes);
             self.segments.add_live(to.segment, bytes);
         }
@@ -165,30 +179,42 @@ impl Store {
 
     /// Retained versions never cost a write: the oldest go.
     pub(super) fn evict_over_budget(&mut self) {
-        while self.versions.len() > self.info.retention_blocks {
-            let Some(version) = self.versions.evict() else { return };
+        while self.map.versions.len() > self.info.retention_blocks {
+            let Some(version) = self.map.evict() else { return };
             self.live_sub(version);
             self.stats.versions_evicted += 1;
         }
     }
 
-    /// Feedback on one block. Returns how many versions it released.
-    pub(super) fn verified(&mut self, lba: u64, sequence: u64) -> u64 {
-        let newest = self.index.find(lba).is_some_and(|version| version.sequence() == sequence);
-        let known = newest
-            || self.versions.find(lba, sequence).is_some()
-            || self.holes.covering(lba).is_some_and(|(.., hole)| hole == sequence);
-        if !known {
-            return 0;
-        }
+    /// Feedback on one block of a view. Returns how many versions it released.
+    pub(super) fn verified(&mut self, node: NodeId, lba: u64, sequence: u64) -> u64 {
+        let found = self.map.path(node).iter().zip(self.map.catalogue.path(node)).find_map(|(table, node)| {
+            let newest = table.index.find(lba).is_some_and(|version| version.sequence() == sequence);
+            let hole = table.holes.covering(lba).is_some_and(|(.., hole)| hole == sequence);
+            (newest || hole).then_some((node, newest))
+        });
+        let catalogue = &self.map.catalogue;
+        let (of, newest, branch) = match found {
+            Some((of, newest)) => (of, newest, catalogue.labels(of).branch(sequence)),
+            None => {
+                let Some(branch) = self.map.versions.branch(lba, sequence) else { return 0 };
+                let Some(of) = catalogue.node_of(branch, sequence) else { return 0 };
+                (of, false, branch)
+            }
+        };
         let mut released = Vec::new();
-        self.versions.release_below(lba, sequence, |version| released.push(version));
+        let same = |branch, sequence| catalogue.node_of(branch, sequence) == Some(of);
+        self.map.versions.release_below(lba, sequence, same, |version| released.push(version));
         for &version in &released {
             self.live_sub(version);
         }
         if newest {
             let segments = &mut self.segments;
-            self.holes.trim(lba, sequence, |hole| segments.sub_live(hole.place.segment, hole.live_bytes()));
+            let gone = |hole: Hole| segments.sub_live(hole.place.segment, hole.live_bytes());
+            self.map.table_mut(of).holes.trim(lba, sequence, gone);
+        }
+        if !released.is_empty() {
+            self.note_feedback(branch, lba, sequence);
         }
         self.stats.versions_released += released.len() as u64;
         released.len() as u64
@@ -197,6 +223,7 @@ impl Store {
 
 /// A hole as the log has it.
 pub(super) fn hole_of(
+    branch: u32,
     start: u64,
     count: u64,
     sequence: u64,
@@ -204,5 +231,6 @@ pub(super) fn hole_of(
     segment: u32,
     item_at: u32,
 ) -> Update {
-    Update::Hole(Box::new(Hole::new(start, count, sequence, record, ItemPlace { segment, item_at })))
+    let hole = Hole::new(start, count, sequence, record, ItemPlace { segment, item_at });
+    Update::Hole { branch, hole: Box::new(hole) }
 }

@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::io;
 
-use strongroom_block::{Buffer, BufferMut, Lba, SealRecord, Token, keyless_checksum};
+use strongroom_block::{Buffer, BufferMut, HoleRecord, Lba, SealRecord, Token, keyless_checksum};
 
 use super::{Purpose, Store, sequence};
 use crate::backend::Io;
 use crate::cache::RecordKey;
+use crate::catalogue::NodeId;
 use crate::index::Version;
 use crate::layout::{RECORD_BLOCK, be_u64};
+use crate::map::At;
 use crate::op::{Extent, OpError, Outcome};
 use crate::unit::{Place, record_block_generation, record_block_intact};
 
@@ -38,6 +40,8 @@ enum Part {
         lba: u64,
         count: u64,
         sequence: u64,
+        /// As it was when the read began.
+        record: Option<HoleRecord>,
     },
 }
 
@@ -55,67 +59,91 @@ pub(crate) fn item_checksum(item: &[u8]) -> u64 {
     be_u64(item, if item.len() == 8 { 0 } else { 32 })
 }
 
+fn by_sequence(version: Version) -> (u64, Version) {
+    (version.sequence(), version)
+}
+
 impl Store {
-    /// Starts a read of the newest versions.
-    pub(super) fn start_read(&mut self, owner: Owner, lba: u64, count: u64, with_data: bool) {
-        let parts = self.resolve(lba, count, if with_data { READ_BYTES_MAX } else { usize::MAX });
+    /// Starts a read of the newest versions in a view.
+    pub(super) fn start_read(&mut self, owner: Owner, node: NodeId, lba: u64, count: u64, with_data: bool) {
+        let parts = self.resolve(node, lba, count, if with_data { READ_BYTES_MAX } else { usize::MAX });
         self.start_parts(owner, parts, with_data);
     }
 
     /// Starts a read of the newest version of a block older than `below`.
-    pub(super) fn start_version_read(&mut self, owner: Owner, lba: u64, below: u64) {
-        let mapped = self.index.find(lba);
-        let newest = mapped.filter(|version| version.sequence() < below);
-        let block = newest.or_else(|| self.versions.newest_below(lba, below));
-        // A plain unit keeps no versions, so a hole beneath a block is not one.
-        let beneath = mapped.is_none() || self.info.kind.is_sealed();
-        let hole = self.holes.covering(lba).map(|(.., sequence)| sequence);
-        let hole = hole.filter(|&sequence| beneath && sequence < below);
+    pub(super) fn start_version_read(&mut self, owner: Owner, node: NodeId, lba: u64, below: u64) {
+        let sealed = self.info.kind.is_sealed();
+        let (mut block, mut hole) = (None, None);
+        for table in self.map.path(node) {
+            let mapped = table.index.find(lba);
+            block = block.max(mapped.filter(|version| version.sequence() < below).map(by_sequence));
+            // A plain unit keeps no versions, so a hole beneath a block is not one.
+            let beneath = table.holes.covering(lba).filter(|_| sealed || mapped.is_none());
+            hole = hole.max(beneath.map(|(.., sequence)| sequence).filter(|&sequence| sequence < below));
+        }
+        let sees = |branch, sequence| self.map.sees(node, branch, sequence);
+        let block = block.max(self.map.versions.newest_below(lba, below, sees).map(by_sequence));
         let part = match (block, hole) {
-            (Some(block), hole) if hole.is_none_or(|hole| hole < block.sequence()) => {
+            (Some((sequence, block)), hole) if hole.is_none_or(|hole| hole < sequence) => {
                 let segment = block.segment(&self.layout);
                 Ok(Part::Blocks { lba, versions: vec![block], segment, data: Ok(None) })
             }
-            (_, Some(sequence)) => Ok(Part::Hole { lba, count: 1, sequence }),
+            (_, Some(sequence)) => Ok(self.hole_part(lba, sequence)),
             _ => Err(OpError::NoVersion { lba: Lba(lba) }),
         };
         self.start_parts(owner, part.map(|part| vec![part]), true);
     }
 
-    /// Cuts a range into holes and runs of blocks that lie side by side.
-    fn resolve(&self, lba: u64, count: u64, run_bytes_max: usize) -> Result<Vec<Part>, OpError> {
+    fn hole_part(&self, lba: u64, sequence: u64) -> Part {
+        Part::Hole { lba, count: 1, sequence, record: self.hole_record(sequence) }
+    }
+
+    /// Cuts a range of a view into holes and runs of blocks that lie side by side.
+    fn resolve(&self, node: NodeId, lba: u64, count: u64, run_bytes_max: usize) -> Result<Vec<Part>, OpError> {
         let block_bytes = u64::from(self.layout.block_bytes);
         let run_max = (run_bytes_max as u64 / block_bytes).max(1) as usize;
+        let (path, sealed) = (self.map.path(node), self.info.kind.is_sealed());
         let mut parts: Vec<Part> = Vec::new();
-        let mut covering = None;
+        // A piece of a hole counts until its end where no block lies on it; of one node only: another may be nearer.
+        let mut covering: Option<(u64, u64)> = None;
         for lba in lba..lba + count {
-            if let Some(version) = self.index.find(lba) {
-                let at = version.segment(&self.layout);
-                match parts.last_mut() {
-                    Some(Part::Blocks { versions, segment, .. })
-                        if *segment == at
-                            && versions.len() < run_max
-                            && versions.last().expect("not empty").data_offset() + block_bytes
-                                == version.data_offset() =>
-                    {
-                        versions.push(version);
-                    }
-                    _ => parts.push(Part::Blocks { lba, versions: vec![version], segment: at, data: Ok(None) }),
-                }
-                continue;
-            }
-            if covering.is_none_or(|(_, end, _)| end <= lba) {
-                covering = self.holes.covering(lba);
-            }
-            let sequence = match covering {
-                Some((_, _, sequence)) => sequence,
-                // What a plain volume has grown by is zeros without being told.
-                None if !self.info.kind.is_sealed() => 0,
-                None => return Err(OpError::NotFormatted { lba: Lba(lba) }),
+            let version = match &path[..] {
+                [table] => table.index.find(lba).ok_or(()),
+                _ => Err(()),
             };
-            match parts.last_mut() {
-                Some(Part::Hole { count, sequence: last, .. }) if *last == sequence => *count += 1,
-                _ => parts.push(Part::Hole { lba, count: 1, sequence }),
+            let at = match (version, covering) {
+                (Ok(version), _) => At::Block(version),
+                (Err(()), Some((end, sequence))) if path.len() == 1 && lba < end => At::Hole { end, sequence },
+                _ => path.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing).unwrap_or(At::Nothing),
+            };
+            match at {
+                At::Block(version) => {
+                    let at = version.segment(&self.layout);
+                    match parts.last_mut() {
+                        Some(Part::Blocks { versions, segment, .. })
+                            if *segment == at
+                                && versions.len() < run_max
+                                && versions.last().expect("not empty").data_offset() + block_bytes
+                                    == version.data_offset() =>
+                        {
+                            versions.push(version);
+                        }
+                        _ => parts.push(Part::Blocks { lba, versions: vec![version], segment: at, data: Ok(None) }),
+                    }
+                }
+                At::Hole { end, sequence } => {
+                    covering = Some((end, sequence));
+                    match parts.last_mut() {
+                        Some(Part::Hole { count, sequence: last, .. }) if *last == sequence => *count += 1,
+                        _ => parts.push(self.hole_part(lba, sequence)),
+                    }
+                }
+                // What a plain volume has grown by is zeros without being told.
+                At::Nothing if !sealed => match parts.last_mut() {
+                    Some(Part::Hole { count, sequence: 0, .. }) => *count += 1,
+                    _ => parts.push(self.hole_part(lba, 0)),
+                },
+                At::Nothing => return Err(OpError::NotFormatted { lba: Lba(lba) }),
             }
         }
         Ok(parts)
@@ -251,12 +279,9 @@ impl Store {
     /// Checks every block of a part.
     fn extent(&self, part: &Part, read: &ReadOp) -> Result<Extent, OpError> {
         match part {
-            Part::Hole { lba, count, sequence: hole } => Ok(Extent::Hole {
-                lba: Lba(*lba),
-                count: *count,
-                sequence: sequence(*hole),
-                hole: self.hole_record(*hole),
-            }),
+            Part::Hole { lba, count, sequence: hole, record } => {
+                Ok(Extent::Hole { lba: Lba(*lba), count: *count, sequence: sequence(*hole), hole: record.clone() })
+            }
             Part::Blocks { lba, versions, segment, data } => {
                 let medium = |at: usize, reason: String| OpError::Medium { lba: Lba(lba + at as u64), reason };
                 let data = data.as_ref().map_err(|reason| medium(0, reason.clone()))?.clone().unwrap_or_default();

@@ -8,7 +8,7 @@ use super::append::{Content, WriteOp};
 use super::gate::Gate;
 use super::read::Owner;
 use crate::op::{Completion, Op, OpError, Outcome};
-use crate::view::View;
+use crate::view::{BranchId, View};
 
 impl Store {
     /// Takes a request in. Writes are worked on in the next [`Store::poll_completions`], so that requests submitted
@@ -37,50 +37,53 @@ impl Store {
     }
 
     fn take_in(&mut self, token: Token, view: View, op: Op, bytes: usize) -> Result<(), OpError> {
-        if view != View::default() {
-            return Err(OpError::NoSuchView);
-        }
+        let node = self.map.catalogue.node(view).ok_or(OpError::NoSuchView)?;
+        let branch = match view {
+            View::Head(BranchId(branch)) => Some(branch),
+            View::Snapshot(_) => None,
+        };
+        let writable = branch.ok_or(OpError::ReadOnly);
         match op {
             Op::Read { lba, count } => {
                 self.check_range(lba, u64::from(count))?;
                 check(count <= Op::READ_BLOCKS_MAX, "more than Op::READ_BLOCKS_MAX blocks in one read")?;
                 let len = count as usize * self.layout.block_bytes as usize;
                 check(len <= Op::READ_BYTES_MAX, "more than Op::READ_BYTES_MAX bytes in one read")?;
-                self.start_read(Owner::Caller { token, bytes }, lba.0, u64::from(count), true);
+                self.start_read(Owner::Caller { token, bytes }, node, lba.0, u64::from(count), true);
             }
             Op::ReadVersion { lba, older_than } => {
                 self.check_range(lba, 1)?;
                 let below = if older_than.0 == 0 { u64::MAX } else { older_than.0 };
-                self.start_version_read(Owner::Caller { token, bytes }, lba.0, below);
+                self.start_version_read(Owner::Caller { token, bytes }, node, lba.0, below);
             }
             Op::Write { lba, data, records, fua } => {
                 let gate = self.gate_of(&records);
                 let content = self.blocks(lba, data, &records)?;
-                self.enqueue(token, content, gate, fua, bytes)?;
+                self.enqueue(token, writable?, content, gate, fua, bytes)?;
             }
             Op::ConditionalWrite { lba, expected, data, record, fua } => {
                 check(self.info.kind.is_sealed(), "a write on condition of a stamp to a plain unit")?;
                 let ours = record.stamp();
                 let content = self.blocks(lba, data, &[record])?;
                 self.stamps.note(ours);
-                self.enqueue(token, content, Gate::Stamp { expected, ours }, fua, bytes)?;
+                self.enqueue(token, writable?, content, Gate::Stamp { expected, ours }, fua, bytes)?;
             }
             Op::CompareAndWrite { lba, compare, data, fua } => {
                 check(!self.info.kind.is_sealed(), "a comparison of data on a sealed unit")?;
                 check(compare.len() == data.len(), "a comparison with another length than the data")?;
                 let content = self.blocks(lba, vec![data], &[])?;
-                self.enqueue(token, content, Gate::Compare(compare), fua, bytes)?;
+                self.enqueue(token, writable?, content, Gate::Compare(compare), fua, bytes)?;
             }
             Op::Hole { holes } => {
                 check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
                 check((1..=Op::HOLES_MAX).contains(&holes.len()), "none or too many holes")?;
                 let holes = holes.into_iter().map(|hole| self.sealed_hole(hole)).collect::<Result<Vec<_>, _>>()?;
-                self.enqueue(token, Content::Holes(holes), Gate::Open, false, bytes)?;
+                self.enqueue(token, writable?, Content::Holes(holes), Gate::Open, false, bytes)?;
             }
             Op::Discard { lba, count } => {
                 check(!self.info.kind.is_sealed(), "an unsealed hole for a sealed unit")?;
                 self.check_range(lba, count)?;
-                self.enqueue(token, Content::Holes(vec![(lba.0, count, None)]), Gate::Open, false, bytes)?;
+                self.enqueue(token, writable?, Content::Holes(vec![(lba.0, count, None)]), Gate::Open, false, bytes)?;
             }
             Op::Flush => {
                 self.check_writable()?;
@@ -89,14 +92,15 @@ impl Store {
             }
             Op::Verified { pairs } => {
                 check(pairs.len() <= Op::VERIFIED_MAX, "more than Op::VERIFIED_MAX pairs of feedback")?;
-                let released = pairs.iter().map(|(lba, sequence)| self.verified(lba.0, sequence.0)).sum();
+                let released = pairs.iter().map(|(lba, sequence)| self.verified(node, lba.0, sequence.0)).sum();
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
             Op::Grow { blocks } => self.start_grow(token, blocks, bytes)?,
-            Op::SnapshotCreate { .. } => return Err(OpError::TooMany("this build takes no snapshots yet")),
-            Op::SnapshotDelete { .. } | Op::Rollback { .. } | Op::CloneCreate { .. } | Op::CloneDelete { .. } => {
-                return Err(OpError::NoSuchView);
-            }
+            Op::SnapshotCreate { .. }
+            | Op::SnapshotDelete { .. }
+            | Op::Rollback { .. }
+            | Op::CloneCreate { .. }
+            | Op::CloneDelete { .. } => self.take_in_change(token, writable?, op, bytes)?,
         }
         Ok(())
     }
@@ -124,9 +128,17 @@ impl Store {
         if self.refused.is_some() { Err(self.refusal()) } else { Ok(()) }
     }
 
-    fn enqueue(&mut self, token: Token, content: Content, gate: Gate, fua: bool, bytes: usize) -> Result<(), OpError> {
+    pub(super) fn enqueue(
+        &mut self,
+        token: Token,
+        branch: u32,
+        content: Content,
+        gate: Gate,
+        fua: bool,
+        bytes: usize,
+    ) -> Result<(), OpError> {
         self.check_writable()?;
-        self.queue.push_back(WriteOp { token, content, fua, gate, bytes, done: 0, first: 0 });
+        self.queue.push_back(WriteOp { token, branch, content, fua, gate, bytes, done: 0, first: 0 });
         Ok(())
     }
 

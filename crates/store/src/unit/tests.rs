@@ -36,9 +36,9 @@ fn decode(records: &[u8]) -> Option<(UnitHeader, Vec<Entry<'_>>)> {
 #[test]
 fn golden_bytes() {
     let mut unit = UnitBuilder::new(LAYOUT, 256);
-    unit.push_block(0x0102, 0x0304, &[0x11; 56]).unwrap();
-    unit.push_block(0x0103, 0x0305, &[0x22; 56]).unwrap();
-    unit.push_hole(0x0900, 0x10, 0x0306, &[]).unwrap();
+    unit.push_block(0, 0x0102, 0x0304, &[0x11; 56]).unwrap();
+    unit.push_block(0, 0x0103, 0x0305, &[0x22; 56]).unwrap();
+    unit.push_hole(0, 0x0900, 0x10, 0x0306, &[]).unwrap();
     let (header, records) = unit.finish(header(), PLACE);
     let mut golden = b"SRrb\0\0\0\x01".to_vec();
     golden.extend_from_slice(&records[8..16]); // the checksum, below
@@ -62,7 +62,7 @@ fn golden_bytes() {
 #[test]
 fn a_unit_knows_its_place() {
     let mut unit = UnitBuilder::new(LAYOUT, 256);
-    unit.push_block(1, 2, &[3; 56]).unwrap();
+    unit.push_block(0, 1, 2, &[3; 56]).unwrap();
     let (_, records) = unit.finish(header(), PLACE);
     assert!(decode(&records).is_some());
     for other in
@@ -76,12 +76,12 @@ fn a_unit_knows_its_place() {
 fn a_unit_respects_its_limit() {
     let mut unit = UnitBuilder::new(LAYOUT, 10);
     let mut pushed = 0;
-    while unit.push_block(pushed, pushed + 1, &[0; 56]).is_some() {
+    while unit.push_block(0, pushed, pushed + 1, &[0; 56]).is_some() {
         pushed += 1;
         assert!(unit.blocks() <= 10);
     }
     assert_eq!((pushed, unit.blocks()), (9, 10));
-    assert!(unit.push_hole(0, 1, 100, &[0; 96]).is_some(), "there is room in the record block");
+    assert!(unit.push_hole(0, 0, 1, 100, &[0; 96]).is_some(), "there is room in the record block");
 }
 
 proptest! {
@@ -91,14 +91,14 @@ proptest! {
         let (mut sequence, mut blocks, mut holes) = (1, Vec::new(), Vec::new());
         for (lba, is_hole, count) in pushes {
             if is_hole {
-                let Some(at) = unit.push_hole(lba, count, sequence, &[9; 56]) else { break };
+                let Some(at) = unit.push_hole(7, lba, count, sequence, &[9; 56]) else { break };
                 holes.push((lba, count, sequence, at));
                 sequence += 1;
                 continue;
             }
             for lba in lba..lba + count {
                 let item = [sequence as u8; 56];
-                let Some((item_at, data_index)) = unit.push_block(lba, sequence, &item) else { break };
+                let Some((item_at, data_index)) = unit.push_block(7, lba, sequence, &item) else { break };
                 blocks.push((lba, sequence, item_at, data_index));
                 sequence += 1;
             }
@@ -110,7 +110,8 @@ proptest! {
         let (mut found_blocks, mut found_holes) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry {
-                Entry::Blocks { lba, sequence, items, count, item_at, data_index } => {
+                Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } => {
+                    prop_assert_eq!(branch, 7);
                     for (at, item) in (0..count).zip(items.chunks(56)) {
                         let sequence = sequence + u64::from(at);
                         prop_assert_eq!(item, &[sequence as u8; 56]);
@@ -118,11 +119,11 @@ proptest! {
                         found_blocks.push((lba + u64::from(at), sequence, item_at + at * 56, data_index + at));
                     }
                 }
-                Entry::Hole { start, count, sequence, record, item_at } => {
-                    prop_assert_eq!(record, &[9; 56]);
+                Entry::Hole { branch, start, count, sequence, record, item_at } => {
+                    prop_assert_eq!((branch, record), (7, &[9; 56][..]));
                     found_holes.push((start, count, sequence, item_at));
                 }
-                Entry::Table { .. } => prop_assert!(false, "no table was written"),
+                _ => prop_assert!(false, "nothing else was written"),
             }
         }
         prop_assert_eq!(found_blocks, blocks);
@@ -155,7 +156,7 @@ proptest! {
     ) {
         super::fuzz_decode(&bytes);
         let mut unit = UnitBuilder::new(LAYOUT, 256);
-        unit.push_block(1, 1, &[0; 56]).unwrap();
+        unit.push_block(0, 1, 1, &[0; 56]).unwrap();
         let (mut header, good) = unit.finish(header(), PLACE);
         header.data_bytes = data_blocks * 4096;
         bytes[..UNIT_HEADER].copy_from_slice(&good[..UNIT_HEADER]);
@@ -179,7 +180,7 @@ proptest! {
 #[test]
 fn unknown_heads_and_reserved_bytes_are_not_units() {
     let mut unit = UnitBuilder::new(LAYOUT, 256);
-    unit.push_block(1, 2, &[3; 56]).unwrap();
+    unit.push_block(0, 1, 2, &[3; 56]).unwrap();
     let (_, records) = unit.finish(header(), PLACE);
     let whole = |at: usize, byte: u8| {
         let mut records = records.to_vec();
@@ -199,7 +200,7 @@ fn unknown_heads_and_reserved_bytes_are_not_units() {
 fn counters_near_their_end_are_not_units() {
     let refused = |change: fn(&mut UnitHeader)| {
         let mut unit = UnitBuilder::new(LAYOUT, 256);
-        unit.push_block(1, 2, &[3; 56]).unwrap();
+        unit.push_block(0, 1, 2, &[3; 56]).unwrap();
         let mut header = header();
         change(&mut header);
         assert!(decode(&unit.finish(header, PLACE).1).is_none(), "{header:?}");

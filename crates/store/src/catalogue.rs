@@ -1,0 +1,395 @@
+//! The tree of nodes: which writes belong to which view. It holds no blocks, only who sees whose.
+//!
+//! A *node* is what was written on one branch between two snapshots. A view is a node and all its parents; the nearest
+//! entry counts. Entries of the log name their branch and sequence; *spans* tell which node that is. So a snapshot, a
+//! clone and a rollback each are one new node, whatever the volume's size. `docs/store-format.md`, "Branches".
+
+mod bytes;
+mod change;
+
+use std::collections::BTreeMap;
+
+use strongroom_block::VolumeId;
+
+use crate::op::{Op, OpError};
+use crate::view::{BranchId, View};
+
+pub(crate) use bytes::CATALOGUE_BYTES_MAX;
+pub(crate) use change::Change;
+
+/// A node; parents have smaller ones.
+pub(crate) type NodeId = u64;
+
+/// The node of a new store.
+const FIRST_NODE: NodeId = 1;
+/// The end of a span that is still written to.
+const OPEN: u64 = u64::MAX;
+/// Upper bound on nodes and spans: more than views need, for what is left of rollbacks.
+const SPANS_MAX: usize = 8192;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Node {
+    parent: Option<NodeId>,
+    /// The branch on which it was made.
+    branch: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    /// Sequences up to here, exclusively.
+    to: u64,
+    node: NodeId,
+}
+
+/// One snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    pub(crate) id: u64,
+    pub(crate) node: NodeId,
+    pub(crate) branch: u32,
+    /// Its own: what it holds has smaller ones.
+    pub(crate) sequence: u64,
+    pub(crate) created: u64,
+    pub(crate) name: String,
+}
+
+/// One branch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Branch {
+    pub(crate) node: NodeId,
+    /// The snapshot where it began; 0: none.
+    pub(crate) from: u64,
+    pub(crate) created: u64,
+    pub(crate) volume_id: VolumeId,
+    pub(crate) name: String,
+    /// It is a snapshot on its way here: the identity that it will have. 0: an ordinary branch.
+    pub(crate) receiving: u64,
+}
+
+/// Of one node: first sequence, end, branch. Disjoint.
+pub(crate) struct Labels(Vec<(u64, u64, u32)>);
+
+impl Labels {
+    /// The branch of the node's entry of this sequence.
+    pub(crate) fn branch(&self, sequence: u64) -> u32 {
+        let found = self.0.iter().find(|(from, to, _)| (*from..*to).contains(&sequence));
+        found.map_or(0, |&(.., branch)| branch)
+    }
+}
+
+/// What is to be done about a node that no view needs for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Nobody sees it.
+    Drop(NodeId),
+    /// Only one child sees it: they become one.
+    Merge { from: NodeId, to: NodeId },
+}
+
+/// The tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Catalogue {
+    nodes: BTreeMap<NodeId, Node>,
+    /// By branch and first sequence.
+    spans: BTreeMap<(u32, u64), Span>,
+    pub(crate) snapshots: Vec<Snapshot>,
+    pub(crate) branches: BTreeMap<u32, Branch>,
+    next_node: NodeId,
+    next_branch: u32,
+}
+
+impl Catalogue {
+    /// One branch, no snapshots.
+    pub(crate) fn new(volume_id: VolumeId) -> Catalogue {
+        let volume = Branch { node: FIRST_NODE, from: 0, created: 0, volume_id, name: String::new(), receiving: 0 };
+        Catalogue {
+            nodes: BTreeMap::from([(FIRST_NODE, Node { parent: None, branch: 0 })]),
+            spans: BTreeMap::from([((0, 0), Span { to: OPEN, node: FIRST_NODE })]),
+            snapshots: Vec::new(),
+            branches: BTreeMap::from([(0, volume)]),
+            next_node: FIRST_NODE + 1,
+            next_branch: 1,
+        }
+    }
+
+    /// Whether there was never more than the volume itself.
+    pub(crate) fn is_trivial(&self) -> bool {
+        self.next_node == FIRST_NODE + 1
+    }
+
+    /// The node that a branch is written to.
+    pub(crate) fn head(&self, branch: u32) -> Option<NodeId> {
+        self.branches.get(&branch).map(|branch| branch.node)
+    }
+
+    /// The node of a view.
+    pub(crate) fn node(&self, view: View) -> Option<NodeId> {
+        match view {
+            View::Head(BranchId(branch)) => self.head(branch),
+            View::Snapshot(id) => self.snapshot(id.0).map(|snapshot| snapshot.node),
+        }
+    }
+
+    pub(crate) fn snapshot(&self, id: u64) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|snapshot| snapshot.id == id)
+    }
+
+    /// The node to which an entry of the log belongs; `None` if no view needs it any more.
+    pub(crate) fn node_of(&self, branch: u32, sequence: u64) -> Option<NodeId> {
+        let (&(of, _), span) = self.spans.range(..=(branch, sequence)).next_back()?;
+        (of == branch && sequence < span.to).then_some(span.node)
+    }
+
+    pub(crate) fn parent(&self, node: NodeId) -> Option<NodeId> {
+        self.nodes.get(&node)?.parent
+    }
+
+    /// A node and its parents, nearest first.
+    pub(crate) fn path(&self, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        std::iter::successors(Some(node), |&node| self.parent(node))
+    }
+
+    /// The branch on which a node was made.
+    pub(crate) fn branch_of(&self, node: NodeId) -> u32 {
+        self.nodes.get(&node).map_or(0, |node| node.branch)
+    }
+
+    /// Under which branches entries of a node stand in the log.
+    pub(crate) fn labels(&self, node: NodeId) -> Labels {
+        let spans = self.spans.iter().filter(|(_, span)| span.node == node);
+        Labels(spans.map(|(&(branch, from), span)| (from, span.to, branch)).collect())
+    }
+
+    /// Every node, parents first.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.nodes.keys().copied()
+    }
+
+    /// Whether a branch is written to this node.
+    pub(crate) fn is_head(&self, node: NodeId) -> bool {
+        self.branches.values().any(|branch| branch.node == node)
+    }
+
+    /// How many branches began at a snapshot.
+    pub(crate) fn clones_of(&self, snapshot: u64) -> u32 {
+        self.branches.values().filter(|branch| branch.from == snapshot).count() as u32
+    }
+
+    /// What is to be done next about nodes that no view needs.
+    pub(crate) fn work(&self) -> Option<Work> {
+        self.nodes.keys().rev().find_map(|&node| {
+            let seen = self.is_head(node) || self.snapshots.iter().any(|snapshot| snapshot.node == node);
+            let mut children = self.nodes.iter().filter(|(_, child)| child.parent == Some(node)).map(|(&id, _)| id);
+            match (seen, children.next(), children.next()) {
+                (false, None, _) => Some(Work::Drop(node)),
+                (false, Some(to), None) => Some(Work::Merge { from: node, to }),
+                _ => None,
+            }
+        })
+    }
+
+    /// The work is done.
+    pub(crate) fn finish(&mut self, work: Work) {
+        match work {
+            Work::Drop(node) => {
+                self.nodes.remove(&node);
+                self.spans.retain(|_, span| span.node != node);
+            }
+            Work::Merge { from, to } => {
+                let parent = self.nodes.remove(&from).and_then(|node| node.parent);
+                if let Some(node) = self.nodes.get_mut(&to) {
+                    node.parent = parent;
+                }
+                let mut joined: BTreeMap<(u32, u64), Span> = BTreeMap::new();
+                for (&(branch, first), span) in &self.spans {
+                    let span = Span { node: if span.node == from { to } else { span.node }, ..*span };
+                    match joined.last_entry() {
+                        Some(mut last)
+                            if last.key().0 == branch && last.get().to == first && last.get().node == span.node =>
+                        {
+                            last.get_mut().to = span.to;
+                        }
+                        _ => drop(joined.insert((branch, first), span)),
+                    }
+                }
+                self.spans = joined;
+            }
+        }
+    }
+
+    /// Does all work at once: for a tree that has no blocks yet.
+    pub(crate) fn collapse(&mut self) {
+        while let Some(work) = self.work() {
+            self.finish(work);
+        }
+    }
+
+    /// Whether a change can be made.
+    ///
+    /// # Errors
+    /// What stands in its way.
+    pub(crate) fn check(&self, change: &Change) -> Result<(), OpError> {
+        if self.spans.len() + 2 > SPANS_MAX {
+            return Err(OpError::TooMany("too many rollbacks; send the volume to a new store"));
+        }
+        match change {
+            Change::SnapshotCreate { branch, id, name, .. } => {
+                let branch = self.branches.get(branch).ok_or(OpError::NoSuchView)?;
+                check(branch.receiving == 0, OpError::NoSuchView)?;
+                self.check_snapshot_name(*id, name)
+            }
+            Change::SnapshotDelete { id } => {
+                self.snapshot(*id).ok_or(OpError::NoSuchView)?;
+                let depended = "a clone (or a snapshot being received) depends on the snapshot; delete that first";
+                check(self.clones_of(*id) == 0, OpError::Depended(depended))
+            }
+            Change::Rollback { to } => {
+                let snapshot = self.snapshot(*to).ok_or(OpError::NoSuchView)?;
+                check(self.branches.contains_key(&snapshot.branch), OpError::NoSuchView)
+            }
+            Change::CloneCreate { from, name, .. } => {
+                self.snapshot(*from).ok_or(OpError::NoSuchView)?;
+                check(self.branches.len() <= Op::CLONES_MAX, OpError::TooMany("at most 256 clones; delete one first"))?;
+                check_name(name)?;
+                let taken = self.branches.values().any(|branch| branch.name == *name);
+                check(!taken, OpError::NameTaken(name.clone()))
+            }
+            Change::CloneDelete { branch } => {
+                check(*branch != 0, OpError::Depended("the volume itself is no clone; delete the volume"))?;
+                check(self.branches.contains_key(branch), OpError::NoSuchView)?;
+                let depended = "the clone has snapshots; delete those first";
+                let free = self.snapshots.iter().all(|snapshot| snapshot.branch != *branch);
+                check(free, OpError::Depended(depended))
+            }
+            Change::ReceiveBegin { id, base, name, .. } => {
+                if *base != 0 {
+                    self.snapshot(*base).ok_or(OpError::NoSuchView)?;
+                }
+                check(self.branches.len() <= Op::CLONES_MAX, OpError::TooMany("at most 256 clones; delete one first"))?;
+                let twice = self.branches.values().any(|branch| branch.receiving == *id);
+                check(!twice, OpError::Depended("that snapshot is being received already; go on with that"))?;
+                self.check_snapshot_name(*id, name)
+            }
+            Change::ReceiveCommit { branch } => {
+                let receiving = self.branches.get(branch).filter(|branch| branch.receiving != 0);
+                let receiving = receiving.ok_or(OpError::NoSuchView)?;
+                self.check_snapshot_name(receiving.receiving, &receiving.name)
+            }
+        }
+    }
+
+    fn check_snapshot_name(&self, id: u64, name: &str) -> Result<(), OpError> {
+        let many = OpError::TooMany("at most 1024 snapshots; delete one first");
+        check(self.snapshots.len() < Op::SNAPSHOTS_MAX, many)?;
+        check_name(name)?;
+        let taken = self.snapshots.iter().any(|snapshot| snapshot.id == id || snapshot.name == name);
+        check(!taken, OpError::NameTaken(name.to_owned()))
+    }
+
+    /// Makes a change that was checked, at its sequence. Returns the branch or snapshot that it made, or 0.
+    pub(crate) fn apply(&mut self, change: &Change, sequence: u64) -> Result<u64, OpError> {
+        self.check(change)?;
+        match change {
+            Change::SnapshotCreate { id, branch, created, name } => {
+                let node = self.branches[branch].node;
+                self.go_on(*branch, sequence, Some(node));
+                let (id, branch, created, name) = (*id, *branch, *created, name.clone());
+                self.snapshots.push(Snapshot { id, node, branch, sequence, created, name });
+                Ok(id)
+            }
+            Change::SnapshotDelete { id } => {
+                self.snapshots.retain(|snapshot| snapshot.id != *id);
+                Ok(0)
+            }
+            Change::Rollback { to } => {
+                let snapshot = self.snapshot(*to).expect("checked");
+                let (branch, node) = (snapshot.branch, snapshot.node);
+                self.go_on(branch, sequence, Some(node));
+                Ok(0)
+            }
+            Change::CloneCreate { branch, from, created, volume_id, name } => {
+                let node = self.snapshot(*from).expect("checked").node;
+                let new = Branch {
+                    node,
+                    from: *from,
+                    created: *created,
+                    volume_id: *volume_id,
+                    name: name.clone(),
+                    receiving: 0,
+                };
+                self.branch_off(*branch, new, sequence, Some(node));
+                Ok(u64::from(*branch))
+            }
+            Change::CloneDelete { branch } => {
+                let node = self.branches.remove(branch).expect("checked").node;
+                for span in self.spans.values_mut().filter(|span| span.node == node && span.to == OPEN) {
+                    span.to = sequence;
+                }
+                Ok(0)
+            }
+            Change::ReceiveBegin { branch, id, base, created, name } => {
+                let node = self.snapshot(*base).map(|snapshot| snapshot.node);
+                let volume_id = self.branches[&0].volume_id;
+                let (from, created, name) = (*base, *created, name.clone());
+                let new = Branch { node: 0, from, created, volume_id, name, receiving: *id };
+                self.branch_off(*branch, new, sequence, node);
+                Ok(u64::from(*branch))
+            }
+            Change::ReceiveCommit { branch } => {
+                // The snapshot is what arrived; the volume goes on from there.
+                let received = self.branches.remove(branch).expect("checked");
+                self.close_span(*branch, sequence);
+                let Branch { node, created, name, receiving: id, .. } = received;
+                self.go_on(0, sequence, Some(node));
+                self.snapshots.push(Snapshot { id, node, branch: 0, sequence, created, name });
+                Ok(id)
+            }
+        }
+    }
+
+    /// The branch that a clone or a reception will have.
+    pub(crate) fn next_branch(&self) -> u32 {
+        self.next_branch
+    }
+
+    /// A branch goes on in a node of its own.
+    fn go_on(&mut self, branch: u32, sequence: u64, parent: Option<NodeId>) {
+        self.close_span(branch, sequence);
+        let node = self.add_node(branch, parent, sequence);
+        self.branches.get_mut(&branch).expect("it goes on").node = node;
+    }
+
+    fn branch_off(&mut self, branch: u32, new: Branch, sequence: u64, parent: Option<NodeId>) {
+        self.next_branch = self.next_branch.max(branch + 1);
+        let node = self.add_node(branch, parent, sequence);
+        self.branches.insert(branch, Branch { node, ..new });
+    }
+
+    fn add_node(&mut self, branch: u32, parent: Option<NodeId>, sequence: u64) -> NodeId {
+        let node = self.next_node;
+        self.next_node += 1;
+        self.nodes.insert(node, Node { parent, branch });
+        self.spans.insert((branch, sequence), Span { to: OPEN, node });
+        node
+    }
+
+    fn close_span(&mut self, branch: u32, sequence: u64) {
+        if let Some((_, span)) = self.spans.range_mut((branch, 0)..=(branch, sequence)).next_back()
+            && span.to == OPEN
+        {
+            span.to = sequence;
+        }
+    }
+}
+
+fn check(holds: bool, otherwise: OpError) -> Result<(), OpError> {
+    if holds { Ok(()) } else { Err(otherwise) }
+}
+
+fn check_name(name: &str) -> Result<(), OpError> {
+    let fits = (1..=Op::NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control);
+    check(fits, OpError::Misuse("a name is 1 to 128 bytes of UTF-8 without control characters"))
+}
+
+#[cfg(test)]
+mod tests;

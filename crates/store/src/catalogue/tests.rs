@@ -1,0 +1,71 @@
+//! Proves that the tree of nodes says what each view sees, after any changes, and survives being bytes.
+
+use strongroom_block::VolumeId;
+
+use super::*;
+
+fn create(id: u64, branch: u32, name: &str) -> Change {
+    Change::SnapshotCreate { id, branch, created: 5, name: name.to_owned() }
+}
+
+fn tree(changes: &[(Change, u64)]) -> Catalogue {
+    let mut catalogue = Catalogue::new(VolumeId([1; 16]));
+    for (change, sequence) in changes {
+        catalogue.apply(change, *sequence).unwrap();
+        let again = Catalogue::decode(&catalogue.encode()).expect("a possible tree");
+        assert_eq!(again, catalogue);
+        assert_eq!(Change::decode(change.branch(), &change.encode()).as_ref(), Some(change));
+    }
+    catalogue
+}
+
+#[test]
+fn each_write_belongs_to_the_node_of_its_time() {
+    let mut catalogue = tree(&[(create(7, 0, "a"), 10), (create(8, 0, "b"), 20)]);
+    let nodes = [5, 15, 25].map(|sequence| catalogue.node_of(0, sequence).unwrap());
+    assert_eq!(catalogue.path(nodes[2]).collect::<Vec<_>>(), [nodes[2], nodes[1], nodes[0]]);
+    assert_eq!(catalogue.node_of(1, 5), None, "no such branch");
+    catalogue.apply(&Change::SnapshotDelete { id: 7 }, 30).unwrap();
+    assert_eq!(catalogue.work(), Some(Work::Merge { from: nodes[0], to: nodes[1] }));
+    catalogue.collapse();
+    assert_eq!(catalogue.node_of(0, 5), Some(nodes[1]));
+    assert_eq!((catalogue.spans.len(), catalogue.labels(nodes[1]).branch(5)), (2, 0));
+}
+
+#[test]
+fn what_a_rollback_undid_belongs_to_nobody() {
+    let mut catalogue = tree(&[(create(7, 0, "a"), 10), (Change::Rollback { to: 7 }, 20)]);
+    catalogue.collapse();
+    assert_eq!(catalogue.node_of(0, 15), None);
+    assert_eq!(catalogue.node_of(0, 25), catalogue.head(0));
+    assert_eq!(catalogue.parent(catalogue.head(0).unwrap()), catalogue.node_of(0, 5));
+    assert_eq!(Catalogue::decode(&catalogue.encode()).unwrap(), catalogue);
+}
+
+#[test]
+fn a_snapshot_with_clones_stays() {
+    let clone =
+        Change::CloneCreate { branch: 1, from: 7, created: 1, volume_id: VolumeId([2; 16]), name: "c".to_owned() };
+    let mut catalogue = tree(&[(create(7, 0, "a"), 10), (clone, 11)]);
+    assert!(matches!(catalogue.apply(&Change::SnapshotDelete { id: 7 }, 12), Err(OpError::Depended(_))));
+    assert!(matches!(catalogue.apply(&create(9, 0, "a"), 12), Err(OpError::NameTaken(_))));
+    catalogue.apply(&Change::CloneDelete { branch: 1 }, 12).unwrap();
+    catalogue.apply(&Change::SnapshotDelete { id: 7 }, 13).unwrap();
+    catalogue.collapse();
+    assert_eq!((catalogue.nodes.len(), catalogue.spans.len()), (1, 1));
+}
+
+#[test]
+fn what_cannot_be_a_tree_is_refused() {
+    let good = tree(&[(create(7, 0, "a"), 10)]).encode();
+    for at in 0..good.len() {
+        for bit in [0, 7] {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << bit;
+            if let Some(other) = Catalogue::decode(&bad) {
+                assert_eq!(other.encode(), bad, "what is accepted says itself");
+            }
+        }
+    }
+    assert!(Catalogue::decode(&good[..good.len() - 1]).is_none());
+}

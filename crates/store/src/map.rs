@@ -1,0 +1,311 @@
+//! Where everything that counts lies: the tree of nodes, and of each node its blocks and holes; and the older versions.
+//!
+//! A look-up takes the nearest entry on the way from a view's node to the root. Without snapshots that is one node.
+
+use std::collections::BTreeMap;
+
+use crate::catalogue::{Catalogue, NodeId, Work};
+use crate::holes::{Hole, HoleMap, ItemPlace};
+use crate::index::{BlockIndex, Version};
+use crate::versions::Versions;
+
+/// What was written in one node.
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) index: BlockIndex,
+    pub(crate) holes: HoleMap,
+    /// How many of its blocks the same branch has overwritten in a later node, about.
+    pub(crate) shadowed: u64,
+}
+
+/// What a view has at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Block(Version),
+    /// A piece of a hole: its end and sequence.
+    Hole {
+        end: u64,
+        sequence: u64,
+    },
+    Nothing,
+}
+
+/// Everything that counts.
+pub(crate) struct BlockMap {
+    pub(crate) catalogue: Catalogue,
+    tables: BTreeMap<NodeId, Table>,
+    pub(crate) versions: Versions,
+    /// What [`BlockMap::work`] is at.
+    at_work: Option<AtWork>,
+}
+
+struct AtWork {
+    work: Work,
+    /// Blocks before this one are done.
+    lba: u64,
+    /// Holes left, newest last; filled when all blocks are done.
+    holes: Option<Vec<u64>>,
+}
+
+/// What became of something in a node that is merged or dropped.
+pub(crate) enum Gone {
+    /// A block. With its branch, if a newer one hides it: then it is an older version of that.
+    Block { branch: Option<u32>, lba: u64, version: Version },
+    /// A hole that nothing sees.
+    Hole(Hole),
+    /// A retained version of a dropped node.
+    Version(Version),
+}
+
+impl BlockMap {
+    pub(crate) fn new(catalogue: Catalogue) -> BlockMap {
+        let tables = catalogue.nodes().map(|node| (node, Table::default())).collect();
+        BlockMap { catalogue, tables, versions: Versions::default(), at_work: None }
+    }
+
+    pub(crate) fn table(&self, node: NodeId) -> &Table {
+        &self.tables[&node]
+    }
+
+    pub(crate) fn table_mut(&mut self, node: NodeId) -> &mut Table {
+        self.tables.get_mut(&node).expect("every node has its table")
+    }
+
+    /// Parents first.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = (NodeId, &Table)> {
+        self.tables.iter().map(|(&node, table)| (node, table))
+    }
+
+    /// The table with the smallest node from this one on.
+    pub(crate) fn table_from(&self, node: NodeId) -> Option<(NodeId, &Table)> {
+        self.tables.range(node..).next().map(|(&node, table)| (node, table))
+    }
+
+    /// After a change of the tree: new nodes get their tables.
+    pub(crate) fn grown(&mut self) {
+        for node in self.catalogue.nodes() {
+            self.tables.entry(node).or_default();
+        }
+    }
+
+    /// The tables that a view looks into, nearest first.
+    pub(crate) fn path(&self, node: NodeId) -> Vec<&Table> {
+        self.catalogue.path(node).map(|node| self.table(node)).collect()
+    }
+
+    /// Mapped blocks of all nodes.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.tables.values().map(|table| table.index.len()).sum()
+    }
+
+    pub(crate) fn holes(&self) -> u64 {
+        self.tables.values().map(|table| table.holes.len() as u64).sum()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.tables.values().map(|table| table.index.memory_bytes()).sum()
+    }
+
+    /// The hole of a sequence, if any of it counts.
+    pub(crate) fn hole(&self, sequence: u64) -> Option<&Hole> {
+        self.tables.values().find_map(|table| table.holes.hole(sequence))
+    }
+
+    /// Where an entry of the log is kept, if it is: in its node, or, while that is being merged, in the one it goes to.
+    fn holders(&self, branch: u32, sequence: u64) -> impl Iterator<Item = NodeId> + use<> {
+        let node = self.catalogue.node_of(branch, sequence);
+        let going = self.at_work.as_ref().and_then(|at_work| match at_work.work {
+            Work::Merge { from, to } if Some(from) == node => Some(to),
+            _ => None,
+        });
+        node.into_iter().chain(going)
+    }
+
+    /// Whether a version is the newest of its block in a node.
+    pub(crate) fn is_mapped(&self, branch: u32, lba: u64, version: Version) -> bool {
+        self.holders(branch, version.sequence()).any(|node| self.table(node).index.find(lba) == Some(version))
+    }
+
+    /// Whether a version counts at all.
+    pub(crate) fn is_live(&self, branch: u32, lba: u64, version: Version) -> bool {
+        self.is_mapped(branch, lba, version) || self.versions.find(lba, version.sequence()) == Some(version)
+    }
+
+    /// Whether the hole of a sequence counts and is there.
+    pub(crate) fn hole_at(&self, branch: u32, sequence: u64, place: ItemPlace) -> Option<&Hole> {
+        let mut holders = self.holders(branch, sequence);
+        let hole = holders.find_map(|node| self.table(node).holes.hole(sequence))?;
+        (hole.place == place).then_some(hole)
+    }
+
+    /// Notes that cleaning copied a version; false if it did not count any more.
+    pub(crate) fn relocate(&mut self, branch: u32, lba: u64, from: Version, to: Version) -> bool {
+        for node in self.holders(branch, from.sequence()) {
+            let index = &mut self.table_mut(node).index;
+            if index.find(lba) == Some(from) {
+                index.insert(lba, to);
+                return true;
+            }
+        }
+        self.versions.relocate(lba, from, to)
+    }
+
+    /// Notes that cleaning copied a hole; what it weighs, if it still counts.
+    pub(crate) fn relocate_hole(&mut self, branch: u32, sequence: u64, from: ItemPlace, to: ItemPlace) -> Option<u64> {
+        let mut holders = self.holders(branch, sequence);
+        let node = holders.find(|&node| self.table(node).holes.hole(sequence).is_some())?;
+        let holes = &mut self.table_mut(node).holes;
+        holes.relocate(sequence, from, to).then(|| holes.hole(sequence).expect("just moved").live_bytes())
+    }
+
+    /// Whether a version belongs to one of a view's nodes.
+    pub(crate) fn sees(&self, node: NodeId, branch: u32, sequence: u64) -> bool {
+        let of = self.catalogue.node_of(branch, sequence);
+        of.is_some_and(|of| self.catalogue.path(node).any(|node| node == of))
+    }
+
+    /// A block was written in a node for the first time: the one that it hides there, further up, is only a snapshot's.
+    pub(crate) fn note_shadow(&mut self, node: NodeId, lba: u64) {
+        let branch = self.catalogue.branch_of(node);
+        let hidden = self.catalogue.path(node).skip(1).find(|&node| self.table(node).at(lba) != At::Nothing);
+        if let Some(hidden) = hidden.filter(|&hidden| self.catalogue.branch_of(hidden) == branch) {
+            let table = self.table_mut(hidden);
+            table.shadowed = (table.shadowed + 1).min(table.index.len());
+        }
+    }
+
+    /// After recovery: what [`BlockMap::note_shadow`] would have noted.
+    pub(crate) fn note_all_shadows(&mut self) {
+        let children: Vec<NodeId> =
+            self.catalogue.nodes().filter(|&node| self.catalogue.parent(node).is_some()).collect();
+        for node in children {
+            let mut lbas = Vec::new();
+            self.table(node).index.for_each(|lba, _| lbas.push(lba));
+            for lba in lbas {
+                self.note_shadow(node, lba);
+            }
+        }
+    }
+
+    /// Lets the oldest version over a budget go.
+    pub(crate) fn evict(&mut self) -> Option<Version> {
+        let catalogue = &self.catalogue;
+        self.versions
+            .evict(|branch, sequence| catalogue.node_of(branch, sequence).map(|node| (node, !catalogue.is_head(node))))
+    }
+
+    /// Whether nodes wait to be merged or dropped.
+    pub(crate) fn has_work(&self) -> bool {
+        self.at_work.is_some() || self.catalogue.work().is_some()
+    }
+
+    /// Merges or drops nodes that no view needs, a slice of about `steps` blocks; tells what nothing sees any more.
+    /// False if there is nothing to do.
+    pub(crate) fn work(&mut self, steps: usize, gone: &mut Vec<Gone>) -> bool {
+        if self.at_work.is_none() {
+            let Some(work) = self.catalogue.work() else { return false };
+            self.at_work = Some(AtWork { work, lba: 0, holes: None });
+        }
+        let mut at_work = self.at_work.take().expect("set above");
+        let from = match at_work.work {
+            Work::Drop(node) | Work::Merge { from: node, .. } => node,
+        };
+        let mut table = self.tables.remove(&from).expect("every node has its table");
+        let done = self.work_blocks(&mut at_work, &mut table, steps, gone)
+            && self.work_holes(&mut at_work, &mut table, steps, gone);
+        if done {
+            self.finish_work(at_work.work, gone);
+        } else {
+            self.tables.insert(from, table);
+            self.at_work = Some(at_work);
+        }
+        true
+    }
+
+    fn work_blocks(&mut self, at: &mut AtWork, table: &mut Table, steps: usize, gone: &mut Vec<Gone>) -> bool {
+        let mut left = steps;
+        let labels = self.catalogue.labels(match at.work {
+            Work::Drop(node) | Work::Merge { from: node, .. } => node,
+        });
+        while let Some(lba) = table.index.next_mapped(at.lba) {
+            if left == 0 {
+                return false;
+            }
+            let mut taken = Vec::new();
+            let end = lba + (left.min(64) as u64);
+            table.index.remove_range(lba, end, |lba, version| taken.push((lba, version)));
+            at.lba = end;
+            left = left.saturating_sub(taken.len().max(1));
+            for (lba, version) in taken {
+                let stays = match at.work {
+                    Work::Merge { to, .. } => Some(to).filter(|&to| self.table(to).at(lba) == At::Nothing),
+                    Work::Drop(_) => None,
+                };
+                match stays {
+                    Some(to) => {
+                        self.table_mut(to).index.insert(lba, version);
+                        if self.hidden_below(to, lba) {
+                            self.table_mut(to).shadowed += 1;
+                        }
+                    }
+                    None => {
+                        let keeps = matches!(at.work, Work::Merge { .. });
+                        let branch = Some(labels.branch(version.sequence())).filter(|_| keeps);
+                        gone.push(Gone::Block { branch, lba, version });
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether the same branch has something newer at a block in a later node.
+    fn hidden_below(&self, node: NodeId, lba: u64) -> bool {
+        let branch = self.catalogue.branch_of(node);
+        let mut children = self.catalogue.nodes().filter(|&child| {
+            child > node && self.catalogue.parent(child) == Some(node) && self.catalogue.branch_of(child) == branch
+        });
+        children.any(|child| self.table(child).at(lba) != At::Nothing)
+    }
+
+    /// Newest first: so what is not moved yet is always older than what was.
+    fn work_holes(&mut self, at: &mut AtWork, table: &mut Table, steps: usize, gone: &mut Vec<Gone>) -> bool {
+        let left = at.holes.get_or_insert_with(|| {
+            let mut sequences: Vec<u64> = table.holes.iter().map(|hole| hole.sequence).collect();
+            sequences.sort_unstable();
+            sequences
+        });
+        for _ in 0..steps {
+            let Some(sequence) = left.pop() else { return true };
+            let Some(hole) = table.holes.remove(sequence) else { continue };
+            match at.work {
+                Work::Merge { to, .. } => {
+                    let holes = &mut self.tables.get_mut(&to).expect("every node has its table").holes;
+                    holes.insert(hole, |hole| gone.push(Gone::Hole(hole)));
+                }
+                Work::Drop(_) => gone.push(Gone::Hole(hole)),
+            }
+        }
+        left.is_empty()
+    }
+
+    fn finish_work(&mut self, work: Work, gone: &mut Vec<Gone>) {
+        if let Work::Drop(node) = work {
+            let catalogue = &self.catalogue;
+            let of_node = |branch, sequence| catalogue.node_of(branch, sequence) == Some(node);
+            self.versions.drop_where(of_node, |version| gone.push(Gone::Version(version)));
+        }
+        self.catalogue.finish(work);
+        self.versions.unpin();
+    }
+}
+
+impl Table {
+    /// What it has at a block itself.
+    pub(crate) fn at(&self, lba: u64) -> At {
+        if let Some(version) = self.index.find(lba) {
+            return At::Block(version);
+        }
+        self.holes.covering(lba).map_or(At::Nothing, |(_, end, sequence)| At::Hole { end, sequence })
+    }
+}
