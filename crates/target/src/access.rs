@@ -182,7 +182,9 @@ impl AccessRules {
     /// # Errors
     /// [`Refusal`].
     pub fn admit(&self, identity: &Identity, initiator: &str, volume: &Volume) -> Result<Admission, Refusal> {
-        let name = volume.name.as_str();
+        // A snapshot is for those whom its volume is for.
+        let base = volume.name.volume();
+        let name = base.as_str();
         let read_only = match identity {
             Identity::Channel(key) => {
                 let peer = self.peer_under_name(*key, initiator)?;
@@ -215,7 +217,7 @@ impl AccessRules {
                 }
             }
         };
-        Ok(Admission { read_only: read_only || volume.access.read_only })
+        Ok(Admission { read_only: read_only || volume.access.read_only || volume.name.snapshot().is_some() })
     }
 
     /// The configuration's name of a peer, for logs.
@@ -269,6 +271,8 @@ mod tests {
             }),
             retention_percent: 10,
             medium: strongroom_store::Medium::Directory,
+            clone_of: None,
+            snapshots: Vec::new(),
             access: Access::default(),
         }
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::operate::{CloneReport, Description, Operation, SnapshotReport};
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use report::{SessionReport, StatusReport, StoreReport, VolumeReport};
@@ -77,6 +78,13 @@ pub enum Request {
     },
     /// Reads the configuration again. Answered by [`Reply::Reloaded`].
     Reload,
+    /// Does something to a volume as a whole. Answered by [`Reply::Volume`].
+    Volume {
+        /// The volume.
+        volume: String,
+        /// What.
+        operation: Operation,
+    },
     /// Reads a volume's description again: who may use it may have changed. Answered by [`Reply::Sessions`].
     Refresh {
         /// The volume.
@@ -94,6 +102,8 @@ pub enum Reply {
     Sessions(usize),
     /// What a reload came to.
     Reloaded(Reloaded),
+    /// What a volume's store has in it after an operation.
+    Volume(Box<Description>),
     /// It is done.
     Done,
     /// It is not done, and why; for people.

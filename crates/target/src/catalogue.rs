@@ -13,6 +13,7 @@ use strongroom_store::{CreateOptions, Medium, Store};
 
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
+use crate::operate::Operation;
 use crate::volume::{Access, Sealed, Volume};
 
 const DESCRIPTION: &str = "volume.toml";
@@ -140,13 +141,23 @@ impl Catalogue {
     /// [`CatalogueError`]; nothing is left behind.
     pub fn create(&self, spec: &VolumeSpec) -> Result<Volume, CatalogueError> {
         let volume = describe(spec, &self.root)?;
+        self.place(&volume, |dir| self.fill(dir, &volume))?;
+        Ok(volume)
+    }
+
+    /// Makes a volume's directory under a name that no one opens, then renames it.
+    fn place(
+        &self,
+        volume: &Volume,
+        fill: impl FnOnce(&Path) -> Result<(), CatalogueError>,
+    ) -> Result<(), CatalogueError> {
         let final_dir = self.dir(&volume.name);
         if final_dir.exists() {
             return Err(CatalogueError::Exists { name: volume.name.to_string() });
         }
         let work_dir = self.unfinished(&volume.name);
         fs::create_dir(&work_dir).map_err(CatalogueError::io("make", &work_dir))?;
-        let made = self.fill(&work_dir, &volume).and_then(|()| {
+        let made = fill(&work_dir).and_then(|()| {
             // A directory is replaced by rename only if it is empty, and no volume's is.
             fs::rename(&work_dir, &final_dir).map_err(|source| match source.kind() {
                 io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
@@ -160,8 +171,7 @@ impl Catalogue {
             let _ = fs::remove_dir_all(&work_dir);
             return Err(error);
         }
-        sync_dir(&self.root)?;
-        Ok(volume)
+        sync_dir(&self.root)
     }
 
     fn fill(&self, dir: &Path, volume: &Volume) -> Result<(), CatalogueError> {
@@ -230,10 +240,76 @@ impl Catalogue {
         }
         let text = fs::read_to_string(&path).map_err(CatalogueError::io("read", &path))?;
         let volume = Volume::from_toml(&text).map_err(broken)?;
-        if volume.name != *name {
+        if volume.name != name.volume() {
             return Err(broken(format!("it describes the volume '{}'", volume.name)));
         }
-        Ok(volume)
+        match name.snapshot() {
+            Some(snapshot) if volume.snapshots.iter().any(|known| known == snapshot) => Ok(volume.as_snapshot(name)),
+            Some(_) => Err(self.missing(name)),
+            None => Ok(volume),
+        }
+    }
+
+    /// Every name that is exported: volumes and their snapshots, in order. What cannot be read has no snapshots.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub(crate) fn exports(&self) -> Result<Vec<VolumeName>, CatalogueError> {
+        let mut exports = Vec::new();
+        for name in self.names()? {
+            let snapshots = self.load(&name).map(|volume| volume.snapshots).unwrap_or_default();
+            let snapshots = snapshots.iter().filter_map(|snapshot| VolumeName::new(snapshot).ok());
+            let snapshots: Vec<VolumeName> = snapshots.map(|snapshot| name.at(&snapshot)).collect();
+            exports.push(name);
+            exports.extend(snapshots);
+        }
+        Ok(exports)
+    }
+
+    /// The clones whose blocks lie in this volume's store.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub fn clones_of(&self, name: &VolumeName) -> Result<Vec<Volume>, CatalogueError> {
+        let volumes = self.names()?.into_iter().filter_map(|other| self.load(&other).ok());
+        Ok(volumes.filter(|other| other.store_name() == *name && other.name != *name).collect())
+    }
+
+    /// Removes the directory of a clone; its blocks are the store's to let go.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub(crate) fn remove_clone(&self, volume: &Volume) -> Result<(), CatalogueError> {
+        let (dir, doomed) = (self.dir(&volume.name), self.unfinished(&volume.name));
+        fs::rename(&dir, &doomed).map_err(CatalogueError::io("delete", &dir))?;
+        sync_dir(&self.root)?;
+        fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))
+    }
+
+    /// Writes a volume's description anew; seen whole or not at all.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub(crate) fn rewrite(&self, volume: &Volume) -> Result<(), CatalogueError> {
+        let dir = self.dir(&volume.name);
+        let temporary = dir.join(format!(".{DESCRIPTION}"));
+        write_synced(&temporary, volume.to_toml().as_bytes())?;
+        let path = dir.join(DESCRIPTION);
+        fs::rename(&temporary, &path).map_err(CatalogueError::io("replace", &path))?;
+        sync_dir(&dir)
+    }
+
+    /// Makes the directory of a clone, which has a description and no store.
+    ///
+    /// # Errors
+    /// [`CatalogueError`]; nothing is left behind.
+    pub(crate) fn add_clone(&self, volume: &Volume) -> Result<(), CatalogueError> {
+        self.place(volume, |dir| {
+            let lock = dir.join(LOCK);
+            File::create(&lock).map_err(CatalogueError::io("make", &lock))?;
+            write_synced(&dir.join(DESCRIPTION), volume.to_toml().as_bytes())?;
+            sync_dir(dir)
+        })
     }
 
     /// Changes who may use a volume; sessions that are there go on.
@@ -243,12 +319,7 @@ impl Catalogue {
     pub fn set_access(&self, name: &str, access: Access) -> Result<Volume, CatalogueError> {
         let name = VolumeName::new(name)?;
         let volume = Volume { access, ..self.load(&name)? };
-        let dir = self.dir(&name);
-        let temporary = dir.join(format!(".{DESCRIPTION}"));
-        write_synced(&temporary, volume.to_toml().as_bytes())?;
-        let path = dir.join(DESCRIPTION);
-        fs::rename(&temporary, &path).map_err(CatalogueError::io("replace", &path))?;
-        sync_dir(&dir)?;
+        self.rewrite(&volume)?;
         Ok(volume)
     }
 
@@ -261,6 +332,12 @@ impl Catalogue {
         let dir = self.dir(&name);
         if !dir.is_dir() {
             return Err(self.missing(&name));
+        }
+        if let Some(clone) = self.clones_of(&name)?.first() {
+            return Err(CatalogueError::HasClones { name: name.to_string(), clone: clone.name.to_string() });
+        }
+        if self.load(&name).is_ok_and(|volume| volume.clone_of.is_some()) {
+            return self.operate(name.as_str(), &Operation::DeleteClone).map(drop).map_err(CatalogueError::Operation);
         }
         // A volume whose description is broken, or whose lock is gone, can still be deleted.
         let _lock = self.lock(&name)?;
@@ -298,7 +375,7 @@ impl Catalogue {
     }
 
     fn dir(&self, name: &VolumeName) -> PathBuf {
-        self.root.join(name.as_str())
+        self.root.join(name.volume().as_str())
     }
 
     fn unfinished(&self, name: &VolumeName) -> PathBuf {
@@ -336,7 +413,8 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
         ));
     }
     let (retention_percent, medium, access) = (spec.retention_percent, spec.medium.clone(), spec.access.clone());
-    Ok(Volume { name, id, geometry, sealed, retention_percent, medium, access })
+    let (clone_of, snapshots) = (None, Vec::new());
+    Ok(Volume { name, id, geometry, sealed, retention_percent, medium, clone_of, snapshots, access })
 }
 
 fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Sealed, CatalogueError> {
@@ -366,6 +444,13 @@ pub(crate) fn store_error(name: &VolumeName, source: strongroom_store::StoreErro
         strongroom_store::StoreError::InUse(_) => CatalogueError::InUse { name: name.to_string() },
         source => CatalogueError::Store { name: name.to_string(), source },
     }
+}
+
+/// Sixteen random bytes.
+pub(crate) fn random_id() -> [u8; 16] {
+    let mut random = [0; 16];
+    fill_random(&mut random);
+    random
 }
 
 fn fill_random(bytes: &mut [u8]) {

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use strongroom_iscsi::DigestOffer;
 
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
@@ -60,36 +59,9 @@ pub struct Config {
     /// The `[[chap]]` users who may ask for targets over plain iSCSI; empty: everybody may.
     #[serde(default)]
     pub discovery_chap: Vec<String>,
-    /// CRC32C digests of headers and data over plain iSCSI.
-    #[serde(default)]
-    pub digests: DigestRule,
     /// Answer `SendTargets=All` in a normal session too, which RFC 7143 forbids and some test suites want.
     #[serde(default)]
     pub send_targets_all: bool,
-}
-
-/// What a target says to digests over plain iSCSI.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DigestRule {
-    /// None: an initiator that insists does without or stays out.
-    Never,
-    /// As the initiator prefers.
-    #[default]
-    Allow,
-    /// An initiator without is refused.
-    Require,
-}
-
-impl DigestRule {
-    /// As the session machine has it.
-    pub(crate) fn offer(self) -> DigestOffer {
-        match self {
-            DigestRule::Never => DigestOffer::Never,
-            DigestRule::Allow => DigestOffer::Allow,
-            DigestRule::Require => DigestOffer::Require,
-        }
-    }
 }
 
 /// What lies beneath the workers.
@@ -226,7 +198,6 @@ impl Config {
             plain: Vec::new(),
             chap: Vec::new(),
             discovery_chap: Vec::new(),
-            digests: DigestRule::default(),
             send_targets_all: false,
         }
     }
@@ -256,7 +227,7 @@ impl Config {
             let problem = format!("'{}' is no iSCSI name; use for instance \"{BASE_NAME_DEFAULT}\"", self.base_name);
             return Err(ConfigError::value("base_name", problem));
         }
-        if self.base_name.len() + 1 + names::VOLUME_NAME_BYTES_MAX > strongroom_iscsi::NAME_BYTES_MAX {
+        if self.base_name.len() + 2 * (1 + names::VOLUME_NAME_BYTES_MAX) > strongroom_iscsi::NAME_BYTES_MAX {
             return Err(ConfigError::value("base_name", "is too long to put a volume's name behind it; shorten it"));
         }
         if self.workers == Some(0) {
@@ -309,7 +280,6 @@ impl Config {
             ("plain", self.plain != old.plain),
             ("chap", self.chap != old.chap),
             ("discovery_chap", self.discovery_chap != old.discovery_chap),
-            ("digests", self.digests != old.digests),
             ("send_targets_all", self.send_targets_all != old.send_targets_all),
         ];
         changes.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()

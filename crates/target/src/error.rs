@@ -55,6 +55,23 @@ pub enum CatalogueError {
         /// The catalogue's directory.
         root: PathBuf,
     },
+    /// Clones share its store.
+    #[error("the volume '{name}' has clones, '{clone}' for one; delete them first")]
+    HasClones {
+        /// The volume.
+        name: String,
+        /// One of them.
+        clone: String,
+    },
+    /// Something that was to be done to a volume as a whole, and why it was not.
+    #[error("{0}")]
+    Operation(String),
+    /// A clone or snapshot that its description tells of, and its store does not.
+    #[error("'{name}' is not in its volume's store any more; `strongroom volume show` tells what is")]
+    NotInStore {
+        /// Its name.
+        name: String,
+    },
     /// A process has it open.
     #[error("the volume '{name}' is in use: detach its initiators, or stop the target that serves it, and try again")]
     InUse {

@@ -11,8 +11,10 @@ pub mod catalogue;
 pub mod config;
 mod error;
 pub mod names;
+pub mod operate;
 pub mod server;
 mod stats;
+mod store_handle;
 mod unit;
 pub mod volume;
 mod worker;
@@ -24,7 +26,7 @@ pub use error::{CatalogueError, ConfigError, StartError};
 pub use server::{ConfigReader, Target, TargetHandle, TargetOptions, WrapFactory};
 pub use stats::{SessionInfo, Stats};
 pub use strongroom_store::Medium;
-pub use volume::{Access, Sealed, Volume};
+pub use volume::{Access, CloneOf, Sealed, Volume};
 
 /// Most bytes that one READ or WRITE moves; told to initiators in VPD page 0xB0.
 pub const TRANSFER_BYTES_MAX: u32 = 16 << 20;

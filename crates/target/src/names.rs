@@ -7,7 +7,8 @@ use crate::error::CatalogueError;
 pub const VOLUME_NAME_BYTES_MAX: usize = 64;
 
 /// A volume's name: a-z, 0-9, '-' and '.', starting with a letter or digit. Safe as one component of a path, and legal in an
-/// iSCSI name (RFC 7143 §4.2.7.2).
+/// iSCSI name (RFC 7143 §4.2.7.2). Or `volume@snapshot`, the name of what a snapshot is exported as, made of two such names;
+/// that is no directory's name, and in a target's name it is `volume:snapshot`, since initiators need not know '@'.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VolumeName(String);
 
@@ -24,6 +25,32 @@ impl VolumeName {
         } else {
             Err(CatalogueError::Name { name: name.chars().take(80).map(printable).collect() })
         }
+    }
+
+    /// A volume's name or a snapshot's, `volume@snapshot`.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Name`].
+    pub fn of_export(name: &str) -> Result<VolumeName, CatalogueError> {
+        match name.split_once('@') {
+            Some((volume, snapshot)) => Ok(VolumeName::new(volume)?.at(&VolumeName::new(snapshot)?)),
+            None => VolumeName::new(name),
+        }
+    }
+
+    /// The name of this volume's snapshot.
+    pub fn at(&self, snapshot: &VolumeName) -> VolumeName {
+        VolumeName(format!("{}@{snapshot}", self.volume()))
+    }
+
+    /// The volume's part of it.
+    pub fn volume(&self) -> VolumeName {
+        VolumeName(self.0.split('@').next().unwrap_or_default().to_owned())
+    }
+
+    /// The snapshot's part of it, if it names one.
+    pub fn snapshot(&self) -> Option<&str> {
+        self.0.split_once('@').map(|(_, snapshot)| snapshot)
     }
 
     /// The name.
@@ -50,14 +77,17 @@ pub(crate) fn for_log(text: &str) -> String {
 
 /// The iSCSI name of the target that serves a volume.
 pub fn target_name(base_name: &str, volume: &VolumeName) -> String {
-    format!("{base_name}:{volume}")
+    format!("{base_name}:{}", volume.as_str().replace('@', ":"))
 }
 
 /// The volume that a target name means; iSCSI names have no case. `None` if it is not one of ours.
 pub fn volume_of(base_name: &str, target_name: &str) -> Option<VolumeName> {
     let folded = target_name.to_ascii_lowercase();
     let volume = folded.strip_prefix(&base_name.to_ascii_lowercase())?.strip_prefix(':')?;
-    VolumeName::new(volume).ok()
+    if volume.contains('@') {
+        return None;
+    }
+    VolumeName::of_export(&volume.replacen(':', "@", 1)).ok()
 }
 
 /// Whether `name` is well-formed as an iSCSI name (RFC 7143 §4.2.7): `iqn.`, `eui.` or `naa.`, of legal characters.
@@ -98,9 +128,18 @@ mod tests {
         let volume = VolumeName::new("data").unwrap();
         assert_eq!(target_name(base, &volume), "iqn.2026-11.org.strongroom:data");
         assert_eq!(volume_of(base, "IQN.2026-11.org.Strongroom:DATA"), Some(volume));
-        for foreign in
-            ["iqn.2026-11.org.strongroom", "iqn.2026-11.org.strongroom:../etc", "iqn.2026-11.org.strongroomdata", ""]
-        {
+        let snapshot = VolumeName::of_export("data@monday").unwrap();
+        assert_eq!((snapshot.volume().as_str(), snapshot.snapshot()), ("data", Some("monday")));
+        assert_eq!(target_name(base, &snapshot), "iqn.2026-11.org.strongroom:data:monday");
+        assert_eq!(volume_of(base, "iqn.2026-11.org.strongroom:data:monday"), Some(snapshot));
+        for foreign in [
+            "iqn.2026-11.org.strongroom",
+            "iqn.2026-11.org.strongroom:../etc",
+            "iqn.2026-11.org.strongroomdata",
+            "iqn.2026-11.org.strongroom:a@b",
+            "iqn.2026-11.org.strongroom:a:b:c",
+            "",
+        ] {
             assert_eq!(volume_of(base, foreign), None, "{foreign}");
         }
     }

@@ -90,6 +90,8 @@ pub(crate) struct Shared {
     pub(crate) reread: Option<ConfigReader>,
     /// Held while a reload is on its way.
     pub(crate) reloading: Mutex<()>,
+    /// Held while an operation on a volume is on its way.
+    pub(crate) operating: Mutex<()>,
     drain: Mutex<Drain>,
     pub(crate) started: Instant,
     pub(crate) local_addresses: Vec<SocketAddr>,
@@ -129,6 +131,7 @@ impl Target {
             wraps,
             reread,
             reloading: Mutex::new(()),
+            operating: Mutex::new(()),
             drain: Mutex::new(Drain::default()),
             started: Instant::now(),
             local_addresses,

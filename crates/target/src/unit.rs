@@ -6,6 +6,7 @@
 
 mod answers;
 mod blocks;
+mod jobs;
 mod sealed;
 mod work;
 
@@ -18,11 +19,13 @@ use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_iscsi::{Lun, target as iscsi};
 use strongroom_scsi::reservation::Reservation;
 use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions};
-use strongroom_store::{Completion, Store};
+use strongroom_store::Completion;
 
 use crate::access::Identity;
-use crate::catalogue::VolumeLock;
+use crate::store_handle::StoreHandle;
 use crate::volume::Volume;
+use jobs::RunningJob;
+pub(crate) use jobs::{Job, StoreContents};
 pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
@@ -34,7 +37,7 @@ pub(crate) struct ConnectionKey(pub(crate) u64);
 pub(crate) struct Unit {
     volume: Arc<Volume>,
     target_name: String,
-    store: Store,
+    store: StoreHandle,
     /// Names this opening of the store, for page 0xC0.
     incarnation: u64,
     /// Custody `target`: wraps block keys on their way to rest.
@@ -48,8 +51,8 @@ pub(crate) struct Unit {
     running: HashMap<Token, Running>,
     next_token: u64,
     completions: Vec<Completion>,
-    /// Held as long as the store is open.
-    _lock: VolumeLock,
+    /// What the keeper of the target wants of the store.
+    jobs: HashMap<Token, RunningJob>,
 }
 
 /// A session that uses the unit.
@@ -120,9 +123,8 @@ impl Unit {
     pub(crate) fn new(
         volume: Arc<Volume>,
         target_name: String,
-        store: Store,
+        store: StoreHandle,
         wrap: Option<Arc<dyn BlockKeyWrap>>,
-        lock: VolumeLock,
     ) -> Unit {
         Unit {
             volume,
@@ -138,7 +140,7 @@ impl Unit {
             running: HashMap::new(),
             next_token: 0,
             completions: Vec::new(),
-            _lock: lock,
+            jobs: HashMap::new(),
         }
     }
 
@@ -196,12 +198,12 @@ impl Unit {
 
     /// How many commands the store is working on.
     pub(crate) fn in_flight(&self) -> usize {
-        self.running.len()
+        self.running.len() + self.jobs.len()
     }
 
     /// Whether no session uses it and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.users.is_empty() && self.running.is_empty()
+        self.users.is_empty() && self.running.is_empty() && self.jobs.is_empty()
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
@@ -265,7 +267,10 @@ impl Unit {
             let mut completions = std::mem::take(&mut self.completions);
             let moved = self.store.poll_completions(&mut completions);
             for Completion { token, result } in completions.drain(..) {
-                let Some(running) = self.running.remove(&token) else { continue };
+                let Some(running) = self.running.remove(&token) else {
+                    self.job_done(token, result);
+                    continue;
+                };
                 self.advance(running, result, finished);
             }
             self.completions = completions;
@@ -405,12 +410,22 @@ impl Unit {
 
     /// From now on completions of I/O wake the worker straight from the kernel, where that can be.
     pub(crate) fn signal_completions(&mut self, waker: &strongroom_net::Waker) {
-        self.store.signal_completions(waker.eventfd());
+        self.store.signal_completions(waker);
     }
 
-    /// Takes the unit apart, to close its store elsewhere; the lock goes last.
-    pub(crate) fn into_parts(self) -> (Arc<Volume>, Store, VolumeLock) {
-        (self.volume, self.store, self._lock)
+    /// The store, of which others may have handles.
+    pub(crate) fn store(&self) -> &StoreHandle {
+        &self.store
+    }
+
+    /// What wraps its block keys.
+    pub(crate) fn wrap(&self) -> Option<Arc<dyn BlockKeyWrap>> {
+        self.wrap.clone()
+    }
+
+    /// Takes the unit apart, to close its store elsewhere.
+    pub(crate) fn into_store(self) -> StoreHandle {
+        self.store
     }
 }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
 use strongroom_scsi::UnitKind;
 use strongroom_scsi::vendor::{Sealing, UnitPage};
-use strongroom_store::{CreateOptions, Medium, VolumeInfo};
+use strongroom_store::{BranchId, CreateOptions, Medium, SnapshotInfo, VolumeInfo};
 
 use crate::names::VolumeName;
 
@@ -32,8 +32,24 @@ pub struct Volume {
     pub retention_percent: u8,
     /// What its blocks lie on.
     pub medium: Medium,
+    /// Whose store its blocks lie in, if it is a clone.
+    pub clone_of: Option<CloneOf>,
+    /// Names of its snapshots, as the store had them when they were last changed; the store itself is what counts.
+    pub snapshots: Vec<String>,
     /// Who may use it, beyond what the target's configuration says.
     pub access: Access,
+}
+
+/// Where a clone's blocks are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneOf {
+    /// The volume that has the store.
+    pub volume: String,
+    /// The clone's line of writes in it.
+    pub branch: u32,
+    /// The snapshot that it was made from, for people.
+    pub snapshot: String,
 }
 
 /// How a sealed volume is sealed.
@@ -101,6 +117,24 @@ impl Volume {
         }
     }
 
+    /// As one of its snapshots is exported: under a name and an identity of its own, for reading.
+    pub(crate) fn as_snapshot(&self, name: &VolumeName) -> Volume {
+        let mut id = self.id.0;
+        // Another unit than the volume, the same one every time: an FNV-1a hash of the name changes the identity.
+        let hash = name
+            .as_str()
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        id[8..].iter_mut().zip(hash.to_be_bytes()).for_each(|(byte, change)| *byte ^= change);
+        Volume { name: name.clone(), id: VolumeId(id), ..self.clone() }
+    }
+
+    /// The volume that has the store which its blocks lie in.
+    pub(crate) fn store_name(&self) -> VolumeName {
+        let cloned = self.clone_of.as_ref().and_then(|clone| VolumeName::new(&clone.volume).ok());
+        cloned.unwrap_or_else(|| self.name.volume())
+    }
+
     /// How its store is made.
     pub(crate) fn create_options(&self) -> CreateOptions {
         let mut options = CreateOptions::new(self.id, self.geometry, self.store_kind());
@@ -117,13 +151,23 @@ impl Volume {
         if self.id != info.volume_id {
             return mismatch("volume_id", &self.id, &info.volume_id);
         }
-        if self.geometry != info.geometry {
+        // A larger store was grown by somebody who did not come to note it here.
+        let grown = Geometry { blocks: info.geometry.blocks.min(self.geometry.blocks), ..info.geometry };
+        if self.geometry != grown {
             return mismatch("the size", &self.geometry, &info.geometry);
         }
         if self.store_kind() != info.kind {
             return mismatch("the kind", &self.store_kind(), &info.kind);
         }
         Ok(())
+    }
+
+    /// Takes over what only the store knows for sure. Whether that was different.
+    pub(crate) fn take_from(&mut self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> bool {
+        let names: Vec<String> = of_branch(snapshots, BranchId::VOLUME);
+        let differs = self.geometry != info.geometry || self.snapshots != names;
+        (self.geometry, self.snapshots) = (info.geometry, names);
+        differs
     }
 
     /// As the text of `volume.toml`.
@@ -144,6 +188,8 @@ impl Volume {
                 epoch: sealed.epoch,
                 wrapping_key: sealed.wrapping_key.clone(),
             }),
+            clone_of: self.clone_of.clone(),
+            snapshots: self.snapshots.clone(),
             access: self.access.clone(),
         };
         let body = toml::to_string_pretty(&file).expect("strings and numbers are representable");
@@ -173,6 +219,8 @@ impl Volume {
             sealed: file.sealed.map(SealedFile::parse).transpose()?,
             retention_percent: file.retention_percent,
             medium: file.medium.parse().map_err(|error| format!("medium: {error}"))?,
+            clone_of: file.clone_of,
+            snapshots: file.snapshots,
             access: file.access,
         })
     }
@@ -190,7 +238,11 @@ struct File {
     /// Volumes from before there was a choice lie in their directory.
     #[serde(default = "medium_default")]
     medium: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    snapshots: Vec<String>,
     sealed: Option<SealedFile>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    clone_of: Option<CloneOf>,
     #[serde(default)]
     access: Access,
 }
@@ -234,6 +286,11 @@ impl SealedFile {
     }
 }
 
+/// The names of a branch's snapshots.
+pub(crate) fn of_branch(snapshots: &[SnapshotInfo], branch: BranchId) -> Vec<String> {
+    snapshots.iter().filter(|snapshot| snapshot.branch == branch).map(|snapshot| snapshot.name.clone()).collect()
+}
+
 /// A custody by its name.
 pub fn custody_from(name: &str) -> Option<Custody> {
     [Custody::KeyFile, Custody::KeyServer, Custody::Target].into_iter().find(|custody| custody.to_string() == name)
@@ -271,6 +328,8 @@ mod tests {
             }),
             retention_percent: 10,
             medium: Medium::Directory,
+            clone_of: None,
+            snapshots: Vec::new(),
             access: Access { peers: vec!["alice".into()], ..Access::default() },
         }
     }

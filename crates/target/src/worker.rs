@@ -18,14 +18,14 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use strongroom_iscsi::target::Event as SessionEvent;
-use strongroom_iscsi::{CloseReason, Offer, target as iscsi};
+use strongroom_iscsi::{CloseReason, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
 use crate::access::Identity;
 use crate::names::{VolumeName, for_log};
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
-use crate::unit::{ConnectionKey, Finished};
+use crate::unit::{ConnectionKey, Finished, Job};
 use connection::{Connection, Moved, Stage};
 pub(crate) use orders::{Order, Which, WorkerReport};
 use units::{OpenedUnit, Slot};
@@ -74,6 +74,8 @@ pub(crate) struct Worker {
     connections: HashMap<ConnectionKey, Box<Connection>>,
     by_stream: HashMap<StreamId, ConnectionKey>,
     units: HashMap<VolumeName, Slot>,
+    /// What the keeper of the target wants of volumes that are being opened.
+    waiting_jobs: HashMap<VolumeName, Vec<Job>>,
     timers: BTreeSet<(Instant, ConnectionKey)>,
     touched: Vec<ConnectionKey>,
     finished: Vec<Finished>,
@@ -109,6 +111,7 @@ impl Worker {
             connections: HashMap::new(),
             by_stream: HashMap::new(),
             units: HashMap::new(),
+            waiting_jobs: HashMap::new(),
             timers: BTreeSet::new(),
             touched: Vec::new(),
             finished: Vec::new(),
@@ -147,7 +150,7 @@ impl Worker {
                 self.drive(key);
             }
             self.poll_units();
-            if self.touched.is_empty() {
+            if self.touched.is_empty() && !self.has_mail() {
                 return;
             }
         }
@@ -287,11 +290,6 @@ impl Worker {
                     session.handle_pdu(self.now, pdu);
                 }
             }
-            LinkEvent::Corrupt(pdu) => {
-                if let Some(session) = &mut connection.session {
-                    session.handle_corrupt_pdu(self.now, &pdu);
-                }
-            }
             LinkEvent::Ended(end) => match &mut connection.session {
                 Some(session) => session.handle_closed(CloseReason::ConnectionLost(end.to_string())),
                 None => {
@@ -307,7 +305,6 @@ impl Worker {
     fn session_config(&self, in_channel: bool) -> iscsi::Config {
         let limits = &self.settings.config.limits;
         let ping = Duration::from_secs(limits.ping_after_s);
-        let digests = self.settings.config.digests.offer();
         iscsi::Config {
             in_channel,
             portal_group_tag: crate::PORTAL_GROUP,
@@ -318,7 +315,7 @@ impl Worker {
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
             write_memory_bytes_max: limits.write_memory_bytes,
             send_targets_all_in_normal_session: self.settings.config.send_targets_all,
-            offer: Offer { header_digest: digests, data_digest: digests, ..Offer::default() },
+            ..iscsi::Config::default()
         }
     }
 

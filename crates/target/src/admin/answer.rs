@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Reloaded, Reply, Request, StatusReport};
 use crate::names::VolumeName;
+use crate::operate::operate_served;
 use crate::server::Shared;
 use crate::worker::{Message, Order, Which, WorkerReport};
 
@@ -26,6 +27,9 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
         Request::Drain { to, volume, grace_s } => in_words(drain(shared, to, volume, grace_s)),
         Request::Undrain { volume } => in_words(undrain(shared, volume)),
         Request::Reload => in_words(shared.reload().map(Reply::Reloaded)),
+        Request::Volume { volume, operation } => in_words(
+            operate_served(shared, &volume, &operation).map(|description| Reply::Volume(Box::new(description))),
+        ),
         Request::Refresh { volume } => in_words(parse(&volume).map(|volume| {
             let (ended, changed) = recheck(shared, Some(volume));
             Reply::Sessions(ended + changed)

@@ -9,9 +9,10 @@ use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::pdu::Attribute;
 use strongroom_iscsi::target::{Direction, WriteSegment};
 use strongroom_scsi::{cdb, provisioning};
-use strongroom_store::OpenOptions;
+use strongroom_store::{OpenOptions, Store};
 
 use super::*;
+use crate::store_handle::StoreHandle;
 use crate::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 512;
@@ -35,10 +36,10 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(dir.path()).unwrap();
         let volume = catalogue.create(spec).unwrap();
-        let lock = catalogue.lock(&volume.name).unwrap();
         let store_dir = catalogue.store_dir(&volume.name);
         let store = Store::open(&store_dir, &OpenOptions::default(), Arc::new(|| {})).unwrap();
-        let mut unit = Unit::new(Arc::new(volume), "iqn.2026-11.org.strongroom:disk".into(), store, None, lock);
+        let mut unit =
+            Unit::new(Arc::new(volume), "iqn.2026-11.org.strongroom:disk".into(), StoreHandle::new(store), None);
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
         unit.attach(KEY, nexus, Identity::Plain, false);
         let mut bench = Bench { unit, next_task: 0, _dir: dir };

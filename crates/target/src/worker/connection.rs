@@ -59,7 +59,8 @@ pub(super) enum Stage {
     /// It has to prove who it is.
     Proving { request: LoginRequested },
     /// The login waits: for the volume to be opened, or for the tasks of the session that it replaces.
-    Waiting { request: LoginRequested, volume: VolumeName, admission: Admission },
+    /// `store`: the volume that has the store; another one for a clone or a snapshot.
+    Waiting { request: LoginRequested, volume: VolumeName, store: VolumeName, admission: Admission },
     /// In full-feature phase, or on the way there with the login answered; `volume` is `None` for discovery.
     LoggedIn { initiator_name: String, volume: Option<VolumeName>, read_only: bool },
 }

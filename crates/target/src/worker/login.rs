@@ -81,7 +81,7 @@ impl Worker {
             }
             SessionKind::Normal { target_name } => target_name.clone(),
         };
-        let (volume, admission) = match self.admit(connection, &request, &target_name) {
+        let (volume, store, admission) = match self.admit(connection, &request, &target_name) {
             Ok(admitted) => admitted,
             Err((status, reason)) => {
                 self.reject(connection, &request, status, &reason);
@@ -92,19 +92,18 @@ impl Worker {
             self.send_away(connection, &request, to.as_deref());
             return Flow::Stay;
         }
-        connection.stage = Stage::Waiting { request, volume, admission };
+        connection.stage = Stage::Waiting { request, volume, store, admission };
         self.route(connection)
     }
 
     /// A login that waits goes to the worker that owns its volume.
     fn route(&mut self, connection: &mut Connection) -> Flow {
-        let Stage::Waiting { volume, .. } = &connection.stage else { return Flow::Stay };
-        let volume = volume.clone();
-        let owner = self.shared.owner(&volume);
+        let Stage::Waiting { store, .. } = &connection.stage else { return Flow::Stay };
+        let owner = self.shared.owner(store);
         if owner != self.index {
             return Flow::Move(owner);
         }
-        self.try_login(connection, &volume);
+        self.try_login(connection);
         Flow::Stay
     }
 
@@ -113,7 +112,7 @@ impl Worker {
         connection: &Connection,
         request: &LoginRequested,
         target_name: &str,
-    ) -> Result<(VolumeName, Admission), (LoginStatus, String)> {
+    ) -> Result<(VolumeName, VolumeName, Admission), (LoginStatus, String)> {
         let refused = |refusal: Refusal| (refusal.status(), refusal.to_string());
         let (rules, initiator) = (&self.settings.rules, request.initiator_name.as_str());
         rules.check_name(&connection.identity, initiator).map_err(refused)?;
@@ -132,22 +131,31 @@ impl Worker {
             other => (LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
         let admission = rules.admit(&connection.identity, initiator, &volume).map_err(refused)?;
-        Ok((name, admission))
+        Ok((name, volume.store_name(), admission))
     }
 
     /// Lets the connection in if its volume is open and nothing of the session that it replaces is in flight; otherwise it
     /// waits, and this is called again.
-    pub(super) fn try_login(&mut self, connection: &mut Connection, volume: &VolumeName) {
-        let Stage::Waiting { request, admission, .. } = &connection.stage else { return };
+    pub(super) fn try_login(&mut self, connection: &mut Connection) {
+        let Stage::Waiting { request, volume, store, admission } = &connection.stage else { return };
+        let (volume, store) = (volume.clone(), store.clone());
         let (nexus, read_only) = (nexus_of(request), admission.read_only);
         let initiator_name = request.initiator_name.clone();
-        let Some(slot) = self.units.get_mut(volume) else {
-            self.open_unit(volume, connection.key);
-            return;
-        };
-        let unit = match slot {
-            Slot::Opening { waiting } | Slot::Closing { waiting } => return waiting.push(connection.key),
-            Slot::Open(open) => open,
+        if !self.units.contains_key(&volume)
+            && let Err(error) = self.open_for(&volume, &store, connection.key)
+        {
+            return self.reject_waiting(connection, &error);
+        }
+        let unit = match self.units.get_mut(&volume) {
+            Some(Slot::Open(open)) => open,
+            Some(Slot::Opening { waiting } | Slot::Closing { waiting }) => {
+                if !waiting.contains(&connection.key) {
+                    waiting.push(connection.key);
+                }
+                return;
+            }
+            // A clone or snapshot, whose store is on its way.
+            None => return,
         };
         // RFC 7143 §6.3.5: the same nexus again replaces the old session, and is let in when the old one's tasks have ended.
         // But names prove nothing: nobody's session is ended by another node, or by plain iSCSI if it has a channel.
@@ -196,8 +204,7 @@ impl Worker {
 
     /// The login is over: the session is in full-feature phase.
     pub(super) fn logged_in(&mut self, connection: &mut Connection) {
-        let agreed = connection.session.as_ref().and_then(|session| session.agreed());
-        connection.link.login_finished(agreed.map(|agreed| agreed.digests).unwrap_or_default());
+        connection.link.login_finished();
         connection.since = Some(self.now);
         let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
         let peer = self.settings.rules.peer_name(&connection.identity).map(str::to_owned);
@@ -318,7 +325,7 @@ impl Worker {
         let initiator = connection.initiator_name().to_owned();
         let base = &self.settings.config.base_name;
         let wanted = match question {
-            SendTargets::All => self.shared.catalogue.names().unwrap_or_else(|error| {
+            SendTargets::All => self.shared.catalogue.exports().unwrap_or_else(|error| {
                 tracing::error!(%error, "discovery cannot list the volumes");
                 Vec::new()
             }),

@@ -9,6 +9,7 @@ use super::units::Slot;
 use super::{ConnectionKey, Worker};
 use crate::admin::{SessionReport, VolumeReport};
 use crate::names::{VolumeName, for_log};
+use crate::unit::Job;
 use crate::volume::Volume;
 
 /// An order to every worker. Whoever gave it may have gone when the answer comes.
@@ -19,6 +20,10 @@ pub(crate) enum Order {
     Drop { which: Which, reply: Sender<usize> },
     /// Ask sessions to log out within `grace`; how many there are.
     Drain { volume: Option<VolumeName>, grace: Duration, reply: Sender<usize> },
+    /// Do something with a volume's store. Only to the worker that owns it.
+    Job { volume: VolumeName, job: Box<Job> },
+    /// The store of this volume has grown: its clones have, too.
+    Resized { store: VolumeName },
     /// Look whether the rules still admit each session, of one volume or of all; how many ended, and how many may write now
     /// or no longer.
     Recheck { volume: Option<VolumeName>, reply: Sender<(usize, usize)> },
@@ -69,6 +74,8 @@ impl Worker {
                 }
                 let _ = reply.send(keys.len());
             }
+            Order::Job { volume, job } => self.take_job(&volume, *job),
+            Order::Resized { store } => self.resized(&store),
             Order::Recheck { volume, reply } => {
                 self.settings = self.shared.settings();
                 let _ = reply.send(self.recheck(volume.as_ref()));
@@ -136,6 +143,19 @@ impl Worker {
                 Ok(admission) => Standing::ReadOnly(admission.read_only),
                 Err(refusal) => Standing::Ended(refusal.to_string()),
             },
+        }
+    }
+
+    fn resized(&mut self, store: &VolumeName) {
+        let Some(Slot::Open(base)) = self.units.get(store) else { return };
+        let geometry = base.unit.volume().geometry;
+        for slot in self.units.values_mut() {
+            let Slot::Open(open) = slot else { continue };
+            let volume = open.unit.volume();
+            // A snapshot is what it was.
+            if volume.store_name() == *store && volume.name.snapshot().is_none() {
+                open.unit.take_size(geometry);
+            }
         }
     }
 

@@ -6,16 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use strongroom_block::BlockKeyWrap;
 use strongroom_iscsi::target::{ManagementId, TaskId};
-use strongroom_store::{Medium, OpenOptions, Store};
+use strongroom_store::{Medium, OpenOptions, Store, View};
 
 use super::{Message, Worker};
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
-use crate::server::Shared;
+use crate::server::{Settings, Shared};
 use crate::stats::Counters;
-use crate::unit::{ConnectionKey, Finished, Unit};
+use crate::store_handle::StoreHandle;
+use crate::unit::{ConnectionKey, Finished, Job, Unit};
+use crate::volume::Volume;
 
 /// After so long without a command the store may tidy up.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
@@ -32,6 +35,14 @@ pub(super) enum Slot {
 }
 
 impl Slot {
+    /// The volume in whose store it lies, if that is another one.
+    fn base(&self) -> Option<VolumeName> {
+        match self {
+            Slot::Open(open) if open.lock.is_none() => Some(open.unit.volume().store_name()),
+            _ => None,
+        }
+    }
+
     /// A thread works on it, or it has work in flight.
     pub(super) fn is_busy(&self) -> bool {
         match self {
@@ -41,9 +52,13 @@ impl Slot {
     }
 }
 
-/// What a thread that opened a volume brings back.
+/// What a thread that opened a volume brings back: all that its unit is made of.
 pub(crate) struct OpenedUnit {
-    unit: Unit,
+    volume: Volume,
+    target_name: String,
+    store: Store,
+    wrap: Option<Arc<dyn BlockKeyWrap>>,
+    lock: VolumeLock,
     ready: Arc<AtomicBool>,
 }
 
@@ -52,6 +67,8 @@ pub(super) struct OpenUnit {
     pub(super) unit: Unit,
     /// Set by the store when it has something to poll.
     ready: Arc<AtomicBool>,
+    /// Held as long as the store is open; `None` for a clone or snapshot, whose store another unit opened.
+    lock: Option<VolumeLock>,
     /// Something was submitted since it was polled last.
     submitted: bool,
     last_activity: Instant,
@@ -72,10 +89,11 @@ pub(super) struct PendingManagement {
 }
 
 impl OpenUnit {
-    fn new(opened: OpenedUnit, now: Instant) -> OpenUnit {
+    fn new(unit: Unit, ready: Arc<AtomicBool>, lock: Option<VolumeLock>, now: Instant) -> OpenUnit {
         let mut open = OpenUnit {
-            unit: opened.unit,
-            ready: opened.ready,
+            unit,
+            ready,
+            lock,
             submitted: true,
             last_activity: now,
             told_idle: false,
@@ -117,9 +135,29 @@ impl OpenUnit {
 }
 
 impl Worker {
-    /// Opens a volume for a login that waits for it.
-    pub(super) fn open_unit(&mut self, volume: &VolumeName, waiting: ConnectionKey) {
-        self.units.insert(volume.clone(), Slot::Opening { waiting: vec![waiting] });
+    /// Has the unit made that a login waits for, now or later. A clone or a snapshot is a unit of another volume's store.
+    pub(super) fn open_for(
+        &mut self,
+        volume: &VolumeName,
+        store: &VolumeName,
+        waiting: ConnectionKey,
+    ) -> Result<(), CatalogueError> {
+        match self.units.get_mut(store) {
+            None => self.open_unit(store, vec![waiting]),
+            Some(Slot::Opening { waiting: others } | Slot::Closing { waiting: others }) => others.push(waiting),
+            Some(Slot::Open(base)) => {
+                let described = self.shared.catalogue.load(volume)?;
+                let open = derive(&self.settings, &described, base, self.now)?;
+                tracing::info!(%volume, worker = self.index, "opened");
+                self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a volume for logins or jobs that wait for it.
+    pub(super) fn open_unit(&mut self, volume: &VolumeName, waiting: Vec<ConnectionKey>) {
+        self.units.insert(volume.clone(), Slot::Opening { waiting });
         let (shared, index, name) = (Arc::clone(&self.shared), self.index, volume.clone());
         let ready = Arc::new(AtomicBool::new(true));
         let waker = {
@@ -130,7 +168,7 @@ impl Worker {
             })
         };
         let body = move || {
-            let outcome = open(&shared, &name, waker).map(|unit| OpenedUnit { unit, ready });
+            let outcome = open(&shared, &name, waker, ready);
             let message = Message::Opened { volume: name, outcome: Box::new(outcome) };
             shared.tell(index, message);
         };
@@ -147,31 +185,61 @@ impl Worker {
             _ => Vec::new(),
         };
         match outcome {
-            Ok(mut opened) => {
-                opened.unit.signal_completions(&self.waker);
+            Ok(opened) => {
                 Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
-                self.units.insert(volume.clone(), Slot::Open(Box::new(OpenUnit::new(opened, self.now))));
-                self.login_again(&waiting, &volume);
+                let OpenedUnit { volume: described, target_name, store, wrap, lock, ready } = opened;
+                let store = StoreHandle::new(store);
+                let mut unit = Unit::new(Arc::new(described), target_name, store, wrap);
+                unit.signal_completions(&self.waker);
+                let open = OpenUnit::new(unit, ready, Some(lock), self.now);
+                self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
+                for job in self.waiting_jobs.remove(&volume).unwrap_or_default() {
+                    self.take_job(&volume, job);
+                }
+                self.login_again(&waiting);
             }
             Err(error) => {
                 self.shared.disown(&volume);
                 tracing::error!(%volume, %error, "a volume could not be opened");
-                for key in waiting {
-                    if let Some(mut connection) = self.connections.remove(&key) {
-                        self.reject_waiting(&mut connection, &error);
-                        connection.touch(&mut self.touched);
-                        self.connections.insert(key, connection);
-                    }
-                }
+                // Whoever waits for them is told by the end of the channel.
+                self.waiting_jobs.remove(&volume);
+                self.reject_all(&waiting, &error);
             }
         }
     }
 
-    fn login_again(&mut self, waiting: &[ConnectionKey], volume: &VolumeName) {
+    /// Does something with a volume's store, opening it first if need be.
+    pub(super) fn take_job(&mut self, volume: &VolumeName, job: Job) {
+        match self.units.get_mut(volume) {
+            Some(Slot::Open(open)) => {
+                open.unit.take_job(job);
+                open.activity(self.now);
+            }
+            Some(Slot::Opening { .. } | Slot::Closing { .. }) => {
+                self.waiting_jobs.entry(volume.clone()).or_default().push(job);
+            }
+            None => {
+                self.waiting_jobs.entry(volume.clone()).or_default().push(job);
+                self.open_unit(volume, Vec::new());
+            }
+        }
+    }
+
+    fn reject_all(&mut self, waiting: &[ConnectionKey], error: &CatalogueError) {
+        for key in waiting {
+            if let Some(mut connection) = self.connections.remove(key) {
+                self.reject_waiting(&mut connection, error);
+                connection.touch(&mut self.touched);
+                self.connections.insert(*key, connection);
+            }
+        }
+    }
+
+    fn login_again(&mut self, waiting: &[ConnectionKey]) {
         for &key in waiting {
             if let Some(mut connection) = self.connections.remove(&key) {
-                self.try_login(&mut connection, volume);
+                self.try_login(&mut connection);
                 connection.touch(&mut self.touched);
                 self.connections.insert(key, connection);
             }
@@ -193,10 +261,11 @@ impl Worker {
         let mut finished = std::mem::take(&mut self.finished);
         let mut done = Vec::new();
         let mut again = Vec::new();
-        for (name, slot) in &mut self.units {
+        for slot in self.units.values_mut() {
             let Slot::Open(open) = slot else { continue };
             // Completions of I/O wake the worker, and do not say whose they are.
-            let ready = open.ready.swap(false, Ordering::AcqRel) || open.unit.ios_in_flight() > 0;
+            let called = open.ready.swap(false, Ordering::AcqRel) || open.unit.store().has_mail();
+            let ready = called || open.unit.ios_in_flight() > 0;
             if !ready && !std::mem::take(&mut open.submitted) {
                 continue;
             }
@@ -213,7 +282,7 @@ impl Worker {
             done.extend(over);
             // Those that still have to wait put themselves on the list again.
             if !open.replacing.is_empty() {
-                again.push((name.clone(), std::mem::take(&mut open.replacing)));
+                again.append(&mut open.replacing);
             }
         }
         for Finished { connection, task, response } in finished.drain(..) {
@@ -221,15 +290,19 @@ impl Worker {
         }
         self.finished = finished;
         done.iter().for_each(|pending| self.management_done(pending));
-        for (volume, waiting) in again {
-            self.login_again(&waiting, &volume);
-        }
+        self.login_again(&again);
+    }
+
+    /// Whether a unit got completions while another one of its store was polled.
+    pub(super) fn has_mail(&self) -> bool {
+        self.units.values().any(|slot| matches!(slot, Slot::Open(open) if open.unit.store().has_mail()))
     }
 
     /// Lets idle stores tidy up, and closes those that nobody uses.
     pub(super) fn tend_units(&mut self) {
         let idle_close = self.idle_close();
         let mut close = Vec::new();
+        let bases: HashSet<VolumeName> = self.units.values().filter_map(Slot::base).collect();
         for (name, slot) in &mut self.units {
             let Slot::Open(open) = slot else { continue };
             if !open.told_idle && self.now >= open.last_activity + IDLE_AFTER {
@@ -238,7 +311,8 @@ impl Worker {
                 open.submitted = true;
             }
             let unused = open.unused_since.is_some_and(|since| self.now >= since + idle_close);
-            if unused && open.unit.is_idle() && open.replacing.is_empty() {
+            let depended = open.lock.is_some() && bases.contains(name);
+            if unused && open.unit.is_idle() && open.replacing.is_empty() && !depended {
                 close.push(name.clone());
             }
         }
@@ -263,10 +337,17 @@ impl Worker {
 
     fn close_unit(&mut self, volume: &VolumeName) {
         let Some(Slot::Open(open)) = self.units.remove(volume) else { return };
+        let OpenUnit { unit, lock, .. } = *open;
+        let described = Arc::clone(unit.volume());
+        // A clone's or snapshot's goes without a word: the store stays open for the volume.
+        let (Some(store), Some(lock)) = (unit.into_store().into_store(), lock) else {
+            tracing::info!(%volume, "closed");
+            return;
+        };
         self.units.insert(volume.clone(), Slot::Closing { waiting: Vec::new() });
         let (shared, index, name) = (Arc::clone(&self.shared), self.index, volume.clone());
         let body = move || {
-            close(open.unit);
+            close(&described, store, lock);
             shared.tell(index, Message::Closed { volume: name });
         };
         if let Err(error) = std::thread::Builder::new().name("volume-close".to_owned()).spawn(body) {
@@ -281,33 +362,39 @@ impl Worker {
         self.shared.counters.volumes_open.fetch_sub(1, Ordering::Relaxed);
         tracing::info!(%volume, "closed");
         let Some(Slot::Closing { waiting }) = self.units.remove(volume) else { return };
-        match waiting.split_first() {
-            None => self.shared.disown(volume),
-            Some((&first, rest)) => {
-                self.open_unit(volume, first);
-                if let Some(Slot::Opening { waiting }) = self.units.get_mut(volume) {
-                    waiting.extend_from_slice(rest);
-                }
-            }
+        if waiting.is_empty() && !self.waiting_jobs.contains_key(volume) {
+            self.shared.disown(volume);
+        } else {
+            self.open_unit(volume, waiting);
         }
     }
 
     /// The worker ends: its stores are synced and closed here and now.
     pub(super) fn close_units_now(&mut self) {
+        // Clones and snapshots first: the last handle takes the store.
+        self.units.retain(|_, slot| !matches!(slot, Slot::Open(open) if open.lock.is_none()));
         for (volume, slot) in self.units.drain() {
-            if let Slot::Open(open) = slot {
-                close(open.unit);
-                self.shared.counters.volumes_open.fetch_sub(1, Ordering::Relaxed);
-                self.shared.disown(&volume);
+            let Slot::Open(open) = slot else { continue };
+            let OpenUnit { unit, lock, .. } = *open;
+            let described = Arc::clone(unit.volume());
+            if let (Some(store), Some(lock)) = (unit.into_store().into_store(), lock) {
+                close(&described, store, lock);
             }
+            self.shared.counters.volumes_open.fetch_sub(1, Ordering::Relaxed);
+            self.shared.disown(&volume);
         }
     }
 }
 
 /// Opens a volume: lock, description, store, and what wraps its block keys. Takes as long as recovery takes.
-fn open(shared: &Shared, name: &VolumeName, waker: strongroom_store::Waker) -> Result<Unit, CatalogueError> {
+fn open(
+    shared: &Shared,
+    name: &VolumeName,
+    waker: strongroom_store::Waker,
+    ready: Arc<AtomicBool>,
+) -> Result<OpenedUnit, CatalogueError> {
     let lock = lock_patiently(shared, name)?;
-    let volume = shared.catalogue.load(name)?;
+    let mut volume = shared.catalogue.load(name)?;
     let wrap = match volume.sealed.as_ref().filter(|sealed| !sealed.custody.is_blind()) {
         None => None,
         Some(_) => {
@@ -328,7 +415,31 @@ fn open(shared: &Shared, name: &VolumeName, waker: strongroom_store::Waker) -> R
     let store = store.map_err(|source| store_error(name, source))?;
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.settings().config.base_name, name);
-    Ok(Unit::new(Arc::new(volume), target_name, store, wrap, lock))
+    if volume.take_from(store.info(), &store.snapshots()) {
+        shared.catalogue.rewrite(&volume)?;
+    }
+    Ok(OpenedUnit { volume, target_name, store, wrap, lock, ready })
+}
+
+/// The unit of a clone or of a snapshot, on the store that its volume's unit has open.
+fn derive(settings: &Settings, described: &Volume, base: &OpenUnit, now: Instant) -> Result<OpenUnit, CatalogueError> {
+    let missing = || CatalogueError::NotInStore { name: described.name.to_string() };
+    let view = match (described.name.snapshot(), &described.clone_of) {
+        (Some(name), None) => {
+            let snapshots = base.unit.store().snapshots();
+            View::Snapshot(snapshots.iter().find(|snapshot| snapshot.name == name).ok_or_else(missing)?.id)
+        }
+        (None, Some(clone)) => {
+            let branches = base.unit.store().branches();
+            let branch = branches.iter().find(|branch| branch.id.0 == clone.branch && branch.volume_id == described.id);
+            View::Head(branch.ok_or_else(missing)?.id)
+        }
+        _ => return Err(missing()),
+    };
+    let target_name = names::target_name(&settings.config.base_name, &described.name);
+    let store = base.unit.store().another(view);
+    let unit = Unit::new(Arc::new(described.clone()), target_name, store, base.unit.wrap());
+    Ok(OpenUnit::new(unit, Arc::new(AtomicBool::new(true)), None, now))
 }
 
 /// The lock of a volume. Whoever lists volumes holds it for a moment; that must not refuse a login.
@@ -343,8 +454,7 @@ fn lock_patiently(shared: &Shared, name: &VolumeName) -> Result<VolumeLock, Cata
 }
 
 /// Syncs and closes a store; its lock goes last.
-fn close(unit: Unit) {
-    let (volume, store, lock) = unit.into_parts();
+fn close(volume: &Volume, store: Store, lock: VolumeLock) {
     if let Err(error) = store.close() {
         tracing::error!(volume = %volume.name, %error, "a store did not close in order; what was flushed before is safe");
     }

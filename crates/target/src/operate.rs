@@ -1,0 +1,384 @@
+//! What can be done to a volume's contents as a whole: snapshots, clones, rollback, size. The same steps whether a target has its
+//! store open (then its worker does them, over [`Job`]s) or nobody has (then it is opened for the purpose).
+//!
+//! The store's step comes first and is durable before the description is changed: what a crash leaves is seen and mended when
+//! the volume is opened, because the store is what counts.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use strongroom_block::{Geometry, VolumeId};
+use strongroom_store::{BranchId, Op, OpError, OpenOptions, Outcome, SnapshotInfo, Store, View};
+
+use crate::admin::StoreReport;
+use crate::catalogue::{Catalogue, VolumeLock, random_id, store_error};
+use crate::names::VolumeName;
+use crate::server::Shared;
+use crate::unit::{Job, StoreContents};
+use crate::volume::{Access, CloneOf, Volume, of_branch};
+use crate::worker::{Message, Order};
+
+/// How long a store may take for one step; opening it first included.
+const STEP_PATIENCE: Duration = Duration::from_secs(300);
+
+/// One operation on a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Operation {
+    /// What its store has in it.
+    Describe,
+    /// Makes it larger.
+    Resize {
+        /// The new size in bytes.
+        size_bytes: u64,
+    },
+    /// Keeps it as it is now.
+    SnapshotCreate {
+        /// The snapshot's name.
+        snapshot: String,
+    },
+    /// Lets a snapshot go.
+    SnapshotDelete {
+        /// The snapshot's name.
+        snapshot: String,
+    },
+    /// Makes it what it was when a snapshot was taken.
+    Rollback {
+        /// The snapshot's name.
+        snapshot: String,
+    },
+    /// Makes a volume that begins as a snapshot and shares its blocks.
+    Clone {
+        /// The snapshot's name.
+        snapshot: String,
+        /// The new volume's name.
+        name: String,
+        /// Who may use it; without it the same as the volume.
+        #[serde(default)]
+        access: Option<Access>,
+    },
+    /// Deletes a clone.
+    DeleteClone,
+}
+
+/// What a store has in it, for people.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// Its counters.
+    pub store: StoreReport,
+    /// Its snapshots.
+    pub snapshots: Vec<SnapshotReport>,
+    /// The clones that share it.
+    pub clones: Vec<CloneReport>,
+}
+
+/// A snapshot, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotReport {
+    /// Its name.
+    pub name: String,
+    /// Its identity, also in stores that it was sent to.
+    pub id: String,
+    /// The clone that it is of; `None`: of the volume itself.
+    pub clone: Option<String>,
+    /// When it was taken, in seconds since 1970.
+    pub created_seconds: u64,
+    /// Bytes written between the snapshot before and this one that are still kept.
+    pub bytes_written: u64,
+    /// About what deleting it gives back, in bytes.
+    pub bytes_pinned: u64,
+    /// How many clones were made from it.
+    pub clones: u32,
+}
+
+/// A clone, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloneReport {
+    /// Its name.
+    pub name: String,
+    /// The snapshot that it was made from.
+    pub snapshot: String,
+    /// When it was made, in seconds since 1970.
+    pub created_seconds: u64,
+    /// Bytes written to it since its newest snapshot.
+    pub bytes_written: u64,
+}
+
+/// The store that an operation needs, wherever it is open. Errors are for people.
+trait StoreAccess {
+    fn run(&mut self, view: View, op: Op) -> Result<Outcome, String>;
+    fn contents(&mut self) -> Result<Box<StoreContents>, String>;
+    /// How many sessions use a volume or snapshot now.
+    fn sessions(&self, export: &VolumeName) -> usize;
+}
+
+/// In a worker of this target.
+struct Served<'a> {
+    shared: &'a Arc<Shared>,
+    store: VolumeName,
+}
+
+/// Opened for this operation, with the lock that keeps targets from opening it meanwhile.
+struct Offline {
+    store: Store,
+    _lock: VolumeLock,
+}
+
+impl Catalogue {
+    /// Does something to a volume that no target serves now.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn operate(&self, volume: &str, operation: &Operation) -> Result<Description, String> {
+        let described = load(self, volume)?;
+        let name = described.store_name();
+        let lock = self.lock(&name).map_err(|error| error.to_string())?;
+        let opened = Store::open(&self.store_dir(&name), &OpenOptions::default(), Arc::new(|| {}));
+        let store = opened.map_err(|source| store_error(&name, source).to_string())?;
+        let mut offline = Offline { store, _lock: lock };
+        let outcome = operate(self, &mut offline, &described, operation);
+        offline.store.close().map_err(|error| error.to_string())?;
+        outcome
+    }
+}
+
+/// Does something to a volume that this target serves, or could.
+pub(crate) fn operate_served(shared: &Arc<Shared>, volume: &str, operation: &Operation) -> Result<Description, String> {
+    let described = load(&shared.catalogue, volume)?;
+    // One at a time: each reads descriptions, does its step, and writes them.
+    let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut served = Served { shared, store: described.store_name() };
+    let outcome = operate(&shared.catalogue, &mut served, &described, operation)?;
+    if matches!(operation, Operation::Resize { .. }) {
+        shared.tell_all(|| Message::Order(Order::Resized { store: described.store_name() }));
+    }
+    Ok(outcome)
+}
+
+fn load(catalogue: &Catalogue, volume: &str) -> Result<Volume, String> {
+    let name = VolumeName::new(volume).map_err(|error| error.to_string())?;
+    catalogue.load(&name).map_err(|error| error.to_string())
+}
+
+fn operate(
+    catalogue: &Catalogue,
+    access: &mut dyn StoreAccess,
+    volume: &Volume,
+    operation: &Operation,
+) -> Result<Description, String> {
+    let head = View::Head(branch_of(volume));
+    match operation {
+        Operation::Describe => {}
+        Operation::Resize { size_bytes } => resize(catalogue, access, volume, *size_bytes)?,
+        Operation::SnapshotCreate { snapshot } => {
+            let snapshot = VolumeName::new(snapshot).map_err(|error| error.to_string())?;
+            access.run(head, Op::SnapshotCreate { name: snapshot.to_string() })?;
+        }
+        Operation::SnapshotDelete { snapshot } => {
+            let found = find(access, volume, snapshot)?;
+            unused(access, &export(volume, snapshot)?)?;
+            access.run(head, Op::SnapshotDelete { id: found.id })?;
+        }
+        Operation::Rollback { snapshot } => {
+            let found = find(access, volume, snapshot)?;
+            // Whoever has it mounted would see other blocks under its feet.
+            unused(access, &volume.name)?;
+            access.run(head, Op::Rollback { to: found.id })?;
+        }
+        Operation::Clone { snapshot, name, access: who } => clone(catalogue, access, volume, snapshot, name, who)?,
+        Operation::DeleteClone => return delete_clone(catalogue, access, volume),
+    }
+    let contents = access.contents()?;
+    note(catalogue, volume, &contents)?;
+    Ok(describe(volume, &contents))
+}
+
+/// The line of writes of a volume in its store.
+fn branch_of(volume: &Volume) -> BranchId {
+    volume.clone_of.as_ref().map_or(BranchId::VOLUME, |clone| BranchId(clone.branch))
+}
+
+fn export(volume: &Volume, snapshot: &str) -> Result<VolumeName, String> {
+    Ok(volume.name.at(&VolumeName::new(snapshot).map_err(|error| error.to_string())?))
+}
+
+fn find(access: &mut dyn StoreAccess, volume: &Volume, snapshot: &str) -> Result<SnapshotInfo, String> {
+    let contents = access.contents()?;
+    let mine = contents.snapshots.into_iter().filter(|info| info.branch == branch_of(volume));
+    mine.into_iter().find(|info| info.name == snapshot).ok_or_else(|| {
+        format!("'{}' has no snapshot '{snapshot}'; `strongroom volume snapshot list` shows what there is", volume.name)
+    })
+}
+
+fn unused(access: &dyn StoreAccess, export: &VolumeName) -> Result<(), String> {
+    match access.sessions(export) {
+        0 => Ok(()),
+        count => Err(format!(
+            "{count} session(s) use '{export}'; detach them, or see `strongroom drain` and `strongroom session drop`"
+        )),
+    }
+}
+
+fn resize(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume, size_bytes: u64) -> Result<(), String> {
+    if volume.clone_of.is_some() {
+        return Err(format!("'{}' is a clone and has the size of '{}'; resize that", volume.name, volume.store_name()));
+    }
+    let geometry = Geometry::from_bytes(size_bytes, volume.geometry.block_size).map_err(|error| error.to_string())?;
+    if geometry.blocks < volume.geometry.blocks {
+        return Err("a volume does not shrink; make a smaller one and `strongroom copy` to it".to_owned());
+    }
+    access.run(View::default(), Op::Grow { blocks: geometry.blocks })?;
+    for mut clone in catalogue.clones_of(&volume.name).map_err(|error| error.to_string())? {
+        clone.geometry = geometry;
+        catalogue.rewrite(&clone).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+fn clone(
+    catalogue: &Catalogue,
+    access: &mut dyn StoreAccess,
+    volume: &Volume,
+    snapshot: &str,
+    name: &str,
+    who: &Option<Access>,
+) -> Result<(), String> {
+    let found = find(access, volume, snapshot)?;
+    let name = VolumeName::new(name).map_err(|error| error.to_string())?;
+    if catalogue.load(&name).is_ok() {
+        return Err(format!("there is a volume '{name}' already; choose another name"));
+    }
+    let id = VolumeId::from_random(random_id());
+    // One that a crash left without a description is no volume: it makes room.
+    let left = access.contents()?.branches.into_iter().find(|branch| branch.name == name.as_str());
+    if let Some(left) = left {
+        access.run(View::default(), Op::CloneDelete { branch: left.id })?;
+    }
+    let op = Op::CloneCreate { from: found.id, name: name.to_string(), volume_id: id };
+    let Outcome::CloneCreated { branch } = access.run(View::default(), op)? else {
+        return Err("the store answered another question; this is a defect, please report it".to_owned());
+    };
+    let clone_of = CloneOf {
+        volume: volume.store_name().to_string(),
+        branch: branch.0,
+        snapshot: export(volume, snapshot)?.to_string(),
+    };
+    let made = Volume {
+        name,
+        id,
+        clone_of: Some(clone_of),
+        snapshots: Vec::new(),
+        access: who.clone().unwrap_or_else(|| volume.access.clone()),
+        ..volume.clone()
+    };
+    catalogue.add_clone(&made).map_err(|error| error.to_string())
+}
+
+fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume) -> Result<Description, String> {
+    if volume.clone_of.is_none() {
+        return Err(format!("'{}' is no clone; use `strongroom volume delete`", volume.name));
+    }
+    let branch = branch_of(volume);
+    let mut exports = vec![volume.name.clone()];
+    for snapshot in of_branch(&access.contents()?.snapshots, branch) {
+        exports.push(export(volume, &snapshot)?);
+    }
+    exports.iter().try_for_each(|export| unused(access, export))?;
+    // Without the description nobody finds the branch any more: so it goes first, and a crash leaves what `clone` clears away.
+    catalogue.remove_clone(volume).map_err(|error| error.to_string())?;
+    for snapshot in access.contents()?.snapshots.into_iter().filter(|snapshot| snapshot.branch == branch) {
+        access.run(View::Head(branch), Op::SnapshotDelete { id: snapshot.id })?;
+    }
+    access.run(View::default(), Op::CloneDelete { branch })?;
+    Ok(describe(volume, &*access.contents()?))
+}
+
+/// Writes down what the store now has: initiators are told of it before the store is open.
+fn note(catalogue: &Catalogue, volume: &Volume, contents: &StoreContents) -> Result<(), String> {
+    let mut noted = catalogue.load(&volume.name).map_err(|error| error.to_string())?;
+    let before = noted.clone();
+    noted.snapshots = of_branch(&contents.snapshots, branch_of(volume));
+    noted.geometry = contents.info.geometry;
+    if noted != before {
+        catalogue.rewrite(&noted).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+fn describe(volume: &Volume, contents: &StoreContents) -> Description {
+    let clone_name = |branch: BranchId| {
+        let found = contents.branches.iter().find(|info| info.id == branch && branch != BranchId::VOLUME);
+        found.map(|info| info.name.clone())
+    };
+    let own = branch_of(volume);
+    // Of a clone its own; of the volume itself all.
+    let shown = contents.snapshots.iter().filter(|info| own == BranchId::VOLUME || info.branch == own);
+    let snapshots = shown.map(|info| SnapshotReport {
+        name: info.name.clone(),
+        id: info.id.to_string(),
+        clone: clone_name(info.branch),
+        created_seconds: info.created_seconds,
+        bytes_written: info.bytes_written,
+        bytes_pinned: info.bytes_pinned,
+        clones: info.clones,
+    });
+    let of_snapshot = |id| contents.snapshots.iter().find(|info| Some(info.id) == id).map(|info| info.name.clone());
+    let clones = contents.branches.iter().filter(|info| info.id != BranchId::VOLUME).map(|info| CloneReport {
+        name: info.name.clone(),
+        snapshot: of_snapshot(info.from).unwrap_or_default(),
+        created_seconds: info.created_seconds,
+        bytes_written: info.bytes_written,
+    });
+    Description { store: contents.stats.into(), snapshots: snapshots.collect(), clones: clones.collect() }
+}
+
+impl StoreAccess for Served<'_> {
+    fn run(&mut self, view: View, op: Op) -> Result<Outcome, String> {
+        self.ask(|reply| Job::Run { view, op, reply })?.map_err(|error: OpError| error.to_string())
+    }
+
+    fn contents(&mut self) -> Result<Box<StoreContents>, String> {
+        self.ask(Job::Describe)
+    }
+
+    fn sessions(&self, export: &VolumeName) -> usize {
+        let sessions = self.shared.counters.sessions();
+        sessions.iter().filter(|session| session.volume.as_deref() == Some(export.as_str())).count()
+    }
+}
+
+impl Served<'_> {
+    fn ask<T>(&self, job: impl FnOnce(mpsc::Sender<T>) -> Job) -> Result<T, String> {
+        let (reply, answer) = mpsc::channel();
+        let job = Box::new(job(reply));
+        let order = Order::Job { volume: self.store.clone(), job };
+        self.shared.tell(self.shared.owner(&self.store), Message::Order(order));
+        answer.recv_timeout(STEP_PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => "the store does not answer; look into the target's log".to_owned(),
+            RecvTimeoutError::Disconnected => {
+                format!("the volume '{}' cannot be opened; the target's log says why", self.store)
+            }
+        })
+    }
+}
+
+impl StoreAccess for Offline {
+    fn run(&mut self, view: View, op: Op) -> Result<Outcome, String> {
+        self.store.execute_on(view, op).map_err(|error| error.to_string())
+    }
+
+    fn contents(&mut self) -> Result<Box<StoreContents>, String> {
+        Ok(Box::new(StoreContents {
+            info: self.store.info().clone(),
+            stats: self.store.stats(),
+            snapshots: self.store.snapshots(),
+            branches: self.store.branches(),
+        }))
+    }
+
+    fn sessions(&self, _export: &VolumeName) -> usize {
+        0 // The lock says so.
+    }
+}

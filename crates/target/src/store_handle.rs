@@ -1,0 +1,195 @@
+//! A unit's way to its store. A volume, its clones and its snapshots are units of one store, in one worker: each has a handle, which
+//! addresses the unit's view and gets the unit's completions.
+//!
+//! Nothing here is locked: a store and all its handles stay in the thread of their worker.
+
+use std::cell::{Cell, RefCell, RefMut};
+use std::rc::Rc;
+
+use strongroom_block::Token;
+use strongroom_store::{BranchInfo, Completion, Op, SnapshotInfo, Stats, Store, View, VolumeInfo};
+
+/// Bits of a token that are the unit's own; those above name its handle.
+const TOKEN_BITS: u32 = 48;
+
+/// One unit's share of a store.
+pub(crate) struct StoreHandle {
+    shared: Rc<RefCell<SharedStore>>,
+    slot: usize,
+    view: View,
+    mail: Rc<Cell<bool>>,
+}
+
+struct SharedStore {
+    store: Store,
+    /// By slot; `None`: that handle is gone, and so are its completions.
+    boxes: Vec<Option<MailBox>>,
+    scratch: Vec<Completion>,
+}
+
+/// What came for one handle while another one polled.
+struct MailBox {
+    completions: Vec<Completion>,
+    mail: Rc<Cell<bool>>,
+}
+
+impl StoreHandle {
+    /// The first handle of a store, for the volume itself.
+    pub(crate) fn new(store: Store) -> StoreHandle {
+        let mail = Rc::new(Cell::new(false));
+        let first = MailBox { completions: Vec::new(), mail: Rc::clone(&mail) };
+        let shared = SharedStore { store, boxes: vec![Some(first)], scratch: Vec::new() };
+        StoreHandle { shared: Rc::new(RefCell::new(shared)), slot: 0, view: View::default(), mail }
+    }
+
+    /// Another one, for another view.
+    pub(crate) fn another(&self, view: View) -> StoreHandle {
+        let mail = Rc::new(Cell::new(false));
+        let own = MailBox { completions: Vec::new(), mail: Rc::clone(&mail) };
+        let boxes = &mut self.shared.borrow_mut().boxes;
+        // A slot is never given again: what an earlier handle left in flight must not reach a later one.
+        boxes.push(Some(own));
+        StoreHandle { shared: Rc::clone(&self.shared), slot: boxes.len() - 1, view, mail }
+    }
+
+    /// The store itself, if this is the last handle.
+    pub(crate) fn into_store(self) -> Option<Store> {
+        let shared = Rc::clone(&self.shared);
+        drop(self);
+        Rc::into_inner(shared).map(|shared| shared.into_inner().store)
+    }
+
+    /// Takes a request in, addressed to the unit's view.
+    pub(crate) fn submit(&mut self, token: Token, op: Op) {
+        let view = self.view;
+        self.submit_to(token, view, op);
+    }
+
+    /// Takes a request in, addressed to any view.
+    pub(crate) fn submit_to(&mut self, token: Token, view: View, op: Op) {
+        debug_assert!(token.0 >> TOKEN_BITS == 0, "a unit has not so many requests");
+        let token = Token((self.slot as u64) << TOKEN_BITS | token.0);
+        self.store().submit_to(token, view, op);
+    }
+
+    /// Moves the store forward; appends what has finished for this unit, and returns how many that are.
+    pub(crate) fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let shared = &mut *self.shared.borrow_mut();
+        if shared.boxes.len() == 1 {
+            return shared.store.poll_completions(completions);
+        }
+        let mut all = std::mem::take(&mut shared.scratch);
+        shared.store.poll_completions(&mut all);
+        for Completion { token, result } in all.drain(..) {
+            let slot = (token.0 >> TOKEN_BITS) as usize;
+            let Some(Some(to)) = shared.boxes.get_mut(slot) else { continue };
+            to.completions.push(Completion { token: Token(token.0 & ((1 << TOKEN_BITS) - 1)), result });
+            to.mail.set(true);
+        }
+        shared.scratch = all;
+        self.mail.set(false);
+        let own = shared.boxes[self.slot].as_mut().expect("a handle has its box as long as it lives");
+        let count = own.completions.len();
+        completions.append(&mut own.completions);
+        count
+    }
+
+    /// Whether something came for this unit while another one polled.
+    pub(crate) fn has_mail(&self) -> bool {
+        self.mail.get()
+    }
+
+    /// How many I/Os the store has under way, for whichever unit.
+    pub(crate) fn ios_in_flight(&self) -> usize {
+        self.shared.borrow().store.ios_in_flight()
+    }
+
+    /// From now on completions of I/O wake the worker straight from the kernel, where that can be.
+    pub(crate) fn signal_completions(&mut self, waker: &strongroom_net::Waker) {
+        self.store().signal_completions(waker.eventfd());
+    }
+
+    /// The store's counters.
+    pub(crate) fn stats(&self) -> Stats {
+        self.shared.borrow().store.stats()
+    }
+
+    /// What the store says of its volume.
+    pub(crate) fn info(&self) -> VolumeInfo {
+        self.shared.borrow().store.info().clone()
+    }
+
+    /// Every snapshot in the store.
+    pub(crate) fn snapshots(&self) -> Vec<SnapshotInfo> {
+        self.shared.borrow().store.snapshots()
+    }
+
+    /// Every branch in the store.
+    pub(crate) fn branches(&self) -> Vec<BranchInfo> {
+        self.shared.borrow().store.branches()
+    }
+
+    /// Nothing was asked for a while.
+    pub(crate) fn idle(&mut self) {
+        self.store().idle();
+    }
+
+    fn store(&self) -> RefMut<'_, Store> {
+        RefMut::map(self.shared.borrow_mut(), |shared| &mut shared.store)
+    }
+}
+
+impl Drop for StoreHandle {
+    fn drop(&mut self) {
+        if let Ok(mut shared) = self.shared.try_borrow_mut() {
+            shared.boxes[self.slot] = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
+    use strongroom_store::{CreateOptions, OpenOptions, Outcome, UnitKind};
+
+    use super::*;
+
+    fn store() -> Store {
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 64 };
+        let create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+        Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap()
+    }
+
+    #[test]
+    fn each_handle_gets_its_own_completions() {
+        let mut one = StoreHandle::new(store());
+        let mut two = one.another(View::default());
+        let three = two.another(View::default());
+        let data = vec![Buffer::copy_from(&[7; 4096])];
+        one.submit(Token(5), Op::Write { lba: Lba(1), data, records: Vec::new(), fua: true });
+        two.submit(Token(5), Op::Read { lba: Lba(9), count: 1 });
+        let (mut of_one, mut of_two) = (Vec::new(), Vec::new());
+        while of_one.is_empty() {
+            one.poll_completions(&mut of_one);
+        }
+        assert!(two.has_mail() && !three.has_mail());
+        assert_eq!(two.poll_completions(&mut of_two), 1);
+        assert!(matches!(of_one[..], [Completion { token: Token(5), result: Ok(Outcome::Written { .. }) }]));
+        assert!(matches!(of_two[..], [Completion { token: Token(5), result: Ok(Outcome::Read(_)) }]));
+        assert!(!two.has_mail());
+        // What a handle left in flight reaches nobody.
+        let mut late = three.another(View::default());
+        drop(three);
+        two.submit(Token(6), Op::Flush);
+        drop(two);
+        let mut rest = Vec::new();
+        for _ in 0..10 {
+            one.poll_completions(&mut rest);
+        }
+        assert_eq!(late.poll_completions(&mut rest) + rest.len(), 0);
+        assert!(one.into_store().is_none());
+        assert!(late.into_store().is_some());
+    }
+}

@@ -1,0 +1,70 @@
+//! What the keeper of the target wants of a unit's store: operations without a session, answered over a channel.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use strongroom_block::{Geometry, Token};
+use strongroom_scsi::UnitAttention;
+use strongroom_store::{BranchInfo, Op, OpError, Outcome, SnapshotInfo, Stats, View, VolumeInfo};
+
+use super::Unit;
+use crate::volume::Volume;
+
+/// What a store has in it.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreContents {
+    pub(crate) info: VolumeInfo,
+    pub(crate) stats: Stats,
+    pub(crate) snapshots: Vec<SnapshotInfo>,
+    pub(crate) branches: Vec<BranchInfo>,
+}
+
+/// One thing to do. Whoever wanted it may have gone when it is done.
+pub(crate) enum Job {
+    Describe(Sender<Box<StoreContents>>),
+    Run { view: View, op: Op, reply: Sender<Result<Outcome, OpError>> },
+}
+
+/// A job that the store works on.
+pub(super) struct RunningJob {
+    reply: Sender<Result<Outcome, OpError>>,
+    grows: bool,
+}
+
+impl Unit {
+    /// Does a job, or begins it.
+    pub(crate) fn take_job(&mut self, job: Job) {
+        match job {
+            Job::Describe(reply) => {
+                let (snapshots, branches) = (self.store.snapshots(), self.store.branches());
+                let contents =
+                    StoreContents { info: self.store.info(), stats: self.store.stats(), snapshots, branches };
+                let _ = reply.send(Box::new(contents));
+            }
+            Job::Run { view, op, reply } => {
+                let grows = matches!(op, Op::Grow { .. });
+                self.next_token += 1;
+                let token = Token(self.next_token);
+                self.jobs.insert(token, RunningJob { reply, grows });
+                self.store.submit_to(token, view, op);
+            }
+        }
+    }
+
+    pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
+        let Some(RunningJob { reply, grows }) = self.jobs.remove(&token) else { return };
+        if grows && result.is_ok() {
+            self.take_size(self.store.info().geometry);
+        }
+        let _ = reply.send(result);
+    }
+
+    /// The volume may have another size now; whoever uses it is told by a unit attention.
+    pub(crate) fn take_size(&mut self, geometry: Geometry) {
+        if geometry == self.volume.geometry {
+            return;
+        }
+        self.volume = Arc::new(Volume { geometry, ..(*self.volume).clone() });
+        self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::CapacityChanged));
+    }
+}
