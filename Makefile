@@ -8,7 +8,7 @@ SOAK_KILLS ?= 200
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test check fmt bench bench-runtime fuzz soak clean
+.PHONY: help deps build demo test check fmt bench bench-runtime bench-store fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,6 +41,10 @@ bench: deps ## What a block costs, and the cryptographic libraries compared (the
 
 bench-runtime: deps ## The runtimes that were compared (the table in docs/performance.md)
 	cd spikes/runtime && $(CARGO) run --release --locked -- bench
+
+bench-store: deps ## The store alone against fio on a raw file (the table in docs/performance.md); DIR=... says on which file system
+	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }
+	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),.) --write docs/performance.md
 
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
