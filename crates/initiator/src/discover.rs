@@ -143,6 +143,11 @@ impl Question {
                         session.handle_pdu(now, pdu);
                     }
                 }
+                LinkEvent::Corrupt(_) => {
+                    if let Some(session) = &mut self.session {
+                        session.handle_corrupt_pdu();
+                    }
+                }
                 LinkEvent::Ended(end) => {
                     let answer = self.session_events(now)?;
                     return answer.or(self.answer.take()).map(Some).ok_or(AttachError::Handshake(end.to_string()));
@@ -156,8 +161,8 @@ impl Question {
         let Some(session) = &mut self.session else { return Ok(None) };
         while let Some(event) = session.poll_event() {
             match event {
-                Event::LoggedIn { .. } => {
-                    self.link.login_finished();
+                Event::LoggedIn { agreed, .. } => {
+                    self.link.login_finished(agreed.digests);
                     session
                         .send_targets(&SendTargets::All)
                         .map_err(|error| AttachError::Unsupported(error.to_string()))?;

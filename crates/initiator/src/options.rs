@@ -7,6 +7,8 @@ use std::time::Duration;
 use strongroom_block::{CryptoCounters, Mode};
 use strongroom_handshake::{NodeKey, PublicKey};
 
+use strongroom_iscsi::DigestOffer;
+
 use crate::chap::ChapAccount;
 use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, VolumeUrl};
 
@@ -23,6 +25,8 @@ pub struct AttachOptions {
     pub node_key: Option<Arc<NodeKey>>,
     /// Our account, for an `iscsi://` target that wants one.
     pub chap: Option<ChapAccount>,
+    /// CRC32C digests of headers and data, over `iscsi://`.
+    pub digests: DigestOffer,
     /// The target's identity, any of these; needed for `strongroom://`.
     pub target_keys: Vec<PublicKey>,
     /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
@@ -53,6 +57,7 @@ impl AttachOptions {
             initiator_name: default_initiator_name(),
             node_key: None,
             chap: None,
+            digests: DigestOffer::Allow,
             target_keys: Vec::new(),
             key_source: None,
             expected: ExpectedUnit::default(),

@@ -155,7 +155,7 @@ impl Raw {
         while link.poll_event().is_some() {}
         let mut raw = Raw { stream, link, session };
         raw.until(|e| matches!(e, Event::LoggedIn { .. }));
-        raw.link.login_finished();
+        raw.link.login_finished(strongroom_iscsi::Digests::default());
         raw
     }
     fn turn(&mut self) -> Vec<Event> {

@@ -193,6 +193,9 @@ pub enum CloseReason {
     /// The target said that it drops the connection.
     #[error("the target dropped the connection; it may be restarting")]
     DroppedByTarget,
+    /// A data digest did not fit.
+    #[error("data was damaged on the way, as its digest shows; check the network's hardware")]
+    Damaged,
     /// The application closed the session.
     #[error("closed by this side: {0}")]
     ClosedHere(String),

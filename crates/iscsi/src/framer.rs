@@ -1,11 +1,45 @@
-//! PDUs on a plain byte stream (RFC 7143 §11.2): no digests, padding to four bytes. Inside a channel the frames do this.
+//! PDUs on a plain byte stream (RFC 7143 §11.2): padding to four bytes, and CRC32C digests where the login agreed on them.
+//! Inside a channel the frames do this.
 
 use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
 use strongroom_block::{Buffer, BufferMut};
 
 use crate::ahs;
 use crate::login::LOGIN_SEGMENT_BYTES;
 use crate::pdu::{BHS_BYTES, Bhs, Opcode, PLAIN_AHS_BYTES_MAX, Pdu, PduError};
+
+/// Bytes of a digest.
+const DIGEST_BYTES: usize = 4;
+
+/// Which parts of a PDU have a CRC32C behind them (RFC 7143 §13.1). None until the login is over, nor ever on a PDU of a login.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Digests {
+    /// The header, its additional segments included.
+    pub header: bool,
+    /// The data, its padding included.
+    pub data: bool,
+}
+
+impl Digests {
+    fn for_opcode(self, bits: u8) -> Digests {
+        let of_login = [Opcode::LoginRequest as u8, Opcode::LoginResponse as u8].contains(&bits);
+        if of_login { Digests::default() } else { self }
+    }
+}
+
+/// CRC32C over parts, as its four bytes on the wire (RFC 7143 Appendix B.4: the least significant byte first).
+fn digest(parts: &[&[u8]]) -> [u8; DIGEST_BYTES] {
+    let crc = match parts {
+        [whole] | [whole, []] => crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, whole),
+        _ => {
+            let mut state = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+            parts.iter().for_each(|part| state.update(part));
+            state.finalize()
+        }
+    };
+    (crc as u32).to_le_bytes()
+}
 
 /// Cuts a byte stream into PDUs.
 ///
@@ -14,19 +48,28 @@ use crate::pdu::{BHS_BYTES, Bhs, Opcode, PLAIN_AHS_BYTES_MAX, Pdu, PduError};
 #[derive(Debug)]
 pub struct PlainFramer {
     data_bytes_max: usize,
-    header: [u8; BHS_BYTES + PLAIN_AHS_BYTES_MAX],
+    /// Of the PDU that is being read.
+    digests: Digests,
+    /// Of those that follow.
+    next_digests: Digests,
+    header: [u8; BHS_BYTES + PLAIN_AHS_BYTES_MAX + DIGEST_BYTES],
     header_filled: usize,
     payload: Option<Payload>,
     ready: Option<Pdu>,
+    /// What is ready has a wrong data digest.
+    is_corrupt: bool,
     failed: Option<PduError>,
 }
 
-/// A data segment that is being filled, and the padding that follows.
+/// A data segment that is being filled, and the padding and digest that follow.
 #[derive(Debug)]
 struct Payload {
     memory: Memory,
     filled: usize,
-    padding_left: usize,
+    padding_bytes: usize,
+    tail: [u8; 3 + DIGEST_BYTES],
+    tail_filled: usize,
+    tail_bytes: usize,
 }
 
 /// Block data goes to aligned memory; text and sense are too small and rare to deserve a page.
@@ -64,12 +107,20 @@ impl PlainFramer {
     pub fn new(data_bytes_max: usize) -> PlainFramer {
         PlainFramer {
             data_bytes_max: data_bytes_max.max(LOGIN_SEGMENT_BYTES as usize),
-            header: [0; BHS_BYTES + PLAIN_AHS_BYTES_MAX],
+            digests: Digests::default(),
+            next_digests: Digests::default(),
+            header: [0; BHS_BYTES + PLAIN_AHS_BYTES_MAX + DIGEST_BYTES],
             header_filled: 0,
             payload: None,
             ready: None,
+            is_corrupt: false,
             failed: None,
         }
+    }
+
+    /// What the login agreed on; from the next PDU on. One that has begun already, which no peer may do, ends as it began.
+    pub fn set_digests(&mut self, digests: Digests) {
+        self.next_digests = digests;
     }
 
     /// Takes bytes up to the end of one PDU and returns how many. Take the PDU with [`PlainFramer::poll_pdu`] before
@@ -97,7 +148,12 @@ impl PlainFramer {
 
     /// The PDU that is complete, if one is.
     pub fn poll_pdu(&mut self) -> Option<Pdu> {
-        self.ready.take()
+        if self.is_corrupt { None } else { self.ready.take() }
+    }
+
+    /// A PDU that is complete but has a wrong data digest: its header is right, its data is not.
+    pub fn poll_corrupt(&mut self) -> Option<Pdu> {
+        std::mem::take(&mut self.is_corrupt).then(|| self.ready.take()).flatten()
     }
 
     /// Where the rest of the current data segment goes, for a driver that reads into place. `None` between data
@@ -124,31 +180,48 @@ impl PlainFramer {
         self.header_filled == 0 && self.payload.is_none() && self.ready.is_none()
     }
 
-    /// Appends the bytes of a PDU to `out`: header, data (shared, not copied) and padding.
+    /// Appends the bytes of a PDU to `out`: header, data (shared, not copied), padding, and `digests`.
     ///
     /// # Panics
     /// If the header segments are longer than a plain PDU can say, or the PDU is sealed: sessions outside a channel make
     /// neither.
-    pub fn encode(pdu: Pdu, out: &mut Vec<Buffer>) {
+    pub fn encode(pdu: Pdu, digests: Digests, out: &mut Vec<Buffer>) {
         assert!(pdu.ahs.len() <= PLAIN_AHS_BYTES_MAX && !pdu.sealed, "only a channel carries this PDU");
-        let mut header = Vec::with_capacity(pdu.header_bytes());
+        let digests = digests.for_opcode(pdu.bhs.opcode_bits());
+        let mut header = Vec::with_capacity(pdu.header_bytes() + DIGEST_BYTES);
         header.extend_from_slice(&pdu.bhs.0);
         header[4] = (pdu.ahs.len() / 4) as u8;
         header.extend_from_slice(&pdu.ahs);
+        if digests.header {
+            let digest = digest(&[&header]);
+            header.extend_from_slice(&digest);
+        }
         out.push(Buffer::from(Bytes::from(header)));
         let padding = padding_bytes(pdu.data.len());
-        if !pdu.data.is_empty() {
-            out.push(pdu.data);
+        if pdu.data.is_empty() {
+            return;
         }
-        if padding > 0 {
+        let tail = digests.data.then(|| {
+            let mut tail = vec![0; padding];
+            let digest = digest(&[&pdu.data, &tail]);
+            tail.extend_from_slice(&digest);
+            tail
+        });
+        out.push(pdu.data);
+        if let Some(tail) = tail {
+            out.push(Buffer::from(Bytes::from(tail)));
+        } else if padding > 0 {
             out.push(Buffer::from(Bytes::from_static(&[0; 3])).slice(..padding));
         }
     }
 
     fn take_header(&mut self, bytes: &[u8]) -> Result<usize, PduError> {
+        if self.header_filled == 0 {
+            self.digests = self.next_digests;
+        }
         let wanted = match self.header_filled {
             0..BHS_BYTES => BHS_BYTES,
-            _ => BHS_BYTES + self.bhs().total_ahs_bytes(),
+            _ => self.header_bytes(),
         };
         let count = bytes.len().min(wanted - self.header_filled);
         self.header[self.header_filled..self.header_filled + count].copy_from_slice(&bytes[..count]);
@@ -156,10 +229,19 @@ impl PlainFramer {
         if self.header_filled == BHS_BYTES {
             self.check_bhs()?;
         }
-        if self.header_filled >= BHS_BYTES && self.header_filled == BHS_BYTES + self.bhs().total_ahs_bytes() {
+        if self.header_filled >= BHS_BYTES && self.header_filled == self.header_bytes() {
             self.start_payload()?;
         }
         Ok(count)
+    }
+
+    fn digests(&self) -> Digests {
+        self.digests.for_opcode(self.bhs().opcode_bits())
+    }
+
+    /// Of the header that is being filled, its digest included.
+    fn header_bytes(&self) -> usize {
+        BHS_BYTES + self.bhs().total_ahs_bytes() + if self.digests().header { DIGEST_BYTES } else { 0 }
     }
 
     fn bhs(&self) -> Bhs {
@@ -178,7 +260,14 @@ impl PlainFramer {
     }
 
     fn start_payload(&mut self) -> Result<(), PduError> {
-        let bhs = self.bhs();
+        let (bhs, digests) = (self.bhs(), self.digests());
+        if digests.header {
+            self.header_filled -= DIGEST_BYTES;
+            let (header, found) = self.header.split_at(self.header_filled);
+            if digest(&[header]) != found[..DIGEST_BYTES] {
+                return Err(PduError::HeaderDigest);
+            }
+        }
         ahs::check(&self.header[BHS_BYTES..self.header_filled])?;
         let len_bytes = bhs.data_segment_bytes();
         let is_block_data =
@@ -188,17 +277,27 @@ impl PlainFramer {
         } else {
             Memory::Small(vec![0; len_bytes])
         };
-        self.payload = Some(Payload { memory, filled: 0, padding_left: padding_bytes(len_bytes) });
+        let padding_bytes = padding_bytes(len_bytes);
+        let digest_bytes = if digests.data && len_bytes > 0 { DIGEST_BYTES } else { 0 };
+        self.payload = Some(Payload {
+            memory,
+            filled: 0,
+            padding_bytes,
+            tail: [0; 3 + DIGEST_BYTES],
+            tail_filled: 0,
+            tail_bytes: padding_bytes + digest_bytes,
+        });
         self.finish_payload();
         Ok(())
     }
 
     fn finish_payload(&mut self) {
         let Some(mut payload) = self.payload.take() else { return };
-        if payload.filled < payload.memory.bytes_mut().len() || payload.padding_left > 0 {
+        if payload.filled < payload.memory.bytes_mut().len() || payload.tail_filled < payload.tail_bytes {
             self.payload = Some(payload);
             return;
         }
+        self.is_corrupt = !payload.is_intact();
         let ahs = Bytes::copy_from_slice(&self.header[BHS_BYTES..self.header_filled]);
         self.ready = Some(Pdu { bhs: self.bhs(), ahs, data: payload.memory.freeze(), sealed: false });
         self.header_filled = 0;
@@ -211,9 +310,20 @@ impl Payload {
         let count = bytes.len().min(space.len());
         space[..count].copy_from_slice(&bytes[..count]);
         self.filled += count;
-        let padding = (bytes.len() - count).min(self.padding_left);
-        self.padding_left -= padding;
-        count + padding
+        let rest = &bytes[count..];
+        let tail = rest.len().min(self.tail_bytes - self.tail_filled);
+        self.tail[self.tail_filled..self.tail_filled + tail].copy_from_slice(&rest[..tail]);
+        self.tail_filled += tail;
+        count + tail
+    }
+
+    /// Whether the data is what its digest says; true where there is none.
+    fn is_intact(&mut self) -> bool {
+        if self.tail_bytes < DIGEST_BYTES {
+            return true;
+        }
+        let (padding, found) = self.tail[..self.tail_bytes].split_at(self.padding_bytes);
+        digest(&[self.memory.bytes_mut(), padding]) == found
     }
 }
 
@@ -224,16 +334,22 @@ fn padding_bytes(len_bytes: usize) -> usize {
 /// Feeds arbitrary bytes to a framer, in pieces, for fuzzing.
 #[doc(hidden)]
 pub fn fuzz_framer(bytes: &[u8]) {
+    let (shape, mut rest) = bytes.split_first().map_or((0, bytes), |(shape, rest)| (*shape, rest));
+    let digests = Digests { header: shape & 1 != 0, data: shape & 2 != 0 };
     let mut framer = PlainFramer::default();
-    let mut rest = bytes;
+    framer.set_digests(digests);
     while !rest.is_empty() {
         let piece = &rest[..rest.len().min(1 + usize::from(rest[0]))];
         let Ok(taken) = framer.handle_input(piece) else { return };
         rest = &rest[taken..];
+        if framer.poll_corrupt().is_some() {
+            assert!(digests.data, "nothing is found to be corrupt without a digest");
+        }
         if let Some(pdu) = framer.poll_pdu() {
             let mut out = Vec::new();
             let mut again = PlainFramer::default();
-            PlainFramer::encode(pdu.clone(), &mut out);
+            again.set_digests(digests);
+            PlainFramer::encode(pdu.clone(), digests, &mut out);
             for part in &out {
                 assert_eq!(again.handle_input(part), Ok(part.len()), "a decoded PDU encodes to a valid one");
             }

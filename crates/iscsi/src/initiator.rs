@@ -106,7 +106,7 @@ struct Question {
 impl Session {
     /// A session on a connection that was made at `now`; its first request waits in `poll_transmit`.
     pub fn new(now: Instant, mut config: Config) -> Session {
-        config.offer = config.offer.clamped();
+        config.offer = config.offer.clamped(config.in_channel);
         let login = Login::new(&config);
         let mut session = Session {
             deadline: Some(now + config.login_timeout),
@@ -144,6 +144,12 @@ impl Session {
         if let Err(misbehaved) = outcome {
             self.end(CloseReason::Misbehaved(misbehaved));
         }
+    }
+
+    /// Takes a PDU whose data was damaged on the way, as its digest shows: at error recovery level 0 the session ends, and the
+    /// commands in flight are to be sent again in a new one.
+    pub fn handle_corrupt_pdu(&mut self) {
+        self.end(CloseReason::Damaged);
     }
 
     /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.

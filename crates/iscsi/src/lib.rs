@@ -2,7 +2,7 @@
 //! and for PDUs inside a Strongroom channel. No sockets, no clock (time is an argument), no threads, no SCSI semantics, no
 //! cryptography: seal records pass through as opaque bytes.
 //!
-//! One session has one connection, error recovery level 0, no digests. `docs/iscsi.md` says what of the RFC is done.
+//! One session has one connection, error recovery level 0. `docs/iscsi.md` says what of the RFC is done.
 //!
 //! Driving a session, either side:
 //!
@@ -29,8 +29,8 @@ pub mod target;
 pub mod text;
 
 pub use error::{CloseReason, LoginStatus, PeerMisbehaved, Residual};
-pub use framer::PlainFramer;
-pub use login::{Agreed, Offer};
+pub use framer::{Digests, PlainFramer};
+pub use login::{Agreed, DigestOffer, Offer};
 pub use pdu::{Bhs, Lun, Pdu};
 pub use sequence::Serial;
 

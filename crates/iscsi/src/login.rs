@@ -5,6 +5,7 @@
 mod tests;
 
 use crate::PeerMisbehaved;
+use crate::framer::Digests;
 use crate::text::Pairs;
 
 /// Bytes of data segment that every side takes before a login settles more (RFC 7143 §13.12).
@@ -24,6 +25,39 @@ pub(crate) mod stage {
     pub(crate) const FULL_FEATURE: u8 = 3;
 }
 
+/// What this side says about digests (RFC 7143 §13.1). A target takes what the initiator prefers, as far as it may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DigestOffer {
+    /// None at all; a target rejects an initiator that insists.
+    Never,
+    /// Rather none, but CRC32C if the peer wants it.
+    #[default]
+    Allow,
+    /// Rather CRC32C, but none if the peer does not have it.
+    Prefer,
+    /// CRC32C; a target refuses an initiator without, an initiator such a target.
+    Require,
+}
+
+impl DigestOffer {
+    fn list(self) -> &'static str {
+        match self {
+            DigestOffer::Never => "None",
+            DigestOffer::Allow => "None,CRC32C",
+            DigestOffer::Prefer => "CRC32C,None",
+            DigestOffer::Require => "CRC32C",
+        }
+    }
+
+    fn takes(self, choice: &str) -> bool {
+        match choice {
+            "None" => self != DigestOffer::Require,
+            "CRC32C" => self != DigestOffer::Never,
+            _ => false,
+        }
+    }
+}
+
 /// What this side declares and would like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -39,6 +73,10 @@ pub struct Offer {
     pub immediate_data: bool,
     /// MaxOutstandingR2T: R2Ts in flight per command, at most 8.
     pub max_outstanding_r2t: u16,
+    /// HeaderDigest; none inside a channel.
+    pub header_digest: DigestOffer,
+    /// DataDigest; none inside a channel.
+    pub data_digest: DigestOffer,
 }
 
 impl Default for Offer {
@@ -51,14 +89,18 @@ impl Default for Offer {
             initial_r2t: false,
             immediate_data: true,
             max_outstanding_r2t: 4,
+            header_digest: DigestOffer::Allow,
+            data_digest: DigestOffer::Allow,
         }
     }
 }
 
 impl Offer {
-    /// The nearest offer that RFC 7143 allows: lengths in their ranges, the first burst within a burst.
+    /// The nearest offer that RFC 7143 allows: lengths in their ranges, the first burst within a burst. In a channel, which
+    /// proves more than a digest could, there are none.
     #[must_use]
-    pub(crate) fn clamped(&self) -> Offer {
+    pub(crate) fn clamped(&self, in_channel: bool) -> Offer {
+        let digest = |offer: DigestOffer| if in_channel { DigestOffer::Never } else { offer };
         let within = |value: u32| value.clamp(*LENGTH_RANGE.start(), *LENGTH_RANGE.end());
         let max_burst_bytes = within(self.max_burst_bytes);
         Offer {
@@ -66,6 +108,8 @@ impl Offer {
             first_burst_bytes: within(self.first_burst_bytes).min(max_burst_bytes),
             max_burst_bytes,
             max_outstanding_r2t: self.max_outstanding_r2t.clamp(1, 8),
+            header_digest: digest(self.header_digest),
+            data_digest: digest(self.data_digest),
             ..self.clone()
         }
     }
@@ -88,6 +132,8 @@ pub struct Agreed {
     pub immediate_data: bool,
     /// R2Ts in flight per command.
     pub max_outstanding_r2t: u16,
+    /// Digests from full-feature phase on: tell the framer.
+    pub digests: Digests,
 }
 
 impl Default for Agreed {
@@ -101,6 +147,7 @@ impl Default for Agreed {
             initial_r2t: true,
             immediate_data: true,
             max_outstanding_r2t: 1,
+            digests: Digests::default(),
         }
     }
 }
@@ -116,7 +163,14 @@ pub(crate) struct Negotiation {
 
 impl Negotiation {
     pub(crate) fn new(offer: &Offer) -> Negotiation {
-        Negotiation { offer: offer.clamped(), agreed: Agreed::default(), declared: false, proposed: Vec::new() }
+        Negotiation { offer: offer.clamped(false), agreed: Agreed::default(), declared: false, proposed: Vec::new() }
+    }
+
+    /// Whether what holds is what this side insists on.
+    pub(crate) fn is_acceptable(&self) -> bool {
+        let fits = |offer: DigestOffer, agreed: bool| agreed || offer != DigestOffer::Require;
+        let (offer, digests) = (&self.offer, self.agreed.digests);
+        fits(offer.header_digest, digests.header) && fits(offer.data_digest, digests.data)
     }
 
     /// What holds, once the negotiation is over.
@@ -140,8 +194,8 @@ impl Negotiation {
             self.proposed.push(key);
             out.push(key, value);
         };
-        propose("HeaderDigest", "None".into());
-        propose("DataDigest", "None".into());
+        propose("HeaderDigest", offer.header_digest.list().into());
+        propose("DataDigest", offer.data_digest.list().into());
         propose("ErrorRecoveryLevel", "0".into());
         propose("MaxConnections", "1".into());
         propose("InitialR2T", yes_no(offer.initial_r2t).into());
@@ -192,10 +246,15 @@ impl Negotiation {
                 self.agreed.send_segment_bytes_max = length("MaxRecvDataSegmentLength", value)?;
                 return Ok(None);
             }
-            "HeaderDigest" | "DataDigest" => match value.split(',').any(|choice| choice == "None") {
-                true => "None".to_owned(),
-                false => return reject,
-            },
+            // RFC 7143 §6.2.2: the first of the list that we take.
+            "HeaderDigest" | "DataDigest" => {
+                let is_header = key == "HeaderDigest";
+                let ours = if is_header { offer.header_digest } else { offer.data_digest };
+                let Some(choice) = value.split(',').find(|choice| ours.takes(choice)) else { return reject };
+                let held = if is_header { &mut self.agreed.digests.header } else { &mut self.agreed.digests.data };
+                *held = choice == "CRC32C";
+                choice.to_owned()
+            }
             "ErrorRecoveryLevel" => match number(value) {
                 Some(0..=2) => "0".to_owned(),
                 _ => return reject,
@@ -292,7 +351,9 @@ impl Negotiation {
         let offer = &self.offer;
         let wrong = || misfit(key, value);
         match key {
-            "HeaderDigest" | "DataDigest" if value != "None" => return Err(wrong()),
+            "HeaderDigest" if offer.header_digest.takes(value) => self.agreed.digests.header = value == "CRC32C",
+            "DataDigest" if offer.data_digest.takes(value) => self.agreed.digests.data = value == "CRC32C",
+            "HeaderDigest" | "DataDigest" => return Err(wrong()),
             "ErrorRecoveryLevel" if number(value) != Some(0) => return Err(wrong()),
             "DataPDUInOrder" | "DataSequenceInOrder" if value != "Yes" => return Err(wrong()),
             "InitialR2T" => {

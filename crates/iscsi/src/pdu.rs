@@ -58,6 +58,9 @@ pub enum PduError {
         /// MaxRecvDataSegmentLength.
         max_bytes: usize,
     },
+    /// The header digest does not fit the header: where the next PDU begins cannot be told.
+    #[error("a header whose CRC32C digest is wrong: it was damaged on the way")]
+    HeaderDigest,
     /// The additional header segments do not parse.
     #[error(transparent)]
     Ahs(#[from] ahs::AhsError),

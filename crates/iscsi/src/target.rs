@@ -144,7 +144,7 @@ enum AnswerKind {
 impl Session {
     /// A session on a connection that was made at `now`.
     pub fn new(now: Instant, mut config: Config) -> Session {
-        config.offer = config.offer.clamped();
+        config.offer = config.offer.clamped(config.in_channel);
         config.queue_depth = config.queue_depth.clamp(1, (TASKS_MAX - IMMEDIATE_TASKS_MAX) as u16);
         Session {
             deadline: Some(Deadline::Login(now + config.login_timeout)),
@@ -189,6 +189,17 @@ impl Session {
         if let Err(misbehaved) = outcome {
             self.end(CloseReason::Misbehaved(misbehaved));
         }
+    }
+
+    /// Takes a PDU whose data was damaged on the way, as its digest shows (RFC 7143 §7.8): the initiator is told, and since
+    /// nothing is recovered within a session at error recovery level 0, it ends.
+    pub fn handle_corrupt_pdu(&mut self, now: Instant, pdu: &Pdu) {
+        self.liveness.moved(now);
+        if self.is_closed() {
+            return;
+        }
+        let _ = self.reject(pdu, RejectReason::DataDigestError);
+        self.end(CloseReason::Damaged);
     }
 
     /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.

@@ -11,7 +11,7 @@ use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, Command, SendTargets, SubmitError, TaskFunction, WriteSource};
 use strongroom_iscsi::pdu::{Answer, Opcode, Request, TAG_NONE, TaskManagementResult};
 use strongroom_iscsi::target::{self, DataSegment, ManagementFunction, Response, SessionKind, TargetEntry};
-use strongroom_iscsi::{CloseReason, LoginStatus, Lun, Offer, PeerMisbehaved, Residual};
+use strongroom_iscsi::{CloseReason, DigestOffer, Digests, LoginStatus, Lun, Offer, PeerMisbehaved, Residual};
 
 const LUN: Lun = Lun(0);
 
@@ -575,4 +575,70 @@ fn an_answer_that_was_lost_is_noticed_inside_a_channel() {
         panic!("noticed")
     };
     assert!(matches!(why, PeerMisbehaved::StatSn { .. }));
+}
+
+/// RFC 7143 §13.1: the first of the initiator's list that the target takes; a side that insists gets it or ends the login.
+#[test]
+fn digests_are_what_both_can() {
+    use DigestOffer::{Allow, Never, Prefer, Require};
+    for (ours, theirs, expected) in [
+        (Never, Allow, Some(false)),
+        (Allow, Allow, Some(false)),
+        (Prefer, Allow, Some(true)),
+        (Prefer, Never, Some(false)),
+        (Require, Allow, Some(true)),
+        (Allow, Require, Some(true)),
+        (Require, Never, None),
+        (Never, Require, None),
+    ] {
+        let mut initiator = initiator_config();
+        initiator.offer = Offer { header_digest: ours, data_digest: ours, ..Offer::default() };
+        let offer = Offer { header_digest: theirs, data_digest: theirs, ..Offer::default() };
+        let mut pair = Pair::new(initiator, target::Config { offer, ..target::Config::default() });
+        match expected {
+            Some(expected) => {
+                pair.log_in();
+                assert_eq!(pair.digests, Digests { header: expected, data: expected }, "{ours:?} {theirs:?}");
+                pair.initiator.submit(write(10_001)).expect("in");
+                pair.settle();
+                let command = pair.command();
+                pair.target.complete(command.task, Response::good());
+                pair.settle();
+                assert_eq!(pair.completed().1.status, 0);
+            }
+            None => {
+                pair.settle();
+                assert!(matches!(pair.target.poll_event(), Some(target::Event::LoginRequested(_))));
+                pair.target.accept_login(pair.now, 7);
+                pair.settle();
+                assert!(pair.initiator.is_closed(), "{ours:?} {theirs:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn in_a_channel_there_are_no_digests() {
+    let mut initiator = initiator_config();
+    initiator.in_channel = true;
+    initiator.offer.header_digest = DigestOffer::Require;
+    let mut target = target::Config { in_channel: true, ..target::Config::default() };
+    target.offer.data_digest = DigestOffer::Require;
+    let pair = Pair::logged_in(initiator, target);
+    assert_eq!(pair.digests, Digests::default());
+}
+
+/// RFC 7143 §7.8, at error recovery level 0.
+#[test]
+fn damaged_data_ends_the_session_and_the_initiator_is_told() {
+    let mut pair = logged_in();
+    pair.initiator.submit(write(100)).expect("in");
+    let damaged = pair.initiator.poll_transmit().expect("the command");
+    pair.target.handle_corrupt_pdu(pair.now, &damaged);
+    assert!(matches!(pair.target.poll_event(), Some(target::Event::Closed(CloseReason::Damaged))));
+    let told = pair.target.poll_transmit().expect("a reject");
+    let Ok(Answer::Reject(reject)) = Answer::decode(&told.bhs) else { panic!("{told:?}") };
+    assert_eq!((reject.reason, &told.data[..]), (2, &damaged.bhs.0[..]));
+    pair.initiator.handle_corrupt_pdu();
+    assert!(matches!(pair.initiator.poll_event(), Some(initiator::Event::Closed(CloseReason::Damaged))));
 }

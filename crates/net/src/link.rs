@@ -26,7 +26,8 @@ use std::time::{Duration, Instant};
 use strongroom_block::{Buffer, CryptoCounters};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role};
 use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
-use strongroom_iscsi::{Pdu, PlainFramer};
+use strongroom_iscsi::pdu::Opcode;
+use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 
 pub use self::end::LinkEnd;
 
@@ -90,6 +91,8 @@ pub enum LinkEvent {
     },
     /// A PDU arrived. Inside a channel its header is authentic; its data too unless it is `sealed`.
     Pdu(Pdu),
+    /// A PDU arrived whose data was damaged on the way, as its digest shows.
+    Corrupt(Pdu),
     /// The link is over; always the last event.
     Ended(LinkEnd),
 }
@@ -121,6 +124,9 @@ pub struct Link {
     peer: Option<PublicKey>,
     /// This end said that it sends no more PDUs.
     closed: bool,
+    digests: Digests,
+    /// What came behind the last PDU of a login, until it is known which digests it has.
+    held: Option<Vec<u8>>,
     events: VecDeque<LinkEvent>,
     out: Vec<Buffer>,
     header: Vec<u8>,
@@ -171,6 +177,8 @@ impl Link {
             established: false,
             peer: None,
             closed: false,
+            digests: Digests::default(),
+            held: None,
             events: VecDeque::new(),
             out: Vec::new(),
             header: Vec::new(),
@@ -197,6 +205,10 @@ impl Link {
     pub fn handle_input(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() && !self.is_ended() {
+            if let Some(held) = &mut self.held {
+                // At most what the socket gives at a time: the session decides before more is read.
+                return held.extend_from_slice(rest);
+            }
             match self.take(rest) {
                 Ok(taken) => rest = &rest[taken..],
                 Err(end) => self.end(end),
@@ -234,9 +246,22 @@ impl Link {
         self.setup_deadline
     }
 
-    /// The session is in its full-feature phase: the set-up time limit no longer counts.
-    pub fn login_finished(&mut self) {
+    /// The session is in its full-feature phase: the set-up time limit no longer counts, and PDUs have `digests` from now on.
+    /// What came behind the last PDU of the login is read only now: look for events again.
+    pub fn login_finished(&mut self, digests: Digests) {
         self.setup_deadline = None;
+        self.digests = digests;
+        if let State::Plain(framer) = &mut self.state {
+            framer.set_digests(digests);
+        }
+        if let Some(held) = self.held.take() {
+            self.handle_input(&held);
+        }
+    }
+
+    /// Whether there are events.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Queues a PDU for the peer; `sealed` ones go with their data untouched. After the end or after
@@ -247,7 +272,7 @@ impl Link {
         }
         let sent = match &mut self.state {
             State::Plain(_) => {
-                PlainFramer::encode(pdu, &mut self.out);
+                PlainFramer::encode(pdu, self.digests, &mut self.out);
                 Ok(())
             }
             State::Channel(channel) => {
@@ -289,7 +314,12 @@ impl Link {
             State::Sniffing(_) => self.sniff(bytes[0]).map(|()| 0),
             State::Plain(framer) => {
                 let taken = framer.handle_input(bytes)?;
-                if let Some(pdu) = framer.poll_pdu() {
+                if let Some(pdu) = framer.poll_corrupt() {
+                    self.events.push_back(LinkEvent::Corrupt(pdu));
+                } else if let Some(pdu) = framer.poll_pdu() {
+                    if self.setup_deadline.is_some() && ends_login(&pdu) {
+                        self.held = Some(Vec::new());
+                    }
                     self.events.push_back(LinkEvent::Pdu(pdu));
                 }
                 Ok(taken)
@@ -418,6 +448,15 @@ impl Link {
             State::Ended => "ended",
         }
     }
+}
+
+/// Whether an initiator's login is over with this PDU: a Login Response without error that leads to full-feature phase.
+fn ends_login(pdu: &Pdu) -> bool {
+    const TRANSIT_TO_FULL_FEATURE: u8 = 0x83;
+    let flags = pdu.bhs.0[1];
+    pdu.bhs.opcode() == Some(Opcode::LoginResponse)
+        && flags & TRANSIT_TO_FULL_FEATURE == TRANSIT_TO_FULL_FEATURE
+        && pdu.bhs.0[36] == 0
 }
 
 /// Feeds any bytes to a target's link in pieces, for fuzzing: none may panic, hang or be taken for a channel.

@@ -126,7 +126,7 @@ impl Node {
         let mut ended = false;
         while let Some(event) = link.poll_event() {
             if matches!(event, LinkEvent::Established { .. }) {
-                link.login_finished();
+                link.login_finished(strongroom_iscsi::Digests::default());
             }
             ended |= matches!(event, LinkEvent::Ended(_));
             self.events.push((stream, event));

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use strongroom_block::{DeviceErrorKind, Lba, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name, read_blocking,
+    AttachOptions, DigestOffer, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name,
+    read_blocking,
 };
 
 use crate::units::parse_duration;
@@ -55,6 +56,9 @@ pub(crate) struct AccessArgs {
     /// The name that the target must give then [default: any].
     #[arg(long, value_name = "NAME", requires = "chap_target_secret_file")]
     pub(crate) chap_target_user: Option<String>,
+    /// CRC32C digests of headers and data at an iscsi:// target.
+    #[arg(long, value_name = "WHETHER", default_value = "allow")]
+    pub(crate) digests: DigestArg,
     /// What the names of the target's volumes begin with, if not as usual.
     #[arg(long, value_name = "IQN")]
     pub(crate) base_name: Option<String>,
@@ -67,6 +71,19 @@ pub(crate) struct AccessArgs {
     /// The volume at this URL was made anew: forget what its predecessor was like.
     #[arg(long)]
     pub(crate) forget_volume: bool,
+}
+
+/// What an initiator says to digests.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DigestArg {
+    /// None.
+    Never,
+    /// Only if the target insists.
+    Allow,
+    /// If the target has them.
+    Prefer,
+    /// Or no session.
+    Require,
 }
 
 fn parse_public_key(text: &str) -> Result<PublicKey, String> {
@@ -95,6 +112,12 @@ impl AccessArgs {
             options.base_iqn.clone_from(base);
         }
         options.chap = self.chap()?;
+        options.digests = match self.digests {
+            DigestArg::Never => DigestOffer::Never,
+            DigestArg::Allow => DigestOffer::Allow,
+            DigestArg::Prefer => DigestOffer::Prefer,
+            DigestArg::Require => DigestOffer::Require,
+        };
         options.timeouts.give_up = self.timeout;
         options.timeouts.connect = self.connect_timeout;
         if options.url.is_channel() {

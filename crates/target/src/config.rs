@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strongroom_iscsi::DigestOffer;
 
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
@@ -59,9 +60,36 @@ pub struct Config {
     /// The `[[chap]]` users who may ask for targets over plain iSCSI; empty: everybody may.
     #[serde(default)]
     pub discovery_chap: Vec<String>,
+    /// CRC32C digests of headers and data over plain iSCSI.
+    #[serde(default)]
+    pub digests: DigestRule,
     /// Answer `SendTargets=All` in a normal session too, which RFC 7143 forbids and some test suites want.
     #[serde(default)]
     pub send_targets_all: bool,
+}
+
+/// What a target says to digests over plain iSCSI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DigestRule {
+    /// None: an initiator that insists does without or stays out.
+    Never,
+    /// As the initiator prefers.
+    #[default]
+    Allow,
+    /// An initiator without is refused.
+    Require,
+}
+
+impl DigestRule {
+    /// As the session machine has it.
+    pub(crate) fn offer(self) -> DigestOffer {
+        match self {
+            DigestRule::Never => DigestOffer::Never,
+            DigestRule::Allow => DigestOffer::Allow,
+            DigestRule::Require => DigestOffer::Require,
+        }
+    }
 }
 
 /// What lies beneath the workers.
@@ -198,6 +226,7 @@ impl Config {
             plain: Vec::new(),
             chap: Vec::new(),
             discovery_chap: Vec::new(),
+            digests: DigestRule::default(),
             send_targets_all: false,
         }
     }
@@ -280,6 +309,7 @@ impl Config {
             ("plain", self.plain != old.plain),
             ("chap", self.chap != old.chap),
             ("discovery_chap", self.discovery_chap != old.discovery_chap),
+            ("digests", self.digests != old.digests),
             ("send_targets_all", self.send_targets_all != old.send_targets_all),
         ];
         changes.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()

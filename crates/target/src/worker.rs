@@ -18,7 +18,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use strongroom_iscsi::target::Event as SessionEvent;
-use strongroom_iscsi::{CloseReason, target as iscsi};
+use strongroom_iscsi::{CloseReason, Offer, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
 use crate::access::Identity;
@@ -290,6 +290,11 @@ impl Worker {
                     session.handle_pdu(self.now, pdu);
                 }
             }
+            LinkEvent::Corrupt(pdu) => {
+                if let Some(session) = &mut connection.session {
+                    session.handle_corrupt_pdu(self.now, &pdu);
+                }
+            }
             LinkEvent::Ended(end) => match &mut connection.session {
                 Some(session) => session.handle_closed(CloseReason::ConnectionLost(end.to_string())),
                 None => {
@@ -305,6 +310,7 @@ impl Worker {
     fn session_config(&self, in_channel: bool) -> iscsi::Config {
         let limits = &self.settings.config.limits;
         let ping = Duration::from_secs(limits.ping_after_s);
+        let digests = self.settings.config.digests.offer();
         iscsi::Config {
             in_channel,
             portal_group_tag: crate::PORTAL_GROUP,
@@ -315,7 +321,7 @@ impl Worker {
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
             write_memory_bytes_max: limits.write_memory_bytes,
             send_targets_all_in_normal_session: self.settings.config.send_targets_all,
-            ..iscsi::Config::default()
+            offer: Offer { header_digest: digests, data_digest: digests, ..Offer::default() },
         }
     }
 

@@ -163,6 +163,11 @@ impl Connection {
                         session.handle_pdu(now, pdu);
                     }
                 }
+                LinkEvent::Corrupt(_) => {
+                    if let Some(session) = &mut self.session {
+                        session.handle_corrupt_pdu();
+                    }
+                }
                 LinkEvent::Ended(end) => {
                     // Let the session say what arrived before the end.
                     let notice = self.session_events(now, options, identity, engine.as_deref_mut());
@@ -170,8 +175,12 @@ impl Connection {
                 }
             }
         }
-        if let Some(notice) = self.session_events(now, options, identity, engine) {
+        if let Some(notice) = self.session_events(now, options, identity, engine.as_deref_mut()) {
             return Some(notice);
+        }
+        if self.link.has_events() {
+            // What had come behind the end of the login.
+            return self.process(now, options, identity, engine);
         }
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             let doing = match (&self.session, &self.probe) {
@@ -190,6 +199,8 @@ impl Connection {
         let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
         config.in_channel = self.link.in_channel();
         config.login_timeout = options.timeouts.connect;
+        config.offer.header_digest = options.digests;
+        config.offer.data_digest = options.digests;
         config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
         self.session = Some(Session::new(now, config));
         Ok(())
@@ -204,8 +215,8 @@ impl Connection {
     ) -> Option<Notice> {
         while let Some(event) = self.session.as_mut()?.poll_event() {
             match event {
-                Event::LoggedIn { .. } => {
-                    self.link.login_finished();
+                Event::LoggedIn { agreed, .. } => {
+                    self.link.login_finished(agreed.digests);
                     let lun = options.url.lun();
                     self.probe = Some(Probe::new(identity.target_name.clone(), lun, self.link.peer()));
                     self.ask();

@@ -134,6 +134,9 @@ impl Session {
                 Ok(())
             }
             (stage::OPERATIONAL, stage::FULL_FEATURE) => {
+                if !login.negotiation.is_acceptable() {
+                    return Err(PeerMisbehaved::Login("the target has no digests, which were asked for"));
+                }
                 let portal_group_tag = login.portal_group_tag;
                 self.agreed = login.negotiation.agreed();
                 self.phase = Phase::FullFeature;

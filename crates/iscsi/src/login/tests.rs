@@ -16,8 +16,10 @@ fn answer(key: &str, value: &str) -> Option<String> {
 #[test]
 fn each_key_has_its_answer() {
     let cases = [
-        ("HeaderDigest", "CRC32C,None", Some("None")),
-        ("HeaderDigest", "CRC32C", Some("Reject")),
+        ("HeaderDigest", "CRC32C,None", Some("CRC32C")),
+        ("HeaderDigest", "CRC32C", Some("CRC32C")),
+        ("HeaderDigest", "SHA1,None", Some("None")),
+        ("HeaderDigest", "SHA1", Some("Reject")),
         ("DataDigest", "None", Some("None")),
         ("MaxConnections", "4", Some("1")),
         ("MaxConnections", "0", Some("Reject")),
@@ -100,7 +102,7 @@ fn keys_that_nobody_names_keep_the_defaults_of_the_rfc() {
 #[test]
 fn an_initiator_takes_no_answer_that_it_cannot_live_with() {
     for (key, value) in [
-        ("HeaderDigest", "CRC32C"),
+        ("HeaderDigest", "CRC64"),
         ("ErrorRecoveryLevel", "1"),
         ("DataPDUInOrder", "No"),
         ("InitialR2T", "perhaps"),
@@ -152,6 +154,8 @@ fn any_offer() -> impl Strategy<Value = Offer> {
             initial_r2t,
             immediate_data,
             max_outstanding_r2t: r2ts,
+            header_digest: [DigestOffer::Never, DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 3)],
+            data_digest: [DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 2)],
         },
     )
 }

@@ -287,6 +287,10 @@ impl Session {
             return self.send_login_response(request, part, false, true);
         }
         let enters = request.transit && request.next_stage == stage::FULL_FEATURE;
+        let Phase::Login(login) = &self.phase else { return Ok(()) };
+        if enters && !login.negotiation.is_acceptable() {
+            return Err(Refusal::initiator("the initiator has no digests, which are required here"));
+        }
         self.send_login_response(request, part, request.transit, false)?;
         let Phase::Login(login) = &mut self.phase else { return Ok(()) };
         if request.transit {

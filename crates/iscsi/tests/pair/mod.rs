@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
-use strongroom_iscsi::{Pdu, PlainFramer, initiator, target};
+use strongroom_iscsi::{Digests, Pdu, PlainFramer, initiator, target};
 
 pub const TARGET: &str = "iqn.2026-11.org.strongroom:v";
 pub const INITIATOR: &str = "iqn.2026-11.org.example:host";
@@ -55,6 +55,7 @@ pub struct Pair {
     pub initiator: initiator::Session,
     pub target: target::Session,
     in_channel: bool,
+    pub digests: Digests,
     to_target: PlainFramer,
     to_initiator: PlainFramer,
     /// What crossed, for a test that wants to look.
@@ -75,6 +76,7 @@ impl Pair {
         Pair {
             now,
             in_channel: target.in_channel,
+            digests: Digests::default(),
             to_target: PlainFramer::new(target.offer.recv_segment_bytes_max as usize),
             to_initiator: PlainFramer::new(initiator.offer.recv_segment_bytes_max as usize),
             initiator: initiator::Session::new(now, initiator),
@@ -100,7 +102,18 @@ impl Pair {
         }
         self.settle();
         assert!(matches!(self.target.poll_event(), Some(target::Event::LoggedIn)));
-        assert!(matches!(self.initiator.poll_event(), Some(initiator::Event::LoggedIn { tsih: 7, .. })));
+        match self.initiator.poll_event() {
+            Some(initiator::Event::LoggedIn { tsih: 7, agreed, .. }) => self.set_digests(agreed.digests),
+            other => panic!("expected to be in, got {other:?}"),
+        }
+    }
+
+    /// What both sides agreed on holds from here.
+    pub fn set_digests(&mut self, digests: Digests) {
+        assert_eq!(Some(digests), self.target.agreed().map(|agreed| agreed.digests));
+        self.digests = digests;
+        self.to_target.set_digests(digests);
+        self.to_initiator.set_digests(digests);
     }
 
     /// Carries one PDU towards the target; false if there was none.
@@ -109,7 +122,7 @@ impl Pair {
         if self.keep {
             self.sent_to_target.push(pdu.clone());
         }
-        let pdu = cross(pdu, self.in_channel, &mut self.to_target);
+        let pdu = cross(pdu, self.in_channel, self.digests, &mut self.to_target);
         self.target.handle_pdu(self.now, pdu);
         true
     }
@@ -120,7 +133,7 @@ impl Pair {
         if self.keep {
             self.sent_to_initiator.push(pdu.clone());
         }
-        let pdu = cross(pdu, self.in_channel, &mut self.to_initiator);
+        let pdu = cross(pdu, self.in_channel, self.digests, &mut self.to_initiator);
         self.initiator.handle_pdu(self.now, pdu);
         true
     }
@@ -168,14 +181,14 @@ impl Pair {
     }
 }
 
-fn cross(pdu: Pdu, in_channel: bool, framer: &mut PlainFramer) -> Pdu {
+fn cross(pdu: Pdu, in_channel: bool, digests: Digests, framer: &mut PlainFramer) -> Pdu {
     if in_channel {
         let mut header = Vec::new();
         pdu.channel_header(&mut header);
         return Pdu::from_channel_frame(Bytes::from(header), pdu.data, pdu.sealed).expect("we make sound frames");
     }
     let mut parts: Vec<Buffer> = Vec::new();
-    PlainFramer::encode(pdu, &mut parts);
+    PlainFramer::encode(pdu, digests, &mut parts);
     for part in &parts {
         assert_eq!(framer.handle_input(part), Ok(part.len()));
     }

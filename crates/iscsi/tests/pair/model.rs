@@ -10,7 +10,7 @@ use strongroom_iscsi::initiator::{
     self, Direction, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
 };
 use strongroom_iscsi::target::{self, DataSegment, Response};
-use strongroom_iscsi::{Lun, Offer, Residual};
+use strongroom_iscsi::{DigestOffer, Lun, Offer, Residual};
 
 use super::{Pair, Random, initiator_config};
 
@@ -77,6 +77,8 @@ fn offer(random: &mut Random, sealed: bool) -> Offer {
         initial_r2t: random.one_in(2),
         immediate_data: random.one_in(2),
         max_outstanding_r2t: 1 + random.below(4) as u16,
+        header_digest: if random.one_in(2) { DigestOffer::Prefer } else { DigestOffer::Allow },
+        data_digest: if random.one_in(2) { DigestOffer::Prefer } else { DigestOffer::Allow },
     }
 }
 

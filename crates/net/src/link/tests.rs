@@ -286,7 +286,7 @@ fn a_peer_that_stops_half_way_is_given_up_in_time() {
     assert_eq!(timed_out(&mut unanswered), "the handshake");
 
     let mut logged_in = Link::initiator_plain(options(), start);
-    logged_in.login_finished();
+    logged_in.login_finished(strongroom_iscsi::Digests::default());
     logged_in.handle_timeout(start + limit * 10);
     assert!(!logged_in.is_ended());
 }

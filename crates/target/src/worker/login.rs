@@ -204,7 +204,8 @@ impl Worker {
 
     /// The login is over: the session is in full-feature phase.
     pub(super) fn logged_in(&mut self, connection: &mut Connection) {
-        connection.link.login_finished();
+        let agreed = connection.session.as_ref().and_then(|session| session.agreed());
+        connection.link.login_finished(agreed.map(|agreed| agreed.digests).unwrap_or_default());
         connection.since = Some(self.now);
         let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
         let peer = self.settings.rules.peer_name(&connection.identity).map(str::to_owned);

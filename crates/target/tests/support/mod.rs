@@ -228,6 +228,7 @@ impl Initiator {
                 match event {
                     LinkEvent::Established { .. } => self.established = true,
                     LinkEvent::Pdu(pdu) => self.session.handle_pdu(Instant::now(), pdu),
+                    LinkEvent::Corrupt(_) => self.session.handle_corrupt_pdu(),
                     LinkEvent::Ended(end) => {
                         self.ended = Some(end.to_string());
                         self.session.handle_closed(CloseReason::ConnectionLost(end.to_string()));
@@ -236,6 +237,9 @@ impl Initiator {
             }
             while let Some(event) = self.session.poll_event() {
                 quiet = false;
+                if let Event::LoggedIn { agreed, .. } = &event {
+                    self.link.login_finished(agreed.digests);
+                }
                 self.events.push(event);
             }
             while self.established
