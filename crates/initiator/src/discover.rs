@@ -135,6 +135,7 @@ impl Question {
                     let mut config = Config::new(options.initiator_name.clone(), isid, SessionKind::Discovery);
                     config.in_channel = self.link.in_channel();
                     config.login_timeout = options.timeout;
+                    config.offer.protocol_level = 1;
                     config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
                     self.session = Some(Session::new(now, config));
                 }

@@ -133,6 +133,11 @@ pub fn fuzz_target(now: Instant, bytes: &[u8]) {
                     assert!(!is_write || len == command.expected_bytes as usize, "all of a write, and no more");
                     held.push(command.task);
                 }
+                target::Event::TaskManagement(request)
+                    if matches!(request.function, target::ManagementFunction::QueryAsyncEvent(_)) =>
+                {
+                    session.answer_query(request.id, [6, 0x29, 0]);
+                }
                 target::Event::TaskManagement(request) => {
                     session.answer_task_management(request.id, target::TaskManagementResult::Complete);
                     assert!(request.tasks.iter().all(|task| !session.complete(*task, target::Response::good())));
@@ -173,7 +178,7 @@ fn log_in_to(session: &mut target::Session, now: Instant) {
     bhs.0[0] |= 0x40;
     bhs.0[1] = 0x87;
     bhs.set_u32(24, 1);
-    let text = b"InitiatorName=a\0TargetName=t\0InitialR2T=No\0MaxRecvDataSegmentLength=512\0MaxOutstandingR2T=2\0";
+    let text = b"InitiatorName=a\0TargetName=t\0InitialR2T=No\0MaxRecvDataSegmentLength=512\0MaxOutstandingR2T=2\0iSCSIProtocolLevel=2\0";
     session.handle_pdu(now, Pdu::new(bhs, Bytes::new(), Buffer::copy_from(text), false));
     assert!(matches!(session.poll_event(), Some(target::Event::LoginRequested(_))));
     session.accept_login(now, 1);

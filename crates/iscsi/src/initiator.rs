@@ -101,6 +101,8 @@ struct Question {
     tag: u32,
     collector: Collector,
     pairs: Vec<Pairs>,
+    /// By the application; else by the target, which wanted one.
+    is_asked: bool,
 }
 
 impl Session {
@@ -236,7 +238,7 @@ impl Session {
             },
         );
         let tag = self.control_tag();
-        self.question = Some(Question { tag, collector: Collector::default(), pairs: Vec::new() });
+        self.question = Some(Question { tag, collector: Collector::default(), pairs: Vec::new(), is_asked: true });
         self.send_text(tag, TAG_NONE, Buffer::from(Bytes::from(pairs.encode())));
         Ok(())
     }
@@ -257,9 +259,12 @@ impl Session {
             return Err(SubmitError::QueueFull);
         }
         let tag = self.control_tag();
-        let key = match (function, task) {
-            (TaskFunction::AbortTask, None) => return Err(SubmitError::Malformed("AbortTask names no task")),
-            (TaskFunction::AbortTask, Some(task)) => Some(task.key()),
+        let names_task = matches!(function, TaskFunction::AbortTask | TaskFunction::QueryTask);
+        let key = match task {
+            None if names_task => {
+                return Err(SubmitError::Malformed("the function is about a task, and none is named"));
+            }
+            Some(task) if names_task => Some(task.key()),
             _ => None,
         };
         let referenced = key.and_then(|key| self.tasks.get(key));

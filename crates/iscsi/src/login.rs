@@ -77,6 +77,8 @@ pub struct Offer {
     pub header_digest: DigestOffer,
     /// DataDigest; none inside a channel.
     pub data_digest: DigestOffer,
+    /// iSCSIProtocolLevel, at most 2. An initiator proposes what is above 1.
+    pub protocol_level: u8,
 }
 
 impl Default for Offer {
@@ -91,6 +93,7 @@ impl Default for Offer {
             max_outstanding_r2t: 4,
             header_digest: DigestOffer::Allow,
             data_digest: DigestOffer::Allow,
+            protocol_level: 2,
         }
     }
 }
@@ -110,6 +113,7 @@ impl Offer {
             max_outstanding_r2t: self.max_outstanding_r2t.clamp(1, 8),
             header_digest: digest(self.header_digest),
             data_digest: digest(self.data_digest),
+            protocol_level: self.protocol_level.clamp(1, 2),
             ..self.clone()
         }
     }
@@ -134,6 +138,8 @@ pub struct Agreed {
     pub max_outstanding_r2t: u16,
     /// Digests from full-feature phase on: tell the framer.
     pub digests: Digests,
+    /// iSCSIProtocolLevel: from 2 on there are the task management functions of RFC 7144.
+    pub protocol_level: u8,
 }
 
 impl Default for Agreed {
@@ -148,6 +154,7 @@ impl Default for Agreed {
             immediate_data: true,
             max_outstanding_r2t: 1,
             digests: Digests::default(),
+            protocol_level: 1,
         }
     }
 }
@@ -159,11 +166,56 @@ pub(crate) struct Negotiation {
     agreed: Agreed,
     declared: bool,
     proposed: Vec<&'static str>,
+    /// Keys of [`ONCE`] that the peer has proposed.
+    answered: Vec<&'static str>,
+    is_discovery: bool,
 }
+
+/// Operational keys that a login negotiates once (RFC 7143 §6.3: a second time is an error).
+const ONCE: [&str; 15] = [
+    "HeaderDigest",
+    "DataDigest",
+    "ErrorRecoveryLevel",
+    "MaxConnections",
+    "InitialR2T",
+    "ImmediateData",
+    "MaxBurstLength",
+    "FirstBurstLength",
+    "MaxOutstandingR2T",
+    "DefaultTime2Wait",
+    "DefaultTime2Retain",
+    "DataPDUInOrder",
+    "DataSequenceInOrder",
+    "TaskReporting",
+    "iSCSIProtocolLevel",
+];
+/// Those of them that say nothing in a discovery session.
+const OF_NORMAL_SESSIONS: [&str; 8] = [
+    "MaxConnections",
+    "InitialR2T",
+    "ImmediateData",
+    "MaxBurstLength",
+    "FirstBurstLength",
+    "MaxOutstandingR2T",
+    "DataPDUInOrder",
+    "DataSequenceInOrder",
+];
 
 impl Negotiation {
     pub(crate) fn new(offer: &Offer) -> Negotiation {
-        Negotiation { offer: offer.clamped(false), agreed: Agreed::default(), declared: false, proposed: Vec::new() }
+        Negotiation {
+            offer: offer.clamped(false),
+            agreed: Agreed::default(),
+            declared: false,
+            proposed: Vec::new(),
+            answered: Vec::new(),
+            is_discovery: false,
+        }
+    }
+
+    /// Keys that are about commands and their data are irrelevant.
+    pub(crate) fn set_discovery(&mut self) {
+        self.is_discovery = true;
     }
 
     /// Whether what holds is what this side insists on.
@@ -207,6 +259,9 @@ impl Negotiation {
         propose("DefaultTime2Retain", "0".into());
         propose("DataPDUInOrder", "Yes".into());
         propose("DataSequenceInOrder", "Yes".into());
+        if offer.protocol_level > 1 {
+            propose("iSCSIProtocolLevel", offer.protocol_level.to_string());
+        }
         self.declare(out);
     }
 
@@ -239,6 +294,20 @@ impl Negotiation {
         // An answer to nothing that we asked, or to our declaration.
         if ["NotUnderstood", "Irrelevant", "Reject"].contains(&value) {
             return Ok(None);
+        }
+        if let Some(once) = ONCE.iter().find(|once| **once == key) {
+            if self.answered.contains(once) {
+                return Err(PeerMisbehaved::Login("a key is negotiated for the second time"));
+            }
+            self.answered.push(once);
+        }
+        let is_irrelevant = match key {
+            // RFC 7143 §13.14: there is no unsolicited data at all.
+            "FirstBurstLength" if self.agreed.initial_r2t && !self.agreed.immediate_data => true,
+            _ => self.is_discovery && OF_NORMAL_SESSIONS.contains(&key),
+        };
+        if is_irrelevant {
+            return Ok(Some("Irrelevant".to_owned()));
         }
         let reject = Ok(Some("Reject".to_owned()));
         let answer = match key {
@@ -319,9 +388,12 @@ impl Negotiation {
                 true => "RFC3720".to_owned(),
                 false => return reject,
             },
-            // RFC 7144: level 1 is what RFC 7143 describes.
+            // RFC 7144: level 1 is what RFC 7143 describes, level 2 adds task management functions.
             "iSCSIProtocolLevel" => match number(value) {
-                Some(theirs @ 0..=31) => theirs.min(1).to_string(),
+                Some(theirs @ 0..=31) => {
+                    self.agreed.protocol_level = offer.protocol_level.min(theirs as u8);
+                    self.agreed.protocol_level.to_string()
+                }
                 _ => return reject,
             },
             "InitiatorName"
@@ -356,6 +428,10 @@ impl Negotiation {
             "HeaderDigest" | "DataDigest" => return Err(wrong()),
             "ErrorRecoveryLevel" if number(value) != Some(0) => return Err(wrong()),
             "DataPDUInOrder" | "DataSequenceInOrder" if value != "Yes" => return Err(wrong()),
+            "iSCSIProtocolLevel" => {
+                let settled = number(value).filter(|level| (1..=31).contains(level)).ok_or_else(wrong)?;
+                self.agreed.protocol_level = offer.protocol_level.min(settled as u8);
+            }
             "InitialR2T" => {
                 let settled = yes_or_no(value).ok_or_else(wrong)?;
                 self.agreed.initial_r2t = settled || offer.initial_r2t;

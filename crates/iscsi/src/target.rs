@@ -64,8 +64,8 @@ pub struct Session {
     /// Tasks that take a place in the command window.
     window_taken: u32,
     immediate_tasks: usize,
-    /// Commands inside the window that came before one that is missing.
-    held: Vec<(Serial, Pdu)>,
+    /// Commands inside the window that came before one that is missing; `None` for one that was aborted unseen.
+    held: Vec<(Serial, Option<Pdu>)>,
 
     tasks: Slots<Task>,
     by_tag: HashMap<u32, Key>,
@@ -352,7 +352,7 @@ impl Session {
             return Ok(());
         }
         if cmd_sn != self.exp_cmd_sn {
-            self.held.push((cmd_sn, pdu));
+            self.held.push((cmd_sn, Some(pdu)));
             return Ok(());
         }
         self.exp_cmd_sn = self.exp_cmd_sn.next();
@@ -361,10 +361,11 @@ impl Session {
     }
 
     /// Executes what was held back, as far as nothing is missing any more.
-    fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
+    pub(in crate::target) fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
         while let Some(at) = self.held.iter().position(|(cmd_sn, _)| *cmd_sn == self.exp_cmd_sn) {
             let (_, pdu) = self.held.swap_remove(at);
             self.exp_cmd_sn = self.exp_cmd_sn.next();
+            let Some(pdu) = pdu else { continue };
             let request = Request::decode(&pdu.bhs)?;
             self.execute(request, pdu)?;
         }

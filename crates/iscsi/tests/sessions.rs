@@ -642,3 +642,95 @@ fn damaged_data_ends_the_session_and_the_initiator_is_told() {
     pair.initiator.handle_corrupt_pdu();
     assert!(matches!(pair.initiator.poll_event(), Some(initiator::Event::Closed(CloseReason::Damaged))));
 }
+
+/// RFC 7144: only where both agreed on level 2.
+#[test]
+fn queries_are_answered_at_level_2() {
+    use TaskManagementResult::{Complete, LunDoesNotExist, NotSupported, Succeeded};
+    let mut config = initiator_config();
+    config.offer.protocol_level = 1;
+    let mut pair = Pair::logged_in(config, target::Config::default());
+    for function in [TaskFunction::QueryTaskSet, TaskFunction::NexusReset, TaskFunction::QueryAsyncEvent] {
+        pair.initiator.manage_task(function, LUN, None).expect("in");
+        assert_eq!(managed(&mut pair).0, NotSupported);
+    }
+    let mut pair = logged_in();
+    let task = pair.initiator.submit(Command::read(LUN, [0x28; 16], 512)).expect("in");
+    let gone = pair.initiator.submit(Command::read(LUN, [0x28; 16], 512)).expect("in");
+    pair.settle();
+    let (first, second) = (pair.command(), pair.command());
+    pair.target.complete(second.task, Response::good());
+    pair.settle();
+    assert_eq!(pair.completed().1.task, gone);
+    pair.initiator.manage_task(TaskFunction::QueryTask, LUN, Some(task)).expect("in");
+    assert_eq!(managed(&mut pair), (Succeeded, vec![]));
+    assert!(pair.initiator.manage_task(TaskFunction::QueryTask, LUN, None).is_err());
+    pair.initiator.manage_task(TaskFunction::QueryTask, LUN, Some(gone)).expect("in");
+    assert_eq!(managed(&mut pair), (Complete, vec![]));
+    for (lun, any, result) in [(LUN, true, Succeeded), (Lun(1 << 48), false, LunDoesNotExist)] {
+        pair.initiator.manage_task(TaskFunction::QueryTaskSet, lun, None).expect("in");
+        pair.settle();
+        let Some(target::Event::TaskManagement(asked)) = pair.target.poll_event() else { panic!("a query") };
+        assert_eq!(asked.function, ManagementFunction::QueryTaskSet { lun, any });
+        pair.target.answer_task_management(asked.id, result);
+        assert_eq!(managed(&mut pair), (result, vec![]));
+    }
+    pair.keep = true;
+    pair.initiator.manage_task(TaskFunction::QueryAsyncEvent, LUN, None).expect("in");
+    pair.settle();
+    let Some(target::Event::TaskManagement(asked)) = pair.target.poll_event() else { panic!("a query") };
+    assert_eq!(asked.function, ManagementFunction::QueryAsyncEvent(LUN));
+    pair.target.answer_query(asked.id, [6, 0x2a, 9]);
+    assert_eq!(managed(&mut pair), (Succeeded, vec![]));
+    assert_eq!(pair.sent_to_initiator.last().expect("answered").bhs.0[8..11], [6, 0x2a, 9]);
+    // The reset of the nexus ends what is left.
+    pair.initiator.manage_task(TaskFunction::NexusReset, LUN, None).expect("in");
+    pair.settle();
+    let Some(target::Event::TaskManagement(asked)) = pair.target.poll_event() else { panic!("a reset") };
+    assert_eq!((asked.function, asked.tasks), (ManagementFunction::NexusReset, vec![first.task]));
+    pair.target.answer_task_management(asked.id, Complete);
+    assert_eq!(managed(&mut pair), (Complete, vec![task]));
+    assert!(!pair.target.complete(first.task, Response::good()));
+}
+
+fn managed(pair: &mut Pair) -> (TaskManagementResult, Vec<initiator::TaskId>) {
+    pair.settle();
+    match pair.initiator.poll_event() {
+        Some(initiator::Event::TaskManagementDone { result, ended, .. }) => (result, ended),
+        other => panic!("expected an answer, got {other:?}"),
+    }
+}
+
+/// RFC 7143 §11.6.1: what is aborted before it arrives counts as received, and never starts.
+#[test]
+fn an_abort_overtakes_its_command() {
+    let mut pair = logged_in();
+    let late = pair.initiator.submit(Command::read(LUN, [0x28; 16], 512)).expect("in");
+    let next = pair.initiator.submit(Command::read(LUN, [0x28; 16], 512)).expect("in");
+    let lost = pair.initiator.poll_transmit().expect("the first");
+    pair.settle();
+    assert!(pair.target.poll_event().is_none(), "the second waits for the first");
+    pair.initiator.manage_task(TaskFunction::AbortTask, LUN, Some(late)).expect("in");
+    assert_eq!(managed(&mut pair), (TaskManagementResult::Complete, vec![late]));
+    let second = pair.command();
+    pair.target.handle_pdu(pair.now, lost);
+    assert!(pair.target.poll_event().is_none(), "the first comes too late");
+    pair.target.complete(second.task, Response::good());
+    pair.settle();
+    assert_eq!(pair.completed().1.task, next);
+}
+
+/// RFC 7143 §11.9.1: a target that wants to negotiate is sent a text request, if an empty one.
+#[test]
+fn a_wish_to_negotiate_is_granted() {
+    use strongroom_iscsi::pdu::{AsyncEvent, AsyncMessage, Sequence};
+    let mut pair = logged_in();
+    pair.keep = true;
+    let sequence = Sequence { max_cmd_sn: strongroom_iscsi::Serial(100), ..Sequence::default() };
+    let wish = AsyncMessage { event: AsyncEvent::NegotiationRequested, sequence, parameters: [0, 0, 3] };
+    pair.initiator.handle_pdu(pair.now, strongroom_iscsi::Pdu::header_only(wish.encode()));
+    pair.settle();
+    assert_eq!(opcodes(&pair.sent_to_target), [Opcode::TextRequest]);
+    assert_eq!(opcodes(&pair.sent_to_initiator), [Opcode::TextResponse]);
+    assert!(pair.initiator.poll_event().is_none() && pair.target.poll_event().is_none());
+}

@@ -93,6 +93,11 @@ impl UnitAttentions {
         self.pending.pop_front().map(UnitAttention::sense)
     }
 
+    /// The oldest one, which stays.
+    pub fn peek(&self) -> Option<Sense> {
+        self.pending.front().copied().map(UnitAttention::sense)
+    }
+
     /// Whether nothing is waiting.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()

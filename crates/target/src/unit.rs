@@ -159,6 +159,18 @@ impl Unit {
         }
     }
 
+    /// The session's nexus counts as lost for a moment (I_T NEXUS RESET): what hangs on it alone is gone, and it is told so.
+    pub(crate) fn nexus_lost(&mut self, connection: ConnectionKey) {
+        let Some(user) = self.users.get_mut(&connection) else { return };
+        user.attentions.establish(UnitAttention::NexusLoss);
+        self.reservation.release(&user.nexus);
+    }
+
+    /// The unit attention that the session's next command would meet.
+    pub(crate) fn waiting_attention(&self, connection: ConnectionKey) -> Option<Sense> {
+        self.users.get(&connection).and_then(|user| user.attentions.peek())
+    }
+
     /// The connection whose session is this nexus, and whose it is.
     pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(ConnectionKey, Identity)> {
         self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.identity.clone()))

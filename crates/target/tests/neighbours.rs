@@ -101,3 +101,28 @@ fn a_session_is_only_replaced_by_its_own_node() {
     channel.wait_for_end();
     assert_eq!(again.read(0, 1), pattern(1, 1));
 }
+
+/// RFC 7144: a nexus that resets itself loses its reservation and is told; its neighbour notices nothing else.
+#[test]
+fn a_nexus_reset_is_about_one_session() {
+    let host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
+    let mut alice = host.plain("disk");
+    let mut bob = Initiator::log_in(&host, None, normal("iqn.2026-11.org.example:bob", "disk")).unwrap();
+    let reserve = || {
+        Command::without_data(LUN, {
+            let mut cdb = [0; 16];
+            cdb[0] = 0x16;
+            cdb
+        })
+    };
+    let ready = || Command::without_data(LUN, cdb::test_unit_ready());
+    assert_eq!(alice.run(reserve()).status, 0);
+    assert_eq!(bob.run(ready()).status, 0x18, "RESERVATION CONFLICT");
+    assert_eq!(manage(&mut alice, TaskFunction::QueryAsyncEvent), TaskManagementResult::Complete);
+    assert_eq!(manage(&mut alice, TaskFunction::NexusReset), TaskManagementResult::Complete);
+    assert_eq!(manage(&mut alice, TaskFunction::QueryAsyncEvent), TaskManagementResult::Succeeded);
+    let sense = alice.run(ready()).sense();
+    assert_eq!((sense.asc, sense.ascq), (0x29, 0x07), "I_T NEXUS LOSS OCCURRED");
+    assert_eq!(bob.run(ready()).status, 0);
+    assert_eq!(manage(&mut alice, TaskFunction::QueryTaskSet), TaskManagementResult::Complete);
+}

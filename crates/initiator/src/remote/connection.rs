@@ -199,6 +199,8 @@ impl Connection {
         let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
         config.in_channel = self.link.in_channel();
         config.login_timeout = options.timeouts.connect;
+        // The functions of level 2 are not used here, and some targets know no such key.
+        config.offer.protocol_level = 1;
         config.offer.header_digest = options.digests;
         config.offer.data_digest = options.digests;
         config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;

@@ -10,7 +10,7 @@ use crate::pdu::{
     self, Answer, AsyncEvent, AsyncMessage, Bhs, LogoutResponse, LogoutResult, NopIn, NopOut, Opcode, Pdu, PduError,
     R2t, ScsiResponse, Sequence, TAG_NONE, TaskManagementResponse, TextResponse,
 };
-use crate::text::Pairs;
+use crate::text::{Collector, Pairs};
 use crate::{CloseReason, PeerMisbehaved, Residual, Serial};
 
 impl Session {
@@ -195,15 +195,20 @@ impl Session {
         let mut ended = Vec::new();
         if result == TaskManagementResult::Complete {
             let lun = match management.function {
-                TaskFunction::AbortTask | TaskFunction::ClearAca | TaskFunction::TaskReassign => None,
-                TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset => Some(None),
+                TaskFunction::AbortTask
+                | TaskFunction::ClearAca
+                | TaskFunction::TaskReassign
+                | TaskFunction::QueryTask
+                | TaskFunction::QueryTaskSet
+                | TaskFunction::QueryAsyncEvent => None,
+                TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset | TaskFunction::NexusReset => Some(None),
                 _ => Some(Some(management.lun)),
             };
             let concerned = |of| lun.is_some_and(|lun| lun.is_none_or(|lun| lun == of));
             let before = management.before;
             let sent = self.tasks.iter().filter(|(_, task)| task.cmd_sn.is_some_and(|cmd_sn| cmd_sn.is_before(before)));
             let mut keys: Vec<_> = sent.filter(|(_, task)| concerned(task.command.lun)).map(|(key, _)| key).collect();
-            keys.extend(management.task);
+            keys.extend(management.task.filter(|_| management.function == TaskFunction::AbortTask));
             ended = keys.into_iter().filter(|key| self.forget(*key)).map(TaskId::of).collect();
         }
         self.events.push_back(Event::TaskManagementDone { id: TaskId(management.tag), result, ended });
@@ -222,7 +227,9 @@ impl Session {
         }
         if header.is_final && !header.continues {
             let question = self.question.take().expect("looked at above");
-            self.events.push_back(Event::TargetsListed(targets_of(&question)));
+            if question.is_asked {
+                self.events.push_back(Event::TargetsListed(targets_of(&question)));
+            }
             return Ok(());
         }
         self.check_flood()?;
@@ -259,7 +266,15 @@ impl Session {
                 };
                 self.end(reason);
             }
-            // Nothing is negotiated anew, no fast abort was agreed on, and vendors' news are not for us.
+            // RFC 7143 §11.9.1: it must be granted, and we have nothing to ask for. An exchange that is open serves as well.
+            AsyncEvent::NegotiationRequested if self.question.is_none() && matches!(self.phase, Phase::FullFeature) => {
+                let tag = self.control_tag();
+                let question = Question { tag, collector: Collector::default(), pairs: Vec::new(), is_asked: false };
+                self.question = Some(question);
+                self.check_flood()?;
+                self.send_text(tag, TAG_NONE, strongroom_block::Buffer::empty());
+            }
+            // No fast abort was agreed on, and vendors' news are not for us.
             AsyncEvent::NegotiationRequested | AsyncEvent::TasksTerminated | AsyncEvent::VendorSpecific => {}
         }
         Ok(())

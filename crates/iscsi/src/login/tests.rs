@@ -43,7 +43,9 @@ fn each_key_has_its_answer() {
         ("IFMarker", "No", Some("No")),
         ("OFMarkInt", "1~2", Some("Irrelevant")),
         ("TaskReporting", "FastAbort,RFC3720", Some("RFC3720")),
-        ("iSCSIProtocolLevel", "2", Some("1")),
+        ("iSCSIProtocolLevel", "2", Some("2")),
+        ("iSCSIProtocolLevel", "9", Some("2")),
+        ("iSCSIProtocolLevel", "32", Some("Reject")),
         ("SendTargets", "All", Some("Reject")),
         ("X-org.example.key", "value", Some("NotUnderstood")),
         ("SomethingNew", "1", Some("NotUnderstood")),
@@ -145,6 +147,39 @@ fn numbers_are_decimal_or_hexadecimal() {
     }
 }
 
+#[test]
+fn what_says_nothing_is_irrelevant() {
+    let answers = |keys: &[(&str, &str)], is_discovery| {
+        let (mut pairs, mut answers) = (Pairs::default(), Pairs::default());
+        keys.iter().for_each(|(key, value)| pairs.push(*key, *value));
+        let mut negotiation = Negotiation::new(&Offer::default());
+        if is_discovery {
+            negotiation.set_discovery();
+        }
+        negotiation.take(&pairs, &mut answers).expect("sound");
+        answers
+    };
+    // The first burst is looked at last, wherever it stands.
+    let none = [("FirstBurstLength", "4096"), ("ImmediateData", "No"), ("InitialR2T", "Yes")];
+    assert_eq!(answers(&none, false).value("FirstBurstLength"), Some("Irrelevant"));
+    let some = [("FirstBurstLength", "4096"), ("ImmediateData", "No"), ("InitialR2T", "No")];
+    assert_eq!(answers(&some, false).value("FirstBurstLength"), Some("4096"));
+    let discovery = answers(&[("MaxBurstLength", "4096"), ("HeaderDigest", "None"), ("ErrorRecoveryLevel", "0")], true);
+    let values = ["MaxBurstLength", "HeaderDigest", "ErrorRecoveryLevel"].map(|key| discovery.value(key));
+    assert_eq!(values, [Some("Irrelevant"), Some("None"), Some("0")]);
+}
+
+#[test]
+fn a_key_is_negotiated_once() {
+    for key in ONCE {
+        let mut pairs = Pairs::default();
+        pairs.push(key, "1");
+        let mut negotiation = Negotiation::new(&Offer::default());
+        negotiation.take(&pairs, &mut Pairs::default()).expect("the first time");
+        assert!(negotiation.take(&pairs, &mut Pairs::default()).is_err(), "{key}");
+    }
+}
+
 fn any_offer() -> impl Strategy<Value = Offer> {
     (any::<u32>(), any::<u32>(), 0u32..5_000_000, any::<bool>(), any::<bool>(), any::<u16>()).prop_map(
         |(recv_segment_bytes_max, first_burst_bytes, max_burst_bytes, initial_r2t, immediate_data, r2ts)| Offer {
@@ -156,6 +191,7 @@ fn any_offer() -> impl Strategy<Value = Offer> {
             max_outstanding_r2t: r2ts,
             header_digest: [DigestOffer::Never, DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 3)],
             data_digest: [DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 2)],
+            protocol_level: (r2ts % 4) as u8,
         },
     )
 }

@@ -226,6 +226,8 @@ pub enum TaskManagementResult {
     NotSupported = 5,
     /// Not for this initiator.
     AuthorizationFailed = 6,
+    /// Asked and found: what a query asks about is there (RFC 7144).
+    Succeeded = 7,
     /// Refused.
     Rejected = 255,
 }
@@ -241,6 +243,7 @@ impl TaskManagementResult {
             4 => Self::ReassignNotSupported,
             5 => Self::NotSupported,
             6 => Self::AuthorizationFailed,
+            7 => Self::Succeeded,
             255 => Self::Rejected,
             _ => return None,
         })
@@ -252,6 +255,9 @@ impl TaskManagementResult {
 pub struct TaskManagementResponse {
     /// What became of it.
     pub result: TaskManagementResult,
+    /// More about a function that succeeded (RFC 7144 §5.2): for `QueryAsyncEvent` the sense key, additional sense code and
+    /// qualifier of what waits (SAM-5 §7.10); else zeros.
+    pub additional: [u8; 3],
     /// The request.
     pub initiator_task_tag: u32,
     /// Numbers.
@@ -264,6 +270,7 @@ impl TaskManagementResponse {
         let mut bhs = Bhs::new(Opcode::TaskManagementResponse);
         bhs.0[1] = FINAL;
         bhs.0[2] = self.result as u8;
+        bhs.0[8..11].copy_from_slice(&self.additional);
         bhs.set_u32(16, self.initiator_task_tag);
         self.sequence.put(&mut bhs);
         bhs
@@ -276,7 +283,9 @@ impl TaskManagementResponse {
     pub fn decode(bhs: &Bhs) -> Result<TaskManagementResponse, PduError> {
         let result = TaskManagementResult::from_code(bhs.0[2])
             .ok_or(PduError::Field { field: "Response", value: u32::from(bhs.0[2]) })?;
-        Ok(TaskManagementResponse { result, initiator_task_tag: bhs.initiator_task_tag(), sequence: Sequence::of(bhs) })
+        let additional = [bhs.0[8], bhs.0[9], bhs.0[10]];
+        let sequence = Sequence::of(bhs);
+        Ok(TaskManagementResponse { result, additional, initiator_task_tag: bhs.initiator_task_tag(), sequence })
     }
 }
 

@@ -162,6 +162,14 @@ pub enum TaskFunction {
     TargetColdReset = 7,
     /// Move a task to this connection (error recovery level 2).
     TaskReassign = 8,
+    /// Whether a task is there (RFC 7144, iSCSIProtocolLevel 2; so are those that follow).
+    QueryTask = 9,
+    /// Whether this initiator has any task on a logical unit.
+    QueryTaskSet = 10,
+    /// End this initiator's tasks everywhere, as if it had been gone for a moment.
+    NexusReset = 11,
+    /// Whether a unit attention waits.
+    QueryAsyncEvent = 12,
 }
 
 impl TaskFunction {
@@ -176,6 +184,10 @@ impl TaskFunction {
             6 => TaskFunction::TargetWarmReset,
             7 => TaskFunction::TargetColdReset,
             8 => TaskFunction::TaskReassign,
+            9 => TaskFunction::QueryTask,
+            10 => TaskFunction::QueryTaskSet,
+            11 => TaskFunction::NexusReset,
+            12 => TaskFunction::QueryAsyncEvent,
             _ => return None,
         })
     }

@@ -191,7 +191,7 @@ fn answers_have_the_bytes_of_the_rfc() {
     check(r2t.encode(), bytes, Answer::R2t(r2t));
 
     let result = TaskManagementResult::NotSupported;
-    let management = TaskManagementResponse { result, initiator_task_tag: 0x2a, sequence };
+    let management = TaskManagementResponse { result, additional: [0; 3], initiator_task_tag: 0x2a, sequence };
     check(management.encode(), golden(&[(0, &[0x22, 0x80, 5]), TAG, NUMBERS]), Answer::TaskManagement(management));
 
     let login = LoginResponse {

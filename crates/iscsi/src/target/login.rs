@@ -214,6 +214,9 @@ impl Session {
                 SessionKind::Discovery => None,
             };
             let Phase::Login(login) = &mut self.phase else { return Ok(()) };
+            if self.discovery {
+                login.negotiation.set_discovery();
+            }
             login.parked = Some((request, pairs));
             self.events.push_back(Event::LoginRequested(requested));
             return Ok(());

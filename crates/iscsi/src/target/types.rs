@@ -270,6 +270,18 @@ pub enum ManagementFunction {
     TargetWarmReset,
     /// Reset every logical unit and close every session (`close`) after answering.
     TargetColdReset,
+    /// Answer `Succeeded` if this initiator has tasks on a logical unit (`any` says whether it has), `Complete` if not; or
+    /// that there is no such unit.
+    QueryTaskSet {
+        /// Which.
+        lun: Lun,
+        /// Whether this session has tasks there.
+        any: bool,
+    },
+    /// Stop this initiator's tasks on every logical unit and do what the loss of its nexus does.
+    NexusReset,
+    /// Answer `Succeeded` with what waits (`answer_query`) if a unit attention does, `Complete` if not.
+    QueryAsyncEvent(Lun),
 }
 
 /// The answer to a command.

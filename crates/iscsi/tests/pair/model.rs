@@ -79,6 +79,7 @@ fn offer(random: &mut Random, sealed: bool) -> Offer {
         max_outstanding_r2t: 1 + random.below(4) as u16,
         header_digest: if random.one_in(2) { DigestOffer::Prefer } else { DigestOffer::Allow },
         data_digest: if random.one_in(2) { DigestOffer::Prefer } else { DigestOffer::Allow },
+        protocol_level: 2,
     }
 }
 

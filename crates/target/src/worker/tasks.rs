@@ -82,8 +82,11 @@ impl Worker {
             ManagementFunction::ClearAca(_) => return answer(connection, TaskManagementResult::NotSupported),
             ManagementFunction::AbortTaskSet(lun)
             | ManagementFunction::ClearTaskSet(lun)
+            | ManagementFunction::QueryTaskSet { lun, .. }
+            | ManagementFunction::QueryAsyncEvent(lun)
             | ManagementFunction::LogicalUnitReset(lun) => lun,
             ManagementFunction::AbortTask(_)
+            | ManagementFunction::NexusReset
             | ManagementFunction::TargetWarmReset
             | ManagementFunction::TargetColdReset => Lun::single_level(0),
         };
@@ -93,7 +96,30 @@ impl Worker {
         let Some(volume) = connection.stage.volume().cloned() else {
             return answer(connection, TaskManagementResult::NotSupported);
         };
-        let others = !matches!(function, ManagementFunction::AbortTask(_) | ManagementFunction::AbortTaskSet(_));
+        match function {
+            ManagementFunction::QueryTaskSet { any: true, .. } => {
+                return answer(connection, TaskManagementResult::Succeeded);
+            }
+            ManagementFunction::QueryTaskSet { any: false, .. } => {
+                return answer(connection, TaskManagementResult::Complete);
+            }
+            ManagementFunction::QueryAsyncEvent(_) => {
+                let waits = match self.units.get(&volume) {
+                    Some(Slot::Open(open)) => open.unit.waiting_attention(connection.key),
+                    _ => None,
+                };
+                return match (waits, &mut connection.session) {
+                    (Some(sense), Some(session)) => session.answer_query(id, [sense.key as u8, sense.asc, sense.ascq]),
+                    _ => answer(connection, TaskManagementResult::Complete),
+                };
+            }
+            _ => {}
+        }
+        let own = matches!(
+            function,
+            ManagementFunction::AbortTask(_) | ManagementFunction::AbortTaskSet(_) | ManagementFunction::NexusReset
+        );
+        let others = !own;
         if let (true, Some(Slot::Open(open))) = (others, self.units.get(&volume))
             && open.unit.is_read_only(connection.key)
         {
@@ -107,6 +133,9 @@ impl Worker {
         let mut waiting: HashSet<(ConnectionKey, TaskId)> = HashSet::new();
         for task in tasks {
             waiting.extend(open.unit.abort(connection.key, Some(task)).into_iter().map(|task| (connection.key, task)));
+        }
+        if function == ManagementFunction::NexusReset {
+            open.unit.nexus_lost(connection.key);
         }
         let mut end_others = Vec::new();
         if others {
