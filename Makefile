@@ -3,6 +3,8 @@
 CARGO ?= cargo
 # How long `make fuzz` spends on each decoder, in seconds.
 FUZZ_SECONDS ?= 30
+# How long `make check` does, in seconds.
+FUZZ_CHECK_SECONDS ?= 10
 # How many times `make soak` pulls the plug.
 SOAK_KILLS ?= 200
 
@@ -25,12 +27,13 @@ demo: build ## Serve, attach, use and prove a sealed volume, on this machine's o
 test: deps ## Every test
 	$(CARGO) test --workspace --locked
 
-check: ## Formatting, lints, documentation, dependencies' licences and sources
+check: ## Formatting, lints, documentation, dependencies' licences and sources; every decoder fuzzed for a moment
 	@scripts/deps.sh --checks
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --quiet
 	$(CARGO) deny --locked --log-level error check --hide-inclusion-graph licenses bans sources
+	@scripts/fuzz.sh $(FUZZ_CHECK_SECONDS)
 
 fmt: ## Format the sources
 	$(CARGO) fmt --all

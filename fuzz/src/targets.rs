@@ -18,6 +18,8 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("iscsi_framer", strongroom_iscsi::framer::fuzz_framer),
     ("iscsi_text", strongroom_iscsi::text::fuzz_text),
     ("iscsi_target", |bytes| strongroom_iscsi::fuzz::fuzz_target(Instant::now(), bytes)),
+    ("iscsi_chap", strongroom_iscsi::chap::fuzz_chap),
+    ("iscsi_sequences", |bytes| strongroom_iscsi::fuzz::fuzz_sequences(Instant::now(), bytes)),
     ("iscsi_initiator", |bytes| strongroom_iscsi::fuzz::fuzz_initiator(Instant::now(), bytes)),
     ("scsi", strongroom_scsi::fuzz_decode),
 ];

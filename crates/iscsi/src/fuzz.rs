@@ -1,6 +1,8 @@
 //! Entry points for fuzzing the two machines: arbitrary bytes become the peer's PDUs, an obliging application answers. What
 //! must hold is asserted: no panic, nothing beyond the limits, nothing after `Closed`.
 
+mod sequences;
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -9,6 +11,8 @@ use strongroom_block::Buffer;
 use crate::chap::{self, Algorithm, Challenge, Credentials, Secret};
 use crate::pdu::{BHS_BYTES, Bhs, Opcode};
 use crate::{Lun, Offer, Pdu, initiator, target};
+
+pub use sequences::fuzz_sequences;
 
 /// Cuts PDUs out of arbitrary bytes without the patience of a framer: most of what comes is nearly right.
 struct Source<'a>(&'a [u8]);

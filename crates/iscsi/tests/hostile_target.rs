@@ -87,4 +87,16 @@ proptest! {
     fn arbitrary_pdus_never_break_an_initiator(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         strongroom_iscsi::fuzz::fuzz_initiator(epoch(), &bytes);
     }
+
+    /// Steps below 13 and 14 lose and change nothing: what was written and read must be whole.
+    #[test]
+    fn any_script_of_sound_steps_ends_well(mut bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        bytes.iter_mut().filter(|byte| **byte % 16 == 13).for_each(|byte| *byte = 14);
+        strongroom_iscsi::fuzz::fuzz_sequences(epoch(), &bytes);
+    }
+
+    #[test]
+    fn any_script_of_tampering_breaks_nothing(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        strongroom_iscsi::fuzz::fuzz_sequences(epoch(), &bytes);
+    }
 }
