@@ -1,24 +1,55 @@
 //! The offline check: recovers without writing, then reads everything that counts and compares it with its checksums.
 //! Needs no keys: it tells accidents, not forgeries.
 
+use std::fmt;
 use std::path::Path;
 
 use strongroom_block::{Lba, StoreSequence, keyless_checksum};
 
-use crate::backend::{Backend, Io, IoChoice};
+use crate::backend::{Backend, Io};
 use crate::error::StoreError;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
 use crate::options::VolumeInfo;
 use crate::planted::Planted;
-use crate::recover::{Scanner, Unit, recover};
+use crate::recover::{Scanner, Unit, recover, superblocks};
 use crate::store::{Recovered, Store, blocking, item_checksum};
 use crate::unit::Entry;
 
 /// Upper bound on the bad blocks that a report lists.
 const LISTED_MAX: usize = 10_000;
 
-/// What a check found. A store without bad blocks and versions is sound.
+/// Something that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The block of the volume, if it is one.
+    pub lba: Option<Lba>,
+    /// Which version of it.
+    pub sequence: Option<StoreSequence>,
+    /// Whether that version is the newest: then the block cannot be read.
+    pub newest: bool,
+    /// The newest older version of it that is kept and whole; whoever has the key can bring it back.
+    pub older: Option<StoreSequence>,
+    /// Where in the log, in bytes.
+    pub offset: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(lba), Some(sequence)) = (self.lba, self.sequence) {
+            write!(f, "block {lba}, {}version {sequence}, ", if self.newest { "newest " } else { "older " })?;
+        }
+        write!(f, "at byte {} of the log: {}", self.offset, self.what)?;
+        match self.older {
+            Some(older) => write!(f, "; version {older} of it is kept and whole"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a check found. A store without problems is sound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckReport {
     /// The volume.
@@ -35,12 +66,22 @@ pub struct CheckReport {
     pub bad_blocks: Vec<Lba>,
     /// Older versions that do not, or cannot (the first ten thousand).
     pub bad_versions: Vec<(Lba, StoreSequence)>,
+    /// All of that with its place, and what else is wrong (the first ten thousand).
+    pub problems: Vec<Problem>,
+    /// What is not as usual, but as a power cut may leave it: the next opening puts it right.
+    pub notes: Vec<String>,
 }
 
 impl CheckReport {
     /// Whether everything that counts is as it was written.
     pub fn is_sound(&self) -> bool {
-        self.bad_blocks.is_empty() && self.bad_versions.is_empty()
+        self.problems.is_empty() && self.bad_blocks.is_empty() && self.bad_versions.is_empty()
+    }
+
+    fn problem(&mut self, problem: Problem) {
+        if self.problems.len() < LISTED_MAX {
+            self.problems.push(problem);
+        }
     }
 }
 
@@ -50,8 +91,16 @@ impl Store {
     /// # Errors
     /// [`StoreError::Damaged`] and the like where opening would fail too; `InUse` if it is open.
     pub fn check(dir: &Path) -> Result<CheckReport, StoreError> {
-        let (_lock, mut backend) = Store::locked_log(dir, IoChoice::Auto)?;
-        Store::check_on(backend.as_mut())
+        Store::check_telling(dir, &mut |_, _| ())
+    }
+
+    /// As [`Store::check`]; tells now and then how many bytes of how many it has read.
+    ///
+    /// # Errors
+    /// As [`Store::check`].
+    pub fn check_telling(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
+        let (_lock, mut backend) = Store::log_to_look_at(dir)?;
+        check_backend(backend.as_mut(), progress)
     }
 
     /// Checks the store on a backend.
@@ -59,30 +108,135 @@ impl Store {
     /// # Errors
     /// As [`Store::check`].
     pub fn check_on(backend: &mut dyn Backend) -> Result<CheckReport, StoreError> {
-        let recovered = recover(backend, 0, Planted::default())?;
-        let mut report = CheckReport {
-            info: recovered.superblock.info(),
-            units: 0,
-            blocks: 0,
-            versions: 0,
-            holes: recovered.map.holes(),
-            bad_blocks: Vec::new(),
-            bad_versions: Vec::new(),
-        };
-        let used: Vec<(u32, u32)> = recovered.segments.listed().map(|(at, segment)| (at, segment.end)).collect();
-        for (segment, end) in used {
-            let mut block = 0;
-            while block < end {
-                let mut scanner = Scanner::lone(backend, &recovered.superblock);
-                let Some(unit) = scanner.unit_at(segment, block)? else { break };
-                block += unit.header.blocks();
-                report.units += 1;
-                check_unit(backend, &recovered, &unit, &mut report);
-            }
-        }
-        report.bad_blocks.sort_unstable();
-        Ok(report)
+        check_backend(backend, &mut |_, _| ())
     }
+}
+
+fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
+    let recovered = recover(backend, 0, Planted::default())?;
+    let mut report = CheckReport {
+        info: recovered.superblock.info(),
+        units: 0,
+        blocks: 0,
+        versions: 0,
+        holes: recovered.map.holes(),
+        bad_blocks: Vec::new(),
+        bad_versions: Vec::new(),
+        problems: Vec::new(),
+        notes: Vec::new(),
+    };
+    for (copy, read) in superblocks(backend).into_iter().enumerate() {
+        if let Err(error) = read {
+            report.notes.push(format!("superblock copy {copy} is not whole ({error}); the other one is"));
+        }
+    }
+    let layout = recovered.superblock.layout();
+    let used: Vec<(u32, u32)> = recovered.segments.listed().map(|(at, segment)| (at, segment.end)).collect();
+    let total = used.iter().map(|&(_, end)| u64::from(end) * RECORD_BLOCK as u64).sum();
+    let mut done = 0;
+    for (segment, end) in used {
+        let mut block = 0;
+        while block < end {
+            let mut scanner = Scanner::lone(backend, &recovered.superblock);
+            let Some(unit) = scanner.unit_at(segment, block)? else { break };
+            block += unit.header.blocks();
+            report.units += 1;
+            check_unit(backend, &recovered, &unit, &mut report);
+            done += u64::from(unit.header.blocks()) * RECORD_BLOCK as u64;
+            progress(done, total);
+        }
+        if block < end {
+            walk_broke_off(&recovered, segment, block, &mut report);
+        }
+    }
+    if report.problems.is_empty() {
+        all_accounted_for(&recovered, layout.segment_at(0), &mut report);
+    }
+    report.bad_blocks.sort_unstable();
+    Ok(report)
+}
+
+/// Whether a version of a block counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Newest,
+    Older,
+    Dead,
+}
+
+fn standing(recovered: &Recovered, branch: u32, lba: u64, version: Version) -> Standing {
+    if recovered.map.is_mapped(branch, lba, version) {
+        Standing::Newest
+    } else if recovered.map.is_live(branch, lba, version) {
+        Standing::Older
+    } else {
+        Standing::Dead
+    }
+}
+
+/// Of a segment only the first units could be read: every version behind them is bad.
+fn walk_broke_off(recovered: &Recovered, segment: u32, block: u32, report: &mut CheckReport) {
+    let layout = recovered.superblock.layout();
+    report.problem(Problem {
+        lba: None,
+        sequence: None,
+        newest: false,
+        older: None,
+        offset: layout.block_at(segment, block),
+        what: format!("the record blocks of a unit in segment {segment} are damaged or cannot be read"),
+    });
+    let mut behind = Vec::new();
+    let is_behind =
+        |version: Version| version.segment(&layout) == segment && version.item_at() >= block * RECORD_BLOCK as u32;
+    for (_, table) in recovered.map.tables() {
+        table
+            .index
+            .for_each(|lba, version| behind.extend(is_behind(version).then_some((Standing::Newest, lba, version))));
+    }
+    let versions = &recovered.map.versions;
+    versions.for_each(|_, lba, version| behind.extend(is_behind(version).then_some((Standing::Older, lba, version))));
+    for (standing, lba, version) in behind {
+        bad_version(recovered, standing, lba, version, "its record is behind a damaged unit", report);
+    }
+}
+
+/// Every version that the index names was met in the log.
+fn all_accounted_for(recovered: &Recovered, offset: u64, report: &mut CheckReport) {
+    let versions = recovered.map.versions.len() + recovered.map.versions.pinned();
+    let blocks = recovered.map.blocks();
+    if (report.blocks, report.versions) != (blocks, versions) {
+        let what = format!(
+            "{blocks} blocks and {versions} older versions count, but the segments hold {} and {}",
+            report.blocks, report.versions
+        );
+        report.problem(Problem { lba: None, sequence: None, newest: false, older: None, offset, what });
+    }
+}
+
+fn bad_version(
+    recovered: &Recovered,
+    standing: Standing,
+    lba: u64,
+    version: Version,
+    what: &str,
+    report: &mut CheckReport,
+) {
+    let newest = standing == Standing::Newest;
+    let sequence = StoreSequence(version.sequence());
+    if newest && report.bad_blocks.len() < LISTED_MAX {
+        report.bad_blocks.push(Lba(lba));
+    } else if !newest && report.bad_versions.len() < LISTED_MAX {
+        report.bad_versions.push((Lba(lba), sequence));
+    }
+    let older = recovered.map.versions.newest_below(lba, version.sequence(), |_, _| newest);
+    report.problem(Problem {
+        lba: Some(Lba(lba)),
+        sequence: Some(sequence),
+        newest,
+        older: older.map(|older| StoreSequence(older.sequence())),
+        offset: version.data_offset(),
+        what: what.to_owned(),
+    });
 }
 
 fn check_unit(backend: &mut dyn Backend, recovered: &Recovered, unit: &Unit, report: &mut CheckReport) {
@@ -98,18 +252,19 @@ fn check_unit(backend: &mut dyn Backend, recovered: &Recovered, unit: &Unit, rep
             let item_at = unit.block * RECORD_BLOCK as u32 + item_at + at * layout.item_bytes;
             let (lba, sequence) = (lba + u64::from(at), sequence + u64::from(at));
             let version = Version::new(&layout, sequence, unit.segment, unit.data_at() + within, item_at);
+            let standing = standing(recovered, branch, lba, version);
+            match standing {
+                Standing::Newest => report.blocks += 1,
+                Standing::Older => report.versions += 1,
+                Standing::Dead => continue,
+            }
             let block = data.as_ref().map(|data| &data[within as usize..][..layout.block_bytes as usize]);
-            let good = block.is_some_and(|block| keyless_checksum(block) == item_checksum(item));
-            if recovered.map.is_mapped(branch, lba, version) {
-                report.blocks += 1;
-                if !good && report.bad_blocks.len() < LISTED_MAX {
-                    report.bad_blocks.push(Lba(lba));
+            match block {
+                None => bad_version(recovered, standing, lba, version, "it cannot be read", report),
+                Some(block) if keyless_checksum(block) != item_checksum(item) => {
+                    bad_version(recovered, standing, lba, version, "it does not match its checksum", report);
                 }
-            } else if recovered.map.is_live(branch, lba, version) {
-                report.versions += 1;
-                if !good && report.bad_versions.len() < LISTED_MAX {
-                    report.bad_versions.push((Lba(lba), StoreSequence(sequence)));
-                }
+                Some(_) => {}
             }
         }
     }

@@ -21,22 +21,26 @@ mod op;
 mod options;
 mod planted;
 mod recover;
+mod repair;
 mod segments;
 mod stamps;
 mod store;
 mod superblock;
+mod survey;
 mod unit;
 mod versions;
 mod view;
 
 pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryBackend, Waker};
-pub use check::CheckReport;
+pub use check::{CheckReport, Problem};
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};
 pub use op::{Completion, Extent, Op, OpError, Outcome};
 pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
+pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use store::Store;
+pub use survey::{Contents, SuperblockSummary, Survey};
 #[doc(hidden)]
 pub use unit::fuzz_decode;
 pub use view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo, View};

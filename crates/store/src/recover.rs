@@ -5,11 +5,13 @@
 //! groups whose data checks out is accepted. Anything else is refused: never older data in silence.
 
 mod load;
+mod rebuild;
 mod scan;
 
 use std::collections::BTreeMap;
 
 use load::Loader;
+pub(crate) use rebuild::{Rebuilt, rebuild};
 use scan::Found;
 pub(crate) use scan::{Scanner, Unit};
 
@@ -66,14 +68,23 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
 }
 
 fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), StoreError> {
-    let mut copies = Vec::new();
-    for offset in SUPERBLOCK_AT {
+    let copies = superblock_copies(backend);
+    Superblock::choose([&copies[0], &copies[1]])
+}
+
+/// What each copy of the superblock says.
+pub(crate) fn superblocks(backend: &mut dyn Backend) -> [Result<Superblock, StoreError>; 2] {
+    let copies = superblock_copies(backend);
+    [Superblock::decode(&copies[0], 0), Superblock::decode(&copies[1], 1)]
+}
+
+fn superblock_copies(backend: &mut dyn Backend) -> [strongroom_block::BufferMut; 2] {
+    SUPERBLOCK_AT.map(|offset| {
         let buffer = strongroom_block::BufferMut::zeroed(RECORD_BLOCK);
         let read = crate::store::blocking(backend, Io::Read { offset, buffer });
         // An unreadable copy is as bad as a torn one: the other may do.
-        copies.push(read.ok().flatten().unwrap_or_else(|| strongroom_block::BufferMut::zeroed(RECORD_BLOCK)));
-    }
-    Superblock::choose([&copies[0], &copies[1]])
+        read.ok().flatten().unwrap_or_else(|| strongroom_block::BufferMut::zeroed(RECORD_BLOCK))
+    })
 }
 
 /// A log that lost its end may have lost what counts; and what is kept in memory per segment is bounded by the medium.

@@ -38,7 +38,7 @@ use append::{AppendInFlight, WriteOp};
 use branches::Feedback;
 pub(crate) use branches::Verified;
 use clean::Cleaner;
-pub(crate) use create::blocking;
+pub(crate) use create::{blocking, random};
 use durable::{Round, Syncs};
 use group::Group;
 use grow::Growing;
@@ -156,7 +156,12 @@ impl Store {
         Ok(store)
     }
 
-    fn from_recovered(backend: Box<dyn Backend>, options: OpenOptions, waker: Waker, recovered: Recovered) -> Store {
+    pub(crate) fn from_recovered(
+        backend: Box<dyn Backend>,
+        options: OpenOptions,
+        waker: Waker,
+        recovered: Recovered,
+    ) -> Store {
         let Recovered { superblock, superblock_copy, map, segments, stamps, head } = recovered;
         Store {
             backend,

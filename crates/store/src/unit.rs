@@ -348,6 +348,11 @@ impl UnitBuilder {
         }
     }
 
+    /// A unit that says nothing, in so many blocks (at most [`RECORD_BLOCKS_MAX`]).
+    pub(crate) fn filler(layout: Layout, blocks: u32) -> UnitBuilder {
+        UnitBuilder { records: vec![0; blocks as usize * RECORD_BLOCK], ..UnitBuilder::new(layout, blocks) }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries == 0
     }

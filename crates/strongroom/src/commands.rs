@@ -13,4 +13,5 @@ pub(crate) mod recover;
 pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod status;
+pub(crate) mod store;
 pub(crate) mod volume;

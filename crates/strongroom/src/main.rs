@@ -44,6 +44,8 @@ enum Command {
     Key(commands::key::KeyCommand),
     #[command(subcommand)]
     Volume(commands::volume::VolumeCommand),
+    #[command(subcommand)]
+    Store(commands::store::StoreCommand),
     Serve(commands::serve::ServeArgs),
     Status(commands::status::StatusArgs),
     #[command(subcommand)]
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let result = match cli.command {
+        Command::Store(command) => return commands::store::run(command).unwrap_or_else(|error| failed(&error)),
         Command::Identity(command) => commands::identity::run(command),
         Command::Key(command) => commands::key::run(command),
         Command::Volume(command) => commands::volume::run(command),
@@ -83,11 +86,13 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("strongroom: {}", in_words(&error));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error),
     }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("strongroom: {}", in_words(error));
+    ExitCode::FAILURE
 }
 
 /// An error and its causes in one line; a cause that the line already tells is not told again.

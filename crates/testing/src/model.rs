@@ -287,6 +287,12 @@ impl Model {
         self.durable = self.durable.max(newest);
     }
 
+    /// The log was repaired with consent to loss: nothing has to be there.
+    pub fn forget_claims(&mut self) {
+        self.claims.clear();
+        self.claimed = 0;
+    }
+
     /// Checks one block after the disk lied: the answer may be an error, but not what was never there, nor anything older
     /// than what the disk itself still tells of.
     ///

@@ -76,6 +76,18 @@ pub fn simulate_stray(seed: u64) -> Seen {
     run.seen
 }
 
+/// One history after which some of what the disk holds is destroyed: the store is repaired, with consent, and serves nothing
+/// that was never there.
+///
+/// # Panics
+/// If it does, or does not open after its repair.
+pub fn simulate_repair(seed: u64) -> Seen {
+    let mut run = Run::new(seed, Planted::default());
+    run.format();
+    run.with_damage();
+    run.seen
+}
+
 /// The seeds to run: `STRONGROOM_SEED` alone, or `STRONGROOM_SEEDS` of them, or `count`.
 pub fn seeds(count: u64) -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());

@@ -8,7 +8,8 @@ use std::sync::Mutex;
 
 use strongroom_store::{Planted, PlantedFault};
 use strongroom_testing::simulation::{
-    Seen, failing, first_failing, seeds, simulate, simulate_every_io, simulate_stray, simulate_without_syncs,
+    Seen, failing, first_failing, seeds, simulate, simulate_every_io, simulate_repair, simulate_stray,
+    simulate_without_syncs,
 };
 
 #[test]
@@ -54,6 +55,21 @@ fn sim_a_write_that_goes_astray_is_never_served() {
     let seen = seen.into_inner().unwrap();
     println!("{seen:?}");
     let everything = seen.strays > 0 && seen.bad_blocks > 0 && seen.refused_to_open > 0;
+    assert!(seeds.len() < 100 || everything, "the runs did not come across everything: {seen:?}");
+}
+
+#[test]
+fn sim_a_damaged_store_opens_after_its_repair() {
+    let seen = Mutex::new(Seen::default());
+    let seeds = seeds(200);
+    let failed = failing(&seeds, |seed| {
+        let one = simulate_repair(seed);
+        seen.lock().unwrap().merge(one);
+    });
+    assert!(failed.is_empty(), "failing seeds: {failed:?}");
+    let seen = seen.into_inner().unwrap();
+    println!("{seen:?}");
+    let everything = seen.repairs > 0 && seen.bad_blocks > 0;
     assert!(seeds.len() < 100 || everything, "the runs did not come across everything: {seen:?}");
 }
 

@@ -116,6 +116,19 @@ impl Store {
         Ok((lock(dir)?, open_log(dir, io)?))
     }
 
+    /// The log of the store in `dir` for tools that write nothing, on any medium, also a read-only one. The lock, where there
+    /// is one and it can be had, keeps others from opening the store meanwhile.
+    pub(crate) fn log_to_look_at(dir: &Path) -> Result<(Option<File>, Box<dyn Backend>), StoreError> {
+        let file = File::open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
+        let lock = File::open(dir.join(LOCK_NAME)).ok();
+        for locked in lock.iter().chain([&file]) {
+            if let Err(TryLockError::WouldBlock) = locked.try_lock_shared() {
+                return Err(StoreError::InUse(dir.to_owned()));
+            }
+        }
+        Ok((lock, Box::new(FileBackend::new(file).map_err(StoreError::io("preparing to read the log"))?)))
+    }
+
     /// Whether the directory holds a store.
     pub fn exists(dir: &Path) -> bool {
         dir.join(LOG_NAME).exists()

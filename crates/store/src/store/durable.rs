@@ -95,7 +95,7 @@ impl Round {
 
 impl Store {
     /// The first round of an opening: takes the accepted state over into a new epoch, durably, before any write.
-    pub(super) fn begin_epoch(&mut self) -> Result<(), StoreError> {
+    pub(crate) fn begin_epoch(&mut self) -> Result<(), StoreError> {
         self.round.opening = true;
         while self.round.opening || self.round.phase != Phase::Idle {
             self.drive();

@@ -84,7 +84,7 @@ impl Run {
             match store.execute(Op::Read { lba: Lba(lba), count: 1 }) {
                 Ok(Outcome::Read(extents)) => self.model.after_lie(lba, &extents),
                 Err(OpError::Medium { .. }) => self.seen.bad_blocks += 1,
-                // The hole over the whole volume is the first thing that a sealed one holds.
+                Err(OpError::NotFormatted { .. }) if self.seen.repairs > 0 => self.seen.not_formatted += 1,
                 other => panic!("block {lba}: {other:?}"),
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
 use strongroom_store::{
-    CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, Store, StoreError, StoreId, UnitKind,
+    CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, Store, StoreError, StoreId, UnitKind,
 };
 
 use super::requests::Asked;
@@ -277,5 +277,50 @@ impl Run {
             }
             Err(error) => panic!("the store does not open: {error}"),
         }
+    }
+
+    /// A history, damage, a repair; then a look at every block.
+    pub(super) fn with_damage(&mut self) {
+        for _ in 0..3 {
+            let mut store = self.open().expect("nothing goes wrong yet");
+            for _ in 0..100 {
+                self.submit_something(&mut store);
+                self.take_answers(&mut store);
+            }
+            self.close(store);
+        }
+        let segments = Store::survey_on(&mut self.disk.backend(true)).info().expect("whole").segments;
+        for _ in 0..1 + self.random.below(3) {
+            let page = match self.random.below(8) {
+                0 => 0,
+                _ => 256 + self.random.below(u64::from(segments) * 16),
+            };
+            self.disk.overwrite(page * 4096, &[0x5a; 4096]);
+        }
+        let mut saved = 0;
+        let mut repair = |options| {
+            let save = &mut |_, bytes: &[u8]| {
+                saved += bytes.len();
+                Ok(())
+            };
+            Store::repair_on(Box::new(self.disk.backend(true)), options, save).expect("repair goes as far as it can")
+        };
+        let plan = repair(RepairOptions::default());
+        assert!(plan.steps.iter().all(|step| !step.done), "a dry run does nothing");
+        let plan = repair(RepairOptions { apply: true, accept_data_loss: false });
+        assert!(plan.steps.iter().all(|step| step.done == step.loses.is_empty()), "nothing is lost without consent");
+        let plan = repair(RepairOptions { apply: true, accept_data_loss: true });
+        let needed = !plan.steps.is_empty();
+        assert!(plan.steps.iter().all(|step| step.done), "everything is done with consent: {plan:?}");
+        assert!(!needed || saved > 0, "what is changed is saved");
+        self.seen.repairs += u64::from(needed);
+        self.model.forget_claims();
+        let report = Store::check_on(&mut self.disk.backend(true)).expect("it opens after its repair");
+        let before = self.seen.bad_blocks;
+        let mut store = self.open().expect("it opens after its repair");
+        self.compare_after_lie(&mut store);
+        assert_eq!(self.seen.bad_blocks - before, report.bad_blocks.len() as u64, "the check and the reads disagree");
+        self.seen.checks += 1;
+        self.close(store);
     }
 }

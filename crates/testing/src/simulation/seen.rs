@@ -33,6 +33,10 @@ pub struct Seen {
     pub refused_to_open: u64,
     /// Blocks that were rightly answered with an error.
     pub bad_blocks: u64,
+    /// Stores that had to be rebuilt.
+    pub repairs: u64,
+    /// Blocks of which repair found nothing.
+    pub not_formatted: u64,
     /// Offline checks.
     pub checks: u64,
     /// I/Os of the disk.
@@ -66,6 +70,8 @@ impl Seen {
             strays,
             refused_to_open,
             bad_blocks,
+            repairs,
+            not_formatted,
             checks,
             ios,
         } = other;
@@ -83,6 +89,8 @@ impl Seen {
         self.strays += strays;
         self.refused_to_open += refused_to_open;
         self.bad_blocks += bad_blocks;
+        self.repairs += repairs;
+        self.not_formatted += not_formatted;
         self.checks += checks;
         self.ios += ios;
     }

@@ -1,0 +1,254 @@
+//! Rebuilding: what recovery refuses to open is read without its segment table, from whatever units are intact.
+//!
+//! Only for repair, and only with consent: what a lost unit wrote is not known, so blocks may go back to what they held
+//! before. Gaps in segments are closed with fillers (units that say nothing), so that the units behind them count again.
+
+use std::collections::BTreeMap;
+
+use super::load::Loader;
+use super::scan::{Found, Scanner};
+use super::{Extent, Head, Recovered};
+use crate::backend::Backend;
+use crate::catalogue::{Catalogue, Change};
+use crate::error::StoreError;
+use crate::layout::{RECORD_BLOCK, SEQUENCE_MAX};
+use crate::segments::Segments;
+use crate::superblock::Superblock;
+use crate::unit::{Entry, NO_SEGMENT, Place, RECORD_BLOCKS_MAX, UnitBuilder, UnitHeader, flag};
+
+/// A filler: where in the log it goes, and its bytes.
+pub(crate) struct Filler {
+    pub(crate) offset: u64,
+    pub(crate) bytes: strongroom_block::BufferMut,
+}
+
+/// What can be made of a log without its table.
+pub(crate) struct Rebuilt {
+    pub(crate) recovered: Recovered,
+    pub(crate) fillers: Vec<Filler>,
+    /// What is given up, in words.
+    pub(crate) losses: Vec<String>,
+}
+
+/// Reads every intact unit and plans a store of them. Writes nothing.
+///
+/// # Errors
+/// [`StoreError`] if the medium cannot be read.
+pub(crate) fn rebuild(
+    backend: &mut dyn Backend,
+    superblock: &Superblock,
+    superblock_copy: usize,
+    open_id: u64,
+) -> Result<Rebuilt, StoreError> {
+    let mut scanner = Scanner::new(backend, superblock)?;
+    let units = intact_units(&mut scanner)?;
+    let highest = |of: fn(&UnitHeader) -> u64| units.iter().map(|unit| of(&unit.header)).max().unwrap_or(0);
+    let (highest_lsn, highest_epoch) = (highest(|header| header.lsn), highest(|header| header.open_epoch));
+    let highest_generation = highest(|header| header.generation);
+    let durable = highest(|header| header.durable_lsn).max(superblock.durable_lsn);
+    let mut losses = Vec::new();
+    let chained = in_chain(units, &mut losses);
+    let kept = whole_groups(&mut scanner, chained, durable, &mut losses)?;
+    if durable > kept.last().map_or(0, |unit| unit.header.lsn) {
+        losses.push(format!("units of the log up to {durable}, which were synced, and are not there"));
+    }
+
+    let mut by_segment: BTreeMap<u32, Vec<Found>> = BTreeMap::new();
+    for unit in kept {
+        by_segment.entry(unit.segment).or_default().push(unit);
+    }
+    let (mut fillers, mut extents, mut to_load) = (Vec::new(), Vec::new(), Vec::new());
+    for (segment, units) in by_segment {
+        let kept = close_gaps(&scanner, &units, &mut fillers);
+        if kept < units.len() {
+            losses
+                .push(format!("{} units of segment {segment} behind a gap that cannot be closed", units.len() - kept));
+        }
+        let Some(last) = units[..kept].last() else { continue };
+        let end = last.block + last.header.blocks();
+        extents.push((segment, Extent { generation: last.header.generation, end }));
+        to_load.extend_from_slice(&units[..kept]);
+    }
+    to_load.sort_unstable_by_key(|unit| unit.header.lsn);
+    let catalogue = newest_catalogue(&mut scanner, &to_load, &mut losses)?;
+    let mut loader = Loader::new(superblock, catalogue);
+    for found in &to_load {
+        let unit = scanner.unit_again(found)?;
+        loader.load(&unit)?;
+    }
+    let mut segments = Segments::new(superblock.layout());
+    segments.adopt(extents.iter().map(|&(segment, extent)| (segment, extent.generation, extent.end)));
+    let head = Head {
+        segment: NO_SEGMENT,
+        block: 0,
+        prev_segment: NO_SEGMENT,
+        prev_end: 0,
+        next_lsn: highest_lsn.max(durable).max(superblock.table_lsn) + 1,
+        last_lsn: 0,
+        completed_lsn: highest_lsn,
+        durable_lsn: highest_lsn,
+        next_sequence: superblock.sequence_limit.max(loader.next_sequence),
+        next_generation: superblock.next_generation.max(highest_generation + 1),
+        open_id,
+        open_epoch: highest_epoch.max(superblock.open_epoch) + 1,
+    };
+    let (map, stamps) = loader.finish(&mut segments);
+    let superblock = superblock.clone();
+    let recovered = Recovered { superblock, superblock_copy, map, segments, stamps, head };
+    Ok(Rebuilt { recovered, fillers, losses })
+}
+
+/// Every intact unit of the newest generation of each segment, in the order of the log.
+fn intact_units(scanner: &mut Scanner<'_>) -> Result<Vec<Found>, StoreError> {
+    let mut all = Vec::new();
+    for segment in 0..scanner.layout.segments {
+        let mut here: Vec<Found> = Vec::new();
+        let mut block = 0;
+        while block < scanner.layout.segment_blocks() {
+            match scanner.unit_at(segment, block)? {
+                Some(unit) => {
+                    here.push(unit.found());
+                    block += unit.header.blocks();
+                }
+                None => block += 1,
+            }
+        }
+        let newest = here.iter().map(|unit| unit.header.generation).max();
+        all.extend(here.into_iter().filter(|unit| Some(unit.header.generation) == newest));
+    }
+    all.sort_unstable_by_key(|unit| (unit.header.open_epoch, unit.header.lsn));
+    Ok(all)
+}
+
+/// Leaves out units that a later one passes by: failed ones, and tails that an opening did not accept.
+fn in_chain(units: Vec<Found>, losses: &mut Vec<String>) -> Vec<Found> {
+    let mut chained: Vec<Found> = Vec::new();
+    // From the newest to the oldest: what comes before `bound` may count.
+    let (mut bound, mut epoch) = (u64::MAX, None);
+    for unit in units.into_iter().rev() {
+        let header = unit.header;
+        let same_epoch = epoch == Some(header.open_epoch);
+        if header.lsn > bound {
+            continue;
+        }
+        if same_epoch && header.lsn < bound {
+            losses.push(format!("what units {} to {bound} of the log wrote", header.lsn + 1));
+        }
+        // An opening continues the numbers of the one before: its first unit has no predecessor.
+        bound = if header.prev_lsn == 0 { header.lsn - 1 } else { header.prev_lsn };
+        epoch = Some(header.open_epoch);
+        chained.push(unit);
+    }
+    chained.reverse();
+    chained
+}
+
+/// Leaves out groups of which units are missing, and everything from the first bad group on that was not durable.
+fn whole_groups(
+    scanner: &mut Scanner<'_>,
+    units: Vec<Found>,
+    durable: u64,
+    losses: &mut Vec<String>,
+) -> Result<Vec<Found>, StoreError> {
+    let (mut kept, mut group): (Vec<Found>, Vec<Found>) = (Vec::new(), Vec::new());
+    for unit in units {
+        let header = unit.header;
+        let continues = group.last().is_some_and(|last| header.prev_lsn == last.header.lsn);
+        if header.has(flag::FIRST) || !continues {
+            note_cut(&mut group, losses);
+        }
+        if !header.has(flag::FIRST) && group.is_empty() {
+            losses.push(format!("what unit {} of the log wrote: its request is not whole", header.lsn));
+            continue;
+        }
+        if header.lsn > durable && !scanner.data_intact(&unit)? {
+            return Ok(kept);
+        }
+        group.push(unit);
+        if header.has(flag::LAST) {
+            kept.append(&mut group);
+        }
+    }
+    note_cut(&mut group, losses);
+    Ok(kept)
+}
+
+fn note_cut(group: &mut Vec<Found>, losses: &mut Vec<String>) {
+    if let (Some(first), Some(last)) = (group.first(), group.last()) {
+        let (first, last) = (first.header.lsn, last.header.lsn);
+        losses.push(format!("what units {first} to {last} of the log wrote: their request is not whole"));
+    }
+    group.clear();
+}
+
+/// The catalogue of the newest whole table, and what changed it since.
+fn newest_catalogue(
+    scanner: &mut Scanner<'_>,
+    units: &[Found],
+    losses: &mut Vec<String>,
+) -> Result<Catalogue, StoreError> {
+    let is_first = |unit: &&Found| unit.header.has(flag::TABLE) && unit.header.has(flag::FIRST);
+    let from = units.iter().filter(is_first).map(|unit| unit.header.lsn).next_back().unwrap_or(0);
+    let mut catalogue = Catalogue::new(scanner.superblock.volume_id);
+    if from == 0 {
+        losses.push("snapshots and clones: no segment table is left that names them".to_owned());
+    }
+    let mut bytes = Vec::new();
+    for found in units.iter().filter(|unit| unit.header.lsn >= from) {
+        let unit = scanner.unit_again(found)?;
+        for entry in unit.entries(&scanner.layout) {
+            match entry {
+                Entry::Catalogue { bytes: piece, .. } => {
+                    bytes.extend_from_slice(piece);
+                    catalogue = Catalogue::decode(&bytes).unwrap_or(catalogue);
+                }
+                Entry::Change { branch, sequence, bytes } if sequence < SEQUENCE_MAX => {
+                    let applied = Change::decode(branch, bytes).map(|change| catalogue.apply(&change, sequence));
+                    if !matches!(applied, Some(Ok(_))) {
+                        losses.push(format!("a change of snapshots or clones, in unit {}", found.header.lsn));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    catalogue.collapse();
+    Ok(catalogue)
+}
+
+/// Plans fillers for the gaps of one segment; returns how many of its units can be reached with them.
+fn close_gaps(scanner: &Scanner<'_>, units: &[Found], fillers: &mut Vec<Filler>) -> usize {
+    let (mut at, mut last_lsn) = (0, None);
+    for (index, unit) in units.iter().enumerate() {
+        let gap = unit.block - at;
+        // A unit may also be reached over the end of the segment before: then nothing is missing here.
+        let joins = last_lsn.is_none_or(|lsn| unit.header.prev_lsn == lsn);
+        let needed = u64::from(gap).div_ceil(RECORD_BLOCKS_MAX as u64);
+        let first_lsn = (unit.header.prev_lsn + 1).saturating_sub(needed);
+        if gap == 0 && !joins || gap > 0 && first_lsn <= last_lsn.unwrap_or(0) {
+            return index;
+        }
+        let mut lsn = first_lsn;
+        while at < unit.block {
+            let blocks = (unit.block - at).min(RECORD_BLOCKS_MAX as u32);
+            let header = UnitHeader {
+                lsn,
+                prev_lsn: last_lsn.unwrap_or(lsn - 1),
+                durable_lsn: 0,
+                flags: flag::FIRST | flag::LAST,
+                prev_segment: NO_SEGMENT,
+                prev_end: 0,
+                next_segment: NO_SEGMENT,
+                ..unit.header
+            };
+            let place = Place { store_id: scanner.superblock.store_id, segment: unit.segment, block: at };
+            let (_, bytes) = UnitBuilder::filler(scanner.layout, blocks).finish(header, place);
+            debug_assert_eq!(bytes.len(), blocks as usize * RECORD_BLOCK);
+            fillers.push(Filler { offset: scanner.layout.block_at(unit.segment, at), bytes });
+            (at, last_lsn) = (at + blocks, Some(lsn));
+            lsn += 1;
+        }
+        (at, last_lsn) = (unit.block + unit.header.blocks(), Some(unit.header.lsn));
+    }
+    units.len()
+}

@@ -1,0 +1,101 @@
+//! The survey: what a store's superblocks say and, if it can be recovered, what it holds. Reads only; needs no keys.
+
+use std::path::Path;
+
+use crate::backend::Backend;
+use crate::error::StoreError;
+use crate::layout::SUPERBLOCK_AT;
+use crate::options::VolumeInfo;
+use crate::planted::Planted;
+use crate::recover::{recover, superblocks};
+use crate::store::Store;
+
+/// What one copy of the superblock says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SuperblockSummary {
+    /// Where it is, in bytes of the log.
+    pub offset: u64,
+    /// Grows with every superblock written.
+    pub serial: u64,
+    /// How many times the store was opened.
+    pub open_epoch: u64,
+    /// Whether it was closed in order.
+    pub clean: bool,
+    /// Where the segment table begins, in bytes of the log.
+    pub table_offset: u64,
+    /// The volume.
+    pub info: VolumeInfo,
+}
+
+/// What a store holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// Segments that hold something.
+    pub segments_used: u32,
+    /// Blocks with data.
+    pub blocks: u64,
+    /// Older versions that are kept.
+    pub versions: u64,
+    /// Holes.
+    pub holes: u64,
+    /// Bytes of blocks and records that count.
+    pub live_bytes: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// Branches: the volume itself, and its clones.
+    pub branches: u64,
+}
+
+/// What there is to see of a store in any state.
+#[derive(Debug)]
+pub struct Survey {
+    /// Both copies of the superblock, or what is wrong with them.
+    pub superblocks: [Result<SuperblockSummary, StoreError>; 2],
+    /// What the store holds, or why it does not open.
+    pub contents: Result<Contents, StoreError>,
+}
+
+impl Survey {
+    /// The volume, if any superblock is whole: what the newer one says.
+    pub fn info(&self) -> Option<&VolumeInfo> {
+        let whole = self.superblocks.iter().filter_map(|copy| copy.as_ref().ok());
+        whole.max_by_key(|copy| copy.serial).map(|copy| &copy.info)
+    }
+}
+
+impl Store {
+    /// Looks at the store in `dir`, which must not be open, in whatever state it is.
+    ///
+    /// # Errors
+    /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`].
+    pub fn survey(dir: &Path) -> Result<Survey, StoreError> {
+        let (_lock, mut backend) = Store::log_to_look_at(dir)?;
+        Ok(Store::survey_on(backend.as_mut()))
+    }
+
+    /// Looks at the store on a backend.
+    pub fn survey_on(backend: &mut dyn Backend) -> Survey {
+        let mut at = SUPERBLOCK_AT.into_iter();
+        let superblocks = superblocks(backend).map(|copy| {
+            let offset = at.next().expect("one place each");
+            copy.map(|superblock| SuperblockSummary {
+                offset,
+                serial: superblock.serial,
+                open_epoch: superblock.open_epoch,
+                clean: superblock.clean,
+                table_offset: superblock.layout().block_at(superblock.table_segment, superblock.table_block),
+                info: superblock.info(),
+            })
+        });
+        let contents = recover(backend, 0, Planted::default()).map(|recovered| Contents {
+            segments_used: recovered.segments.used_count(),
+            blocks: recovered.map.blocks(),
+            versions: recovered.map.versions.len() + recovered.map.versions.pinned(),
+            holes: recovered.map.holes(),
+            live_bytes: recovered.segments.live_bytes(),
+            snapshots: recovered.map.catalogue.snapshots.len() as u64,
+            branches: recovered.map.catalogue.branches.len() as u64,
+        });
+        Survey { superblocks, contents }
+    }
+}

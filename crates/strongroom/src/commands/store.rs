@@ -1,0 +1,282 @@
+//! `strongroom store`: looks at, checks and repairs a store that is not in use, without keys.
+//!
+//! Absent: what is checked and how it is repaired, which is the store's own business.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use strongroom_store::{CheckReport, RepairOptions, Store, StoreError, Survey};
+
+use crate::units::show_size;
+
+/// Check, show or repair a store that is not in use. Needs no keys.
+#[derive(Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Read everything that counts, compare it with its checksums, and say what is wrong and where. Changes nothing.
+    #[command(after_help = "Example: strongroom store check /srv/strongroom/vault/store\n\n\
+        Exit code 0: all is as it was written. 1: something is wrong, or the store does not open. 2: it could not be checked.\n\
+        Whether a sealed block opens can be told only by who has its key.")]
+    Check(StoreArgs),
+    /// Show superblocks, layout and contents of a store in any state. Changes nothing.
+    #[command(after_help = "Example: strongroom store info /srv/strongroom/vault/store")]
+    Info(StoreArgs),
+    /// Say what can be repaired; with --apply, repair it.
+    #[command(after_help = "Examples:\n  \
+        strongroom store repair /srv/strongroom/vault/store\n  \
+        strongroom store repair /srv/strongroom/vault/store --apply --accept-data-loss\n\n\
+        Every byte that is changed is saved before in the store's directory. A damaged block stays an error: nothing older is \
+        ever put in its place in silence.")]
+    Repair(RepairArgs),
+}
+
+/// Which store.
+#[derive(Args)]
+pub(crate) struct StoreArgs {
+    /// The store's directory (`store` in the volume's own).
+    dir: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// `store repair`.
+#[derive(Args)]
+pub(crate) struct RepairArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Do it. Without this, nothing is changed.
+    #[arg(long)]
+    apply: bool,
+    /// Also do what gives up data that cannot be read any more.
+    #[arg(long)]
+    accept_data_loss: bool,
+}
+
+/// Runs one of them; the exit code tells what was found.
+pub(crate) fn run(command: StoreCommand) -> Result<ExitCode> {
+    match command {
+        StoreCommand::Check(args) => check(&args),
+        StoreCommand::Info(args) => info(&args),
+        StoreCommand::Repair(args) => repair(&args),
+    }
+}
+
+fn check(args: &StoreArgs) -> Result<ExitCode> {
+    let bar = progress_bar(args.json);
+    let report = Store::check_telling(&args.dir, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    match report {
+        Ok(report) => {
+            if args.json {
+                println!("{:#}", report_as_json(&report));
+            } else {
+                print_report(&report);
+            }
+            Ok(ExitCode::from(u8::from(!report.is_sound())))
+        }
+        Err(error @ (StoreError::Damaged { .. } | StoreError::Superblock(_))) => {
+            if args.json {
+                println!("{:#}", json!({ "opens": false, "sound": false, "problem": error.to_string() }));
+            } else {
+                println!("the store does not open: {error}");
+                println!("see what can be done: strongroom store repair {}", args.dir.display());
+            }
+            Ok(ExitCode::from(1))
+        }
+        Err(error) => {
+            eprintln!("strongroom: cannot check {}: {error}", args.dir.display());
+            Ok(ExitCode::from(2))
+        }
+    }
+}
+
+fn progress_bar(hidden: bool) -> ProgressBar {
+    let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let style = ProgressStyle::with_template("{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+    ProgressBar::with_draw_target(Some(0), target).with_style(style.expect("a valid template"))
+}
+
+fn print_report(report: &CheckReport) {
+    println!(
+        "{} units, {} blocks, {} older versions and {} holes were read",
+        report.units, report.blocks, report.versions, report.holes
+    );
+    for note in &report.notes {
+        println!("note: {note}");
+    }
+    for problem in &report.problems {
+        println!("{problem}");
+    }
+    if report.is_sound() {
+        println!("all are as they were written");
+    } else {
+        println!(
+            "{} blocks cannot be read and {} older versions are damaged; reads of them fail with a medium error. Write \
+             those blocks anew from a backup; of a sealed volume an initiator can bring an older version back: strongroom \
+             volume recover",
+            report.bad_blocks.len(),
+            report.bad_versions.len()
+        );
+    }
+}
+
+fn report_as_json(report: &CheckReport) -> Value {
+    let problems: Vec<Value> = report
+        .problems
+        .iter()
+        .map(|problem| {
+            json!({
+                "lba": problem.lba.map(|lba| lba.0),
+                "sequence": problem.sequence.map(|sequence| sequence.0),
+                "newest": problem.newest,
+                "older_version": problem.older.map(|sequence| sequence.0),
+                "offset": problem.offset,
+                "what": problem.what,
+            })
+        })
+        .collect();
+    json!({
+        "opens": true,
+        "sound": report.is_sound(),
+        "format_version": report.info.format_version,
+        "units": report.units,
+        "blocks": report.blocks,
+        "versions": report.versions,
+        "holes": report.holes,
+        "problems": problems,
+        "notes": report.notes,
+    })
+}
+
+fn info(args: &StoreArgs) -> Result<ExitCode> {
+    let survey = Store::survey(&args.dir).with_context(|| format!("cannot look at {}", args.dir.display()))?;
+    if args.json {
+        println!("{:#}", survey_as_json(&survey));
+    } else {
+        print_survey(&survey);
+    }
+    Ok(ExitCode::from(u8::from(survey.contents.is_err())))
+}
+
+fn print_survey(survey: &Survey) {
+    for (copy, superblock) in survey.superblocks.iter().enumerate() {
+        match superblock {
+            Ok(summary) => println!(
+                "superblock {copy}: at byte {}, serial {}, opening {}, {}, segment table at byte {}",
+                summary.offset,
+                summary.serial,
+                summary.open_epoch,
+                if summary.clean { "closed in order" } else { "not closed" },
+                summary.table_offset
+            ),
+            Err(error) => println!("superblock {copy}: {error}"),
+        }
+    }
+    if let Some(info) = survey.info() {
+        println!("format:     version {}", info.format_version);
+        println!("volume:     {}, {}", info.volume_id, if info.kind.is_sealed() { "sealed" } else { "plain" });
+        println!(
+            "geometry:   {} blocks of {} bytes ({})",
+            info.geometry.blocks,
+            info.geometry.block_size.bytes(),
+            show_size(info.geometry.bytes())
+        );
+        println!("layout:     {} segments of {}", info.segments, show_size(u64::from(info.segment_bytes)));
+        println!("retention:  at most {} older versions", info.retention_blocks);
+    }
+    match &survey.contents {
+        Ok(contents) => println!(
+            "contents:   {} blocks, {} older versions, {} holes, {} snapshots, {} clones; {} live in {} segments",
+            contents.blocks,
+            contents.versions,
+            contents.holes,
+            contents.snapshots,
+            contents.branches.saturating_sub(1),
+            show_size(contents.live_bytes),
+            contents.segments_used
+        ),
+        Err(error) => println!("contents:   it does not open: {error}"),
+    }
+}
+
+fn survey_as_json(survey: &Survey) -> Value {
+    let superblocks: Vec<Value> = survey
+        .superblocks
+        .iter()
+        .map(|copy| match copy {
+            Ok(summary) => json!({
+                "offset": summary.offset,
+                "serial": summary.serial,
+                "open_epoch": summary.open_epoch,
+                "clean": summary.clean,
+                "table_offset": summary.table_offset,
+            }),
+            Err(error) => json!({ "error": error.to_string() }),
+        })
+        .collect();
+    let info = survey.info().map(|info| {
+        json!({
+            "format_version": info.format_version,
+            "volume_id": info.volume_id.to_string(),
+            "sealed": info.kind.is_sealed(),
+            "blocks": info.geometry.blocks,
+            "block_size": info.geometry.block_size.bytes(),
+            "segment_bytes": info.segment_bytes,
+            "segments": info.segments,
+            "retention_blocks": info.retention_blocks,
+        })
+    });
+    let contents = match &survey.contents {
+        Ok(contents) => json!({
+            "segments_used": contents.segments_used,
+            "blocks": contents.blocks,
+            "versions": contents.versions,
+            "holes": contents.holes,
+            "live_bytes": contents.live_bytes,
+            "snapshots": contents.snapshots,
+            "clones": contents.branches.saturating_sub(1),
+        }),
+        Err(error) => json!({ "error": error.to_string() }),
+    };
+    json!({ "superblocks": superblocks, "volume": info, "contents": contents })
+}
+
+fn repair(args: &RepairArgs) -> Result<ExitCode> {
+    let options = RepairOptions { apply: args.apply, accept_data_loss: args.accept_data_loss };
+    let plan = Store::repair(&args.store.dir, options)
+        .with_context(|| format!("cannot repair {}", args.store.dir.display()))?;
+    let left = plan.steps.iter().any(|step| !step.done);
+    if args.store.json {
+        let step =
+            |step: &strongroom_store::RepairStep| json!({ "what": step.what, "loses": step.loses, "done": step.done });
+        let steps: Vec<Value> = plan.steps.iter().map(step).collect();
+        let saved = plan.saved.as_ref().map(|path| path.display().to_string());
+        println!("{:#}", json!({ "steps": steps, "saved": saved }));
+        return Ok(ExitCode::from(u8::from(left)));
+    }
+    if plan.steps.is_empty() {
+        println!("there is nothing to repair");
+    }
+    for step in &plan.steps {
+        println!("{}: {}", if step.done { "done" } else { "to do" }, step.what);
+        for loss in &step.loses {
+            println!("  gives up: {loss}");
+        }
+    }
+    if let Some(saved) = &plan.saved {
+        println!("what was there before is in {}", saved.display());
+    }
+    if left {
+        let consent = plan.steps.iter().any(|step| !step.done && !step.loses.is_empty());
+        let flags = if consent { "--apply --accept-data-loss" } else { "--apply" };
+        println!("to do it: strongroom store repair {} {flags}", args.store.dir.display());
+    }
+    Ok(ExitCode::from(u8::from(left)))
+}
