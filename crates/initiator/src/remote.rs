@@ -165,6 +165,31 @@ impl RemoteDevice {
         self.flush()
     }
 
+    /// Makes the blocks from `from` on absent, after the volume grew by them: until then each of them is an error. Refused if they
+    /// are formatted already, or if the block before is not. Durable when it returns.
+    ///
+    /// # Errors
+    /// `OutOfRange` if it is refused; what the target says.
+    pub fn format_grown(&self, from: Lba) -> Result<(), DeviceError> {
+        self.writable(None)?;
+        let blocks = self.unit.geometry.blocks;
+        let refused = |what: &str| device_error(DeviceErrorKind::OutOfRange, Some(from), what);
+        if from.0 == 0 || from.0 >= blocks {
+            return Err(refused("the volume did not grow from there; give the size that it had before"));
+        }
+        // What is neither data nor a hole cannot be read; anything else must not be destroyed.
+        self.hole_at(Lba(from.0 - 1), 1)
+            .map_err(|_| refused("the block before cannot be read: this is not the size that the volume had before"))?;
+        match self.hole_at(from, 1) {
+            Err(error) if error.kind == DeviceErrorKind::Medium => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Err(refused("the blocks from there on are formatted already; nothing is to be done")),
+        }
+        let work = self.discard_work(from, blocks - from.0)?;
+        self.intake.ask(work, 0)?;
+        self.flush()
+    }
+
     /// How many blocks from `lba` on are absent, at most `count`; 0 if `lba` holds data or it cannot be told. Looks at a few
     /// GiB in one call at most: ask again behind them. On a sealed volume absence is proved by its seal, on a plain one it is
     /// what the target says.

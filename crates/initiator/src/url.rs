@@ -88,7 +88,8 @@ impl VolumeUrl {
     /// The iSCSI target name to log in to, for a target whose names begin with `base_iqn`.
     pub fn target_name(&self, base_iqn: &str) -> String {
         match self {
-            VolumeUrl::Strongroom { volume, .. } => format!("{base_iqn}:{volume}"),
+            // A snapshot, `volume@snapshot`, is the target `volume:snapshot`: an iSCSI name has no '@'.
+            VolumeUrl::Strongroom { volume, .. } => format!("{base_iqn}:{}", volume.replacen('@', ":", 1)),
             VolumeUrl::Iscsi { target_name, .. } => target_name.clone(),
         }
     }
@@ -125,7 +126,8 @@ impl FromStr for VolumeUrl {
         let (host, port) = parse_authority(authority, text)?;
         if channel {
             let volume = path.strip_suffix('/').unwrap_or(path);
-            if !is_volume_name(volume) {
+            let (base, snapshot) = volume.split_once('@').unwrap_or((volume, volume));
+            if !is_volume_name(base) || !is_volume_name(snapshot) {
                 return Err(UrlError::Volume(volume.to_owned()));
             }
             Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned() })
@@ -205,6 +207,7 @@ mod tests {
             "strongroom://10.0.0.1:4000/a.b-c_d",
             "strongroom://[fe80::1]:4000/v",
             "strongroom://[::1]/v",
+            "strongroom://storage/vol1@monday",
             "iscsi://host/iqn.2026-11.org.strongroom:disk/0",
             "iscsi://host:3261/iqn.2003-01.org.linux-iscsi:x/16383",
         ] {
@@ -216,6 +219,8 @@ mod tests {
     fn the_target_name_and_the_file_name() {
         let url: VolumeUrl = "strongroom://h/vol1".parse().unwrap();
         assert_eq!(url.target_name(DEFAULT_BASE_IQN), "iqn.2026-11.org.strongroom:vol1");
+        let snapshot: VolumeUrl = "strongroom://storage/vol1@monday".parse().unwrap();
+        assert_eq!(snapshot.target_name(DEFAULT_BASE_IQN), "iqn.2026-11.org.strongroom:vol1:monday");
         assert_eq!((url.port(), url.lun(), url.file_name(), url.is_channel()), (3260, 0, "vol1", true));
         let url: VolumeUrl = "iscsi://h/iqn.2026-11.org.strongroom:disk/3".parse().unwrap();
         assert_eq!((url.lun(), url.file_name(), url.is_channel()), (3, "disk", false));

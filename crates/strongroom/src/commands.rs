@@ -2,6 +2,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod bench;
+pub(crate) mod contents;
 pub(crate) mod copy;
 pub(crate) mod detach;
 pub(crate) mod discover;

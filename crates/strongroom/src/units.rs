@@ -49,6 +49,21 @@ pub(crate) fn show_size(bytes: u64) -> String {
     }
 }
 
+/// A moment for people, from seconds since 1970: `2026-11-21 13:09 UTC`.
+pub(crate) fn show_time(seconds: u64) -> String {
+    // Days to a date by the civil calendar (Howard Hinnant's algorithm), from 0000-03-01 on.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute) = (seconds % 86_400 / 3_600, seconds % 3_600 / 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+}
+
 /// A duration from text such as `30s`, `5m`, `500ms` or `2h`; a bare number is seconds.
 ///
 /// # Errors
@@ -95,6 +110,13 @@ mod tests {
         assert_eq!(show_size(10 << 30), "10 GiB");
         assert_eq!(show_size(1536), "1.5 KiB");
         assert_eq!(show_size(17), "17 B");
+    }
+
+    #[test]
+    fn moments_are_dates() {
+        assert_eq!(show_time(0), "1970-01-01 00:00 UTC");
+        assert_eq!(show_time(951_782_400), "2000-02-29 00:00 UTC");
+        assert_eq!(show_time(1_795_266_542), "2026-11-21 13:09 UTC");
     }
 
     #[test]

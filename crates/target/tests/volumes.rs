@@ -82,3 +82,104 @@ fn what_cannot_be_done_says_why() {
     let refused = Initiator::log_in(&host, Some(alice_key()), normal(ALICE, "data:monday")).err().unwrap();
     assert_eq!(refused, Refused::Login(strongroom_iscsi::LoginStatus::NOT_FOUND));
 }
+
+fn create(snapshot: &str) -> Operation {
+    Operation::SnapshotCreate { snapshot: snapshot.into() }
+}
+
+fn clone(snapshot: &str, name: &str) -> Operation {
+    Operation::Clone { snapshot: snapshot.into(), name: name.into(), access: None }
+}
+
+#[test]
+fn a_snapshot_is_a_target_of_its_own_that_cannot_be_written() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
+    let mut data = host.plain("data");
+    data.write(0, &pattern(1, 8));
+    let made = operate(&host, "data", create("monday")).unwrap();
+    assert_eq!((made.snapshots.len(), made.snapshots[0].name.as_str()), (1, "monday"));
+    assert!(operate(&host, "data", create("monday")).unwrap_err().contains("monday"));
+    data.write(0, &pattern(2, 4));
+    // Beside the volume, in the same worker, at the same time.
+    let mut monday = host.plain("data:monday");
+    for round in 3..6 {
+        assert_eq!(monday.read(0, 8), pattern(1, 8));
+        data.write(4, &pattern(round, 1));
+        assert_eq!(data.read(0, 4), pattern(2, 4));
+    }
+    assert_eq!(monday.try_write(0, &pattern(9, 1)).sense().asc, 0x27);
+    // Another unit than the volume: multipath must not join them.
+    let identity =
+        |initiator: &mut Initiator| initiator.run(Command::read(LUN, cdb::inquiry(Some(0x83), 252), 252)).good();
+    assert_ne!(identity(&mut monday), identity(&mut data));
+    let mut listed = Initiator::log_in(&host, None, discovery(ALICE)).unwrap();
+    let names: Vec<String> = listed.send_targets().into_iter().map(|target| target.name).collect();
+    assert_eq!(names, [target_name("data"), target_name("data:monday")]);
+    // While somebody uses it it stays.
+    let delete = Operation::SnapshotDelete { snapshot: "monday".into() };
+    assert!(operate(&host, "data", delete.clone()).unwrap_err().contains("1 session(s) use 'data@monday'"));
+    monday.log_out();
+    eventually("the session is gone", || operate(&host, "data", delete.clone()).is_ok());
+    assert!(Initiator::log_in(&host, None, normal(ALICE, "data:monday")).is_err());
+    assert_eq!(data.read(0, 4), pattern(2, 4));
+}
+
+#[test]
+fn a_rollback_needs_the_volume_for_itself() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
+    let mut data = host.plain("data");
+    data.write(0, &pattern(1, 8));
+    operate(&host, "data", create("monday")).unwrap();
+    data.write(0, &pattern(2, 8));
+    let back = Operation::Rollback { snapshot: "monday".into() };
+    assert!(operate(&host, "data", back.clone()).unwrap_err().contains("use 'data'"));
+    data.log_out();
+    eventually("it is free", || operate(&host, "data", back.clone()).is_ok());
+    let mut data = host.plain("data");
+    assert_eq!(data.read(0, 8), pattern(1, 8));
+    data.write(0, &pattern(3, 1));
+    assert_eq!(host.plain("data:monday").read(0, 8), pattern(1, 8));
+}
+
+#[test]
+fn a_clone_is_a_volume_that_shares_a_store() {
+    let mut host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| config.limits.idle_close_s = 0);
+    let mut data = host.plain("data");
+    data.write(0, &pattern(1, 8));
+    operate(&host, "data", create("monday")).unwrap();
+    assert!(operate(&host, "data", clone("tuesday", "copy")).unwrap_err().contains("no snapshot 'tuesday'"));
+    assert!(operate(&host, "data", clone("monday", "data")).unwrap_err().contains("already"));
+    operate(&host, "data", clone("monday", "copy")).unwrap();
+    let mut copy = host.plain("copy");
+    copy.write(0, &pattern(7, 1));
+    data.write(1, &pattern(8, 1));
+    copy.synchronize();
+    assert_eq!((copy.read(0, 1), copy.read(1, 1)), (pattern(7, 1), pattern(1, 8)[BLOCK..2 * BLOCK].to_vec()));
+    assert_eq!((data.read(0, 1), data.read(1, 1)), (pattern(1, 1), pattern(8, 1)));
+    // It grows with its volume.
+    operate(&host, "data", Operation::Resize { size_bytes: 2 * MIB }).unwrap();
+    assert_eq!(copy.run(Command::without_data(LUN, cdb::test_unit_ready())).sense().asc, 0x2a);
+    assert_eq!(capacity(&mut copy), 512);
+    assert!(host.handle().catalogue().delete("data").unwrap_err().to_string().contains("has clones, 'copy'"));
+    let busy = operate(&host, "copy", Operation::DeleteClone).unwrap_err();
+    assert!(busy.contains("use 'copy'"), "{busy}");
+    copy.log_out();
+    data.log_out();
+    // After a restart, and with nobody serving.
+    drop(host.target.take());
+    let catalogue = Catalogue::open(host.dir.path()).unwrap();
+    let described = catalogue.operate("data", &Operation::Describe).unwrap();
+    assert_eq!((described.clones[0].name.as_str(), described.clones[0].snapshot.as_str()), ("copy", "monday"));
+    let mut options = strongroom_target::TargetOptions::new(config(host.dir.path()));
+    options.node_key = Some(target_key());
+    host.target = Some(strongroom_target::Target::start(options).unwrap());
+    assert_eq!(host.plain("copy").read(0, 1), pattern(7, 1));
+    assert!(
+        operate(&host, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).is_err(),
+        "a clone depends on it"
+    );
+    eventually("the clone is free", || operate(&host, "copy", Operation::DeleteClone).is_ok());
+    assert!(Initiator::log_in(&host, None, normal(ALICE, "copy")).is_err());
+    operate(&host, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).unwrap();
+    assert_eq!(host.plain("data").read(1, 1), pattern(8, 1));
+}

@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use strongroom_block::Lba;
 use strongroom_initiator::VolumeUrl;
 
 use crate::access::AccessArgs;
-use crate::units::show_size;
+use crate::units::{parse_size, show_size};
 
 /// Make every block of a volume absent, sealed so on a sealed one: once, from an initiator with its key. All data goes.
 #[derive(Args)]
@@ -18,6 +19,39 @@ pub(crate) struct FormatArgs {
     yes: bool,
     #[command(flatten)]
     access: AccessArgs,
+}
+
+/// Make the part of a sealed volume usable by which it grew: seal it as absent. What was there before stays.
+#[derive(Args)]
+#[command(
+    after_help = "Example: strongroom volume grow strongroom://storage/vault --key-file ~/vault.key --from 10GiB\n\n\
+    After `strongroom volume resize` on the target's machine, which says what to give here."
+)]
+pub(crate) struct GrowArgs {
+    /// The volume.
+    url: VolumeUrl,
+    /// The size that it had before, for instance 10GiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    from: u64,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// Runs `volume grow`.
+pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
+    let device = args.access.attach(args.access.options(&args.url)?)?;
+    let unit = device.unit();
+    let block_bytes = u64::from(unit.geometry.block_size.bytes());
+    if unit.sealed.is_none() {
+        bail!("{} is plain: what it grew by is usable already", args.url);
+    }
+    if !args.from.is_multiple_of(block_bytes) {
+        bail!("the volume's blocks have {block_bytes} bytes; it never had a size of {} bytes", args.from);
+    }
+    device.format_grown(Lba(args.from / block_bytes)).with_context(|| format!("cannot grow {}", args.url))?;
+    println!("{} is usable up to {}", args.url, show_size(unit.geometry.bytes()));
+    device.detach()?;
+    Ok(())
 }
 
 /// Runs the command.

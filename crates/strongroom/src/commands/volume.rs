@@ -12,7 +12,7 @@ use strongroom_block::{Custody, Mode};
 use strongroom_store::{Medium, Store};
 use strongroom_target::{Access, Catalogue, Config, SealedSpec, VolumeSpec, VolumeStatus};
 
-use super::{format, recover};
+use super::{contents, format, recover};
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
 
@@ -43,6 +43,15 @@ pub(crate) enum VolumeCommand {
     /// Delete a volume of this target, and everything in it.
     #[command(after_help = "Example: strongroom volume delete vault --yes --root /srv/strongroom")]
     Delete(DeleteArgs),
+    #[command(subcommand)]
+    Snapshot(contents::SnapshotCommand),
+    /// Make a volume that begins as a snapshot and shares its blocks.
+    Clone(contents::CloneArgs),
+    /// Make a volume of this target larger, while it is used.
+    Resize(contents::ResizeArgs),
+    /// Say who may use a volume of this target.
+    Access(contents::AccessArgs),
+    Grow(format::GrowArgs),
     Format(format::FormatArgs),
     Recover(recover::RecoverArgs),
 }
@@ -161,6 +170,11 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Show(args) => show(&args),
         VolumeCommand::Check(args) => check(&args),
         VolumeCommand::Delete(args) => delete(&args),
+        VolumeCommand::Snapshot(command) => contents::snapshot(command),
+        VolumeCommand::Clone(args) => contents::clone(args),
+        VolumeCommand::Resize(args) => contents::resize(&args),
+        VolumeCommand::Access(args) => contents::access(args),
+        VolumeCommand::Grow(args) => format::grow(&args),
         VolumeCommand::Format(args) => format::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),
     }
@@ -190,7 +204,7 @@ impl RootArgs {
         Ok(Some(crate::config::read(&self.config)?))
     }
 
-    fn open(&self) -> Result<Catalogue> {
+    pub(crate) fn open(&self) -> Result<Catalogue> {
         Ok(Catalogue::open(self.root()?)?)
     }
 }
@@ -308,6 +322,12 @@ fn show(args: &ShowArgs) -> Result<()> {
         }
         line("older versions", format!("up to {} % of the size", volume.retention_percent));
     }
+    if let Some(clone) = &volume.clone_of {
+        line("clone of", clone.snapshot.clone());
+    }
+    if !volume.snapshots.is_empty() {
+        line("snapshots", volume.snapshots.join(", "));
+    }
     line("peers", or_none(&volume.access.peers));
     if volume.sealed.is_none() {
         line("initiators", or_none(&volume.access.initiators));
@@ -343,6 +363,8 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
         })),
         "medium": volume.medium.to_string(),
         "retention_percent": volume.retention_percent,
+        "clone_of": volume.clone_of,
+        "snapshots": volume.snapshots,
         "access": volume.access,
         "on_disk_bytes": status.host_bytes,
         "in_use": status.in_use,
@@ -381,7 +403,7 @@ fn delete(args: &DeleteArgs) -> Result<()> {
     if !args.yes {
         bail!("this deletes '{}' and everything in it, for ever; if that is meant, add --yes", args.name);
     }
-    catalogue.delete(&args.name).with_context(|| format!("cannot delete '{}'", args.name))?;
+    contents::delete(&args.target, &catalogue, &args.name).with_context(|| format!("cannot delete '{}'", args.name))?;
     println!("deleted '{}'", args.name);
     Ok(())
 }

@@ -1,0 +1,276 @@
+//! `strongroom volume snapshot|clone|resize|access`: a volume as a whole, on the target's machine. Through the target if one serves it,
+//! else directly.
+//!
+//! Absent: what these do (the target's `operate`).
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use strongroom_target::admin::{Client, Description, Operation, Reply, Request};
+use strongroom_target::{Access, Catalogue, Volume};
+
+use super::volume::RootArgs;
+use crate::admin::ask;
+use crate::table::Table;
+use crate::units::{parse_size, show_size, show_time};
+
+/// `volume snapshot`.
+#[derive(Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Keep a volume as it is now, under a name. Takes a moment, whatever its size.
+    #[command(after_help = "Example: strongroom volume snapshot create vault@monday\n\n\
+        Initiators that may use the volume can attach it, read-only: strongroom attach strongroom://HOST/vault@monday. A \
+        mounted file system is as after a power cut in it, unless it is frozen first (fsfreeze).")]
+    Create(SnapshotArgs),
+    /// List the snapshots of a volume, and its clones.
+    #[command(after_help = "Example: strongroom volume snapshot list vault")]
+    List(ListArgs),
+    /// Delete a snapshot. What only it kept is freed in the background.
+    #[command(after_help = "Example: strongroom volume snapshot delete vault@monday")]
+    Delete(SnapshotArgs),
+    /// Make a volume what it was when a snapshot was taken. What was written since is lost; later snapshots stay.
+    #[command(after_help = "Example: strongroom volume snapshot rollback vault@monday --yes\n\n\
+        Nobody may use the volume meanwhile: detach it first.")]
+    Rollback(RollbackArgs),
+}
+
+/// `volume snapshot create` and `delete`.
+#[derive(Args)]
+pub(crate) struct SnapshotArgs {
+    /// VOLUME@SNAPSHOT; names have small letters, digits, '.' and '-'.
+    #[arg(value_parser = parse_snapshot)]
+    snapshot: (String, String),
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume snapshot list`.
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// The volume's name.
+    volume: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume snapshot rollback`.
+#[derive(Args)]
+pub(crate) struct RollbackArgs {
+    /// VOLUME@SNAPSHOT.
+    #[arg(value_parser = parse_snapshot)]
+    snapshot: (String, String),
+    /// Really go back; what was written since is lost.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume clone`.
+#[derive(Args)]
+#[command(after_help = "Example: strongroom volume clone vault@monday vault-test\n\n\
+    The clone shares the snapshot's blocks and opens with the same key. `strongroom volume delete` deletes it.")]
+pub(crate) struct CloneArgs {
+    /// VOLUME@SNAPSHOT to begin as.
+    #[arg(value_parser = parse_snapshot)]
+    snapshot: (String, String),
+    /// The new volume's name.
+    name: String,
+    /// A peer of the configuration that may use it; can be repeated. Without any, those of the volume.
+    #[arg(long = "peer", value_name = "NAME")]
+    peers: Vec<String>,
+    /// Plain volumes: an initiator name that may use it; can be repeated.
+    #[arg(long = "initiator", value_name = "IQN")]
+    initiators: Vec<String>,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume resize`.
+#[derive(Args)]
+#[command(after_help = "Example: strongroom volume resize vault --size 20GiB\n\n\
+    Initiators are told (CAPACITY DATA HAS CHANGED). The new part of a sealed volume must be sealed as absent by an initiator \
+    that has the key: strongroom volume grow URL --from OLD-SIZE")]
+pub(crate) struct ResizeArgs {
+    /// The volume's name.
+    name: String,
+    /// The new size, for instance 20GiB; larger than before.
+    #[arg(long, value_parser = parse_size)]
+    size: u64,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// `volume access`.
+#[derive(Args)]
+#[command(after_help = "Example: strongroom volume access vault --peer alice --peer bob\n\n\
+    Replaces what the volume itself says; the configuration's rules hold besides. Sessions that nothing admits any more end.")]
+pub(crate) struct AccessArgs {
+    /// The volume's name.
+    name: String,
+    /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
+    #[arg(long = "peer", value_name = "NAME")]
+    peers: Vec<String>,
+    /// Plain volumes: an initiator name that may use it over plain iSCSI; can be repeated; '*' for any.
+    #[arg(long = "initiator", value_name = "IQN")]
+    initiators: Vec<String>,
+    /// Nobody may write to it.
+    #[arg(long)]
+    read_only: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+fn parse_snapshot(text: &str) -> Result<(String, String), String> {
+    match text.split_once('@') {
+        Some((volume, snapshot)) if !volume.is_empty() && !snapshot.is_empty() => {
+            Ok((volume.to_owned(), snapshot.to_owned()))
+        }
+        _ => Err(format!("'{text}' names no snapshot; write VOLUME@SNAPSHOT, for instance vault@monday")),
+    }
+}
+
+/// Does something to a volume, where it is.
+pub(crate) fn operate(target: &RootArgs, volume: &str, operation: Operation) -> Result<Description> {
+    let Some(mut client) = Client::connect(&target.admin_socket()?)? else {
+        return target.open()?.operate(volume, &operation).map_err(anyhow::Error::msg);
+    };
+    match ask(&mut client, &Request::Volume { volume: volume.to_owned(), operation })? {
+        Reply::Volume(description) => Ok(*description),
+        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
+    }
+}
+
+/// Runs `volume snapshot`.
+pub(crate) fn snapshot(command: SnapshotCommand) -> Result<()> {
+    match command {
+        SnapshotCommand::Create(SnapshotArgs { snapshot: (volume, snapshot), target }) => {
+            operate(&target, &volume, Operation::SnapshotCreate { snapshot: snapshot.clone() })?;
+            println!("made the snapshot {volume}@{snapshot}");
+        }
+        SnapshotCommand::Delete(SnapshotArgs { snapshot: (volume, snapshot), target }) => {
+            operate(&target, &volume, Operation::SnapshotDelete { snapshot: snapshot.clone() })?;
+            println!("deleted the snapshot {volume}@{snapshot}");
+        }
+        SnapshotCommand::Rollback(RollbackArgs { snapshot: (volume, snapshot), yes, target }) => {
+            if !yes {
+                bail!("everything written to '{volume}' since {volume}@{snapshot} will be lost; say --yes to go on");
+            }
+            operate(&target, &volume, Operation::Rollback { snapshot: snapshot.clone() })?;
+            println!("{volume} is what it was at {volume}@{snapshot}");
+        }
+        SnapshotCommand::List(args) => {
+            let description = operate(&args.target, &args.volume, Operation::Describe)?;
+            if args.json {
+                println!("{}", serde_json::to_string_pretty(&description)?);
+                return Ok(());
+            }
+            print_contents(&args.volume, &description);
+        }
+    }
+    Ok(())
+}
+
+/// Tables of a volume's snapshots and clones.
+pub(crate) fn print_contents(volume: &str, description: &Description) {
+    if description.snapshots.is_empty() {
+        println!("{volume} has no snapshots");
+        return;
+    }
+    let mut table = Table::new(&["SNAPSHOT", "TAKEN", ">WRITTEN", ">PINNED", ">CLONES", "ID"]);
+    for snapshot in &description.snapshots {
+        let of = snapshot.clone.as_deref().unwrap_or(volume);
+        table.row(vec![
+            format!("{of}@{}", snapshot.name),
+            show_time(snapshot.created_seconds),
+            show_size(snapshot.bytes_written),
+            show_size(snapshot.bytes_pinned),
+            snapshot.clones.to_string(),
+            snapshot.id.clone(),
+        ]);
+    }
+    print!("{table}");
+    if !description.clones.is_empty() {
+        println!();
+        let mut table = Table::new(&["CLONE", "OF", "MADE", ">WRITTEN"]);
+        for clone in &description.clones {
+            table.row(vec![
+                clone.name.clone(),
+                format!("@{}", clone.snapshot),
+                show_time(clone.created_seconds),
+                show_size(clone.bytes_written),
+            ]);
+        }
+        print!("{table}");
+    }
+}
+
+/// Runs `volume clone`.
+pub(crate) fn clone(args: CloneArgs) -> Result<()> {
+    let CloneArgs { snapshot: (volume, snapshot), name, peers, initiators, target } = args;
+    let given = !peers.is_empty() || !initiators.is_empty();
+    let access = given.then_some(Access { peers, initiators, read_only: false });
+    operate(&target, &volume, Operation::Clone { snapshot: snapshot.clone(), name: name.clone(), access })?;
+    println!("made the volume '{name}' of {volume}@{snapshot}; it opens with the same key");
+    Ok(())
+}
+
+/// Runs `volume resize`.
+pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
+    let before = args.target.open()?.show(&args.name)?.volume;
+    operate(&args.target, &args.name, Operation::Resize { size_bytes: args.size })?;
+    println!("'{}' has {} now", args.name, show_size(args.size));
+    if before.sealed.is_some() && before.geometry.bytes() < args.size {
+        let (name, from) = (&args.name, before.geometry.bytes());
+        println!("next, from an initiator with its key: strongroom volume grow strongroom://HOST/{name} --from {from}");
+    }
+    Ok(())
+}
+
+/// Runs `volume access`.
+pub(crate) fn access(args: AccessArgs) -> Result<()> {
+    let AccessArgs { name, peers, initiators, read_only, target } = args;
+    let catalogue = target.open()?;
+    let before = catalogue.show(&name)?.volume;
+    if before.sealed.is_some() && !initiators.is_empty() {
+        bail!("a sealed volume refuses plain sessions; name peers that may use it, not initiators");
+    }
+    catalogue.set_access(&name, Access { peers, initiators, read_only })?;
+    if let Some(mut client) = Client::connect(&target.admin_socket()?)?
+        && let Reply::Sessions(count @ 1..) = ask(&mut client, &Request::Refresh { volume: name.clone() })?
+    {
+        println!("{} ended, or with other rights now", super::status::sessions(count));
+    }
+    println!("who may use '{name}' is set; `strongroom volume show {name}` tells");
+    Ok(())
+}
+
+/// Deletes a volume, whoever has its blocks.
+pub(crate) fn delete(target: &RootArgs, catalogue: &Catalogue, name: &str) -> Result<()> {
+    let is_clone = catalogue.show(name).is_ok_and(|status| is_clone(&status.volume));
+    if is_clone {
+        operate(target, name, Operation::DeleteClone)?;
+    } else {
+        catalogue.delete(name)?;
+    }
+    Ok(())
+}
+
+fn is_clone(volume: &Volume) -> bool {
+    volume.clone_of.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_named_with_its_volume() {
+        assert_eq!(parse_snapshot("vault@monday"), Ok(("vault".into(), "monday".into())));
+        for bad in ["vault", "@monday", "vault@", ""] {
+            assert!(parse_snapshot(bad).unwrap_err().contains("VOLUME@SNAPSHOT"), "{bad}");
+        }
+    }
+}
