@@ -110,7 +110,7 @@ fn a_snapshot_is_a_target_of_its_own_that_cannot_be_written() {
     assert_eq!(monday.try_write(0, &pattern(9, 1)).sense().asc, 0x27);
     // Another unit than the volume: multipath must not join them.
     let identity =
-        |initiator: &mut Initiator| initiator.run(Command::read(LUN, cdb::inquiry(Some(0x83), 252), 252)).good();
+        |initiator: &mut Initiator| initiator.run(Command::read(LUN, cdb::inquiry_vpd(0x83, 252), 252)).good();
     assert_ne!(identity(&mut monday), identity(&mut data));
     let mut listed = Initiator::log_in(&host, None, discovery(ALICE)).unwrap();
     let names: Vec<String> = listed.send_targets().into_iter().map(|target| target.name).collect();
