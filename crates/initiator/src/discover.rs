@@ -8,14 +8,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
+use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::initiator::{Config, Event, SendTargets, Session, SessionKind};
 use strongroom_net::{Link, LinkEvent, LinkOptions, resolve};
 
 use crate::AttachError;
 use crate::chap::ChapAccount;
+use crate::url::parse_target_address;
 
 /// Bytes read from the socket at a time.
 const READ_BYTES: usize = 64 << 10;
+/// Redirections followed in a row.
+const HOPS_MAX: u32 = 8;
 /// How long one read waits before timers are looked at again.
 const READ_WAIT: Duration = Duration::from_millis(100);
 
@@ -53,6 +57,21 @@ pub struct DiscoveredTarget {
 /// [`AttachError`]: not reachable, refused, or no answer in time.
 pub fn discover(options: &DiscoverOptions) -> Result<Vec<DiscoveredTarget>, AttachError> {
     let deadline = Instant::now() + options.timeout;
+    let mut options = options.clone();
+    for _ in 0..HOPS_MAX {
+        match ask(&options, deadline) {
+            Err(AttachError::Moved { address, is_permanent }) => match parse_target_address(&address) {
+                Some(elsewhere) => (options.host, options.port) = elsewhere,
+                None => return Err(AttachError::Moved { address, is_permanent }),
+            },
+            answer => return answer,
+        }
+    }
+    Err(AttachError::Moved { address: format!("{}:{}", options.host, options.port), is_permanent: false })
+}
+
+/// Asks at one address.
+fn ask(options: &DiscoverOptions, deadline: Instant) -> Result<Vec<DiscoveredTarget>, AttachError> {
     let mut stream = connect(options)?;
     let mut question = Question::new(options)?;
     let mut buffer = vec![0; READ_BYTES];
@@ -167,6 +186,10 @@ impl Question {
                     session
                         .send_targets(&SendTargets::All)
                         .map_err(|error| AttachError::Unsupported(error.to_string()))?;
+                }
+                Event::LoginFailed { status, redirect: Some(address) } => {
+                    let is_permanent = status == LoginStatus::TARGET_MOVED_PERMANENTLY;
+                    return Err(AttachError::Moved { address, is_permanent });
                 }
                 Event::LoginFailed { status, .. } => return Err(AttachError::LoginRefused(status.to_string())),
                 Event::TargetsListed(entries) => {

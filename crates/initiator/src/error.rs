@@ -28,6 +28,14 @@ pub enum AttachError {
     /// The target refused the login.
     #[error("the target refused the login: {0}")]
     LoginRefused(String),
+    /// The target sends us elsewhere (RFC 7143 §11.13.5, status class 1), too often or to no address.
+    #[error("the target sends us to '{address}', which cannot be followed; attach the volume where it is now")]
+    Moved {
+        /// Where: `host:port`, perhaps with a portal group.
+        address: String,
+        /// For good, not for a while.
+        is_permanent: bool,
+    },
     /// There is no volume behind the logical unit.
     #[error("{0}")]
     NoUnit(String),

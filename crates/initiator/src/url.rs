@@ -181,6 +181,12 @@ fn parse_authority(authority: &str, url: &str) -> Result<(String, u16), UrlError
     Ok((host.to_owned(), port))
 }
 
+/// Host and port of a TargetAddress (RFC 7143 §13.8): `host[:port][,portal-group]`, an IPv6 host in brackets.
+pub(crate) fn parse_target_address(text: &str) -> Option<(String, u16)> {
+    let address = text.split_once(',').map_or(text, |(address, _)| address);
+    parse_authority(address, text).ok()
+}
+
 /// Whether `name` can name a volume: it becomes part of an iSCSI name, of a path on the target, and of a file name here.
 pub fn is_volume_name(name: &str) -> bool {
     let plausible = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -224,6 +230,21 @@ mod tests {
         assert_eq!((url.port(), url.lun(), url.file_name(), url.is_channel()), (3260, 0, "vol1", true));
         let url: VolumeUrl = "iscsi://h/iqn.2026-11.org.strongroom:disk/3".parse().unwrap();
         assert_eq!((url.lun(), url.file_name(), url.is_channel()), (3, "disk", false));
+    }
+
+    #[test]
+    fn target_addresses_are_read() {
+        for (text, host, port) in [
+            ("10.0.0.1:3261,1", "10.0.0.1", 3261),
+            ("[2001:db8::1]:3261,1", "2001:db8::1", 3261),
+            ("[::1]", "::1", 3260),
+            ("storage.example", "storage.example", 3260),
+        ] {
+            assert_eq!(parse_target_address(text), Some((host.to_owned(), port)));
+        }
+        for text in ["", ",1", "a:b", "::1", "a b", "host:0"] {
+            assert_eq!(parse_target_address(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -323,10 +323,10 @@ impl Connection {
 }
 
 fn login_error(status: LoginStatus, redirect: Option<String>) -> AttachError {
-    let message = match redirect {
-        Some(address) => format!("{status}: it names {address}"),
-        None => status.to_string(),
-    };
+    if let Some(address) = redirect {
+        return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
+    }
+    let message = status.to_string();
     // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
     if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
 }

@@ -21,10 +21,13 @@ use super::sealing::Sealing;
 use super::stamps::{fill_random, random};
 use super::unit::UnitDescription;
 use crate::completion::{device_error, lock};
+use crate::url::parse_target_address;
 use crate::{AttachError, AttachOptions, KeyRequest};
 
 /// More than a ping takes: a message of this size or more carries commands or data.
 const DATA_BYTES_MIN: usize = 1024;
+/// Redirections followed in a row.
+const HOPS_MAX: u32 = 8;
 /// How long a detach may take to say goodbye.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -74,6 +77,14 @@ enum State {
     Refused,
 }
 
+/// Where the target is instead of at its URL's address.
+struct Detour {
+    host: String,
+    port: u16,
+    /// Until it fails; else for one connection.
+    is_permanent: bool,
+}
+
 pub(super) struct Driver {
     options: Arc<AttachOptions>,
     identity: Identity,
@@ -87,6 +98,9 @@ pub(super) struct Driver {
     unit: Option<Arc<UnitDescription>>,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
     backoff: Duration,
+    /// Where the target has sent us, and since when in a row.
+    detour: Option<Detour>,
+    hops: u32,
     lost_at: Option<Instant>,
     gave_up: bool,
     logout_deadline: Option<Instant>,
@@ -121,6 +135,8 @@ impl Driver {
             unit: None,
             first: Some(first),
             backoff: options.timeouts.backoff_min,
+            detour: None,
+            hops: 0,
             lost_at: None,
             gave_up: false,
             logout_deadline: None,
@@ -271,7 +287,11 @@ impl Driver {
     /// Begins a try.
     fn call(&mut self, now: Instant) {
         let url = &self.options.url;
-        let addresses = match resolve(url.host(), url.port()) {
+        let (host, port) = match &self.detour {
+            Some(detour) => (detour.host.as_str(), detour.port),
+            None => (url.host(), url.port()),
+        };
+        let addresses = match resolve(host, port) {
             Ok(addresses) => addresses,
             Err(error) => return self.lose(now, AttachError::Unreachable(error.to_string())),
         };
@@ -284,7 +304,10 @@ impl Driver {
         match others.pop().map(|address| self.runtime.connect(address)) {
             Some(Ok(stream)) => self.state = State::Calling { stream, others, connection },
             Some(Err(error)) => self.lose(now, AttachError::Unreachable(error.to_string())),
-            None => self.lose(now, AttachError::Unreachable(format!("'{}' has no address", self.options.url.host()))),
+            None => {
+                let nowhere = format!("the host of {} has no address", self.options.url);
+                self.lose(now, AttachError::Unreachable(nowhere));
+            }
         }
     }
 
@@ -476,6 +499,7 @@ impl Driver {
             connection.open();
         }
         self.backoff = self.options.timeouts.backoff_min;
+        self.hops = 0;
         if let Some(lost_at) = self.lost_at.take() {
             tracing::info!(seconds = lost_at.elapsed().as_secs_f32(), restarted, "connected to the target again");
         }
@@ -527,6 +551,9 @@ impl Driver {
         if let Some(engine) = &mut self.engine {
             engine.disconnected();
         }
+        if self.follows(now, &error) {
+            return;
+        }
         let mut status = lock(&self.status);
         let was_connected = std::mem::replace(&mut status.is_connected, false);
         status.last_loss = Some(error.to_string());
@@ -548,6 +575,24 @@ impl Driver {
             tracing::debug!(%error, "the target is not back yet");
         }
         self.backoff = (self.backoff * 2).min(self.options.timeouts.backoff_max);
+    }
+
+    /// Goes where the target sends us, if that can be. The keys that it must have there are those of the URL.
+    fn follows(&mut self, now: Instant, error: &AttachError) -> bool {
+        let was_permanent = self.detour.take().is_some_and(|detour| detour.is_permanent);
+        let AttachError::Moved { address, is_permanent } = error else {
+            if was_permanent {
+                tracing::info!("the target is not where it said that it has moved; asking at its URL's address again");
+            }
+            return false;
+        };
+        self.hops += 1;
+        let Some((host, port)) = parse_target_address(address).filter(|_| self.hops <= HOPS_MAX) else { return false };
+        tracing::info!(address, is_permanent, "the target sends us elsewhere");
+        self.detour = Some(Detour { host, port, is_permanent: *is_permanent });
+        lock(&self.status).is_connected = false;
+        self.state = State::Idle { retry_at: now };
+        true
     }
 
     /// Trying again would not help.

@@ -1,0 +1,99 @@
+//! Proves that an initiator goes where a target sends it, that it finds the way back, and that it does not go round for ever.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use strongroom_block::Lba;
+use strongroom_initiator::{AttachError, DiscoverOptions, RemoteDevice, VolumeUrl, discover, read_blocking};
+use strongroom_iscsi::target::{Config, Event, Session};
+use strongroom_iscsi::{Digests, PlainFramer};
+use strongroom_target::VolumeSpec;
+use support::{Host, SIZE};
+
+/// A target that sends everybody to `there`, or to itself.
+fn signpost(there: Option<SocketAddr>, is_permanent: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            // An initiator that has left is none of ours.
+            let _ = send_away(stream, &there.unwrap_or(here).to_string(), is_permanent);
+        }
+    });
+    here
+}
+
+fn send_away(mut stream: TcpStream, there: &str, is_permanent: bool) -> std::io::Result<()> {
+    let mut session = Session::new(Instant::now(), Config::default());
+    let (mut framer, mut buffer) = (PlainFramer::default(), [0; 4096]);
+    while !session.is_closed() {
+        let count = stream.read(&mut buffer)?;
+        let mut rest = &buffer[..count];
+        while !rest.is_empty() {
+            let taken = framer.handle_input(rest).map_err(std::io::Error::other)?;
+            rest = &rest[taken..];
+            framer.poll_pdu().into_iter().for_each(|pdu| session.handle_pdu(Instant::now(), pdu));
+        }
+        while let Some(event) = session.poll_event() {
+            if matches!(event, Event::LoginRequested(_)) {
+                session.redirect_login(&format!("{there},1"), is_permanent);
+            }
+        }
+        let mut parts = Vec::new();
+        while let Some(pdu) = session.poll_transmit() {
+            PlainFramer::encode(pdu, Digests::default(), &mut parts);
+        }
+        parts.iter().try_for_each(|part| stream.write_all(part))?;
+    }
+    Ok(())
+}
+
+fn url(at: SocketAddr) -> VolumeUrl {
+    format!("iscsi://{at}/iqn.2026-11.org.strongroom:disk/0").parse().unwrap()
+}
+
+#[test]
+fn a_redirection_is_followed() {
+    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    for is_permanent in [false, true] {
+        let first = signpost(Some(host.address), is_permanent);
+        let second = signpost(Some(first), is_permanent);
+        let device = RemoteDevice::attach(host.options(url(second))).unwrap();
+        assert_eq!(read_blocking(&device, Lba(0), 1).unwrap().len(), 4096);
+        device.detach().unwrap();
+    }
+    let at = signpost(Some(host.address), false);
+    let options = DiscoverOptions {
+        host: at.ip().to_string(),
+        port: at.port(),
+        initiator_name: support::ALICE.into(),
+        node_key: None,
+        chap: None,
+        target_keys: Vec::new(),
+        timeout: Duration::from_secs(10),
+    };
+    let found = discover(&options).unwrap();
+    assert!(found.iter().any(|target| target.name.ends_with(":disk")), "{found:?}");
+}
+
+#[test]
+fn going_round_has_an_end() {
+    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let error = RemoteDevice::attach(host.options(url(signpost(None, false)))).unwrap_err();
+    assert!(matches!(error, AttachError::Moved { .. }), "{error}");
+}
+
+/// A target that comes back to its address is found there, though it was elsewhere meanwhile.
+#[test]
+fn an_attachment_finds_the_way_back() {
+    let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let there = signpost(Some(host.address), true);
+    let device = RemoteDevice::attach(host.options(url(there))).unwrap();
+    host.stop();
+    host.start_again();
+    assert_eq!(read_blocking(&device, Lba(1), 1).unwrap().len(), 4096, "by way of the signpost again");
+    device.detach().unwrap();
+}
