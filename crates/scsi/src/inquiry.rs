@@ -1,6 +1,6 @@
 //! INQUIRY: standard data and the vital product data pages (SPC-4 §6.6 and §7.8, SBC-3 §6.6).
 
-use strongroom_block::VolumeId;
+use strongroom_block::{BlockSize, VolumeId};
 
 use crate::bytes::{be16, be32, be64};
 
@@ -19,6 +19,12 @@ pub const PAGE_SUPPORTED: u8 = 0x00;
 pub const PAGE_SERIAL: u8 = 0x80;
 /// Device identification.
 pub const PAGE_IDENTIFICATION: u8 = 0x83;
+/// Extended INQUIRY data.
+pub const PAGE_EXTENDED: u8 = 0x86;
+/// Mode page policy.
+pub const PAGE_MODE_POLICY: u8 = 0x87;
+/// SCSI ports.
+pub const PAGE_PORTS: u8 = 0x88;
 /// Block limits.
 pub const PAGE_BLOCK_LIMITS: u8 = 0xb0;
 /// Block device characteristics.
@@ -32,6 +38,8 @@ pub fn standard(sealed: bool) -> Vec<u8> {
     data[2] = 0x06; // SPC-4
     data[3] = 0x12; // HISUP, response data format 2
     data[4] = (data.len() - 5) as u8;
+    // TPGS: implicit asymmetric access. 3PC: EXTENDED COPY, which a blind target cannot do.
+    data[5] = 0x10 | if sealed { 0 } else { 0x08 };
     data[7] = 0x02; // CMDQUE
     data[8..16].copy_from_slice(VENDOR);
     data[16..32].copy_from_slice(if sealed { PRODUCT_SEALED } else { PRODUCT_PLAIN });
@@ -115,15 +123,33 @@ fn serial_text(volume: VolumeId) -> String {
     format!("{:032x}", u128::from_be_bytes(volume.0))
 }
 
+/// Locally assigned NAA (type 3h): stable, and ours to assign without an IEEE company id.
+pub fn naa(volume: VolumeId) -> [u8; 8] {
+    let mut naa: [u8; 8] = volume.0[..8].try_into().expect("8 of 16 bytes");
+    naa[0] = 0x30 | naa[0] & 0x0f;
+    naa
+}
+
+/// Whether a designator of this type names the logical unit: what EXTENDED COPY finds it by.
+pub fn designates(volume: VolumeId, kind: u8, value: &[u8]) -> bool {
+    match kind & 0x0f {
+        3 => value == naa(volume),
+        1 => value == vendor_designator(volume),
+        0x0a => value == [&[0x10, 0], volume.0.as_slice()].concat(),
+        _ => false,
+    }
+}
+
+fn vendor_designator(volume: VolumeId) -> Vec<u8> {
+    [VENDOR.as_slice(), serial_text(volume).as_bytes()].concat()
+}
+
 /// Device identification, page 0x83, for logical unit `lun` of `target_name` reached through portal group `portal_group`.
 pub fn identification(volume: VolumeId, target_name: &str, portal_group: u16) -> Vec<u8> {
     let mut list = Vec::new();
-    // A logical unit, locally assigned NAA (type 3h): stable, and ours to assign without an IEEE company id.
-    let mut naa: [u8; 8] = volume.0[..8].try_into().expect("8 of 16 bytes");
-    naa[0] = 0x30 | naa[0] & 0x0f;
-    designator(&mut list, 0x01, 0x00, 0x03, &naa);
+    designator(&mut list, 0x01, 0x00, 0x03, &naa(volume));
     // A logical unit, T10 vendor id: vendor, then the serial number.
-    designator(&mut list, 0x02, 0x00, 0x01, &[VENDOR.as_slice(), serial_text(volume).as_bytes()].concat());
+    designator(&mut list, 0x02, 0x00, 0x01, &vendor_designator(volume));
     // A logical unit, UUID (SPC-5 §7.7.6.12).
     designator(&mut list, 0x01, 0x00, 0x0a, &[&[0x10, 0], volume.0.as_slice()].concat());
     // The unit as a SCSI name string (RFC 7143 does not name units; SPC-4 §7.8.6.11 does).
@@ -174,6 +200,10 @@ pub struct BlockLimits {
     pub unmap_descriptors_max: u32,
     /// Most blocks of one WRITE SAME.
     pub write_same_blocks_max: u64,
+    /// Most blocks of one PRE-FETCH.
+    pub prefetch_blocks_max: u32,
+    /// Most blocks of one WRITE ATOMIC; 0: there is none. Any alignment and any number of blocks will do.
+    pub atomic_blocks_max: u32,
 }
 
 impl BlockLimits {
@@ -190,11 +220,13 @@ impl BlockLimits {
         data[6..8].copy_from_slice(&self.granularity_blocks.to_be_bytes());
         data[8..12].copy_from_slice(&self.transfer_blocks_max.to_be_bytes());
         data[12..16].copy_from_slice(&self.transfer_blocks_optimal.to_be_bytes());
+        data[16..20].copy_from_slice(&self.prefetch_blocks_max.to_be_bytes());
         data[20..24].copy_from_slice(&self.unmap_blocks_max.to_be_bytes());
         data[24..28].copy_from_slice(&self.unmap_descriptors_max.to_be_bytes());
         // Optimal unmap granularity and alignment stay unreported: any block will do, and qemu 7.2 fails an assertion (its
         // allocation map asks for a range that is no multiple of 4096) when it is told a granularity of 4096 bytes.
         data[36..44].copy_from_slice(&self.write_same_blocks_max.to_be_bytes());
+        data[44..48].copy_from_slice(&self.atomic_blocks_max.to_be_bytes());
         data
     }
 
@@ -210,22 +242,59 @@ impl BlockLimits {
             unmap_blocks_max: be32(body, 16).unwrap_or(0),
             unmap_descriptors_max: be32(body, 20).unwrap_or(0),
             write_same_blocks_max: be64(body, 32).unwrap_or(0),
+            prefetch_blocks_max: be32(body, 12).unwrap_or(0),
+            atomic_blocks_max: be32(body, 40).unwrap_or(0),
         })
     }
 }
 
-/// Block device characteristics, page 0xb1: no rotating medium.
-pub fn characteristics() -> Vec<u8> {
+/// Extended INQUIRY data, page 0x86: simple, ordered and head-of-queue tasks, a volatile cache, and unit attentions that only
+/// REPORT LUNS does not clear.
+pub fn extended() -> Vec<u8> {
+    let mut body = [0; 60];
+    body[1] = 0x07; // HEADSUP, ORDSUP, SIMPSUP
+    body[2] = 0x01; // V_SUP
+    body[3] = 0x01; // LUICLR
+    page(PAGE_EXTENDED, &body)
+}
+
+/// Mode page policy, page 0x87: one copy of every page, shared by all initiators.
+pub fn mode_policy() -> Vec<u8> {
+    page(PAGE_MODE_POLICY, &[0x3f, 0xff, 0x00, 0x00])
+}
+
+/// SCSI ports, page 0x88: the one target port, by its name.
+pub fn ports(target_name: &str, portal_group: u16) -> Vec<u8> {
+    let mut designators = Vec::new();
+    designator(&mut designators, 0x53, 0x10, 0x08, &name_string(&format!("{target_name},t,0x{portal_group:04x}")));
+    let [high, low] = portal_group.to_be_bytes();
+    let [len_high, len_low] = (designators.len() as u16).to_be_bytes();
+    // No initiator port of ours; then the target port's designators.
+    let mut body = vec![0, 0, high, low, 0, 0, 0, 0, 0, 0, len_high, len_low];
+    body.extend_from_slice(&designators);
+    page(PAGE_PORTS, &body)
+}
+
+/// Block device characteristics, page 0xb1: no rotating medium; what SANITIZE erased (`can_erase`) reads as zeros at once.
+pub fn characteristics(can_erase: bool) -> Vec<u8> {
     let mut body = [0; 60];
     body[1] = 1; // MEDIUM ROTATION RATE: non-rotating
+    if can_erase {
+        body[3] = 0x40; // WABEREQ 01b
+    }
     page(PAGE_CHARACTERISTICS, &body)
+}
+
+/// Blocks in one unit of a thin unit's resource counts (the log page of logical block provisioning), as a power of two: 1 MiB.
+pub fn threshold_exponent(block_size: BlockSize) -> u8 {
+    (20 - block_size.shift()) as u8
 }
 
 /// Logical block provisioning, page 0xb2, of a thin plain unit: UNMAP and WRITE SAME with UNMAP work, and unmapped blocks
 /// read as zeros.
-pub fn provisioning() -> Vec<u8> {
-    // LBPU, LBPWS, LBPWS10, LBPRZ; provisioning type 2 (thin).
-    page(PAGE_PROVISIONING, &[0, 0x80 | 0x40 | 0x20 | 0x04, 0x02, 0])
+pub fn provisioning(block_size: BlockSize) -> Vec<u8> {
+    // Threshold exponent; LBPU, LBPWS, LBPWS10, LBPRZ; provisioning type 2 (thin).
+    page(PAGE_PROVISIONING, &[threshold_exponent(block_size), 0x80 | 0x40 | 0x20 | 0x04, 0x02, 0])
 }
 
 fn page(code: u8, body: &[u8]) -> Vec<u8> {

@@ -4,16 +4,21 @@
 //! absent: iSCSI and its header segments, sockets, clocks, data; this room sees CDBs and parameter data, never a block. The commands that iSCSI has no
 //! word for are in [`vendor`]; `docs/vendor-cdbs.md` is their specification.
 
+pub mod alua;
 pub mod attention;
 mod bytes;
 pub mod capacity;
 pub mod cdb;
 mod command;
+pub mod copy;
+pub mod defects;
 pub mod inquiry;
+pub mod log;
 pub mod luns;
 pub mod mode;
 pub mod nexus;
 pub mod opcode;
+pub mod persistent;
 pub mod provisioning;
 pub mod reservation;
 pub mod sense;
@@ -45,6 +50,15 @@ pub fn fuzz_decode(bytes: &[u8]) {
     let _ = capacity::parse_read_capacity_10(bytes);
     let _ = luns::parse(bytes);
     let _ = mode::ModePages::parse_6(bytes);
+    let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
+    for service_action in 0..8 {
+        let _ = persistent::PersistentReservations::default().change(&nexus, service_action, 1, bytes);
+    }
+    let _ = copy::CopyList::parse(bytes, 4096, |_, _| true);
+    for ten in [false, true] {
+        let geometry = strongroom_block::Geometry { block_size: strongroom_block::BlockSize::DEFAULT, blocks: 9 };
+        let _ = mode::ModeState::default().select(ten, bytes, geometry);
+    }
     let _ = provisioning::parse_unmap(bytes);
     let _ = provisioning::parse_lba_status(bytes);
     let _ = supported::decode_list(bytes);

@@ -1,5 +1,5 @@
-//! RESERVE (6) and RELEASE (6) (SPC-2 §5.5): one nexus has the unit to itself. Persistent reservations come with the complete
-//! command set and will live beside this.
+//! RESERVE (6) and RELEASE (6) (SPC-2 §5.5): one nexus has the unit to itself. [`crate::persistent`] has the
+//! others.
 
 use crate::command::Command;
 use crate::nexus::NexusId;
@@ -45,9 +45,10 @@ impl Reservation {
                 Command::Inquiry { .. }
                     | Command::ReportLuns { .. }
                     | Command::RequestSense { .. }
-                    | Command::Release6
+                    | Command::Release
                     | Command::ReportSupportedOperationCodes { .. }
                     | Command::ReportSupportedTmfs { .. }
+                    | Command::ReportTargetPortGroups { .. }
                     | Command::PreventAllowMediumRemoval { prevent: 0 }
             )
     }

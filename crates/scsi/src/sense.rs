@@ -154,6 +154,32 @@ impl Sense {
     pub const INVALID_SEAL_RECORD: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x80);
     /// PARAMETER LIST LENGTH ERROR.
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(SenseKey::IllegalRequest, 0x1a, 0x00);
+    /// PARAMETER VALUE INVALID: a field that cannot be changed, or not to that.
+    pub const PARAMETER_VALUE_INVALID: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x02);
+    /// INVALID RELEASE OF PERSISTENT RESERVATION.
+    pub const INVALID_RELEASE: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x04);
+    /// TOO MANY TARGET DESCRIPTORS.
+    pub const TOO_MANY_TARGETS: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x06);
+    /// UNSUPPORTED TARGET DESCRIPTOR TYPE CODE.
+    pub const UNSUPPORTED_TARGET_DESCRIPTOR: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x07);
+    /// TOO MANY SEGMENT DESCRIPTORS.
+    pub const TOO_MANY_SEGMENTS: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x08);
+    /// UNSUPPORTED SEGMENT DESCRIPTOR TYPE CODE.
+    pub const UNSUPPORTED_SEGMENT_DESCRIPTOR: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x09);
+    /// INSUFFICIENT REGISTRATION RESOURCES.
+    pub const INSUFFICIENT_REGISTRATION_RESOURCES: Sense = Sense::new(SenseKey::IllegalRequest, 0x55, 0x04);
+    /// COPY TARGET DEVICE NOT REACHABLE: a descriptor names another unit than this.
+    pub const COPY_TARGET_NOT_REACHABLE: Sense = Sense::new(SenseKey::CopyAborted, 0x0d, 0x02);
+    /// COPY ABORTED without more to say: a segment lies outside the unit, or could not be moved.
+    pub const COPY_ABORTED: Sense = Sense::new(SenseKey::CopyAborted, 0x00, 0x00);
+    /// SANITIZE IN PROGRESS.
+    pub const SANITIZE_IN_PROGRESS: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x1b);
+    /// SANITIZE COMMAND FAILED: until another SANITIZE works, or EXIT FAILURE MODE.
+    pub const SANITIZE_FAILED: Sense = Sense::new(SenseKey::MediumError, 0x31, 0x03);
+    /// LOGICAL UNIT SOFTWARE WRITE PROTECTED: SWP in the control mode page.
+    pub const SOFTWARE_WRITE_PROTECTED: Sense = Sense::new(SenseKey::DataProtect, 0x27, 0x02);
+    /// MEDIUM REMOVAL PREVENTED.
+    pub const REMOVAL_PREVENTED: Sense = Sense::new(SenseKey::IllegalRequest, 0x53, 0x02);
     /// SAVING PARAMETERS NOT SUPPORTED.
     pub const SAVING_NOT_SUPPORTED: Sense = Sense::new(SenseKey::IllegalRequest, 0x39, 0x00);
     /// WRITE PROTECTED.

@@ -41,12 +41,24 @@ const fn action(opcode: u8, service_action: u16, units: Units, usage: &'static [
 const F: u8 = 0xff;
 const NACA: u8 = 0x04;
 
+const SANITIZE_USAGE: &[u8] = &[0x48, 0xbf, 0, 0, 0, 0, 0, F, F, NACA];
+
+/// Where a service action is part of the usage data its bits are told as they must be.
+const fn pr_in(service_action: u8) -> [u8; 10] {
+    [0x5e, service_action, 0, 0, 0, 0, 0, F, F, NACA]
+}
+
+const fn pr_out(service_action: u8) -> [u8; 10] {
+    [0x5f, service_action, F, 0, 0, F, F, F, F, NACA]
+}
+
 const TABLE: &[Row] = &[
     row(op::TEST_UNIT_READY, Units::Both, &[0x00, 0, 0, 0, 0, NACA]),
     row(op::REQUEST_SENSE, Units::Both, &[0x03, 0x01, 0, 0, F, NACA]),
     row(op::READ_6, Units::Both, &[0x08, 0x1f, F, F, F, NACA]),
     row(op::WRITE_6, Units::Both, &[0x0a, 0x1f, F, F, F, NACA]),
     row(op::INQUIRY, Units::Both, &[0x12, 0x01, F, F, F, NACA]),
+    row(op::MODE_SELECT_6, Units::Both, &[0x15, 0x11, 0, 0, F, NACA]),
     row(op::RESERVE_6, Units::Both, &[0x16, 0, 0, 0, 0, NACA]),
     row(op::RELEASE_6, Units::Both, &[0x17, 0, 0, 0, 0, NACA]),
     row(op::MODE_SENSE_6, Units::Both, &[0x1a, 0x08, F, F, F, NACA]),
@@ -55,17 +67,85 @@ const TABLE: &[Row] = &[
     row(op::READ_CAPACITY_10, Units::Both, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, NACA]),
     row(op::READ_10, Units::Both, &[0x28, 0xf8, F, F, F, F, 0, F, F, NACA]),
     row(op::WRITE_10, Units::Both, &[0x2a, 0xf8, F, F, F, F, 0, F, F, NACA]),
+    row(op::WRITE_AND_VERIFY_10, Units::Plain, &[0x2e, 0xf2, F, F, F, F, 0, F, F, NACA]),
     row(op::VERIFY_10, Units::Both, &[0x2f, 0xf6, F, F, F, F, 0, F, F, NACA]),
+    row(op::PRE_FETCH_10, Units::Both, &[0x34, 0x02, F, F, F, F, 0, F, F, NACA]),
     row(op::SYNCHRONIZE_CACHE_10, Units::Both, &[0x35, 0x02, F, F, F, F, 0, F, F, NACA]),
+    row(op::READ_DEFECT_DATA_10, Units::Both, &[0x37, 0, 0x1f, 0, 0, 0, 0, F, F, NACA]),
     row(op::WRITE_SAME_10, Units::Plain, &[0x41, 0xf8, F, F, F, F, 0, F, F, NACA]),
     row(op::UNMAP, Units::Plain, &[0x42, 0x01, 0, 0, 0, 0, 0, F, F, NACA]),
+    action(op::SANITIZE, op::SA_SANITIZE_BLOCK_ERASE as u16, Units::Plain, SANITIZE_USAGE),
+    action(op::SANITIZE, op::SA_SANITIZE_EXIT_FAILURE_MODE as u16, Units::Plain, SANITIZE_USAGE),
+    row(op::LOG_SENSE, Units::Both, &[0x4d, 0, F, F, 0, F, F, F, F, NACA]),
+    row(op::MODE_SELECT_10, Units::Both, &[0x55, 0x11, 0, 0, 0, 0, 0, F, F, NACA]),
+    row(op::RESERVE_10, Units::Both, &[0x56, 0, 0, 0, 0, 0, 0, 0, 0, NACA]),
+    row(op::RELEASE_10, Units::Both, &[0x57, 0, 0, 0, 0, 0, 0, 0, 0, NACA]),
     row(op::MODE_SENSE_10, Units::Both, &[0x5a, 0x18, F, F, 0, 0, 0, F, F, NACA]),
+    action(op::PERSISTENT_RESERVE_IN, op::SA_PR_READ_KEYS as u16, Units::Both, &pr_in(op::SA_PR_READ_KEYS)),
+    action(
+        op::PERSISTENT_RESERVE_IN,
+        op::SA_PR_READ_RESERVATION as u16,
+        Units::Both,
+        &pr_in(op::SA_PR_READ_RESERVATION),
+    ),
+    action(
+        op::PERSISTENT_RESERVE_IN,
+        op::SA_PR_REPORT_CAPABILITIES as u16,
+        Units::Both,
+        &pr_in(op::SA_PR_REPORT_CAPABILITIES),
+    ),
+    action(
+        op::PERSISTENT_RESERVE_IN,
+        op::SA_PR_READ_FULL_STATUS as u16,
+        Units::Both,
+        &pr_in(op::SA_PR_READ_FULL_STATUS),
+    ),
+    action(op::PERSISTENT_RESERVE_OUT, op::SA_PR_REGISTER as u16, Units::Both, &pr_out(op::SA_PR_REGISTER)),
+    action(op::PERSISTENT_RESERVE_OUT, op::SA_PR_RESERVE as u16, Units::Both, &pr_out(op::SA_PR_RESERVE)),
+    action(op::PERSISTENT_RESERVE_OUT, op::SA_PR_RELEASE as u16, Units::Both, &pr_out(op::SA_PR_RELEASE)),
+    action(op::PERSISTENT_RESERVE_OUT, op::SA_PR_CLEAR as u16, Units::Both, &pr_out(op::SA_PR_CLEAR)),
+    action(op::PERSISTENT_RESERVE_OUT, op::SA_PR_PREEMPT as u16, Units::Both, &pr_out(op::SA_PR_PREEMPT)),
+    action(
+        op::PERSISTENT_RESERVE_OUT,
+        op::SA_PR_PREEMPT_AND_ABORT as u16,
+        Units::Both,
+        &pr_out(op::SA_PR_PREEMPT_AND_ABORT),
+    ),
+    action(
+        op::PERSISTENT_RESERVE_OUT,
+        op::SA_PR_REGISTER_AND_IGNORE as u16,
+        Units::Both,
+        &pr_out(op::SA_PR_REGISTER_AND_IGNORE),
+    ),
+    action(
+        op::PERSISTENT_RESERVE_OUT,
+        op::SA_PR_REGISTER_AND_MOVE as u16,
+        Units::Both,
+        &pr_out(op::SA_PR_REGISTER_AND_MOVE),
+    ),
+    action(op::EXTENDED_COPY, 0, Units::Plain, &[0x83, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA]),
+    action(
+        op::RECEIVE_COPY_RESULTS,
+        op::SA_COPY_STATUS as u16,
+        Units::Plain,
+        &[0x84, 0x1f, F, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA],
+    ),
+    action(
+        op::RECEIVE_COPY_RESULTS,
+        op::SA_COPY_OPERATING_PARAMETERS as u16,
+        Units::Plain,
+        &[0x84, 0x1f, F, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA],
+    ),
     row(op::READ_16, Units::Both, &[0x88, 0xf8, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
     row(op::COMPARE_AND_WRITE, Units::Plain, &[0x89, 0xf8, F, F, F, F, F, F, F, F, 0, 0, 0, F, 0, NACA]),
     row(op::WRITE_16, Units::Both, &[0x8a, 0xf8, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::ORWRITE, Units::Plain, &[0x8b, 0xf8, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::WRITE_AND_VERIFY_16, Units::Plain, &[0x8e, 0xf2, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
     row(op::VERIFY_16, Units::Both, &[0x8f, 0xf6, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::PRE_FETCH_16, Units::Both, &[0x90, 0x02, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
     row(op::SYNCHRONIZE_CACHE_16, Units::Both, &[0x91, 0x02, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
     row(op::WRITE_SAME_16, Units::Plain, &[0x93, 0xf9, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::WRITE_ATOMIC_16, Units::Both, &[0x9c, 0xf8, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA]),
     action(
         op::SERVICE_ACTION_IN_16,
         op::SA_READ_CAPACITY_16 as u16,
@@ -81,6 +161,12 @@ const TABLE: &[Row] = &[
     row(op::REPORT_LUNS, Units::Both, &[0xa0, 0, F, 0, 0, 0, F, F, F, F, 0, NACA]),
     action(
         op::MAINTENANCE_IN,
+        op::SA_REPORT_TARGET_PORT_GROUPS as u16,
+        Units::Both,
+        &[0xa3, 0xff, 0, 0, 0, 0, F, F, F, F, 0, NACA],
+    ),
+    action(
+        op::MAINTENANCE_IN,
         op::SA_REPORT_SUPPORTED_OPERATION_CODES as u16,
         Units::Both,
         &[0xa3, 0x0c, 0x87, F, F, F, F, F, F, F, 0, NACA],
@@ -93,6 +179,9 @@ const TABLE: &[Row] = &[
     ),
     row(op::READ_12, Units::Both, &[0xa8, 0xf8, F, F, F, F, F, F, F, F, 0, NACA]),
     row(op::WRITE_12, Units::Both, &[0xaa, 0xf8, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::WRITE_AND_VERIFY_12, Units::Plain, &[0xae, 0xf2, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::VERIFY_12, Units::Both, &[0xaf, 0xf6, F, F, F, F, F, F, F, F, 0, NACA]),
+    row(op::READ_DEFECT_DATA_12, Units::Both, &[0xb7, 0x1f, 0, 0, 0, 0, F, F, F, F, 0, NACA]),
     action(
         op::STRONGROOM,
         op::SA_SEAL_HOLE as u16,
@@ -153,13 +242,18 @@ impl UnitKind {
     /// Whether a unit of this kind has `command`.
     pub fn supports(self, command: &Command) -> bool {
         match command {
-            Command::Unmap { .. } | Command::WriteSame { .. } | Command::CompareAndWrite { .. } => {
-                self == UnitKind::Plain
-            }
+            Command::Unmap { .. }
+            | Command::WriteSame { .. }
+            | Command::CompareAndWrite { .. }
+            | Command::OrWrite { .. }
+            | Command::WriteVerify { .. }
+            | Command::ExtendedCopy { .. }
+            | Command::ReceiveCopyResults { .. } => self == UnitKind::Plain,
+            // Nobody's key is destroyed on a unit that has none.
+            Command::Sanitize { action, .. } => self == UnitKind::Plain && *action != op::SA_SANITIZE_CRYPTO_ERASE,
             // A blind target holds nothing that the initiator's plaintext could be compared with.
             Command::Verify { byte_check, .. } => *byte_check == 0 || self == UnitKind::Plain,
             Command::Vendor(_) => self == UnitKind::Sealed,
-            Command::PersistentReserveIn { .. } | Command::PersistentReserveOut { .. } => false,
             _ => true,
         }
     }
@@ -249,7 +343,14 @@ mod tests {
     #[test]
     fn a_sealed_unit_says_nothing_that_needs_keys() {
         let list = decode_list(&UnitKind::Sealed.report(0, 0, 0, false).unwrap()).unwrap();
-        for absent in [op::COMPARE_AND_WRITE, op::WRITE_SAME_10, op::WRITE_SAME_16, op::UNMAP] {
+        for absent in [
+            op::COMPARE_AND_WRITE,
+            op::WRITE_SAME_10,
+            op::WRITE_SAME_16,
+            op::UNMAP,
+            op::ORWRITE,
+            op::WRITE_AND_VERIFY_16,
+        ] {
             assert!(list.iter().all(|(opcode, _)| *opcode != absent));
             assert_eq!(UnitKind::Sealed.report(3, absent, 0, false).unwrap(), [0, 1, 0, 0]);
             assert_eq!(UnitKind::Plain.report(3, absent, 0, false).unwrap()[1], 3);

@@ -54,8 +54,8 @@ fn builders_decode_to_what_was_meant() {
     assert_eq!(decode(cdb::report_luns(4096)), Command::ReportLuns { select: 0, allocation_len: 4096 });
     assert_eq!(decode(cdb::get_lba_status(Lba(7), 24)), Command::GetLbaStatus { lba: Lba(7), allocation_len: 24 });
     assert_eq!(decode(cdb::unmap(24)), Command::Unmap { anchor: false, parameter_list_len: 24 });
-    assert_eq!(decode(cdb::reserve_6()), Command::Reserve6);
-    assert_eq!(decode(cdb::release_6()), Command::Release6);
+    assert_eq!(decode(cdb::reserve_6()), Command::Reserve);
+    assert_eq!(decode(cdb::release_6()), Command::Release);
     assert_eq!(
         decode(cdb::synchronize_cache_16(Lba(1), 2)),
         Command::SynchronizeCache { lba: Lba(1), count: 2, immediate: false }
@@ -65,6 +65,59 @@ fn builders_decode_to_what_was_meant() {
         Command::WriteSame { lba: Lba(1), count: 2, unmap: true, anchor: false, no_data_out: false }
     );
     assert_eq!(decode(cdb::request_sense(18)), Command::RequestSense { descriptor: false, allocation_len: 18 });
+}
+
+#[test]
+fn golden_the_long_tail() {
+    let decode = |cdb: &[u8]| Command::decode(cdb).unwrap();
+    assert_eq!(
+        decode(&[0x2e, 0x02, 0, 0, 0, 5, 0, 0, 3, 0]),
+        Command::WriteVerify { lba: Lba(5), count: 3, byte_check: 1 }
+    );
+    assert_eq!(
+        decode(&[0x9c, 0x08, 0, 0, 0, 0, 0, 0, 0, 5, 0, 7, 0, 9, 0, 0]),
+        Command::WriteAtomic { lba: Lba(5), count: 9, boundary: 7, fua: true }
+    );
+    assert_eq!(
+        decode(&[0x8b, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 9, 0, 0]),
+        Command::OrWrite { lba: Lba(5), count: 9, fua: false }
+    );
+    assert_eq!(
+        decode(&[0x34, 0x02, 0, 0, 0, 5, 0, 0, 3, 0]),
+        Command::PreFetch { lba: Lba(5), count: 3, immediate: true }
+    );
+    assert_eq!(
+        decode(&[0xaf, 0x06, 0, 0, 0, 5, 0, 0, 0, 3, 0, 0]),
+        Command::Verify { lba: Lba(5), count: 3, byte_check: 3 }
+    );
+    assert_eq!(
+        decode(&[0x48, 0x82, 0, 0, 0, 0, 0, 0, 0, 0]),
+        Command::Sanitize { immediate: true, action: 2, parameter_list_len: 0 }
+    );
+    assert_eq!(
+        decode(&[0x4d, 0, 0x4c, 0, 0, 0, 0, 1, 0, 0]),
+        Command::LogSense { page_control: 1, page: 0x0c, subpage: 0, parameter_pointer: 0, allocation_len: 256 }
+    );
+    assert_eq!(
+        decode(&[0xa3, 0x2a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]),
+        Command::ReportTargetPortGroups { extended: true, allocation_len: 256 }
+    );
+    assert_eq!(
+        decode(&[0x37, 0, 0x1d, 0, 0, 0, 0, 0, 8, 0]),
+        Command::ReadDefectData { twelve: false, lists: 0x18, format: 5, allocation_len: 8 }
+    );
+    // Reserved fields of SANITIZE, service actions beyond the last, and BYTCHK values that WRITE AND VERIFY does not have.
+    for bad in [
+        [0x48, 0x42, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0x48, 0x02, 0, 0, 0, 1, 0, 0, 0, 0],
+        [0x48, 0x01, 0, 0, 0, 0, 0, 0, 0, 0],
+        [0x5e, 0x04, 0, 0, 0, 0, 0, 0, 8, 0],
+        [0x5f, 0x08, 0, 0, 0, 0, 0, 0, 24, 0],
+        [0x2e, 0x04, 0, 0, 0, 5, 0, 0, 3, 0],
+        [0x56, 0x10, 0, 0, 0, 0, 0, 0, 0, 0],
+    ] {
+        assert!(Command::decode(&bad).unwrap_err().sense().is(&Sense::INVALID_FIELD_IN_CDB), "{bad:02x?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ const VOLUME: VolumeId = VolumeId([0xab, 0xcd, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 #[test]
 fn golden_standard() {
     let data = standard(false);
-    assert_eq!(data[..8], [0, 0, 6, 0x12, 69, 0, 0, 2]);
+    assert_eq!(data[..8], [0, 0, 6, 0x12, 69, 0x18, 0, 2]);
     assert_eq!(&data[8..36], b"STRNGRM PLAIN VOLUME    0001");
     let parsed = StandardInquiry::parse(&data).unwrap();
     assert!(parsed.is_block_device());
@@ -28,9 +28,15 @@ fn golden_pages() {
     assert_eq!(supported_pages(&[0, 0x80, 0x83]), [0, 0, 0, 3, 0, 0x80, 0x83]);
     assert_eq!(parse_vpd_pages(&supported_pages(&[0, 0xc0])), Some(vec![0, 0xc0]));
     assert_eq!(parse_serial(&serial(VOLUME)).unwrap(), "abcd0102030405060708090a0b0c0d0e");
-    assert_eq!(provisioning(), [0, 0xb2, 0, 4, 0, 0xe4, 2, 0]);
-    assert_eq!(characteristics()[..8], [0, 0xb1, 0, 60, 0, 1, 0, 0]);
-    assert_eq!(characteristics().len(), 64);
+    assert_eq!(provisioning(BlockSize::DEFAULT), [0, 0xb2, 0, 4, 8, 0xe4, 2, 0]);
+    assert_eq!(characteristics(false)[..8], [0, 0xb1, 0, 60, 0, 1, 0, 0]);
+    assert_eq!(characteristics(true)[7], 0x40);
+    assert_eq!(characteristics(true).len(), 64);
+    assert_eq!(extended()[..8], [0, 0x86, 0, 60, 0, 7, 1, 1]);
+    assert_eq!(mode_policy(), [0, 0x87, 0, 4, 0x3f, 0xff, 0, 0]);
+    let ports = ports("iqn.a:v", 1);
+    assert_eq!(ports[..20], [0, 0x88, 0, 36, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 24, 0x53, 0x98, 0, 20]);
+    assert_eq!(&ports[20..], b"iqn.a:v,t,0x0001\0\0\0\0");
 }
 
 #[test]
@@ -64,6 +70,8 @@ fn limits_parse_as_encoded() {
         unmap_blocks_max: u32::MAX,
         unmap_descriptors_max: 256,
         write_same_blocks_max: 1 << 40,
+        prefetch_blocks_max: 256,
+        atomic_blocks_max: 128,
     };
     assert_eq!(BlockLimits::parse(&limits.encode()), Some(limits));
     assert_eq!(BlockLimits::parse(&limits.encode()[..10]), None);
