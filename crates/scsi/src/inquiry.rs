@@ -58,6 +58,14 @@ pub fn standard_absent() -> Vec<u8> {
     data
 }
 
+/// Standard INQUIRY data of a well-known logical unit (type 1Eh).
+pub fn standard_well_known() -> Vec<u8> {
+    let mut data = standard(false);
+    data[0] = 0x1e;
+    data[5] = 0;
+    data
+}
+
 /// What an initiator reads from standard INQUIRY data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StandardInquiry {
@@ -200,8 +208,6 @@ pub struct BlockLimits {
     pub unmap_descriptors_max: u32,
     /// Most blocks of one WRITE SAME.
     pub write_same_blocks_max: u64,
-    /// Most blocks of one PRE-FETCH.
-    pub prefetch_blocks_max: u32,
     /// Most blocks of one WRITE ATOMIC; 0: there is none. Any alignment and any number of blocks will do.
     pub atomic_blocks_max: u32,
 }
@@ -220,7 +226,6 @@ impl BlockLimits {
         data[6..8].copy_from_slice(&self.granularity_blocks.to_be_bytes());
         data[8..12].copy_from_slice(&self.transfer_blocks_max.to_be_bytes());
         data[12..16].copy_from_slice(&self.transfer_blocks_optimal.to_be_bytes());
-        data[16..20].copy_from_slice(&self.prefetch_blocks_max.to_be_bytes());
         data[20..24].copy_from_slice(&self.unmap_blocks_max.to_be_bytes());
         data[24..28].copy_from_slice(&self.unmap_descriptors_max.to_be_bytes());
         // Optimal unmap granularity and alignment stay unreported: any block will do, and qemu 7.2 fails an assertion (its
@@ -242,7 +247,6 @@ impl BlockLimits {
             unmap_blocks_max: be32(body, 16).unwrap_or(0),
             unmap_descriptors_max: be32(body, 20).unwrap_or(0),
             write_same_blocks_max: be64(body, 32).unwrap_or(0),
-            prefetch_blocks_max: be32(body, 12).unwrap_or(0),
             atomic_blocks_max: be32(body, 40).unwrap_or(0),
         })
     }

@@ -1,14 +1,24 @@
-//! REPORT LUNS data (SPC-4 §6.33): one unit per target, LUN 0.
+//! REPORT LUNS data (SPC-4 §6.33): one unit per target, LUN 0, and the well-known unit that lists it.
 
 use crate::bytes::{be32, be64};
 
-/// The list with LUN 0 alone, or an empty one (well-known units were asked for: there are none).
+/// The well-known unit that answers REPORT LUNS (SPC-4 §8.2), as on the wire.
+pub const REPORT_LUNS_WELL_KNOWN: u64 = 0xc101 << 48;
+
+/// The list for SELECT REPORT: LUN 0, the well-known unit, or both; `None` for a value that is reserved.
 pub fn report(select: u8) -> Option<Vec<u8>> {
-    match select {
-        0x00 | 0x02 => Some([8u32.to_be_bytes().as_slice(), &[0; 12]].concat()),
-        0x01 | 0x10..=0x12 => Some(vec![0; 8]),
-        _ => None,
-    }
+    let luns: &[u64] = match select {
+        0x00 | 0x11 => &[0],
+        0x01 => &[REPORT_LUNS_WELL_KNOWN],
+        0x02 => &[0, REPORT_LUNS_WELL_KNOWN],
+        // Administrative and subsidiary units: none.
+        0x10 | 0x12 => &[],
+        _ => return None,
+    };
+    let mut data = ((8 * luns.len()) as u32).to_be_bytes().to_vec();
+    data.extend_from_slice(&[0; 4]);
+    luns.iter().for_each(|lun| data.extend_from_slice(&lun.to_be_bytes()));
+    Some(data)
 }
 
 /// Reads the list: each LUN as its 8 bytes.
@@ -26,9 +36,10 @@ mod tests {
     #[test]
     fn golden() {
         assert_eq!(report(0).unwrap(), [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(report(1).unwrap(), [0; 8]);
+        assert_eq!(report(1).unwrap()[8..], [0xc1, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(report(0x12).unwrap(), [0; 8]);
         assert_eq!(report(3), None);
-        assert_eq!(parse(&report(2).unwrap()), Some(vec![0]));
+        assert_eq!(parse(&report(2).unwrap()), Some(vec![0, REPORT_LUNS_WELL_KNOWN]));
         assert_eq!(parse(&[0xff; 9]), Some(vec![]));
     }
 }

@@ -204,6 +204,32 @@ impl BlockIndex {
         None
     }
 
+    /// Whether `lba` (below `end`) is mapped, and up to where the blocks after it are of the same kind. Looks at no more than `steps`
+    /// leaves and chunks, and takes them off.
+    pub(crate) fn run_at(&self, lba: u64, end: u64, steps: &mut u32) -> (bool, u64) {
+        let mapped = self.find(lba).is_some();
+        let mut at = lba;
+        while at < end && *steps > 0 {
+            *steps -= 1;
+            let (leaf, chunk, bit) = split(at);
+            let Some(chunks) = self.leaves.get(leaf).and_then(Option::as_ref) else {
+                if mapped {
+                    break;
+                }
+                at = (leaf as u64 + 1) * LEAF_BLOCKS;
+                continue;
+            };
+            let other = if mapped { !chunks[chunk].present } else { chunks[chunk].present } & (u64::MAX << bit);
+            let base = at - u64::from(bit);
+            if other != 0 {
+                at = base + u64::from(other.trailing_zeros());
+                break;
+            }
+            at = base + CHUNK_BLOCKS;
+        }
+        (mapped, at.min(end))
+    }
+
     /// Visits every mapped block in order of address.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Version)) {
         for (leaf_at, leaf) in self.leaves.iter().enumerate() {
@@ -268,6 +294,14 @@ mod tests {
                 prop_assert_eq!(index.next_mapped(lba), model.range(lba..).next().map(|(&lba, _)| lba));
                 prop_assert_eq!(index.find(lba).map(Version::sequence), model.get(&lba).copied());
             }
+            let (mut at, mut runs) = (0, Vec::new());
+            while at < 50_000 {
+                let (mapped, until) = index.run_at(at, 50_000, &mut 1_000_000);
+                runs.push((at, mapped));
+                prop_assert!((at..until).all(|lba| model.contains_key(&lba) == mapped));
+                at = until;
+            }
+            prop_assert!(runs.windows(2).all(|pair| pair[0].1 != pair[1].1), "runs are as long as they can be");
             let mut all = Vec::new();
             index.for_each(|lba, version| all.push((lba, version.sequence())));
             prop_assert_eq!(all, model.into_iter().collect::<Vec<_>>());

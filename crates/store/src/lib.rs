@@ -39,7 +39,7 @@ pub use op::{Completion, Extent, Op, OpError, Outcome};
 pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
-pub use store::Store;
+pub use store::{Run, Store};
 pub use survey::{Contents, SuperblockSummary, Survey};
 #[doc(hidden)]
 pub use unit::fuzz_decode;

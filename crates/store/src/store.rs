@@ -12,6 +12,7 @@ mod gate;
 mod group;
 mod grow;
 mod read;
+mod runs;
 mod submit;
 
 use std::collections::{HashMap, VecDeque};
@@ -44,6 +45,7 @@ use group::Group;
 use grow::Growing;
 use read::ReadOp;
 pub(crate) use read::item_checksum;
+pub use runs::Run;
 
 /// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.
 const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;

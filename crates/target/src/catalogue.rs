@@ -374,6 +374,11 @@ impl Catalogue {
         self.dir(name).join(STORE)
     }
 
+    /// The directory of a volume.
+    pub(crate) fn volume_dir(&self, name: &VolumeName) -> PathBuf {
+        self.dir(name)
+    }
+
     fn dir(&self, name: &VolumeName) -> PathBuf {
         self.root.join(name.volume().as_str())
     }

@@ -6,8 +6,8 @@
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 
-use strongroom_block::Token;
-use strongroom_store::{BranchInfo, Completion, Op, SnapshotInfo, Stats, Store, View, VolumeInfo};
+use strongroom_block::{Lba, Token};
+use strongroom_store::{BranchInfo, Completion, Op, Run, SnapshotInfo, Stats, Store, View, VolumeInfo};
 
 /// Bits of a token that are the unit's own; those above name its handle.
 const TOKEN_BITS: u32 = 48;
@@ -119,6 +119,11 @@ impl StoreHandle {
         self.shared.borrow().store.info().clone()
     }
 
+    /// Which blocks of the unit have data, from `lba` on.
+    pub(crate) fn mapped_runs(&self, lba: Lba, runs_max: usize) -> Vec<Run> {
+        self.shared.borrow().store.mapped_runs(self.view, lba, runs_max)
+    }
+
     /// Every snapshot in the store.
     pub(crate) fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.borrow().store.snapshots()
@@ -151,7 +156,7 @@ impl Drop for StoreHandle {
 mod tests {
     use std::sync::Arc;
 
-    use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
+    use strongroom_block::{BlockSize, Buffer, Geometry, VolumeId};
     use strongroom_store::{CreateOptions, OpenOptions, Outcome, UnitKind};
 
     use super::*;

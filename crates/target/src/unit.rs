@@ -7,18 +7,26 @@
 mod answers;
 mod blocks;
 mod jobs;
+mod keep;
+mod modify;
+mod reserve;
 mod sealed;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
 use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_iscsi::{Lun, target as iscsi};
+use strongroom_scsi::copy::CopyStatus;
+use strongroom_scsi::log::Counters;
+use strongroom_scsi::mode::ModeState;
+pub(crate) use strongroom_scsi::persistent::Kept;
+use strongroom_scsi::persistent::PersistentReservations;
 use strongroom_scsi::reservation::Reservation;
-use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions};
+use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions, UnitKind};
 use strongroom_store::Completion;
 
 use crate::access::Identity;
@@ -26,6 +34,9 @@ use crate::store_handle::StoreHandle;
 use crate::volume::Volume;
 use jobs::RunningJob;
 pub(crate) use jobs::{Job, StoreContents};
+pub(crate) use keep::Keeper;
+use modify::Sanitize;
+use reserve::Delayed;
 pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
@@ -45,9 +56,20 @@ pub(crate) struct Unit {
     users: HashMap<ConnectionKey, User>,
     /// Sessions that are over while something of theirs is in flight.
     leaving: HashMap<ConnectionKey, NexusId>,
+    /// RESERVE (6) and (10).
     reservation: Reservation,
+    persistent: PersistentReservations,
+    keeper: Keeper,
+    mode: ModeState,
     /// Cleared by START STOP UNIT.
     started: bool,
+    /// Who has sent PREVENT MEDIUM REMOVAL.
+    preventing: HashSet<ConnectionKey>,
+    sanitize: Sanitize,
+    /// What came of EXTENDED COPY commands, oldest first.
+    copies: VecDeque<(NexusId, CopyStatus)>,
+    counters: Counters,
+    delayed: Vec<Delayed>,
     running: HashMap<Token, Running>,
     next_token: u64,
     completions: Vec<Completion>,
@@ -101,6 +123,8 @@ enum Plan {
     /// Start, and answer GOOD at once.
     Background(Work, strongroom_store::Op),
     Violation(&'static str),
+    /// It is done; its answer waits for something.
+    Delayed,
 }
 
 impl From<Sense> for Plan {
@@ -125,6 +149,7 @@ impl Unit {
         target_name: String,
         store: StoreHandle,
         wrap: Option<Arc<dyn BlockKeyWrap>>,
+        (keeper, kept): (Keeper, Kept),
     ) -> Unit {
         Unit {
             volume,
@@ -136,7 +161,15 @@ impl Unit {
             users: HashMap::new(),
             leaving: HashMap::new(),
             reservation: Reservation::default(),
+            persistent: PersistentReservations::restore(kept),
+            keeper,
+            mode: ModeState::default(),
             started: true,
+            preventing: HashSet::new(),
+            sanitize: Sanitize::default(),
+            copies: VecDeque::new(),
+            counters: Counters::default(),
+            delayed: Vec::new(),
             running: HashMap::new(),
             next_token: 0,
             completions: Vec::new(),
@@ -154,6 +187,7 @@ impl Unit {
     pub(crate) fn detach(&mut self, connection: ConnectionKey) {
         let Some(user) = self.users.remove(&connection) else { return };
         self.reservation.release(&user.nexus);
+        self.preventing.remove(&connection);
         if !self.abort(connection, None).is_empty() {
             self.leaving.insert(connection, user.nexus);
         }
@@ -215,7 +249,7 @@ impl Unit {
 
     /// Whether no session uses it and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.users.is_empty() && self.running.is_empty() && self.jobs.is_empty()
+        self.users.is_empty() && self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy()
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
@@ -247,6 +281,8 @@ impl Unit {
     /// LOGICAL UNIT RESET: reservation gone, everybody is told.
     pub(crate) fn reset(&mut self) {
         self.reservation.clear();
+        self.preventing.clear();
+        self.mode = ModeState::default();
         self.started = true;
         self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::Reset));
     }
@@ -260,8 +296,9 @@ impl Unit {
     ) -> Verdict {
         let task = command.task;
         match self.plan(connection, command, sealed_blocks_max) {
-            Plan::Answer(response) => Verdict::Answer(response),
+            Plan::Answer(response) => Verdict::Answer(self.in_format(response)),
             Plan::Violation(what) => Verdict::Violation(what),
+            Plan::Delayed => Verdict::Later,
             Plan::Start(work, op) => {
                 self.start(Running { connection, task, work, ending: Ending::Answer }, op);
                 Verdict::Later
@@ -290,6 +327,9 @@ impl Unit {
                 break;
             }
         }
+        if !self.delayed.is_empty() {
+            self.poll_delayed(finished);
+        }
         if !self.leaving.is_empty() {
             let running = &self.running;
             self.leaving.retain(|key, _| running.values().any(|running| running.connection == *key));
@@ -305,23 +345,32 @@ impl Unit {
         let Running { connection, task, work, ending } = running;
         let next = match result {
             Ok(outcome) => self.work_on(work, outcome),
-            Err(error) => Next::Done(self.failed(&error)),
+            Err(error) => self.work_failed(work, &error),
         };
         match next {
-            // Long work that was ended stops between two of its operations.
-            Next::Again(..) if ending == Ending::TaskAborted => {
+            // Long work that was ended stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).
+            Next::Again(ref work, _) if ending == Ending::TaskAborted && !matches!(work, Work::Sanitize { .. }) => {
                 finished.push(Finished { connection, task, response: Some(Response::task_aborted()) });
             }
             Next::Again(work, op) => self.start(Running { connection, task, work, ending }, op),
             Next::Done(response) => {
                 let response = match ending {
-                    Ending::Answer => Some(response),
+                    Ending::Answer => Some(self.in_format(response)),
                     Ending::TaskAborted => Some(Response::task_aborted()),
                     Ending::Silence => None,
                 };
                 finished.push(Finished { connection, task, response });
             }
         }
+    }
+
+    /// D_SENSE: sense in descriptor format.
+    fn in_format(&self, response: Response) -> Response {
+        if !self.mode.descriptor_sense || response.sense.is_empty() {
+            return response;
+        }
+        let sense = Sense::parse(&response.sense).map(|sense| sense.encode_descriptor());
+        Response { sense: sense.unwrap_or_default(), ..response }
     }
 
     fn start(&mut self, running: Running, op: strongroom_store::Op) {
@@ -348,6 +397,9 @@ impl Unit {
                 return self.refuse_cdb(command.lun, error.sense());
             }
         };
+        if command.lun == answers::REPORT_LUNS_UNIT {
+            return answers::on_report_luns_unit(&decoded);
+        }
         if command.lun.index() != Some(0) {
             return answers::on_absent_unit(&decoded);
         }
@@ -361,8 +413,21 @@ impl Unit {
             | Command::SynchronizeCache { .. }
             | Command::Unmap { .. }
             | Command::WriteSame { .. }
-            | Command::CompareAndWrite { .. }
-            | Command::GetLbaStatus { .. } => self.plan_blocks(decoded, &command, sealed_blocks_max),
+            | Command::WriteVerify { .. }
+            | Command::WriteAtomic { .. }
+            | Command::OrWrite { .. }
+            | Command::PreFetch { .. }
+            | Command::Sanitize { .. }
+            | Command::CompareAndWrite { .. } => self.plan_blocks(decoded, &command, sealed_blocks_max),
+            Command::ExtendedCopy { parameter_list_len } => {
+                self.plan_copy(connection, parameter_list_len, &command).unwrap_or_else(Plan::from)
+            }
+            Command::PersistentReserveOut { service_action, scope_type, parameter_list_len } => {
+                self.plan_reserve_out(connection, (service_action, scope_type), parameter_list_len, &command)
+            }
+            Command::ModeSelect { ten, page_format, save, parameter_list_len } => {
+                self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
+            }
             Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
             other => self.plan_answer(connection, other),
         }
@@ -387,20 +452,41 @@ impl Unit {
         if !self.volume.unit_kind().supports(command) {
             return refuse(match command {
                 Command::Verify { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2)),
+                Command::Sanitize { .. } if self.volume.unit_kind() == UnitKind::Plain => {
+                    Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4))
+                }
                 _ => Sense::INVALID_OPCODE,
             });
         }
-        if !self.reservation.allows(&user.nexus, command) {
+        if !self.reservation.allows(&user.nexus, command) || !self.persistent.allows(&user.nexus, command) {
             return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
         }
         let touches_medium = command.reads_medium() || command.writes_medium();
+        let sanitizes = matches!(command, Command::Sanitize { .. });
+        match self.sanitize {
+            Sanitize::InProgress if !answers::while_sanitizing(command) => {
+                return refuse(Sense::SANITIZE_IN_PROGRESS);
+            }
+            Sanitize::Failed if touches_medium && !sanitizes => return refuse(Sense::SANITIZE_FAILED),
+            _ => {}
+        }
         if !self.started && (touches_medium || matches!(command, Command::TestUnitReady)) {
             return refuse(Sense::STOPPED);
         }
         // Who may only read may not take the unit from those who write either.
-        let holds_up = matches!(command, Command::StartStopUnit { start: false, .. } | Command::Reserve6);
+        let holds_up = matches!(
+            command,
+            Command::StartStopUnit { start: false, .. }
+                | Command::Reserve
+                | Command::PersistentReserveOut { .. }
+                | Command::PreventAllowMediumRemoval { prevent: 1.. }
+                | Command::ModeSelect { .. }
+        );
         if user.read_only && (command.writes_medium() || holds_up) {
             return refuse(Sense::WRITE_PROTECTED);
+        }
+        if self.mode.write_protect && command.writes_medium() {
+            return refuse(Sense::SOFTWARE_WRITE_PROTECTED);
         }
         Ok(())
     }

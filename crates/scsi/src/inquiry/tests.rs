@@ -70,7 +70,6 @@ fn limits_parse_as_encoded() {
         unmap_blocks_max: u32::MAX,
         unmap_descriptors_max: 256,
         write_same_blocks_max: 1 << 40,
-        prefetch_blocks_max: 256,
         atomic_blocks_max: 128,
     };
     assert_eq!(BlockLimits::parse(&limits.encode()), Some(limits));

@@ -1,15 +1,18 @@
 //! Commands that are answered from what the unit knows, without its store.
 
-use strongroom_block::Buffer;
-use strongroom_iscsi::target::Response;
+use strongroom_block::{Buffer, Lba};
+use strongroom_iscsi::Lun;
+use strongroom_iscsi::target::{self as iscsi, Response};
 use strongroom_scsi::capacity::{ReadCapacity16, read_capacity_10};
 use strongroom_scsi::inquiry::{self, BlockLimits};
+use strongroom_scsi::log::Counters;
 use strongroom_scsi::mode::ModeSense;
-use strongroom_scsi::{Command, Sense, Status, UnitKind, luns, supported, vendor};
+use strongroom_scsi::provisioning::{self, LBA_STATUS_DESCRIPTORS_MAX, LbaStatus};
+use strongroom_scsi::{Command, Sense, UnitAttention, UnitKind, alua, defects, luns, supported, vendor};
 use strongroom_store::Op;
 
 use super::work::Work;
-use super::{ConnectionKey, Plan, Unit, status};
+use super::{ConnectionKey, Plan, Unit};
 use crate::{PORTAL_GROUP, TRANSFER_BYTES_MAX};
 
 /// Most bytes that one COMPARE AND WRITE compares.
@@ -18,7 +21,7 @@ pub(super) const COMPARE_BYTES_MAX: u32 = 128 * 1024;
 pub(super) const WRITE_SAME_BYTES_MAX: u64 = TRANSFER_BYTES_MAX as u64;
 
 /// Parameter data, cut to the allocation length.
-fn data(mut bytes: Vec<u8>, allocation_len: u32) -> Plan {
+pub(super) fn data(mut bytes: Vec<u8>, allocation_len: u32) -> Plan {
     bytes.truncate(allocation_len as usize);
     Plan::Answer(Response::good_data(Buffer::from(bytes::Bytes::from(bytes))))
 }
@@ -33,6 +36,40 @@ pub(super) fn on_absent_unit(command: &Command) -> Plan {
         }
         _ => Plan::from(Sense::LUN_NOT_SUPPORTED),
     }
+}
+
+/// The REPORT LUNS well-known logical unit (SPC-4 §8.2).
+pub(super) const REPORT_LUNS_UNIT: Lun = Lun(luns::REPORT_LUNS_WELL_KNOWN);
+
+/// What the well-known unit answers: REPORT LUNS, and what it is.
+pub(super) fn on_report_luns_unit(command: &Command) -> Plan {
+    match *command {
+        Command::Inquiry { vpd_page: None, allocation_len } => {
+            data(inquiry::standard_well_known(), allocation_len.into())
+        }
+        Command::ReportLuns { select, allocation_len } => report_luns(select, allocation_len),
+        Command::RequestSense { descriptor, allocation_len } => request_sense(Sense::NONE, descriptor, allocation_len),
+        Command::TestUnitReady => Plan::Answer(Response::good()),
+        _ => Plan::from(Sense::INVALID_OPCODE),
+    }
+}
+
+/// What goes on during a SANITIZE (SBC-3 §4.11.2).
+pub(super) fn while_sanitizing(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Inquiry { .. }
+            | Command::ReportLuns { .. }
+            | Command::RequestSense { .. }
+            | Command::LogSense { .. }
+            | Command::ModeSense { .. }
+            | Command::ReportSupportedOperationCodes { .. }
+            | Command::ReportSupportedTmfs { .. }
+            | Command::ReportTargetPortGroups { .. }
+            | Command::PersistentReserveIn { .. }
+            | Command::ReadCapacity10
+            | Command::ReadCapacity16 { .. }
+    )
 }
 
 fn report_luns(select: u8, allocation_len: u32) -> Plan {
@@ -55,8 +92,19 @@ impl Unit {
     pub(super) fn plan_answer(&mut self, connection: ConnectionKey, command: Command) -> Plan {
         let geometry = self.volume.geometry;
         match command {
-            Command::TestUnitReady | Command::PreventAllowMediumRemoval { .. } => Plan::Answer(Response::good()),
+            Command::TestUnitReady => Plan::Answer(Response::good()),
+            Command::PreventAllowMediumRemoval { prevent } => {
+                if prevent & 1 == 0 {
+                    self.preventing.remove(&connection);
+                } else {
+                    self.preventing.insert(connection);
+                }
+                Plan::Answer(Response::good())
+            }
             Command::RequestSense { descriptor, allocation_len } => {
+                if self.sanitize == super::Sanitize::InProgress {
+                    return request_sense(Sense::SANITIZE_IN_PROGRESS, descriptor, allocation_len);
+                }
                 let pending = self.users.get_mut(&connection).and_then(|user| user.attentions.take());
                 request_sense(pending.unwrap_or(Sense::NONE), descriptor, allocation_len)
             }
@@ -81,7 +129,7 @@ impl Unit {
                 let request =
                     ModeSense { ten, disable_block_descriptors, long_lba_accepted, page_control, page, subpage };
                 let read_only = self.users.get(&connection).is_none_or(|user| user.read_only);
-                match request.answer(geometry, read_only) {
+                match request.answer(geometry, read_only, self.mode) {
                     Ok(pages) => data(pages, allocation_len.into()),
                     Err(sense) => Plan::from(sense),
                 }
@@ -89,17 +137,30 @@ impl Unit {
             Command::StartStopUnit { power_condition, load_eject, start, .. } => {
                 self.start_stop(power_condition, load_eject, start)
             }
-            Command::Reserve6 => {
-                let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
-                let reserved = self.reservation.reserve(&user.nexus);
-                Plan::Answer(if reserved { Response::good() } else { status(Status::ReservationConflict) })
+            Command::Reserve => self.plan_reserve(connection),
+            Command::Release => self.plan_release(connection),
+            Command::PersistentReserveIn { service_action, allocation_len } => {
+                self.plan_reserve_in(service_action, allocation_len)
             }
-            Command::Release6 => {
-                if let Some(user) = self.users.get(&connection) {
-                    self.reservation.release(&user.nexus);
+            Command::ReceiveCopyResults { service_action, list_id, allocation_len } => {
+                match self.copy_results(connection, service_action, list_id) {
+                    Ok(results) => data(results, allocation_len),
+                    Err(sense) => Plan::from(sense),
                 }
-                Plan::Answer(Response::good())
             }
+            Command::ReportTargetPortGroups { extended, allocation_len } => {
+                data(alua::report(PORTAL_GROUP, extended), allocation_len)
+            }
+            Command::ReadDefectData { twelve, lists, format, allocation_len } => {
+                data(defects::empty(twelve, lists, format), allocation_len)
+            }
+            Command::LogSense { page_control, page, subpage, parameter_pointer, allocation_len } => {
+                match self.log_counters().page(page_control, page, subpage, parameter_pointer) {
+                    Ok(page) => data(page, allocation_len.into()),
+                    Err(sense) => Plan::from(sense),
+                }
+            }
+            Command::GetLbaStatus { lba, allocation_len } => self.lba_status(lba, allocation_len),
             Command::ReportSupportedOperationCodes {
                 timeouts,
                 reporting_options,
@@ -125,9 +186,68 @@ impl Unit {
             return Plan::Answer(Response::good());
         }
         if load_eject {
-            return Plan::from(Sense::INVALID_FIELD_IN_CDB.in_cdb(4, Some(1)));
+            let prevented = !self.preventing.is_empty();
+            let sense = Sense::INVALID_FIELD_IN_CDB.in_cdb(4, Some(1));
+            return Plan::from(if prevented { Sense::REMOVAL_PREVENTED } else { sense });
         }
         Plan::Start(Work::FlushAndStop, Op::Flush)
+    }
+
+    /// The runs are the index's, so one answer tells of far more than could be read.
+    fn lba_status(&self, lba: Lba, allocation_len: u32) -> Plan {
+        if lba.0 >= self.volume.geometry.blocks {
+            return Plan::from(Sense::LBA_OUT_OF_RANGE.in_cdb(2, None));
+        }
+        let room = (allocation_len.saturating_sub(8) / 16).clamp(1, LBA_STATUS_DESCRIPTORS_MAX);
+        let runs = self.store.mapped_runs(lba, room as usize);
+        let mut ranges: Vec<LbaStatus> = Vec::new();
+        for run in runs {
+            // A descriptor counts with 32 bits; what is beyond is asked for again.
+            let count = u32::try_from(run.count).unwrap_or(u32::MAX);
+            ranges.push(LbaStatus { lba: run.lba, count, mapped: run.mapped });
+            if u64::from(count) < run.count {
+                break;
+            }
+        }
+        data(provisioning::lba_status(&ranges), allocation_len)
+    }
+
+    /// What LOG SENSE tells; space in MiB.
+    fn log_counters(&self) -> Counters {
+        let block_size = self.volume.geometry.block_size;
+        let in_mib = |blocks: u64| {
+            u32::try_from(blocks.div_ceil(1 << inquiry::threshold_exponent(block_size))).unwrap_or(u32::MAX)
+        };
+        let mapped = self.store.stats().blocks_mapped;
+        let available = in_mib(self.volume.geometry.blocks.saturating_sub(mapped));
+        Counters { available: self.is_thin().then_some(available), used: in_mib(mapped), ..self.counters }
+    }
+
+    /// MODE SELECT: what is changed is changed for everybody, and everybody else is told.
+    pub(super) fn plan_mode_select(
+        &mut self,
+        connection: ConnectionKey,
+        (ten, page_format, save): (bool, bool, bool),
+        parameter_list_len: u16,
+        request: &iscsi::Command,
+    ) -> Plan {
+        // Pages in the standard's format (PF=1), and nowhere to save them.
+        if !page_format || save {
+            return Plan::from(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(if save { 0 } else { 4 })));
+        }
+        let selected = self
+            .gather(request, parameter_list_len.into())
+            .and_then(|list| self.mode.select(ten, &list, self.volume.geometry));
+        let mode = match selected {
+            Ok(mode) => mode,
+            Err(sense) => return Plan::from(sense),
+        };
+        if std::mem::replace(&mut self.mode, mode) != mode {
+            for (_, user) in self.users.iter_mut().filter(|(key, _)| **key != connection) {
+                user.attentions.establish(UnitAttention::ModeParametersChanged);
+            }
+        }
+        Plan::Answer(Response::good())
     }
 
     /// Plain units are thin: they can UNMAP, and what is unmapped reads as zeros.
@@ -142,8 +262,11 @@ impl Unit {
             inquiry::PAGE_SERIAL => inquiry::serial(self.volume.id),
             inquiry::PAGE_IDENTIFICATION => inquiry::identification(self.volume.id, &self.target_name, PORTAL_GROUP),
             inquiry::PAGE_BLOCK_LIMITS => self.block_limits().encode(),
-            inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(),
-            inquiry::PAGE_PROVISIONING if self.is_thin() => inquiry::provisioning(),
+            inquiry::PAGE_EXTENDED => inquiry::extended(),
+            inquiry::PAGE_MODE_POLICY => inquiry::mode_policy(),
+            inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, PORTAL_GROUP),
+            inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(self.is_thin()),
+            inquiry::PAGE_PROVISIONING if self.is_thin() => inquiry::provisioning(self.volume.geometry.block_size),
             vendor::UNIT_PAGE => self.volume.unit_page(self.incarnation).encode(),
             _ => return None,
         })
@@ -156,6 +279,9 @@ impl Unit {
                 PAGE_SUPPORTED,
                 PAGE_SERIAL,
                 PAGE_IDENTIFICATION,
+                PAGE_EXTENDED,
+                PAGE_MODE_POLICY,
+                PAGE_PORTS,
                 PAGE_BLOCK_LIMITS,
                 PAGE_CHARACTERISTICS,
                 PAGE_PROVISIONING,
@@ -166,6 +292,9 @@ impl Unit {
                 PAGE_SUPPORTED,
                 PAGE_SERIAL,
                 PAGE_IDENTIFICATION,
+                PAGE_EXTENDED,
+                PAGE_MODE_POLICY,
+                PAGE_PORTS,
                 PAGE_BLOCK_LIMITS,
                 PAGE_CHARACTERISTICS,
                 vendor::UNIT_PAGE,
@@ -180,6 +309,8 @@ impl Unit {
             granularity_blocks: (4096 / block_bytes).max(1) as u16,
             transfer_blocks_max: TRANSFER_BYTES_MAX / block_bytes,
             transfer_blocks_optimal: (1 << 20) / block_bytes,
+            // The CDB's count has 16 bits.
+            atomic_blocks_max: (TRANSFER_BYTES_MAX / block_bytes).min(u16::MAX.into()),
             ..BlockLimits::default()
         };
         if !self.is_thin() {

@@ -34,14 +34,22 @@ impl Unit {
                 self.plan_write_same(lba, count, (unmap, anchor, no_data_out), request)
             }
             Command::CompareAndWrite { lba, count, fua, .. } => self.plan_compare_and_write(lba, count, fua, request),
-            Command::GetLbaStatus { lba, allocation_len } => self.plan_lba_status(lba, allocation_len),
+            Command::WriteAtomic { lba, count, boundary, fua } => {
+                self.plan_write_atomic(lba, count, boundary, fua, request)
+            }
+            Command::WriteVerify { lba, count, byte_check } => self.plan_write_verify(lba, count, byte_check, request),
+            Command::OrWrite { lba, count, fua } => self.plan_or_write(lba, count, fua, request),
+            Command::PreFetch { lba, count, immediate } => self.plan_prefetch(lba, count, immediate),
+            Command::Sanitize { immediate, action, parameter_list_len } => {
+                self.plan_sanitize(immediate, action, parameter_list_len)
+            }
             _ => Err(Sense::INVALID_OPCODE),
         };
         planned.unwrap_or_else(Plan::from)
     }
 
     fn plan_read(
-        &self,
+        &mut self,
         lba: Lba,
         count: u32,
         request: &iscsi::Command,
@@ -52,11 +60,29 @@ impl Unit {
         if transfer.blocks == 0 {
             return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
         }
+        self.counters.reads += 1;
+        self.counters.blocks_sent += u64::from(transfer.blocks);
         let work = Work::Read { wanted_bytes: transfer.wanted_bytes, sealed_blocks_max };
         Ok(Plan::Start(work, Op::Read { lba, count: transfer.blocks }))
     }
 
-    fn plan_write(&self, lba: Lba, count: u32, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
+    /// One operation of the store is all or nothing after a crash, so there is nothing to do for WRITE ATOMIC but to keep it one; no
+    /// boundaries, alignment or granularity.
+    fn plan_write_atomic(
+        &mut self,
+        lba: Lba,
+        count: u32,
+        boundary: u16,
+        fua: bool,
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        if boundary != 0 {
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(10, None));
+        }
+        self.plan_write(lba, count, fua, request)
+    }
+
+    fn plan_write(&mut self, lba: Lba, count: u32, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
         if transfer.blocks == 0 {
@@ -68,6 +94,10 @@ impl Unit {
             Some(_) => self.records_of(request, transfer.blocks)?,
             None => Vec::new(),
         };
+        self.counters.writes += 1;
+        self.counters.blocks_received += u64::from(transfer.blocks);
+        // Without a write cache (WCE=0) every write is durable when it is answered.
+        let fua = fua || !self.mode.write_cache;
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, Op::Write { lba, data, records, fua }))
     }
 
@@ -158,16 +188,6 @@ impl Unit {
         Ok(Plan::Start(Work::Write { wanted_bytes: 2 * half as u64 }, op))
     }
 
-    /// The store has no cheap question for this yet, so a window of blocks is read; the answer covers that window.
-    fn plan_lba_status(&self, lba: Lba, allocation_len: u32) -> Result<Plan, Sense> {
-        if lba.0 >= self.volume.geometry.blocks {
-            return Err(Sense::LBA_OUT_OF_RANGE.in_cdb(2, None));
-        }
-        let left = self.volume.geometry.blocks - lba.0;
-        let count = left.min(self.slice_blocks().into()) as u32;
-        Ok(Plan::Start(Work::LbaStatus { allocation_len }, Op::Read { lba, count }))
-    }
-
     /// Inside the unit; SBC-3 §4.14: an address is checked even if nothing is to be moved.
     pub(super) fn check_range(&self, lba: Lba, count: u64) -> Result<(), Sense> {
         if self.volume.geometry.contains(lba, count) { Ok(()) } else { Err(Sense::LBA_OUT_OF_RANGE) }
@@ -210,7 +230,7 @@ impl Unit {
     }
 
     /// Blocks in one slice of long work.
-    fn slice_blocks(&self) -> u32 {
+    pub(super) fn slice_blocks(&self) -> u32 {
         SLICE_BYTES >> self.volume.geometry.block_size.shift()
     }
 }

@@ -18,7 +18,12 @@ const HOLE_BYTES_MAX: usize = 192;
 impl Unit {
     /// Whether the command's Data-Out is block data that its seal records protect.
     pub(super) fn takes_sealed_data(&self, command: &Command) -> bool {
-        let writes = matches!(command, Command::Write { .. } | Command::Vendor(VendorCommand::ConditionalWrite { .. }));
+        let writes = matches!(
+            command,
+            Command::Write { .. }
+                | Command::WriteAtomic { .. }
+                | Command::Vendor(VendorCommand::ConditionalWrite { .. })
+        );
         writes && self.volume.sealed.is_some()
     }
 

@@ -38,8 +38,14 @@ impl Bench {
         let volume = catalogue.create(spec).unwrap();
         let store_dir = catalogue.store_dir(&volume.name);
         let store = Store::open(&store_dir, &OpenOptions::default(), Arc::new(|| {})).unwrap();
-        let mut unit =
-            Unit::new(Arc::new(volume), "iqn.2026-11.org.strongroom:disk".into(), StoreHandle::new(store), None);
+        let keeper = Keeper::open(catalogue.volume_dir(&volume.name), Arc::new(|| {})).unwrap();
+        let mut unit = Unit::new(
+            Arc::new(volume),
+            "iqn.2026-11.org.strongroom:disk".into(),
+            StoreHandle::new(store),
+            None,
+            keeper,
+        );
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
         unit.attach(KEY, nexus, Identity::Plain, false);
         let mut bench = Bench { unit, next_task: 0, _dir: dir };

@@ -1,15 +1,15 @@
 //! What a command needs of the store: one operation, or several one after the other. Long work goes in slices, so that it never
-//! starves other commands.
+//! starves other commands; what has more than one kind of step is in `modify`.
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
 use strongroom_block::{Buffer, BufferMut, Lba};
 use strongroom_iscsi::target::{DataSegment, Response};
-use strongroom_scsi::provisioning::{self, LBA_STATUS_DESCRIPTORS_MAX, LbaStatus};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
 
+use super::modify::{Copying, OrWriting, Sanitize, is_written};
 use super::{Unit, check_condition, status};
 
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
@@ -33,9 +33,26 @@ pub(super) enum Work {
     /// WRITE SAME: what is still to be written, and a slice full of the block.
     Same { lba: Lba, left: u32, pattern: Buffer, slice_blocks: u32 },
     /// VERIFY: what is still to be read, and what it must be (repeated).
-    Verify { lba: Lba, left: u32, compare: Option<Buffer>, compared_bytes: usize, slice_blocks: u32 },
-    /// GET LBA STATUS.
-    LbaStatus { allocation_len: u32 },
+    Verify {
+        lba: Lba,
+        left: u32,
+        compare: Option<Buffer>,
+        compared_bytes: usize,
+        slice_blocks: u32,
+        wanted_bytes: Option<u64>,
+    },
+    /// WRITE AND VERIFY, before it is verified.
+    WriteThenVerify { lba: Lba, count: u32, compare: Option<Buffer>, wanted_bytes: u64 },
+    /// ORWRITE, what is there being read.
+    OrRead(Box<OrWriting>),
+    /// ORWRITE, being written if nobody came in between.
+    OrWrite(Box<OrWriting>),
+    /// SANITIZE.
+    Sanitize { flushing: bool },
+    /// EXTENDED COPY, a slice being read.
+    CopyRead(Box<Copying>),
+    /// EXTENDED COPY, a slice being written.
+    CopyWrite(Box<Copying>),
 }
 
 /// How work goes on.
@@ -65,6 +82,7 @@ impl Work {
             compare,
             compared_bytes: 0,
             slice_blocks: slice_blocks.max(1),
+            wanted_bytes: None,
         };
         (work, Op::Read { lba, count: first })
     }
@@ -105,12 +123,19 @@ impl Unit {
             (Work::Same { lba, left, pattern, slice_blocks }, Outcome::Written { .. }) => {
                 self.same_again(lba, left, pattern, slice_blocks)
             }
-            (Work::Verify { lba, left, compare, compared_bytes, slice_blocks }, Outcome::Read(extents)) => {
-                self.verify_again(lba, left, (compare, compared_bytes), slice_blocks, &extents)
+            (work @ Work::Verify { .. }, Outcome::Read(extents)) => self.verify_again(work, &extents),
+            (Work::WriteThenVerify { lba, count, compare, wanted_bytes }, outcome) if is_written(&outcome) => {
+                let (mut work, op) = Work::verify(lba, count, compare, self.slice_blocks());
+                if let Work::Verify { wanted_bytes: wanted, .. } = &mut work {
+                    *wanted = Some(wanted_bytes);
+                }
+                Next::Again(work, op)
             }
-            (Work::LbaStatus { allocation_len }, Outcome::Read(extents)) => {
-                Next::Done(lba_status(&extents, allocation_len))
-            }
+            (Work::OrRead(or), Outcome::Read(extents)) => self.or_was_read(or, &extents),
+            (Work::OrWrite(or), outcome) if is_written(&outcome) => Unit::or_done(&or),
+            (Work::Sanitize { flushing }, Outcome::Written { .. } | Outcome::Flushed) => self.sanitized(flushing),
+            (Work::CopyRead(copying), Outcome::Read(extents)) => self.copy_was_read(copying, extents),
+            (Work::CopyWrite(copying), outcome) if is_written(&outcome) => self.copy_go_on(copying),
             _ => {
                 tracing::error!(volume = %self.volume.name, "the store answered another question; this is a defect");
                 Next::Done(check_condition(Sense::INTERNAL_FAILURE))
@@ -129,14 +154,10 @@ impl Unit {
         Next::Again(Work::Same { lba, left: left - blocks, pattern, slice_blocks }, op)
     }
 
-    fn verify_again(
-        &self,
-        lba: Lba,
-        left: u32,
-        (compare, compared_bytes): (Option<Buffer>, usize),
-        slice_blocks: u32,
-        extents: &[Extent],
-    ) -> Next {
+    fn verify_again(&self, work: Work, extents: &[Extent]) -> Next {
+        let Work::Verify { lba, left, compare, compared_bytes, slice_blocks, wanted_bytes } = work else {
+            return Next::Done(check_condition(Sense::INTERNAL_FAILURE));
+        };
         let mut position = compared_bytes;
         if let Some(compare) = &compare {
             for segment in self.plain_segments(extents) {
@@ -149,15 +170,33 @@ impl Unit {
             }
         }
         if left == 0 {
-            return Next::Done(Response::good());
+            return Next::Done(Response { wanted_bytes, ..Response::good() });
         }
         let blocks = left.min(slice_blocks);
         let next = Lba(lba.0 + u64::from(blocks));
-        let work = Work::Verify { lba: next, left: left - blocks, compare, compared_bytes: position, slice_blocks };
+        let left = left - blocks;
+        let work = Work::Verify { lba: next, left, compare, compared_bytes: position, slice_blocks, wanted_bytes };
         Next::Again(work, Op::Read { lba, count: blocks })
     }
 
-    fn plain_segments(&self, extents: &[Extent]) -> Vec<DataSegment> {
+    /// The store could not; what that means to the command.
+    pub(super) fn work_failed(&mut self, work: Work, error: &OpError) -> Next {
+        match (work, error) {
+            (Work::OrWrite(or), OpError::Miscompare { .. }) => Unit::or_again(or),
+            (Work::Sanitize { .. }, _) => {
+                tracing::error!(volume = %self.volume.name, %error, "SANITIZE failed");
+                self.sanitize = Sanitize::Failed;
+                Next::Done(check_condition(Sense::SANITIZE_FAILED))
+            }
+            (Work::CopyRead(copying) | Work::CopyWrite(copying), _) => {
+                tracing::error!(volume = %self.volume.name, %error, "EXTENDED COPY broke off");
+                Next::Done(self.copy_failed(&copying))
+            }
+            _ => Next::Done(self.failed(error)),
+        }
+    }
+
+    pub(super) fn plain_segments(&self, extents: &[Extent]) -> Vec<DataSegment> {
         let shift = self.volume.geometry.block_size.shift();
         let mut segments = Vec::with_capacity(extents.len());
         for extent in extents {
@@ -209,23 +248,4 @@ impl Unit {
         };
         check_condition(sense)
     }
-}
-
-/// GET LBA STATUS data of what was read; neighbours of one kind are one range.
-fn lba_status(extents: &[Extent], allocation_len: u32) -> Response {
-    let mut ranges: Vec<LbaStatus> = Vec::new();
-    for extent in extents {
-        let (lba, count, mapped) = match extent {
-            Extent::Blocks { lba, sequences, .. } => (*lba, sequences.len() as u32, true),
-            Extent::Hole { lba, count, .. } => (*lba, *count as u32, false),
-        };
-        match ranges.last_mut() {
-            Some(last) if last.mapped == mapped && last.lba.0 + u64::from(last.count) == lba.0 => last.count += count,
-            _ => ranges.push(LbaStatus { lba, count, mapped }),
-        }
-    }
-    ranges.truncate(LBA_STATUS_DESCRIPTORS_MAX as usize);
-    let mut data = provisioning::lba_status(&ranges);
-    data.truncate(allocation_len as usize);
-    Response::good_data(Buffer::from(bytes::Bytes::from(data)))
 }

@@ -17,7 +17,7 @@ use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::store_handle::StoreHandle;
-use crate::unit::{ConnectionKey, Finished, Job, Unit};
+use crate::unit::{ConnectionKey, Finished, Job, Keeper, Kept, Unit};
 use crate::volume::Volume;
 
 /// After so long without a command the store may tidy up.
@@ -58,6 +58,7 @@ pub(crate) struct OpenedUnit {
     target_name: String,
     store: Store,
     wrap: Option<Arc<dyn BlockKeyWrap>>,
+    keeper: (Keeper, Kept),
     lock: VolumeLock,
     ready: Arc<AtomicBool>,
 }
@@ -147,7 +148,7 @@ impl Worker {
             Some(Slot::Opening { waiting: others } | Slot::Closing { waiting: others }) => others.push(waiting),
             Some(Slot::Open(base)) => {
                 let described = self.shared.catalogue.load(volume)?;
-                let open = derive(&self.settings, &described, base, self.now)?;
+                let open = derive((&self.shared, &self.settings, &self.waker), &described, base, self.now)?;
                 tracing::info!(%volume, worker = self.index, "opened");
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
             }
@@ -160,13 +161,7 @@ impl Worker {
         self.units.insert(volume.clone(), Slot::Opening { waiting });
         let (shared, index, name) = (Arc::clone(&self.shared), self.index, volume.clone());
         let ready = Arc::new(AtomicBool::new(true));
-        let waker = {
-            let (ready, waker) = (Arc::clone(&ready), self.waker.clone());
-            Arc::new(move || {
-                ready.store(true, Ordering::Release);
-                waker.wake();
-            })
-        };
+        let waker = wake(&ready, &self.waker);
         let body = move || {
             let outcome = open(&shared, &name, waker, ready);
             let message = Message::Opened { volume: name, outcome: Box::new(outcome) };
@@ -188,9 +183,9 @@ impl Worker {
             Ok(opened) => {
                 Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
-                let OpenedUnit { volume: described, target_name, store, wrap, lock, ready } = opened;
+                let OpenedUnit { volume: described, target_name, store, wrap, keeper, lock, ready } = opened;
                 let store = StoreHandle::new(store);
-                let mut unit = Unit::new(Arc::new(described), target_name, store, wrap);
+                let mut unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper);
                 unit.signal_completions(&self.waker);
                 let open = OpenUnit::new(unit, ready, Some(lock), self.now);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
@@ -386,6 +381,15 @@ impl Worker {
     }
 }
 
+/// What others call when a unit has something to poll.
+fn wake(ready: &Arc<AtomicBool>, waker: &strongroom_net::Waker) -> strongroom_store::Waker {
+    let (ready, waker) = (Arc::clone(ready), waker.clone());
+    Arc::new(move || {
+        ready.store(true, Ordering::Release);
+        waker.wake();
+    })
+}
+
 /// Opens a volume: lock, description, store, and what wraps its block keys. Takes as long as recovery takes.
 fn open(
     shared: &Shared,
@@ -407,6 +411,7 @@ fn open(
         }
     };
     let dir = shared.catalogue.store_dir(name);
+    let keeper = Keeper::open(shared.catalogue.volume_dir(name), Arc::clone(&waker))?;
     let options = OpenOptions::default();
     let store = match volume.medium {
         Medium::Memory => Store::open_in_memory(&volume.create_options(), &options, waker),
@@ -418,11 +423,16 @@ fn open(
     if volume.take_from(store.info(), &store.snapshots()) {
         shared.catalogue.rewrite(&volume)?;
     }
-    Ok(OpenedUnit { volume, target_name, store, wrap, lock, ready })
+    Ok(OpenedUnit { volume, target_name, store, wrap, keeper, lock, ready })
 }
 
 /// The unit of a clone or of a snapshot, on the store that its volume's unit has open.
-fn derive(settings: &Settings, described: &Volume, base: &OpenUnit, now: Instant) -> Result<OpenUnit, CatalogueError> {
+fn derive(
+    (shared, settings, waker): (&Shared, &Settings, &strongroom_net::Waker),
+    described: &Volume,
+    base: &OpenUnit,
+    now: Instant,
+) -> Result<OpenUnit, CatalogueError> {
     let missing = || CatalogueError::NotInStore { name: described.name.to_string() };
     let view = match (described.name.snapshot(), &described.clone_of) {
         (Some(name), None) => {
@@ -438,8 +448,14 @@ fn derive(settings: &Settings, described: &Volume, base: &OpenUnit, now: Instant
     };
     let target_name = names::target_name(&settings.config.base_name, &described.name);
     let store = base.unit.store().another(view);
-    let unit = Unit::new(Arc::new(described.clone()), target_name, store, base.unit.wrap());
-    Ok(OpenUnit::new(unit, Arc::new(AtomicBool::new(true)), None, now))
+    let ready = Arc::new(AtomicBool::new(true));
+    let keeper = match described.name.snapshot() {
+        // Nobody who may only read reserves anything.
+        Some(_) => Keeper::nowhere(),
+        None => Keeper::open(shared.catalogue.volume_dir(&described.name), wake(&ready, waker))?,
+    };
+    let unit = Unit::new(Arc::new(described.clone()), target_name, store, base.unit.wrap(), keeper);
+    Ok(OpenUnit::new(unit, ready, None, now))
 }
 
 /// The lock of a volume. Whoever lists volumes holds it for a moment; that must not refuse a login.

@@ -1,0 +1,52 @@
+//! Which blocks have data: told from the index alone, without reading anything.
+
+use strongroom_block::Lba;
+
+use super::Store;
+use crate::map::At;
+use crate::view::View;
+
+/// Blocks side by side that all have data, or all have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First block.
+    pub lba: Lba,
+    /// How many.
+    pub count: u64,
+    /// They have data.
+    pub mapped: bool,
+}
+
+impl Store {
+    /// How many chunks of the index, or blocks where a view has more than one layer, one question may look at: a bound on its time.
+    const RUN_STEPS_MAX: u32 = 65536;
+
+    /// The runs from `lba` on, at most `runs_max` of them; none for a view that is not there. Neighbours differ, but the last one may end
+    /// where the question became too long, and the next question goes on from there. What is in flight counts when it completes.
+    pub fn mapped_runs(&self, view: View, lba: Lba, runs_max: usize) -> Vec<Run> {
+        let end = self.info.geometry.blocks;
+        let Some(node) = self.map.catalogue.node(view) else { return Vec::new() };
+        let path = self.map.path(node);
+        let mut steps = Self::RUN_STEPS_MAX;
+        let mut runs: Vec<Run> = Vec::new();
+        let mut at = lba.0;
+        while at < end && steps > 0 {
+            let (mapped, until) = match path[..] {
+                [table] => table.index.run_at(at, end, &mut steps),
+                _ => {
+                    steps -= 1;
+                    let nearest = path.iter().map(|table| table.at(at)).find(|found| *found != At::Nothing);
+                    (matches!(nearest, Some(At::Block(_))), at + 1)
+                }
+            };
+            let full = runs.len() == runs_max;
+            match runs.last_mut() {
+                Some(last) if last.mapped == mapped => last.count += until - at,
+                _ if full => break,
+                _ => runs.push(Run { lba: Lba(at), count: until - at, mapped }),
+            }
+            at = until;
+        }
+        runs
+    }
+}

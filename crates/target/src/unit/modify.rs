@@ -1,0 +1,302 @@
+//! Commands of more than one step: ORWRITE, WRITE AND VERIFY, PRE-FETCH, SANITIZE and EXTENDED COPY. Each goes in slices, so that it never
+//! starves others.
+
+use std::collections::VecDeque;
+
+use strongroom_block::{Buffer, BufferMut, Lba};
+use strongroom_iscsi::target::{self as iscsi, Direction, Response};
+use strongroom_scsi::copy::{self, CopyList, CopyStatus, Segment};
+use strongroom_scsi::{NexusId, Sense, Status, inquiry, opcode};
+use strongroom_store::{Extent, Op, Outcome};
+
+use super::work::{Next, SLICE_BYTES, Work};
+use super::{ConnectionKey, Plan, Unit, check_condition, status};
+use crate::TRANSFER_BYTES_MAX;
+
+/// How often ORWRITE starts again because somebody else wrote in between; then the initiator is told BUSY.
+const OR_ATTEMPTS_MAX: u32 = 64;
+/// Most bytes that one PRE-FETCH reads: it is a hint, and must not wipe out caches.
+const PREFETCH_BYTES_MAX: u64 = 16 << 20;
+/// Results of copies that are kept for RECEIVE COPY RESULTS.
+const COPY_RESULTS_MAX: usize = 64;
+
+/// How far SANITIZE is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Sanitize {
+    /// Not at work.
+    #[default]
+    Idle,
+    /// Everything but asking what the unit is waits for it.
+    InProgress,
+    /// It could not: the medium is not used until another one works, or until EXIT FAILURE MODE.
+    Failed,
+}
+
+/// ORWRITE: what is to be set, and what was read.
+pub(super) struct OrWriting {
+    lba: Lba,
+    blocks: u32,
+    data: Buffer,
+    fua: bool,
+    wanted_bytes: u64,
+    attempts: u32,
+}
+
+/// EXTENDED COPY: what is still to be done.
+pub(super) struct Copying {
+    nexus: NexusId,
+    list_id: Option<u8>,
+    segments: VecDeque<Segment>,
+    /// Writes of the slice at hand.
+    pending: VecDeque<Op>,
+    segments_done: u16,
+    bytes: u64,
+}
+
+impl Unit {
+    pub(super) fn plan_or_write(
+        &self,
+        lba: Lba,
+        count: u32,
+        fua: bool,
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        let transfer = self.transfer(count, request, Direction::Write)?;
+        if transfer.blocks == 0 {
+            return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
+        }
+        let bytes = u64::from(transfer.blocks) << self.volume.geometry.block_size.shift();
+        let or = OrWriting {
+            lba,
+            blocks: transfer.blocks,
+            data: self.gather(request, bytes)?,
+            fua: fua || !self.mode.write_cache,
+            wanted_bytes: transfer.wanted_bytes,
+            attempts: 0,
+        };
+        Ok(Plan::Start(Work::OrRead(Box::new(or)), Op::Read { lba, count: transfer.blocks }))
+    }
+
+    /// What is there was read: it is written with the bits set, if it is still there.
+    pub(super) fn or_was_read(&self, or: Box<OrWriting>, extents: &[Extent]) -> Next {
+        let mut compare = BufferMut::zeroed(or.data.len());
+        let mut at = 0;
+        for segment in self.plain_segments(extents) {
+            compare[at..at + segment.data.len()].copy_from_slice(&segment.data);
+            at += segment.data.len();
+        }
+        let mut data = BufferMut::zeroed(or.data.len());
+        for ((to, old), new) in data.iter_mut().zip(compare.iter()).zip(or.data.iter()) {
+            *to = old | new;
+        }
+        let op = Op::CompareAndWrite { lba: or.lba, compare: compare.freeze(), data: data.freeze(), fua: or.fua };
+        Next::Again(Work::OrWrite(or), op)
+    }
+
+    /// Somebody else wrote in between.
+    pub(super) fn or_again(mut or: Box<OrWriting>) -> Next {
+        or.attempts += 1;
+        if or.attempts >= OR_ATTEMPTS_MAX {
+            return Next::Done(status(Status::Busy));
+        }
+        let op = Op::Read { lba: or.lba, count: or.blocks };
+        Next::Again(Work::OrRead(or), op)
+    }
+
+    pub(super) fn or_done(or: &OrWriting) -> Next {
+        Next::Done(Response { wanted_bytes: Some(or.wanted_bytes), ..Response::good() })
+    }
+
+    pub(super) fn plan_write_verify(
+        &self,
+        lba: Lba,
+        count: u32,
+        byte_check: u8,
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        let transfer = self.transfer(count, request, Direction::Write)?;
+        if transfer.blocks == 0 {
+            return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
+        }
+        let bytes = u64::from(transfer.blocks) << self.volume.geometry.block_size.shift();
+        let data = self.gather(request, bytes)?;
+        let compare = (byte_check == 1).then(|| data.clone());
+        let work = Work::WriteThenVerify { lba, count: transfer.blocks, compare, wanted_bytes: transfer.wanted_bytes };
+        // It is the medium that is verified, so to the medium it goes.
+        Ok(Plan::Start(work, Op::Write { lba, data: vec![data], records: Vec::new(), fua: true }))
+    }
+
+    /// A hint: what is read here is in the host's cache afterwards. GOOD, not CONDITION MET, since nothing promises that it stays.
+    pub(super) fn plan_prefetch(&self, lba: Lba, count: u32, immediate: bool) -> Result<Plan, Sense> {
+        self.check_range(lba, count.into())?;
+        let blocks = self.volume.geometry.blocks;
+        let wanted = if count == 0 { blocks - lba.0.min(blocks) } else { count.into() };
+        let most = PREFETCH_BYTES_MAX >> self.volume.geometry.block_size.shift();
+        let count = wanted.min(most) as u32;
+        if count == 0 {
+            return Ok(Plan::Answer(Response::good()));
+        }
+        let (work, op) = Work::verify(lba, count, None, self.slice_blocks());
+        Ok(if immediate { Plan::Background(work, op) } else { Plan::Start(work, op) })
+    }
+
+    pub(super) fn plan_sanitize(
+        &mut self,
+        immediate: bool,
+        action: u8,
+        parameter_list_len: u16,
+    ) -> Result<Plan, Sense> {
+        if parameter_list_len != 0 {
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(7, None));
+        }
+        if action == opcode::SA_SANITIZE_EXIT_FAILURE_MODE {
+            // SBC-3 §4.11.3: without a failure there is nothing to leave.
+            self.sanitize = Sanitize::Idle;
+            return Ok(Plan::Answer(Response::good()));
+        }
+        self.sanitize = Sanitize::InProgress;
+        tracing::warn!(volume = %self.volume.name, "SANITIZE: everything that is stored goes");
+        let op = Op::Discard { lba: Lba(0), count: self.volume.geometry.blocks };
+        let (work, op) = (Work::Sanitize { flushing: false }, op);
+        Ok(if immediate { Plan::Background(work, op) } else { Plan::Start(work, op) })
+    }
+
+    /// Everything is gone, and then durably so.
+    pub(super) fn sanitized(&mut self, flushing: bool) -> Next {
+        if !flushing {
+            return Next::Again(Work::Sanitize { flushing: true }, Op::Flush);
+        }
+        self.sanitize = Sanitize::Idle;
+        Next::Done(Response::good())
+    }
+
+    pub(super) fn plan_copy(
+        &self,
+        connection: ConnectionKey,
+        parameter_list_len: u32,
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        if parameter_list_len == 0 {
+            return Ok(Plan::Answer(Response::good()));
+        }
+        if parameter_list_len > copy::LIST_BYTES_MAX {
+            return Err(Sense::PARAMETER_LIST_LENGTH);
+        }
+        let user = self.users.get(&connection).ok_or(Sense::INTERNAL_FAILURE)?;
+        let list = self.gather(request, parameter_list_len.into())?;
+        let this = |kind: u8, value: &[u8]| inquiry::designates(self.volume.id, kind, value);
+        let list = CopyList::parse(&list, self.volume.geometry.block_size.bytes(), this)?;
+        for segment in &list.segments {
+            for lba in [segment.from, segment.to] {
+                self.check_range(lba, segment.blocks.into()).map_err(|_| Sense::COPY_ABORTED)?;
+            }
+        }
+        let copying = Copying {
+            nexus: user.nexus.clone(),
+            list_id: list.list_id,
+            segments: list.segments.into(),
+            pending: VecDeque::new(),
+            segments_done: 0,
+            bytes: 0,
+        };
+        Ok(match self.copy_next(Box::new(copying)) {
+            Ok((work, op)) => Plan::Start(work, op),
+            Err(_) => Plan::Answer(Response::good()),
+        })
+    }
+
+    /// The next operation of a copy, or what came of it.
+    fn copy_next(&self, mut copying: Box<Copying>) -> Result<(Work, Op), Box<Copying>> {
+        if let Some(op) = copying.pending.pop_front() {
+            return Ok((Work::CopyWrite(copying), op));
+        }
+        while let Some(segment) = copying.segments.front() {
+            let count = u32::from(segment.blocks).min(self.slice_blocks());
+            if count > 0 {
+                let op = Op::Read { lba: segment.from, count };
+                return Ok((Work::CopyRead(copying), op));
+            }
+            copying.segments.pop_front();
+            copying.segments_done += 1;
+        }
+        Err(copying)
+    }
+
+    /// A slice was read: what has data is written, what has none is discarded.
+    pub(super) fn copy_was_read(&mut self, mut copying: Box<Copying>, extents: Vec<Extent>) -> Next {
+        let Some(segment) = copying.segments.front_mut() else { return self.copied(copying) };
+        let distance = |lba: Lba| Lba(segment.to.0 + (lba.0 - segment.from.0));
+        let mut moved = 0;
+        for extent in extents {
+            let op = match extent {
+                Extent::Blocks { lba, data, sequences, .. } => {
+                    moved += sequences.len() as u64;
+                    Op::Write { lba: distance(lba), data: vec![data], records: Vec::new(), fua: false }
+                }
+                Extent::Hole { lba, count, .. } => {
+                    moved += count;
+                    Op::Discard { lba: distance(lba), count }
+                }
+            };
+            copying.pending.push_back(op);
+        }
+        segment.blocks -= moved as u16;
+        segment.from.0 += moved;
+        segment.to.0 += moved;
+        copying.bytes += moved << self.volume.geometry.block_size.shift();
+        self.copy_go_on(copying)
+    }
+
+    pub(super) fn copy_go_on(&mut self, copying: Box<Copying>) -> Next {
+        match self.copy_next(copying) {
+            Ok((work, op)) => Next::Again(work, op),
+            Err(copying) => self.copied(copying),
+        }
+    }
+
+    fn copied(&mut self, copying: Box<Copying>) -> Next {
+        self.remember_copy(&copying, true);
+        Next::Done(Response::good())
+    }
+
+    /// A copy broke off; RECEIVE COPY RESULTS tells how far it came.
+    pub(super) fn copy_failed(&mut self, copying: &Copying) -> Response {
+        self.remember_copy(copying, false);
+        check_condition(Sense::COPY_ABORTED)
+    }
+
+    fn remember_copy(&mut self, copying: &Copying, complete: bool) {
+        let Some(list_id) = copying.list_id else { return };
+        self.copies.retain(|(nexus, status)| *nexus != copying.nexus || status.list_id != list_id);
+        let status = CopyStatus { list_id, complete, segments: copying.segments_done, bytes: copying.bytes };
+        self.copies.push_back((copying.nexus.clone(), status));
+        if self.copies.len() > COPY_RESULTS_MAX {
+            self.copies.pop_front();
+        }
+    }
+
+    pub(super) fn copy_results(
+        &self,
+        connection: ConnectionKey,
+        service_action: u8,
+        list_id: u8,
+    ) -> Result<Vec<u8>, Sense> {
+        if service_action == opcode::SA_COPY_OPERATING_PARAMETERS {
+            let shift = self.volume.geometry.block_size.shift();
+            let most = (u64::from(u16::MAX) << shift).min(u32::MAX.into()) as u32;
+            return Ok(copy::operating_parameters(most, shift as u8));
+        }
+        let user = self.users.get(&connection).ok_or(Sense::INTERNAL_FAILURE)?;
+        let found = self.copies.iter().find(|(nexus, status)| *nexus == user.nexus && status.list_id == list_id);
+        found.map(|(_, status)| status.encode()).ok_or(Sense::INVALID_FIELD_IN_CDB.in_cdb(2, None))
+    }
+}
+
+/// Whether an outcome says that something was stored.
+pub(super) fn is_written(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Written { .. })
+}
+
+const _: () = assert!(SLICE_BYTES <= TRANSFER_BYTES_MAX);
