@@ -1,0 +1,265 @@
+//! Runs libiscsi's conformance suite (`iscsi-test-cu`, Debian package libiscsi-bin) against our target and proves: no test fails, and every test
+//! runs, but for those that docs/conformance.md lists with the reason why they cannot apply. The suite itself counts a skipped test as passed,
+//! so skips are counted here.
+//!
+//! STRONGROOM_TEST_CU names another build of the suite (a newer one has more tests). A missing tool is a failure, unless
+//! STRONGROOM_SKIP_INTEROP=1 is set; then that is said on standard error.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use strongroom_target::VolumeSpec;
+use strongroom_target::config::PlainRule;
+use support::{Host, target_name};
+
+const MIB: u64 = 1 << 20;
+/// Processes of the suite at once. They mostly wait and sleep.
+const AT_ONCE: usize = 6;
+/// No run takes so long unless it hangs.
+const RUN_PATIENCE: Duration = Duration::from_secs(150);
+
+fn tool() -> String {
+    std::env::var("STRONGROOM_TEST_CU").unwrap_or_else(|_| "iscsi-test-cu".to_owned())
+}
+
+/// How a test ended in one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Ran,
+    Skipped(String),
+    Failed(String),
+}
+
+/// What one process of the suite does.
+struct Run {
+    /// `FAMILY.SUITE`, or more than one, separated by commas.
+    tests: String,
+    volume: &'static str,
+    /// Two paths to the unit.
+    multipath: bool,
+    /// Before the host in the URL: `user%password@`.
+    login: &'static str,
+}
+
+/// Whether the suite is there. Loud if not.
+fn have_suite() -> bool {
+    if Command::new(tool()).arg("--help").output().is_ok() {
+        return true;
+    }
+    let skip = std::env::var_os("STRONGROOM_SKIP_INTEROP").is_some_and(|value| value == "1");
+    assert!(skip, "{} is missing: install libiscsi-bin, or set STRONGROOM_SKIP_INTEROP=1", tool());
+    let _ = writeln!(std::io::stderr(), "\n*** SKIPPED conformance: no {} ***", tool());
+    false
+}
+
+/// Every test of the suite, as `FAMILY.SUITE.TEST`.
+fn all_tests() -> BTreeSet<String> {
+    let output = Command::new(tool()).arg("--list").output().expect("it was there a moment ago");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().filter(|line| line.matches('.').count() == 2).map(str::to_owned).collect()
+}
+
+impl Run {
+    /// Runs it; verdicts by `SUITE.TEST`.
+    fn go(&self, host: &Host) -> BTreeMap<String, Verdict> {
+        let url = format!("iscsi://{}{}/{}/0", self.login, host.address(), target_name(self.volume));
+        let mut command = Command::new("timeout");
+        command.arg(RUN_PATIENCE.as_secs().to_string()).arg(tool());
+        command.args(["--dataloss", "--allow-sanitize", "--verbose", "--Verbose-scsi", "--test", &self.tests, &url]);
+        if self.multipath {
+            command.arg(&url);
+        }
+        let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", tool()));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("Run Summary"), "{} did not come to its end:\n{}", self.tests, tail(&text, 40));
+        verdicts(&text)
+    }
+}
+
+fn tail(text: &str, lines: usize) -> String {
+    let all: Vec<&str> = text.lines().collect();
+    all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+/// Cuts the suite's output at "Suite:" and "Test:" and judges each test by what it printed.
+fn verdicts(text: &str) -> BTreeMap<String, Verdict> {
+    let mut found = BTreeMap::new();
+    for suite in text.split("\nSuite: ").skip(1) {
+        let suite_name = suite.lines().next().unwrap_or("").trim();
+        for test in suite.split("\n  Test: ").skip(1) {
+            let (name, said) = test.split_once(" ...").unwrap_or((test, ""));
+            let said = said.split("Run Summary").next().unwrap_or(said);
+            let line = |what: &str| said.lines().find(|line| line.contains(what)).unwrap_or(what).trim().to_owned();
+            let verdict = if said.contains("FAILED\n    1.") || !said.contains("passed") {
+                Verdict::Failed(tail(said, 12))
+            } else if skips_whole(said) {
+                Verdict::Skipped(line("[SKIPPED]"))
+            } else {
+                Verdict::Ran
+            };
+            found.insert(format!("{suite_name}.{}", name.trim()), verdict);
+        }
+    }
+    found
+}
+
+/// A test skips if it says so. What it says of parts that do not concern this unit, having tested the rest, is listed here.
+fn skips_whole(said: &str) -> bool {
+    const PARTS: [&str; 6] = [
+        // SANITIZE is tested with each erasure that there is.
+        "[SKIPPED] SANITIZE OVERWRITE is not",
+        "[SKIPPED] SANITIZE CRYPTO_ERASE is not",
+        // A clause of SPC-3 only.
+        "Target is SPC-4+. Skipping NUL bit test",
+        // WRITE ATOMIC works at any address and with any number of blocks.
+        "[SKIPPED] No alignment restrictions",
+        "[SKIPPED] No granularity restrictions",
+        // Set-up of the suite, between tests.
+        "PERSISTENT RESERVE IN is not implemented",
+    ];
+    let one_erasure = said.contains("Test SANITIZE BLOCK_ERASE");
+    said.lines()
+        .filter(|line| line.contains("[SKIPPED]"))
+        .any(|line| !PARTS.iter().enumerate().any(|(index, part)| line.contains(part) && (index > 1 || one_erasure)))
+}
+
+/// The tests that docs/conformance.md excuses.
+fn excused() -> BTreeSet<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/conformance.md");
+    let text = std::fs::read_to_string(path).expect("docs/conformance.md is there");
+    let table = text.split("<!-- excused -->").nth(1).expect("the list of excused tests is marked");
+    let cell = |line: &str| line.strip_prefix("| `")?.split('`').next().map(str::to_owned);
+    table.lines().filter_map(cell).collect()
+}
+
+/// `FAMILY.SUITE` for every suite of a family.
+fn suites(tests: &BTreeSet<String>, family: &str) -> Vec<String> {
+    let prefix = format!("{family}.");
+    let of = |test: &String| test.starts_with(&prefix).then(|| test[..test.rfind('.').unwrap_or(0)].to_owned());
+    let found: BTreeSet<String> = tests.iter().filter_map(of).collect();
+    found.into_iter().collect()
+}
+
+fn host() -> Host {
+    let mut volumes: Vec<VolumeSpec> = VOLUMES.iter().map(|name| VolumeSpec::plain(*name, 256 * MIB)).collect();
+    volumes.push(VolumeSpec::plain("fixed", 256 * MIB));
+    Host::start_with(&volumes, |config| {
+        config.plain.clear();
+        let rule = |volumes: Vec<String>, read_only| {
+            let mut rule = PlainRule { initiators: vec!["*".into()], volumes, ..support::plain_rule() };
+            rule.read_only = read_only;
+            rule
+        };
+        config.plain.push(rule(VOLUMES.iter().map(|name| (*name).to_owned()).collect(), false));
+        config.plain.push(rule(vec!["fixed".into()], true));
+        // Some suites ask `SendTargets=All` in a normal session; what we answer by default is in docs/iscsi.md.
+        config.limits.idle_close_s = 300;
+    })
+}
+
+/// One volume for each process: the suite uses it all.
+const VOLUMES: [&str; AT_ONCE] = ["a", "b", "c", "d", "e", "f"];
+
+#[test]
+fn the_suite_runs_and_nothing_fails() {
+    if !have_suite() {
+        return;
+    }
+    let host = host();
+    let tests = all_tests();
+    assert!(tests.len() > 400, "the list of tests is not what it was: {}", tests.len());
+    // All suites with two paths, then the families SCSI and iSCSI with one; those that sleep longest first.
+    let mut queue: Vec<(String, bool)> = suites(&tests, "ALL").into_iter().map(|suite| (suite, true)).collect();
+    for family in ["SCSI", "iSCSI"] {
+        queue.extend(suites(&tests, family).into_iter().map(|suite| (suite, false)));
+    }
+    queue.retain(|(suite, _)| !suite.contains("CHAP"));
+    queue.sort_by_key(|(suite, _)| !["Reserve6", "PreventAllow", "iSCSI", "Sanitize"].iter().any(|slow| suite.contains(slow)));
+    queue.reverse();
+    let queue = Mutex::new(queue);
+    let results: Mutex<BTreeMap<String, Vec<Verdict>>> = Mutex::new(BTreeMap::new());
+    let started = Instant::now();
+    let take = || queue.lock().unwrap().pop();
+    std::thread::scope(|scope| {
+        for volume in VOLUMES {
+            let (host, results) = (&host, &results);
+            scope.spawn(move || {
+                while let Some((suite, multipath)) = take() {
+                    let family = suite.split('.').next().unwrap_or("").to_owned();
+                    let run = Run { tests: suite, volume, multipath, login: "" };
+                    let verdicts = run.go(host);
+                    let mut results = results.lock().unwrap();
+                    for (test, verdict) in verdicts {
+                        results.entry(format!("{family}.{test}")).or_default().push(verdict);
+                    }
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap();
+    // A unit that may only be read runs the tests that want one.
+    let run = Run { tests: "SCSI.ReadOnly".into(), volume: "fixed", multipath: false, login: "" };
+    for (test, verdict) in run.go(&host) {
+        for family in ["ALL", "SCSI"] {
+            results.entry(format!("{family}.{test}")).or_default().push(verdict.clone());
+        }
+    }
+    report(&tests, &results, started.elapsed());
+}
+
+/// Judges it all: what failed, what was left out, what was skipped without or against the list.
+fn report(tests: &BTreeSet<String>, results: &BTreeMap<String, Vec<Verdict>>, took: Duration) {
+    let failed: Vec<String> = results
+        .iter()
+        .flat_map(|(test, verdicts)| verdicts.iter().map(move |verdict| (test, verdict)))
+        .filter_map(|(test, verdict)| match verdict {
+            Verdict::Failed(said) => Some(format!("{test}:\n{said}")),
+            _ => None,
+        })
+        .collect();
+    let wanted = tests.iter().filter(|test| !test.contains("CHAP"));
+    let missing: Vec<&String> = wanted.filter(|test| !results.contains_key(*test)).collect();
+    let skipped: BTreeMap<String, String> = results
+        .iter()
+        .filter(|(_, verdicts)| !verdicts.contains(&Verdict::Ran))
+        .filter_map(|(test, verdicts)| match verdicts.first() {
+            Some(Verdict::Skipped(why)) => Some((test.split_once('.')?.1.to_owned(), why.clone())),
+            _ => None,
+        })
+        .collect();
+    let excused = excused();
+    let surprising: Vec<_> = skipped.iter().filter(|(test, _)| !excused.contains(*test)).collect();
+    let stale: Vec<_> = excused.iter().filter(|test| !skipped.contains_key(*test)).collect();
+    let _ = writeln!(
+        std::io::stderr(),
+        "\niscsi-test-cu: {} tests in {} s: {} failed, {} skipped (of which excused: {}), {} not run",
+        results.len(),
+        took.as_secs(),
+        failed.len(),
+        skipped.len(),
+        skipped.len() - surprising.len(),
+        missing.len(),
+    );
+    assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n\n"));
+    assert!(missing.is_empty(), "not run: {missing:?}");
+    assert!(surprising.is_empty(), "skipped, and docs/conformance.md does not say why: {surprising:#?}");
+    assert!(stale.is_empty(), "docs/conformance.md excuses what is not skipped (any more): {stale:?}");
+}
+
+#[test]
+fn the_judge_tells_failures_and_skips_apart() {
+    let text = "\nSuite: S\n  Test: Good ...    noise\npassed\n  Test: Left ...    [SKIPPED] no such thing\npassed\n  Test: Bad ...FAILED\n    1. x.c:1  - CU_FAIL\nRun Summary: passed\n";
+    let found = verdicts(text);
+    assert_eq!(found["S.Good"], Verdict::Ran);
+    assert!(matches!(&found["S.Left"], Verdict::Skipped(why) if why.contains("no such thing")));
+    assert!(matches!(found["S.Bad"], Verdict::Failed(_)));
+    let partly = "\nSuite: S\n  Test: A ... [SKIPPED] SANITIZE OVERWRITE is not\n Test SANITIZE BLOCK_ERASE\npassed\n";
+    assert_eq!(verdicts(partly)["S.A"], Verdict::Ran);
+    let wholly = "\nSuite: S\n  Test: A ... [SKIPPED] SANITIZE OVERWRITE is not\npassed\n";
+    assert!(matches!(verdicts(wholly)["S.A"], Verdict::Skipped(_)));
+}
