@@ -101,8 +101,10 @@ enum Ending {
     Answer,
     /// TASK ABORTED: another session ended it (TAS=1 in the control mode page), so that nobody waits for ever.
     TaskAborted,
-    /// Nothing: its own session ended it, or it was answered at once (IMMED).
+    /// Nothing: its own session ended it.
     Silence,
+    /// Nothing: it was answered at once (IMMED), and goes on.
+    Background,
 }
 
 /// What became of a command.
@@ -270,7 +272,7 @@ impl Unit {
             .values_mut()
             .filter(concerned)
             .map(|running| {
-                if running.ending != Ending::Silence {
+                if !matches!(running.ending, Ending::Silence | Ending::Background) {
                     running.ending = ending;
                 }
                 running.task
@@ -304,7 +306,7 @@ impl Unit {
                 Verdict::Later
             }
             Plan::Background(work, op) => {
-                self.start(Running { connection, task, work, ending: Ending::Silence }, op);
+                self.start(Running { connection, task, work, ending: Ending::Background }, op);
                 Verdict::Answer(Response::good())
             }
         }
@@ -349,15 +351,19 @@ impl Unit {
         };
         match next {
             // Long work that was ended stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).
-            Next::Again(ref work, _) if ending == Ending::TaskAborted && !matches!(work, Work::Sanitize { .. }) => {
-                finished.push(Finished { connection, task, response: Some(Response::task_aborted()) });
+            Next::Again(ref work, _)
+                if matches!(ending, Ending::TaskAborted | Ending::Silence)
+                    && !matches!(work, Work::Sanitize { .. }) =>
+            {
+                let response = (ending == Ending::TaskAborted).then(Response::task_aborted);
+                finished.push(Finished { connection, task, response });
             }
             Next::Again(work, op) => self.start(Running { connection, task, work, ending }, op),
             Next::Done(response) => {
                 let response = match ending {
                     Ending::Answer => Some(self.in_format(response)),
                     Ending::TaskAborted => Some(Response::task_aborted()),
-                    Ending::Silence => None,
+                    Ending::Silence | Ending::Background => None,
                 };
                 finished.push(Finished { connection, task, response });
             }

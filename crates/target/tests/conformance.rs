@@ -110,7 +110,7 @@ fn verdicts(text: &str) -> BTreeMap<String, Verdict> {
 
 /// A test skips if it says so. What it says of parts that do not concern this unit, having tested the rest, is listed here.
 fn skips_whole(said: &str) -> bool {
-    const PARTS: [&str; 6] = [
+    const PARTS: [&str; 7] = [
         // SANITIZE is tested with each erasure that there is.
         "[SKIPPED] SANITIZE OVERWRITE is not",
         "[SKIPPED] SANITIZE CRYPTO_ERASE is not",
@@ -119,8 +119,9 @@ fn skips_whole(said: &str) -> bool {
         // WRITE ATOMIC works at any address and with any number of blocks.
         "[SKIPPED] No alignment restrictions",
         "[SKIPPED] No granularity restrictions",
-        // Set-up of the suite, between tests.
-        "PERSISTENT RESERVE IN is not implemented",
+        // Said after the refusal of a count of 0 (WSNZ=1) was tested.
+        "[SKIPPED] WRITESAME10 does not support 0-blocks",
+        "[SKIPPED] WRITESAME16 does not support 0-blocks",
     ];
     let one_erasure = said.contains("Test SANITIZE BLOCK_ERASE");
     said.lines()
@@ -147,23 +148,26 @@ fn suites(tests: &BTreeSet<String>, family: &str) -> Vec<String> {
 
 fn host() -> Host {
     let mut volumes: Vec<VolumeSpec> = VOLUMES.iter().map(|name| VolumeSpec::plain(*name, 256 * MIB)).collect();
-    volumes.push(VolumeSpec::plain("fixed", 256 * MIB));
+    // Blocks of 512 bytes in physical blocks of 4096: some tests want units with both.
+    volumes.extend(SMALL.iter().map(|name| VolumeSpec { block_size: 512, ..VolumeSpec::plain(*name, 256 * MIB) }));
+    volumes.extend(["fixed", "fresh"].map(|name| VolumeSpec::plain(name, 256 * MIB)));
     Host::start_with(&volumes, |config| {
         config.plain.clear();
-        let rule = |volumes: Vec<String>, read_only| {
-            let mut rule = PlainRule { initiators: vec!["*".into()], volumes, ..support::plain_rule() };
-            rule.read_only = read_only;
-            rule
+        let rule = |volumes: Vec<String>, read_only| PlainRule {
+            initiators: vec!["*".into()],
+            volumes,
+            read_only,
+            ..PlainRule::default()
         };
-        config.plain.push(rule(VOLUMES.iter().map(|name| (*name).to_owned()).collect(), false));
         config.plain.push(rule(vec!["fixed".into()], true));
-        // Some suites ask `SendTargets=All` in a normal session; what we answer by default is in docs/iscsi.md.
-        config.limits.idle_close_s = 300;
+        let writable = VOLUMES.iter().chain(&SMALL).chain(&["fresh"]);
+        config.plain.push(rule(writable.map(|name| (*name).to_owned()).collect(), false));
     })
 }
 
-/// One volume for each process: the suite uses it all.
+/// One volume of each kind for each process: the suite uses it all.
 const VOLUMES: [&str; AT_ONCE] = ["a", "b", "c", "d", "e", "f"];
+const SMALL: [&str; AT_ONCE] = ["a5", "b5", "c5", "d5", "e5", "f5"];
 
 #[test]
 fn the_suite_runs_and_nothing_fails() {
@@ -173,77 +177,89 @@ fn the_suite_runs_and_nothing_fails() {
     let host = host();
     let tests = all_tests();
     assert!(tests.len() > 400, "the list of tests is not what it was: {}", tests.len());
-    // All suites with two paths, then the families SCSI and iSCSI with one; those that sleep longest first.
+    // All suites with two paths, then the families SCSI and iSCSI with one, to smaller blocks; those that sleep longest first.
     let mut queue: Vec<(String, bool)> = suites(&tests, "ALL").into_iter().map(|suite| (suite, true)).collect();
     for family in ["SCSI", "iSCSI"] {
         queue.extend(suites(&tests, family).into_iter().map(|suite| (suite, false)));
     }
-    queue.retain(|(suite, _)| !suite.contains("CHAP"));
-    queue.sort_by_key(|(suite, _)| !["Reserve6", "PreventAllow", "iSCSI", "Sanitize"].iter().any(|slow| suite.contains(slow)));
-    queue.reverse();
+    // Its GetLBAStatus asks in the middle of a physical block and expects the next one's address, if they differ from logical ones.
+    let small = |suite: &str| !["MultipathIO", "GetLBAStatus"].iter().any(|other| suite.contains(other));
+    queue.retain(|(suite, multipath)| !suite.contains("CHAP") && (*multipath || small(suite)));
+    queue.sort_by_key(|(suite, _)| {
+        ["Reserve6", "PreventAllow", "iSCSI", "Sanitize"].iter().any(|slow| suite.contains(slow))
+    });
     let queue = Mutex::new(queue);
-    let results: Mutex<BTreeMap<String, Vec<Verdict>>> = Mutex::new(BTreeMap::new());
+    let results: Mutex<Results> = Mutex::default();
     let started = Instant::now();
     let take = || queue.lock().unwrap().pop();
     std::thread::scope(|scope| {
-        for volume in VOLUMES {
+        for index in 0..AT_ONCE {
             let (host, results) = (&host, &results);
             scope.spawn(move || {
-                while let Some((suite, multipath)) = take() {
-                    let family = suite.split('.').next().unwrap_or("").to_owned();
-                    let run = Run { tests: suite, volume, multipath, login: "" };
-                    let verdicts = run.go(host);
-                    let mut results = results.lock().unwrap();
-                    for (test, verdict) in verdicts {
-                        results.entry(format!("{family}.{test}")).or_default().push(verdict);
-                    }
+                while let Some((tests, multipath)) = take() {
+                    // Its COMPARE AND WRITE goes one block beyond what it has zeroed (libiscsi 1.19).
+                    let volume = if tests.contains("MultipathIO") {
+                        "fresh"
+                    } else if multipath {
+                        VOLUMES[index]
+                    } else {
+                        SMALL[index]
+                    };
+                    let verdicts = Run { tests, volume, multipath, login: "" }.go(host);
+                    note(&mut results.lock().unwrap(), verdicts);
                 }
             });
         }
     });
     let mut results = results.into_inner().unwrap();
     // A unit that may only be read runs the tests that want one.
-    let run = Run { tests: "SCSI.ReadOnly".into(), volume: "fixed", multipath: false, login: "" };
-    for (test, verdict) in run.go(&host) {
-        for family in ["ALL", "SCSI"] {
-            results.entry(format!("{family}.{test}")).or_default().push(verdict.clone());
-        }
-    }
+    note(&mut results, Run { tests: "SCSI.ReadOnly".into(), volume: "fixed", multipath: false, login: "" }.go(&host));
     report(&tests, &results, started.elapsed());
 }
 
+/// How each `SUITE.TEST` ended, in every run.
+type Results = BTreeMap<String, Vec<Verdict>>;
+
+fn note(results: &mut Results, verdicts: BTreeMap<String, Verdict>) {
+    for (test, verdict) in verdicts {
+        results.entry(test).or_default().push(verdict);
+    }
+}
+
 /// Judges it all: what failed, what was left out, what was skipped without or against the list.
-fn report(tests: &BTreeSet<String>, results: &BTreeMap<String, Vec<Verdict>>, took: Duration) {
-    let failed: Vec<String> = results
-        .iter()
-        .flat_map(|(test, verdicts)| verdicts.iter().map(move |verdict| (test, verdict)))
-        .filter_map(|(test, verdict)| match verdict {
+fn report(tests: &BTreeSet<String>, results: &Results, took: Duration) {
+    let mut failed = Vec::new();
+    let mut skipped = BTreeMap::new();
+    for (test, verdicts) in results {
+        let said = verdicts.iter().filter_map(|verdict| match verdict {
             Verdict::Failed(said) => Some(format!("{test}:\n{said}")),
             _ => None,
-        })
-        .collect();
-    let wanted = tests.iter().filter(|test| !test.contains("CHAP"));
-    let missing: Vec<&String> = wanted.filter(|test| !results.contains_key(*test)).collect();
-    let skipped: BTreeMap<String, String> = results
+        });
+        failed.extend(said);
+        if let (false, Some(Verdict::Skipped(why))) = (verdicts.contains(&Verdict::Ran), verdicts.first()) {
+            skipped.insert(test.clone(), why.clone());
+        }
+    }
+    let wanted: BTreeSet<&str> = tests
         .iter()
-        .filter(|(_, verdicts)| !verdicts.contains(&Verdict::Ran))
-        .filter_map(|(test, verdicts)| match verdicts.first() {
-            Some(Verdict::Skipped(why)) => Some((test.split_once('.')?.1.to_owned(), why.clone())),
-            _ => None,
-        })
+        .filter_map(|test| test.split_once('.'))
+        .filter(|(family, _)| *family == "ALL")
+        .map(|(_, test)| test)
         .collect();
+    let missing: Vec<_> =
+        wanted.iter().filter(|test| !test.contains("CHAP") && !results.contains_key(**test)).collect();
     let excused = excused();
     let surprising: Vec<_> = skipped.iter().filter(|(test, _)| !excused.contains(*test)).collect();
     let stale: Vec<_> = excused.iter().filter(|test| !skipped.contains_key(*test)).collect();
     let _ = writeln!(
         std::io::stderr(),
-        "\niscsi-test-cu: {} tests in {} s: {} failed, {} skipped (of which excused: {}), {} not run",
+        "\niscsi-test-cu: {} tests, {} runs in {} s: {} failed, {} skipped, {} of them without an excuse",
         results.len(),
+        results.values().map(Vec::len).sum::<usize>(),
         took.as_secs(),
         failed.len(),
         skipped.len(),
-        skipped.len() - surprising.len(),
-        missing.len(),
+        surprising.len(),
     );
     assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n\n"));
     assert!(missing.is_empty(), "not run: {missing:?}");

@@ -165,18 +165,3 @@ fn qemu_reads_at_depth_without_asking_for_allocation_first() {
         succeed("qemu-img", &[&common[..], &[&url]].concat());
     }
 }
-
-/// libiscsi's own suite counts a skipped test as passed, so the number of skips is told.
-#[test]
-fn libiscsis_conformance_suite_finds_no_failure() {
-    if !have(&["iscsi-test-cu"]) {
-        return;
-    }
-    let host = Host::start(&[VolumeSpec::plain("disk", 256 * MIB)]);
-    let output = run("iscsi-test-cu", &["--dataloss", "-n", "-t", "ALL", &url(&host, "disk")]);
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let failures: Vec<_> = text.lines().filter(|line| line.contains("had failures")).collect();
-    assert!(failures.is_empty() && text.contains("Run Summary"), "{failures:?}\n{text}");
-    let skips = text.matches("[SKIPPED]").count();
-    let _ = writeln!(std::io::stderr(), "\niscsi-test-cu: no failure; it skipped {skips} checks of commands to come");
-}
