@@ -27,14 +27,10 @@ demo: build ## Serve, attach, use and prove a sealed volume, on this machine's o
 test: deps ## Every test
 	$(CARGO) test --workspace --locked
 
-<<<<<<< HEAD
-check: ## Formatting, lints, documentation, dependencies' licences and sources; every decoder fuzzed for a moment
-=======
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)
 	$(CARGO) test --locked --package strongroom-target --test conformance
 
-check: ## Formatting, lints, documentation, dependencies' licences and sources
->>>>>>> cc14a12 (target: the conformance suite passes whole; what cannot apply is listed)
+check: ## Formatting, lints, documentation, dependencies' licences and sources; every decoder fuzzed for a moment
 	@scripts/deps.sh --checks
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
