@@ -32,6 +32,8 @@ pub(crate) struct Segment {
     pub(crate) pins: u32,
     /// What of it is live, in bytes.
     pub(crate) live: u64,
+    /// How old what is in it was when it ended, in sequences: the mean, where copies have the age of what they copy.
+    pub(crate) written_at: u64,
     /// Cleaning found something unreadable in it; it stays as it is.
     pub(crate) damaged: bool,
 }
@@ -50,16 +52,30 @@ pub(crate) struct Segments {
 impl Segments {
     /// All free and cold.
     pub(crate) fn new(layout: Layout) -> Segments {
-        let segment =
-            Segment { state: State::Free { warm: false }, generation: 0, end: 0, pins: 0, live: 0, damaged: false };
+        let segment = Segment {
+            state: State::Free { warm: false },
+            generation: 0,
+            end: 0,
+            pins: 0,
+            live: 0,
+            written_at: 0,
+            damaged: false,
+        };
         let all = vec![segment; layout.segments as usize];
         Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0 }
     }
 
     /// There are so many now; the new ones are free and cold.
     pub(crate) fn grow(&mut self, segments: u32) {
-        let segment =
-            Segment { state: State::Free { warm: false }, generation: 0, end: 0, pins: 0, live: 0, damaged: false };
+        let segment = Segment {
+            state: State::Free { warm: false },
+            generation: 0,
+            end: 0,
+            pins: 0,
+            live: 0,
+            written_at: 0,
+            damaged: false,
+        };
         self.free.extend(self.layout.segments..segments);
         self.all.resize(segments as usize, segment);
         self.layout.segments = segments;
@@ -96,7 +112,7 @@ impl Segments {
     pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
         let segment = self.free.pop_front()?;
         let entry = &mut self.all[segment as usize];
-        *entry = Segment { state: State::Head, generation, end: 0, pins: 0, live: 0, damaged: false };
+        *entry = Segment { state: State::Head, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
         Some(segment)
     }
 
@@ -115,10 +131,10 @@ impl Segments {
         entry.state = State::Head;
     }
 
-    /// The head ended at `end`.
-    pub(crate) fn close(&mut self, segment: u32, end: u32) {
+    /// The head ended at `end`. `written_at`: see [`Segment`].
+    pub(crate) fn close(&mut self, segment: u32, end: u32, written_at: u64) {
         let entry = &mut self.all[segment as usize];
-        (entry.state, entry.end) = (State::Closed, end);
+        (entry.state, entry.end, entry.written_at) = (State::Closed, end, written_at);
         self.dead += u32::from(entry.live == 0);
     }
 
@@ -200,15 +216,23 @@ impl Segments {
         self.numbered().filter(|(_, segment)| segment.state == State::Closed)
     }
 
-    /// The closed segment with the least live data, if cleaning it would gain something after the copies' own records.
-    pub(crate) fn victim(&self) -> Option<u32> {
+    /// The closed segment that is best cleaned next, if cleaning it would gain something after the copies' own records.
+    ///
+    /// With time, that is by benefit and cost (Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured
+    /// File System, 1992): the space gained, times how long it has lain there, by what copying takes. What was written
+    /// lately is likely to die by itself. In a hurry it is the one with the least live data.
+    pub(crate) fn victim(&self, now: u64, hurry: bool) -> Option<u32> {
         let bytes = u64::from(self.layout.segment_bytes);
         let most = bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64);
-        self.numbered()
-            .filter(|(_, segment)| segment.state == State::Closed && !segment.damaged && segment.live > 0)
-            .min_by_key(|(_, segment)| segment.live)
-            .filter(|(_, segment)| segment.live <= most)
-            .map(|(at, _)| at)
+        let possible = self.numbered().filter(|(_, segment)| {
+            segment.state == State::Closed && !segment.damaged && segment.live > 0 && segment.live <= most
+        });
+        let worth = |segment: &Segment| {
+            let live = segment.live as f64 / bytes as f64;
+            let age = if hurry { 1.0 } else { (now.saturating_sub(segment.written_at) + 1) as f64 };
+            (1.0 - live) * age / (1.0 + live)
+        };
+        possible.max_by(|(_, one), (_, other)| worth(one).total_cmp(&worth(other))).map(|(at, _)| at)
     }
 
     fn numbered(&self) -> impl Iterator<Item = (u32, &Segment)> {

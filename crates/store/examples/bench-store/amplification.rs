@@ -12,7 +12,8 @@ const MEASURED: u64 = 2;
 /// Overwrites a full volume at random. `skewed`: nine in ten writes go to a tenth of the blocks.
 pub(crate) fn measure(kind: Kind, skewed: bool, size_mib: u64, table: &mut Table) {
     let blocks = size_mib * 256;
-    let mut load = Load::in_memory(kind, blocks);
+    // As full as a much larger volume with segments of the usual size: what is set aside is a fixed number of them.
+    let mut load = Load::in_memory(kind, blocks, 1 << 20);
     load.fill();
     let mut overwrite = |volumes: u64| {
         let ops = volumes * blocks;

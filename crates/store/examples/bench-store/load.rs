@@ -67,8 +67,8 @@ impl Kind {
 
 impl Load {
     /// A new store in memory.
-    pub(crate) fn in_memory(kind: Kind, blocks: u64) -> Load {
-        let options = CreateOptions { medium: Medium::Memory, ..kind.options(blocks) };
+    pub(crate) fn in_memory(kind: Kind, blocks: u64, segment_bytes: u32) -> Load {
+        let options = CreateOptions { medium: Medium::Memory, segment_bytes, ..kind.options(blocks) };
         let store = Store::open_in_memory(&options, &OpenOptions::default(), Arc::new(|| {})).expect("it opens");
         let mut load = Load::on(store, kind, blocks);
         load.format();
@@ -202,7 +202,7 @@ fn thread_cpu() -> Duration {
 /// Processor time per 4 KiB request, in memory.
 pub(crate) fn in_memory(kind: Kind, table: &mut Table) {
     let blocks = 64 << 10;
-    let mut load = Load::in_memory(kind, blocks);
+    let mut load = Load::in_memory(kind, blocks, CreateOptions::SEGMENT_BYTES_DEFAULT);
     load.fill();
     for (write, depth) in [(true, DEPTH), (true, 1), (false, DEPTH), (false, 1)] {
         let pattern = Pattern { write, random: true, blocks: 1 };

@@ -103,14 +103,13 @@ impl Store {
         if self.wants_table() {
             return self.append_table();
         }
-        if self.cleaner.has_copies() && self.cleaner.turn {
-            self.cleaner.turn = false;
-            return self.append_copies();
+        if let Some(progress) = self.copies_first() {
+            return progress;
         }
         if let Some(progress) = self.foreground() {
             return progress;
         }
-        if self.cleaner.has_copies() {
+        if self.cleaner.has_copies() && self.copies_may_mix() {
             return self.append_copies();
         }
         self.queue.is_empty() && self.append_feedback()
@@ -179,7 +178,7 @@ impl Store {
         self.segments.free_count() >= self.layout.reserved_segments() + more
     }
 
-    fn head_left_blocks(&self) -> u32 {
+    pub(super) fn head_left_blocks(&self) -> u32 {
         if self.head.segment == NO_SEGMENT { 0 } else { self.layout.segment_blocks() - self.head.block }
     }
 
@@ -214,7 +213,8 @@ impl Store {
         match result {
             Ok(()) => {
                 if self.head.segment != NO_SEGMENT {
-                    self.segments.close(self.head.segment, self.head.block);
+                    let written_at = self.cleaner.age_of_head(self.head.segment, self.head.next_sequence);
+                    self.segments.close(self.head.segment, self.head.block, written_at);
                     (self.head.prev_segment, self.head.prev_end) = (self.head.segment, self.head.block);
                 }
                 (self.head.segment, self.head.block) = (segment, 0);

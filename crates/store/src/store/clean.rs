@@ -1,4 +1,6 @@
-//! Cleaning: the segment with the least live data is copied forward, in bounded steps, so that it can be used again.
+//! Cleaning: what is live of a segment is copied forward, in bounded steps, so that the segment can be used again.
+//!
+//! Copies have segments to themselves as long as there is time: what has lived long and what is new do not lie together.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,7 +15,7 @@ use crate::backend::Io;
 use crate::holes::ItemPlace;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
-use crate::unit::{Entry, Place, UnitBuilder, decode_entries, decode_header};
+use crate::unit::{Entry, NO_SEGMENT, Place, UnitBuilder, decode_entries, decode_header};
 
 /// Upper bound on one unit of copies, in 4 KiB blocks: what a write may have to wait for.
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
@@ -42,13 +44,27 @@ enum State {
     },
 }
 
+/// A segment that takes copies and nothing else: what has lived long is likely to live on, and what is new to die soon, so
+/// they must not lie together.
+#[derive(Clone, Copy, Debug, Default)]
+struct ColdHead {
+    /// Copies have the segment that is the head, or the one that is opened next, to themselves.
+    filling: bool,
+    /// Which one it was.
+    segment: Option<u32>,
+    /// Sum of the ages of what was copied into it, and how many blocks that were.
+    ages: u128,
+    blocks: u64,
+}
+
 /// The cleaner.
 #[derive(Default)]
 pub(super) struct Cleaner {
     state: State,
+    cold: ColdHead,
     /// A write waits for space: more in one poll, and no turns.
     pub(super) urgent: bool,
-    /// A write had its turn; copies have the next one.
+    /// A write had its turn; copies that must share a segment with writes have the next one.
     pub(super) turn: bool,
     /// The store is being closed.
     pub(super) stop: bool,
@@ -62,6 +78,14 @@ pub(super) struct Cleaner {
 }
 
 impl Cleaner {
+    /// How old a head is that ends now.
+    pub(super) fn age_of_head(&self, segment: u32, now: u64) -> u64 {
+        match self.cold.segment == Some(segment) && self.cold.blocks > 0 {
+            true => (self.cold.ages / u128::from(self.cold.blocks)) as u64,
+            false => now,
+        }
+    }
+
     /// Whether copies can be appended now.
     pub(super) fn has_copies(&self) -> bool {
         matches!(self.state, State::Copying { .. }) && !self.blocked && !self.held_back && !self.stop
@@ -74,7 +98,69 @@ impl Store {
         !self.cleaner.blocked
             && !self.cleaner.stop
             && !self.cleaning_futile()
-            && (!matches!(self.cleaner.state, State::Idle) || self.segments.victim().is_some())
+            && (!matches!(self.cleaner.state, State::Idle) || self.victim().is_some())
+    }
+
+    fn victim(&self) -> Option<u32> {
+        self.segments.victim(self.head.next_sequence, self.cleaner.urgent)
+    }
+
+    /// Whether a victim should be read next.
+    fn victim_wanted(&self) -> bool {
+        matches!(self.cleaner.state, State::Idle)
+            && !self.cleaner.stop
+            && !self.cleaner.blocked
+            && self.refused.is_none()
+            && !self.round.opening
+            && !self.cleaning_futile()
+            && self.cleaning_wanted()
+            // Dead segments first: they cost nothing.
+            && self.segments.dead_count() < self.layout.round_segments()
+    }
+
+    /// Copies that go before writes, if there are any: `Some` tells whether anything was begun.
+    pub(super) fn copies_first(&mut self) -> Option<bool> {
+        if self.cleaner.cold.filling {
+            if self.head_left_blocks() >= self.least_unit_blocks() || self.cleaner.cold.segment.is_none() {
+                if self.cleaner.has_copies() {
+                    return Some(self.append_copies());
+                }
+                let more = match self.cleaner.state {
+                    State::Reading { .. } => true,
+                    State::Copying { .. } => self.cleaner.held_back && !self.cleaner.blocked && !self.cleaner.stop,
+                    State::Idle => self.victim_wanted() && !self.cleaner.held_back && self.victim().is_some(),
+                };
+                if more {
+                    return Some(false);
+                }
+            }
+            self.cleaner.cold.filling = false;
+        }
+        if !self.cleaner.has_copies() {
+            return None;
+        }
+        if self.head_left_blocks() < self.least_unit_blocks() && self.cleaner.turn {
+            // Writes have the segment after this one, unless there is still too little space.
+            self.cleaner.turn = self.space_is_low();
+            self.cleaner.cold = ColdHead { filling: true, ..ColdHead::default() };
+            return Some(self.append_copies());
+        }
+        if self.cleaner.urgent && self.cleaner.turn {
+            self.cleaner.turn = false;
+            return Some(self.append_copies());
+        }
+        None
+    }
+
+    /// Whether copies may go where writes go: when there is no time to lose, or no need of space.
+    pub(super) fn copies_may_mix(&self) -> bool {
+        self.cleaner.urgent || self.round.idle || !self.space_is_low() || self.head.segment == NO_SEGMENT
+    }
+
+    /// So few segments are free, or on their way to be, that cleaning is needed for space.
+    fn space_is_low(&self) -> bool {
+        let coming = self.segments.dead_count() + self.round.coming();
+        self.segments.free_count() + coming <= self.layout.reserved_segments() + self.layout.round_segments() * 2
     }
 
     /// Everything live was copied twice over for the request that waits: more of it gains nothing.
@@ -86,31 +172,24 @@ impl Store {
     fn cleaning_wanted(&self) -> bool {
         let segment = u64::from(self.layout.segment_bytes);
         let used = u64::from(self.segments.used_count()) * segment;
-        let low = self.layout.reserved_segments() + self.layout.round_segments() * 2;
         self.cleaner.urgent
-            || self.segments.free_count() <= low
+            || self.space_is_low()
             || used > self.segments.live_bytes() / 2 * 3 + GARBAGE_SEGMENTS * segment
     }
 
     pub(super) fn drive_cleaner(&mut self) -> bool {
         let cleaner = &mut self.cleaner;
-        let most = if cleaner.urgent { URGENT_PER_POLL_BYTES } else { CLEANING_PER_POLL_BYTES };
+        let hurry = cleaner.urgent || cleaner.cold.filling;
+        let most = if hurry { URGENT_PER_POLL_BYTES } else { CLEANING_PER_POLL_BYTES };
         let enough = cleaner.copied_in_poll >= most;
         let was_held_back = cleaner.held_back;
         // A waiting request needs another poll even between two victims.
-        cleaner.held_back = enough && (cleaner.urgent || !matches!(cleaner.state, State::Idle));
-        if !matches!(cleaner.state, State::Idle) || cleaner.stop || cleaner.blocked || enough {
+        cleaner.held_back = enough && (hurry || !matches!(cleaner.state, State::Idle));
+        if enough || !self.victim_wanted() {
             // Somebody began to wait for space: copies may go on in this very poll.
-            return was_held_back && !cleaner.held_back;
+            return was_held_back && !self.cleaner.held_back;
         }
-        if self.refused.is_some() || self.round.opening || self.cleaning_futile() || !self.cleaning_wanted() {
-            return false;
-        }
-        // Dead segments first: they cost nothing.
-        if self.segments.dead_count() >= self.layout.round_segments() {
-            return false;
-        }
-        let Some(victim) = self.segments.victim() else { return false };
+        let Some(victim) = self.victim() else { return false };
         self.segments.pin(victim);
         self.cleaner.state = State::Reading { victim };
         let len = self.segments.segment(victim).end as usize * RECORD_BLOCK;
@@ -209,6 +288,12 @@ impl Store {
         if unit.is_empty() {
             self.finish_victim_if_done();
             return true;
+        }
+        if self.cleaner.cold.filling {
+            let cold = &mut self.cleaner.cold;
+            cold.segment = Some(self.head.segment);
+            cold.ages += u128::from(self.segments.segment(victim).written_at) * raw.len() as u128;
+            cold.blocks += raw.len() as u64;
         }
         let bytes_copied = u64::from(unit.blocks()) * RECORD_BLOCK as u64;
         self.cleaner.copied_in_poll += bytes_copied;

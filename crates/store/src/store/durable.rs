@@ -93,6 +93,13 @@ impl Round {
     }
 }
 
+impl Round {
+    /// How many segments are on their way to be free.
+    pub(super) fn coming(&self) -> u32 {
+        (self.dying.len() + self.releasing.len()) as u32 + self.discards_in_flight
+    }
+}
+
 impl Store {
     /// The first round of an opening: takes the accepted state over into a new epoch, durably, before any write.
     pub(crate) fn begin_epoch(&mut self) -> Result<(), StoreError> {
