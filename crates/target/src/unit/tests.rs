@@ -1,6 +1,8 @@
 //! Proves, without sockets or sessions, that a unit does what a disk does (against a model of bytes in memory), and that no command,
 //! however malformed, makes it panic, hang, or lose a task.
 
+mod commands;
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;

@@ -1,0 +1,288 @@
+//! Proves the commands of more than one step, mode pages, and what is told of the unit, against what the standards say they do.
+
+use strongroom_scsi::copy::{self, Segment};
+use strongroom_scsi::{UnitAttention, inquiry, opcode};
+
+use super::*;
+
+const OTHER: ConnectionKey = ConnectionKey(2);
+
+fn cdb_of(bytes: &[u8]) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[..bytes.len()].copy_from_slice(bytes);
+    cdb
+}
+
+/// A 16-byte CDB with an address and a count.
+fn long(operation: u8, flags: u8, lba: u64, count: u32) -> [u8; 16] {
+    let mut cdb = cdb::write_16(Lba(lba), count, false);
+    (cdb[0], cdb[1]) = (operation, flags);
+    cdb
+}
+
+fn bytes_of(response: &Response) -> Vec<u8> {
+    assert_eq!(response.status, 0, "{:?}", Sense::parse(&response.sense));
+    response.data.iter().flat_map(|segment| segment.data.to_vec()).collect()
+}
+
+fn sense_of(response: &Response) -> Sense {
+    assert_eq!(response.status, 2);
+    Sense::parse(&response.sense).expect("sense")
+}
+
+impl Bench {
+    fn ask(&mut self, cdb: &[u8]) -> Vec<u8> {
+        let response = self.run(cdb_of(cdb), Direction::Read, 4096, &[]);
+        bytes_of(&response)
+    }
+
+    fn write(&mut self, lba: u64, data: &[u8]) {
+        assert_eq!(self.out(cdb::write_16(Lba(lba), (data.len() / BLOCK) as u32, false), data).status, 0);
+    }
+
+    /// A second session, past its power-on attention.
+    fn with_other() -> Bench {
+        let mut bench = Bench::plain();
+        let nexus = NexusId { initiator_name: "iqn.b".into(), isid: [1; 6], target_portal_group: 1 };
+        bench.unit.attach(OTHER, nexus, Identity::Plain, false);
+        assert_eq!(bench.as_other(cdb::test_unit_ready(), &[]).status, 2);
+        bench
+    }
+
+    fn as_other(&mut self, cdb: [u8; 16], data: &[u8]) -> Response {
+        let direction = if data.is_empty() { Direction::None } else { Direction::Write };
+        let command = self.command(cdb, direction, data.len() as u32, data);
+        let task = command.task;
+        match self.unit.submit(OTHER, command, 16) {
+            Verdict::Answer(response) => response,
+            Verdict::Violation(what) => panic!("{what}"),
+            Verdict::Later => self.finish(task),
+        }
+    }
+}
+
+#[test]
+fn or_write_sets_bits() {
+    let mut bench = Bench::plain();
+    bench.write(3, &[0x0f; 2 * BLOCK]);
+    assert_eq!(bench.out(long(opcode::ORWRITE, 0, 4, 2), &[0x31; 2 * BLOCK]).status, 0);
+    assert_eq!(bench.read(3, 3), [[0x0f; BLOCK], [0x3f; BLOCK], [0x31; BLOCK]].concat());
+}
+
+/// Between its reading and its writing somebody else writes: nothing of that is lost.
+#[test]
+fn or_write_loses_no_bits_to_others() {
+    let mut bench = Bench::with_other();
+    let mut tasks = Vec::new();
+    for bit in 0..8 {
+        let command = bench.command(long(opcode::ORWRITE, 0, 7, 1), Direction::Write, BLOCK as u32, &[1 << bit; BLOCK]);
+        let task = command.task;
+        let key = if bit % 2 == 0 { KEY } else { OTHER };
+        match bench.unit.submit(key, command, 16) {
+            Verdict::Later => tasks.push(task),
+            verdict => panic!("{verdict:?}"),
+        }
+    }
+    let mut finished = Vec::new();
+    let started = Instant::now();
+    while finished.len() < tasks.len() && started.elapsed() < PATIENCE {
+        bench.unit.poll(&mut finished);
+    }
+    assert!(finished.iter().all(|done| done.response.as_ref().is_some_and(|response| response.status == 0)));
+    assert_eq!(bench.read(7, 1), [0xff; BLOCK]);
+}
+
+#[test]
+fn atomic_and_verified_writes() {
+    let mut bench = Bench::plain();
+    let atomic = |boundary: u8| cdb_of(&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, boundary, 0, 2, 0, 0]);
+    assert_eq!(bench.out(atomic(0), &[7; 2 * BLOCK]).status, 0);
+    assert!(sense_of(&bench.out(atomic(8), &[8; 2 * BLOCK])).is(&Sense::INVALID_FIELD_IN_CDB));
+    for byte_check in [0, 2] {
+        assert_eq!(bench.out(long(opcode::WRITE_AND_VERIFY_16, byte_check, 10, 1), &[byte_check; BLOCK]).status, 0);
+        assert_eq!(bench.read(9, 2), [[7; BLOCK], [byte_check; BLOCK]].concat());
+    }
+    let limits = inquiry::BlockLimits::parse(&bench.ask(&[0x12, 1, 0xb0, 1, 0, 0])).unwrap();
+    assert_eq!(limits.atomic_blocks_max, (16 << 20) / BLOCK as u32);
+}
+
+#[test]
+fn copying_moves_data_and_holes_and_tells_how_far_it_came() {
+    let mut bench = Bench::plain();
+    let data: Vec<u8> = (0..4 * BLOCK).map(|at| (at / BLOCK) as u8 + 1).collect();
+    bench.write(10, &data);
+    bench.write(100, &[0xee; 8 * BLOCK]);
+    let naa = inquiry::naa(bench.unit.volume().id);
+    let copy = |bench: &mut Bench, segments: &[Segment], list_id: Option<u8>| {
+        let mut list = copy::encode(&naa, BLOCK as u32, segments);
+        if let Some(list_id) = list_id {
+            list[..2].copy_from_slice(&[list_id, 0]);
+        }
+        bench.out(long(opcode::EXTENDED_COPY, 0, 0, list.len() as u32), &list)
+    };
+    let segment = |blocks, from, to| Segment { blocks, from: Lba(from), to: Lba(to) };
+    // Two blocks of nothing, four of data, two of nothing; and one of the copies again.
+    let done =
+        copy(&mut bench, &[segment(8, 8, 100), segment(1, 101, 7), segment(0, 0, 0), segment(2, 102, 200)], Some(5));
+    assert_eq!(done.status, 0);
+    let nothing = [0; 2 * BLOCK];
+    assert_eq!(bench.read(100, 8), [&nothing[..], &data, &nothing[..]].concat());
+    assert_eq!(bench.read(7, 1), [0; BLOCK]);
+    assert_eq!(bench.read(200, 2), data[..2 * BLOCK]);
+    let status = bench.ask(&long(opcode::RECEIVE_COPY_RESULTS, opcode::SA_COPY_STATUS, 5 << 56, 4096));
+    assert_eq!(status[4..7], [1, 0, 4], "complete, four segments");
+    assert_eq!(status[8..], ((11 * BLOCK / 1024) as u32).to_be_bytes());
+    let outside = copy(&mut bench, &[segment(8, BLOCKS - 4, 0)], None);
+    assert!(sense_of(&outside).is(&Sense::COPY_ABORTED));
+    let unknown = bench.run(long(opcode::RECEIVE_COPY_RESULTS, 0, 6 << 56, 4096), Direction::Read, 4096, &[]);
+    assert!(sense_of(&unknown).is(&Sense::INVALID_FIELD_IN_CDB));
+}
+
+#[test]
+fn sanitize_leaves_nothing() {
+    let mut bench = Bench::with_other();
+    bench.write(0, &[1; 4 * BLOCK]);
+    let sanitize = cdb_of(&[0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let command = bench.command(sanitize, Direction::None, 0, &[]);
+    let task = command.task;
+    assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later));
+    // While it is at work there is no medium, but the unit still says what it is.
+    assert_eq!(sense_of(&bench.as_other(cdb::test_unit_ready(), &[])), Sense::SANITIZE_IN_PROGRESS);
+    assert_eq!(bench.as_other(cdb::inquiry(36), &[]).status, 0);
+    // Nothing stops it.
+    bench.unit.abort_for_others(KEY);
+    assert_eq!(bench.finish(task).status, 0x40);
+    assert_eq!(bench.as_other(cdb::test_unit_ready(), &[]).status, 0);
+    assert_eq!(bench.read(0, 4), [0; 4 * BLOCK]);
+    let status = bench.ask(&cdb::get_lba_status(Lba(0), 4096));
+    assert_eq!(provisioning::parse_lba_status(&status).unwrap().len(), 1, "one hole");
+    let crypto = bench.run(cdb_of(&[0x48, 0x03, 0, 0, 0, 0, 0, 0, 0, 0]), Direction::None, 0, &[]);
+    assert!(sense_of(&crypto).is(&Sense::INVALID_FIELD_IN_CDB), "there is no key to destroy");
+}
+
+#[test]
+fn lba_status_comes_from_the_index() {
+    let mut bench = Bench::plain();
+    bench.write(5, &[1; BLOCK]);
+    bench.write(6, &[1; 3 * BLOCK]);
+    let status = bench.ask(&cdb::get_lba_status(Lba(0), 4096));
+    let ranges: Vec<_> =
+        provisioning::parse_lba_status(&status).unwrap().iter().map(|run| (run.lba.0, run.count, run.mapped)).collect();
+    assert_eq!(ranges, [(0, 5, false), (5, 4, true), (9, BLOCKS as u32 - 9, false)]);
+    let first = bench.ask(&cdb::get_lba_status(Lba(7), 24));
+    assert_eq!(provisioning::parse_lba_status(&first).unwrap()[0].count, 2);
+}
+
+#[test]
+fn mode_select_changes_what_it_says_for_everybody() {
+    let mut bench = Bench::with_other();
+    let select = |page: &[u8]| ([&[0; 4], page].concat(), cdb_of(&[0x15, 0x10, 0, 0, 4 + page.len() as u8, 0]));
+    let control = |descriptor, protect| [0x0a, 10, descriptor, 0x10, protect, 0x40, 0, 0, 0, 0, 0, 0];
+    let (list, cdb) = select(&control(4, 8));
+    assert_eq!(bench.out(cdb, &list).status, 0);
+    // The other is told, in the new format, and nobody writes.
+    let told = bench.as_other(cdb::test_unit_ready(), &[]);
+    assert_eq!(told.sense[0], 0x72);
+    assert_eq!(sense_of(&told), UnitAttention::ModeParametersChanged.sense());
+    for key in [KEY, OTHER] {
+        let command = bench.command(cdb::write_16(Lba(0), 1, false), Direction::Write, BLOCK as u32, &[1; BLOCK]);
+        let Verdict::Answer(refused) = bench.unit.submit(key, command, 16) else { panic!("it is refused at once") };
+        assert_eq!(sense_of(&refused), Sense::SOFTWARE_WRITE_PROTECTED);
+    }
+    assert_eq!(bench.ask(&[0x1a, 0, 0x0a, 0, 255, 0])[2] & 0x80, 0x80, "WP");
+    // A reset brings the defaults back.
+    bench.unit.reset();
+    assert_eq!(bench.run(cdb::test_unit_ready(), Direction::None, 0, &[]).status, 2);
+    bench.write(0, &[1; BLOCK]);
+    // SP=1, PF=0, and a page that is not there.
+    for (flags, page) in
+        [(0x11, control(0, 8)), (0x00, control(0, 8)), (0x10, [0x1c, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])]
+    {
+        let (list, mut cdb) = select(&page);
+        cdb[1] = flags;
+        assert_eq!(bench.out(cdb, &list).status, 2);
+    }
+}
+
+#[test]
+fn the_unit_tells_of_itself() {
+    let mut bench = Bench::plain();
+    let groups = bench.ask(&[0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!((groups.len(), groups[3], groups[4] & 0x0f), (16, 12, 0), "one group, active and optimized");
+    assert_eq!(bench.ask(&[0x37, 0, 0x1d, 0, 0, 0, 0, 0, 8, 0]), [0, 0x1d, 0, 0]);
+    bench.write(0, &[1; 3 * BLOCK]);
+    let statistics = bench.ask(&[0x4d, 0, 0x59, 0, 0, 0, 0, 1, 0, 0]);
+    assert_eq!(
+        statistics[8..40],
+        [[0u64, 1].map(u64::to_be_bytes).concat(), [3u64, 0].map(u64::to_be_bytes).concat()].concat()
+    );
+    let pages = inquiry::parse_vpd_pages(&bench.ask(&[0x12, 1, 0, 1, 0, 0])).unwrap();
+    for page in pages {
+        assert_eq!(bench.ask(&[0x12, 1, page, 1, 0, 0])[1], page);
+    }
+    // The well-known unit lists both.
+    let mut command = bench.command(cdb_of(&[0xa0, 0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0]), Direction::Read, 256, &[]);
+    command.lun = Lun(0xc101 << 48);
+    let Verdict::Answer(listed) = bench.unit.submit(KEY, command, 16) else { panic!("it is answered at once") };
+    assert_eq!(strongroom_scsi::luns::parse(&bytes_of(&listed)), Some(vec![0, 0xc101 << 48]));
+}
+
+/// REGISTER, RESERVE (`kind`), and what else PERSISTENT RESERVE OUT does.
+fn reserve_out(action: u8, kind: u8, key: u64, action_key: u64, persist: bool) -> ([u8; 16], Vec<u8>) {
+    let list = [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, persist.into(), 0, 0, 0]].concat();
+    (cdb_of(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0]), list)
+}
+
+#[test]
+fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
+    let mut bench = Bench::with_other();
+    let (cdb, list) = reserve_out(0, 0, 0, 1, false);
+    assert_eq!(bench.out(cdb, &list).status, 0);
+    let (cdb, list) = reserve_out(0, 0, 0, 2, false);
+    assert_eq!(bench.as_other(cdb, &list).status, 0);
+    // The victim is writing.
+    let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, 8 * BLOCK as u32, &[1; 8 * BLOCK]);
+    let written = command.task;
+    assert!(matches!(bench.unit.submit(OTHER, command, 16), Verdict::Later));
+    let (cdb, list) = reserve_out(5, 1, 1, 2, false);
+    let command = bench.command(cdb, Direction::Write, 24, &list);
+    let preempted = command.task;
+    assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later), "its task is not over");
+    let mut order = Vec::new();
+    let started = Instant::now();
+    while order.len() < 2 && started.elapsed() < PATIENCE {
+        let mut finished = Vec::new();
+        bench.unit.poll(&mut finished);
+        order.extend(finished.into_iter().map(|done| (done.task, done.response.map(|response| response.status))));
+    }
+    assert_eq!(order, [(written, Some(0x40)), (preempted, Some(0))]);
+    assert_eq!(sense_of(&bench.as_other(cdb::test_unit_ready(), &[])), UnitAttention::RegistrationsPreempted.sense());
+}
+
+#[test]
+fn reserve_6_and_persistent_reservations_keep_each_other_out() {
+    let mut bench = Bench::with_other();
+    assert_eq!(bench.as_other(cdb::reserve_6(), &[]).status, 0);
+    let (cdb, list) = reserve_out(0, 0, 0, 1, false);
+    assert_eq!(bench.out(cdb, &list).status, 0x18);
+    assert_eq!(bench.as_other(cdb::release_6(), &[]).status, 0);
+    let (cdb, list) = reserve_out(0, 0, 0, 1, false);
+    assert_eq!(bench.out(cdb, &list).status, 0);
+    assert_eq!(bench.as_other(cdb::reserve_6(), &[]).status, 0x18, "not registered");
+    assert_eq!(bench.run(cdb::reserve_6(), Direction::None, 0, &[]).status, 0, "registered: good, without effect");
+}
+
+#[test]
+fn without_a_write_cache_writes_are_durable_when_answered() {
+    let mut bench = Bench::plain();
+    let syncs = |bench: &Bench| bench.unit.store().stats().syncs;
+    bench.write(0, &[1; BLOCK]);
+    let before = syncs(&bench);
+    bench.write(1, &[1; BLOCK]);
+    assert_eq!(syncs(&bench), before);
+    let mut caching = vec![0; 4 + 20];
+    caching[4..6].copy_from_slice(&[0x08, 18]);
+    assert_eq!(bench.out(cdb_of(&[0x15, 0x10, 0, 0, 24, 0]), &caching).status, 0);
+    bench.write(2, &[1; BLOCK]);
+    assert!(syncs(&bench) > before);
+}

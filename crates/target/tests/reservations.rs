@@ -1,0 +1,116 @@
+//! Proves over real sessions that persistent reservations fence a node off, survive a restart of the target if they were asked to (APTPL), are
+//! forgotten if not, and that a damaged file of them keeps the volume closed rather than open to everybody.
+
+mod support;
+
+use strongroom_block::{Buffer, Lba};
+use strongroom_iscsi::initiator::{Command, Config as SessionConfig, WriteSource};
+use strongroom_scsi::cdb;
+use strongroom_target::{Target, TargetOptions, VolumeSpec};
+use support::{ALICE, BLOCK, Host, Initiator, LUN, config, normal, pattern};
+
+const BOB: &str = "iqn.2026-11.org.example:bob";
+const CONFLICT: u8 = 0x18;
+
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const CLEAR: u8 = 3;
+const PREEMPT: u8 = 4;
+/// Exclusive access.
+const EXCLUSIVE: u8 = 3;
+
+fn bob() -> SessionConfig {
+    normal(BOB, "disk")
+}
+
+fn reserve_out(session: &mut Initiator, action: u8, kind: u8, keys: (u64, u64), persist: bool) -> u8 {
+    let mut cdb = [0; 16];
+    cdb[..9].copy_from_slice(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24]);
+    let list = [&keys.0.to_be_bytes()[..], &keys.1.to_be_bytes(), &[0, 0, 0, 0, persist.into(), 0, 0, 0]].concat();
+    session.run(Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(&list)))).status
+}
+
+fn keys(session: &mut Initiator) -> Vec<u64> {
+    let mut cdb = [0; 16];
+    cdb[..9].copy_from_slice(&[0x5e, 0, 0, 0, 0, 0, 0, 1, 0]);
+    let data = session.run(Command::read(LUN, cdb, 256)).good();
+    data[8..].chunks_exact(8).map(|key| u64::from_be_bytes(key.try_into().unwrap())).collect()
+}
+
+fn read_status(session: &mut Initiator) -> u8 {
+    session.run(Command::read(LUN, cdb::read_16(Lba(0), 1), BLOCK as u32)).status
+}
+
+/// Stops the target and starts another on the same volumes.
+fn restart(host: &mut Host) {
+    host.target.take().unwrap().stop();
+    host.target = Some(
+        Target::start(TargetOptions::new({
+            let mut config = config(host.dir.path());
+            config.peers.clear();
+            config
+        }))
+        .unwrap(),
+    );
+}
+
+#[test]
+fn a_fenced_node_stays_fenced_over_a_restart() {
+    let mut host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
+    let mut alice = host.plain("disk");
+    let data = pattern(1, 1);
+    alice.write(0, &data);
+    assert_eq!(reserve_out(&mut alice, REGISTER, 0, (0, 0xa11ce), true), 0);
+    assert_eq!(reserve_out(&mut alice, RESERVE, EXCLUSIVE, (0xa11ce, 0), false), 0);
+    alice.synchronize();
+    drop(alice);
+    restart(&mut host);
+    // Bob comes first; the reservation was there before him.
+    let mut fenced = Initiator::log_in(&host, None, bob()).unwrap();
+    assert_eq!(fenced.try_write(0, &pattern(2, 1)).status, CONFLICT);
+    assert_eq!(read_status(&mut fenced), CONFLICT);
+    assert_eq!(keys(&mut fenced), [0xa11ce]);
+    let mut alice = host.plain("disk");
+    assert_eq!(alice.read(0, 1), data);
+    // Bob takes over; Alice is told, and out.
+    assert_eq!(reserve_out(&mut fenced, REGISTER, 0, (0, 0xb0b), true), 0);
+    assert_eq!(reserve_out(&mut fenced, PREEMPT, EXCLUSIVE, (0xb0b, 0xa11ce), false), 0);
+    let told = alice.run(Command::without_data(LUN, cdb::test_unit_ready())).sense();
+    assert_eq!((told.asc, told.ascq), (0x2a, 0x05), "REGISTRATIONS PREEMPTED");
+    assert_eq!(read_status(&mut alice), CONFLICT);
+    drop((alice, fenced));
+    restart(&mut host);
+    let mut alice = host.plain("disk");
+    assert_eq!(read_status(&mut alice), CONFLICT, "the takeover is kept too");
+    let mut bob = Initiator::log_in(&host, None, bob()).unwrap();
+    assert_eq!(reserve_out(&mut bob, CLEAR, 0, (0xb0b, 0), false), 0);
+    assert!(!host.dir.path().join("disk/reservations.toml").exists());
+    assert_eq!(read_status(&mut bob), 0);
+}
+
+#[test]
+fn what_was_not_to_be_kept_is_gone_after_a_restart() {
+    let mut host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
+    let mut alice = host.plain("disk");
+    assert_eq!(reserve_out(&mut alice, REGISTER, 0, (0, 1), false), 0);
+    assert_eq!(reserve_out(&mut alice, RESERVE, EXCLUSIVE, (1, 0), false), 0);
+    // It holds over a mere logout.
+    alice.log_out();
+    let mut other = Initiator::log_in(&host, None, bob()).unwrap();
+    assert_eq!(read_status(&mut other), CONFLICT);
+    drop(other);
+    restart(&mut host);
+    let mut other = Initiator::log_in(&host, None, bob()).unwrap();
+    assert_eq!(read_status(&mut other), 0);
+    assert!(keys(&mut other).is_empty());
+}
+
+#[test]
+fn a_damaged_file_keeps_the_volume_closed() {
+    let host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
+    std::fs::write(host.dir.path().join("disk/reservations.toml"), "version = 1\n[reservation]\n").unwrap();
+    let refused = Initiator::log_in(&host, None, normal(ALICE, "disk"));
+    assert!(refused.is_err());
+    std::fs::remove_file(host.dir.path().join("disk/reservations.toml")).unwrap();
+    host.plain("disk").log_out();
+}
