@@ -19,7 +19,8 @@ use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
 use crate::grid::{DEPTH_MAX, SIZE_MAX};
 use crate::libiscsi::{LibiscsiDevice, LibiscsiOptions};
 use crate::pattern;
-use crate::protocol::{Answer, Order, Volume, Work};
+use crate::protocol::{Answer, Order, Outcome, Volume, Work};
+use crate::stream::{self, Protection, StreamLoad};
 
 pub(crate) use load::Load;
 
@@ -46,6 +47,13 @@ pub enum Engine {
         initiator_name: String,
         /// Offer InitialR2T=Yes, for targets that refuse No.
         initial_r2t: bool,
+    },
+    /// No initiator at all: messages to a receiver.
+    Stream {
+        /// Where it listens, `address:port`.
+        address: String,
+        /// What stands between.
+        protection: Protection,
     },
 }
 
@@ -126,13 +134,46 @@ struct Attached {
 enum Device {
     Ours(RemoteDevice),
     Libiscsi(LibiscsiDevice),
+    Stream { address: String, protection: Protection },
+}
+
+/// What runs until it is stopped.
+trait Running {
+    fn mark(&mut self);
+    fn step(&mut self);
+    fn stop(self) -> Result<Outcome, String>;
+}
+
+impl Running for Load<'_> {
+    fn mark(&mut self) {
+        Load::mark(self);
+    }
+    fn step(&mut self) {
+        Load::step(self);
+    }
+    fn stop(self) -> Result<Outcome, String> {
+        Load::stop(self)
+    }
+}
+
+impl Running for StreamLoad {
+    fn mark(&mut self) {
+        StreamLoad::mark(self);
+    }
+    fn step(&mut self) {
+        StreamLoad::step(self);
+    }
+    fn stop(self) -> Result<Outcome, String> {
+        Ok(StreamLoad::stop(self))
+    }
 }
 
 impl Attached {
-    fn device(&self) -> &dyn BlockDevice {
+    fn device(&self) -> Result<&dyn BlockDevice, String> {
         match &self.device {
-            Device::Ours(device) => device,
-            Device::Libiscsi(device) => device,
+            Device::Ours(device) => Ok(device),
+            Device::Libiscsi(device) => Ok(device),
+            Device::Stream { .. } => Err("a stream is no volume".into()),
         }
     }
 
@@ -140,10 +181,7 @@ impl Attached {
     fn leave(self) -> Result<(), String> {
         match self.device {
             Device::Ours(device) => device.detach().map_err(|error| format!("cannot leave the volume before: {error}")),
-            Device::Libiscsi(device) => {
-                drop(device);
-                Ok(())
-            }
+            Device::Libiscsi(_) | Device::Stream { .. } => Ok(()),
         }
     }
 }
@@ -166,12 +204,13 @@ fn carry_out(
             *attached = Some(new);
             Ok(Answer::Attached(volume))
         }
-        Order::Fill => fill(of(attached)?.device()).map(|()| Answer::Filled),
+        Order::Fill => fill(of(attached)?.device()?).map(|()| Answer::Filled),
         Order::Start(work) => {
             let attached = of(attached)?;
-            let load = Load::new(attached.device(), attached.counters.as_deref(), work)?;
-            say(output, &Answer::Started).map_err(|error| error.to_string())?;
-            run(load, orders, output)
+            if let Device::Stream { address, protection } = &attached.device {
+                return run(StreamLoad::new(address, *protection, work)?, orders, output);
+            }
+            run(Load::new(attached.device()?, attached.counters.as_deref(), work)?, orders, output)
         }
         Order::Mark | Order::Stop => Err("nothing has been started".into()),
     }
@@ -181,7 +220,8 @@ fn of(attached: &mut Option<Attached>) -> Result<&Attached, String> {
     attached.as_ref().ok_or_else(|| "no volume is attached".into())
 }
 
-fn run(mut load: Load<'_>, orders: &Orders, output: &mut impl Write) -> Result<Answer, String> {
+fn run(mut load: impl Running, orders: &Orders, output: &mut impl Write) -> Result<Answer, String> {
+    say(output, &Answer::Started).map_err(|error| error.to_string())?;
     loop {
         match orders.try_recv() {
             Ok(Ok(Order::Mark)) => {
@@ -213,6 +253,10 @@ fn attach(engine: &Engine) -> Result<Attached, String> {
             let volume =
                 Volume { bytes: geometry.bytes(), block_bytes: geometry.block_size.len() as u64, suite: "none".into() };
             Ok(Attached { device: Device::Libiscsi(device), counters: None, volume })
+        }
+        Engine::Stream { address, protection } => {
+            let device = Device::Stream { address: address.clone(), protection: *protection };
+            Ok(Attached { device, counters: None, volume: stream::as_volume(*protection) })
         }
     }
 }

@@ -27,9 +27,11 @@ mod pattern;
 mod process;
 pub mod protocol;
 pub mod rawio;
+pub mod report;
 mod schedule;
 mod schemes;
 mod stopwatch;
+pub mod stream;
 mod window;
 
 pub use cell::{Cell, Line, Results, ResultsFile};

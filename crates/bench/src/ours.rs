@@ -244,8 +244,44 @@ impl Crew {
         }
     }
 
-    /// `count` of them attached as `how` says, changed by `prepare` for the one that is the first to use the volume, which
-    /// also fills it if `fill`. The others leave: an idle session must not take part.
+    /// `count` of them, attached to `volume` (a name of the caller's) as `how` says: it is given the initiator's index, and
+    /// whether this is the first use of the volume. The first also fills it, if `fill`. Who is not needed leaves: an idle
+    /// session must not take part.
+    ///
+    /// # Errors
+    /// If one cannot be started or attached.
+    pub fn attach_with(
+        &mut self,
+        count: u32,
+        volume: &str,
+        fill: bool,
+        how: impl Fn(usize, bool) -> Engine,
+    ) -> Result<&mut [InitiatorProcess], BenchError> {
+        for index in 0..count as usize {
+            let is_new = !self.filled.iter().any(|filled| filled == volume);
+            if index == self.processes.len() {
+                self.start_one(index)?;
+            }
+            if self.attached[index].as_deref() == Some(volume) {
+                continue;
+            }
+            self.attached[index] = None;
+            let process = &mut self.processes[index];
+            process.attach(serde_json::to_value(how(index, is_new)).expect("plain data"))?;
+            if is_new && fill {
+                process.fill()?;
+            }
+            if is_new {
+                self.filled.push(volume.to_owned());
+            }
+            self.attached[index] = Some(volume.to_owned());
+        }
+        self.processes.truncate(count as usize);
+        self.attached.truncate(count as usize);
+        Ok(&mut self.processes)
+    }
+
+    /// The same with our own initiator, by URL; `prepare` changes how for the first use of the volume.
     fn attach(
         &mut self,
         count: u32,
@@ -253,33 +289,12 @@ impl Crew {
         prepare: impl Fn(&mut How, bool),
         fill: bool,
     ) -> Result<&mut [InitiatorProcess], BenchError> {
-        for index in 0..count as usize {
-            let is_new = !self.filled.contains(&how.url);
-            if index == self.processes.len() {
-                self.start_one(index)?;
-            }
-            if self.attached[index].as_ref() == Some(&how.url) {
-                continue;
-            }
+        self.attach_with(count, &how.url, fill, |index, is_new| {
             let mut how = how.clone();
             how.initiator_name.get_or_insert_with(|| format!("{INITIATOR_NAME}-{index}"));
             prepare(&mut how, is_new);
-            self.attached[index] = None;
-            let process = &mut self.processes[index];
-            let url = how.url.clone();
-            process.attach(serde_json::to_value(Engine::Strongroom(how)).expect("plain data"))?;
-            if is_new && fill {
-                process.fill()?;
-            }
-            if is_new {
-                self.filled.push(url.clone());
-            }
-            self.attached[index] = Some(url);
-        }
-        // Each may have a share of the machine's memory and the target's attention even when idle.
-        self.processes.truncate(count as usize);
-        self.attached.truncate(count as usize);
-        Ok(&mut self.processes)
+            Engine::Strongroom(how)
+        })
     }
 
     fn start_one(&mut self, index: usize) -> Result<(), BenchError> {

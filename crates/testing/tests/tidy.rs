@@ -40,7 +40,8 @@ const IMPURE_CRATES: &[&str] =
 
 /// What only one room may use directly.
 const EXCLUSIVE: &[(&str, &[&str])] = &[
-    ("rustls", &["handshake"]),
+    // The bench measures TLS's own record layer beside the channel.
+    ("rustls", &["bench", "handshake"]),
     ("io-uring", &["net"]),
     ("fuser", &["initiator", "testing"]),
     // CHAP's oldest digest, which aws-lc-rs does not offer.

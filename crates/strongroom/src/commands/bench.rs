@@ -5,29 +5,112 @@
 mod initiator;
 mod progress;
 mod rawio;
+mod report;
 mod site;
+mod stream;
+
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use strongroom_bench::{Placement, cpu};
+use strongroom_bench::report as made;
+use strongroom_bench::{BenchError, Machine, Placement, cpu};
+
+use progress::Progress;
 
 use crate::units::parse_size;
 
 /// Measure this machine's Strongroom, or a target elsewhere: the papers' experiments, and today's.
 #[derive(Subcommand)]
 #[command(after_help = "Examples:\n  \
-    strongroom bench rawio --schemes S0,S2-5 --patterns randread --sizes 4k --depths 16 --seconds 2 --runs 3 --json r.jsonl\n\n\
+    strongroom bench rawio --schemes S0,S2-5 --patterns randread --sizes 4k --depths 16 --seconds 2 --runs 3 --json r.jsonl\n  \
+    strongroom bench stream --sizes 512,64k,1m --json r.jsonl --append\n  \
+    strongroom bench report r.jsonl --html report.html\n\n\
     Numbers of different runs must not be compared: a run interleaves what it compares, and only that is fair.")]
 pub(crate) enum BenchCommand {
     Rawio(rawio::RawioArgs),
+    Stream(stream::StreamArgs),
+    Report(report::ReportArgs),
     Initiator(initiator::InitiatorArgs),
+    Receiver(stream::ReceiverArgs),
 }
 
 /// Runs the command.
 pub(crate) fn run(command: BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Rawio(args) => rawio::run(&args),
+        BenchCommand::Stream(args) => stream::run(&args),
+        BenchCommand::Report(args) => report::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
+        BenchCommand::Receiver(args) => stream::receive(&args),
+    }
+}
+
+/// How long, how often, and where results go: the same for every experiment.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RunArgs {
+    /// How long one measurement lasts.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// How long it runs before it is measured.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    warm_up: f64,
+    /// How often each is repeated.
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    runs: u32,
+    /// Write one JSON object for each cell and run to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Add to that file instead of replacing it.
+    #[arg(long, requires = "json")]
+    append: bool,
+    /// Where to work [default: /dev/shm, which is memory].
+    #[arg(long, value_name = "DIR")]
+    work_dir: Option<PathBuf>,
+    /// No progress bar, and no table at the end.
+    #[arg(long)]
+    quiet: bool,
+}
+
+impl RunArgs {
+    /// Length of a measurement, and of the warm-up.
+    fn times(&self) -> Result<(Duration, Duration)> {
+        for (seconds, what) in [(self.seconds, "--seconds"), (self.warm_up, "--warm-up")] {
+            if !(0.0..=3600.0).contains(&seconds) {
+                bail!("{what} {seconds} is not possible; give 0 to 3600");
+            }
+        }
+        let time = Duration::from_secs_f64(self.seconds);
+        if time < Duration::from_millis(50) || self.runs == 0 {
+            bail!("that measures nothing; give at least --seconds 0.05 and --runs 1");
+        }
+        Ok((time, Duration::from_secs_f64(self.warm_up)))
+    }
+
+    /// From here on Ctrl-C ends the benchmark in order.
+    fn progress(&self, placement: Option<&Placement>) -> Result<Progress> {
+        let mut machine = Machine::look();
+        machine.pinning = placement.map(Placement::in_words).unwrap_or_default();
+        Progress::new(self.json.as_deref(), self.append, machine, self.quiet)
+    }
+
+    /// Shows what came out, and says how it went.
+    fn conclude(&self, progress: Progress, outcome: Result<(), BenchError>) -> Result<()> {
+        let results = progress.finish();
+        if !self.quiet && !results.cells.is_empty() {
+            print!("{}", made::tables(&results));
+        }
+        match outcome {
+            Ok(()) => {}
+            Err(BenchError::Stopped) => eprintln!("{}", BenchError::Stopped),
+            Err(error) => return Err(error.into()),
+        }
+        let failed = results.cells.iter().filter(|cell| cell.error.is_some()).count();
+        if failed > 0 {
+            bail!("{failed} of {} cells failed; they are in the results as such, with the reason", results.cells.len());
+        }
+        Ok(())
     }
 }
 

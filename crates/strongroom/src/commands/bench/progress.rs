@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use strongroom_bench::{BenchError, Cell, Machine, ResultsFile, Watch};
+use strongroom_bench::{BenchError, Cell, Machine, Results, ResultsFile, Watch};
 
 use crate::signals::StopSignals;
 
@@ -16,7 +16,7 @@ use crate::signals::StopSignals;
 pub(crate) struct Progress {
     bar: ProgressBar,
     file: Option<ResultsFile>,
-    cells: Vec<Cell>,
+    results: Results,
     stopped: Arc<AtomicBool>,
 }
 
@@ -25,9 +25,9 @@ impl Progress {
     ///
     /// # Errors
     /// If the file cannot be made.
-    pub(crate) fn new(json: Option<&Path>, append: bool, machine: &Machine, quiet: bool) -> Result<Progress> {
+    pub(crate) fn new(json: Option<&Path>, append: bool, machine: Machine, quiet: bool) -> Result<Progress> {
         let signals = StopSignals::block().context("cannot wait for Ctrl-C")?;
-        let file = json.map(|path| ResultsFile::create(path, append, machine)).transpose()?;
+        let file = json.map(|path| ResultsFile::create(path, append, &machine)).transpose()?;
         let stopped = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stopped);
         thread::Builder::new().name("signals".into()).spawn(move || {
@@ -39,13 +39,13 @@ impl Progress {
         bar.set_draw_target(if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(4) });
         let style = "{bar:24} {pos}/{len}  {prefix}  {wide_msg}";
         bar.set_style(ProgressStyle::with_template(style).expect("a well-formed template"));
-        Ok(Progress { bar, file, cells: Vec::new(), stopped })
+        Ok(Progress { bar, file, results: Results { machines: vec![machine], cells: Vec::new() }, stopped })
     }
 
     /// Ends the bar; what was measured.
-    pub(crate) fn finish(self) -> Vec<Cell> {
+    pub(crate) fn finish(self) -> Results {
         self.bar.finish_and_clear();
-        self.cells
+        self.results
     }
 }
 
@@ -64,7 +64,7 @@ impl Watch for Progress {
         if let Some(file) = &mut self.file {
             file.cell(cell)?;
         }
-        self.cells.push(cell.clone());
+        self.results.cells.push(cell.clone());
         Ok(())
     }
 

@@ -1,18 +1,14 @@
 //! `strongroom bench rawio`: the grid of patterns, sizes, depths and initiators, for every scheme or any URL.
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_bench::driver::How;
 use strongroom_bench::rawio::{self, RawioPlan};
-use strongroom_bench::{BenchError, Contender, Elsewhere, Grid, Machine, Ours, OursOptions, Pattern, SchemeChoice};
+use strongroom_bench::{Contender, Elsewhere, Grid, Ours, OursOptions, Pattern, SchemeChoice};
 use strongroom_initiator::VolumeUrl;
 
-use super::progress::Progress;
 use super::site::Site;
-use super::{PlacementArgs, parse_io_size};
+use super::{PlacementArgs, RunArgs, parse_io_size};
 use crate::access::AccessArgs;
 use crate::keys;
 use crate::units::parse_size;
@@ -43,24 +39,9 @@ pub(crate) struct RawioArgs {
     /// Initiators at once, each a process and a session.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     initiators: Vec<u32>,
-    /// How long one measurement lasts.
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    /// How long I/O runs before it.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
-    warm_up: f64,
-    /// How often each is repeated.
-    #[arg(long, value_name = "COUNT", default_value_t = 3)]
-    runs: u32,
     /// Compare every block that is read with what must be there, and read back what was written.
     #[arg(long)]
     verify: bool,
-    /// Write one JSON object for each cell and run to this file.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Add to that file instead of replacing it.
-    #[arg(long, requires = "json")]
-    append: bool,
     /// Measure this volume, wherever it is, instead of a target of our own.
     #[arg(long)]
     url: Option<VolumeUrl>,
@@ -74,12 +55,8 @@ pub(crate) struct RawioArgs {
     /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
     #[arg(long, default_value = "memory")]
     medium: String,
-    /// Where to work [default: /dev/shm, which is memory].
-    #[arg(long, value_name = "DIR")]
-    work_dir: Option<PathBuf>,
-    /// No progress bar.
-    #[arg(long)]
-    quiet: bool,
+    #[command(flatten)]
+    run: RunArgs,
     #[command(flatten)]
     placement: PlacementArgs,
     #[command(flatten)]
@@ -90,41 +67,20 @@ pub(crate) struct RawioArgs {
 pub(crate) fn run(args: &RawioArgs) -> Result<()> {
     let plan = args.plan()?;
     let schemes = SchemeChoice::list(&args.schemes)?;
-    let mut machine = Machine::look();
-    machine.pinning = plan.placement.as_ref().map(|placement| placement.in_words()).unwrap_or_default();
-    let mut progress = Progress::new(args.json.as_deref(), args.append, &machine, args.quiet)?;
-    let site = Site::new(args.work_dir.as_deref())?;
+    let mut progress = args.run.progress(plan.placement.as_ref())?;
+    let site = Site::new(args.run.work_dir.as_deref())?;
     let mut contenders = match &args.url {
         Some(url) => vec![args.elsewhere(url, &site)?],
         None => args.ours(&schemes, &plan, &site)?,
     };
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
-    let cells = progress.finish();
-    match outcome {
-        Ok(()) => {}
-        Err(BenchError::Stopped) => eprintln!("{}", BenchError::Stopped),
-        Err(error) => return Err(error.into()),
-    }
-    let failed = cells.iter().filter(|cell| cell.error.is_some()).count();
-    if failed > 0 {
-        bail!("{failed} of {} cells failed; they are in the results as such, with the reason", cells.len());
-    }
-    Ok(())
+    args.run.conclude(progress, outcome)
 }
 
 impl RawioArgs {
     fn plan(&self) -> Result<RawioPlan> {
-        let duration = |seconds: f64, what: &str| {
-            if !(0.0..=3600.0).contains(&seconds) {
-                bail!("{what} of {seconds} seconds is not possible; give 0 to 3600");
-            }
-            Ok(Duration::from_secs_f64(seconds))
-        };
-        let time = duration(self.seconds, "a measurement")?;
-        if time < Duration::from_millis(50) || self.runs == 0 {
-            bail!("that measures nothing; give at least --seconds 0.05 and --runs 1");
-        }
+        let (time, warm_up) = self.run.times()?;
         let grid = Grid {
             patterns: self.patterns.clone(),
             sizes: self.sizes.clone(),
@@ -141,9 +97,9 @@ impl RawioArgs {
         Ok(RawioPlan {
             bench: "rawio".into(),
             grid,
-            runs: self.runs,
+            runs: self.run.runs,
             time,
-            warm_up: duration(self.warm_up, "a warm-up")?,
+            warm_up,
             verify: self.verify,
             placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
         })

@@ -1,0 +1,108 @@
+//! From lines of results to what people read: tables, plots, sentences and one page. Nothing here measures, and nothing here
+//! knows more than the lines say.
+
+mod chart;
+mod experiment;
+mod html;
+mod markdown;
+mod png;
+mod summary;
+mod svg;
+mod words;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{BenchError, Results};
+
+pub use chart::{Chart, Figure, Look, Series, Value};
+pub use experiment::{Experiment, Measure};
+pub use summary::{Row, Spread, Summary};
+
+/// Where to put what.
+#[derive(Clone, Debug, Default)]
+pub struct Outputs {
+    /// The tables and plots as a section in this Markdown file, between its two `bench` marks; made if it is not there.
+    pub markdown: Option<PathBuf>,
+    /// One page with everything in it.
+    pub html: Option<PathBuf>,
+    /// A directory for plots, as SVG and (if it is built in) PNG.
+    pub plots: Option<PathBuf>,
+}
+
+/// Text before which, and after which, a Markdown file is left as it is.
+const BEGIN_MARK: &str = "<!-- bench: begin (made by `make bench`; do not edit) -->";
+const END_MARK: &str = "<!-- bench: end -->";
+
+/// Makes them; which files were written.
+///
+/// # Errors
+/// If there is nothing to report, or a file cannot be written.
+pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, BenchError> {
+    if results.cells.is_empty() {
+        return Err(BenchError::Asked(
+            "there are no cells in these results; run a benchmark with --json FILE first".into(),
+        ));
+    }
+    let summaries: Vec<Summary> = results.benches().iter().map(|bench| Summary::new(results, bench)).collect();
+    let mut written = Vec::new();
+    if let Some(directory) = &outputs.plots {
+        fs::create_dir_all(directory).map_err(|error| BenchError::file(directory, error))?;
+        for summary in &summaries {
+            for figure in summary.figures() {
+                let svg = svg::draw(&figure);
+                let path = directory.join(format!("{}.svg", figure.name));
+                put(&path, svg.as_bytes(), &mut written)?;
+                if let Some(png) = png::from_svg(&svg)? {
+                    put(&path.with_extension("png"), &png, &mut written)?;
+                }
+            }
+        }
+    }
+    if let Some(path) = &outputs.html {
+        put(path, html::page(results, &summaries).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.markdown {
+        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
+        let section = markdown::section(results, &summaries, plots.as_deref());
+        let before = fs::read_to_string(path).unwrap_or_default();
+        put(path, replace_section(&before, &section).as_bytes(), &mut written)?;
+    }
+    Ok(written)
+}
+
+/// The tables alone, for a terminal.
+pub fn tables(results: &Results) -> String {
+    let summaries = results.benches().iter().map(|bench| Summary::new(results, bench)).collect::<Vec<_>>();
+    summaries.iter().map(markdown::table).collect::<Vec<_>>().join("\n")
+}
+
+fn put(path: &Path, bytes: &[u8], written: &mut Vec<PathBuf>) -> Result<(), BenchError> {
+    fs::write(path, bytes).map_err(|error| BenchError::file(path, error))?;
+    written.push(path.to_owned());
+    Ok(())
+}
+
+/// How `file` names `directory`.
+fn relative(directory: &Path, file: &Path) -> PathBuf {
+    let parent = file.parent().unwrap_or(Path::new(""));
+    directory.strip_prefix(parent).unwrap_or(directory).to_owned()
+}
+
+/// Puts `section` between the marks, or at the end.
+fn replace_section(text: &str, section: &str) -> String {
+    let section = format!("{BEGIN_MARK}\n{}\n{END_MARK}\n", section.trim());
+    let found = text.find(BEGIN_MARK).zip(text.find(END_MARK)).filter(|(begin, end)| begin < end);
+    match found {
+        Some((begin, end)) => {
+            let rest = text[end + END_MARK.len()..].trim_start_matches('\n');
+            let gap = if rest.is_empty() { "" } else { "\n" };
+            format!("{}{section}{gap}{rest}", &text[..begin])
+        }
+        None if text.trim().is_empty() => section,
+        None => format!("{}\n\n{section}", text.trim_end()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

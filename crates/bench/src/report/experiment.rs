@@ -1,0 +1,283 @@
+//! What each experiment asks, in words, and which of its numbers are drawn against what. An experiment that is not listed
+//! gets the same figures under its own name, so that a new one needs nothing here to be seen.
+
+use super::chart::{Chart, Figure, Look, Series, Value};
+use super::summary::{Place, Summary};
+use crate::{Cell, long_size};
+
+/// One number of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// MiB a second.
+    Throughput,
+    /// Thousand I/Os a second.
+    Kiops,
+    /// Seconds until it was done.
+    Seconds,
+    /// Median latency, microseconds.
+    P50,
+    /// 99th percentile, microseconds.
+    P99,
+    /// 99.9th percentile, microseconds.
+    P999,
+    /// CPU seconds of the target for each GiB.
+    TargetPerGib,
+    /// CPU milliseconds of the target for 1000 I/Os.
+    TargetPerKio,
+    /// CPU seconds of the initiators for each GiB.
+    InitiatorPerGib,
+    /// CPU milliseconds of the initiators for 1000 I/Os.
+    InitiatorPerKio,
+    /// How busy the target's processors were.
+    TargetBusy,
+    /// How busy the initiators' were.
+    InitiatorBusy,
+    /// Bytes of cryptography at the target for each byte of data.
+    TargetCrypto,
+    /// Bytes of cryptography at the initiators for each byte of data.
+    InitiatorCrypto,
+}
+
+impl Measure {
+    /// From a cell.
+    pub fn of(self, cell: &Cell) -> Option<f64> {
+        match self {
+            Measure::Throughput => cell.mib_s,
+            Measure::Kiops => cell.iops.map(|iops| iops / 1000.0),
+            Measure::Seconds => Some(cell.elapsed_s).filter(|seconds| *seconds > 0.0),
+            Measure::P50 => cell.p50_us,
+            Measure::P99 => cell.p99_us,
+            Measure::P999 => cell.p999_us,
+            Measure::TargetPerGib => cell.target_cpu_s_per_gib,
+            Measure::TargetPerKio => cell.target_cpu_ms_per_kio,
+            Measure::InitiatorPerGib => cell.initiator_cpu_s_per_gib,
+            Measure::InitiatorPerKio => cell.initiator_cpu_ms_per_kio,
+            Measure::TargetBusy => cell.target_busy,
+            Measure::InitiatorBusy => cell.initiator_busy,
+            Measure::TargetCrypto => cell.target_crypto_per_byte,
+            Measure::InitiatorCrypto => cell.initiator_crypto_per_byte,
+        }
+    }
+
+    /// The head of a column.
+    pub fn column(self) -> &'static str {
+        match self {
+            Measure::Throughput => "MiB/s",
+            Measure::Kiops => "kIO/s",
+            Measure::Seconds => "seconds",
+            Measure::P50 => "p50 µs",
+            Measure::P99 => "p99 µs",
+            Measure::P999 => "p99.9 µs",
+            Measure::TargetPerGib => "target CPU s/GiB",
+            Measure::TargetPerKio => "target CPU ms/kIO",
+            Measure::InitiatorPerGib => "initiator CPU s/GiB",
+            Measure::InitiatorPerKio => "initiator CPU ms/kIO",
+            Measure::TargetBusy => "target busy",
+            Measure::InitiatorBusy => "initiator busy",
+            Measure::TargetCrypto => "crypto B/B target",
+            Measure::InitiatorCrypto => "crypto B/B initiator",
+        }
+    }
+
+    /// The title of an axis.
+    fn axis(self) -> &'static str {
+        match self {
+            Measure::Throughput => "MiB/s",
+            Measure::Seconds => "seconds (less is better)",
+            Measure::P50 => "median latency, µs; whisker: p99",
+            Measure::TargetPerGib => "target CPU seconds per GiB (less is better)",
+            Measure::InitiatorPerGib => "initiator CPU seconds per GiB (less is better)",
+            Measure::TargetPerKio => "target CPU ms per 1000 I/Os (less is better)",
+            other => other.column(),
+        }
+    }
+}
+
+/// An experiment, for readers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Experiment {
+    /// As in results.
+    pub bench: String,
+    /// Its title.
+    pub title: String,
+    /// What was asked.
+    pub question: String,
+    /// How an answer was sought.
+    pub method: String,
+    /// The number that it is about.
+    pub main: Measure,
+}
+
+impl Experiment {
+    /// What is known of `bench`.
+    pub fn named(bench: &str) -> Experiment {
+        let (title, question, method, main) = match bench {
+            "rawio" => (
+                "Block I/O under each scheme (the lazy-crypto paper's Figure 6)",
+                "How much I/O can initiators do, and what does it cost both ends, if blocks are sealed by initiators instead \
+                 of not at all?",
+                "A target and each initiator are processes of their own, kept on processors of their own. An initiator keeps a \
+                 fixed number of I/Os in flight in its part of a volume that was filled before. The medium lies beneath the whole \
+                 store: log, versions and cleaning are at work.",
+                Measure::Throughput,
+            ),
+            "stream" => (
+                "The bare channel (the lazy-crypto paper's Figure 2, ttcp)",
+                "What does protecting a stream cost, without iSCSI and without a disk?",
+                "A sender writes messages of one size into a connection, a receiver takes them out, each on a processor of its \
+                 own: bare TCP, the channel with its data sealed beforehand or protected by the channel, and TLS 1.3.",
+                Measure::Throughput,
+            ),
+            "peers" => (
+                "The same grid through a stock initiator, beside today's targets",
+                "How does the target compare with others, and with what people put in front of them to be secure?",
+                "libiscsi is the initiator for all of them, so that only targets differ. All run on the same processor, one \
+                 after the other, interleaved. Each is tuned, and memory-backed volumes were written before they are read.",
+                Measure::Throughput,
+            ),
+            "ipsec" => (
+                "The kernel's IPsec",
+                "What does transport-mode ESP or AH cost where the kernel does it?",
+                "Two network namespaces, joined by a virtual cable, with and without IPsec between them.",
+                Measure::Throughput,
+            ),
+            "btio" => (
+                "BTIO, class A (the lazy-crypto paper's Table 3)",
+                "How long does a scientific program's output take, in many small pieces from several initiators?",
+                "The I/O of NAS BTIO class A: cells of the grid distributed by multi-partition, noncontiguous accesses, one \
+                 volume shared by all initiators.",
+                Measure::Seconds,
+            ),
+            "dbench" => (
+                "dbench on a file system (the lazy-crypto paper's Table 4)",
+                "What does a file server's load reach on an attached volume?",
+                "Debian's dbench on ext4 on an attached volume, a number of clients at once.",
+                Measure::Throughput,
+            ),
+            other => (other, "", "", Measure::Throughput),
+        };
+        let text = |text: &str| text.to_owned();
+        Experiment { bench: text(bench), title: text(title), question: text(question), method: text(method), main }
+    }
+
+    /// Bars of the main number, then lines or bars of what it cost, then latencies: each where there are numbers for it.
+    pub(crate) fn figures(&self, summary: &Summary) -> Vec<Figure> {
+        let mut figures = vec![figure(summary, self.main, Look::Bars, "what it moved")];
+        if self.main == Measure::Seconds {
+            figures[0] = figure(summary, self.main, Look::Bars, "how long it took");
+        }
+        for (measure, title) in [
+            (Measure::TargetPerGib, "what it cost the target"),
+            (Measure::InitiatorPerGib, "what it cost the initiators"),
+            (Measure::P50, "how long an I/O took"),
+        ] {
+            let sizes = distinct(summary, |place| place.size).len();
+            let others =
+                distinct(summary, |place| place.initiators).len() * distinct(summary, |place| place.depth).len();
+            let look = if sizes >= 3 && others == 1 { Look::Lines } else { Look::Bars };
+            figures.push(figure(summary, measure, look, title));
+        }
+        figures.retain(|figure| figure.charts.iter().any(Chart::has_values));
+        figures
+    }
+}
+
+fn distinct<T: PartialEq + Copy>(summary: &Summary, of: impl Fn(&Place) -> T) -> Vec<T> {
+    let mut values = Vec::new();
+    for row in &summary.rows {
+        let value = of(&row.place);
+        if !values.contains(&value) {
+            values.push(value);
+        }
+    }
+    values
+}
+
+/// One figure: a chart for each pattern; in it, groups for what else varies, and a bar or line for each contender.
+fn figure(summary: &Summary, measure: Measure, look: Look, what: &str) -> Figure {
+    let varies = |of: fn(&Place) -> u64| distinct(summary, of).len() > 1;
+    let (sizes, depths, initiators) =
+        (varies(|place| place.size), varies(|place| place.depth.into()), varies(|place| place.initiators.into()));
+    let label = |place: &Place| {
+        let mut parts = Vec::new();
+        if sizes || !(depths || initiators) {
+            parts.push(if place.size == 0 { String::new() } else { long_size(place.size) });
+        }
+        if depths {
+            parts.push(format!("depth {}", place.depth));
+        }
+        if initiators {
+            parts.push(format!("{} init.", place.initiators));
+        }
+        parts.join("\n")
+    };
+    let mut charts = Vec::new();
+    for pattern in patterns(summary) {
+        let places: Vec<Place> = summary.places().into_iter().filter(|place| place.pattern == pattern).collect();
+        let value = |place: &Place, contender: &str| -> Option<Value> {
+            let row = summary.row(place, contender)?;
+            if !row.errors.is_empty() {
+                return Some(Value::Failed);
+            }
+            let spread = row.spread(measure)?;
+            let high = if measure == Measure::P50 { row.spread(Measure::P99)?.median } else { spread.high };
+            let low = if measure == Measure::P50 { spread.median } else { spread.low };
+            Some(Value::Measured { middle: spread.median, low, high })
+        };
+        let series = |contender: &String| Series {
+            name: contender.clone(),
+            values: places.iter().map(|place| value(place, contender)).collect(),
+        };
+        charts.push(Chart {
+            title: pattern_title(&pattern),
+            axis: measure.axis().to_owned(),
+            groups: places.iter().map(label).collect(),
+            series: summary.contenders.iter().map(series).collect(),
+            look,
+        });
+    }
+    let fixed = fixed_in_words(summary, sizes, depths, initiators);
+    Figure {
+        name: format!("{}-{}", summary.experiment.bench, what.replace(' ', "-")),
+        title: format!("{}: {what}", summary.experiment.bench),
+        note: format!("Medians of {} runs; whiskers: all of them. {fixed}", summary.runs),
+        charts,
+    }
+}
+
+fn fixed_in_words(summary: &Summary, sizes: bool, depths: bool, initiators: bool) -> String {
+    let Some(row) = summary.rows.first() else { return String::new() };
+    let mut parts = Vec::new();
+    if !sizes && row.place.size > 0 {
+        parts.push(long_size(row.place.size));
+    }
+    if !depths && row.place.depth > 0 {
+        parts.push(format!("queue depth {}", row.place.depth));
+    }
+    if !initiators && row.place.initiators > 0 {
+        let plural = if row.place.initiators == 1 { "" } else { "s" };
+        parts.push(format!("{} initiator{plural}", row.place.initiators));
+    }
+    parts.push(format!("medium: {}", summary.media.join(", ")));
+    parts.join("; ") + "."
+}
+
+fn patterns(summary: &Summary) -> Vec<String> {
+    let mut patterns: Vec<String> = Vec::new();
+    for row in &summary.rows {
+        if !patterns.contains(&row.place.pattern) {
+            patterns.push(row.place.pattern.clone());
+        }
+    }
+    patterns
+}
+
+fn pattern_title(pattern: &str) -> String {
+    match pattern {
+        "seqread" => "Sequential reads".into(),
+        "seqwrite" => "Sequential writes".into(),
+        "randread" => "Random reads".into(),
+        "randwrite" => "Random writes".into(),
+        other => other.into(),
+    }
+}
