@@ -10,7 +10,7 @@ SOAK_KILLS ?= 200
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance check fmt bench bench-runtime bench-store fuzz soak clean
+.PHONY: help deps build demo test test-conformance check fmt bench bench-full bench-profile bench-sealing bench-runtime bench-store fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,7 +41,16 @@ check: ## Formatting, lints, documentation, dependencies' licences and sources; 
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
-bench: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
+bench: build ## The experiments, about 12 minutes on an idle machine: docs/performance.md, docs/bench with its plots and page
+	@scripts/bench.sh
+
+bench-full: build ## The papers' whole grid, for hours
+	@scripts/bench.sh --full
+
+bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls (the profile in docs/performance.md)
+	@scripts/bench-profile.sh
+
+bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-bench
 	cd spikes/crypto && $(CARGO) run --release --locked
 

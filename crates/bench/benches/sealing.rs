@@ -1,5 +1,5 @@
 //! What one block costs on this machine, in nanoseconds: sealed and opened in either custody, wrapped for rest, and
-//! framed by the channel. The table of docs/sealed-block.md; `make bench` or `cargo bench -p strongroom-bench`.
+//! framed by the channel. The table of docs/sealed-block.md; `make bench-sealing` or `cargo bench -p strongroom-bench`.
 
 use std::sync::Arc;
 

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -38,7 +37,8 @@ impl InitiatorProcess {
         let log = directory.join(format!("{name}.log"));
         let file =
             File::options().create(true).append(true).open(&log).map_err(|error| BenchError::file(&log, error))?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
+        process::detach(&mut command);
         let spawned = match cpu {
             Some(cpu) => cpu::on_cpus(&[cpu], || command.spawn())?,
             None => command.spawn(),

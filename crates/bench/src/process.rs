@@ -1,5 +1,7 @@
 //! Processes of a benchmark: started on their processors, with a log, stopped when dropped, whatever happens.
 
+#![allow(unsafe_code)] // What a child does between fork and exec is libc's.
+
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -37,7 +39,8 @@ impl Background {
         let file =
             File::options().create(true).append(true).open(&log).map_err(|error| BenchError::file(&log, error))?;
         let error_file = file.try_clone().map_err(|error| BenchError::file(&log, error))?;
-        command.stdin(Stdio::null()).stdout(file).stderr(error_file).process_group(0);
+        command.stdin(Stdio::null()).stdout(file).stderr(error_file);
+        detach(&mut command);
         let program = command.get_program().to_string_lossy().into_owned();
         let spawned = if cpus.is_empty() { command.spawn() } else { cpu::on_cpus(cpus, || command.spawn())? };
         let child = spawned.map_err(|error| BenchError::process(name, format!("cannot run {program}: {error}")))?;
@@ -107,6 +110,22 @@ impl Drop for Background {
     }
 }
 
+/// Gives what is started a process group of its own (Ctrl-C is for the runner), lets it be stopped by signals that the runner
+/// holds back for itself, and has it asked to stop if the runner vanishes.
+pub(crate) fn detach(command: &mut Command) {
+    command.process_group(0);
+    // SAFETY: only system calls that may be made after a fork, on memory of this frame.
+    unsafe {
+        command.pre_exec(|| {
+            let mut none = std::mem::MaybeUninit::uninit();
+            libc::sigemptyset(none.as_mut_ptr());
+            libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
+}
+
 /// Asks a process and what is in its group to stop, and kills it if it does not.
 pub(crate) fn end(child: &mut Child) {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -153,6 +172,23 @@ mod tests {
 
     fn is_zombie(pid: u32) -> bool {
         fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z"))
+    }
+
+    #[test]
+    fn signals_that_the_runner_holds_back_reach_what_it_starts() {
+        let dir = tempfile::tempdir().unwrap();
+        // SAFETY: the mask of this test's thread alone.
+        unsafe {
+            let mut set = std::mem::MaybeUninit::uninit();
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
+        }
+        let mut sleeper = Background::start("sleeper", shell("echo ready; exec sleep 100"), &[], dir.path()).unwrap();
+        sleeper.wait_until(Duration::from_secs(10), |it| it.log().contains("ready").then_some(())).unwrap();
+        let begun = Instant::now();
+        drop(sleeper);
+        assert!(begun.elapsed() < STOP_TIMEOUT / 2, "it had to be killed");
     }
 
     #[test]

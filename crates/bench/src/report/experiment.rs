@@ -113,13 +113,27 @@ impl Experiment {
     pub fn named(bench: &str) -> Experiment {
         let (title, question, method, main) = match bench {
             "rawio" => (
-                "Block I/O under each scheme (the lazy-crypto paper's Figure 6)",
+                "Block I/O in each scheme (the lazy-crypto paper's Figure 6)",
                 "How much I/O can initiators do, and what does it cost both ends, if blocks are sealed by initiators instead \
                  of not at all?",
                 "A target and each initiator are processes of their own, kept on processors of their own. An initiator keeps a \
                  fixed number of I/Os in flight in its part of a volume that was filled before. The medium lies beneath the whole \
                  store: log, versions and cleaning are at work.",
                 Measure::Throughput,
+            ),
+            "rawio-initiators" => (
+                "Several initiators at once",
+                "How does it go on with more initiators on one volume?",
+                "As above, with 1, 2, 4 and 8 initiators, each with its own part of the volume and its own session. All of them \
+                 share the processors that are not the target's.",
+                Measure::Throughput,
+            ),
+            "rawio-depths" => (
+                "Longer queues",
+                "What does keeping more I/Os in flight bring?",
+                "As above, with queues of 1 to 128. With one I/O in flight a round trip is everything: what is seen then is two \
+                 processors waking each other.",
+                Measure::Kiops,
             ),
             "stream" => (
                 "The bare channel (the lazy-crypto paper's Figure 2, ttcp)",
@@ -238,7 +252,7 @@ fn figure(summary: &Summary, measure: Measure, look: Look, what: &str) -> Figure
     }
     let fixed = fixed_in_words(summary, sizes, depths, initiators);
     Figure {
-        name: format!("{}-{}", summary.experiment.bench, what.replace(' ', "-")),
+        name: format!("{}-{}", summary.experiment.bench, what.replace(|c: char| !c.is_ascii_alphanumeric(), "-")),
         title: format!("{}: {what}", summary.experiment.bench),
         note: format!("Medians of {} runs; whiskers: all of them. {fixed}", summary.runs),
         charts,

@@ -51,11 +51,13 @@ pub(crate) fn server(stream: &mut TcpStream) -> io::Result<Tls> {
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key));
     let key = provider.key_provider.load_private_key(key).map_err(other)?;
     let certified = CertifiedKey::new(vec![CertificateDer::from(vec![0; 4])], key);
-    let config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(other)?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+    // A sender that never reads would leave them behind, and its end would look like a failure.
+    config.send_tls13_tickets = 0;
     let connection = ServerConnection::new(Arc::new(config)).map_err(other)?;
     handshake(connection.into(), stream)
 }

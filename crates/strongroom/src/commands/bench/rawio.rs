@@ -55,6 +55,9 @@ pub(crate) struct RawioArgs {
     /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
     #[arg(long, default_value = "memory")]
     medium: String,
+    /// What results call this grid, so that a report keeps several apart.
+    #[arg(long, default_value = "rawio")]
+    name: String,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -95,7 +98,7 @@ impl RawioArgs {
             );
         }
         Ok(RawioPlan {
-            bench: "rawio".into(),
+            bench: self.name.clone(),
             grid,
             runs: self.run.runs,
             time,

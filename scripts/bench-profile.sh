@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Where the time of a target and of its initiator goes, at 4 KiB and 64 KiB, for each scheme: samples by perf, and system
+# calls per I/O. Puts a table between the `profile` marks of docs/performance.md: `make bench-profile`.
+#
+#   STRONGROOM     the binary                       [target/release/strongroom]
+#   SCHEMES        what to look at                  [S0,S2-5]
+#   DOCUMENT       where the table goes             [docs/performance.md]
+#   LOOK_SECONDS   how long each of two looks lasts [2]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
+readonly SCHEMES="${SCHEMES:-S0,S2-5}"
+readonly DOCUMENT="${DOCUMENT:-docs/performance.md}"
+readonly LOOK="${LOOK_SECONDS:-2}"
+readonly BEGIN='<!-- profile: begin (made by `make bench-profile`; do not edit) -->'
+readonly END='<!-- profile: end -->'
+
+say() { echo "bench-profile: $*" >&2; }
+fail() { say "$*"; exit 1; }
+[ -x "$STRONGROOM" ] || fail "there is no $STRONGROOM; run: make build"
+command -v perf >/dev/null || fail "perf is missing; on Debian: apt-get install linux-perf"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The process below $1 whose command line has $2.
+below() {
+  local pid
+  for pid in $(cat "/proc/$1/task/"*/children 2>/dev/null); do
+    if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q -- "$2"; then echo "$pid"; return; fi
+  done
+}
+
+# The symbols of one process that took most samples, as "12% name, 8% name, …".
+hottest() {
+  perf record -q -F 997 -p "$1" -o "$work/perf.data" -- sleep "$LOOK" >/dev/null 2>&1 || { echo "no samples"; return; }
+  perf report -i "$work/perf.data" --no-children --sort symbol --stdio 2>/dev/null |
+    awk '$1 ~ /%$/ { share = $1; sub(/%/, "", share); $1 = ""; $2 = ""; name = $0; gsub(/^ +| +$/, "", name)
+           gsub(/<|>|\|/, "", name); if (length(name) > 48) name = substr(name, 1, 45) "..."
+           printf "%s%.0f%% `%s`", (n++ ? ", " : ""), share, name; if (n == 8) exit } END { if (!n) printf "no samples" }'
+}
+
+# System calls a second of one process, as "calls_per_second name=calls_per_second …"; the four most frequent.
+syscalls() {
+  perf stat -x ' ' -e 'syscalls:sys_enter_*' -p "$1" -o "$work/stat" -- sleep "$LOOK" >/dev/null 2>&1 || { echo "?"; return; }
+  awk -v seconds="$LOOK" '$1 ~ /^[0-9]+$/ && $1 > 0 { sub(/syscalls:sys_enter_/, "", $2); print $1 / seconds, $2 }' "$work/stat" |
+    sort -rn | head -4
+}
+
+table="$work/table.md"
+{
+  echo "| scheme, I/O | end | kIO/s | CPU ms/kIO | system calls per I/O | most samples |"
+  echo "|---|---|---:|---:|---|---|"
+} >"$table"
+
+IFS=, read -ra schemes <<<"$SCHEMES"
+for scheme in "${schemes[@]}"; do
+  for pattern in randread randwrite; do
+    for size in 4k 64k; do
+      say "$scheme $size $pattern"
+      # Two looks at each of two processes, and a measurement as long as all of them.
+      seconds=$((LOOK * 4 + 2))
+      "$STRONGROOM" bench rawio --schemes "$scheme" --patterns "$pattern" --sizes "$size" --depths 16 --seconds "$seconds" \
+        --warm-up 0.5 --runs 1 --quiet --json "$work/cell.jsonl" 2>"$work/errors" &
+      bench=$!
+      # Fill and warm-up come first: looks begin once the initiator has been busy for a moment.
+      target="" initiator=""
+      for _ in $(seq 300); do
+        target=$(below "$bench" ' serve ') initiator=$(below "$bench" 'bench initiator')
+        [ -n "$target" ] && [ -n "$initiator" ] && break
+        sleep 0.05
+      done
+      [ -n "$target" ] && [ -n "$initiator" ] || { cat "$work/errors" >&2; fail "the benchmark did not start"; }
+      sleep 2
+      target_hot=$(hottest "$target") initiator_hot=$(hottest "$initiator")
+      syscalls "$target" >"$work/target.calls"
+      syscalls "$initiator" >"$work/initiator.calls"
+      wait "$bench" || { cat "$work/errors" >&2; fail "the benchmark failed"; }
+      for end in target initiator; do
+        hot="${end}_hot"
+        awk -v end="$end" -v what="$scheme, $size $pattern" -v hot="${!hot}" -v calls="$work/$end.calls" '
+          function field(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
+          /"bench"/ {
+            iops = field("iops"); cpu = field(end "_cpu_ms_per_kio"); list = ""
+            while ((getline line < calls) > 0) {
+              split(line, part, " "); if (iops > 0 && part[1] / iops >= 0.005) list = list (list ? ", " : "") sprintf("%.2f %s", part[1] / iops, part[2])
+            }
+            printf "| %s | %s | %.1f | %.2f | %s | %s |\n", what, end, iops / 1000, cpu, list ? list : "< 0.01", hot
+          }' "$work/cell.jsonl" >>"$table"
+      done
+    done
+  done
+done
+
+section="$work/section.md"
+{
+  echo "$BEGIN"
+  echo "## Where the time goes"
+  echo
+  echo "Command: \`make bench-profile\` (\`scripts/bench-profile.sh\`). Queue depth 16, one initiator, memory beneath the whole store;"
+  echo "both ends pinned. Samples by \`perf record\` over $LOOK s, symbols of the kernel (\`[k]\`) and of the program (\`[.]\`); system"
+  echo "calls counted by the kernel's tracepoints in a look of their own. Looking costs a little: kIO/s here are not results."
+  echo
+  cat "$table"
+  echo "$END"
+} >"$section"
+touch "$DOCUMENT"
+if grep -qF "$BEGIN" "$DOCUMENT"; then
+  awk -v begin="$BEGIN" -v end="$END" -v section="$section" '
+    $0 == begin { while ((getline line < section) > 0) print line; skip = 1 }
+    !skip { print }
+    $0 == end { skip = 0 }' "$DOCUMENT" >"$work/document.md"
+  cat "$work/document.md" >"$DOCUMENT"
+else
+  { echo; cat "$section"; } >>"$DOCUMENT"
+fi
+cat "$table"

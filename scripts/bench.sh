@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Runs the experiments into one file of results and makes the tables, plots and the page from it: `make bench`.
+#
+#   scripts/bench.sh           the usual grid, about 12 minutes
+#   scripts/bench.sh --full    the papers' whole grid, hours
+#   scripts/bench.sh --tiny    everything once, as short as it goes: is it alive? Writes nothing into docs/
+#
+# STRONGROOM  the binary            [target/release/strongroom]
+# BENCH_DIR   where results go      [target/bench]
+#
+# An experiment that cannot run here (something is not installed, no root) is skipped with a word; one that fails is kept
+# as failed in the results, and this script ends with an error after everything else was measured.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
+readonly OUT="${BENCH_DIR:-target/bench}"
+readonly RESULTS="$OUT/results.jsonl"
+mkdir -p "$OUT"
+
+say() { printf '\nbench: %s\n' "$*" >&2; }
+[ -x "$STRONGROOM" ] || { say "there is no $STRONGROOM; run: make build"; exit 1; }
+
+failed=()
+# Each appends to the same file; the first begins it.
+append=()
+experiment() {
+  local name=$1
+  shift
+  say "$name"
+  "$STRONGROOM" bench "$name" "$@" --json "$RESULTS" "${append[@]}" || failed+=("$name")
+  append=(--append)
+}
+
+case "${1:-}" in
+  --full)
+    time=(--seconds 5 --warm-up 1 --runs 5)
+    rawio_sizes=512,4k,8k,64k,1m depths=1,16,128 initiators=1,2,4,8 stream_sizes=512,4k,8k,64k,1m
+    ;;
+  --tiny)
+    time=(--seconds 0.2 --warm-up 0.05 --runs 1)
+    rawio_sizes=512,4k depths=4 initiators=1 stream_sizes=4k
+    ;;
+  "")
+    # All patterns and sizes, and two narrow grids around 4 KiB: what more initiators and a longer queue change.
+    time=(--seconds 1 --warm-up 0.3 --runs 3)
+    rawio_sizes=512,4k,8k,64k,1m depths=16 initiators=1 stream_sizes=512,4k,8k,64k,1m
+    ;;
+  *) say "unknown option $1; see the beginning of scripts/bench.sh"; exit 2 ;;
+esac
+
+rm -f "$RESULTS"
+experiment rawio --schemes all --sizes "$rawio_sizes" --depths "$depths" --initiators "$initiators" "${time[@]}"
+if [ -z "${1:-}" ]; then
+  experiment rawio --name rawio-initiators --patterns randread,seqwrite --sizes 4k --initiators 1,2,4,8 "${time[@]}"
+  experiment rawio --name rawio-depths --patterns randread,randwrite --sizes 4k --depths 1,4,16,64,128 "${time[@]}"
+fi
+experiment stream --sizes "$stream_sizes" "${time[@]}"
+
+if [ "${1:-}" = "--tiny" ]; then
+  "$STRONGROOM" bench report "$RESULTS" --html "$OUT/report.html" --plots "$OUT/plots"
+else
+  mkdir -p docs/bench
+  cp "$RESULTS" docs/bench/results.jsonl
+  "$STRONGROOM" bench report "$RESULTS" --html docs/bench/report.html --plots docs/bench --markdown docs/performance.md
+fi
+[ "${#failed[@]}" -eq 0 ] || { say "with failed cells: ${failed[*]}"; exit 1; }
