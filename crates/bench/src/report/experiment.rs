@@ -139,7 +139,7 @@ impl Experiment {
                 "The bare channel (the lazy-crypto paper's Figure 2, ttcp)",
                 "What does protecting a stream cost, without iSCSI and without a disk?",
                 "A sender writes messages of one size into a connection, a receiver takes them out, each on a processor of its \
-                 own: bare TCP, the channel with its data sealed beforehand or protected by the channel, and TLS 1.3.",
+                 own: bare TCP, the channel with its data sealed beforehand or protected by the channel, and TLS 1.3. The receiver is what tables call the target.",
                 Measure::Throughput,
             ),
             "peers" => (
@@ -254,7 +254,7 @@ fn figure(summary: &Summary, measure: Measure, look: Look, what: &str) -> Figure
     Figure {
         name: format!("{}-{}", summary.experiment.bench, what.replace(|c: char| !c.is_ascii_alphanumeric(), "-")),
         title: format!("{}: {what}", summary.experiment.bench),
-        note: format!("Medians of {} runs; whiskers: all of them. {fixed}", summary.runs),
+        note: format!("Medians of {} runs; whiskers: all of them; {fixed}", summary.runs),
         charts,
     }
 }

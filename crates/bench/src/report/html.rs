@@ -110,7 +110,8 @@ fn cards(out: &mut String, summary: &Summary) {
             (Measure::TargetPerKio, "target CPU per I/O"),
             (Measure::InitiatorPerKio, "initiator CPU per I/O"),
         ];
-        for (measure, words) in shown {
+        let few = if summary.contenders.len() == 2 { 3 } else { 2 };
+        for (measure, words) in shown.into_iter().take(few) {
             let words = if measure == Measure::Seconds { "time" } else { words };
             if let Some((low, high)) = over_the_grid(summary, base_name, name, measure) {
                 let range = format!("{}–{}×", number_short(low), number_short(high));

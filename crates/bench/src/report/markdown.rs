@@ -32,8 +32,12 @@ pub(crate) fn section(results: &Results, summaries: &[Summary], plots: Option<&P
     let mut out = String::from("## What the experiments say\n\nMade by `make bench` from one file of results. ");
     out += "Medians, with the lowest and highest run in brackets; ratios are taken run by run. Numbers of different runs \
             of this command must not be compared.\n";
-    for machine in &results.machines {
-        let _ = writeln!(out, "\n{}\nCommand: `{}`", words::machine_in_words(machine), machine.command);
+    if let Some(machine) = results.machines.first() {
+        let _ = writeln!(out, "\n{}\n\nCommands, into one file of results:\n\n```", words::machine_in_words(machine));
+        for machine in &results.machines {
+            let _ = writeln!(out, "{}", machine.command);
+        }
+        out += "```\n";
     }
     for summary in summaries {
         let experiment = &summary.experiment;

@@ -75,12 +75,16 @@ fn sentences_say_who_was_the_bottleneck() {
     let sentence = &words::findings(&summary)[0];
     assert!(sentence.contains("4 KiB randread, depth 16: S2-5 did 100 MiB/s against S0's 200: 0.50×"), "{sentence}");
     assert!(sentence.contains("the target's processor was the bottleneck"), "{sentence}");
+    results.cells.iter_mut().for_each(|cell| cell.target_busy = Some(0.5));
+    assert!(words::findings(&Summary::new(&results, "rawio"))[0].contains("no ratio of targets"));
     for cell in &mut results.cells {
-        cell.target_busy = Some(0.5);
-        cell.foreign_busy = Some(0.4);
+        (cell.target_busy, cell.foreign_busy) = (Some(1.0), Some(0.4));
     }
     let summary = Summary::new(&results, "rawio");
-    assert!(words::findings(&summary)[0].contains("no ratio of targets"));
+    assert!(
+        words::findings(&summary)[0].contains("others took 40%"),
+        "a processor that others fill is no bottleneck of ours"
+    );
     assert!(words::reliability(&summary).contains("believe ratios"));
 }
 

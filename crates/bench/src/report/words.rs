@@ -59,6 +59,12 @@ fn bottleneck(row: &Row, base: &Row) -> String {
     let (Some(own), Some(other)) = (busy(row, Measure::TargetBusy), busy(base, Measure::TargetBusy)) else {
         return String::new();
     };
+    let foreign = |row: &Row| Spread::of(row.runs.values().filter_map(|cell| cell.foreign_busy)).map(|it| it.median);
+    let foreign = foreign(row).into_iter().chain(foreign(base)).fold(0.0, f64::max);
+    if foreign > FOREIGN_MAX {
+        let share = foreign * 100.0;
+        return format!(" (others took {share:.0}% of the processors: what the bottleneck was cannot be told)");
+    }
     if own >= BOTTLENECK && other >= BOTTLENECK {
         return " (the target's processor was the bottleneck in both)".into();
     }
