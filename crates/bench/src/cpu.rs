@@ -172,13 +172,16 @@ mod tests {
         let mut child =
             on_cpus(&[cpu], || Command::new("sh").args(["-c", "while :; do :; done"]).spawn()).unwrap().unwrap();
         let allowed = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
-        let used = process_time(child.id()).unwrap();
+        // On a machine that is busy already it may take a while to get its turn.
+        let begun = Instant::now();
+        while process_time(child.id()).unwrap() < Duration::from_millis(100) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it runs and uses no time");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let busy = CoreTimes::now().busy_since(&before, &[cpu]).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(allowed.contains(&format!("Cpus_allowed_list:\t{cpu}\n")), "{allowed}");
-        assert!(used > Duration::from_millis(30), "{used:?}, on a machine that may be busy");
         assert!(busy > 0.3, "{busy}");
         assert!(process_time(child.id()).is_err(), "it is gone");
     }
