@@ -194,6 +194,12 @@ pub struct Stats {
     pub record_cache_misses: u64,
     /// Reads that found a checksum mismatch or an unreadable block.
     pub medium_errors: u64,
+    /// Read by scrubbing, in bytes.
+    pub scrubbed_bytes: u64,
+    /// How many times scrubbing went through the whole store.
+    pub scrub_passes: u64,
+    /// Blocks that scrubbing found to be bad, in its last pass and this one so far.
+    pub scrub_bad_blocks: u64,
     /// Whether writes are refused because a sync or write failed.
     pub writes_refused: bool,
 }

@@ -13,6 +13,7 @@ mod group;
 mod grow;
 mod read;
 mod runs;
+mod scrub;
 mod submit;
 
 use std::collections::{HashMap, VecDeque};
@@ -46,6 +47,7 @@ use grow::Growing;
 use read::ReadOp;
 pub(crate) use read::item_checksum;
 pub use runs::Run;
+use scrub::Scrub;
 
 /// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.
 const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;
@@ -62,6 +64,7 @@ enum Purpose {
     ReadData { read: u64, part: usize },
     ReadRecord { key: RecordKey, segment: u32 },
     Clean,
+    Scrub { segment: u32 },
 }
 
 /// What recovery found: everything that a store in memory is made of.
@@ -116,6 +119,7 @@ pub struct Store {
     syncs: Syncs,
     round: Round,
     cleaner: Cleaner,
+    scrub: Scrub,
     growing: Option<Growing>,
 
     ios: HashMap<u64, Purpose>,
@@ -165,6 +169,7 @@ impl Store {
         recovered: Recovered,
     ) -> Store {
         let Recovered { superblock, superblock_copy, map, segments, stamps, head } = recovered;
+        let open_id = head.open_id;
         Store {
             backend,
             waker,
@@ -190,6 +195,7 @@ impl Store {
             syncs: Syncs::default(),
             round: Round::default(),
             cleaner: Cleaner::default(),
+            scrub: Scrub::starting_at(open_id),
             growing: None,
             ios: HashMap::new(),
             next_io: 0,
@@ -243,6 +249,9 @@ impl Store {
             used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
             index_bytes: self.map.memory_bytes() as u64,
             writes_refused: self.refused.is_some(),
+            scrubbed_bytes: self.scrub.bytes,
+            scrub_passes: self.scrub.passes,
+            scrub_bad_blocks: self.scrub.bad_count(),
             ..self.stats
         }
     }
@@ -379,6 +388,7 @@ impl Store {
                 Purpose::ReadData { read, part } => self.read_data_done(read, part, result),
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
                 Purpose::Clean => self.clean_read_done(result),
+                Purpose::Scrub { segment } => self.scrub_read_done(segment, result),
             }
         }
         self.io_done = finished;

@@ -139,6 +139,18 @@ impl StoreHandle {
         self.store().idle();
     }
 
+    /// Addresses of blocks that scrubbing found to be bad.
+    pub(crate) fn bad_blocks(&self) -> Vec<u64> {
+        self.shared.borrow().store.bad_blocks().into_iter().map(|lba| lba.0).collect()
+    }
+
+    /// Nothing was asked for a while: looks for rot in one segment. How many times the whole store was read.
+    pub(crate) fn scrub(&mut self) -> u64 {
+        let mut store = self.store();
+        store.scrub();
+        store.stats().scrub_passes
+    }
+
     fn store(&self) -> RefMut<'_, Store> {
         RefMut::map(self.shared.borrow_mut(), |shared| &mut shared.store)
     }

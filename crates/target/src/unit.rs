@@ -507,6 +507,16 @@ impl Unit {
         self.store.idle();
     }
 
+    /// Nothing was asked for a while: looks for rot a little. How many times the whole store was read.
+    pub(crate) fn scrub(&mut self) -> u64 {
+        self.store.scrub()
+    }
+
+    /// Addresses of blocks that scrubbing found to be bad.
+    pub(crate) fn bad_blocks(&self) -> Vec<u64> {
+        self.store.bad_blocks()
+    }
+
     /// How many I/Os its store has under way.
     pub(crate) fn ios_in_flight(&self) -> usize {
         self.store.ios_in_flight()

@@ -25,7 +25,7 @@ const GARBAGE_SEGMENTS: u64 = 16;
 const FUTILE_SEGMENTS: u64 = 16;
 
 /// Something live of a victim. Ranges are bytes of the victim as read.
-enum Live {
+pub(super) enum Live {
     Block { branch: u32, lba: u64, version: Version, item_at: usize, data_at: usize },
     Hole { branch: u32, sequence: u64, place: ItemPlace },
 }
@@ -225,7 +225,7 @@ impl Store {
     }
 
     /// Everything of a segment that counts.
-    fn live_of(&self, segment: u32, bytes: &Buffer) -> Result<VecDeque<Live>, String> {
+    pub(super) fn live_of(&self, segment: u32, bytes: &Buffer) -> Result<VecDeque<Live>, String> {
         let mut live = VecDeque::new();
         let mut at = 0;
         while at < bytes.len() {

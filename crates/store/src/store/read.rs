@@ -25,6 +25,8 @@ pub(super) enum Owner {
     Caller { token: Token, bytes: usize },
     /// The condition of the first queued write.
     Gate(u64),
+    /// Scrubbing.
+    Scrub,
 }
 
 /// What a part of a read came to.
@@ -92,6 +94,13 @@ impl Store {
             _ => Err(OpError::NoVersion { lba: Lba(lba) }),
         };
         self.start_parts(owner, part.map(|part| vec![part]), true);
+    }
+
+    /// Reads one version, whatever it is of, to see whether it can be.
+    pub(super) fn start_scrub_read(&mut self, lba: u64, version: Version) {
+        let segment = version.segment(&self.layout);
+        let part = Part::Blocks { lba, versions: vec![version], segment, data: Ok(None) };
+        self.start_parts(Owner::Scrub, Ok(vec![part]), true);
     }
 
     fn hole_part(&self, lba: u64, sequence: u64) -> Part {
@@ -273,6 +282,11 @@ impl Store {
         match owner {
             Owner::Caller { token, bytes } => self.complete(token, bytes, extents.map(Outcome::Read)),
             Owner::Gate(ticket) => self.gate_read_finished(ticket, extents),
+            Owner::Scrub => {
+                if let Err(OpError::Medium { lba, .. }) = extents {
+                    self.scrub_read_failed(lba.0);
+                }
+            }
         }
     }
 

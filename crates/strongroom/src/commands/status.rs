@@ -259,6 +259,16 @@ fn print_volumes(report: &StatusReport) {
         ]);
     }
     print!("{table}");
+    for volume in report.volumes.iter().filter(|volume| !volume.bad_blocks.is_empty()) {
+        let listed: Vec<String> = volume.bad_blocks.iter().take(20).map(u64::to_string).collect();
+        println!(
+            "{}: scrubbing found {} bad blocks ({}{}); reads of them fail. Write them anew, or see: strongroom store check",
+            volume.name,
+            volume.bad_blocks.len(),
+            listed.join(", "),
+            if listed.len() < volume.bad_blocks.len() { ", …" } else { "" }
+        );
+    }
 }
 
 fn show_seconds(seconds: f64) -> String {

@@ -99,6 +99,8 @@ pub struct VolumeReport {
     pub in_flight: usize,
     /// Its store.
     pub store: StoreReport,
+    /// Addresses of blocks that scrubbing found to be bad (the first thousand).
+    pub bad_blocks: Vec<u64>,
 }
 
 /// A store's counters; see `strongroom_store::Stats` for what each means.
@@ -120,6 +122,9 @@ pub struct StoreReport {
     pub table_bytes: u64,
     pub syncs: u64,
     pub medium_errors: u64,
+    pub scrub_passes: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_bad_blocks: u64,
 }
 
 impl From<strongroom_store::Stats> for StoreReport {
@@ -140,6 +145,9 @@ impl From<strongroom_store::Stats> for StoreReport {
             table_bytes: stats.table_bytes,
             syncs: stats.syncs,
             medium_errors: stats.medium_errors,
+            scrub_passes: stats.scrub_passes,
+            scrubbed_bytes: stats.scrubbed_bytes,
+            scrub_bad_blocks: stats.scrub_bad_blocks,
         }
     }
 }

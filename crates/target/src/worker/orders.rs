@@ -232,6 +232,7 @@ impl Worker {
             sessions: unit.connections().len(),
             in_flight: unit.in_flight(),
             store: unit.store_stats().into(),
+            bad_blocks: unit.bad_blocks(),
         }
     }
 }

@@ -22,6 +22,8 @@ use crate::volume::Volume;
 
 /// After so long without a command the store may tidy up.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
+/// How long scrubbing rests after it went through a store. In between it reads one segment a second, while nothing else is asked for.
+const SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
 /// How long opening a volume waits for its lock, and how often it looks.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
@@ -74,6 +76,9 @@ pub(super) struct OpenUnit {
     submitted: bool,
     last_activity: Instant,
     told_idle: bool,
+    /// When scrubbing goes on, if nothing is asked for; and how many times it went through the store.
+    scrub_at: Instant,
+    scrub_passes: u64,
     /// Since when no session uses it.
     unused_since: Option<Instant>,
     /// Logins that wait for the tasks of the session that they replace.
@@ -98,6 +103,8 @@ impl OpenUnit {
             submitted: true,
             last_activity: now,
             told_idle: false,
+            scrub_at: now + IDLE_AFTER,
+            scrub_passes: 0,
             unused_since: None,
             replacing: Vec::new(),
             managements: Vec::new(),
@@ -131,7 +138,8 @@ impl OpenUnit {
     fn deadline(&self, idle_close: Duration) -> Option<Instant> {
         let idle = (!self.told_idle).then(|| self.last_activity + IDLE_AFTER);
         let close = self.unused_since.map(|since| since + idle_close);
-        [idle, close].into_iter().flatten().min()
+        let scrub = self.lock.is_some().then(|| self.scrub_at.max(self.last_activity + IDLE_AFTER));
+        [idle, close, scrub].into_iter().flatten().min()
     }
 }
 
@@ -303,6 +311,13 @@ impl Worker {
             if !open.told_idle && self.now >= open.last_activity + IDLE_AFTER {
                 open.told_idle = true;
                 open.unit.idle();
+                open.submitted = true;
+            }
+            // A clone or a snapshot is scrubbed with the volume that holds its store.
+            if open.lock.is_some() && self.now >= open.scrub_at.max(open.last_activity + IDLE_AFTER) {
+                let passes = open.unit.scrub();
+                let pause = if passes > open.scrub_passes { SCRUB_PAUSE } else { IDLE_AFTER };
+                (open.scrub_at, open.scrub_passes) = (self.now + pause, passes);
                 open.submitted = true;
             }
             let unused = open.unused_since.is_some_and(|since| self.now >= since + idle_close);

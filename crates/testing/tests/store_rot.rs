@@ -1,0 +1,113 @@
+//! Proves that rot is found before somebody reads it, named by its block, and never served: by scrubbing while the store is
+//! open, and by the check when it is not.
+
+use std::sync::Arc;
+
+use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
+use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, Store, UnitKind};
+use strongroom_testing::{Faults, SimDisk, block_bytes};
+
+const BLOCKS: u64 = 64;
+
+fn write(store: &mut Store, op: u64, lba: u64) {
+    let data = vec![Buffer::copy_from(&block_bytes(op, lba, BlockSize::DEFAULT))];
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).unwrap();
+}
+
+/// A store that was used; its disk.
+fn used() -> (SimDisk, Store) {
+    let disk = SimDisk::new(1);
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+    let mut options = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+    options.segment_bytes = 64 << 10;
+    Store::create_on(Box::new(disk.backend(true)), &options).unwrap();
+    let mut store = Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    for op in 1..4 {
+        for lba in 0..BLOCKS {
+            write(&mut store, op, lba);
+        }
+    }
+    (disk, store)
+}
+
+/// Where on the disk the newest version of a block is.
+fn find(disk: &SimDisk, op: u64, lba: u64) -> u64 {
+    let wanted = block_bytes(op, lba, BlockSize::DEFAULT);
+    let mut page = vec![0; 4096];
+    (256..4096)
+        .map(|at| at * 4096)
+        .find(|&at| {
+            disk.read(at, &mut page);
+            page == wanted
+        })
+        .expect("it was written")
+}
+
+/// Scrubs until everything was read once more.
+fn scrub(store: &mut Store) {
+    let passes = store.stats().scrub_passes;
+    while store.stats().scrub_passes == passes {
+        store.scrub();
+        store.poll_completions(&mut Vec::new());
+    }
+}
+
+#[test]
+fn scrubbing_names_rotten_blocks_and_forgets_those_written_anew() {
+    let (disk, mut store) = used();
+    scrub(&mut store);
+    let stats = store.stats();
+    assert!(stats.scrubbed_bytes > BLOCKS * 4096 / 2, "most of it lies in closed segments");
+    assert_eq!((stats.scrub_bad_blocks, store.bad_blocks()), (0, Vec::new()));
+
+    disk.flip(find(&disk, 3, 7) + 100, 3);
+    scrub(&mut store);
+    assert_eq!(store.bad_blocks(), [Lba(7)]);
+    assert!(matches!(store.execute(Op::Read { lba: Lba(7), count: 1 }), Err(OpError::Medium { lba: Lba(7), .. })));
+    assert_eq!(store.stats().scrub_bad_blocks, 1);
+
+    write(&mut store, 9, 7);
+    scrub(&mut store);
+    scrub(&mut store);
+    assert_eq!(store.bad_blocks(), [], "it was written anew");
+    assert!(matches!(store.execute(Op::Read { lba: Lba(7), count: 1 }), Ok(Outcome::Read(_))));
+}
+
+#[test]
+fn scrubbing_looks_closer_where_a_segment_cannot_be_read() {
+    let (disk, mut store) = used();
+    // The record block in front of a block: everything that it names is lost.
+    let at = find(&disk, 3, 7);
+    disk.overwrite(at - 4096, &[0; 4096]);
+    scrub(&mut store);
+    assert!(store.bad_blocks().is_empty() || store.bad_blocks().contains(&Lba(7)), "{:?}", store.bad_blocks());
+    // What cannot be read now may be readable later: nothing is done to it.
+    disk.set_faults(Faults { failing_read_once_in: 1, ..Faults::default() });
+    scrub(&mut store);
+    assert!(store.stats().scrub_bad_blocks > 1);
+    disk.set_faults(Faults::default());
+    scrub(&mut store);
+    scrub(&mut store);
+    assert!(store.stats().scrub_bad_blocks <= 1, "{:?}", store.bad_blocks());
+}
+
+#[test]
+fn scrubbing_waits_while_something_is_asked_for() {
+    let (_disk, mut store) = used();
+    store.submit(strongroom_block::Token(1), Op::Read { lba: Lba(0), count: 1 });
+    store.scrub();
+    assert_eq!(store.stats().scrubbed_bytes, 0);
+}
+
+#[test]
+fn the_check_says_where() {
+    let (disk, store) = used();
+    store.close().unwrap();
+    let at = find(&disk, 3, 9);
+    disk.flip(at, 0);
+    let report = Store::check_on(&mut disk.backend(true)).unwrap();
+    let [problem] = &report.problems[..] else { panic!("{report:?}") };
+    assert_eq!((problem.lba, problem.offset, problem.newest), (Some(Lba(9)), at, true));
+    assert!(problem.to_string().contains("block 9") && problem.to_string().contains(&at.to_string()), "{problem}");
+    assert_eq!(report.bad_blocks, [Lba(9)]);
+}
