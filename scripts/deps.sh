@@ -4,6 +4,7 @@
 #
 #   scripts/deps.sh            Debian packages and Rust
 #   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
+#   scripts/deps.sh --bench    also the programs that `strongroom bench` compares us with, and dbench
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
 # is touched.
@@ -28,6 +29,18 @@ qemu-utils        qemu-img
 qemu-block-extra  /usr/lib/*/qemu/block-iscsi.so
 "
 
+# Who takes part in `strongroom bench peers` and `bench dbench`. Each is left out, with a word, where it is missing.
+readonly BENCH_PACKAGES="
+tgt               tgtd
+istgt             istgt
+stunnel4          stunnel
+openssl           openssl
+wireguard-go      wireguard-go
+wireguard-tools   wg
+iproute2          ip
+dbench            dbench
+"
+
 say() { echo "deps: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
@@ -48,11 +61,13 @@ as_root() {
   fi
 }
 
+wanted="$PACKAGES"
+[ "${1:-}" != "--bench" ] || wanted="$PACKAGES$BENCH_PACKAGES"
 missing=()
 while read -r package test; do
   [ -n "$package" ] || continue
   present "$test" || missing+=("$package")
-done <<<"$PACKAGES"
+done <<<"$wanted"
 
 if [ "${#missing[@]}" -gt 0 ]; then
   command -v apt-get >/dev/null 2>&1 ||

@@ -57,6 +57,9 @@ pub struct Cell {
     /// 99.9th percentile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p999_us: Option<f64>,
+    /// The longest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_us: Option<f64>,
     /// CPU time of the target's processes for each GiB moved, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_cpu_s_per_gib: Option<f64>,

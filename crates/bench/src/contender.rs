@@ -33,6 +33,11 @@ pub trait Contender {
     /// they run elsewhere.
     fn target_pids(&self) -> Vec<u32>;
 
+    /// Processes whose CPU time is the initiators', beside the initiators themselves: what stands in front of all of them.
+    fn initiator_side_pids(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// This many initiators, attached to a volume that takes I/Os of `size` bytes and is filled. Those of the last call stay
     /// attached for the next; more are started as they are needed.
     ///

@@ -1,4 +1,4 @@
-//! An initiator's process: Strongroom's own initiator, or the stock one, under orders from its standard input.
+//! An initiator's process: Strongroom's own initiator, the stock one, or a client of QEMU's block layer, under orders from its standard input.
 //!
 //! One thread listens for orders, another drives the block device with a fixed number of I/Os in flight. Absent: when to
 //! begin and to stop, which the runner decides (`protocol`).
@@ -12,12 +12,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use serde::{Deserialize, Serialize};
-use strongroom_block::{BlockDevice, BufferMut, Completion, CryptoCounters, Lba, Request, Token};
+use strongroom_block::{BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Request, Token};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
 
+use crate::btio;
 use crate::grid::{DEPTH_MAX, SIZE_MAX};
 use crate::libiscsi::{LibiscsiDevice, LibiscsiOptions};
+use crate::nbd::NbdDevice;
 use crate::pattern;
 use crate::protocol::{Answer, Order, Outcome, Volume, Work};
 use crate::stream::{self, Protection, StreamLoad};
@@ -54,6 +56,13 @@ pub enum Engine {
         address: String,
         /// What stands between.
         protection: Protection,
+    },
+    /// An NBD server on a Unix socket, used in blocks of some size.
+    Nbd {
+        /// The socket.
+        socket: PathBuf,
+        /// Bytes of a block.
+        block_bytes: u64,
     },
 }
 
@@ -134,6 +143,7 @@ struct Attached {
 enum Device {
     Ours(RemoteDevice),
     Libiscsi(LibiscsiDevice),
+    Nbd(NbdDevice),
     Stream { address: String, protection: Protection },
 }
 
@@ -173,6 +183,7 @@ impl Attached {
         match &self.device {
             Device::Ours(device) => Ok(device),
             Device::Libiscsi(device) => Ok(device),
+            Device::Nbd(device) => Ok(device),
             Device::Stream { .. } => Err("a stream is no volume".into()),
         }
     }
@@ -181,7 +192,8 @@ impl Attached {
     fn leave(self) -> Result<(), String> {
         match self.device {
             Device::Ours(device) => device.detach().map_err(|error| format!("cannot leave the volume before: {error}")),
-            Device::Libiscsi(_) | Device::Stream { .. } => Ok(()),
+            // Dropping them says goodbye.
+            Device::Libiscsi(_) | Device::Nbd(_) | Device::Stream { .. } => Ok(()),
         }
     }
 }
@@ -212,6 +224,7 @@ fn carry_out(
             }
             run(Load::new(attached.device()?, attached.counters.as_deref(), work)?, orders, output)
         }
+        Order::Btio(work) => btio::carry_out(of(attached)?.device()?, &work).map(Answer::Stopped),
         Order::Mark | Order::Stop => Err("nothing has been started".into()),
     }
 }
@@ -249,16 +262,26 @@ fn attach(engine: &Engine) -> Result<Attached, String> {
                 initial_r2t: *initial_r2t,
             };
             let device = LibiscsiDevice::attach(&options).map_err(|error| error.to_string())?;
-            let geometry = device.geometry();
-            let volume =
-                Volume { bytes: geometry.bytes(), block_bytes: geometry.block_size.len() as u64, suite: "none".into() };
+            let volume = describe_foreign(device.geometry());
             Ok(Attached { device: Device::Libiscsi(device), counters: None, volume })
         }
         Engine::Stream { address, protection } => {
             let device = Device::Stream { address: address.clone(), protection: *protection };
             Ok(Attached { device, counters: None, volume: stream::as_volume(*protection) })
         }
+        Engine::Nbd { socket, block_bytes } => {
+            let block_size = BlockSize::new(*block_bytes).map_err(|error| error.to_string())?;
+            let device = NbdDevice::attach(socket, block_size)
+                .map_err(|error| format!("cannot use the NBD server at {}: {error}", socket.display()))?;
+            let volume = describe_foreign(device.geometry());
+            Ok(Attached { device: Device::Nbd(device), counters: None, volume })
+        }
     }
+}
+
+/// What is not ours says nothing of its cryptography.
+fn describe_foreign(geometry: Geometry) -> Volume {
+    Volume { bytes: geometry.bytes(), block_bytes: geometry.block_size.len() as u64, suite: "none".into() }
 }
 
 fn attach_ours(how: &How) -> Result<Attached, String> {

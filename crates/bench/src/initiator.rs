@@ -129,7 +129,15 @@ impl InitiatorProcess {
     /// # Errors
     /// What it says.
     pub fn wait_stopped(&mut self) -> Result<Outcome, BenchError> {
-        match self.hear(ANSWER_TIMEOUT)? {
+        self.wait_stopped_within(ANSWER_TIMEOUT)
+    }
+
+    /// The same, for what takes longer.
+    ///
+    /// # Errors
+    /// What it says.
+    pub(crate) fn wait_stopped_within(&mut self, timeout: Duration) -> Result<Outcome, BenchError> {
+        match self.hear(timeout)? {
             Answer::Stopped(outcome) => Ok(outcome),
             other => Err(self.strange(&other)),
         }
@@ -140,7 +148,8 @@ impl InitiatorProcess {
         self.hear(timeout)
     }
 
-    fn say(&mut self, order: &Order) -> Result<(), BenchError> {
+    /// Gives an order, and does not wait for the answer.
+    pub(crate) fn say(&mut self, order: &Order) -> Result<(), BenchError> {
         let mut line = serde_json::to_string(order).expect("orders are plain data");
         line.push('\n');
         let written = self.orders.as_mut().map(|orders| orders.write_all(line.as_bytes()));

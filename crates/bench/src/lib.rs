@@ -12,9 +12,11 @@
 //! `benches/sealing` prints what sealing, opening and framing cost per block. Deliberately absent: the command line and the
 //! progress bar (`strongroom bench`), and rival libraries and engines: those take part as processes only.
 
+pub mod btio;
 mod cell;
 mod contender;
 pub mod cpu;
+pub mod dbench;
 pub mod driver;
 mod error;
 mod grid;
@@ -22,9 +24,12 @@ mod initiator;
 mod latency;
 pub mod libiscsi;
 mod machine;
+mod nbd;
 mod ours;
 mod pattern;
+pub mod peers;
 mod process;
+mod programs;
 pub mod protocol;
 pub mod rawio;
 pub mod report;

@@ -87,6 +87,14 @@ impl Ours {
         Ok(Ours { identity, options, crew, target, address, stats, target_key: target_key.trim().to_owned() })
     }
 
+    /// The same under another name in results.
+    #[must_use]
+    pub fn named(mut self, contender: &str, medium: &str) -> Ours {
+        contender.clone_into(&mut self.identity.contender);
+        medium.clone_into(&mut self.identity.medium);
+        self
+    }
+
     /// Where the target listens, `address:port`.
     pub fn address(&self) -> &str {
         &self.address

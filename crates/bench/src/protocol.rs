@@ -23,6 +23,8 @@ pub enum Order {
     Fill,
     /// Do I/O until told to stop; answered at once.
     Start(Work),
+    /// One process's part of BTIO; answered with `stopped` when it is done.
+    Btio(crate::btio::BtioWork),
     /// Warm-up is over: forget what was counted.
     Mark,
     /// Stop, wait for what is in flight, and tell what was counted between `mark` and now.

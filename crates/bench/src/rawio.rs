@@ -107,9 +107,10 @@ fn measure(
     watch: &dyn Watch,
 ) -> Result<Cell, BenchError> {
     let target_pids = contender.target_pids();
+    let side_pids = contender.initiator_side_pids();
     let work_before = contender.target_work();
     let initiators = contender.initiators(point.initiators, point.size)?;
-    let initiator_pids: Vec<u32> = initiators.iter().map(InitiatorProcess::pid).collect();
+    let initiator_pids: Vec<u32> = initiators.iter().map(InitiatorProcess::pid).chain(side_pids).collect();
     cell.suite.clone_from(&initiators[0].volume.suite);
 
     for (index, work) in shares(plan, point, initiators[0].volume.bytes, cell.run).into_iter().enumerate() {
@@ -172,7 +173,7 @@ fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Wo
         start: u64::from(index) * len,
         len,
         verify: plan.verify,
-        seed: u64::from(run) << 16 | u64::from(index) + 1,
+        seed: (u64::from(run) << 16) | (u64::from(index) + 1),
     };
     (0..point.initiators).map(work).collect()
 }

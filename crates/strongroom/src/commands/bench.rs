@@ -2,10 +2,14 @@
 //!
 //! Absent: how anything is measured (`strongroom_bench`).
 
+mod btio;
+mod dbench;
 mod initiator;
+mod peers;
 mod progress;
 mod rawio;
 mod report;
+mod results;
 mod site;
 mod stream;
 
@@ -14,7 +18,6 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use strongroom_bench::report as made;
 use strongroom_bench::{BenchError, Machine, Placement, cpu};
 
 use progress::Progress;
@@ -29,9 +32,12 @@ use crate::units::parse_size;
     strongroom bench report r.jsonl --html report.html\n\n\
     Numbers of different runs must not be compared: a run interleaves what it compares, and only that is fair.")]
 pub(crate) enum BenchCommand {
-    Rawio(rawio::RawioArgs),
+    Rawio(Box<rawio::RawioArgs>),
     Stream(stream::StreamArgs),
     Report(report::ReportArgs),
+    Btio(btio::BtioArgs),
+    Dbench(dbench::DbenchArgs),
+    Peers(peers::PeersArgs),
     Initiator(initiator::InitiatorArgs),
     Receiver(stream::ReceiverArgs),
 }
@@ -42,6 +48,9 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         BenchCommand::Rawio(args) => rawio::run(&args),
         BenchCommand::Stream(args) => stream::run(&args),
         BenchCommand::Report(args) => report::run(&args),
+        BenchCommand::Btio(args) => btio::run(&args),
+        BenchCommand::Dbench(args) => dbench::run(&args),
+        BenchCommand::Peers(args) => peers::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
         BenchCommand::Receiver(args) => stream::receive(&args),
     }
@@ -97,20 +106,7 @@ impl RunArgs {
 
     /// Shows what came out, and says how it went.
     fn conclude(&self, progress: Progress, outcome: Result<(), BenchError>) -> Result<()> {
-        let results = progress.finish();
-        if !self.quiet && !results.cells.is_empty() {
-            print!("{}", made::tables(&results));
-        }
-        match outcome {
-            Ok(()) => {}
-            Err(BenchError::Stopped) => eprintln!("{}", BenchError::Stopped),
-            Err(error) => return Err(error.into()),
-        }
-        let failed = results.cells.iter().filter(|cell| cell.error.is_some()).count();
-        if failed > 0 {
-            bail!("{failed} of {} cells failed; they are in the results as such, with the reason", results.cells.len());
-        }
-        Ok(())
+        results::conclude(self.quiet, progress, outcome)
     }
 }
 

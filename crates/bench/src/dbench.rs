@@ -1,0 +1,196 @@
+//! `dbench`: the lazy-crypto paper's Table 4. The real dbench, on ext4, on an attached volume, through every scheme.
+//!
+//! The volume is attached by `strongroom attach` as anybody would do it: a file in FUSE, a loop device, a mount. Absent: the
+//! target and its volumes (`Ours`), and what dbench does, which is Debian's package's own load file.
+
+mod mounted;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+pub use mounted::{BLOCK_BYTES, Mounted};
+
+use crate::cpu::Placement;
+use crate::schedule::{Watch, interleaved, measure_all};
+use crate::{Background, BenchError, Cell, Window};
+
+/// dbench begins to count after a fifth of its time, and cleans up in the end.
+const GRACE: Duration = Duration::from_secs(120);
+/// It counts once a second, and nothing before the second time.
+const SHORTEST: Duration = Duration::from_secs(3);
+/// Most clients.
+pub const CLIENTS_MAX: u32 = 64;
+
+/// What to measure, and for how long.
+#[derive(Clone, Debug)]
+pub struct DbenchPlan {
+    /// How many clients at once, one measurement each.
+    pub clients: Vec<u32>,
+    /// With every write synchronous (`-s`), and without.
+    pub sync: Vec<bool>,
+    /// How long each measurement lasts; dbench takes a fifth of it to warm up.
+    pub time: Duration,
+    /// Repetitions.
+    pub runs: u32,
+    /// dbench's load file, if not the one that it finds by itself.
+    pub load_file: Option<PathBuf>,
+    /// Who runs where.
+    pub placement: Placement,
+}
+
+/// Whether this can be done here.
+///
+/// # Errors
+/// [`BenchError::Asked`], with what is missing and how to get it.
+pub fn check() -> Result<(), BenchError> {
+    let asked = |text: &str| Err(BenchError::Asked(text.into()));
+    if !crate::programs::is_installed("dbench") {
+        return asked("there is no dbench; install it with scripts/deps.sh --bench (Debian: dbench)");
+    }
+    if !crate::programs::is_installed("mkfs.ext4") {
+        return asked("there is no mkfs.ext4; install it with scripts/deps.sh (Debian: e2fsprogs)");
+    }
+    if !rustix::process::geteuid().is_root() {
+        return asked("dbench runs in a mounted file system, and mounting takes root");
+    }
+    if !std::path::Path::new("/dev/fuse").exists() {
+        return asked("there is no /dev/fuse, so nothing can be attached here; load the kernel's fuse module");
+    }
+    Ok(())
+}
+
+impl DbenchPlan {
+    /// Looks at every value.
+    ///
+    /// # Errors
+    /// [`BenchError::Asked`], which says what can be asked for.
+    pub fn check(&self) -> Result<(), BenchError> {
+        if let Some(count) = self.clients.iter().find(|count| !(1..=CLIENTS_MAX).contains(*count)) {
+            return Err(BenchError::Asked(format!("dbench cannot have {count} clients here; give 1 to {CLIENTS_MAX}")));
+        }
+        if self.time < SHORTEST {
+            return Err(BenchError::Asked(
+                "dbench counts nothing in less than 3 seconds; give at least --seconds 3".into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Measures all of it, interleaved. A measurement that fails is kept as one that failed.
+///
+/// # Errors
+/// [`BenchError::Asked`] for a plan that cannot be, [`BenchError::Stopped`], or what the watcher says.
+pub fn run(plan: &DbenchPlan, contenders: &[Mounted], watch: &mut dyn Watch) -> Result<(), BenchError> {
+    plan.check()?;
+    let points: Vec<(bool, u32)> =
+        plan.sync.iter().flat_map(|sync| plan.clients.iter().map(move |clients| (*sync, *clients))).collect();
+    let steps = interleaved(points.len(), contenders.len(), plan.runs);
+    let name = |step: &crate::Step| {
+        let (sync, clients) = points[step.point];
+        format!("{}: {} {clients} clients", contenders[step.contender].identity().contender, pattern(sync))
+    };
+    measure_all(&steps, watch, name, |step, watch| {
+        let (sync, clients) = points[step.point];
+        let contender = &contenders[step.contender];
+        let identity = contender.identity();
+        let cell = Cell {
+            bench: "dbench".into(),
+            contender: identity.contender.clone(),
+            scheme: identity.scheme.clone(),
+            suite: contender.suite().into(),
+            medium: identity.medium.clone(),
+            pattern: pattern(sync).into(),
+            initiators: clients,
+            run: step.run,
+            ..Cell::default()
+        };
+        match measure(plan, contender, (sync, clients), cell.clone(), watch) {
+            Ok(cell) => Ok(cell),
+            Err(BenchError::Stopped) => Err(BenchError::Stopped),
+            Err(error) => Ok(cell.failed(error)),
+        }
+    })
+}
+
+/// As in results.
+fn pattern(sync: bool) -> &'static str {
+    if sync { "dbench-s" } else { "dbench" }
+}
+
+fn measure(
+    plan: &DbenchPlan,
+    contender: &Mounted,
+    (sync, clients): (bool, u32),
+    mut cell: Cell,
+    watch: &dyn Watch,
+) -> Result<Cell, BenchError> {
+    let directory = contender.fresh_directory()?;
+    let mut command = Command::new("dbench");
+    command.arg("-t").arg(plan.time.as_secs().to_string()).arg("-D").arg(&directory);
+    if let Some(path) = &plan.load_file {
+        command.arg("-c").arg(path);
+    }
+    if sync {
+        command.arg("-s");
+    }
+    command.arg(clients.to_string()).stdin(Stdio::null());
+    let window = Window::open(&contender.target_pids(), &contender.initiator_pids(), Some(&plan.placement))?;
+    let mut dbench = Background::start("dbench", command, &plan.placement.initiators, contender.log_directory())?;
+    let begun = std::time::Instant::now();
+    let log_before = dbench.log().len();
+    let said = loop {
+        let log = dbench.log();
+        let said = log.get(log_before..).and_then(Summary::parse);
+        match (said, dbench.has_ended()) {
+            (Some(summary), _) => break summary,
+            (None, true) => return Err(dbench.problem("it ended without a result")),
+            (None, false) if begun.elapsed() > plan.time + GRACE => return Err(dbench.problem("it does not end")),
+            (None, false) => crate::schedule::pause(Duration::from_millis(50), watch)?,
+        }
+    };
+    let used = window.close()?;
+    if said.mb_s <= 0.0 {
+        return Err(dbench.problem("it moved nothing that it counted; give more --seconds"));
+    }
+    let elapsed_s = plan.time.as_secs_f64();
+    cell.elapsed_s = elapsed_s;
+    cell.bytes = (said.mb_s * 1e6 * elapsed_s) as u64;
+    cell.mib_s = Some(said.mb_s * 1e6 / f64::from(1 << 20));
+    cell.max_us = Some(said.max_latency_ms * 1000.0);
+    cell.set_used(&used);
+    Ok(cell)
+}
+
+/// dbench's last line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Summary {
+    /// Millions of bytes a second.
+    mb_s: f64,
+    max_latency_ms: f64,
+}
+
+impl Summary {
+    /// `Throughput 55.9168 MB/sec (sync open)  1 clients  1 procs  max_latency=32.812 ms`
+    fn parse(log: &str) -> Option<Summary> {
+        let line = log.lines().find(|line| line.starts_with("Throughput ") && line.ends_with(" ms"))?;
+        let mb_s = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        let max_latency_ms = line.rsplit_once("max_latency=")?.1.strip_suffix(" ms")?.trim().parse().ok()?;
+        Some(Summary { mb_s, max_latency_ms })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_dbench_is_understood() {
+        let log = "   1     17497    55.92 MB/sec  execute   2 sec  latency 18.745 ms\n\n\
+            Throughput 55.9168 MB/sec (sync open)  4 clients  4 procs  max_latency=32.812 ms\n";
+        assert_eq!(Summary::parse(log), Some(Summary { mb_s: 55.9168, max_latency_ms: 32.812 }));
+        assert_eq!(Summary::parse("Throughput 55.9168 MB/sec  4 cli"), None, "not all of it was written yet");
+        assert_eq!(Summary::parse(""), None);
+    }
+}

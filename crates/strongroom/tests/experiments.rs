@@ -1,0 +1,105 @@
+//! Proves that the experiments beside other programs work: tiny forms of `bench btio`, `bench peers` and `bench dbench`, and the
+//! script for real IPsec.
+//!
+//! What is not installed, or takes root, is passed over, with a word. No number is looked at, but that there are numbers, and
+//! that the data was right.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_strongroom")).arg("bench").args(arguments).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat()
+}
+
+/// Runs an experiment; its cells.
+fn cells(arguments: &[&str]) -> Vec<Value> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("results.jsonl");
+    let output = bench(&[arguments, &["--quiet", "--runs", "1", "--json", file.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+    let text = std::fs::read_to_string(&file).unwrap();
+    let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert!(lines.next().unwrap()["machine"]["kernel"].is_string(), "the machine comes first");
+    lines.collect()
+}
+
+fn positive(cell: &Value, name: &str) {
+    assert!(cell[name].as_f64().is_some_and(|value| value > 0.0), "{name} of {cell}");
+}
+
+#[test]
+fn btio_writes_one_file_from_several_initiators() {
+    let cells = cells(&["btio", "--class", "S", "--dumps", "3", "--initiators", "1,4", "--schemes", "S0,S2-5"]);
+    assert_eq!(cells.len(), 4);
+    let bytes = 3 * 12 * 12 * 12 * 40;
+    for cell in &cells {
+        assert_eq!((cell["bench"].as_str(), cell["pattern"].as_str()), (Some("btio"), Some("btio-S")));
+        assert_eq!(cell["bytes"], bytes);
+        assert!(cell["verified"].as_u64().unwrap() >= bytes / 512, "all of the file was compared: {cell}");
+        ["elapsed_s", "mib_s", "p99_us"].iter().for_each(|name| positive(cell, name));
+    }
+}
+
+#[test]
+fn every_peer_that_is_installed_stores_what_it_is_given() {
+    let grid = ["--patterns", "randwrite", "--sizes", "4k", "--depths", "4", "--volume-size", "8MiB", "--verify"];
+    let time = ["--seconds", "0.1", "--warm-up", "0.05"];
+    let cells = cells(&[&["peers"][..], &grid, &time].concat());
+    let names: Vec<&str> = cells.iter().map(|cell| cell["contender"].as_str().unwrap()).collect();
+    eprintln!("took part: {names:?}");
+    assert!(names.contains(&"Strongroom sealed"));
+    for cell in &cells {
+        positive(cell, "verified");
+        positive(cell, "mib_s");
+        let encrypts = ["stunnel + tgt", "WireGuard + tgt", "QEMU LUKS + tgt", "Strongroom sealed"];
+        let is_secured = encrypts.contains(&cell["contender"].as_str().unwrap());
+        assert_eq!(cell["suite"] != "none", is_secured, "{cell}");
+    }
+}
+
+#[test]
+fn dbench_runs_on_a_mounted_sealed_volume() {
+    if let Err(missing) = strongroom_bench::dbench::check() {
+        return eprintln!("passed over: {missing}");
+    }
+    let size = ["--volume-size", "256MiB"];
+    let cells = cells(
+        &[&["dbench", "--schemes", "S2-5", "--clients", "1", "--sync", "no", "--seconds", "3"][..], &size].concat(),
+    );
+    assert_eq!(cells.len(), 1);
+    assert_eq!(cells[0]["suite"], "aes-256-gcm");
+    ["mib_s", "max_us"].iter().for_each(|name| positive(&cells[0], name));
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_advice() {
+    for (arguments, advice) in [
+        (&["btio", "--initiators", "3"][..], "square numbers"),
+        (&["btio", "--class", "X"], "choose S, W, A or B"),
+        (&["peers", "--only", "tgtx"], "choose from tgt-default"),
+        (&["peers", "--peer", "gotgt=run"], "{port}"),
+        (&["dbench", "--seconds", "1"], "--seconds 3"),
+        (&["peers", "--sizes", "1000"], "powers of two"),
+    ] {
+        let output = bench(arguments);
+        assert!(!output.status.success() && said(&output).contains(advice), "{arguments:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn the_script_for_ipsec_says_whether_this_kernel_has_it() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/ipsec.sh");
+    let output = Command::new(script).arg("--check").output().unwrap();
+    let said = said(&output);
+    match output.status.code() {
+        Some(0) => assert!(said.contains("this kernel can"), "{said}"),
+        Some(3) => assert!(said.contains("CONFIG_INET_ESP") && said.contains("CONFIG_INET_AH"), "{said}"),
+        _ => assert!(said.contains("root") || said.contains("iproute2"), "{said}"),
+    }
+}
