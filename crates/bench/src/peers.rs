@@ -221,6 +221,7 @@ impl Peer {
     pub fn start(kind: &PeerKind, options: &PeerOptions) -> Result<Peer, BenchError> {
         kind.check()?;
         let (contender, scheme) = kind.names();
+        let contender = options.backing.label(&contender);
         let identity = Identity { contender, scheme: scheme.into(), medium: options.backing.name().into() };
         let mut volumes = BTreeMap::new();
         for &block_bytes in &options.block_sizes {
@@ -281,7 +282,7 @@ impl OursByStock {
     pub fn new(ours: Ours, options: &PeerOptions) -> Result<OursByStock, BenchError> {
         libiscsi::available().map_err(|missing| BenchError::Asked(missing.to_string()))?;
         let identity = Identity {
-            contender: "Strongroom plain".into(),
+            contender: options.backing.label("Strongroom plain"),
             medium: options.backing.name().into(),
             ..ours.identity().clone()
         };

@@ -34,6 +34,14 @@ impl Backing {
             Backing::Disk => "disk",
         }
     }
+
+    /// A contender's name on this: tables tell contenders apart by their names alone.
+    pub fn label(self, contender: &str) -> String {
+        match self {
+            Backing::Memory => contender.to_owned(),
+            Backing::Disk => format!("{contender}, disk"),
+        }
+    }
 }
 
 /// A volume to be served.

@@ -222,7 +222,7 @@ impl PeersArgs {
             Whom::OursPlain => Box::new(OursByStock::new(ours(SchemeChoice::Plain)?, &options)?),
             Whom::OursSealed => {
                 let sealed = SchemeChoice::list("S2-5")?[0];
-                Box::new(ours(sealed)?.named("Strongroom sealed", backing.name()))
+                Box::new(ours(sealed)?.named(&backing.label("Strongroom sealed"), backing.name()))
             }
             Whom::Peer(kind) => Box::new(Peer::start(kind, &options)?),
         })
