@@ -42,9 +42,11 @@ fmt: ## Format the sources
 	$(CARGO) fmt --all
 
 bench: build ## The experiments, about 12 minutes on an idle machine: docs/performance.md, docs/bench with its plots and page
+	@scripts/deps.sh --bench
 	@scripts/bench.sh
 
 bench-full: build ## The papers' whole grid, for hours
+	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
 bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls (the profile in docs/performance.md)

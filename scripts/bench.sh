@@ -36,15 +36,21 @@ case "${1:-}" in
   --full)
     time=(--seconds 5 --warm-up 1 --runs 5)
     rawio_sizes=512,4k,8k,64k,1m depths=1,16,128 initiators=1,2,4,8 stream_sizes=512,4k,8k,64k,1m
+    peers=(--backing both --sizes "$rawio_sizes" --depths "$depths" --initiators 1,4 "${time[@]}")
+    btio=(--class A --initiators 1,4,9 --runs 3) dbench=(--clients 1,2,4,8 --seconds 60)
     ;;
   --tiny)
     time=(--seconds 0.2 --warm-up 0.05 --runs 1)
     rawio_sizes=512,4k depths=4 initiators=1 stream_sizes=4k
+    peers=(--sizes 4k --volume-size 16MiB "${time[@]}")
+    btio=(--class S --initiators 1,4 --runs 1) dbench=(--clients 1 --seconds 3 --sync no)
     ;;
   "")
     # All patterns and sizes, and two narrow grids around 4 KiB: what more initiators and a longer queue change.
     time=(--seconds 1 --warm-up 0.3 --runs 3)
     rawio_sizes=512,4k,8k,64k,1m depths=16 initiators=1 stream_sizes=512,4k,8k,64k,1m
+    peers=(--sizes 4k,64k --seconds 0.5 --warm-up 0.2 --runs 3)
+    btio=(--class A --dumps 2 --initiators 1,4,9 --runs 3) dbench=(--clients 1,4 --seconds 6)
     ;;
   *) say "unknown option $1; see the beginning of scripts/bench.sh"; exit 2 ;;
 esac
@@ -56,6 +62,18 @@ if [ -z "${1:-}" ]; then
   experiment rawio --name rawio-depths --patterns randread,randwrite --sizes 4k --depths 1,4,16,64,128 "${time[@]}"
 fi
 experiment stream --sizes "$stream_sizes" "${time[@]}"
+# Beside other people's programs, and the papers' applications. Whoever is not installed is left out, with a word.
+experiment peers "${peers[@]}"
+experiment btio "${btio[@]}"
+if [ "$(id -u)" -eq 0 ] && command -v dbench >/dev/null 2>&1; then
+  experiment dbench "${dbench[@]}"
+else
+  say "dbench: left out; it takes root, and scripts/deps.sh --bench"
+fi
+# The kernel's IPsec, where it has it. It says so where not.
+if scripts/ipsec.sh --check; then
+  STRONGROOM="$STRONGROOM" RESULTS="$RESULTS" scripts/ipsec.sh --sizes 4k,64k "${time[@]}" || failed+=(ipsec)
+fi
 
 if [ "${1:-}" = "--tiny" ]; then
   "$STRONGROOM" bench report "$RESULTS" --html "$OUT/report.html" --plots "$OUT/plots"

@@ -99,7 +99,7 @@ measure() {
   [ -z "$RESULTS" ] || out=(--json "$RESULTS" --append)
   before=$(cpu_ticks "$target_pid")
   taskset -c "$INITIATOR_CPU" ip netns exec "$INITIATOR_NS" "$STRONGROOM" bench rawio --url "$url" --destroy-data \
-    "${out[@]}" "$@"
+    --name "ipsec-$mode" "${out[@]}" "$@"
   after=$(cpu_ticks "$target_pid")
   say "$mode: the target's process used $((after - before)) ticks of CPU; IPsec's own work is the kernel's, beside it"
   [ "$mode" = none ] || [ "$(packets)" -gt 100 ] || fail "$mode: its associations carried nothing; the results say nothing of it"

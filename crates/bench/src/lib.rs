@@ -4,6 +4,8 @@
 //! grid, schedule      what to measure, in which order: repetitions interleave the contenders
 //! contender           whom to measure: a target in processes of its own (or elsewhere, by URL), and its initiators
 //! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
+//! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
+//! btio, dbench        the papers' applications
 //! window, cpu         what it cost: CPU time of each end, how busy each processor was
 //! cell                what came out: one line of JSON for each cell and run
 //! report              tables, plots and words, from such lines alone

@@ -145,8 +145,10 @@ impl Experiment {
             "peers" => (
                 "The same grid through a stock initiator, beside today's targets",
                 "How does the target compare with others, and with what people put in front of them to be secure?",
-                "libiscsi is the initiator for all of them, so that only targets differ. All run on the same processor, one \
-                 after the other, interleaved. Each is tuned, and memory-backed volumes were written before they are read.",
+                "libiscsi is the initiator for every plain target, so that only targets differ; the sealed volume has our own. \
+                 stunnel (TLS 1.3) and WireGuard (in user space, between two network namespaces) stand in front of the tuned \
+                 tgt; QEMU's block layer, raw and with LUKS, is reached by NBD on a Unix socket. All that stands on one side is \
+                 on that side's processors, and its CPU time counts there. Volumes were written before they are read.",
                 Measure::Throughput,
             ),
             "ipsec" => (
@@ -158,14 +160,18 @@ impl Experiment {
             "btio" => (
                 "BTIO, class A (the lazy-crypto paper's Table 3)",
                 "How long does a scientific program's output take, in many small pieces from several initiators?",
-                "The I/O of NAS BTIO class A: cells of the grid distributed by multi-partition, noncontiguous accesses, one \
-                 volume shared by all initiators.",
+                "The I/O of NAS BTIO class A without its arithmetic: cells of the grid distributed by multi-partition, each \
+                 process writing its own short rows to one shared volume; what does not fill a block is written conditionally \
+                 on what was there. Perhaps fewer dumps than the paper's 40: see the command. Afterwards every byte of the \
+                 file was compared.",
                 Measure::Seconds,
             ),
             "dbench" => (
                 "dbench on a file system (the lazy-crypto paper's Table 4)",
                 "What does a file server's load reach on an attached volume?",
-                "Debian's dbench on ext4 on an attached volume, a number of clients at once.",
+                "Debian's dbench on ext4 on an attached volume (a file in FUSE, a loop device, a mount), a number of clients at \
+                 once, with synchronous writes (dbench-s) and without. The initiator's CPU time is the attachment's process; the \
+                 kernel's part is not in it.",
                 Measure::Throughput,
             ),
             other => (other, "", "", Measure::Throughput),
