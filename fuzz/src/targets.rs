@@ -22,6 +22,10 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("iscsi_sequences", |bytes| strongroom_iscsi::fuzz::fuzz_sequences(Instant::now(), bytes)),
     ("iscsi_initiator", |bytes| strongroom_iscsi::fuzz::fuzz_initiator(Instant::now(), bytes)),
     ("scsi", strongroom_scsi::fuzz_decode),
+    ("store_unit", strongroom_store::fuzz::fuzz_unit),
+    ("store_superblock", strongroom_store::fuzz::fuzz_superblock),
+    ("store_catalogue", strongroom_store::fuzz::fuzz_catalogue),
+    ("store_image", strongroom_store::fuzz::fuzz_image),
 ];
 
 fn record(bytes: &[u8]) {

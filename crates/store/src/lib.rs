@@ -12,6 +12,8 @@ mod cache;
 mod catalogue;
 mod check;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod holes;
 mod index;
 mod layout;
@@ -41,6 +43,4 @@ pub use planted::{Planted, PlantedFault};
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use store::{Run, Store};
 pub use survey::{Contents, SuperblockSummary, Survey};
-#[doc(hidden)]
-pub use unit::fuzz_decode;
 pub use view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo, View};

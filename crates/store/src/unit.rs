@@ -9,7 +9,7 @@ use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, be_u16, be_
 use crate::options::StoreId;
 
 /// First bytes of every record block.
-const MAGIC: [u8; 4] = *b"SRrb";
+pub(crate) const MAGIC: [u8; 4] = *b"SRrb";
 /// Bytes in front of the entries of a record block.
 pub(crate) const BLOCK_HEADER: usize = 32;
 /// Bytes in front of the entries of the first record block.
@@ -551,22 +551,11 @@ fn put_unit_header(block: &mut [u8], header: &UnitHeader) {
     block[88..96].copy_from_slice(&header.prev_lsn.to_be_bytes());
 }
 
-/// For fuzzing: decodes a unit from any bytes (a record block, then more of them), as if their checksums fitted.
-#[doc(hidden)]
-pub fn fuzz_decode(bytes: &[u8]) {
-    let layout = Layout { segment_bytes: 1 << 20, segments: 4, block_bytes: 4096, item_bytes: 56 };
-    let place = Place { store_id: StoreId([0; 16]), segment: 0, block: 0 };
-    let mut bytes = bytes[..bytes.len() / RECORD_BLOCK * RECORD_BLOCK].to_vec();
-    for (at, block) in bytes.chunks_exact_mut(RECORD_BLOCK).enumerate() {
-        block[..4].copy_from_slice(&MAGIC);
-        let sum = checksum(block, Place { block: at as u32, ..place });
-        block[8..16].copy_from_slice(&sum.to_be_bytes());
-    }
-    let Some(header) = bytes.get(..RECORD_BLOCK).and_then(|first| decode_header(first, place, &layout)) else { return };
-    let len = usize::from(header.record_blocks) * RECORD_BLOCK;
-    if let Some(records) = bytes.get(..len) {
-        let _ = decode_entries(records, &header, place, &layout);
-    }
+/// For fuzzing: makes a record block intact at a place, whatever it says.
+pub(crate) fn fit_checksum(record_block: &mut [u8], place: Place) {
+    record_block[..4].copy_from_slice(&MAGIC);
+    let sum = checksum(record_block, place);
+    record_block[8..16].copy_from_slice(&sum.to_be_bytes());
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ proptest! {
         entries in prop::collection::vec((0u8..5, 0u16..200, any::<u64>()), 0..40),
         data_blocks in 0u32..300,
     ) {
-        super::fuzz_decode(&bytes);
+        crate::fuzz::fuzz_unit(&bytes);
         let mut unit = UnitBuilder::new(LAYOUT, 256);
         unit.push_block(0, 1, 1, &[0; 56]).unwrap();
         let (mut header, good) = unit.finish(header(), PLACE);

@@ -1,0 +1,128 @@
+//! For fuzzing: every decoder of the store, given any bytes as if their checksums fitted. None may panic, hang, or take memory
+//! beyond what the medium's size allows.
+
+use crate::backend::{Backend, Io, IoDone, MemoryBackend, Waker};
+use crate::catalogue::{Catalogue, Change};
+use crate::layout::{Layout, RECORD_BLOCK, SUPERBLOCK_AT};
+use crate::options::StoreId;
+use crate::repair::RepairOptions;
+use crate::store::Store;
+use crate::superblock::{self, Superblock};
+use crate::unit::{self, Place, decode_entries, decode_header};
+
+/// How large a medium the image lies on, in bytes.
+const IMAGE_BYTES: u64 = 4 << 20;
+
+/// A unit: a record block, and more of them.
+pub fn fuzz_unit(bytes: &[u8]) {
+    let layout = Layout { segment_bytes: 1 << 20, segments: 4, block_bytes: 4096, item_bytes: 56 };
+    let place = Place { store_id: StoreId([0; 16]), segment: 0, block: 0 };
+    let mut bytes = bytes[..bytes.len() / RECORD_BLOCK * RECORD_BLOCK].to_vec();
+    for (at, block) in bytes.chunks_exact_mut(RECORD_BLOCK).enumerate() {
+        unit::fit_checksum(block, Place { block: at as u32, ..place });
+    }
+    let Some(header) = bytes.get(..RECORD_BLOCK).and_then(|first| decode_header(first, place, &layout)) else { return };
+    let len = usize::from(header.record_blocks) * RECORD_BLOCK;
+    if let Some(records) = bytes.get(..len) {
+        let _ = decode_entries(records, &header, place, &layout);
+    }
+}
+
+/// A superblock.
+pub fn fuzz_superblock(bytes: &[u8]) {
+    let mut block = bytes.to_vec();
+    block.resize(RECORD_BLOCK, 0);
+    superblock::fit_checksum(&mut block, 0);
+    if let Ok(decoded) = Superblock::decode(&block, 0) {
+        let _ = (decoded.info(), decoded.layout(), decoded.encode(1));
+    }
+}
+
+/// A catalogue, and a change of one.
+pub fn fuzz_catalogue(bytes: &[u8]) {
+    let change = Change::decode(u32::from(bytes.first().copied().unwrap_or(0) % 4), bytes);
+    if let Some(mut catalogue) = Catalogue::decode(bytes) {
+        if let Some(change) = change {
+            let _ = catalogue.apply(&change, 1 << 20);
+        }
+        catalogue.collapse();
+    } else if let Some(change) = change {
+        let _ = Catalogue::new(strongroom_block::VolumeId([0; 16])).apply(&change, 5);
+    }
+}
+
+/// A whole store, as a list of offset (8 bytes), length (4 bytes), bytes: surveyed, checked, and its repair planned.
+pub fn fuzz_image(bytes: &[u8]) {
+    let mut memory = MemoryBackend::new();
+    let mut rest = bytes;
+    while let Some((head, tail)) = rest.split_at_checked(12) {
+        let offset = u64::from_be_bytes(head[..8].try_into().expect("8 bytes")) % IMAGE_BYTES;
+        let len = u32::from_be_bytes(head[8..].try_into().expect("4 bytes")) as usize;
+        let len = len.min(tail.len()).min((IMAGE_BYTES - offset) as usize);
+        memory.write_at(offset, &tail[..len]);
+        rest = &tail[len..];
+    }
+    fit_checksums(&mut memory);
+    let _ = Store::survey_on(&mut Medium(copy(&memory)));
+    let _ = Store::check_on(&mut Medium(copy(&memory)));
+    let _ = Store::repair_on(Box::new(Medium(memory)), RepairOptions::default(), &mut |_, _| Ok(()));
+}
+
+fn fit_checksums(memory: &mut MemoryBackend) {
+    let mut block = vec![0; RECORD_BLOCK];
+    let mut found = None;
+    for (copy, at) in SUPERBLOCK_AT.into_iter().enumerate() {
+        memory.read_at(at, &mut block);
+        superblock::fit_checksum(&mut block, copy);
+        memory.write_at(at, &block);
+        found = found.or(Superblock::decode(&block, copy).ok());
+    }
+    let Some(superblock) = found else { return };
+    let layout = superblock.layout();
+    for segment in 0..layout.segments {
+        for position in 0..layout.segment_blocks() {
+            let at = layout.block_at(segment, position);
+            if at + RECORD_BLOCK as u64 > IMAGE_BYTES {
+                return;
+            }
+            memory.read_at(at, &mut block);
+            if block.starts_with(&unit::MAGIC) {
+                unit::fit_checksum(&mut block, Place { store_id: superblock.store_id, segment, block: position });
+                memory.write_at(at, &block);
+            }
+        }
+    }
+}
+
+fn copy(memory: &MemoryBackend) -> MemoryBackend {
+    let mut bytes = vec![0; IMAGE_BYTES as usize];
+    memory.read_at(0, &mut bytes);
+    let mut copy = MemoryBackend::new();
+    copy.write_at(0, &bytes);
+    copy
+}
+
+/// Memory that knows its size.
+struct Medium(MemoryBackend);
+
+impl Backend for Medium {
+    fn set_waker(&mut self, waker: Waker) {
+        self.0.set_waker(waker);
+    }
+
+    fn size_bytes(&mut self) -> std::io::Result<Option<u64>> {
+        Ok(Some(IMAGE_BYTES))
+    }
+
+    fn submit(&mut self, token: u64, io: Io) {
+        self.0.submit(token, io);
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        self.0.poll(done)
+    }
+
+    fn wait(&mut self) {
+        self.0.wait();
+    }
+}
