@@ -163,9 +163,9 @@ impl Question {
                         session.handle_pdu(now, pdu);
                     }
                 }
-                LinkEvent::Corrupt(_) => {
+                LinkEvent::Corrupt(pdu) => {
                     if let Some(session) = &mut self.session {
-                        session.handle_corrupt_pdu();
+                        session.handle_corrupt_pdu(now, &pdu);
                     }
                 }
                 LinkEvent::Ended(end) => {

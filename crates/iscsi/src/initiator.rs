@@ -4,6 +4,7 @@
 mod chap;
 mod login;
 mod receive;
+mod recover;
 mod transmit;
 mod types;
 
@@ -14,6 +15,7 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use self::login::Login;
+use self::recover::Recovery;
 use self::transmit::Burst;
 use crate::liveness::{Liveness, Verdict};
 use crate::login::Agreed;
@@ -63,6 +65,10 @@ pub struct Session {
     question: Option<Question>,
     ping_tag: Option<u32>,
     logout_tag: Option<u32>,
+    /// At error recovery level 1.
+    recovery: Option<Box<Recovery>>,
+    /// Commands to send once more, under the number that they have.
+    retries: VecDeque<Key>,
 }
 
 #[derive(Debug)]
@@ -83,6 +89,10 @@ struct Task {
     next_data_sn: u32,
     next_r2t_sn: u32,
     r2ts_open: u32,
+    /// What is missing of a read has been asked for.
+    is_asked_again: bool,
+    /// The status, where it came before all of the data: how many Data-In PDUs there are, and the rest.
+    early: Option<(u32, Completed)>,
 }
 
 #[derive(Debug)]
@@ -130,6 +140,8 @@ impl Session {
             question: None,
             ping_tag: None,
             logout_tag: None,
+            recovery: None,
+            retries: VecDeque::new(),
         };
         session.start_login();
         session
@@ -146,12 +158,6 @@ impl Session {
         if let Err(misbehaved) = outcome {
             self.end(CloseReason::Misbehaved(misbehaved));
         }
-    }
-
-    /// Takes a PDU whose data was damaged on the way, as its digest shows: at error recovery level 0 the session ends, and the
-    /// commands in flight are to be sent again in a new one.
-    pub fn handle_corrupt_pdu(&mut self) {
-        self.end(CloseReason::Damaged);
     }
 
     /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.
@@ -208,7 +214,16 @@ impl Session {
             return Err(SubmitError::QueueFull);
         }
         self.check_command(&command).map_err(SubmitError::Malformed)?;
-        let task = Task { command, cmd_sn: None, moved: 0, next_data_sn: 0, next_r2t_sn: 0, r2ts_open: 0 };
+        let task = Task {
+            command,
+            cmd_sn: None,
+            moved: 0,
+            next_data_sn: 0,
+            next_r2t_sn: 0,
+            r2ts_open: 0,
+            is_asked_again: false,
+            early: None,
+        };
         let key = self.tasks.insert_with(|_| task);
         self.waiting.push_back(key);
         Ok(TaskId::of(key))
@@ -429,6 +444,7 @@ impl Session {
             if task.cmd_sn.is_none() {
                 self.waiting.retain(|waiting| *waiting != key);
             }
+            self.retries.retain(|retry| *retry != key);
             if task.command.write.is_some() {
                 self.bursts.retain(|burst| burst.key != key);
             }
@@ -451,6 +467,7 @@ impl Session {
         self.deadline = None;
         self.requests.clear();
         self.waiting.clear();
+        self.retries.clear();
         self.bursts.clear();
         self.tasks.clear();
         self.managements.clear();

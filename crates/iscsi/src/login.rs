@@ -79,6 +79,8 @@ pub struct Offer {
     pub data_digest: DigestOffer,
     /// iSCSIProtocolLevel, at most 2. An initiator proposes what is above 1.
     pub protocol_level: u8,
+    /// ErrorRecoveryLevel, at most 1; 0 inside a channel.
+    pub error_recovery_level: u8,
 }
 
 impl Default for Offer {
@@ -94,6 +96,7 @@ impl Default for Offer {
             header_digest: DigestOffer::Allow,
             data_digest: DigestOffer::Allow,
             protocol_level: 2,
+            error_recovery_level: 0,
         }
     }
 }
@@ -114,6 +117,7 @@ impl Offer {
             header_digest: digest(self.header_digest),
             data_digest: digest(self.data_digest),
             protocol_level: self.protocol_level.clamp(1, 2),
+            error_recovery_level: if in_channel { 0 } else { self.error_recovery_level.min(1) },
             ..self.clone()
         }
     }
@@ -140,6 +144,8 @@ pub struct Agreed {
     pub digests: Digests,
     /// iSCSIProtocolLevel: from 2 on there are the task management functions of RFC 7144.
     pub protocol_level: u8,
+    /// ErrorRecoveryLevel: 0, or 1 with recovery of damaged data within a command.
+    pub error_recovery_level: u8,
 }
 
 impl Default for Agreed {
@@ -155,6 +161,7 @@ impl Default for Agreed {
             max_outstanding_r2t: 1,
             digests: Digests::default(),
             protocol_level: 1,
+            error_recovery_level: 0,
         }
     }
 }
@@ -248,7 +255,7 @@ impl Negotiation {
         };
         propose("HeaderDigest", offer.header_digest.list().into());
         propose("DataDigest", offer.data_digest.list().into());
-        propose("ErrorRecoveryLevel", "0".into());
+        propose("ErrorRecoveryLevel", offer.error_recovery_level.to_string());
         propose("MaxConnections", "1".into());
         propose("InitialR2T", yes_no(offer.initial_r2t).into());
         propose("ImmediateData", yes_no(offer.immediate_data).into());
@@ -325,7 +332,10 @@ impl Negotiation {
                 choice.to_owned()
             }
             "ErrorRecoveryLevel" => match number(value) {
-                Some(0..=2) => "0".to_owned(),
+                Some(theirs @ 0..=2) => {
+                    self.agreed.error_recovery_level = offer.error_recovery_level.min(theirs as u8);
+                    self.agreed.error_recovery_level.to_string()
+                }
                 _ => return reject,
             },
             "MaxConnections" => match number(value) {
@@ -426,7 +436,10 @@ impl Negotiation {
             "HeaderDigest" if offer.header_digest.takes(value) => self.agreed.digests.header = value == "CRC32C",
             "DataDigest" if offer.data_digest.takes(value) => self.agreed.digests.data = value == "CRC32C",
             "HeaderDigest" | "DataDigest" => return Err(wrong()),
-            "ErrorRecoveryLevel" if number(value) != Some(0) => return Err(wrong()),
+            "ErrorRecoveryLevel" => {
+                let settled = number(value).filter(|level| *level <= u32::from(offer.error_recovery_level));
+                self.agreed.error_recovery_level = settled.ok_or_else(wrong)? as u8;
+            }
             "DataPDUInOrder" | "DataSequenceInOrder" if value != "Yes" => return Err(wrong()),
             "iSCSIProtocolLevel" => {
                 let settled = number(value).filter(|level| (1..=31).contains(level)).ok_or_else(wrong)?;

@@ -6,6 +6,7 @@ mod chap;
 mod login;
 mod manage;
 mod question;
+mod recover;
 mod respond;
 mod types;
 mod write;
@@ -20,6 +21,7 @@ use strongroom_block::Buffer;
 use self::login::Login;
 use self::manage::Management;
 use self::question::Question;
+use self::recover::Recovery;
 use self::write::Receiving;
 use crate::liveness::{Liveness, Verdict};
 use crate::login::Agreed;
@@ -81,6 +83,8 @@ pub struct Session {
     next_management: u64,
     question: Option<Question>,
     ping_tag: u32,
+    /// At error recovery level 1.
+    recovery: Option<Box<Recovery>>,
     statistics: Statistics,
 }
 
@@ -174,6 +178,7 @@ impl Session {
             next_management: 0,
             question: None,
             ping_tag: 0,
+            recovery: None,
             statistics: Statistics::default(),
         }
     }
@@ -191,15 +196,17 @@ impl Session {
         }
     }
 
-    /// Takes a PDU whose data was damaged on the way, as its digest shows (RFC 7143 §7.8): the initiator is told, and since
-    /// nothing is recovered within a session at error recovery level 0, it ends.
+    /// Takes a PDU whose data was damaged on the way, as its digest shows (RFC 7143 §7.8): the initiator is told. At error recovery
+    /// level 1 what is missing is recovered; at level 0 nothing is recovered within a session, and it ends.
     pub fn handle_corrupt_pdu(&mut self, now: Instant, pdu: &Pdu) {
         self.liveness.moved(now);
         if self.is_closed() {
             return;
         }
-        let _ = self.reject(pdu, RejectReason::DataDigestError);
-        self.end(CloseReason::Damaged);
+        let told = self.reject(pdu, RejectReason::DataDigestError);
+        if told.is_err() || !self.recover_from(pdu) {
+            self.end(CloseReason::Damaged);
+        }
     }
 
     /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.
@@ -254,6 +261,23 @@ impl Session {
 
     /// The next PDU to send. Numbers and residuals are settled now, so do not poll more than the connection takes.
     pub fn poll_transmit(&mut self) -> Option<Pdu> {
+        let Some(recovery) = &mut self.recovery else { return self.next_pdu() };
+        if let Some(mut again) = recovery.next_again() {
+            self.liveness.sent();
+            // Its own number stays, those of the command window are today's.
+            let stat_sn = again.bhs.u32_at(24);
+            self.numbers().put(&mut again.bhs);
+            again.bhs.set_u32(24, stat_sn);
+            return Some(again);
+        }
+        let pdu = self.next_pdu()?;
+        if let Some(recovery) = &mut self.recovery {
+            recovery.keep(&pdu);
+        }
+        Some(pdu)
+    }
+
+    fn next_pdu(&mut self) -> Option<Pdu> {
         let Some(mut waiting) = self.answers.pop_front() else { return self.next_response() };
         let numbers = match waiting.kind {
             AnswerKind::Numbered => self.use_numbers(),
@@ -334,9 +358,15 @@ impl Session {
         if pdu.sealed {
             self.check_sealed(&request, &pdu)?;
         }
+        if let Some(recovery) = &mut self.recovery {
+            let exp_stat_sn = Serial(pdu.bhs.u32_at(28));
+            if !self.stat_sn.is_before(exp_stat_sn) {
+                recovery.acknowledge(exp_stat_sn);
+            }
+        }
         let cmd_sn = match &request {
             Request::DataOut(data_out) => return self.handle_data_out(*data_out, pdu),
-            Request::Snack(_) => return self.reject(&pdu, RejectReason::SnackReject),
+            Request::Snack(snack) => return self.handle_snack(*snack, &pdu),
             Request::Login(_) => return self.reject(&pdu, RejectReason::ProtocolError),
             _ if pdu.bhs.is_immediate() => return self.execute(request, pdu),
             Request::NopOut(request) => request.cmd_sn,
@@ -388,28 +418,6 @@ impl Session {
             Request::Logout(logout) => self.handle_logout(logout),
             Request::DataOut(_) | Request::Snack(_) | Request::Login(_) => unreachable!("sorted out before"),
         }
-    }
-
-    /// Only block data of a write is ever left to its seal records.
-    fn check_sealed(&self, request: &Request, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
-        let is_write = match request {
-            Request::DataOut(_) => true,
-            Request::ScsiCommand(command) => command.write,
-            _ => false,
-        };
-        if !self.config.in_channel || !is_write || pdu.data.is_empty() {
-            return Err(PeerMisbehaved::OutOfPlace { what: "a sealed PDU", expected: "block data of a write" });
-        }
-        let records = ahs::SealRecords::find(&pdu.ahs).map_err(PduError::from)?;
-        let task_tag = pdu.bhs.initiator_task_tag();
-        let why = match records {
-            None => "sealed data without seal records",
-            Some(records) if !pdu.data.len().is_multiple_of(records.count()) => {
-                "as many blocks as seal records are not there"
-            }
-            Some(_) => return Ok(()),
-        };
-        Err(PeerMisbehaved::Data { task_tag, why })
     }
 
     fn handle_nop(&mut self, nop: NopOut, pdu: Pdu) -> Result<(), PeerMisbehaved> {
@@ -541,6 +549,7 @@ impl Session {
         self.responding.clear();
         self.managements.clear();
         self.question = None;
+        self.recovery = None;
         self.reserved_bytes = 0;
         self.events.push_back(Event::Closed(reason));
     }

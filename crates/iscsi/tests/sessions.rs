@@ -639,7 +639,7 @@ fn damaged_data_ends_the_session_and_the_initiator_is_told() {
     let told = pair.target.poll_transmit().expect("a reject");
     let Ok(Answer::Reject(reject)) = Answer::decode(&told.bhs) else { panic!("{told:?}") };
     assert_eq!((reject.reason, &told.data[..]), (2, &damaged.bhs.0[..]));
-    pair.initiator.handle_corrupt_pdu();
+    pair.initiator.handle_corrupt_pdu(pair.now, &damaged);
     assert!(matches!(pair.initiator.poll_event(), Some(initiator::Event::Closed(CloseReason::Damaged))));
 }
 

@@ -321,7 +321,7 @@ impl Worker {
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
             write_memory_bytes_max: limits.write_memory_bytes,
             send_targets_all_in_normal_session: self.settings.config.send_targets_all,
-            offer: Offer { header_digest: digests, data_digest: digests, ..Offer::default() },
+            offer: Offer { header_digest: digests, data_digest: digests, error_recovery_level: 1, ..Offer::default() },
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{Config, Event, Session, SessionKind, SubmitError, TaskId};
-use strongroom_iscsi::{CloseReason, LoginStatus};
+use strongroom_iscsi::{CloseReason, DigestOffer, LoginStatus};
 use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions};
 
 use super::engine::{CommandId, Engine};
@@ -163,9 +163,9 @@ impl Connection {
                         session.handle_pdu(now, pdu);
                     }
                 }
-                LinkEvent::Corrupt(_) => {
+                LinkEvent::Corrupt(pdu) => {
                     if let Some(session) = &mut self.session {
-                        session.handle_corrupt_pdu();
+                        session.handle_corrupt_pdu(now, &pdu);
                     }
                 }
                 LinkEvent::Ended(end) => {
@@ -201,6 +201,9 @@ impl Connection {
         config.login_timeout = options.timeouts.connect;
         // The functions of level 2 are not used here, and some targets know no such key.
         config.offer.protocol_level = 1;
+        // Without digests nothing would be found damaged.
+        config.offer.error_recovery_level =
+            u8::from(matches!(options.digests, DigestOffer::Prefer | DigestOffer::Require));
         config.offer.header_digest = options.digests;
         config.offer.data_digest = options.digests;
         config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;

@@ -62,6 +62,7 @@ impl Stage {
             header_digest: digest,
             data_digest: digest,
             protocol_level: 2,
+            error_recovery_level: shape & 1,
         };
         let kind = initiator::SessionKind::Normal { target_name: "t".into() };
         let mut config = initiator::Config::new("i", [0x80, 0, 0, 0, 0, 1], kind);
@@ -197,6 +198,14 @@ impl Stage {
         let towards_target = how & 0x80 != 0;
         let queue = if towards_target { &mut self.to_target } else { &mut self.to_initiator };
         let Some(mut pdu) = queue.pop_front() else { return };
+        if how % 5 == 4 {
+            // A digest tells, and what it tells is recovered or ends the session. Without data there is nothing to damage.
+            return match (towards_target, pdu.data.is_empty()) {
+                (_, true) => queue.push_front(pdu),
+                (true, _) => self.target.handle_corrupt_pdu(self.now, &pdu),
+                (false, _) => self.initiator.handle_corrupt_pdu(self.now, &pdu),
+            };
+        }
         self.is_tampered = true;
         match how % 5 {
             0 => {}
@@ -205,7 +214,7 @@ impl Stage {
                 queue.push_front(pdu);
             }
             2 => queue.push_back(pdu),
-            3 => {
+            _ => {
                 // Not the lengths: a framer sees to those.
                 let at = usize::from(at) % 48;
                 if !(4..8).contains(&at) {
@@ -213,8 +222,6 @@ impl Stage {
                 }
                 queue.push_front(pdu);
             }
-            _ if towards_target => self.target.handle_corrupt_pdu(self.now, &pdu),
-            _ => self.initiator.handle_corrupt_pdu(),
         }
     }
 

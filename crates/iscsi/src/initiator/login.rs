@@ -139,6 +139,7 @@ impl Session {
                 }
                 let portal_group_tag = login.portal_group_tag;
                 self.agreed = login.negotiation.agreed();
+                self.recovery = (self.agreed.error_recovery_level > 0).then(Box::default);
                 self.phase = Phase::FullFeature;
                 self.deadline = None;
                 let agreed = self.agreed.clone();

@@ -30,7 +30,17 @@ impl Session {
             Answer::NopIn(nop) => nop.initiator_task_tag != TAG_NONE,
             _ => true,
         };
-        self.take_numbers(answer.sequence(), uses_stat_sn)?;
+        if self.recovery.is_some() {
+            let is_awaited = match &answer {
+                Answer::DataIn(header) => self.is_in_sequence(header),
+                _ => true,
+            };
+            // One that comes again, or too early, is as if it had not come.
+            if !is_awaited || (uses_stat_sn && !self.take_stat_sn(answer.sequence().stat_sn)) {
+                return self.take_numbers(answer.sequence(), false);
+            }
+        }
+        self.take_numbers(answer.sequence(), uses_stat_sn && self.recovery.is_none())?;
         match answer {
             Answer::DataIn(header) => self.handle_data_in(header, pdu),
             Answer::ScsiResponse(header) => self.handle_response(header, &pdu),
@@ -98,7 +108,13 @@ impl Session {
                 covers_bytes,
             }));
         }
-        if let Some((status, residual)) = header.status {
+        let early = match &task.early {
+            Some((data_pdus, _)) if *data_pdus <= task.next_data_sn => task.early.take(),
+            _ => None,
+        };
+        if let Some((_, completed)) = early {
+            self.finish(task_id, completed.status, completed.response, completed.sense, completed.residual);
+        } else if let Some((status, residual)) = header.status {
             self.finish(task_id, status, 0, Vec::new(), residual);
         }
         Ok(())
@@ -106,11 +122,21 @@ impl Session {
 
     fn handle_response(&mut self, header: ScsiResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
-        let task = self.tasks.get(TaskId(task_tag).key()).filter(|task| task.cmd_sn.is_some());
-        if task.is_none() {
+        let task = self.tasks.get_mut(TaskId(task_tag).key()).filter(|task| task.cmd_sn.is_some());
+        let Some(task) = task else {
             return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag });
-        }
+        };
         let sense = sense_of(&pdu.data);
+        if self.recovery.is_some()
+            && task.command.direction == Direction::Read
+            && header.exp_data_sn > task.next_data_sn
+        {
+            // Data before it was damaged and comes again.
+            let (status, response, residual) = (header.status, header.response, header.residual);
+            let completed = Completed { task: TaskId(task_tag), status, response, sense, residual, moved_bytes: 0 };
+            task.early = Some((header.exp_data_sn, completed));
+            return Ok(());
+        }
         self.finish(TaskId(task_tag), header.status, header.response, sense, header.residual);
         Ok(())
     }
@@ -131,7 +157,12 @@ impl Session {
         let Some(source) = &task.command.write else { return Err(misplaced("an R2T for a command that writes none")) };
         let desired = header.desired_data_transfer_bytes;
         let end = u64::from(header.buffer_offset) + u64::from(desired);
-        if header.r2t_sn != task.next_r2t_sn || header.buffer_offset != task.moved {
+        // Damaged data is asked for again, from where it is missing on.
+        let is_placed = match self.recovery {
+            Some(_) => header.buffer_offset <= task.moved,
+            None => header.buffer_offset == task.moved,
+        };
+        if header.r2t_sn != task.next_r2t_sn || !is_placed {
             return Err(misplaced("an R2T out of order"));
         }
         if desired == 0 || desired > self.agreed.max_burst_bytes || end > u64::from(task.command.expected_bytes) {
@@ -148,7 +179,7 @@ impl Session {
         }
         task.next_r2t_sn += 1;
         task.r2ts_open += 1;
-        task.moved = end as u32;
+        task.moved = task.moved.max(end as u32);
         self.bursts.push_back(Burst {
             key,
             lun: header.lun,
@@ -285,7 +316,11 @@ impl Session {
             return Err(PeerMisbehaved::Rejected { reason, opcode: 0xff });
         };
         let tag = header.initiator_task_tag();
+        let is_damaged = self.recovery.is_some() && reason == pdu::RejectReason::DataDigestError as u8;
         match header.opcode() {
+            Some(Opcode::ScsiCommand) if is_damaged => self.send_again(TaskId(tag).key()),
+            // The target asks again for what it misses; data of a command that it did not get goes with that once more.
+            Some(Opcode::DataOut) if self.recovery.is_some() => Ok(()),
             Some(Opcode::TaskManagementRequest) => {
                 if let Some(at) = self.managements.iter().position(|management| management.tag == tag) {
                     self.end_management(at, TaskManagementResult::Rejected);

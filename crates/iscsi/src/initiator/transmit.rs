@@ -37,14 +37,17 @@ impl Session {
                 self.liveness.sent();
             }
             // All of them are immediate: they show the next CmdSN and do not use it up.
-            bhs.set_u32(24, self.cmd_sn.0);
+            if bhs.opcode() != Some(Opcode::Snack) {
+                bhs.set_u32(24, self.cmd_sn.0);
+            }
             bhs.set_u32(28, self.exp_stat_sn.0);
             return Some(Pdu::new(bhs, Bytes::new(), data, false));
         }
         if !matches!(self.phase, Phase::FullFeature) {
             return None;
         }
-        let can_send_command = !self.waiting.is_empty() && !self.max_cmd_sn.is_before(self.cmd_sn);
+        let is_due = !self.waiting.is_empty() && !self.max_cmd_sn.is_before(self.cmd_sn);
+        let can_send_command = is_due || !self.retries.is_empty();
         let can_send_burst = !self.bursts.is_empty();
         let pdu = match (can_send_command, can_send_burst) {
             (false, false) => return None,
@@ -60,8 +63,9 @@ impl Session {
     }
 
     fn next_command(&mut self) -> Option<Pdu> {
-        let key = self.waiting.pop_front()?;
+        let key = self.retries.pop_front().or_else(|| self.waiting.pop_front())?;
         let task = self.tasks.get_mut(key)?;
+        let cmd_sn = task.cmd_sn.unwrap_or(self.cmd_sn);
         let command = &task.command;
         let plan =
             command.write.as_ref().map_or(Plan::default(), |source| plan(source, command.ahs.len(), &self.agreed));
@@ -74,7 +78,7 @@ impl Session {
             lun: command.lun,
             initiator_task_tag: TaskId::of(key).0,
             expected_data_transfer_bytes: command.expected_bytes,
-            cmd_sn: self.cmd_sn,
+            cmd_sn,
             exp_stat_sn: self.exp_stat_sn,
             cdb: command.cdb,
         };
@@ -95,8 +99,9 @@ impl Session {
                 end: plan.unsolicited_end,
             });
         }
-        task.cmd_sn = Some(self.cmd_sn);
-        self.cmd_sn = self.cmd_sn.next();
+        if task.cmd_sn.replace(cmd_sn).is_none() {
+            self.cmd_sn = cmd_sn.next();
+        }
         Some(Pdu::new(header.encode(), cut.ahs, cut.data, cut.sealed))
     }
 

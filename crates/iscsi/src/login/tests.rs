@@ -192,6 +192,7 @@ fn any_offer() -> impl Strategy<Value = Offer> {
             header_digest: [DigestOffer::Never, DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 3)],
             data_digest: [DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 2)],
             protocol_level: (r2ts % 4) as u8,
+            error_recovery_level: (r2ts % 3) as u8,
         },
     )
 }

@@ -462,12 +462,12 @@ impl NopOut {
     }
 }
 
-/// SNACK Request, §11.16. Decoded in order to be rejected: error recovery level 0 has none.
+/// SNACK Request, §11.16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snack {
-    /// What is asked for again.
+    /// What is asked for again: 0 Data-In or R2T PDUs, 1 answers; 2 acknowledges data.
     pub kind: u8,
-    /// The task.
+    /// The task; [`super::TAG_NONE`] for answers.
     pub initiator_task_tag: u32,
     /// First number missed.
     pub begin_run: u32,
@@ -476,6 +476,17 @@ pub struct Snack {
 }
 
 impl Snack {
+    /// Writes the header.
+    pub fn encode(&self) -> Bhs {
+        let mut bhs = Bhs::new(Opcode::Snack);
+        bhs.0[1] = FINAL | (self.kind & 0x0f);
+        bhs.set_u32(16, self.initiator_task_tag);
+        bhs.set_u32(20, super::TAG_NONE);
+        bhs.set_u32(40, self.begin_run);
+        bhs.set_u32(44, self.run_length);
+        bhs
+    }
+
     /// Reads the header.
     pub fn decode(bhs: &Bhs) -> Snack {
         Snack {

@@ -301,6 +301,7 @@ impl Session {
         }
         if enters {
             self.agreed = login.negotiation.agreed();
+            self.recovery = (self.agreed.error_recovery_level > 0).then(Box::default);
             self.phase = Phase::FullFeature;
             self.deadline = None;
             self.events.push_back(Event::LoggedIn);

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use super::respond::sense;
 use super::{AnswerKind, Command, Direction, Event, Session, State, TaskId, WriteSegment};
-use crate::PeerMisbehaved;
-use crate::pdu::{DataOut, Pdu, R2t, RejectReason, Sequence, TAG_NONE};
+use crate::pdu::{DataOut, Pdu, PduError, R2t, RejectReason, Request, Sequence, TAG_NONE};
 use crate::slots::{INDEX_BITS, Key};
+use crate::{PeerMisbehaved, ahs};
 
 /// Bits of a target transfer tag that tell a task's R2Ts apart; more than MaxOutstandingR2T can be in flight.
 const R2T_BITS: u32 = 8;
@@ -26,6 +26,36 @@ pub(super) struct Receiving {
     /// The R2Ts that are open, oldest first.
     solicited: VecDeque<Burst>,
     admitted: bool,
+    /// Something was damaged on the way: what still comes of the open sequences is dropped.
+    pub(super) is_broken: bool,
+}
+
+impl Receiving {
+    /// Takes note of a PDU of a broken sequence that ends at `end`. True when no sequence is open any more: what is missing is
+    /// to be asked for anew.
+    pub(super) fn end_sequence(&mut self, target_transfer_tag: u32, is_final: bool, end: u64) -> bool {
+        let before = self.open_sequences();
+        let is_open = |burst: &Burst| {
+            burst.target_transfer_tag != target_transfer_tag || !(is_final || end >= u64::from(burst.end))
+        };
+        self.unsolicited = self.unsolicited.take().filter(is_open);
+        self.solicited.retain(is_open);
+        let is_last = before > 0 && self.open_sequences() == 0;
+        if is_last {
+            self.requested = self.received;
+        }
+        is_last
+    }
+
+    /// Whether a sequence is open under this tag.
+    pub(super) fn has_sequence(&self, target_transfer_tag: u32) -> bool {
+        let mut open = self.unsolicited.iter().chain(&self.solicited);
+        open.any(|burst| burst.target_transfer_tag == target_transfer_tag)
+    }
+
+    fn open_sequences(&self) -> usize {
+        usize::from(self.unsolicited.is_some()) + self.solicited.len()
+    }
 }
 
 /// A sequence of Data-Out PDUs.
@@ -38,6 +68,28 @@ struct Burst {
 }
 
 impl Session {
+    /// Only block data of a write is ever left to its seal records.
+    pub(super) fn check_sealed(&self, request: &Request, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        let is_write = match request {
+            Request::DataOut(_) => true,
+            Request::ScsiCommand(command) => command.write,
+            _ => false,
+        };
+        if !self.config.in_channel || !is_write || pdu.data.is_empty() {
+            return Err(PeerMisbehaved::OutOfPlace { what: "a sealed PDU", expected: "block data of a write" });
+        }
+        let records = ahs::SealRecords::find(&pdu.ahs).map_err(PduError::from)?;
+        let task_tag = pdu.bhs.initiator_task_tag();
+        let why = match records {
+            None => "sealed data without seal records",
+            Some(records) if !pdu.data.len().is_multiple_of(records.count()) => {
+                "as many blocks as seal records are not there"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(PeerMisbehaved::Data { task_tag, why })
+    }
+
     /// Looks at a fresh command and its immediate data.
     pub(super) fn start_receiving(&mut self, key: Key, is_final: bool, pdu: Pdu) {
         let Some(task) = self.tasks.get_mut(key) else { return };
@@ -88,6 +140,10 @@ impl Session {
                 false => self.reject(&pdu, RejectReason::InvalidPduField),
             };
         };
+        if receiving.is_broken {
+            self.skip_data(key, header, pdu.data.len());
+            return Ok(());
+        }
         let is_unsolicited = header.target_transfer_tag == TAG_NONE;
         let burst = match is_unsolicited {
             true => receiving.unsolicited.as_mut(),
@@ -130,7 +186,7 @@ impl Session {
     }
 
     /// Hands a write over when it is complete; else asks for more, once there is memory for it.
-    fn go_on(&mut self, key: Key) {
+    pub(super) fn go_on(&mut self, key: Key) {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let State::Receiving(receiving) = &mut task.state else { return };
         if receiving.received == task.expected_bytes {

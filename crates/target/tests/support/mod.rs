@@ -228,7 +228,7 @@ impl Initiator {
                 match event {
                     LinkEvent::Established { .. } => self.established = true,
                     LinkEvent::Pdu(pdu) => self.session.handle_pdu(Instant::now(), pdu),
-                    LinkEvent::Corrupt(_) => self.session.handle_corrupt_pdu(),
+                    LinkEvent::Corrupt(pdu) => self.session.handle_corrupt_pdu(Instant::now(), &pdu),
                     LinkEvent::Ended(end) => {
                         self.ended = Some(end.to_string());
                         self.session.handle_closed(CloseReason::ConnectionLost(end.to_string()));
