@@ -1,8 +1,8 @@
 //! iSCSI (RFC 7143) without I/O: PDUs, key text, and the session machines of a target and an initiator, for plain streams
-//! and for PDUs inside a Strongroom channel. No sockets, no clock (time is an argument), no threads, no SCSI semantics, no
-//! cryptography: seal records pass through as opaque bytes.
+//! and for PDUs inside a Strongroom channel. No sockets, no clock (time is an argument), no threads, no SCSI semantics, and
+//! no cryptography but the digests of CHAP: seal records pass through as opaque bytes.
 //!
-//! One session has one connection, error recovery level 0. `docs/iscsi.md` says what of the RFC is done.
+//! One session has one connection, and error recovery level 0 or 1. `docs/iscsi.md` says what of the RFC is done.
 //!
 //! Driving a session, either side:
 //!
