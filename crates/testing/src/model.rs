@@ -240,6 +240,24 @@ impl Model {
         sequence
     }
 
+    /// Checks a snapshot of the whole volume, and tells what it holds: of each block the newest of some moment, at least
+    /// `floor`, and nothing of operations from `before_op` on.
+    ///
+    /// # Panics
+    /// If it is wrong.
+    pub fn check_snapshot(&mut self, all: &[Extent], floor: &[u64], before_op: u64) -> Vec<(u64, u64, Content)> {
+        let holds: Vec<(u64, u64, Content)> = all.iter().flat_map(|extent| flatten(extent, self.block_size)).collect();
+        assert_eq!(holds.len(), self.answered.len(), "the whole volume was read");
+        let newest = holds.iter().map(|&(_, sequence, _)| sequence).max().unwrap_or(0);
+        for &(lba, sequence, content) in &holds {
+            let least = self.answered[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
+            assert!(sequence >= least, "a snapshot has version {sequence} of block {lba}, but not {least}");
+            assert!(floor.get(lba as usize).is_none_or(|&floor| sequence >= floor), "block {lba} was written before");
+            assert!(!matches!(content, Content::Data(op) if op >= before_op), "block {lba} was written afterwards");
+        }
+        holds
+    }
+
     /// Checks the whole volume after a crash and takes over what survived. `all` are the extents of a read of it all.
     ///
     /// # Panics

@@ -7,6 +7,7 @@ mod answers;
 mod requests;
 mod run;
 mod seen;
+mod snapshots;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -24,6 +25,7 @@ use crate::{Faults, Stray};
 pub fn simulate(seed: u64, planted: Planted) -> Seen {
     let mut run = Run::new(seed, planted);
     run.format();
+    run.take_snapshots_at_times();
     let rounds = 1 + run.random.below(6);
     for _ in 0..rounds {
         let steps = 20 + run.random.below(200);

@@ -31,6 +31,17 @@ impl Run {
                 }
                 (Asked::Flush { mark }, Ok(Outcome::Flushed)) => self.model.flushed(mark),
                 (Asked::Other, Ok(_)) => {}
+                (Asked::SnapshotCreate { floor }, Ok(Outcome::SnapshotCreated { id })) => {
+                    self.snapshot_taken(store, id.0, floor);
+                }
+                (Asked::SnapshotDelete { id }, Ok(_)) => self.snapshot_deleted(id),
+                // What snapshots hold on to is not to be had.
+                (Asked::Write { .. } | Asked::Hole, Err(OpError::NoSpace)) if self.snapshots.wanted => {
+                    self.seen.full += 1;
+                    self.model.failed(op);
+                }
+                (Asked::SnapshotCreate { .. }, Err(OpError::NoSpace)) => {}
+                (Asked::SnapshotDelete { .. }, Err(OpError::NoSpace)) => self.snapshots_stay(),
                 (Asked::Write { .. } | Asked::Hole, Err(OpError::NoSpace)) if self.fills_up => {
                     self.seen.full += 1;
                     self.model.failed(op);

@@ -13,6 +13,8 @@ pub(super) enum Asked {
     Read { lba: u64, floor: Vec<u64> },
     Version { lba: u64, older_than: u64, must: Option<u64> },
     Flush { mark: u64 },
+    SnapshotCreate { floor: Vec<u64> },
+    SnapshotDelete { id: u64 },
     Other,
 }
 
@@ -72,6 +74,9 @@ impl Run {
     }
 
     pub(super) fn submit_something(&mut self, store: &mut Store) {
+        if self.snapshots.wanted && self.random.once_in(40) {
+            return self.submit_snapshot(store);
+        }
         let op = self.next_op();
         let (asked, request) = match self.random.below(20) {
             0..=9 => {

@@ -10,6 +10,7 @@ use strongroom_store::{
 
 use super::requests::Asked;
 use super::seen::Seen;
+use super::snapshots::Snapshots;
 use crate::{Faults, Model, Random, SimDisk, Stray};
 
 /// One run.
@@ -32,6 +33,7 @@ pub(super) struct Run {
     /// The faults of a disk on which nothing goes wrong.
     pub(super) harmless: Faults,
     planted: Planted,
+    pub(super) snapshots: Snapshots,
 }
 
 impl Run {
@@ -66,6 +68,15 @@ impl Run {
             fills_up: false,
             harmless: Faults::default(),
             planted,
+            snapshots: Snapshots::default(),
+        }
+    }
+
+    /// Every other run takes snapshots. What they pin counts as retained in other ways, so nothing is demanded then.
+    pub(super) fn take_snapshots_at_times(&mut self) {
+        self.snapshots.wanted = self.random.once_in(2);
+        if self.snapshots.wanted {
+            self.model.retains(0);
         }
     }
 
@@ -121,6 +132,7 @@ impl Run {
                 if let Some(all) = self.read_all(&mut store) {
                     self.model.after_crash(&all);
                     self.demand_versions(&mut store);
+                    self.compare_snapshots(&mut store);
                     self.disk.cut_off_after(u64::MAX);
                     if !self.disk.is_cut_off() {
                         return store;

@@ -21,6 +21,8 @@ pub struct Seen {
     pub versions_released: u64,
     /// Older versions that had to be there, and were.
     pub versions_demanded: u64,
+    /// Snapshots taken.
+    pub snapshots: u64,
     /// Requests refused after a failed sync.
     pub refusals: u64,
     /// Requests that found no space.
@@ -64,6 +66,7 @@ impl Seen {
             versions_evicted,
             versions_released,
             versions_demanded,
+            snapshots,
             refusals,
             full,
             failed_reads,
@@ -83,6 +86,7 @@ impl Seen {
         self.versions_evicted += versions_evicted;
         self.versions_released += versions_released;
         self.versions_demanded += versions_demanded;
+        self.snapshots += snapshots;
         self.refusals += refusals;
         self.full += full;
         self.failed_reads += failed_reads;
