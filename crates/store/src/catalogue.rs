@@ -70,6 +70,14 @@ pub(crate) struct Branch {
 pub(crate) struct Labels(Vec<(u64, u64, u32)>);
 
 impl Labels {
+    /// Each branch once.
+    pub(crate) fn branches(&self) -> Vec<u32> {
+        let mut branches: Vec<u32> = self.0.iter().map(|&(.., branch)| branch).collect();
+        branches.sort_unstable();
+        branches.dedup();
+        branches
+    }
+
     /// The branch of the node's entry of this sequence.
     pub(crate) fn branch(&self, sequence: u64) -> u32 {
         let found = self.0.iter().find(|(from, to, _)| (*from..*to).contains(&sequence));

@@ -25,6 +25,29 @@ impl Version {
         Version { high: sequence << 8 | sector >> 32, low: sector << 32 | u64::from(item_at / 8) }
     }
 
+    /// As two numbers, for a checkpoint.
+    pub(crate) fn raw(self) -> (u64, u64) {
+        (self.high, self.low)
+    }
+
+    pub(crate) fn from_raw(high: u64, low: u64) -> Version {
+        Version { high, low }
+    }
+
+    /// Whether it lies within the log.
+    pub(crate) fn possible(self, layout: &Layout) -> bool {
+        let end = u64::from(layout.segments) * u64::from(layout.segment_bytes);
+        self.byte() + u64::from(layout.block_bytes) <= end && (self.low as u32) < layout.segment_bytes / 8
+    }
+
+    /// The version that is `count` blocks further on, if it was written with this one.
+    pub(crate) fn step(self, layout: &Layout, count: u32) -> Version {
+        let sector = self.byte() / SECTOR + u64::from(count) * (u64::from(layout.block_bytes) / SECTOR);
+        let item = self.item_at() / 8 + count * (layout.item_bytes / 8);
+        let sequence = self.sequence() + u64::from(count);
+        Version { high: sequence << 8 | sector >> 32 & 0xff, low: sector << 32 | u64::from(item) }
+    }
+
     pub(crate) fn sequence(self) -> u64 {
         self.high >> 8
     }
@@ -228,6 +251,26 @@ impl BlockIndex {
             at = base + CHUNK_BLOCKS;
         }
         (mapped, at.min(end))
+    }
+
+    /// Visits mapped blocks from `lba` on, in order of address, until told not to go on.
+    pub(crate) fn visit_from(&self, lba: u64, mut visit: impl FnMut(u64, Version) -> bool) {
+        let (first_leaf, first_chunk, _) = split(lba);
+        for (leaf_at, leaf) in self.leaves.iter().enumerate().skip(first_leaf) {
+            let Some(leaf) = leaf else { continue };
+            let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
+            for (chunk_at, chunk) in leaf.iter().enumerate().skip(skip) {
+                let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
+                let mut versions = chunk.versions.iter();
+                for bit in (0..64).filter(|&bit| chunk.has(bit)) {
+                    let version = *versions.next().expect("one version per bit");
+                    let at = base + u64::from(bit);
+                    if at >= lba && !visit(at, version) {
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     /// Visits every mapped block in order of address.

@@ -95,7 +95,10 @@ pub(crate) fn segments_needed(geometry: Geometry, kind: UnitKind, segment_bytes:
     let largest = geometry.bytes().min(Op::WRITE_BYTES_MAX as u64) * u64::try_from(per_block).ok()?;
     let largest = largest.div_ceil(u64::from(geometry.block_size.bytes()));
     let largest = largest.div_ceil(u64::from(segment_bytes) - 2 * RECORD_BLOCK as u64) as u32 + 1;
-    let spare = 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32) + largest;
+    // A checkpoint and the one before, at their largest: a run for each block.
+    let checkpoint = (u128::from(geometry.blocks) + u128::from(retained)) * 26 / u128::from(segment_bytes);
+    let checkpoints = 2 * (u32::try_from(checkpoint).ok()? + 1);
+    let spare = checkpoints + 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32) + largest;
     segments.checked_add(spare).filter(|&count| u64::from(count) * u64::from(segment_bytes) / SECTOR < 1 << 40)
 }
 

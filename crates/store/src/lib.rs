@@ -11,6 +11,7 @@ pub mod backend;
 mod cache;
 mod catalogue;
 mod check;
+mod checkpoint;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
@@ -35,6 +36,8 @@ mod view;
 
 pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryBackend, Waker};
 pub use check::{CheckReport, Problem};
+#[doc(hidden)]
+pub use checkpoint::fuzz_checkpoint;
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};
 pub use op::{Completion, Extent, Op, OpError, Outcome};

@@ -100,6 +100,9 @@ pub struct OpenOptions {
     pub queue_bytes_max: usize,
     /// The host's clock, in seconds since 1970: when snapshots and clones were made. Nothing is ordered by it.
     pub clock_seconds: fn() -> u64,
+    /// By how much the log must grow before another checkpoint, at least; `None`: 64 MiB, or an eighth of a small store.
+    /// At most an eighth of what is appended is written for checkpoints in any case.
+    pub checkpoint_log_bytes: Option<u64>,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,
     /// The mistake that a simulation wants the store to make.
@@ -118,6 +121,7 @@ impl Default for OpenOptions {
                 let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
                 since.map_or(0, |since| since.as_secs())
             },
+            checkpoint_log_bytes: None,
             open_id: None,
             planted: Planted::default(),
         }

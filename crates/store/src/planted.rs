@@ -18,13 +18,16 @@ pub enum PlantedFault {
     SegmentReusedTooSoon,
     /// Recovery trusts the data of units that are not known to be synced.
     TailUnchecked,
+    /// The superblock names a checkpoint that is not known to be durable.
+    CheckpointTooEarly,
     /// Recovery takes in a group of which only the first units arrived.
     GroupCut,
 }
 
 impl PlantedFault {
     /// All of them.
-    pub const ALL: [PlantedFault; 7] = [
+    pub const ALL: [PlantedFault; 8] = [
+        PlantedFault::CheckpointTooEarly,
         PlantedFault::SyncLeftOut,
         PlantedFault::TableTooEarly,
         PlantedFault::StaleUnitReplayed,

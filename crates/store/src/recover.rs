@@ -4,6 +4,7 @@
 //! on the log is followed unit by unit; what was durable must be there, and of the rest the longest prefix of whole
 //! groups whose data checks out is accepted. Anything else is refused: never older data in silence.
 
+mod checkpoint;
 mod load;
 mod rebuild;
 mod scan;
@@ -21,7 +22,7 @@ use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
-use crate::store::{Head, Recovered};
+use crate::store::{Checkpoints, Head, Recovered};
 use crate::superblock::Superblock;
 use crate::unit::{Entry, NO_SEGMENT, TABLE_ROW, flag};
 
@@ -46,25 +47,67 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     let tail = follow_tail(&mut scanner, table_end_lsn)?;
 
     apply_changes(&mut scanner, &tail, &mut catalogue)?;
-    let mut loader = Loader::new(&superblock, catalogue);
+    let listed = in_order_of_lsn(&scanner, listed)?;
+    let mut segments: BTreeMap<u32, Extent> = listed.iter().copied().collect();
+    for found in &tail.accepted {
+        let end = found.block + found.header.blocks();
+        segments.insert(found.segment, Extent { generation: found.header.generation, end });
+    }
+    let (mut loader, checkpoint) = load_checkpoint(&mut scanner, &segments, catalogue);
     loader.planted = planted;
-    let mut segments: BTreeMap<u32, Extent> = BTreeMap::new();
-    for (segment, row) in in_order_of_lsn(&scanner, listed)? {
+    let (mut begin_generation, mut replayed) = (0, 0);
+    if let Some(description) = &checkpoint {
+        begin_generation = description.begin_generation;
+        loader.begin_lsn = description.begin_lsn;
+    }
+    for (segment, row) in listed.into_iter().filter(|(_, row)| row.generation >= begin_generation) {
         load_segment(&mut scanner, &mut loader, segment, row)?;
-        segments.insert(segment, row);
+        replayed += u64::from(row.end) * RECORD_BLOCK as u64;
     }
     for found in &tail.accepted {
         let unit = scanner.unit_again(found)?;
         loader.load(&unit)?;
-        let end = found.block + found.header.blocks();
-        segments.insert(found.segment, Extent { generation: found.header.generation, end });
+        replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
     }
     let used = segments.iter().map(|(&segment, extent)| (segment, extent.generation, extent.end));
     let mut state = Segments::new(superblock.layout());
     state.adopt(used);
     let head = head_after(&superblock, &scanner, &tail, loader.next_sequence, open_id);
+    let mut superblock = superblock;
+    if checkpoint.is_none() {
+        superblock.checkpoint = None;
+    }
+    let rows = checkpoint.as_ref().map_or(&[][..], |description| &description.rows);
+    state.adopt_checkpoint(rows.iter().map(|row| (row.segment, row.generation)));
+    let bytes = checkpoint.as_ref().map_or(0, |description| description.bytes());
+    let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
+    let checkpoints = Checkpoints::recovered(checkpoint_segments, bytes, replayed);
     let (map, stamps) = loader.finish(&mut state);
-    Ok(Recovered { superblock, superblock_copy, map, segments: state, stamps, head })
+    Ok(Recovered { superblock, superblock_copy, map, segments: state, stamps, head, checkpoints })
+}
+
+/// A loader with everything that the checkpoint has; an empty one if there is none, or it is damaged.
+fn load_checkpoint(
+    scanner: &mut Scanner<'_>,
+    segments: &BTreeMap<u32, Extent>,
+    catalogue: Catalogue,
+) -> (Loader, Option<checkpoint::Description>) {
+    let superblock = scanner.superblock.clone();
+    let empty = |catalogue| Loader::new(&superblock, catalogue);
+    if superblock.checkpoint.is_none() {
+        return (empty(catalogue), None);
+    }
+    let mut loader = empty(catalogue.clone());
+    let loaded = checkpoint::describe(scanner.backend(), &superblock).and_then(|description| {
+        checkpoint::load(scanner.backend(), &superblock, &description, segments, &mut loader).map(|()| description)
+    });
+    match loaded {
+        Ok(description) => (loader, Some(description)),
+        Err(reason) => {
+            tracing::warn!(volume = %superblock.volume_id, reason, "the checkpoint is of no use; reading the whole log");
+            (empty(catalogue), None)
+        }
+    }
 }
 
 fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), StoreError> {
@@ -192,7 +235,8 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
     // openings that are cut short, again and again, do not use up the segments that cleaning needs.
     let housekeeping = |unit: &Found| unit.header.has(flag::TABLE) || unit.header.has(flag::CLEANING);
     if found.iter().all(housekeeping) {
-        found.retain(|unit| unit.header.lsn <= table_end_lsn);
+        // What was told to be durable stays: a later recovery, when the rest is overwritten, would miss it.
+        found.retain(|unit| unit.header.lsn <= durable);
     }
     Ok(Tail { accepted: found, accepted_lsn, durable_lsn: durable })
 }

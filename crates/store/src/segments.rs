@@ -16,6 +16,8 @@ pub(crate) enum State {
     Head,
     /// Written; holds live data or may.
     Closed,
+    /// Holds a piece of a checkpoint; no part of the log.
+    Checkpoint,
     /// Nothing in it is live, and the segment table that says so is on its way to be durable.
     Dying,
 }
@@ -114,6 +116,31 @@ impl Segments {
         let entry = &mut self.all[segment as usize];
         *entry = Segment { state: State::Head, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
         Some(segment)
+    }
+
+    /// Takes a free segment for a checkpoint: the one that the log would use last.
+    pub(crate) fn open_for_checkpoint(&mut self, generation: u64) -> Option<u32> {
+        // The first one is named by units as the next.
+        let segment = if self.free.len() > 1 { self.free.pop_back()? } else { return None };
+        let state = State::Checkpoint;
+        self.all[segment as usize] = Segment { state, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
+        Some(segment)
+    }
+
+    /// During recovery: these hold the checkpoint.
+    pub(crate) fn adopt_checkpoint(&mut self, segments: impl Iterator<Item = (u32, u64)>) {
+        for (segment, generation) in segments {
+            let entry = &mut self.all[segment as usize];
+            (entry.state, entry.generation) = (State::Checkpoint, generation);
+        }
+        let all = &self.all;
+        self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));
+    }
+
+    /// A checkpoint is not needed any more.
+    pub(crate) fn end_checkpoint(&mut self, segment: u32) {
+        debug_assert_eq!(self.all[segment as usize].state, State::Checkpoint);
+        self.all[segment as usize].state = State::Dying;
     }
 
     /// Gives a head back in which nothing counts.

@@ -70,6 +70,11 @@ impl StampFilter {
         self.seen.get(&stamp.attach_id).map_or(self.forgot, |seen| seen.contains(stamp.counter))
     }
 
+    /// There may be any that were not noted.
+    pub(crate) fn forget(&mut self) {
+        self.forgot = true;
+    }
+
     /// Notes a stamp.
     pub(crate) fn note(&mut self, stamp: Stamp) {
         if let Some(seen) = self.seen.get_mut(&stamp.attach_id) {

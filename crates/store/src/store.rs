@@ -5,6 +5,7 @@
 
 mod append;
 mod branches;
+mod checkpoint;
 mod clean;
 mod create;
 mod durable;
@@ -39,6 +40,7 @@ pub(crate) use append::Head;
 use append::{AppendInFlight, WriteOp};
 use branches::Feedback;
 pub(crate) use branches::Verified;
+pub(crate) use checkpoint::Checkpoints;
 use clean::Cleaner;
 pub(crate) use create::{blocking, random};
 use durable::{Round, Syncs};
@@ -65,6 +67,7 @@ enum Purpose {
     ReadRecord { key: RecordKey, segment: u32 },
     Clean,
     Scrub { segment: u32 },
+    Checkpoint,
 }
 
 /// What recovery found: everything that a store in memory is made of.
@@ -75,6 +78,7 @@ pub(crate) struct Recovered {
     pub(crate) segments: Segments,
     pub(crate) stamps: StampFilter,
     pub(crate) head: Head,
+    pub(crate) checkpoints: Checkpoints,
 }
 
 /// One volume, open.
@@ -106,6 +110,7 @@ pub struct Store {
     stamps: StampFilter,
     cache: RecordCache,
     feedback: Feedback,
+    checkpoints: Checkpoints,
     /// How many identities of snapshots this opening gave.
     snapshots_named: u64,
 
@@ -168,7 +173,8 @@ impl Store {
         waker: Waker,
         recovered: Recovered,
     ) -> Store {
-        let Recovered { superblock, superblock_copy, map, segments, stamps, head } = recovered;
+        let Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints } = recovered;
+        let opened_from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
         Store {
             backend,
@@ -204,7 +210,8 @@ impl Store {
             ops_in_flight: 0,
             bytes_in_flight: 0,
             refused: None,
-            stats: Stats::default(),
+            stats: Stats { opened_from_checkpoint, ..Stats::default() },
+            checkpoints,
         }
     }
 
@@ -336,6 +343,7 @@ impl Store {
         self.cleaner.held_back = false;
         self.cleaner.blocked = false;
         self.round.blocked = false;
+        self.checkpoints.may_write = true;
     }
 
     /// Drives until nothing is in flight.
@@ -356,12 +364,14 @@ impl Store {
             progress |= self.drive_append();
             progress |= self.drive_cleaner();
             progress |= self.drive_round();
+            progress |= self.drive_checkpoint();
             progress |= self.drive_syncs();
             if !progress {
                 break;
             }
         }
-        if self.cleaner.held_back || self.work_on_nodes() {
+        let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
+        if self.work_on_nodes() || self.cleaner.held_back || checkpoint {
             (self.waker)();
         }
     }
@@ -389,6 +399,7 @@ impl Store {
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
                 Purpose::Clean => self.clean_read_done(result),
                 Purpose::Scrub { segment } => self.scrub_read_done(segment, result),
+                Purpose::Checkpoint => self.checkpoint_written(result.map(drop)),
             }
         }
         self.io_done = finished;

@@ -108,6 +108,11 @@ fn checksum(record_block: &[u8], place: Place) -> u64 {
     digest.finalize()
 }
 
+/// The checksum of a block of another kind, at the same place in it.
+pub(crate) fn place_checksum(block: &[u8], place: Place) -> u64 {
+    checksum(block, place)
+}
+
 /// Whether these 4096 bytes are an intact record block of this place. The cheap part of [`decode_header`].
 pub(crate) fn record_block_intact(record_block: &[u8], place: Place) -> bool {
     record_block.len() == RECORD_BLOCK

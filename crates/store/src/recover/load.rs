@@ -4,6 +4,7 @@ use strongroom_block::{SealRecord, Stamp};
 
 use super::scan::{Unit, damaged};
 use crate::catalogue::Catalogue;
+use crate::checkpoint::Run;
 use crate::error::StoreError;
 use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
@@ -32,6 +33,8 @@ pub(crate) struct Loader {
     pub(crate) next_sequence: u64,
     /// Of the unit loaded last.
     last_lsn: u64,
+    /// Units up to this one are in the checkpoint.
+    pub(crate) begin_lsn: u64,
     pub(crate) planted: Planted,
 }
 
@@ -47,6 +50,7 @@ impl Loader {
             stamps: StampFilter::default(),
             next_sequence: 1,
             last_lsn: 0,
+            begin_lsn: 0,
             planted: Planted::default(),
         }
     }
@@ -62,6 +66,9 @@ impl Loader {
         }
         self.last_lsn = unit.header.lsn;
         self.next_sequence = self.next_sequence.max(unit.header.next_sequence);
+        if unit.header.lsn <= self.begin_lsn {
+            return Ok(());
+        }
         for entry in unit.entries(&self.layout) {
             self.entry(unit, entry).ok_or_else(|| damaged(unit.segment, unit.block, "a possible entry of the log"))?;
         }
@@ -103,6 +110,41 @@ impl Loader {
             Entry::Table { .. } | Entry::Catalogue { .. } => {}
         }
         Some(())
+    }
+
+    /// Takes in a run of blocks of a checkpoint, if their segment still `counts`.
+    pub(crate) fn run(&mut self, branch: u32, run: Run, counts: impl Fn(u32) -> bool) -> Option<()> {
+        let last = run.first.step(&self.layout, run.count - 1);
+        let (segment, sequence) = (run.first.segment(&self.layout), run.first.sequence());
+        let whole = run.first.possible(&self.layout) && last.possible(&self.layout);
+        if !whole || last.segment(&self.layout) != segment {
+            return None;
+        }
+        self.possible(run.lba, u64::from(run.count), sequence)?;
+        if counts(segment) {
+            for at in 0..run.count {
+                self.block(branch, run.lba + u64::from(at), run.first.step(&self.layout, at));
+            }
+        }
+        Some(())
+    }
+
+    /// As [`Loader::run`], for a hole.
+    pub(crate) fn hole_from_checkpoint(&mut self, branch: u32, hole: Hole, counts: impl Fn(u32) -> bool) -> Option<()> {
+        self.possible(hole.start, hole.count, hole.sequence)?;
+        let fits = hole.place.segment < self.layout.segments && hole.place.item_at < self.layout.segment_bytes;
+        if !fits || hole.record.is_some() != self.sealed {
+            return None;
+        }
+        if counts(hole.place.segment) {
+            self.hole(branch, hole);
+        }
+        Some(())
+    }
+
+    /// The items before a checkpoint were not read: any stamp may have been seen.
+    pub(crate) fn stamps_unknown(&mut self) {
+        self.stamps.forget();
     }
 
     fn possible(&mut self, lba: u64, count: u64, sequence: u64) -> Option<()> {

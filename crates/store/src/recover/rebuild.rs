@@ -13,6 +13,7 @@ use crate::catalogue::{Catalogue, Change};
 use crate::error::StoreError;
 use crate::layout::{RECORD_BLOCK, SEQUENCE_MAX};
 use crate::segments::Segments;
+use crate::store::Checkpoints;
 use crate::superblock::Superblock;
 use crate::unit::{Entry, NO_SEGMENT, Place, RECORD_BLOCKS_MAX, UnitBuilder, UnitHeader, flag};
 
@@ -93,8 +94,10 @@ pub(crate) fn rebuild(
         open_epoch: highest_epoch.max(superblock.open_epoch) + 1,
     };
     let (map, stamps) = loader.finish(&mut segments);
-    let superblock = superblock.clone();
-    let recovered = Recovered { superblock, superblock_copy, map, segments, stamps, head };
+    // All was read from the log.
+    let superblock = Superblock { checkpoint: None, ..superblock.clone() };
+    let checkpoints = Checkpoints::default();
+    let recovered = Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints };
     Ok(Rebuilt { recovered, fillers, losses })
 }
 

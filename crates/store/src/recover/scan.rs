@@ -76,7 +76,16 @@ pub(crate) struct Scanner<'a> {
     /// Segments of the superblock's opening by the number of the unit before their first.
     by_prev_lsn: HashMap<u64, u32>,
     pub(crate) planted: Planted,
+    /// Bytes read ahead: segment, first 4 KiB block.
+    window: Option<(u32, u32, BufferMut)>,
+    /// How much is read ahead, in 4 KiB blocks: more where units are small.
+    ahead: u32,
 }
+
+/// Units of so many 4 KiB blocks are small.
+const SMALL_UNIT_BLOCKS: u32 = 16;
+/// What is read ahead then.
+const AHEAD_BLOCKS: u32 = 64;
 
 impl<'a> Scanner<'a> {
     /// Only reads units where it is told to.
@@ -90,6 +99,8 @@ impl<'a> Scanner<'a> {
             first_units: Vec::new(),
             by_prev_lsn: HashMap::new(),
             planted: Planted::default(),
+            window: None,
+            ahead: 1,
         }
     }
 
@@ -108,11 +119,35 @@ impl<'a> Scanner<'a> {
     }
 
     fn read(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
+        let ahead = self.ahead.min(self.layout.segment_blocks() - block);
+        if let Some((of, first, bytes)) = &self.window
+            && *of == segment
+            && *first <= block
+            && (block - first + blocks) as usize * RECORD_BLOCK <= bytes.len()
+        {
+            let at = (block - first) as usize * RECORD_BLOCK;
+            return Ok(BufferMut::copy_from(&bytes[at..at + blocks as usize * RECORD_BLOCK]));
+        }
+        if ahead > blocks {
+            // What cannot be read ahead may yet be read one by one.
+            if let Ok(bytes) = self.read_now(segment, block, ahead) {
+                self.window = Some((segment, block, bytes));
+                return self.read(segment, block, blocks);
+            }
+        }
+        self.read_now(segment, block, blocks)
+    }
+
+    fn read_now(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
         let offset = self.layout.block_at(segment, block);
         let buffer = BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
         let result = blocking(self.backend, Io::Read { offset, buffer });
         let action = || format!("reading segment {segment} at byte {}", u64::from(block) * RECORD_BLOCK as u64);
         Ok(result.map_err(StoreError::io(action()))?.expect("reads return their buffer"))
+    }
+
+    pub(crate) fn backend(&mut self) -> &mut dyn Backend {
+        self.backend
     }
 
     fn place(&self, segment: u32, block: u32) -> Place {
@@ -131,6 +166,7 @@ impl<'a> Scanner<'a> {
             return Ok(None);
         }
         let Some((header, mut records)) = self.header_at(segment, block)? else { return Ok(None) };
+        self.ahead = if header.blocks() <= SMALL_UNIT_BLOCKS { AHEAD_BLOCKS } else { 1 };
         if header.record_blocks > 1 {
             records = self.read(segment, block, u32::from(header.record_blocks))?;
         }

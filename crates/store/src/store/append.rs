@@ -412,6 +412,7 @@ impl Store {
                 self.head.block += header.blocks();
                 self.head.last_lsn = header.lsn;
                 if header.has(flag::LAST) {
+                    self.checkpoints.applied_generation = header.generation;
                     self.apply_group(header.lsn);
                 }
             }

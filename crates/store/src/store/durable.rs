@@ -75,7 +75,7 @@ pub(super) struct Round {
     next_table: (u32, u32, u64),
     dying: Vec<u32>,
     /// Free but for reads in flight.
-    releasing: Vec<u32>,
+    pub(super) releasing: Vec<u32>,
     discards_in_flight: u32,
     /// Segments opened since the last table.
     pub(super) segments_since: u32,
@@ -185,6 +185,7 @@ impl Store {
                 self.round.idle = false;
                 let dying = std::mem::take(&mut self.round.dying);
                 self.round.releasing.extend(dying);
+                self.checkpoint_named();
                 // The other copy follows, so that the loss of one does not matter; the next sync will do for it.
                 self.round.note = true;
                 self.write_superblock(false);
@@ -202,6 +203,7 @@ impl Store {
         let sequences_low = self.head.next_sequence + SEQUENCES_AHEAD / 2 > self.superblock.sequence_limit;
         self.round.opening
             || self.grow_wants_round()
+            || self.checkpoints.wants_round()
             || sequences_low
             || self.round.segments_since >= SEGMENTS_PER_TABLE
             || dead >= self.layout.round_segments()
@@ -237,6 +239,7 @@ impl Store {
     /// Lists every segment that is needed, up to where this table begins. What is dead is left out.
     fn begin_table(&mut self) {
         self.round.phase = Phase::Table;
+        self.checkpoint_at_table();
         self.round.segments_since = 0;
         self.round.dying = self.segments.take_dead();
         let mut rows = Vec::new();
@@ -291,7 +294,11 @@ impl Store {
     fn write_superblock(&mut self, clean: bool) {
         let (table_segment, table_block, table_lsn) = self.round.table;
         let ahead = if clean { 0 } else { SEQUENCES_AHEAD };
+        let note = self.round.note;
+        let note = note && !self.options.planted.has(PlantedFault::CheckpointTooEarly);
+        let checkpoint = if note { self.superblock.checkpoint } else { self.checkpoint_for_superblock() };
         let mut superblock = Superblock {
+            checkpoint,
             serial: self.superblock.serial + 1,
             open_epoch: self.head.open_epoch,
             open_id: self.head.open_id,

@@ -1,0 +1,260 @@
+//! The bytes of a checkpoint: blocks of 4 KiB in segments of their own, each with its checksum. What they mean is told in
+//! `docs/store-format.md`, "Checkpoint"; writing is in `store/checkpoint.rs`, reading in `recover/checkpoint.rs`.
+
+use strongroom_block::SealRecord;
+
+use crate::holes::{Hole, ItemPlace};
+use crate::index::Version;
+use crate::layout::{Layout, RECORD_BLOCK, be_u16, be_u32, be_u64};
+use crate::superblock::CheckpointAt;
+use crate::unit::{Place, place_checksum};
+
+const MAGIC: [u8; 4] = *b"SRcp";
+/// Bytes in front of the items.
+const HEADER: usize = 64;
+/// Bytes of a run of blocks.
+const RUN: usize = 24;
+/// Bytes of a hole.
+const HOLE: usize = 136;
+/// Bytes of a row of the description.
+const ROW: usize = 16;
+/// Runs in one block.
+pub(crate) const RUNS_MAX: usize = (RECORD_BLOCK - HEADER) / RUN;
+/// Holes in one block.
+pub(crate) const HOLES_MAX: usize = (RECORD_BLOCK - HEADER) / HOLE;
+/// Rows in one block.
+pub(crate) const ROWS_MAX: usize = (RECORD_BLOCK - HEADER) / ROW;
+/// Longest run.
+pub(crate) const RUN_BLOCKS_MAX: u32 = 0xffff;
+
+/// Consecutive blocks whose versions lie side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) lba: u64,
+    pub(crate) count: u32,
+    pub(crate) first: Version,
+}
+
+/// One of the segments that hold a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) segment: u32,
+    /// How many 4 KiB blocks of it are used.
+    pub(crate) blocks: u32,
+    pub(crate) generation: u64,
+}
+
+/// What a block holds.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    Runs(Vec<Run>),
+    Holes(Vec<Hole>),
+    Description {
+        /// Segments opened earlier hold nothing that is not in the checkpoint.
+        begin_generation: u64,
+        /// Of all blocks of the description.
+        total: u64,
+        rows: Vec<Row>,
+    },
+}
+
+/// One block.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    /// Names the checkpoint.
+    pub(crate) begin_lsn: u64,
+    /// Of the segment that it lies in.
+    pub(crate) generation: u64,
+    /// Every segment opened before it was written has a smaller generation: what it says of later ones is outdated.
+    pub(crate) next_generation: u64,
+    /// Of its runs or holes.
+    pub(crate) branch: u32,
+    pub(crate) content: Content,
+}
+
+impl Block {
+    /// Its 4096 bytes at a place.
+    pub(crate) fn encode(&self, place: Place) -> Vec<u8> {
+        let mut out = vec![0; HEADER];
+        let (kind, count) = match &self.content {
+            Content::Runs(runs) => {
+                for run in runs {
+                    let (high, low) = run.first.raw();
+                    out.extend_from_slice(&(u64::from(run.count) << 48 | run.lba).to_be_bytes());
+                    out.extend_from_slice(&high.to_be_bytes());
+                    out.extend_from_slice(&low.to_be_bytes());
+                }
+                (1, runs.len())
+            }
+            Content::Holes(holes) => {
+                for hole in holes {
+                    let record = hole.record.as_ref().map_or(&[][..], SealRecord::as_bytes);
+                    let end = out.len() + HOLE;
+                    for number in [hole.start, hole.count, hole.sequence] {
+                        out.extend_from_slice(&number.to_be_bytes());
+                    }
+                    out.extend_from_slice(&hole.place.segment.to_be_bytes());
+                    out.extend_from_slice(&hole.place.item_at.to_be_bytes());
+                    out.extend_from_slice(&(record.len() as u64).to_be_bytes());
+                    out.extend_from_slice(record);
+                    out.resize(end, 0);
+                }
+                (2, holes.len())
+            }
+            Content::Description { begin_generation, total, rows } => {
+                out[48..56].copy_from_slice(&begin_generation.to_be_bytes());
+                out[56..64].copy_from_slice(&total.to_be_bytes());
+                for row in rows {
+                    out.extend_from_slice(&row.segment.to_be_bytes());
+                    out.extend_from_slice(&row.blocks.to_be_bytes());
+                    out.extend_from_slice(&row.generation.to_be_bytes());
+                }
+                (3, rows.len())
+            }
+        };
+        assert!(out.len() <= RECORD_BLOCK, "no more items than fit");
+        out.resize(RECORD_BLOCK, 0);
+        out[..4].copy_from_slice(&MAGIC);
+        out[4] = kind;
+        out[6..8].copy_from_slice(&(count as u16).to_be_bytes());
+        out[16..24].copy_from_slice(&self.generation.to_be_bytes());
+        out[24..32].copy_from_slice(&self.begin_lsn.to_be_bytes());
+        out[32..40].copy_from_slice(&self.next_generation.to_be_bytes());
+        out[40..44].copy_from_slice(&self.branch.to_be_bytes());
+        let sum = place_checksum(&out, place);
+        out[8..16].copy_from_slice(&sum.to_be_bytes());
+        out
+    }
+
+    /// From 4096 bytes at a place. `None` if they are no block of this checkpoint.
+    pub(crate) fn decode(bytes: &[u8], place: Place, begin_lsn: u64, generation: u64) -> Option<Block> {
+        let whole = bytes.len() == RECORD_BLOCK
+            && bytes[..4] == MAGIC
+            && be_u64(bytes, 8) == place_checksum(bytes, place)
+            && (be_u64(bytes, 16), be_u64(bytes, 24)) == (generation, begin_lsn);
+        whole.then(|| Block::decode_content(bytes)).flatten()
+    }
+
+    fn decode_content(bytes: &[u8]) -> Option<Block> {
+        let count = usize::from(be_u16(bytes, 6));
+        let items = |size: usize| Some(bytes.get(HEADER..HEADER + count * size)?.chunks_exact(size));
+        let content = match bytes[4] {
+            1 => Content::Runs(items(RUN)?.map(decode_run).collect::<Option<_>>()?),
+            2 => Content::Holes(items(HOLE)?.map(decode_hole).collect::<Option<_>>()?),
+            3 => {
+                let row =
+                    |row: &[u8]| Row { segment: be_u32(row, 0), blocks: be_u32(row, 4), generation: be_u64(row, 8) };
+                let rows = items(ROW)?.map(row).collect();
+                Content::Description { begin_generation: be_u64(bytes, 48), total: be_u64(bytes, 56), rows }
+            }
+            _ => return None,
+        };
+        Some(Block {
+            begin_lsn: be_u64(bytes, 24),
+            generation: be_u64(bytes, 16),
+            next_generation: be_u64(bytes, 32),
+            branch: be_u32(bytes, 40),
+            content,
+        })
+    }
+}
+
+fn decode_run(bytes: &[u8]) -> Option<Run> {
+    let first = be_u64(bytes, 0);
+    let (lba, count) = (first & 0xffff_ffff_ffff, (first >> 48) as u32);
+    (count > 0).then_some(Run { lba, count, first: Version::from_raw(be_u64(bytes, 8), be_u64(bytes, 16)) })
+}
+
+fn decode_hole(bytes: &[u8]) -> Option<Hole> {
+    let record = match be_u64(bytes, 32) as usize {
+        0 => None,
+        len => Some(SealRecord::decode(bytes.get(40..40usize.checked_add(len)?)?).ok()?),
+    };
+    let (start, count) = (be_u64(bytes, 0), be_u64(bytes, 8));
+    start.checked_add(count).filter(|_| count > 0)?;
+    let place = ItemPlace { segment: be_u32(bytes, 24), item_at: be_u32(bytes, 28) };
+    Some(Hole::new(start, count, be_u64(bytes, 16), record, place))
+}
+
+/// Puts versions of consecutive blocks together to runs.
+pub(crate) struct Runs {
+    layout: Layout,
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Runs {
+    pub(crate) fn new(layout: Layout) -> Runs {
+        Runs { layout, runs: Vec::new() }
+    }
+
+    /// Adds one; false if that takes a run for which there is no room.
+    pub(crate) fn push(&mut self, lba: u64, version: Version) -> bool {
+        if let Some(run) = self.runs.last_mut()
+            && run.count < RUN_BLOCKS_MAX
+            && run.lba + u64::from(run.count) == lba
+            && run.first.step(&self.layout, run.count) == version
+        {
+            run.count += 1;
+            return true;
+        }
+        let room = self.runs.len() < RUNS_MAX;
+        if room {
+            self.runs.push(Run { lba, count: 1, first: version });
+        }
+        room
+    }
+}
+
+/// For fuzzing: decodes any bytes, as if their checksum fitted.
+#[doc(hidden)]
+pub fn fuzz_checkpoint(bytes: &[u8]) {
+    if bytes.len() >= RECORD_BLOCK {
+        let _ = Block::decode_content(&bytes[..RECORD_BLOCK]);
+    }
+}
+
+/// The place of a description.
+pub(crate) fn place_of(at: CheckpointAt, store_id: crate::options::StoreId) -> Place {
+    Place { store_id, segment: at.segment, block: at.block }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::StoreId;
+
+    const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 8, block_bytes: 4096, item_bytes: 56 };
+    const PLACE: Place = Place { store_id: StoreId([3; 16]), segment: 5, block: 7 };
+
+    #[test]
+    fn decodes_as_encoded_and_knows_its_place() {
+        let mut runs = Runs::new(LAYOUT);
+        for at in 0..10 {
+            assert!(
+                runs.push(100 + at, Version::new(&LAYOUT, 50 + at, 2, 8192 + 4096 * at as u32, 128 + 56 * at as u32))
+            );
+        }
+        assert!(runs.push(900, Version::new(&LAYOUT, 1, 3, 4096, 128)));
+        assert_eq!(runs.runs.iter().map(|run| run.count).collect::<Vec<_>>(), [10, 1]);
+        let hole = Hole::new(5, 6, 7, None, ItemPlace { segment: 1, item_at: 160 });
+        let rows = vec![Row { segment: 4, blocks: 9, generation: 11 }];
+        let contents = [
+            Content::Runs(runs.runs),
+            Content::Holes(vec![hole]),
+            Content::Description { begin_generation: 3, total: 1, rows },
+        ];
+        for content in contents {
+            let block = Block { begin_lsn: 77, generation: 12, next_generation: 13, branch: 2, content };
+            let bytes = block.encode(PLACE);
+            let again = Block::decode(&bytes, PLACE, 77, 12).expect("just encoded");
+            assert_eq!(again.encode(PLACE), bytes);
+            assert!(Block::decode(&bytes, Place { block: 8, ..PLACE }, 77, 12).is_none());
+            assert!(Block::decode(&bytes, PLACE, 78, 12).is_none() && Block::decode(&bytes, PLACE, 77, 11).is_none());
+            for at in 0..200 {
+                let mut bad = bytes.clone();
+                bad[at] ^= 4;
+                assert!(Block::decode(&bad, PLACE, 77, 12).is_none(), "byte {at}");
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Reading a checkpoint: everything in it must be whole, or the log is read instead.
+
+use std::collections::BTreeMap;
+
+use super::Extent;
+use super::load::Loader;
+use crate::backend::{Backend, Io};
+use crate::checkpoint::{Block, Content, Row, place_of};
+use crate::layout::RECORD_BLOCK;
+use crate::store::blocking;
+use crate::superblock::Superblock;
+use crate::unit::Place;
+
+/// What a checkpoint says of itself.
+pub(super) struct Description {
+    pub(super) begin_lsn: u64,
+    pub(super) begin_generation: u64,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Description {
+    /// What it takes, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.rows.iter().map(|row| u64::from(row.blocks) * RECORD_BLOCK as u64).sum()
+    }
+}
+
+/// The description of the checkpoint that the superblock names.
+///
+/// # Errors
+/// Why it cannot be used.
+pub(super) fn describe(backend: &mut dyn Backend, superblock: &Superblock) -> Result<Description, &'static str> {
+    let at = superblock.checkpoint.ok_or("there is none")?;
+    let layout = superblock.layout();
+    let mut rows: Vec<Row> = Vec::new();
+    let mut place = place_of(at, superblock.store_id);
+    loop {
+        if place.block >= layout.segment_blocks() {
+            return Err("its description runs over its segment");
+        }
+        let bytes = read(backend, layout.block_at(place.segment, place.block), 1)?;
+        let block = Block::decode(&bytes, place, at.begin_lsn, at.generation).ok_or("its description is damaged")?;
+        let Content::Description { begin_generation, total, rows: more } = block.content else {
+            return Err("its description is something else");
+        };
+        if more.is_empty() {
+            return Err("its description is cut off");
+        }
+        rows.extend(more);
+        place.block += 1;
+        if rows.len() as u64 >= total {
+            let possible = |row: &Row| row.segment < layout.segments && row.blocks <= layout.segment_blocks();
+            let mut segments: Vec<u32> = rows.iter().map(|row| row.segment).collect();
+            segments.sort_unstable();
+            let twice = segments.windows(2).any(|pair| pair[0] == pair[1]);
+            let whole = rows.len() as u64 == total && rows.iter().all(possible) && !twice;
+            let description = Description { begin_lsn: at.begin_lsn, begin_generation, rows };
+            return whole.then_some(description).ok_or("its description says what cannot be");
+        }
+    }
+}
+
+/// Takes everything in a checkpoint in. `used`: the segments that count, by what the table and the tail say.
+///
+/// # Errors
+/// Why it cannot be used; the loader is then spoilt.
+pub(super) fn load(
+    backend: &mut dyn Backend,
+    superblock: &Superblock,
+    description: &Description,
+    used: &BTreeMap<u32, Extent>,
+    loader: &mut Loader,
+) -> Result<(), &'static str> {
+    let layout = superblock.layout();
+    for row in &description.rows {
+        if used.contains_key(&row.segment) {
+            return Err("the log has taken one of its segments");
+        }
+        let bytes = read(backend, layout.segment_at(row.segment), row.blocks)?;
+        for (at, bytes) in bytes.chunks_exact(RECORD_BLOCK).enumerate() {
+            let place = Place { store_id: superblock.store_id, segment: row.segment, block: at as u32 };
+            let block = Block::decode(bytes, place, description.begin_lsn, row.generation).ok_or("it is damaged")?;
+            // What lay in a segment that was used anew since then is outdated; something later replaces it.
+            let counts =
+                |segment: u32| used.get(&segment).is_some_and(|extent| extent.generation < block.next_generation);
+            match block.content {
+                Content::Runs(runs) => {
+                    for run in runs {
+                        loader.run(block.branch, run, counts).ok_or("it says what cannot be")?;
+                    }
+                }
+                Content::Holes(holes) => {
+                    for hole in holes {
+                        loader.hole_from_checkpoint(block.branch, hole, counts).ok_or("it says what cannot be")?;
+                    }
+                }
+                Content::Description { .. } => return Err("a description amid it"),
+            }
+        }
+    }
+    loader.stamps_unknown();
+    Ok(())
+}
+
+fn read(backend: &mut dyn Backend, offset: u64, blocks: u32) -> Result<strongroom_block::BufferMut, &'static str> {
+    let buffer = strongroom_block::BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
+    let read = blocking(backend, Io::Read { offset, buffer });
+    read.ok().flatten().ok_or("it cannot be read")
+}

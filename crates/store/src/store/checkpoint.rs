@@ -1,0 +1,350 @@
+//! Checkpoints: the index in segments of its own, so that opening need not read every record block.
+//!
+//! Taken when the log has grown by eight times what the last one took: so they cost at most an eighth of what is
+//! appended. Written in pieces of 64 KiB, one in each poll, from the index as it is then; what changed meanwhile follows
+//! from the log behind the begin. A round names it when it is whole. One that cannot be finished is given up, and
+//! nothing is lost: the log has everything.
+
+use std::io;
+
+use strongroom_block::BufferMut;
+
+use super::append::is_no_space;
+use super::{Purpose, Store};
+use crate::backend::Io;
+use crate::catalogue::NodeId;
+use crate::checkpoint::{Block, Content, HOLES_MAX, ROWS_MAX, Row, Runs};
+use crate::holes::Hole;
+use crate::layout::RECORD_BLOCK;
+use crate::planted::PlantedFault;
+use crate::superblock::CheckpointAt;
+use crate::unit::Place;
+
+/// 4 KiB blocks of one piece.
+const PIECE_BLOCKS: u32 = 16;
+/// The log grows by so many times a checkpoint's size before the next one.
+const LOG_PER_CHECKPOINT: u64 = 8;
+/// ... and at least by this much, or an eighth of the store if that is less.
+const LOG_LEAST_BYTES: u64 = 64 << 20;
+
+/// How far a checkpoint is.
+enum Cursor {
+    Node { node: NodeId, branches: Vec<u32>, lba: u64 },
+    Holes { node: NodeId, left: Vec<u64> },
+    Versions { lba: u64, sequence: u64 },
+    Description,
+    Done,
+}
+
+/// One being written.
+struct Writing {
+    begin_lsn: u64,
+    begin_generation: u64,
+    /// The last one is being filled.
+    rows: Vec<Row>,
+    cursor: Cursor,
+    in_flight: bool,
+    /// Where its description is.
+    at: Option<CheckpointAt>,
+}
+
+/// All about checkpoints.
+#[derive(Default)]
+pub(crate) struct Checkpoints {
+    writing: Option<Writing>,
+    /// The segments of the one that the superblock names, or is about to.
+    named: Vec<u32>,
+    /// Of the one before, until the superblock is durable.
+    outdated: Vec<u32>,
+    /// What the last one took.
+    last_bytes: u64,
+    /// Bytes appended to the log in this opening when the last one began, less what recovery had to read after its begin.
+    begun_at: i128,
+    /// Generation of the segment with the last unit that is in the index.
+    pub(super) applied_generation: u64,
+    /// A piece may be written in this poll.
+    pub(super) may_write: bool,
+    /// The round on its way names the one that is whole.
+    in_round: bool,
+    /// None was possible for want of space; tried again when the log has grown.
+    retry_at: u64,
+}
+
+impl Checkpoints {
+    /// After recovery, from a checkpoint in these segments, or none; `replayed` bytes of the log were read.
+    pub(crate) fn recovered(segments: Vec<u32>, bytes: u64, replayed: u64) -> Checkpoints {
+        let begun_at = -i128::from(replayed);
+        Checkpoints { named: segments, last_bytes: bytes, begun_at, ..Checkpoints::default() }
+    }
+
+    /// One is whole and wants a round.
+    pub(super) fn wants_round(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| matches!(writing.cursor, Cursor::Done) && !writing.in_flight)
+    }
+
+    /// Has more to write than this poll allowed.
+    pub(super) fn goes_on(&self) -> bool {
+        self.writing.as_ref().is_some_and(|writing| !writing.in_flight && !matches!(writing.cursor, Cursor::Done))
+    }
+}
+
+impl Store {
+    fn log_bytes(&self) -> u64 {
+        self.stats.appended_bytes + self.stats.cleaned_bytes + self.stats.table_bytes
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        let store_bytes = u64::from(self.layout.segments) * u64::from(self.layout.segment_bytes);
+        let least = (store_bytes / 8).clamp(u64::from(self.layout.segment_bytes), LOG_LEAST_BYTES);
+        let least = self.options.checkpoint_log_bytes.unwrap_or(least);
+        let grown = i128::from(self.log_bytes()) - self.checkpoints.begun_at;
+        grown >= i128::from(least.max(LOG_PER_CHECKPOINT * self.checkpoints.last_bytes))
+            && self.log_bytes() >= self.checkpoints.retry_at
+    }
+
+    pub(super) fn drive_checkpoint(&mut self) -> bool {
+        let halted = self.refused.is_some() || self.round.is_opening() || self.cleaner.stop;
+        if halted || !self.checkpoints.may_write {
+            return false;
+        }
+        if self.checkpoints.writing.is_none() {
+            if self.head.completed_lsn == 0 || self.checkpoints.applied_generation == 0 || !self.checkpoint_due() {
+                return false;
+            }
+            self.checkpoints.begun_at = i128::from(self.log_bytes());
+            self.checkpoints.writing = Some(Writing {
+                begin_lsn: self.head.completed_lsn,
+                begin_generation: self.checkpoints.applied_generation,
+                rows: Vec::new(),
+                cursor: Cursor::Node { node: 0, branches: Vec::new(), lba: 0 },
+                in_flight: false,
+                at: None,
+            });
+        }
+        if !self.checkpoints.goes_on() {
+            return false;
+        }
+        self.checkpoints.may_write = false;
+        let mut writing = self.checkpoints.writing.take().expect("it goes on");
+        let kept = self.write_piece(&mut writing);
+        self.checkpoints.writing = Some(writing);
+        if !kept {
+            self.give_checkpoint_up();
+        }
+        true
+    }
+
+    /// Writes the next piece; false if there is no space for it.
+    fn write_piece(&mut self, writing: &mut Writing) -> bool {
+        let full = writing.rows.last().is_none_or(|row| row.blocks == self.layout.segment_blocks());
+        if full && !self.checkpoint_segment(writing) {
+            return false;
+        }
+        let row = *writing.rows.last().expect("just made sure of");
+        let most = PIECE_BLOCKS.min(self.layout.segment_blocks() - row.blocks);
+        let mut piece = Vec::new();
+        let mut blocks = 0;
+        while blocks < most {
+            let Some((branch, content)) = self.next_content(writing) else { break };
+            let block = self.checkpoint_block(writing, branch, content);
+            let place = Place { store_id: self.info.store_id, segment: row.segment, block: row.blocks + blocks };
+            piece.extend_from_slice(&block.encode(place));
+            blocks += 1;
+        }
+        if matches!(writing.cursor, Cursor::Description) && blocks < most {
+            let description = writing.rows.len().div_ceil(ROWS_MAX) as u32;
+            if blocks + description > self.layout.segment_blocks() - row.blocks {
+                // In one piece, so in a segment of its own.
+                writing.rows.last_mut().expect("just seen").blocks += blocks;
+                let room = self.checkpoint_segment(writing);
+                return room && (blocks == 0 || self.write_checkpoint(writing, row, &piece));
+            }
+            writing.rows.last_mut().expect("just seen").blocks += blocks;
+            let block = row.blocks + blocks;
+            let (segment, generation, begin_lsn) = (row.segment, row.generation, writing.begin_lsn);
+            writing.at = Some(CheckpointAt { segment, block, generation, begin_lsn });
+            let (begin_generation, total) = (writing.begin_generation, writing.rows.len() as u64);
+            for (at, rows) in writing.rows.chunks(ROWS_MAX).enumerate() {
+                let content = Content::Description { begin_generation, total, rows: rows.to_vec() };
+                let place = Place { store_id: self.info.store_id, segment, block: block + at as u32 };
+                piece.extend_from_slice(&self.checkpoint_block(writing, 0, content).encode(place));
+            }
+            writing.cursor = Cursor::Done;
+        } else {
+            writing.rows.last_mut().expect("just seen").blocks += blocks;
+        }
+        self.write_checkpoint(writing, row, &piece)
+    }
+
+    fn checkpoint_block(&self, writing: &Writing, branch: u32, content: Content) -> Block {
+        let generation = writing.rows.last().expect("it has a segment").generation;
+        let next_generation = self.head.next_generation;
+        Block { begin_lsn: writing.begin_lsn, generation, next_generation, branch, content }
+    }
+
+    fn write_checkpoint(&mut self, writing: &mut Writing, row: Row, piece: &[u8]) -> bool {
+        self.stats.checkpoint_bytes += piece.len() as u64;
+        writing.in_flight = true;
+        let offset = self.layout.block_at(row.segment, row.blocks);
+        self.start_io(Purpose::Checkpoint, Io::Write { offset, buffers: vec![BufferMut::copy_from(piece).freeze()] });
+        true
+    }
+
+    /// Takes another segment, from the far end of the free ones.
+    fn checkpoint_segment(&mut self, writing: &mut Writing) -> bool {
+        if self.segments.free_count() <= self.layout.reserved_segments() + 1 {
+            return false;
+        }
+        let generation = self.head.next_generation;
+        let Some(segment) = self.segments.open_for_checkpoint(generation) else { return false };
+        self.head.next_generation += 1;
+        writing.rows.push(Row { segment, blocks: 0, generation });
+        true
+    }
+
+    pub(super) fn checkpoint_written(&mut self, result: io::Result<()>) {
+        if let Some(writing) = &mut self.checkpoints.writing {
+            writing.in_flight = false;
+        }
+        match result {
+            Ok(()) => {}
+            Err(error) if is_no_space(&error) => self.give_checkpoint_up(),
+            Err(error) => self.refuse_writes("writing a checkpoint", &error),
+        }
+    }
+
+    fn give_checkpoint_up(&mut self) {
+        let writing = self.checkpoints.writing.take().expect("one is being written");
+        tracing::debug!(volume = %self.info.volume_id, "no space for a checkpoint now");
+        self.checkpoints.retry_at = self.log_bytes() + u64::from(self.layout.segment_bytes);
+        self.release_checkpoint(writing.rows.iter().map(|row| row.segment).collect());
+    }
+
+    fn release_checkpoint(&mut self, segments: Vec<u32>) {
+        for segment in segments {
+            self.segments.end_checkpoint(segment);
+            self.round.releasing.push(segment);
+        }
+    }
+
+    /// A table is being begun: if a checkpoint is whole by now, the round that it belongs to makes both durable.
+    pub(super) fn checkpoint_at_table(&mut self) {
+        self.checkpoints.in_round = self.checkpoints.wants_round();
+    }
+
+    /// What the superblock of a round names.
+    pub(super) fn checkpoint_for_superblock(&mut self) -> Option<CheckpointAt> {
+        let whole = self.checkpoints.writing.as_ref().is_some_and(|writing| matches!(writing.cursor, Cursor::Done));
+        let too_early = whole && self.options.planted.has(PlantedFault::CheckpointTooEarly);
+        if (std::mem::take(&mut self.checkpoints.in_round) || too_early)
+            && let Some(writing) = self.checkpoints.writing.take()
+        {
+            self.stats.checkpoints += 1;
+            self.checkpoints.last_bytes =
+                writing.rows.iter().map(|row| u64::from(row.blocks) * RECORD_BLOCK as u64).sum();
+            let segments = writing.rows.iter().map(|row| row.segment).collect();
+            let outdated = std::mem::replace(&mut self.checkpoints.named, segments);
+            self.checkpoints.outdated.extend(outdated);
+            return writing.at;
+        }
+        self.superblock.checkpoint
+    }
+
+    /// The superblock of a round is durable: the checkpoint before is not needed any more.
+    pub(super) fn checkpoint_named(&mut self) {
+        let outdated = std::mem::take(&mut self.checkpoints.outdated);
+        self.release_checkpoint(outdated);
+    }
+
+    /// The next block's content and branch; `None` when only the description is left.
+    fn next_content(&self, writing: &mut Writing) -> Option<(u32, Content)> {
+        loop {
+            match &mut writing.cursor {
+                Cursor::Node { node, branches, lba } => match self.next_runs(node, branches, lba) {
+                    Some(content) => return Some(content),
+                    None => {
+                        let (node, left) = match self.map.table_from(*node) {
+                            Some((node, table)) => (node, table.holes.iter().map(|hole| hole.sequence).collect()),
+                            None => (NodeId::MAX, Vec::new()),
+                        };
+                        writing.cursor = Cursor::Holes { node, left };
+                    }
+                },
+                Cursor::Holes { node, left } => match self.next_holes(*node, left) {
+                    Some(content) => return Some(content),
+                    None if *node == NodeId::MAX => writing.cursor = Cursor::Versions { lba: 0, sequence: 0 },
+                    None => writing.cursor = Cursor::Node { node: *node + 1, branches: Vec::new(), lba: 0 },
+                },
+                Cursor::Versions { lba, sequence } => {
+                    let mut versions = self.map.versions.from(*lba, *sequence).peekable();
+                    let Some(&(branch, ..)) = versions.peek() else {
+                        writing.cursor = Cursor::Description;
+                        return None;
+                    };
+                    let mut runs = Runs::new(self.layout);
+                    let mut next = (u64::MAX, 0);
+                    for (of, at, version) in versions {
+                        if of != branch || !runs.push(at, version) {
+                            next = (at, version.sequence());
+                            break;
+                        }
+                    }
+                    (*lba, *sequence) = next;
+                    return Some((branch, Content::Runs(runs.runs)));
+                }
+                Cursor::Description | Cursor::Done => return None,
+            }
+        }
+    }
+
+    /// Blocks of the node at the cursor, or, if that is gone, of the next one. Parents come before their children, and
+    /// blocks move from parents to children only: so none is missed.
+    fn next_runs(&self, node: &mut NodeId, branches: &mut Vec<u32>, lba: &mut u64) -> Option<(u32, Content)> {
+        let (at, table) = self.map.table_from(*node)?;
+        let labels = self.map.catalogue.labels(at);
+        if at != *node || (branches.is_empty() && *lba == 0) {
+            (*node, *lba) = (at, 0);
+            *branches = labels.branches();
+        }
+        while let Some(&branch) = branches.last() {
+            let mut runs = Runs::new(self.layout);
+            let mut next = None;
+            table.index.visit_from(*lba, |lba, version| {
+                let fits = labels.branch(version.sequence()) != branch || runs.push(lba, version);
+                next = Some(lba).filter(|_| !fits);
+                fits
+            });
+            match next {
+                Some(next) => *lba = next,
+                None => {
+                    branches.pop();
+                    *lba = if branches.is_empty() { u64::MAX } else { 0 };
+                }
+            }
+            if !runs.runs.is_empty() {
+                return Some((branch, Content::Runs(runs.runs)));
+            }
+        }
+        None
+    }
+
+    fn next_holes(&self, node: NodeId, left: &mut Vec<u64>) -> Option<(u32, Content)> {
+        let mut holes: Vec<Hole> = Vec::new();
+        let mut branch = None;
+        while holes.len() < HOLES_MAX {
+            let Some(&sequence) = left.last() else { break };
+            // Moved to a child or gone, if it is not here.
+            if let Some((of, table)) = self.map.table_from(node)
+                && let Some(hole) = Some(table).filter(|_| of == node).and_then(|table| table.holes.hole(sequence))
+            {
+                let label = self.map.catalogue.labels(node).branch(sequence);
+                if *branch.get_or_insert(label) != label {
+                    break;
+                }
+                holes.push(hole.clone());
+            }
+            left.pop();
+        }
+        branch.map(|branch| (branch, Content::Holes(holes)))
+    }
+}
