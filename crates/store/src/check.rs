@@ -14,7 +14,7 @@ use crate::options::VolumeInfo;
 use crate::planted::Planted;
 use crate::recover::{Scanner, Unit, recover, superblocks};
 use crate::store::{Recovered, Store, blocking, item_checksum};
-use crate::unit::Entry;
+use crate::unit::{Entry, Place, record_block_generation, record_block_intact};
 
 /// Upper bound on the bad blocks that a report lists.
 const LISTED_MAX: usize = 10_000;
@@ -135,18 +135,25 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
     let total = used.iter().map(|&(_, end)| u64::from(end) * RECORD_BLOCK as u64).sum();
     let mut done = 0;
     for (segment, end) in used {
-        let mut block = 0;
+        let generation = recovered.segments.segment(segment).generation;
+        let (mut block, mut missed) = (0, Vec::new());
         while block < end {
             let mut scanner = Scanner::lone(backend, &recovered.superblock);
-            let Some(unit) = scanner.unit_at(segment, block)? else { break };
+            let unit = scanner.unit_at(segment, block)?.filter(|unit| unit.header.generation == generation);
+            // Behind a damaged unit others may be whole.
+            let Some(unit) = unit else {
+                missed.push(block);
+                block += 1;
+                continue;
+            };
             block += unit.header.blocks();
             report.units += 1;
             check_unit(backend, &recovered, &unit, &mut report);
             done += u64::from(unit.header.blocks()) * RECORD_BLOCK as u64;
             progress(done, total);
         }
-        if block < end {
-            walk_broke_off(&recovered, segment, block, &mut report);
+        if !missed.is_empty() {
+            look_at_missed(backend, &recovered, segment, &missed, &mut report);
         }
     }
     if report.problems.is_empty() {
@@ -174,9 +181,17 @@ fn standing(recovered: &Recovered, branch: u32, lba: u64, version: Version) -> S
     }
 }
 
-/// Of a segment only the first units could be read: every version behind them is bad.
-fn walk_broke_off(recovered: &Recovered, segment: u32, block: u32, report: &mut CheckReport) {
+/// Some 4 KiB blocks of a segment are part of no whole unit: the versions whose records are there, one by one. Opening
+/// did not need them, if a checkpoint had what they say; reading a version needs only its own record block.
+fn look_at_missed(
+    backend: &mut dyn Backend,
+    recovered: &Recovered,
+    segment: u32,
+    missed: &[u32],
+    report: &mut CheckReport,
+) {
     let layout = recovered.superblock.layout();
+    let block = missed[0];
     report.problem(Problem {
         lba: None,
         sequence: None,
@@ -186,8 +201,10 @@ fn walk_broke_off(recovered: &Recovered, segment: u32, block: u32, report: &mut 
         what: format!("the record blocks of a unit in segment {segment} are damaged or cannot be read"),
     });
     let mut behind = Vec::new();
-    let is_behind =
-        |version: Version| version.segment(&layout) == segment && version.item_at() >= block * RECORD_BLOCK as u32;
+    let is_behind = |version: Version| {
+        let block = version.item_at() / RECORD_BLOCK as u32;
+        version.segment(&layout) == segment && missed.binary_search(&block).is_ok()
+    };
     for (_, table) in recovered.map.tables() {
         table
             .index
@@ -196,8 +213,34 @@ fn walk_broke_off(recovered: &Recovered, segment: u32, block: u32, report: &mut 
     let versions = &recovered.map.versions;
     versions.for_each(|_, lba, version| behind.extend(is_behind(version).then_some((Standing::Older, lba, version))));
     for (standing, lba, version) in behind {
-        bad_version(recovered, standing, lba, version, "its record is behind a damaged unit", report);
+        match standing {
+            Standing::Newest => report.blocks += 1,
+            _ => report.versions += 1,
+        }
+        if let Err(what) = readable(backend, recovered, version) {
+            bad_version(recovered, standing, lba, version, what, report);
+        }
     }
+}
+
+/// What a read of one version would find.
+fn readable(backend: &mut dyn Backend, recovered: &Recovered, version: Version) -> Result<(), &'static str> {
+    let layout = recovered.superblock.layout();
+    let segment = version.segment(&layout);
+    let place =
+        Place { store_id: recovered.superblock.store_id, segment, block: version.item_at() / RECORD_BLOCK as u32 };
+    let mut read = |offset, len| {
+        let buffer = strongroom_block::BufferMut::zeroed(len);
+        blocking(backend, Io::Read { offset, buffer }).ok().flatten().ok_or("it cannot be read")
+    };
+    let record_block = read(layout.block_at(segment, place.block), RECORD_BLOCK)?;
+    let generation = recovered.segments.segment(segment).generation;
+    let intact = record_block_intact(&record_block, place) && record_block_generation(&record_block) == generation;
+    let at = version.item_at() as usize % RECORD_BLOCK;
+    let item = record_block.get(at..at + layout.item_bytes as usize).filter(|_| intact);
+    let item = item.ok_or("its record block is damaged")?;
+    let data = read(version.data_offset(), layout.block_bytes as usize)?;
+    (keyless_checksum(&data) == item_checksum(item)).then_some(()).ok_or("it does not match its checksum")
 }
 
 /// Every version that the index names was met in the log.
