@@ -27,24 +27,40 @@ trap 'rm -rf "$work"' EXIT
 below() {
   local pid
   for pid in $(cat "/proc/$1/task/"*/children 2>/dev/null); do
-    if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q -- "$2"; then echo "$pid"; return; fi
+    if { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -q -- "$2"; then echo "$pid"; return; fi
   done
 }
 
-# The symbols of one process that took most samples, as "12% name, 8% name, …".
-hottest() {
-  perf record -q -F 997 -p "$1" -o "$work/perf.data" -- sleep "$LOOK" >/dev/null 2>&1 || { echo "no samples"; return; }
-  perf report -i "$work/perf.data" --no-children --sort symbol --stdio 2>/dev/null |
-    awk '$1 ~ /%$/ { share = $1; sub(/%/, "", share); $1 = ""; $2 = ""; name = $0; gsub(/^ +| +$/, "", name)
-           gsub(/<|>|\|/, "", name); if (length(name) > 48) name = substr(name, 1, 45) "..."
-           printf "%s%.0f%% `%s`", (n++ ? ", " : ""), share, name; if (n == 8) exit } END { if (!n) printf "no samples" }'
+# Looks at both processes at once: $1 is the target, $2 its initiator. Samples first, then system calls.
+look() {
+  local end pid
+  local -A pids=([target]=$1 [initiator]=$2)
+  local -a looking=()
+  for end in target initiator; do
+    perf record -q -F 997 -p "${pids[$end]}" -o "$work/$end.data" -- sleep "$LOOK" >/dev/null 2>&1 &
+    looking+=($!)
+  done
+  for pid in "${looking[@]}"; do wait "$pid" || true; done
+  looking=()
+  for end in target initiator; do
+    perf stat -x ' ' -e 'syscalls:sys_enter_*' -p "${pids[$end]}" -o "$work/$end.stat" -- sleep "$LOOK" >/dev/null 2>&1 &
+    looking+=($!)
+  done
+  for pid in "${looking[@]}"; do wait "$pid" || true; done
 }
 
-# System calls a second of one process, as "calls_per_second name=calls_per_second …"; the four most frequent.
+# The symbols that took most samples, as "12% [k] name, 8% [.] name, …"; $1 is which end.
+hottest() {
+  perf report -i "$work/$1.data" --no-children --sort symbol --stdio 2>/dev/null |
+    awk '$1 ~ /%$/ { share = $1; sub(/%/, "", share); $1 = ""; name = $0; gsub(/^ +|( +-)* *$/, "", name)
+           gsub(/<|>|\|/, "", name); if (length(name) > 48) name = substr(name, 1, 45) "..."
+           printf "%s%.0f%% `%s`", (n++ ? ", " : ""), share, name; if (n == 8) exit } END { if (!n) printf "no samples" }' || true
+}
+
+# System calls a second, "calls_per_second name" a line; the four most frequent. $1 is which end.
 syscalls() {
-  perf stat -x ' ' -e 'syscalls:sys_enter_*' -p "$1" -o "$work/stat" -- sleep "$LOOK" >/dev/null 2>&1 || { echo "?"; return; }
-  awk -v seconds="$LOOK" '$1 ~ /^[0-9]+$/ && $1 > 0 { sub(/syscalls:sys_enter_/, "", $2); print $1 / seconds, $2 }' "$work/stat" |
-    sort -rn | head -4
+  awk -v seconds="$LOOK" '$1 ~ /^[0-9]+$/ && $1 > 0 { for (i = 2; i <= NF; i++) if (sub(/syscalls:sys_enter_/, "", $i)) print $1 / seconds, $i }' \
+    "$work/$1.stat" 2>/dev/null | sort -rn | head -4 || true
 }
 
 table="$work/table.md"
@@ -58,8 +74,8 @@ for scheme in "${schemes[@]}"; do
   for pattern in randread randwrite; do
     for size in 4k 64k; do
       say "$scheme $size $pattern"
-      # Two looks at each of two processes, and a measurement as long as all of them.
-      seconds=$((LOOK * 4 + 2))
+      # Two looks, and time for perf to begin and to write down what it saw.
+      seconds=$((LOOK * 2 + 7))
       "$STRONGROOM" bench rawio --schemes "$scheme" --patterns "$pattern" --sizes "$size" --depths 16 --seconds "$seconds" \
         --warm-up 0.5 --runs 1 --quiet --json "$work/cell.jsonl" 2>"$work/errors" &
       bench=$!
@@ -72,13 +88,11 @@ for scheme in "${schemes[@]}"; do
       done
       [ -n "$target" ] && [ -n "$initiator" ] || { cat "$work/errors" >&2; fail "the benchmark did not start"; }
       sleep 2
-      target_hot=$(hottest "$target") initiator_hot=$(hottest "$initiator")
-      syscalls "$target" >"$work/target.calls"
-      syscalls "$initiator" >"$work/initiator.calls"
+      look "$target" "$initiator"
       wait "$bench" || { cat "$work/errors" >&2; fail "the benchmark failed"; }
       for end in target initiator; do
-        hot="${end}_hot"
-        awk -v end="$end" -v what="$scheme, $size $pattern" -v hot="${!hot}" -v calls="$work/$end.calls" '
+        syscalls "$end" >"$work/calls"
+        awk -v end="$end" -v what="$scheme, $size $pattern" -v hot="$(hottest "$end")" -v calls="$work/calls" '
           function field(name) { return match($0, "\"" name "\":[0-9.e+-]+") ? substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) : 0 }
           /"bench"/ {
             iops = field("iops"); cpu = field(end "_cpu_ms_per_kio"); list = ""

@@ -260,7 +260,11 @@ fn figure(summary: &Summary, measure: Measure, look: Look, what: &str) -> Figure
     Figure {
         name: format!("{}-{}", summary.experiment.bench, what.replace(|c: char| !c.is_ascii_alphanumeric(), "-")),
         title: format!("{}: {what}", summary.experiment.bench),
-        note: format!("Medians of {} runs; whiskers: all of them; {fixed}", summary.runs),
+        note: if summary.runs == 1 {
+            format!("One run; {fixed}")
+        } else {
+            format!("Medians of {} runs; whiskers: all of them; {fixed}", summary.runs)
+        },
         charts,
     }
 }
