@@ -2,7 +2,8 @@
 //! submitted and what was answered, in that order.
 //!
 //! `crash-writer DIR SEED FIRST-OP`. Lines: `S op lba count fua` submitted, `W op sequence` written, `H lba count sequence`
-//! became a hole, `P` flush submitted, `F` flush answered (of the oldest `P`).
+//! became a hole, `P` flush submitted, `F` flush answered (of the oldest `P`), `T op` snapshot submitted, `N op snapshot` taken,
+//! `D snapshot` its deletion submitted, `X op` no space.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,12 +14,13 @@ use std::time::Duration;
 
 use crate::{Random, block_bytes, record_for};
 use strongroom_block::{Buffer, HoleRecord, Lba, Token};
-use strongroom_store::{Completion, Op, OpenOptions, Outcome, Store};
+use strongroom_store::{Completion, Op, OpError, OpenOptions, Outcome, Store};
 
 enum Asked {
     Write,
     Hole { lba: u64, count: u64 },
     Flush,
+    Snapshot,
 }
 
 /// The whole process; see the crash test.
@@ -87,11 +89,12 @@ impl Writer {
         let sealed = store.info().kind.is_sealed();
         let lba = self.random.below(geometry.blocks);
         let count = 1 + self.random.below(16.min(geometry.blocks - lba));
-        match self.random.below(12) {
+        match self.random.below(13) {
             0 => {
                 lines.push_str("P\n");
                 (Asked::Flush, Op::Flush)
             }
+            2 if self.random.once_in(6) => (Asked::Snapshot, self.snapshot(op, store, lines)),
             1 if sealed => {
                 let hole = HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) };
                 (Asked::Hole { lba, count }, Op::Hole { holes: vec![hole] })
@@ -109,11 +112,36 @@ impl Writer {
         }
     }
 
+    /// Takes a snapshot, or deletes the one that there is.
+    fn snapshot(&mut self, op: u64, store: &Store, lines: &mut String) -> Op {
+        match store.snapshots().first() {
+            Some(info) => {
+                writeln!(lines, "D {}", info.id.0).expect("strings take everything");
+                Op::SnapshotDelete { id: info.id }
+            }
+            None => {
+                writeln!(lines, "T {op}").expect("strings take everything");
+                Op::SnapshotCreate { name: format!("s{op}") }
+            }
+        }
+    }
+
     fn answered(&mut self, done: Vec<Completion>) {
         let mut lines = String::new();
         for Completion { token, result } in done {
             let asked = self.asked.remove(&token.0).expect("asked once, answered once");
-            match (asked, result.expect("nothing fails on this disk")) {
+            let outcome = match result {
+                Ok(outcome) => outcome,
+                // What a snapshot holds on to is not to be had, and a snapshot may be deleted twice.
+                Err(OpError::NoSpace) => {
+                    writeln!(lines, "X {}", token.0).expect("strings take everything");
+                    continue;
+                }
+                Err(OpError::NoSuchView) => continue,
+                Err(error) => panic!("nothing else fails on this disk: {error}"),
+            };
+            match (asked, outcome) {
+                (Asked::Snapshot, Outcome::SnapshotCreated { id }) => writeln!(lines, "N {} {}", token.0, id.0),
                 (Asked::Write, Outcome::Written { first, .. }) => writeln!(lines, "W {} {first}", token.0),
                 (Asked::Hole { lba, count }, Outcome::Written { first, .. }) if first.0 > 0 => {
                     writeln!(lines, "H {lba} {count} {first}")

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
-use strongroom_store::{CreateOptions, Op, OpenOptions, Outcome, Store, UnitKind};
+use strongroom_store::{CreateOptions, Op, OpenOptions, Outcome, SnapshotId, Store, UnitKind, View};
 use strongroom_testing::{ForgettingDisk, Model, Random, record_for};
 
 const BLOCKS: u64 = 2048;
@@ -25,6 +25,9 @@ struct Crashes {
     model: Model,
     next_op: u64,
     flushes: u64,
+    /// The snapshot that must be there: its identity, what it has at least, and which operations came afterwards.
+    snapshot: Option<(u64, Vec<u64>, u64)>,
+    snapshots: u64,
     _mount_point: tempfile::TempDir,
 }
 
@@ -48,7 +51,17 @@ impl Crashes {
             store.close().unwrap();
         }
         let model = Model::new(BLOCKS, BlockSize::DEFAULT, sequence);
-        Crashes { random: Random::new(seed), disk, dir, model, next_op: 1, flushes: 0, _mount_point: mount_point }
+        Crashes {
+            random: Random::new(seed),
+            disk,
+            dir,
+            model,
+            next_op: 1,
+            flushes: 0,
+            snapshot: None,
+            snapshots: 0,
+            _mount_point: mount_point,
+        }
     }
 
     /// Lets the writer run for a moment, kills it, lets the disk forget, and compares.
@@ -79,6 +92,7 @@ impl Crashes {
 
     fn listen(&mut self, output: impl BufRead) {
         let mut marks = VecDeque::new();
+        let mut floor = Vec::new();
         for line in output.lines() {
             let line = line.expect("text");
             let mut words = line.split(' ');
@@ -94,6 +108,13 @@ impl Crashes {
                 }
                 ("W", [op, sequence]) => self.model.written(*op, *sequence, false),
                 ("H", [lba, count, sequence]) => self.model.hole(*lba, *count, *sequence),
+                ("X", [op]) => self.model.failed(*op),
+                ("T", _) => floor = self.model.floor(0, BLOCKS),
+                ("N", [_, snapshot]) => {
+                    self.snapshots += 1;
+                    self.snapshot = Some((*snapshot, std::mem::take(&mut floor), self.next_op));
+                }
+                ("D", _) => self.snapshot = None,
                 ("P", _) => marks.push_back(self.model.flush_mark()),
                 ("F", _) => {
                     self.flushes += 1;
@@ -113,6 +134,13 @@ impl Crashes {
             panic!("reads are answered with data")
         };
         self.model.after_crash(&extents);
+        if let Some((id, floor, before_op)) = &self.snapshot {
+            let read = Op::Read { lba: Lba(0), count: BLOCKS as u32 };
+            let Ok(Outcome::Read(extents)) = store.execute_on(View::Snapshot(SnapshotId(*id)), read) else {
+                panic!("snapshot {id} was answered and is gone")
+            };
+            self.model.check_snapshot(&extents, floor, *before_op);
+        }
         if self.random.once_in(2) {
             store.close().unwrap();
         }
@@ -136,7 +164,8 @@ fn nothing_flushed_is_forgotten() {
             crashes.kill(writer);
         }
         assert!(crashes.flushes > 0 && crashes.next_op > 1000, "the writer wrote and flushed");
-        println!("{} flushes, {} syncs", crashes.flushes, crashes.disk.syncs());
+        assert!(crashes.snapshots > 0, "the writer took snapshots");
+        println!("{} flushes, {} snapshots, {} syncs", crashes.flushes, crashes.snapshots, crashes.disk.syncs());
     }
 }
 

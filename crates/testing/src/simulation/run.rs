@@ -191,6 +191,10 @@ impl Run {
         self.seen.add(store.stats());
         let refused = store.stats().writes_refused;
         if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
+            // After a reopening what went too soon may be back: it is still in the log.
+            self.demand_versions(&mut store);
+        }
+        if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
             self.disk.cut_off_after(u64::MAX);
             self.close(store);
         } else {
