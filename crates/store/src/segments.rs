@@ -123,7 +123,8 @@ impl Segments {
         // The first one is named by units as the next.
         let segment = if self.free.len() > 1 { self.free.pop_back()? } else { return None };
         let state = State::Checkpoint;
-        self.all[segment as usize] = Segment { state, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
+        self.all[segment as usize] =
+            Segment { state, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
         Some(segment)
     }
 

@@ -28,6 +28,8 @@ fn sim_nothing_flushed_is_lost_and_nothing_is_torn() {
         && seen.versions_demanded > 0
         && seen.full > 0
         && seen.snapshots > 0
+        && seen.checkpoints > 0
+        && seen.from_checkpoints > 0
         && seen.refusals > 0
         && seen.failed_reads > 0
         && seen.checks > 0

@@ -83,7 +83,8 @@ impl Run {
     fn try_open(&mut self) -> Result<Store, StoreError> {
         let orderly = self.random.once_in(4);
         let open_id = Some(self.random.number());
-        let options = OpenOptions { open_id, planted: self.planted, ..OpenOptions::default() };
+        let checkpoint_log_bytes = [None, Some(100_000), Some(400_000)][self.random.below(3) as usize];
+        let options = OpenOptions { open_id, planted: self.planted, checkpoint_log_bytes, ..OpenOptions::default() };
         Store::open_on(Box::new(self.disk.backend(orderly)), &options, Arc::new(|| {}))
     }
 

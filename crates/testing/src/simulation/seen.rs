@@ -23,6 +23,10 @@ pub struct Seen {
     pub versions_demanded: u64,
     /// Snapshots taken.
     pub snapshots: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+    /// Openings that began at one.
+    pub from_checkpoints: u64,
     /// Requests refused after a failed sync.
     pub refusals: u64,
     /// Requests that found no space.
@@ -53,6 +57,8 @@ impl Seen {
         self.table_bytes += stats.table_bytes;
         self.versions_evicted += stats.versions_evicted;
         self.versions_released += stats.versions_released;
+        self.checkpoints += stats.checkpoints;
+        self.from_checkpoints += u64::from(stats.opened_from_checkpoint);
     }
 
     /// Adds another run's.
@@ -67,6 +73,8 @@ impl Seen {
             versions_released,
             versions_demanded,
             snapshots,
+            checkpoints,
+            from_checkpoints,
             refusals,
             full,
             failed_reads,
@@ -87,6 +95,8 @@ impl Seen {
         self.versions_released += versions_released;
         self.versions_demanded += versions_demanded;
         self.snapshots += snapshots;
+        self.checkpoints += checkpoints;
+        self.from_checkpoints += from_checkpoints;
         self.refusals += refusals;
         self.full += full;
         self.failed_reads += failed_reads;
