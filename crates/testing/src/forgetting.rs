@@ -33,7 +33,21 @@ struct Entry {
     mode: u16,
 }
 
+/// What can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailingIo {
+    /// Reads, with an I/O error.
+    Reads,
+    /// Writes, with an I/O error.
+    Writes,
+    /// Writes and allocations, for want of space.
+    Space,
+    /// Syncs, with an I/O error.
+    Syncs,
+}
+
 struct Tree {
+    failing: Option<FailingIo>,
     entries: BTreeMap<u64, Entry>,
     next: u64,
     random: Random,
@@ -55,11 +69,16 @@ impl ForgettingDisk {
     pub fn mount(mount_point: &Path, seed: u64) -> io::Result<ForgettingDisk> {
         let root = Entry { node: Node::Directory(BTreeMap::new()), mode: 0o755 };
         let entries = BTreeMap::from([(1, root)]);
-        let tree = Arc::new(Mutex::new(Tree { entries, next: 2, random: Random::new(seed), syncs: 0 }));
+        let tree = Arc::new(Mutex::new(Tree { entries, next: 2, random: Random::new(seed), syncs: 0, failing: None }));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("forgetting-disk".to_owned())];
         let session = Session::new(ForgettingFs(Arc::clone(&tree)), mount_point, &config)?.spawn()?;
         Ok(ForgettingDisk { tree, mount_point: mount_point.to_owned(), session: Some(session) })
+    }
+
+    /// From now on this fails; `None`: nothing.
+    pub fn fail(&self, failing: Option<FailingIo>) {
+        self.tree().failing = failing;
     }
 
     /// Where it is mounted.
@@ -108,6 +127,10 @@ impl Drop for ForgettingDisk {
 type Reply<T> = Result<T, Errno>;
 
 impl Tree {
+    fn admit(&self, failing: FailingIo, errno: Errno) -> Reply<()> {
+        if self.failing == Some(failing) { Err(errno) } else { Ok(()) }
+    }
+
     fn entry(&mut self, ino: INodeNo) -> Reply<&mut Entry> {
         self.entries.get_mut(&ino.0).ok_or(Errno::ENOENT)
     }
@@ -166,6 +189,7 @@ impl Tree {
     }
 
     fn read(&mut self, ino: INodeNo, offset: u64, size: u32) -> Reply<Vec<u8>> {
+        self.admit(FailingIo::Reads, Errno::EIO)?;
         let (bytes, len) = self.file(ino)?;
         let mut data = vec![0; len.saturating_sub(offset).min(u64::from(size)) as usize];
         bytes.read(offset, &mut data);
@@ -173,6 +197,8 @@ impl Tree {
     }
 
     fn write(&mut self, ino: INodeNo, offset: u64, data: &[u8]) -> Reply<u32> {
+        self.admit(FailingIo::Writes, Errno::EIO)?;
+        self.admit(FailingIo::Space, Errno::ENOSPC)?;
         let (bytes, len) = self.file(ino)?;
         bytes.write(offset, data.to_vec());
         *len = (*len).max(offset + data.len() as u64);
@@ -180,6 +206,7 @@ impl Tree {
     }
 
     fn sync(&mut self, ino: INodeNo) -> Reply<()> {
+        self.admit(FailingIo::Syncs, Errno::EIO)?;
         self.syncs += 1;
         let mut random = self.random.fork();
         let (bytes, _) = self.file(ino)?;
@@ -188,6 +215,7 @@ impl Tree {
     }
 
     fn allocate(&mut self, ino: INodeNo, offset: u64, length: u64, mode: i32) -> Reply<()> {
+        self.admit(FailingIo::Space, Errno::ENOSPC)?;
         let (bytes, len) = self.file(ino)?;
         if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
             bytes.punch(offset, length);

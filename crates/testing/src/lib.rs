@@ -12,7 +12,7 @@ mod sim_disk;
 pub mod simulation;
 
 pub use crash_writer::crash_writer;
-pub use forgetting::ForgettingDisk;
+pub use forgetting::{FailingIo, ForgettingDisk};
 pub use model::{Content, Model, block_bytes, content_of, record_for};
 pub use random::Random;
 pub use sim_disk::{Faults, SimBackend, SimDisk, Stray};
