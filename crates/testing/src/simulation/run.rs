@@ -277,6 +277,7 @@ impl Run {
             1 => self.compare_after_lie(&mut store),
             _ => {}
         }
+        self.disk.stray_after(u64::MAX, stray);
         self.seen.strays += u64::from(self.disk.has_strayed());
         self.power_cut();
         let report = Store::check_on(&mut self.disk.backend(true));
@@ -285,8 +286,9 @@ impl Run {
                 let before = self.seen.bad_blocks;
                 self.compare_after_lie(&mut store);
                 let bad = self.seen.bad_blocks - before;
-                let listed = report.expect("what opens can be checked").bad_blocks.len() as u64;
-                assert_eq!(bad, listed, "the check and the reads disagree");
+                let report = report.expect("what opens can be checked");
+                let listed = report.bad_blocks.len() as u64;
+                assert_eq!(bad, listed, "the check and the reads disagree: {report:?}");
             }
             Err(StoreError::Damaged { .. } | StoreError::Superblock(_)) => {
                 assert!(self.disk.has_strayed(), "nothing was wrong");
