@@ -25,6 +25,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_unit", strongroom_store::fuzz::fuzz_unit),
     ("store_superblock", strongroom_store::fuzz::fuzz_superblock),
     ("store_catalogue", strongroom_store::fuzz::fuzz_catalogue),
+    ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
     ("store_image", strongroom_store::fuzz::fuzz_image),
 ];
 

@@ -135,7 +135,7 @@ impl Block {
         whole.then(|| Block::decode_content(bytes)).flatten()
     }
 
-    fn decode_content(bytes: &[u8]) -> Option<Block> {
+    pub(crate) fn decode_content(bytes: &[u8]) -> Option<Block> {
         let count = usize::from(be_u16(bytes, 6));
         let items = |size: usize| Some(bytes.get(HEADER..HEADER + count * size)?.chunks_exact(size));
         let content = match bytes[4] {

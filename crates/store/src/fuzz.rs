@@ -51,6 +51,13 @@ pub fn fuzz_catalogue(bytes: &[u8]) {
     }
 }
 
+/// What a block of a checkpoint says.
+pub fn fuzz_checkpoint(bytes: &[u8]) {
+    let mut block = bytes.to_vec();
+    block.resize(RECORD_BLOCK, 0);
+    let _ = crate::checkpoint::Block::decode_content(&block);
+}
+
 /// A whole store, as a list of offset (8 bytes), length (4 bytes), bytes: surveyed, checked, and its repair planned.
 pub fn fuzz_image(bytes: &[u8]) {
     let mut memory = MemoryBackend::new();

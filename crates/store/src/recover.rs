@@ -144,8 +144,11 @@ fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), 
     Err(StoreError::Damaged { segment, offset: within % u64::from(layout.segment_bytes), what })
 }
 
+/// Segments that a table lists, and how far they count.
+type Rows = Vec<(u32, Extent)>;
+
 /// The number of the last unit of the segment table, its rows, and its catalogue.
-fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Vec<(u32, Extent)>, Catalogue), StoreError> {
+fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), StoreError> {
     let (mut rows, mut catalogue) = (Vec::new(), Vec::new());
     let mut chain = scanner.chain();
     loop {
