@@ -114,7 +114,9 @@ mod tests {
         // Alone, a process writes each dump in one piece; with others, rows of its cells.
         assert_eq!(runs(&problem, 0, 1), [Run { offset: 0, len: 10 << 20 }]);
         assert_eq!(runs(&problem, 0, 4).len(), 2 * 32 * 32);
-        assert!(runs(&problem, 3, 4).iter().all(|run| run.len == 1280));
+        assert!(runs(&problem, 0, 4).iter().all(|run| run.len == 1280));
+        // One cell of this process ends where its next one begins.
+        assert_eq!(runs(&problem, 3, 4).iter().filter(|run| run.len == 2560).count(), 1);
         assert!(runs(&problem, 5, 9).iter().all(|run| [840, 880].contains(&run.len)));
         assert!(Problem::of_class('Q').is_none());
     }
