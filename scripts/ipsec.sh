@@ -80,6 +80,7 @@ packets() {
 
 serve() {
   "$STRONGROOM" volume create bench --plain --size 256MiB --medium memory --initiator '*' --root "$work/root" >/dev/null
+  : >"$work/target.log"
   taskset -c "$TARGET_CPU" ip netns exec "$TARGET_NS" "$STRONGROOM" --log warn serve --root "$work/root" --workers 1 \
     --listen "$TARGET_ADDRESS:$PORT" --plain 'initiators=*; volumes=*' >"$work/target.log" 2>&1 &
   target_pid=$!
