@@ -27,6 +27,8 @@ pub struct Background {
     name: String,
     child: Child,
     log: PathBuf,
+    /// Asking it to stop does nothing.
+    is_deaf: bool,
 }
 
 impl Background {
@@ -44,7 +46,14 @@ impl Background {
         let program = command.get_program().to_string_lossy().into_owned();
         let spawned = if cpus.is_empty() { command.spawn() } else { cpu::on_cpus(cpus, || command.spawn())? };
         let child = spawned.map_err(|error| BenchError::process(name, format!("cannot run {program}: {error}")))?;
-        Ok(Background { name: name.to_owned(), child, log })
+        Ok(Background { name: name.to_owned(), child, log, is_deaf: false })
+    }
+
+    /// Kills it when it is dropped, without asking: for what does not listen.
+    #[must_use]
+    pub(crate) fn deaf(mut self) -> Background {
+        self.is_deaf = true;
+        self
     }
 
     /// Its process id.
@@ -111,6 +120,10 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        if self.is_deaf {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
         end(&mut self.child);
     }
 }

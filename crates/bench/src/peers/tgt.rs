@@ -26,7 +26,8 @@ pub(super) fn start(
     let socket = request.directory.join("tgt");
     let mut daemon = program("tgtd", prefix);
     daemon.args(["-f", "-C", CONTROL_PORT, "--iscsi", &format!("portal={address}")]).env("TGT_IPC_SOCKET", &socket);
-    let mut daemon = Background::start("tgtd", daemon, request.target_cpus(), request.directory)?;
+    // It ignores SIGTERM while it has a target.
+    let mut daemon = Background::start("tgtd", daemon, request.target_cpus(), request.directory)?.deaf();
     let control = socket.with_extension(CONTROL_PORT);
     daemon.wait_until(READY_TIMEOUT, |_| control.exists().then_some(()))?;
     let admin = |arguments: &[&str]| {
