@@ -11,6 +11,8 @@ use crate::{Background, BenchError};
 
 /// What LUKS may keep before the data.
 const LUKS_HEADER_BYTES_MAX: u64 = 32 << 20;
+/// How often to try to make one.
+const LUKS_ATTEMPTS: u32 = 5;
 /// Its key slot; no secret, and the quickest derivation: it is done once, before anything is measured.
 const PASSPHRASE: &str = "secret,id=key,data=bench,format=raw";
 
@@ -22,11 +24,15 @@ pub(super) fn start(request: &Request<'_>, luks: bool) -> Result<Served, BenchEr
     let mut served = tgt::start(&larger, address, true, &[])?;
     let Protocol::Iscsi { lun, .. } = served.protocol else { unreachable!("tgt speaks iSCSI") };
     if luks {
-        let mut create = program("qemu-img", &[]);
-        create.args(["create", "-q", "-f", "luks", "--object", PASSPHRASE]);
-        create.args(["-o", "key-secret=key,iter-time=10,cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64"]);
-        create.args([format!("iscsi://{address}/{TARGET_NAME}/{lun}"), request.bytes.to_string()]);
-        run(create)?;
+        // qemu-img measures the processor to choose the derivation's length, and gives up on one that is busy.
+        let mut made = create_luks(&address, lun, request.bytes);
+        for _ in 1..LUKS_ATTEMPTS {
+            if made.is_ok() {
+                break;
+            }
+            made = create_luks(&address, lun, request.bytes);
+        }
+        made?;
     }
     let iscsi = format!("driver=iscsi,transport=tcp,portal={address},target={TARGET_NAME},lun={lun}");
     let over = |prefix: &str| iscsi.split(',').map(|option| format!("{prefix}{option}")).collect::<Vec<_>>().join(",");
@@ -45,4 +51,13 @@ pub(super) fn start(request: &Request<'_>, luks: bool) -> Result<Served, BenchEr
     served.portal = socket.display().to_string();
     served.protocol = Protocol::Nbd { block_bytes: request.block_bytes };
     Ok(served)
+}
+
+/// Makes an empty LUKS volume on a unit of a target.
+fn create_luks(address: &impl std::fmt::Display, lun: u16, bytes: u64) -> Result<(), BenchError> {
+    let mut create = program("qemu-img", &[]);
+    create.args(["create", "-q", "-f", "luks", "--object", PASSPHRASE]);
+    create.args(["-o", "key-secret=key,iter-time=10,cipher-alg=aes-256,cipher-mode=xts,ivgen-alg=plain64"]);
+    create.args([format!("iscsi://{address}/{TARGET_NAME}/{lun}"), bytes.to_string()]);
+    run(create).map(drop)
 }

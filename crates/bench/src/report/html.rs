@@ -114,7 +114,8 @@ fn cards(out: &mut String, summary: &Summary) {
         for (measure, words) in shown.into_iter().take(few) {
             let words = if measure == Measure::Seconds { "time" } else { words };
             if let Some((low, high)) = over_the_grid(summary, base_name, name, measure) {
-                let range = format!("{}–{}×", number_short(low), number_short(high));
+                let (low, high) = (number_short(low), number_short(high));
+                let range = if low == high { format!("{low}×") } else { format!("{low}–{high}×") };
                 let _ = write!(
                     out,
                     "<div class=\"card\"><b>{range}</b><span>{} of {} against {}, over the whole grid</span></div>",

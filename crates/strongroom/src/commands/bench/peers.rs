@@ -90,7 +90,12 @@ pub(super) fn run(args: &PeersArgs) -> Result<()> {
     let mut progress = args.results.progress(machine, &placement)?;
     let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
     for (backing, whom) in &chosen {
-        contenders.push(args.start(whom, *backing, &plan, &placement, &site)?);
+        match args.start(whom, *backing, &plan, &placement, &site) {
+            Ok(contender) => contenders.push(contender),
+            // Whoever was asked for by name has to take part; of all others one that does not start spoils nothing for the rest.
+            Err(error) if !args.only.is_empty() => return Err(error),
+            Err(error) => eprintln!("left out, it does not start: {error:#}"),
+        }
     }
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
