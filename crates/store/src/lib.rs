@@ -28,6 +28,7 @@ mod repair;
 mod segments;
 mod stamps;
 mod store;
+mod stream;
 mod superblock;
 mod survey;
 mod unit;
@@ -44,6 +45,9 @@ pub use op::{Completion, Extent, Op, OpError, Outcome};
 pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
-pub use store::{Run, Store};
+pub use store::{Receiver, Run, Sender, Store};
+#[doc(hidden)]
+pub use stream::fuzz_stream;
+pub use stream::{StreamError, StreamInfo};
 pub use survey::{Contents, SuperblockSummary, Survey};
 pub use view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo, View};

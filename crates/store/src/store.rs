@@ -13,8 +13,10 @@ mod gate;
 mod group;
 mod grow;
 mod read;
+mod receive;
 mod runs;
 mod scrub;
+mod send;
 mod submit;
 
 use std::collections::{HashMap, VecDeque};
@@ -48,8 +50,10 @@ use group::Group;
 use grow::Growing;
 use read::ReadOp;
 pub(crate) use read::item_checksum;
+pub use receive::Receiver;
 pub use runs::Run;
 use scrub::Scrub;
+pub use send::Sender;
 
 /// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.
 const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;
@@ -294,10 +298,15 @@ impl Store {
     pub fn execute_on(&mut self, view: View, op: Op) -> Result<Outcome, OpError> {
         const TOKEN: Token = Token(u64::MAX);
         self.submit_to(TOKEN, view, op);
+        self.wait_for(TOKEN)
+    }
+
+    /// Drives until a request is answered; answers of others stay to be polled.
+    fn wait_for(&mut self, token: Token) -> Result<Outcome, OpError> {
         loop {
             self.new_poll();
             self.drive();
-            if let Some(at) = self.done.iter().position(|completion| completion.token == TOKEN) {
+            if let Some(at) = self.done.iter().position(|completion| completion.token == token) {
                 return self.done.remove(at).result;
             }
             assert!(!self.ios.is_empty() || self.cleaner.held_back, "a request waits for nothing");

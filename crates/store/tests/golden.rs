@@ -12,7 +12,8 @@ use strongroom_block::{
 };
 use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
-    CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Store, StoreId, UnitKind, View, Waker,
+    CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Receiver, Sender, Store, StoreId, UnitKind, View,
+    Waker,
 };
 
 const BLOCKS: u64 = 32;
@@ -200,5 +201,36 @@ fn this_build_writes_version_2() {
     for (name, kind) in [("v2-plain.image", UnitKind::Plain), ("v2-sealed.image", sealed())] {
         let image = std::fs::read(path(name)).unwrap();
         assert!(dump(&make(kind)) == image, "{name}: the format changed; bump its version and add an image");
+    }
+}
+
+/// A snapshot as it is sent: the stream of version 1 stays what it is, and is received.
+#[test]
+fn the_stream_stays_readable() {
+    for (name, kind) in [("send-v1-plain.stream", UnitKind::Plain), ("send-v1-sealed.stream", sealed())] {
+        let mut store =
+            open(&load(&std::fs::read(path(&name.replace("send-v1", "v2").replace("stream", "image"))).unwrap()));
+        let id = store.snapshots()[0].id;
+        let (mut sender, mut stream) = (Sender::new(None, id, 0), Vec::new());
+        while let Some(bytes) = store.send(&mut sender).unwrap() {
+            stream.extend(bytes);
+        }
+        if std::env::var_os("STRONGROOM_WRITE_GOLDEN").is_some() {
+            std::fs::write(path(name), &stream).unwrap();
+        }
+        let golden = std::fs::read(path(name)).unwrap();
+        assert!(stream == golden, "{name}: the stream changed; bump its version and keep reading this one");
+        let backend = Shared::default();
+        let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
+        let options =
+            CreateOptions { segment_bytes: 64 << 10, ..CreateOptions::new(VolumeId([0x22; 16]), geometry, kind) };
+        Store::create_on(Box::new(backend.clone()), &options).unwrap();
+        let mut to = open(&backend);
+        let mut receiver = Receiver::new();
+        to.receive(&mut receiver, &golden).unwrap();
+        assert!(receiver.is_done());
+        let read = to.execute_on(View::Snapshot(id), Op::Read { lba: Lba(5), count: 1 }).unwrap();
+        let Outcome::Read(extents) = read else { panic!() };
+        assert!(matches!(&extents[0], Extent::Blocks { data, .. } if data[..] == [18; 512]));
     }
 }

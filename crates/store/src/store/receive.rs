@@ -1,0 +1,176 @@
+//! Receiving: a stream is written to a branch of its own, which nobody sees. When it is whole that becomes the snapshot, of
+//! the same name and identity, and the volume goes on from it: at once, durably, or not at all.
+
+use strongroom_block::{Buffer, Lba, SealRecord, Token, keyless_checksum};
+
+use super::Store;
+use super::append::Content;
+use super::gate::Gate;
+use crate::catalogue::Change;
+use crate::op::{Op, OpError, Outcome};
+use crate::stream::{BLOCKS_FROM, Frame, StreamError, StreamInfo, hole_record};
+use crate::view::{BranchId, SnapshotId, View};
+
+/// A stream on its way in. Moved on by [`Store::receive`].
+#[derive(Debug, Default)]
+pub struct Receiver {
+    /// Bytes of a frame that is not whole.
+    rest: Vec<u8>,
+    info: Option<StreamInfo>,
+    branch: u32,
+    done: bool,
+}
+
+impl Receiver {
+    /// At the start of a stream (or of the rest of one that was interrupted).
+    pub fn new() -> Receiver {
+        Receiver::default()
+    }
+
+    /// The snapshot is here, durably.
+    pub fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// What the stream says of itself, once its first frame is here.
+    pub fn info(&self) -> Option<&StreamInfo> {
+        self.info.as_ref()
+    }
+}
+
+impl Store {
+    /// Takes in the next bytes of a stream, cut anywhere. Every block is checked against its keyless checksum. Waits for its
+    /// own writes.
+    ///
+    /// # Errors
+    /// [`StreamError`]; what was taken in before stays, to go on from [`Store::receive_position`].
+    pub fn receive(&mut self, receiver: &mut Receiver, bytes: &[u8]) -> Result<(), StreamError> {
+        receiver.rest.extend_from_slice(bytes);
+        let mut at = 0;
+        while let Some((frame, _, len)) = Frame::decode(&receiver.rest[at..])? {
+            at += len;
+            self.take_frame(receiver, frame)?;
+        }
+        receiver.rest.drain(..at);
+        Ok(())
+    }
+
+    /// Where the reception of a snapshot stands that was interrupted: what [`Sender::new`](crate::Sender::new) wants.
+    /// `None`: it was not begun.
+    pub fn receive_position(&self, id: SnapshotId) -> Option<u64> {
+        let branch = self.map.catalogue.branches.values().find(|branch| branch.receiving == id.0)?;
+        // Blocks arrive by address, and what survives a crash is the beginning of what was written.
+        let mut last = None;
+        self.map.table(branch.node).index.for_each(|lba, _| last = Some(lba));
+        Some(last.map_or(0, |lba| BLOCKS_FROM + lba + 1))
+    }
+
+    /// Gives up what arrived of a snapshot.
+    ///
+    /// # Errors
+    /// As a request.
+    pub fn receive_abandon(&mut self, id: SnapshotId) -> Result<(), OpError> {
+        let mut branches = self.map.catalogue.branches.iter();
+        let branch = branches.find(|(_, branch)| branch.receiving == id.0).map(|(&branch, _)| branch);
+        let branch = BranchId(branch.ok_or(OpError::NoSuchView)?);
+        self.execute(Op::CloneDelete { branch }).map(drop)
+    }
+
+    fn take_frame(&mut self, receiver: &mut Receiver, frame: Frame) -> Result<(), StreamError> {
+        match frame {
+            Frame::Begin(info) => {
+                receiver.branch = self.begin_reception(&info)?;
+                receiver.info = Some(info);
+            }
+            _ if receiver.info.is_none() || receiver.done => return Err(StreamError::NoBeginning),
+            Frame::Blocks { lba, count, items, data } => {
+                self.take_blocks(receiver.branch, lba, count, &items, &data)?
+            }
+            Frame::Hole { start, count, record } => {
+                let hole = match record {
+                    Some(record) => Op::Hole { holes: vec![hole_record(start, count, record)] },
+                    None => Op::Discard { lba: Lba(start), count },
+                };
+                self.execute_on(View::Head(BranchId(receiver.branch)), hole)?;
+            }
+            Frame::End => {
+                self.execute_change(Change::ReceiveCommit { branch: receiver.branch })?;
+                receiver.done = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_reception(&mut self, info: &StreamInfo) -> Result<u32, StreamError> {
+        if info.kind != self.info.kind {
+            return Err(StreamError::Differs("it is sealed otherwise, or in another sealing domain"));
+        }
+        if info.geometry != self.info.geometry {
+            return Err(StreamError::Differs("its block size or number of blocks is another"));
+        }
+        let catalogue = &self.map.catalogue;
+        if catalogue.snapshot(info.to.0).is_some() {
+            return Err(StreamError::Store(OpError::NameTaken(info.name.clone())));
+        }
+        if let Some(from) = info.from.filter(|from| catalogue.snapshot(from.0).is_none()) {
+            return Err(StreamError::MissingBase(from));
+        }
+        let base = info.from.map_or(0, |from| from.0);
+        let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
+        if let Some((&branch, begun)) = begun {
+            return if begun.from == base {
+                Ok(branch)
+            } else {
+                Err(StreamError::Differs("it was begun on another base"))
+            };
+        }
+        let head = catalogue.head(0).expect("the volume itself is always there");
+        let table = self.map.table(head);
+        let fresh = match info.from {
+            Some(from) => catalogue.parent(head) == catalogue.node(View::Snapshot(from)) && table.holes.len() == 0,
+            // The hole that a plain volume is made with, or the one that formats a sealed volume, is nothing to lose.
+            None => catalogue.snapshots.is_empty() && table.holes.len() <= 1,
+        };
+        if !fresh || table.index.len() > 0 {
+            return Err(StreamError::Diverged);
+        }
+        let (id, created, name) = (info.to.0, info.created_seconds, info.name.clone());
+        let begin = Change::ReceiveBegin { branch: 0, id, base, created, name };
+        match self.execute_change(begin)? {
+            Outcome::CloneCreated { branch } => Ok(branch.0),
+            other => unreachable!("a reception begins with a branch: {other:?}"),
+        }
+    }
+
+    fn take_blocks(&mut self, branch: u32, lba: u64, count: u32, items: &[u8], data: &[u8]) -> Result<(), StreamError> {
+        let (block_bytes, item_bytes) = (self.layout.block_bytes as usize, self.layout.item_bytes as usize);
+        if items.len() != count as usize * item_bytes || data.len() != count as usize * block_bytes {
+            return Err(StreamError::Damaged("a frame of blocks of another length"));
+        }
+        let mut records = Vec::new();
+        for (block, item) in data.chunks_exact(block_bytes).zip(items.chunks_exact(item_bytes)) {
+            if keyless_checksum(block) != super::item_checksum(item) {
+                return Err(StreamError::Damaged("a block does not match its checksum"));
+            }
+            if self.info.kind.is_sealed() {
+                let record = SealRecord::decode(item).map_err(|_| StreamError::Damaged("a block's record"))?;
+                records.push(record);
+            }
+        }
+        let data = vec![Buffer::copy_from(data)];
+        self.execute_on(View::Head(BranchId(branch)), Op::Write { lba: Lba(lba), data, records, fua: false })?;
+        Ok(())
+    }
+
+    /// Makes a change of the catalogue and waits for it.
+    fn execute_change(&mut self, change: Change) -> Result<Outcome, OpError> {
+        const TOKEN: Token = Token(u64::MAX);
+        let branch = change.branch();
+        self.ops_in_flight += 1;
+        if let Err(error) = self.enqueue(TOKEN, branch, Content::Change(Box::new(change)), Gate::Open, true, 0) {
+            self.ops_in_flight -= 1;
+            return Err(error);
+        }
+        self.wait_for(TOKEN)
+    }
+}

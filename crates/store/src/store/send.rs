@@ -1,0 +1,165 @@
+//! Sending: what a snapshot has, or what it has that an older one has not, as a stream. Holes first, oldest first; then
+//! blocks by address. A position in that order is all that is needed to go on after an interruption.
+
+use strongroom_block::{Lba, SealRecord};
+
+use super::Store;
+use crate::catalogue::NodeId;
+use crate::map::At;
+use crate::op::{Extent, Op, OpError, Outcome};
+use crate::stream::{BLOCKS_FROM, Frame, StreamError, StreamInfo};
+use crate::view::{SnapshotId, View};
+
+/// Bytes of data in one frame.
+const FRAME_BYTES: u64 = 256 << 10;
+/// Blocks of the index that one call looks at when it finds nothing to send.
+const LOOKED_AT_MAX: u64 = 1 << 20;
+
+/// A stream on its way out. Made by [`Sender::new`], moved on by [`Store::send`].
+#[derive(Clone, Debug)]
+pub struct Sender {
+    from: Option<SnapshotId>,
+    to: SnapshotId,
+    position: u64,
+    begun: bool,
+    done: bool,
+}
+
+impl Sender {
+    /// Of the snapshot `to`; if `from` is given, only what it does not have. `position`: 0, or where an interrupted
+    /// reception says that it stands.
+    pub fn new(from: Option<SnapshotId>, to: SnapshotId, position: u64) -> Sender {
+        Sender { from, to, position, begun: false, done: false }
+    }
+
+    /// How far it is; opaque, growing.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+}
+
+impl Store {
+    /// The next bytes of a stream, at most about 2 MiB; `None` when all was given out. Waits for its own reads. Keyless
+    /// checksums are checked on the way.
+    ///
+    /// # Errors
+    /// [`StreamError::Store`], [`StreamError::Unrelated`].
+    pub fn send(&mut self, sender: &mut Sender) -> Result<Option<Vec<u8>>, StreamError> {
+        if sender.done {
+            return Ok(None);
+        }
+        let nodes = self.nodes_to_send(sender.from, sender.to)?;
+        if !std::mem::replace(&mut sender.begun, true) {
+            let snapshot = self.map.catalogue.snapshot(sender.to.0).ok_or(OpError::NoSuchView)?;
+            let info = StreamInfo {
+                kind: self.info.kind,
+                geometry: self.info.geometry,
+                volume_id: self.info.volume_id,
+                to: sender.to,
+                from: sender.from,
+                created_seconds: snapshot.created,
+                name: snapshot.name.clone(),
+            };
+            return Ok(Some(Frame::Begin(info).encode(sender.position)));
+        }
+        if sender.position < BLOCKS_FROM {
+            if let Some(bytes) = self.send_holes(&nodes, &mut sender.position) {
+                return Ok(Some(bytes));
+            }
+            sender.position = BLOCKS_FROM;
+        }
+        match self.next_to_send(&nodes, sender.position - BLOCKS_FROM) {
+            Next::Blocks { lba, count } => {
+                let frames = self.send_blocks(sender.to, lba, count)?;
+                sender.position = BLOCKS_FROM + lba + count;
+                Ok(Some(frames))
+            }
+            Next::LookOn { lba } => {
+                sender.position = BLOCKS_FROM + lba;
+                Ok(Some(Vec::new()))
+            }
+            Next::End => {
+                sender.done = true;
+                Ok(Some(Frame::End.encode(u64::MAX)))
+            }
+        }
+    }
+
+    /// The nodes that the newer snapshot has and the older one has not, nearest first.
+    fn nodes_to_send(&self, from: Option<SnapshotId>, to: SnapshotId) -> Result<Vec<NodeId>, StreamError> {
+        let catalogue = &self.map.catalogue;
+        let node = catalogue.node(View::Snapshot(to)).ok_or(OpError::NoSuchView)?;
+        let Some(from) = from else { return Ok(catalogue.path(node).collect()) };
+        let base = catalogue.node(View::Snapshot(from)).ok_or(OpError::NoSuchView)?;
+        if !catalogue.path(node).any(|node| node == base) {
+            return Err(StreamError::Unrelated);
+        }
+        Ok(catalogue.path(node).take_while(|&node| node != base).collect())
+    }
+
+    /// Holes with larger sequences than `position`, in their order.
+    fn send_holes(&self, nodes: &[NodeId], position: &mut u64) -> Option<Vec<u8>> {
+        let all = nodes.iter().flat_map(|&node| self.map.table(node).holes.iter());
+        let mut left: Vec<_> = all.filter(|hole| hole.sequence > *position).collect();
+        left.sort_unstable_by_key(|hole| hole.sequence);
+        left.truncate(4096);
+        let mut out = Vec::new();
+        for hole in left {
+            *position = hole.sequence;
+            let (start, count, record) = (hole.start, hole.count, hole.record.clone());
+            out.extend_from_slice(&Frame::Hole { start, count, record }.encode(*position));
+        }
+        (!out.is_empty()).then_some(out)
+    }
+
+    /// The next run of blocks that lies in these nodes.
+    fn next_to_send(&self, nodes: &[NodeId], from: u64) -> Next {
+        let tables: Vec<_> = nodes.iter().map(|&node| self.map.table(node)).collect();
+        let most = (FRAME_BYTES / u64::from(self.layout.block_bytes)).max(1);
+        let is_block = |lba| {
+            let at = tables.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
+            matches!(at, Some(At::Block(_)))
+        };
+        let mut lba = from;
+        loop {
+            let Some(next) = tables.iter().filter_map(|table| table.index.next_mapped(lba)).min() else {
+                return Next::End;
+            };
+            if is_block(next) {
+                let count = (next..next + most).take_while(|&lba| is_block(lba)).count() as u64;
+                return Next::Blocks { lba: next, count };
+            }
+            // A hole lies on it.
+            lba = next + 1;
+            if lba - from > LOOKED_AT_MAX {
+                return Next::LookOn { lba };
+            }
+        }
+    }
+
+    fn send_blocks(&mut self, to: SnapshotId, lba: u64, count: u64) -> Result<Vec<u8>, StreamError> {
+        let read = self.execute_on(View::Snapshot(to), Op::Read { lba: Lba(lba), count: count as u32 })?;
+        let Outcome::Read(extents) = read else { unreachable!("a read is answered by a read") };
+        let mut out = Vec::new();
+        for extent in extents {
+            let Extent::Blocks { lba, data, sequences, records } = extent else { continue };
+            let items = match self.info.kind.is_sealed() {
+                true => records.iter().flat_map(SealRecord::as_bytes).copied().collect(),
+                false => data
+                    .chunks_exact(self.layout.block_bytes as usize)
+                    .flat_map(|block| strongroom_block::keyless_checksum(block).to_be_bytes())
+                    .collect(),
+            };
+            let count = sequences.len() as u32;
+            let position = BLOCKS_FROM + lba.0 + u64::from(count);
+            out.extend_from_slice(&Frame::Blocks { lba: lba.0, count, items, data: data.to_vec() }.encode(position));
+        }
+        Ok(out)
+    }
+}
+
+enum Next {
+    Blocks { lba: u64, count: u64 },
+    LookOn { lba: u64 },
+    End,
+}

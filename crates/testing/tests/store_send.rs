@@ -1,0 +1,185 @@
+//! Proves that a snapshot sent to another store arrives whole or not at all: in full and as a difference, cut off anywhere and
+//! gone on with, through crashes of the receiving store, with flipped bits, and never onto the wrong base.
+
+use std::sync::Arc;
+
+use strongroom_block::{BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
+use strongroom_store::{
+    CreateOptions, Extent, Op, OpenOptions, Outcome, Receiver, Sender, SnapshotId, Store, StreamError, StreamInfo,
+    UnitKind, View,
+};
+use strongroom_testing::{Random, SimDisk, block_bytes, record_for};
+
+const BLOCKS: u64 = 120;
+
+fn sealed() -> UnitKind {
+    UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile }
+}
+
+fn made(kind: UnitKind, volume: u8) -> SimDisk {
+    let disk = SimDisk::new(u64::from(volume));
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+    let options =
+        CreateOptions { segment_bytes: 64 << 10, ..CreateOptions::new(VolumeId([volume; 16]), geometry, kind) };
+    Store::create_on(Box::new(disk.backend(true)), &options).unwrap();
+    disk
+}
+
+fn open(disk: &SimDisk) -> Store {
+    Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {})).unwrap()
+}
+
+fn write(store: &mut Store, op: u64, lba: u64) {
+    let bytes = block_bytes(op, lba, BlockSize::DEFAULT);
+    let sealed = store.info().kind.is_sealed();
+    let records = if sealed { vec![record_for(op, 0, Some(&bytes))] } else { Vec::new() };
+    let write = Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&bytes)], records, fua: false };
+    store.execute(write).unwrap();
+}
+
+fn hole(store: &mut Store, op: u64, lba: u64, count: u64) {
+    let hole = match store.info().kind.is_sealed() {
+        true => Op::Hole { holes: vec![HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) }] },
+        false => Op::Discard { lba: Lba(lba), count },
+    };
+    store.execute(hole).unwrap();
+}
+
+fn snapshot(store: &mut Store, name: &str) -> SnapshotId {
+    match store.execute(Op::SnapshotCreate { name: name.to_owned() }).unwrap() {
+        Outcome::SnapshotCreated { id } => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything that a view shows, with records, without sequences: those are each store's own.
+fn seen(store: &mut Store, view: View) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    (0..BLOCKS)
+        .map(|lba| match store.execute_on(view, Op::Read { lba: Lba(lba), count: 1 }).unwrap() {
+            Outcome::Read(extents) => match &extents[0] {
+                Extent::Blocks { data, records, .. } => {
+                    (data.to_vec(), records.first().map(|record| record.as_bytes().to_vec()))
+                }
+                Extent::Hole { hole, .. } => (Vec::new(), hole.as_ref().map(|hole| hole.record.as_bytes().to_vec())),
+            },
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+fn stream(store: &mut Store, from: Option<SnapshotId>, to: SnapshotId, position: u64) -> Vec<u8> {
+    let mut sender = Sender::new(from, to, position);
+    let mut all = Vec::new();
+    while let Some(bytes) = store.send(&mut sender).unwrap() {
+        all.extend(bytes);
+    }
+    all
+}
+
+/// A store with two snapshots and a clone's worth of history between them.
+fn source(kind: UnitKind) -> (Store, SnapshotId, SnapshotId) {
+    let disk = made(kind, 1);
+    let mut store = open(&disk);
+    hole(&mut store, 1, 0, BLOCKS);
+    for lba in 0..80 {
+        write(&mut store, 2 + lba, lba);
+    }
+    hole(&mut store, 90, 10, 5);
+    let first = snapshot(&mut store, "first");
+    for lba in (0..BLOCKS).step_by(7) {
+        write(&mut store, 100 + lba, lba);
+    }
+    hole(&mut store, 300, 30, 20);
+    write(&mut store, 301, 33);
+    let second = snapshot(&mut store, "second");
+    write(&mut store, 400, 5);
+    (store, first, second)
+}
+
+#[test]
+fn a_snapshot_and_a_difference_arrive() {
+    for kind in [UnitKind::Plain, sealed()] {
+        let (mut from, first, second) = source(kind);
+        let disk = made(kind, 2);
+        let mut to = open(&disk);
+        let difference = stream(&mut from, Some(first), second, 0);
+        let refused = to.receive(&mut Receiver::new(), &difference);
+        assert_eq!(refused, Err(StreamError::MissingBase(first)));
+        let full = stream(&mut from, None, first, 0);
+        assert_eq!(StreamInfo::peek(&full).unwrap().unwrap().kind, kind);
+        assert!(difference.len() < full.len());
+        for (bytes, id) in [(full, first), (difference, second)] {
+            let mut receiver = Receiver::new();
+            for piece in bytes.chunks(1000) {
+                assert!(to.snapshots().iter().all(|snapshot| snapshot.id != id), "not before it is whole");
+                to.receive(&mut receiver, piece).unwrap();
+            }
+            assert!(receiver.is_done());
+            let (sent, arrived) = (seen(&mut from, View::Snapshot(id)), seen(&mut to, View::Snapshot(id)));
+            assert!(sent == arrived && seen(&mut to, View::default()) == arrived);
+        }
+        let names: Vec<String> = to.snapshots().into_iter().map(|snapshot| snapshot.name).collect();
+        assert_eq!(names, ["first", "second"]);
+        drop(to);
+        let mut to = open(&disk);
+        assert!(seen(&mut to, View::Snapshot(second)) == seen(&mut from, View::Snapshot(second)), "after a crash, too");
+        write(&mut to, 500, 3);
+        let third = snapshot(&mut from, "third");
+        let more = stream(&mut from, Some(second), third, 0);
+        assert_eq!(to.receive(&mut Receiver::new(), &more), Err(StreamError::Diverged));
+        to.execute(Op::Rollback { to: second }).unwrap();
+        to.receive(&mut Receiver::new(), &more).unwrap();
+        assert!(seen(&mut to, View::default()) == seen(&mut from, View::Snapshot(third)));
+    }
+}
+
+#[test]
+fn a_reception_cut_off_anywhere_goes_on() {
+    let mut random = Random::new(4);
+    for kind in [UnitKind::Plain, sealed()] {
+        let (mut from, first, second) = source(kind);
+        for round in 0..12 {
+            let disk = made(kind, 10 + round);
+            for (base, id) in [(None, first), (Some(first), second)] {
+                let mut position = 0;
+                loop {
+                    let mut to = open(&disk);
+                    if to.snapshots().iter().any(|snapshot| snapshot.id == id) {
+                        break;
+                    }
+                    position = to.receive_position(id).unwrap_or(0).max(position);
+                    let bytes = stream(&mut from, base, id, to.receive_position(id).unwrap_or(0));
+                    let until = random.below(bytes.len() as u64 * 2) as usize;
+                    if !random.once_in(3) {
+                        disk.cut_off_after(random.below(60));
+                    }
+                    let received = to.receive(&mut Receiver::new(), &bytes[..until.min(bytes.len())]);
+                    assert!(received.is_ok() || disk.is_cut_off(), "{received:?}");
+                    drop(to);
+                    disk.crash();
+                }
+            }
+            let mut to = open(&disk);
+            assert!(seen(&mut to, View::Snapshot(first)) == seen(&mut from, View::Snapshot(first)));
+            assert!(seen(&mut to, View::Snapshot(second)) == seen(&mut from, View::Snapshot(second)));
+        }
+    }
+}
+
+#[test]
+fn a_damaged_stream_never_becomes_a_snapshot() {
+    let (mut from, first, _) = source(sealed());
+    let good = stream(&mut from, None, first, 0);
+    let mut random = Random::new(5);
+    for _ in 0..60 {
+        let mut bad = good.clone();
+        let at = random.below(bad.len() as u64) as usize;
+        bad[at] ^= 1 << random.below(8);
+        let mut to = open(&made(sealed(), 3));
+        let received = to.receive(&mut Receiver::new(), &bad);
+        assert!(received.is_err() || to.snapshots().is_empty(), "byte {at}");
+        assert!(to.snapshots().is_empty(), "byte {at}");
+    }
+    let mut other = open(&made(UnitKind::Plain, 4));
+    assert!(matches!(other.receive(&mut Receiver::new(), &good), Err(StreamError::Differs(_))));
+}
