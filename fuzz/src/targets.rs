@@ -26,7 +26,6 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_superblock", strongroom_store::fuzz::fuzz_superblock),
     ("store_catalogue", strongroom_store::fuzz::fuzz_catalogue),
     ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
-    ("store_checkpoint", strongroom_store::fuzz_checkpoint),
     ("store_stream", strongroom_store::fuzz_stream),
     ("store_image", strongroom_store::fuzz::fuzz_image),
 ];
