@@ -205,14 +205,6 @@ impl Runs {
     }
 }
 
-/// For fuzzing: decodes any bytes, as if their checksum fitted.
-#[doc(hidden)]
-pub fn fuzz_checkpoint(bytes: &[u8]) {
-    if bytes.len() >= RECORD_BLOCK {
-        let _ = Block::decode_content(&bytes[..RECORD_BLOCK]);
-    }
-}
-
 /// The place of a description.
 pub(crate) fn place_of(at: CheckpointAt, store_id: crate::options::StoreId) -> Place {
     Place { store_id, segment: at.segment, block: at.block }

@@ -37,8 +37,6 @@ mod view;
 
 pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryBackend, Waker};
 pub use check::{CheckReport, Problem};
-#[doc(hidden)]
-pub use checkpoint::fuzz_checkpoint;
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};
 pub use op::{Completion, Extent, Op, OpError, Outcome};
