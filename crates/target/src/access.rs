@@ -1,9 +1,11 @@
 //! Who may use what: node keys bound to initiator names and volumes, and the list for plain iSCSI.
 
 mod chap;
+mod network;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use strongroom_handshake::PublicKey;
@@ -17,6 +19,7 @@ use crate::volume::Volume;
 use chap::ChapUsers;
 
 pub use chap::{ChapDemand, ChapSecrets};
+pub use network::Network;
 
 /// What a connection has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +36,7 @@ pub enum Identity {
 #[derive(Debug)]
 pub struct AccessRules {
     peers: HashMap<PublicKey, PeerRule>,
-    plain: Vec<PlainRule>,
+    plain: Vec<(PlainRule, Vec<Network>)>,
     chap: ChapUsers,
     discovery_chap: Vec<String>,
 }
@@ -134,7 +137,13 @@ impl AccessRules {
             }
         }
         let chap = ChapUsers::new(config, secrets)?;
-        Ok(AccessRules { peers, plain: config.plain.clone(), chap, discovery_chap: config.discovery_chap.clone() })
+        let networks = |rule: &PlainRule| {
+            let read = rule.addresses.iter().map(|address| address.parse::<Network>());
+            read.collect::<Result<_, _>>().map_err(|problem| ConfigError::value("plain.addresses", problem))
+        };
+        let plain =
+            config.plain.iter().map(|rule| Ok((rule.clone(), networks(rule)?))).collect::<Result<_, ConfigError>>()?;
+        Ok(AccessRules { peers, plain, chap, discovery_chap: config.discovery_chap.clone() })
     }
 
     /// Whether a node with this key may connect at all.
@@ -161,8 +170,8 @@ impl AccessRules {
 
     /// What `initiator` has to prove over plain iSCSI before it may use `volume`; `None` for nothing. Where a rule without
     /// CHAP fits too it need not, but may: another rule may allow more.
-    pub fn chap_for(&self, initiator: &str, volume: &Volume) -> Option<ChapDemand> {
-        let rules = || self.rules_for(initiator, volume.name.as_str());
+    pub fn chap_for(&self, from: IpAddr, initiator: &str, volume: &Volume) -> Option<ChapDemand> {
+        let rules = || self.rules_for(from, initiator, volume.name.as_str());
         let users: Vec<String> = rules().flat_map(|rule| rule.chap.iter().cloned()).collect();
         let is_required = rules().all(|rule| !rule.chap.is_empty()) && !lists(&volume.access.initiators, initiator);
         (!users.is_empty()).then_some(ChapDemand { users, is_required })
@@ -173,15 +182,28 @@ impl AccessRules {
         self.chap.policy(demand, random)
     }
 
-    fn rules_for<'a>(&'a self, initiator: &'a str, volume: &'a str) -> impl Iterator<Item = &'a PlainRule> + Clone {
-        self.plain.iter().filter(move |rule| lists(&rule.initiators, initiator) && lists(&rule.volumes, volume))
+    fn rules_for<'a>(
+        &'a self,
+        from: IpAddr,
+        initiator: &'a str,
+        volume: &'a str,
+    ) -> impl Iterator<Item = &'a PlainRule> + Clone {
+        let is_from = move |networks: &[Network]| networks.is_empty() || networks.iter().any(|one| one.contains(from));
+        let near = self.plain.iter().filter(move |(_, networks)| is_from(networks)).map(|(rule, _)| rule);
+        near.filter(move |rule| lists(&rule.initiators, initiator) && lists(&rule.volumes, volume))
     }
 
-    /// Whether `identity`, calling itself `initiator`, may use `volume`.
+    /// Whether `identity`, calling itself `initiator` and coming from an address, may use `volume`.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn admit(&self, identity: &Identity, initiator: &str, volume: &Volume) -> Result<Admission, Refusal> {
+    pub fn admit(
+        &self,
+        identity: &Identity,
+        from: IpAddr,
+        initiator: &str,
+        volume: &Volume,
+    ) -> Result<Admission, Refusal> {
         // A snapshot is for those whom its volume is for.
         let base = volume.name.volume();
         let name = base.as_str();
@@ -202,12 +224,12 @@ impl AccessRules {
                     Identity::Chap(user) => rule.chap.iter().any(|listed| **listed == **user),
                     _ => false,
                 };
-                let mut rules = self.rules_for(initiator, name).filter(is_proven);
+                let mut rules = self.rules_for(from, initiator, name).filter(is_proven);
                 let by_volume = lists(&volume.access.initiators, initiator);
                 // Several rules may fit: whoever may write by one of them may write.
                 match rules.clone().count() {
                     0 if !by_volume => {
-                        if self.rules_for(initiator, name).next().is_some() {
+                        if self.rules_for(from, initiator, name).next().is_some() {
                             return Err(Refusal::ChapNeeded { initiator: for_log(initiator) });
                         }
                         let initiator = for_log(initiator);
@@ -254,6 +276,7 @@ mod tests {
     use crate::names::VolumeName;
     use crate::volume::{Access, Sealed};
 
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7));
     const ALICE_BYTES: [u8; 32] = [1; 32];
 
     fn volume(name: &str, sealed: bool) -> Volume {
@@ -300,37 +323,37 @@ mod tests {
         let rules = rules();
         let alice = Identity::Channel(PublicKey::from_bytes(ALICE_BYTES));
         let name = "iqn.2026-11.org.example:alice";
-        assert_eq!(rules.admit(&alice, name, &volume("data", true)), Ok(Admission { read_only: false }));
+        assert_eq!(rules.admit(&alice, HERE, name, &volume("data", true)), Ok(Admission { read_only: false }));
         assert!(matches!(
-            rules.admit(&alice, "iqn.2026-11.org.example:bob", &volume("data", true)),
+            rules.admit(&alice, HERE, "iqn.2026-11.org.example:bob", &volume("data", true)),
             Err(Refusal::ForeignName { .. })
         ));
-        assert!(matches!(rules.admit(&alice, name, &volume("other", true)), Err(Refusal::NotForPeer { .. })));
+        assert!(matches!(rules.admit(&alice, HERE, name, &volume("other", true)), Err(Refusal::NotForPeer { .. })));
         let mut other = volume("other", false);
         other.access.peers.push("alice".into());
-        assert!(rules.admit(&alice, name, &other).is_ok());
+        assert!(rules.admit(&alice, HERE, name, &other).is_ok());
         let stranger = Identity::Channel(PublicKey::from_bytes([9; 32]));
-        assert!(matches!(rules.admit(&stranger, name, &volume("data", true)), Err(Refusal::UnknownPeer(_))));
+        assert!(matches!(rules.admit(&stranger, HERE, name, &volume("data", true)), Err(Refusal::UnknownPeer(_))));
     }
 
     #[test]
     fn plain_sessions_get_what_the_list_says_and_never_a_sealed_volume() {
         let rules = rules();
         let old = "iqn.2026-11.org.example:old";
-        assert_eq!(rules.admit(&Identity::Plain, old, &volume("x", false)), Ok(Admission { read_only: true }));
-        let refusal = rules.admit(&Identity::Plain, old, &volume("x", true)).unwrap_err();
+        assert_eq!(rules.admit(&Identity::Plain, HERE, old, &volume("x", false)), Ok(Admission { read_only: true }));
+        let refusal = rules.admit(&Identity::Plain, HERE, old, &volume("x", true)).unwrap_err();
         assert!(refusal.to_string().contains("strongroom://"), "{refusal}");
         assert_eq!(refusal.status(), LoginStatus::AUTHORIZATION_FAILED);
         let new = "iqn.2026-11.org.example:new";
         assert!(matches!(
-            rules.admit(&Identity::Plain, new, &volume("x", false)),
+            rules.admit(&Identity::Plain, HERE, new, &volume("x", false)),
             Err(Refusal::NotForInitiator { .. })
         ));
         let mut open = volume("x", false);
         open.access.initiators.push("*".into());
-        assert_eq!(rules.admit(&Identity::Plain, new, &open), Ok(Admission { read_only: false }));
+        assert_eq!(rules.admit(&Identity::Plain, HERE, new, &open), Ok(Admission { read_only: false }));
         open.access.read_only = true;
-        assert_eq!(rules.admit(&Identity::Plain, new, &open), Ok(Admission { read_only: true }));
+        assert_eq!(rules.admit(&Identity::Plain, HERE, new, &open), Ok(Admission { read_only: true }));
     }
 
     #[test]
@@ -353,6 +376,7 @@ mod tests {
             initiators: vec!["*".into()],
             volumes: vec![volumes.into()],
             read_only,
+            addresses: Vec::new(),
             chap: chap.iter().map(|user| (*user).to_owned()).collect(),
         };
         config.plain = vec![rule("x", &["bob"], false), rule("y", &[], true), rule("y", &["bob"], false)];
@@ -374,20 +398,20 @@ mod tests {
         let demand = |is_required| Some(ChapDemand { users: vec!["bob".into()], is_required });
         assert_eq!(rules.chap_for_discovery(), demand(true));
         let (mut x, y) = (volume("x", false), volume("y", false));
-        assert_eq!(rules.chap_for(initiator, &x), demand(true));
-        assert_eq!(rules.chap_for(initiator, &y), demand(false));
-        assert_eq!(rules.chap_for(initiator, &volume("z", false)), None);
+        assert_eq!(rules.chap_for(HERE, initiator, &x), demand(true));
+        assert_eq!(rules.chap_for(HERE, initiator, &y), demand(false));
+        assert_eq!(rules.chap_for(HERE, initiator, &volume("z", false)), None);
         let may_write = Ok(Admission { read_only: false });
-        assert_eq!(rules.admit(&bob, initiator, &x), may_write);
+        assert_eq!(rules.admit(&bob, HERE, initiator, &x), may_write);
         for nobody in [Identity::Plain, eve] {
-            let refusal = rules.admit(&nobody, initiator, &x).unwrap_err();
+            let refusal = rules.admit(&nobody, HERE, initiator, &x).unwrap_err();
             assert_eq!(refusal.status(), LoginStatus::AUTHENTICATION_FAILED, "{refusal}");
-            assert_eq!(rules.admit(&nobody, initiator, &y), Ok(Admission { read_only: true }));
+            assert_eq!(rules.admit(&nobody, HERE, initiator, &y), Ok(Admission { read_only: true }));
         }
-        assert_eq!(rules.admit(&bob, initiator, &y), may_write);
-        assert!(rules.admit(&bob, initiator, &volume("x", true)).is_err(), "CHAP is no channel");
+        assert_eq!(rules.admit(&bob, HERE, initiator, &y), may_write);
+        assert!(rules.admit(&bob, HERE, initiator, &volume("x", true)).is_err(), "CHAP is no channel");
         x.access.initiators.push("*".into());
-        assert_eq!(rules.chap_for(initiator, &x), demand(false));
+        assert_eq!(rules.chap_for(HERE, initiator, &x), demand(false));
     }
 
     #[test]
@@ -397,5 +421,21 @@ mod tests {
         let same: &[u8] = b"one secret for both";
         let message = with_chap(Some((same, Some(same)))).unwrap_err().to_string();
         assert!(message.contains("target_secret_file"), "{message}");
+    }
+
+    #[test]
+    fn a_rule_may_be_for_some_addresses() {
+        let mut config = Config::new("/srv");
+        let mut rule = PlainRule { initiators: vec!["*".into()], volumes: vec!["*".into()], ..PlainRule::default() };
+        rule.addresses = vec!["192.0.2.0/24".into(), "2001:db8::1".into()];
+        config.plain.push(rule);
+        let rules = AccessRules::new(&config, &ChapSecrets::default()).unwrap();
+        let from = |address: &str| {
+            rules
+                .admit(&Identity::Plain, address.parse().unwrap(), "iqn.2026-11.org.example:x", &volume("x", false))
+                .is_ok()
+        };
+        assert!(from("192.0.2.200") && from("2001:db8::1"));
+        assert!(!from("198.51.100.1") && !from("2001:db8::2"));
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use strongroom_iscsi::DigestOffer;
 
+use crate::access::Network;
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
 
@@ -179,6 +180,9 @@ pub struct PlainRule {
     /// They may read only.
     #[serde(default)]
     pub read_only: bool,
+    /// They must come from one of these addresses or networks (`192.0.2.7`, `192.0.2.0/24`, `2001:db8::/32`); empty: from anywhere.
+    #[serde(default)]
+    pub addresses: Vec<String>,
     /// They must prove to be one of these `[[chap]]` users; empty: nothing is to be proven.
     #[serde(default)]
     pub chap: Vec<String>,
@@ -347,6 +351,12 @@ impl Config {
                 ));
             }
         }
+        for (index, rule) in self.plain.iter().enumerate() {
+            for address in &rule.addresses {
+                let at = format!("plain[{index}].addresses");
+                address.parse::<Network>().map_err(|problem| ConfigError::value(at, problem))?;
+            }
+        }
         let lists = self.plain.iter().enumerate().map(|(index, rule)| (format!("plain[{index}].chap"), &rule.chap));
         for (at, users) in lists.chain([("discovery_chap".to_owned(), &self.discovery_chap)]) {
             if let Some(unknown) = users.iter().find(|user| !self.chap.iter().any(|rule| rule.user == **user)) {
@@ -492,6 +502,10 @@ mod tests {
             ("root = '/srv'\n[[plain]]\ninitiators = ['Host']\nvolumes = ['a']", "plain[0].initiators"),
             ("root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['../a']", "plain[0].volumes"),
             ("root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['a']\nchap = ['bob']", "plain[0].chap"),
+            (
+                "root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['a']\naddresses = ['here']",
+                "plain[0].addresses",
+            ),
             ("root = '/srv'\ndiscovery_chap = ['bob']", "discovery_chap"),
             ("root = '/srv'\n[[chap]]\nuser = ''\nsecret_file = '/s'", "chap[0].user"),
             ("root = '/srv'\n[[peer]]\nname = ''\nkey = 'k'\ninitiators = ['*']", "peer[0]"),

@@ -290,10 +290,11 @@ fn parse_peer(text: &str) -> Result<PeerRule, String> {
 
 fn parse_plain(text: &str) -> Result<PlainRule, String> {
     let mut rule = PlainRule::default();
-    for (name, value) in rule_fields(text, &["initiators", "volumes", "chap", "read_only"])? {
+    for (name, value) in rule_fields(text, &["initiators", "volumes", "addresses", "chap", "read_only"])? {
         match name.as_str() {
             "initiators" => rule.initiators = names(&value),
             "volumes" => rule.volumes = names(&value),
+            "addresses" => rule.addresses = names(&value),
             "chap" => rule.chap = names(&value),
             _ => rule.read_only = true,
         }
@@ -327,7 +328,7 @@ mod tests {
         assert!(rule.read_only && rule.volumes == ["*"]);
         let plain = parse_plain("initiators=*;volumes=scratch,other").unwrap();
         assert_eq!(plain.volumes, ["scratch", "other"]);
-        assert!(parse_plain("initiator=*").unwrap_err().contains("initiators, volumes, chap"));
+        assert!(parse_plain("initiator=*").unwrap_err().contains("initiators, volumes, addresses, chap"));
         let chap = parse_chap("user=bob; secret_file=/etc/bob; target_secret_file=/etc/us").unwrap();
         assert_eq!((chap.user.as_str(), chap.target_user), ("bob", None));
         assert_eq!(chap.target_secret_file, Some("/etc/us".into()));

@@ -47,7 +47,7 @@ impl Worker {
         let name = names::volume_of(&self.settings.config.base_name, target_name)?;
         // A volume that cannot be read is refused where it is looked at again.
         let volume = self.shared.catalogue.load(&name).ok()?;
-        self.settings.rules.chap_for(&request.initiator_name, &volume)
+        self.settings.rules.chap_for(connection.peer.ip(), &request.initiator_name, &volume)
     }
 
     fn demand_chap(&self, connection: &mut Connection, request: LoginRequested, demand: &ChapDemand) {
@@ -130,7 +130,7 @@ impl Worker {
             CatalogueError::Missing { .. } => missing(),
             other => (LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
-        let admission = rules.admit(&connection.identity, initiator, &volume).map_err(refused)?;
+        let admission = rules.admit(&connection.identity, connection.peer.ip(), initiator, &volume).map_err(refused)?;
         Ok((name, volume.store_name(), admission))
     }
 
@@ -336,7 +336,8 @@ impl Worker {
         let visible = |name: &VolumeName| {
             let volume = self.shared.catalogue.load(name);
             volume.is_ok_and(|volume| {
-                let admitted = self.settings.rules.admit(&connection.identity, &initiator, &volume);
+                let admitted =
+                    self.settings.rules.admit(&connection.identity, connection.peer.ip(), &initiator, &volume);
                 // What wants CHAP is shown to who has not been asked for it yet: else nobody could find it.
                 let asks = self.settings.rules.chap_for_discovery().is_some();
                 admitted.is_ok() || (!asks && matches!(admitted, Err(Refusal::ChapNeeded { .. })))

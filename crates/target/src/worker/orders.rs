@@ -138,7 +138,7 @@ impl Worker {
             },
             // What cannot be read says nothing about who may use it: the session goes on, a new login would not.
             Some(None) => Standing::AsBefore,
-            Some(Some(volume)) => match rules.admit(&connection.identity, initiator, volume) {
+            Some(Some(volume)) => match rules.admit(&connection.identity, connection.peer.ip(), initiator, volume) {
                 Ok(admission) if admission.read_only == *read_only => Standing::AsBefore,
                 Ok(admission) => Standing::ReadOnly(admission.read_only),
                 Err(refusal) => Standing::Ended(refusal.to_string()),
