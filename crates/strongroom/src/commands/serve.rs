@@ -345,7 +345,7 @@ mod tests {
             .map(|line| if line.starts_with('#') && line.contains(" = ") { &line[1..] } else { line })
             .map(|line| format!("{line}\n"))
             .collect();
-        let all = Config::parse(&uncommented.replace("#[[plain]]", "[[plain]]")).unwrap();
+        let all = Config::parse(&uncommented.replace("#[[", "[[")).unwrap();
         assert_eq!(all.limits, config.limits);
         assert_eq!((all.listen, all.base_name, all.runtime), (config.listen, config.base_name, config.runtime));
     }
