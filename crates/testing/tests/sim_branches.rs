@@ -212,6 +212,7 @@ impl Run {
                 true
             }
             Err(OpError::NoSpace) => {
+                assert!(!matches!(op, Op::SnapshotDelete { .. } | Op::CloneDelete { .. }), "full means stuck");
                 self.seen.full += 1;
                 true
             }

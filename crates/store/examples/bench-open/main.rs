@@ -32,7 +32,8 @@ impl Backend for Thin {
                 buffers.truncate(told);
                 Io::Write { offset, buffers }
             }
-            Io::Allocate { offset, .. } => Io::Write { offset, buffers: Vec::new() },
+            // What lay there before must not show where zeros are not written.
+            Io::Allocate { offset, len } => Io::Discard { offset, len },
             other => other,
         };
         self.0.submit(token, io);

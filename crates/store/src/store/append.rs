@@ -175,7 +175,10 @@ impl Store {
         let left = self.head_left_blocks();
         let blocks = op.blocks_at_most(self);
         let more = if blocks <= left { 0 } else { (blocks - left).div_ceil(self.layout.segment_blocks() - 1) + 1 };
-        self.segments.free_count() >= self.layout.reserved_segments() + more
+        // What gives space back may use half of the reserve: so full never means stuck.
+        let reserved = self.layout.reserved_segments();
+        let kept = if op.gives_space() { reserved / 2 } else { reserved };
+        self.segments.free_count() >= kept + more
     }
 
     pub(super) fn head_left_blocks(&self) -> u32 {
@@ -461,6 +464,17 @@ impl WriteOp {
             }
             Content::Holes(holes) => (holes.len() * 128).div_ceil(per_block - 128) as u32 + 1,
             Content::Change(_) => 2,
+        }
+    }
+
+    /// Whether it is small and lets more go than it takes.
+    fn gives_space(&self) -> bool {
+        match &self.content {
+            Content::Holes(holes) => holes.len() == 1,
+            Content::Change(change) => {
+                matches!(**change, Change::SnapshotDelete { .. } | Change::CloneDelete { .. } | Change::Rollback { .. })
+            }
+            Content::Blocks { .. } => false,
         }
     }
 
