@@ -75,9 +75,9 @@ for scheme in "${schemes[@]}"; do
     for size in 4k 64k; do
       say "$scheme $size $pattern"
       # Two looks, and time for perf to begin and to write down what it saw.
-      seconds=$((LOOK * 2 + 7))
+      seconds=$((LOOK * 2 + 8))
       "$STRONGROOM" bench rawio --schemes "$scheme" --patterns "$pattern" --sizes "$size" --depths 16 --seconds "$seconds" \
-        --warm-up 0.5 --runs 1 --quiet --json "$work/cell.jsonl" 2>"$work/errors" &
+        --warm-up 0.5 --runs 1 --volume-size 64MiB --quiet --json "$work/cell.jsonl" 2>"$work/errors" &
       bench=$!
       # Fill and warm-up come first: looks begin once the initiator has been busy for a moment.
       target="" initiator=""
@@ -87,7 +87,7 @@ for scheme in "${schemes[@]}"; do
         sleep 0.05
       done
       [ -n "$target" ] && [ -n "$initiator" ] || { cat "$work/errors" >&2; fail "the benchmark did not start"; }
-      sleep 2
+      sleep 3
       look "$target" "$initiator"
       wait "$bench" || { cat "$work/errors" >&2; fail "the benchmark failed"; }
       for end in target initiator; do
