@@ -98,6 +98,10 @@ pub trait Backend: Send {
             _ => Ok(()),
         }
     }
+    /// How much more the host beneath the medium could give it, if that is known and not promised already.
+    fn host_free_bytes(&mut self) -> Option<u64> {
+        None
+    }
     /// Hands an I/O over. It may begin only with the next call of `poll` or `wait`.
     fn submit(&mut self, token: u64, io: Io);
     /// Moves what has completed to the end of `done`; returns how many. Never blocks.

@@ -40,7 +40,7 @@ pub use check::{CheckReport, Problem};
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};
 pub use op::{Completion, Extent, Op, OpError, Outcome};
-pub use options::{CreateOptions, OpenOptions, Stats, StoreId, UnitKind, VolumeInfo};
+pub use options::{CreateOptions, OpenOptions, SpaceState, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use store::{Receiver, Run, Sender, Store};

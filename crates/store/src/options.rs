@@ -151,6 +151,18 @@ pub struct VolumeInfo {
     pub open_epoch: u64,
 }
 
+/// How much space a store has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpaceState {
+    /// Enough.
+    #[default]
+    Ample,
+    /// The log or the host beneath it will soon have none: make room.
+    NearlyFull,
+    /// Writes are refused. Reads, discards, feedback and deleting snapshots go on.
+    Full,
+}
+
 /// Counters and sizes of an open store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -204,6 +216,8 @@ pub struct Stats {
     pub scrub_passes: u64,
     /// Blocks that scrubbing found to be bad, in its last pass and this one so far.
     pub scrub_bad_blocks: u64,
+    /// How much space is left.
+    pub space: SpaceState,
     /// Whether writes are refused because a sync or write failed.
     pub writes_refused: bool,
 }

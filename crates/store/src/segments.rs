@@ -144,11 +144,11 @@ impl Segments {
         self.all[segment as usize].state = State::Dying;
     }
 
-    /// Gives a head back in which nothing counts.
-    pub(crate) fn unopen(&mut self, segment: u32) {
+    /// Gives a head back in which nothing counts. `warm`: it has its host space.
+    pub(crate) fn unopen(&mut self, segment: u32, warm: bool) {
         let entry = &mut self.all[segment as usize];
         self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
-        entry.state = State::Free { warm: true };
+        entry.state = State::Free { warm };
         self.free.push_front(segment);
     }
 
@@ -204,6 +204,39 @@ impl Segments {
     /// The segment that will be opened next.
     pub(crate) fn next(&self) -> Option<u32> {
         self.free.front().copied()
+    }
+
+    /// The free segments in the order of use.
+    pub(crate) fn free_list(&self) -> Vec<u32> {
+        self.free.iter().copied().collect()
+    }
+
+    /// These free segments have host space, and are used first. Only before anything names the next segment.
+    pub(crate) fn prefer(&mut self, warm: &[u32]) {
+        self.free.retain(|segment| !warm.contains(segment));
+        for &segment in warm.iter().rev() {
+            self.all[segment as usize].state = State::Free { warm: true };
+            self.free.push_front(segment);
+        }
+    }
+
+    /// How many of the segments that are used next have host space, without a gap.
+    pub(crate) fn warm_ahead(&self) -> u32 {
+        let warm = |free: &&u32| self.all[**free as usize].state == State::Free { warm: true };
+        self.free.iter().take_while(warm).count() as u32
+    }
+
+    /// The first free segment without host space.
+    pub(crate) fn first_cold(&self) -> Option<u32> {
+        self.free.iter().copied().find(|&free| self.all[free as usize].state == State::Free { warm: false })
+    }
+
+    /// A free segment has host space now; it may have been opened meanwhile.
+    pub(crate) fn warm_up(&mut self, segment: u32) {
+        let state = &mut self.all[segment as usize].state;
+        if *state == (State::Free { warm: false }) {
+            *state = State::Free { warm: true };
+        }
     }
 
     /// How many free segments still hold host space (the first may be cold).

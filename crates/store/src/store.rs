@@ -17,6 +17,7 @@ mod receive;
 mod runs;
 mod scrub;
 mod send;
+mod space;
 mod submit;
 
 use std::collections::{HashMap, VecDeque};
@@ -54,6 +55,7 @@ pub use receive::Receiver;
 pub use runs::Run;
 use scrub::Scrub;
 pub use send::Sender;
+use space::Space;
 
 /// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.
 const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;
@@ -67,6 +69,7 @@ enum Purpose {
     Sync,
     Superblock,
     Discard { segment: u32 },
+    Reserve { segment: u32 },
     ReadData { read: u64, part: usize },
     ReadRecord { key: RecordKey, segment: u32 },
     Clean,
@@ -130,6 +133,7 @@ pub struct Store {
     cleaner: Cleaner,
     scrub: Scrub,
     growing: Option<Growing>,
+    space: Space,
 
     ios: HashMap<u64, Purpose>,
     next_io: u64,
@@ -207,6 +211,7 @@ impl Store {
             cleaner: Cleaner::default(),
             scrub: Scrub::starting_at(open_id),
             growing: None,
+            space: Space::default(),
             ios: HashMap::new(),
             next_io: 0,
             io_done: Vec::new(),
@@ -259,6 +264,7 @@ impl Store {
             live_bytes: self.segments.live_bytes(),
             used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
             index_bytes: self.map.memory_bytes() as u64,
+            space: self.space(),
             writes_refused: self.refused.is_some(),
             scrubbed_bytes: self.scrub.bytes,
             scrub_passes: self.scrub.passes,
@@ -320,6 +326,7 @@ impl Store {
     /// the last flushed writes is told from writes that were never flushed; lets dead segments go; cleans a little.
     pub fn idle(&mut self) {
         self.new_poll();
+        self.look_at_host();
         self.round.idle = true;
         self.feedback.wanted = true;
         self.drive();
@@ -375,6 +382,7 @@ impl Store {
             progress |= self.drive_round();
             progress |= self.drive_checkpoint();
             progress |= self.drive_syncs();
+            progress |= self.drive_reserve();
             if !progress {
                 break;
             }
@@ -403,6 +411,7 @@ impl Store {
                 Purpose::Allocate => self.allocate_done(result.map(drop)),
                 Purpose::Sync => self.sync_done(result.map(drop)),
                 Purpose::Superblock => self.superblock_done(result.map(drop)),
+                Purpose::Reserve { segment } => self.reserve_done(segment, result.map(drop)),
                 Purpose::Discard { segment } => self.discard_done(segment, result.map(drop)),
                 Purpose::ReadData { read, part } => self.read_data_done(read, part, result),
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),

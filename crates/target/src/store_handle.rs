@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 
 use strongroom_block::{Lba, Token};
-use strongroom_store::{BranchInfo, Completion, Op, Run, SnapshotInfo, Stats, Store, View, VolumeInfo};
+use strongroom_store::{BranchInfo, Completion, Op, Run, SnapshotInfo, SpaceState, Stats, Store, View, VolumeInfo};
 
 /// Bits of a token that are the unit's own; those above name its handle.
 const TOKEN_BITS: u32 = 48;
@@ -107,6 +107,11 @@ impl StoreHandle {
     /// From now on completions of I/O wake the worker straight from the kernel, where that can be.
     pub(crate) fn signal_completions(&mut self, waker: &strongroom_net::Waker) {
         self.store().signal_completions(waker.eventfd());
+    }
+
+    /// How much space the store has.
+    pub(crate) fn space(&self) -> SpaceState {
+        self.shared.borrow().store.space()
     }
 
     /// The store's counters.

@@ -27,7 +27,7 @@ pub(crate) use strongroom_scsi::persistent::Kept;
 use strongroom_scsi::persistent::PersistentReservations;
 use strongroom_scsi::reservation::Reservation;
 use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions, UnitKind};
-use strongroom_store::Completion;
+use strongroom_store::{Completion, SpaceState};
 
 use crate::access::Identity;
 use crate::store_handle::StoreHandle;
@@ -73,6 +73,8 @@ pub(crate) struct Unit {
     running: HashMap<Token, Running>,
     next_token: u64,
     completions: Vec<Completion>,
+    /// What users were told last about space.
+    space: SpaceState,
     /// What the keeper of the target wants of the store.
     jobs: HashMap<Token, RunningJob>,
 }
@@ -176,6 +178,7 @@ impl Unit {
             next_token: 0,
             completions: Vec::new(),
             jobs: HashMap::new(),
+            space: SpaceState::Ample,
         }
     }
 
@@ -332,6 +335,7 @@ impl Unit {
         if !self.delayed.is_empty() {
             self.poll_delayed(finished);
         }
+        self.watch_space();
         if !self.leaving.is_empty() {
             let running = &self.running;
             self.leaving.retain(|key, _| running.values().any(|running| running.connection == *key));

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use rustix::fs::Advice;
 
 use super::choose::IoKind;
-use super::positioned::{allocate, discard, grow, read_padded, sync, write_gathered};
+use super::positioned::{allocate, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
 
 /// What the sync thread has finished, and whom to tell.
@@ -86,6 +86,10 @@ impl Backend for FileBackend {
 
     fn kind(&self) -> IoKind {
         IoKind::Buffered
+    }
+
+    fn host_free_bytes(&mut self) -> Option<u64> {
+        host_free_bytes(&self.file, self.keeps_space)
     }
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {

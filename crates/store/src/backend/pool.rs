@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use super::choose::IoKind;
 use super::direct::Alignment;
-use super::positioned::{allocate, discard, grow, read_padded, sync, write_gathered};
+use super::positioned::{allocate, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
 
 /// How many I/Os can be under way.
@@ -63,6 +63,10 @@ impl Backend for PoolBackend {
 
     fn kind(&self) -> IoKind {
         IoKind::Direct
+    }
+
+    fn host_free_bytes(&mut self) -> Option<u64> {
+        host_free_bytes(&self.file, self.keeps_space)
     }
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {

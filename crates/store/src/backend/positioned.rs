@@ -67,6 +67,15 @@ pub(super) fn discard(file: &File, offset: u64, len: u64) -> io::Result<()> {
     ignore_unsupported(rustix::fs::fallocate(file, flags, offset, len))
 }
 
+/// What the file system has left for a sparse file; one that has all its space needs no more.
+pub(super) fn host_free_bytes(file: &File, keeps_space: bool) -> Option<u64> {
+    if keeps_space || !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let host = rustix::fs::fstatvfs(file).ok()?;
+    Some(host.f_bavail.saturating_mul(host.f_frsize))
+}
+
 /// Makes a file at least so large: sparse, or with all its space if that was taken for the rest of it too.
 pub(super) fn grow(file: &File, bytes: u64, keeps_space: bool) -> io::Result<()> {
     let size = crate::medium::device_bytes(file)?;

@@ -21,7 +21,7 @@ use strongroom_block::Buffer;
 
 use super::choose::IoKind;
 use super::direct::{Alignment, Reading};
-use super::positioned::grow;
+use super::positioned::{grow, host_free_bytes};
 use super::{Backend, Io, IoDone, Waker};
 
 /// Entries of the submission queue; when it is full it is submitted early.
@@ -270,6 +270,10 @@ impl Backend for UringBackend {
 
     fn kind(&self) -> IoKind {
         IoKind::DirectUring
+    }
+
+    fn host_free_bytes(&mut self) -> Option<u64> {
+        host_free_bytes(&self.file, self.keeps_space)
     }
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {

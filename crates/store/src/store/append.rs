@@ -109,7 +109,7 @@ impl Store {
         if let Some(progress) = self.foreground() {
             return progress;
         }
-        if self.cleaner.has_copies() && self.copies_may_mix() {
+        if self.copies_may_mix() && self.copies_may_go() {
             return self.append_copies();
         }
         self.queue.is_empty() && self.append_feedback()
@@ -139,15 +139,22 @@ impl Store {
         if self.space_for_front() {
             self.cleaner.urgent = false;
             self.cleaner.turn = true;
+            self.space_taken(true);
             return Some(self.append_writes());
+        }
+        if self.space_on_its_way() {
+            return None;
         }
         if !std::mem::replace(&mut self.cleaner.urgent, true) {
             self.cleaner.copied_for_front = 0;
+            // Tables and cleaning look at this: they come before it in the next turn.
+            return Some(true);
         }
-        if self.reclaim_possible() {
+        if self.reclaim_possible() || self.ask_host_again() {
             return None;
         }
         self.cleaner.urgent = false;
+        self.space_taken(false);
         let op = self.queue.pop_front().expect("just seen");
         self.complete(op.token, op.bytes, Err(OpError::NoSpace));
         Some(true)
@@ -175,10 +182,7 @@ impl Store {
         let left = self.head_left_blocks();
         let blocks = op.blocks_at_most(self);
         let more = if blocks <= left { 0 } else { (blocks - left).div_ceil(self.layout.segment_blocks() - 1) + 1 };
-        // What gives space back may use half of the reserve: so full never means stuck.
-        let reserved = self.layout.reserved_segments();
-        let kept = if op.gives_space() { reserved / 2 } else { reserved };
-        self.segments.free_count() >= kept + more
+        self.log_has(op, more) && self.host_has(op, more)
     }
 
     pub(super) fn head_left_blocks(&self) -> u32 {
@@ -227,8 +231,9 @@ impl Store {
                 self.round.segments_since += 1;
             }
             Err(error) => {
-                self.segments.unopen(segment);
+                self.segments.unopen(segment, false);
                 if is_no_space(&error) {
+                    self.space_refused();
                     self.out_of_space();
                 } else {
                     self.refuse_writes("allocating a segment", &error);
@@ -315,7 +320,8 @@ impl Store {
             && self.map.catalogue.head(op.branch).is_some()
             && (blocks <= left || cheap_to_cut)
             && self.head.next_sequence + op.sequences() < self.superblock.sequence_limit
-            && (blocks <= left || self.segments.free_count() > self.layout.reserved_segments() + op.segments_more(self))
+            && (blocks <= left
+                || self.log_has(op, op.segments_more(self) + 1) && self.host_has(op, op.segments_more(self) + 1))
     }
 
     /// Writes a unit at the head. `last`: its group is whole with it.
@@ -468,7 +474,7 @@ impl WriteOp {
     }
 
     /// Whether it is small and lets more go than it takes.
-    fn gives_space(&self) -> bool {
+    pub(super) fn gives_space(&self) -> bool {
         match &self.content {
             Content::Holes(holes) => holes.len() == 1,
             Content::Change(change) => {
@@ -490,7 +496,7 @@ impl WriteOp {
         })
     }
 
-    fn segments_more(&self, store: &Store) -> u32 {
+    pub(super) fn segments_more(&self, store: &Store) -> u32 {
         self.blocks_at_most(store).div_ceil(store.layout.segment_blocks() - 1) + 1
     }
 

@@ -136,7 +136,7 @@ impl Store {
             }
             self.cleaner.cold.filling = false;
         }
-        if !self.cleaner.has_copies() {
+        if !self.copies_may_go() {
             return None;
         }
         if self.head_left_blocks() < self.least_unit_blocks() && self.cleaner.turn {

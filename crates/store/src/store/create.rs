@@ -155,6 +155,9 @@ fn make(backend: &mut dyn Backend, mut superblock: Superblock) -> Result<VolumeI
     }
     let write = |offset, buffers| Io::Write { offset, buffers };
     let action = "making the store";
+    // Like every segment that is opened: so it has its host space when it is free again.
+    let whole = Io::Allocate { offset: layout.segment_at(0), len: u64::from(layout.segment_bytes) };
+    blocking(backend, whole).map_err(StoreError::io(action))?;
     blocking(backend, write(layout.segment_at(0), buffers)).map_err(StoreError::io(action))?;
     blocking(backend, Io::Sync).map_err(StoreError::io(action))?;
     for (copy, at) in SUPERBLOCK_AT.into_iter().enumerate() {

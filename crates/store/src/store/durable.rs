@@ -104,6 +104,7 @@ impl Store {
     /// The first round of an opening: takes the accepted state over into a new epoch, durably, before any write.
     pub(crate) fn begin_epoch(&mut self) -> Result<(), StoreError> {
         self.round.opening = true;
+        self.find_reserve()?;
         while self.round.opening || self.round.phase != Phase::Idle {
             self.drive();
             if let Some(reason) = &self.refused {
@@ -208,6 +209,13 @@ impl Store {
             || self.round.segments_since >= SEGMENTS_PER_TABLE
             || dead >= self.layout.round_segments()
             || dead > 0 && (scarce || self.round.idle || self.cleaner.urgent)
+    }
+
+    /// Whether segments are on their way to be free without cleaning having to go on. (What is being cleaned may wait for just that.)
+    pub(super) fn round_pending(&self) -> bool {
+        self.round.phase != Phase::Idle
+            || self.round.discards_in_flight > 0
+            || (self.segments.dead_count() > 0 && !self.round.blocked)
     }
 
     /// Whether segments are on their way to be free, or can be made so.
@@ -382,9 +390,10 @@ impl Store {
                 continue;
             }
             progress = true;
-            let warm_max = self.layout.round_segments().min(self.layout.reserved_segments()) as usize;
+            let warm_max = self.warm_max();
             if self.segments.warm_count() < warm_max {
                 self.segments.release(segment, true);
+                self.space_came();
             } else {
                 self.round.discards_in_flight += 1;
                 let (offset, len) = (self.layout.segment_at(segment), u64::from(self.layout.segment_bytes));
@@ -400,5 +409,6 @@ impl Store {
             tracing::warn!(volume = %self.info.volume_id, segment, %error, "space of a free segment was not given back");
         }
         self.segments.release(segment, false);
+        self.space_came();
     }
 }

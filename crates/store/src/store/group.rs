@@ -87,7 +87,7 @@ impl Store {
         let group = std::mem::take(&mut self.group);
         if let Some(start) = group.start {
             for segment in group.opened.into_iter().rev() {
-                self.segments.unopen(segment);
+                self.segments.unopen(segment, true);
             }
             let (next_lsn, next_sequence, next_generation) =
                 (self.head.next_lsn, self.head.next_sequence, self.head.next_generation);

@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use strongroom_store::SpaceState;
 
 use crate::stats::Stats;
 
@@ -107,6 +108,7 @@ pub struct VolumeReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // As in `strongroom_store::Stats`.
 pub struct StoreReport {
+    pub space: SpaceReport,
     pub blocks_mapped: u64,
     pub versions_retained: u64,
     pub versions_evicted: u64,
@@ -127,9 +129,43 @@ pub struct StoreReport {
     pub scrub_bad_blocks: u64,
 }
 
+/// How much space a store has left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpaceReport {
+    /// Enough.
+    #[default]
+    Ample,
+    /// Soon none.
+    NearlyFull,
+    /// Writes are refused.
+    Full,
+}
+
+impl From<SpaceState> for SpaceReport {
+    fn from(state: SpaceState) -> SpaceReport {
+        match state {
+            SpaceState::Ample => SpaceReport::Ample,
+            SpaceState::NearlyFull => SpaceReport::NearlyFull,
+            SpaceState::Full => SpaceReport::Full,
+        }
+    }
+}
+
+impl std::fmt::Display for SpaceReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SpaceReport::Ample => "ample",
+            SpaceReport::NearlyFull => "nearly full",
+            SpaceReport::Full => "FULL",
+        })
+    }
+}
+
 impl From<strongroom_store::Stats> for StoreReport {
     fn from(stats: strongroom_store::Stats) -> StoreReport {
         StoreReport {
+            space: stats.space.into(),
             blocks_mapped: stats.blocks_mapped,
             versions_retained: stats.versions_retained,
             versions_evicted: stats.versions_evicted,

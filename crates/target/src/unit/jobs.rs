@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use strongroom_block::{Geometry, Token};
 use strongroom_scsi::UnitAttention;
-use strongroom_store::{BranchInfo, Op, OpError, Outcome, SnapshotInfo, Stats, View, VolumeInfo};
+use strongroom_store::{BranchInfo, Op, OpError, Outcome, SnapshotInfo, SpaceState, Stats, View, VolumeInfo};
 
 use super::Unit;
 use crate::volume::Volume;
@@ -57,6 +57,18 @@ impl Unit {
             self.take_size(self.store.info().geometry);
         }
         let _ = reply.send(result);
+    }
+
+    /// Tells users when space becomes scarce (SBC-3 §4.7.3.7), once each time that it gets worse.
+    pub(super) fn watch_space(&mut self) {
+        let now = self.store.space();
+        if now == self.space {
+            return;
+        }
+        let before = std::mem::replace(&mut self.space, now);
+        if before == SpaceState::Ample {
+            self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::SpaceThreshold));
+        }
     }
 
     /// The volume may have another size now; whoever uses it is told by a unit attention.

@@ -1,0 +1,206 @@
+//! Space: how much is left, of the log and of the host beneath it, and what may still be used when there is none.
+//!
+//! A store in sparse files takes the host's space segment by segment, so the host can run out long before the log does. The
+//! store then goes on reading, discarding, deleting snapshots and cleaning: for that it keeps a few free segments whose host
+//! space it has already. Data that a caller wants written is refused before these are touched.
+
+use std::io;
+
+use super::append::{Content, WriteOp, is_no_space};
+use super::{Purpose, Store};
+use crate::backend::Io;
+use crate::error::StoreError;
+use crate::layout::Layout;
+use crate::options::SpaceState;
+
+/// Free segments that hold host space ahead of need, once the host has no more: for a segment table, for cleaning and for
+/// discards.
+const HOST_RESERVE: u32 = 4;
+/// Of these, discards leave as many to cleaning and tables.
+const HOST_RESERVE_CLEANING: u32 = 3;
+/// And cleaning as many to tables: each frees at least the segment that it takes.
+const HOST_RESERVE_TABLES: u32 = 2;
+/// Share of the log that may be live before space counts as nearly full, in percent. A volume written full, without snapshots,
+/// stays below.
+const NEARLY_FULL_PERCENT: u64 = 85;
+/// The host is nearly full when it has less than this, or than a twentieth of the log.
+const HOST_NEARLY_FULL_BYTES: u64 = 256 << 20;
+
+/// What is known of space.
+#[derive(Default)]
+pub(super) struct Space {
+    /// The host refused space, and has not given any since.
+    host_full: bool,
+    /// Space for a free segment is being asked for.
+    asking: bool,
+    /// The host was asked again for the request that waits now.
+    asked_again: bool,
+    /// A write was refused for want of space, and none was taken since.
+    refused: bool,
+    /// The host has little left, as of the last look.
+    host_low: bool,
+    state: SpaceState,
+}
+
+impl Store {
+    /// How much space there is. Changes when segments are opened and freed, and when writes are refused.
+    pub fn space(&self) -> SpaceState {
+        self.space.state
+    }
+
+    /// Before the first append of an opening: puts the free segments first that have their host space, or get it. On a full host these
+    /// are those that an earlier opening kept.
+    pub(super) fn find_reserve(&mut self) -> Result<(), StoreError> {
+        let wanted = 1 + HOST_RESERVE as usize;
+        let mut found = Vec::new();
+        for segment in self.segments.free_list() {
+            if found.len() == wanted {
+                break;
+            }
+            let (offset, len) = (self.layout.segment_at(segment), u64::from(self.layout.segment_bytes));
+            match super::create::blocking(self.backend.as_mut(), Io::Allocate { offset, len }) {
+                Ok(_) => found.push(segment),
+                Err(error) if is_no_space(&error) => self.space.host_full = true,
+                Err(error) => return Err(StoreError::io("allocating a segment")(error)),
+            }
+        }
+        self.segments.prefer(&found);
+        self.look_at_space();
+        Ok(())
+    }
+
+    /// Asks for host space ahead of need, one segment at a time.
+    pub(super) fn drive_reserve(&mut self) -> bool {
+        let may = !self.space.asking && !self.space.host_full && self.refused.is_none() && !self.round.opening;
+        if !may || self.segments.warm_ahead() >= HOST_RESERVE + self.wanted_for_front() {
+            return false;
+        }
+        let Some(segment) = self.segments.first_cold() else { return false };
+        self.space.asking = true;
+        let (offset, len) = (self.layout.segment_at(segment), u64::from(self.layout.segment_bytes));
+        self.start_io(Purpose::Reserve { segment }, Io::Allocate { offset, len });
+        true
+    }
+
+    /// Segments that the first request may open; one in any case, so that there is room before it is wanted.
+    fn wanted_for_front(&self) -> u32 {
+        self.queue.front().map_or(1, |op| op.segments_more(self) + 2)
+    }
+
+    pub(super) fn reserve_done(&mut self, segment: u32, result: io::Result<()>) {
+        self.space.asking = false;
+        match result {
+            Ok(()) => self.segments.warm_up(segment),
+            // Whatever it is, this segment has no space; whoever opens it learns more.
+            Err(error) => {
+                if !self.space.host_full {
+                    tracing::warn!(volume = %self.info.volume_id, %error, "the host has no space left for the store");
+                }
+                self.space.host_full = true;
+            }
+        }
+        self.look_at_space();
+    }
+
+    /// Whether host space is being asked for that the first request may be waiting for.
+    pub(super) fn space_on_its_way(&mut self) -> bool {
+        self.space.asking || self.drive_reserve()
+    }
+
+    /// A full host is asked once more for each request that would be refused.
+    pub(super) fn ask_host_again(&mut self) -> bool {
+        if !self.space.host_full || std::mem::replace(&mut self.space.asked_again, true) {
+            return false;
+        }
+        self.space.host_full = false;
+        self.drive_reserve()
+    }
+
+    /// Opening a segment found no space on the host.
+    pub(super) fn space_refused(&mut self) {
+        self.space.host_full = true;
+        self.space.refused = true;
+        self.look_at_space();
+    }
+
+    /// A segment became free, or gave its space back to the host: there may be room again.
+    pub(super) fn space_came(&mut self) {
+        self.space.host_full = false;
+        self.look_at_space();
+    }
+
+    /// A write was taken (or, if not, refused for want of space).
+    pub(super) fn space_taken(&mut self, taken: bool) {
+        self.space.asked_again = false;
+        if self.space.refused == taken {
+            self.space.refused = !taken;
+            self.look_at_space();
+        }
+    }
+
+    /// Whether the log has so many segments for a request, the reserve left out. What makes room may use half of the reserve.
+    pub(super) fn log_has(&self, op: &WriteOp, more: u32) -> bool {
+        let reserve = self.layout.reserved_segments();
+        self.segments.free_count() >= more + if makes_room(op) { reserve / 2 + 1 } else { reserve }
+    }
+
+    /// Whether the host has given space for so many segments, the reserve left out.
+    pub(super) fn host_has(&self, op: &WriteOp, more: u32) -> bool {
+        let all_warm = self.segments.warm_ahead() == self.segments.free_count();
+        let reserve = if makes_room(op) { HOST_RESERVE_CLEANING } else { HOST_RESERVE };
+        all_warm || self.segments.warm_ahead() >= more + reserve
+    }
+
+    /// Whether cleaning may append: on a full host it waits for the segments that it has emptied before it takes more.
+    pub(super) fn copies_may_go(&mut self) -> bool {
+        if !self.cleaner.has_copies() {
+            return false;
+        }
+        let warm = self.segments.warm_ahead();
+        let room = warm > HOST_RESERVE_TABLES
+            || warm == self.segments.free_count()
+            || self.head_left_blocks() >= self.least_unit_blocks();
+        room || !(self.round_pending() || self.space_on_its_way())
+    }
+
+    /// How many freed segments keep their host space.
+    pub(super) fn warm_max(&self) -> usize {
+        self.layout.round_segments().min(self.layout.reserved_segments()).max(HOST_RESERVE + 1) as usize
+    }
+
+    /// To be called now and then: what is left on the host changes without us.
+    pub(super) fn look_at_host(&mut self) {
+        let log = u64::from(self.layout.segments) * u64::from(self.layout.segment_bytes);
+        let used = u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes);
+        let least = HOST_NEARLY_FULL_BYTES.min(log / 20).min(log - used);
+        self.space.host_low = self.backend.host_free_bytes().is_some_and(|free| free < least);
+        self.look_at_space();
+    }
+
+    pub(super) fn look_at_space(&mut self) {
+        let usable = usable_bytes(&self.layout);
+        let state = match () {
+            () if self.space.refused || (self.space.host_full && self.segments.warm_ahead() <= HOST_RESERVE) => {
+                SpaceState::Full
+            }
+            () if self.space.host_low || self.segments.live_bytes() > usable / 100 * NEARLY_FULL_PERCENT => {
+                SpaceState::NearlyFull
+            }
+            () => SpaceState::Ample,
+        };
+        if state != self.space.state {
+            tracing::warn!(volume = %self.info.volume_id, from = ?self.space.state, to = ?state, "space");
+            self.space.state = state;
+        }
+    }
+}
+
+/// Discards and changes of the catalogue.
+fn makes_room(op: &WriteOp) -> bool {
+    matches!(op.content, Content::Holes(_) | Content::Change(_))
+}
+
+/// Bytes of the log that data can fill, the reserve left out.
+fn usable_bytes(layout: &Layout) -> u64 {
+    u64::from(layout.segments - layout.reserved_segments().min(layout.segments)) * u64::from(layout.segment_bytes)
+}

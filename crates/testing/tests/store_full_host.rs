@@ -1,0 +1,165 @@
+//! Proves that a thin store whose host file system is full loses nothing, refuses writes cleanly, goes on reading and discarding, can
+//! be closed and opened, and takes writes again as soon as there is room. On real file systems with a size: tmpfs, and ext4 in a loop device.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
+use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, SpaceState, Store, UnitKind};
+
+/// Larger than the file system beneath.
+const BLOCKS: u64 = 64 << 20 >> 12;
+const HOST: &str = "24m";
+
+/// A small file system; unmounted when dropped.
+struct Host {
+    at: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+fn run(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
+}
+
+impl Host {
+    fn tmpfs() -> Option<Host> {
+        Host::mounted(|_, at| run("mount", &["-t", "tmpfs", "-o", &format!("size={HOST}"), "tmpfs", at]))
+    }
+
+    fn ext4() -> Option<Host> {
+        Host::mounted(|dir, at| {
+            let image = dir.join("image");
+            let image = image.to_str().unwrap();
+            run("truncate", &["-s", HOST, image])
+                && run("mkfs.ext4", &["-q", "-m", "0", "-O", "^has_journal", image])
+                && run("mount", &["-o", "loop", image, at])
+        })
+    }
+
+    fn mounted(mount: impl FnOnce(&Path, &str) -> bool) -> Option<Host> {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("mounted");
+        fs::create_dir(&at).unwrap();
+        if !mount(dir.path(), at.to_str().unwrap()) {
+            eprintln!("passed over: needs root, mount and mkfs.ext4");
+            return None;
+        }
+        Some(Host { at, _dir: dir })
+    }
+
+    fn store(&self) -> PathBuf {
+        self.at.join("store")
+    }
+
+    fn open(&self) -> Store {
+        Store::open(&self.store(), &OpenOptions::default(), Arc::new(|| {})).unwrap()
+    }
+
+    /// Takes all the space that is left.
+    fn fill(&self, name: &str) {
+        let mut piece = 1 << 20;
+        let mut file = fs::File::create(self.at.join(name)).unwrap();
+        while piece >= 4096 {
+            if std::io::Write::write_all(&mut file, &vec![1; piece]).is_err() {
+                piece /= 2;
+            }
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        run("umount", &[self.at.to_str().unwrap()]);
+    }
+}
+
+fn fill_of(lba: u64, round: u8) -> u8 {
+    (lba % 250) as u8 ^ round
+}
+
+fn write(store: &mut Store, lba: u64, round: u8) -> Result<Outcome, OpError> {
+    let data = vec![Buffer::copy_from(&[fill_of(lba, round); 4096])];
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false })
+}
+
+fn check(store: &mut Store, blocks: std::ops::Range<u64>, round: u8) {
+    for lba in blocks {
+        match store.execute(Op::Read { lba: Lba(lba), count: 1 }) {
+            Ok(Outcome::Read(extents)) => match &extents[..] {
+                [Extent::Blocks { data, .. }] => assert_eq!(data[0], fill_of(lba, round), "block {lba}"),
+                other => panic!("block {lba}: {other:?}"),
+            },
+            other => panic!("block {lba}: {other:?}"),
+        }
+    }
+}
+
+fn a_full_host(host: &Host) {
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+    let mut create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+    create.segment_bytes = 1 << 20;
+    Store::create(&host.store(), &create).unwrap();
+    fs::write(host.at.join("others"), vec![1; 4 << 20]).unwrap();
+    let mut store = host.open();
+    store.idle();
+    assert_ne!(store.space(), SpaceState::Full);
+    let mut taken =
+        (0..BLOCKS).find(|&lba| write(&mut store, lba, 0) == Err(OpError::NoSpace)).expect("the host is smaller");
+    assert!(taken > 2500, "most of the host is of use: {taken} blocks");
+    assert_eq!(store.space(), SpaceState::Full);
+    store.execute(Op::Flush).unwrap();
+    host.fill("rest");
+    assert_eq!(write(&mut store, 0, 1), Err(OpError::NoSpace));
+    check(&mut store, 0..taken, 0);
+    // Closed and opened while there is nothing left, as often as one likes.
+    for _ in 0..3 {
+        store.close().unwrap();
+        store = host.open();
+        check(&mut store, taken - 100..taken, 0);
+        // A new head has a little room that the old one had not.
+        while write(&mut store, taken, 0) != Err(OpError::NoSpace) {
+            taken += 1;
+        }
+        assert_eq!(store.space(), SpaceState::Full);
+    }
+    // A kill: nothing of the reserve was lost by it.
+    drop(store);
+    let mut store = host.open();
+    // Many small discards, each of its own: they need room in the log, and make some.
+    for lba in (0..1000).step_by(2) {
+        store.execute(Op::Discard { lba: Lba(lba), count: 1 }).unwrap_or_else(|error| panic!("discard {lba}: {error}"));
+    }
+    store.execute(Op::Discard { lba: Lba(0), count: 1000 }).unwrap();
+    for _ in 0..20 {
+        store.idle();
+    }
+    for lba in 0..500 {
+        write(&mut store, lba, 2).unwrap_or_else(|error| panic!("write {lba} after discards: {error}"));
+    }
+    check(&mut store, 0..500, 2);
+    check(&mut store, 1000..taken, 0);
+    // Others make room: at once there is more.
+    while write(&mut store, taken, 3).is_ok() && store.space() != SpaceState::Full {
+        for lba in taken + 1..taken + 500 {
+            if write(&mut store, lba, 3).is_err() {
+                break;
+            }
+        }
+    }
+    fs::remove_file(host.at.join("others")).unwrap();
+    write(&mut store, 500, 4).unwrap();
+    assert_ne!(store.space(), SpaceState::Full);
+    store.close().unwrap();
+    check(&mut host.open(), 1000..taken, 0);
+    assert!(Store::check(&host.store()).unwrap().is_sound());
+}
+
+/// One after the other: a child process of one test holds the locks of the other's store for a moment.
+#[test]
+fn a_full_tmpfs_and_a_full_ext4() {
+    for host in [Host::tmpfs(), Host::ext4()].into_iter().flatten() {
+        a_full_host(&host);
+    }
+}
