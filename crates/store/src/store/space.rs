@@ -91,7 +91,7 @@ impl Store {
         self.space.asking = false;
         match result {
             Ok(()) => self.segments.warm_up(segment),
-            // Whatever it is, this segment has no space; whoever opens it learns more.
+            Err(error) if !is_no_space(&error) => self.refuse_writes("allocating a segment", &error),
             Err(error) => {
                 if !self.space.host_full {
                     tracing::warn!(volume = %self.info.volume_id, %error, "the host has no space left for the store");
