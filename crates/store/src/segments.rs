@@ -36,6 +36,8 @@ pub(crate) struct Segment {
     pub(crate) live: u64,
     /// How old what is in it was when it ended, in sequences: the mean, where copies have the age of what they copy.
     pub(crate) written_at: u64,
+    /// Its host space was taken as a whole. A checkpoint takes only what it writes.
+    pub(crate) whole: bool,
     /// Cleaning found something unreadable in it; it stays as it is.
     pub(crate) damaged: bool,
 }
@@ -61,6 +63,7 @@ impl Segments {
             pins: 0,
             live: 0,
             written_at: 0,
+            whole: true,
             damaged: false,
         };
         let all = vec![segment; layout.segments as usize];
@@ -76,6 +79,7 @@ impl Segments {
             pins: 0,
             live: 0,
             written_at: 0,
+            whole: true,
             damaged: false,
         };
         self.free.extend(self.layout.segments..segments);
@@ -114,7 +118,16 @@ impl Segments {
     pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
         let segment = self.free.pop_front()?;
         let entry = &mut self.all[segment as usize];
-        *entry = Segment { state: State::Head, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
+        *entry = Segment {
+            state: State::Head,
+            generation,
+            end: 0,
+            pins: 0,
+            live: 0,
+            written_at: 0,
+            whole: true,
+            damaged: false,
+        };
         Some(segment)
     }
 
@@ -124,7 +137,7 @@ impl Segments {
         let segment = if self.free.len() > 1 { self.free.pop_back()? } else { return None };
         let state = State::Checkpoint;
         self.all[segment as usize] =
-            Segment { state, generation, end: 0, pins: 0, live: 0, written_at: 0, damaged: false };
+            Segment { state, generation, end: 0, pins: 0, live: 0, written_at: 0, whole: false, damaged: false };
         Some(segment)
     }
 
@@ -132,7 +145,7 @@ impl Segments {
     pub(crate) fn adopt_checkpoint(&mut self, segments: impl Iterator<Item = (u32, u64)>) {
         for (segment, generation) in segments {
             let entry = &mut self.all[segment as usize];
-            (entry.state, entry.generation) = (State::Checkpoint, generation);
+            (entry.state, entry.generation, entry.whole) = (State::Checkpoint, generation, false);
         }
         let all = &self.all;
         self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));

@@ -11,7 +11,7 @@ use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome,
 
 /// Larger than the file system beneath.
 const BLOCKS: u64 = 64 << 20 >> 12;
-const HOST: &str = "24m";
+const HOST: &str = "30m";
 
 /// A small file system; unmounted when dropped.
 struct Host {
@@ -101,13 +101,13 @@ fn a_full_host(host: &Host) {
     let mut create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
     create.segment_bytes = 1 << 20;
     Store::create(&host.store(), &create).unwrap();
-    fs::write(host.at.join("others"), vec![1; 4 << 20]).unwrap();
+    fs::write(host.at.join("others"), vec![1; 10 << 20]).unwrap();
     let mut store = host.open();
     store.idle();
     assert_ne!(store.space(), SpaceState::Full);
     let mut taken =
         (0..BLOCKS).find(|&lba| write(&mut store, lba, 0) == Err(OpError::NoSpace)).expect("the host is smaller");
-    assert!(taken > 2500, "most of the host is of use: {taken} blocks");
+    assert!(taken > 2000, "most of the host is of use: {taken} blocks, {:?}", store.stats());
     assert_eq!(store.space(), SpaceState::Full);
     store.execute(Op::Flush).unwrap();
     host.fill("rest");
@@ -135,10 +135,10 @@ fn a_full_host(host: &Host) {
     for _ in 0..20 {
         store.idle();
     }
-    for lba in 0..500 {
+    for lba in 0..200 {
         write(&mut store, lba, 2).unwrap_or_else(|error| panic!("write {lba} after discards: {error}"));
     }
-    check(&mut store, 0..500, 2);
+    check(&mut store, 0..200, 2);
     check(&mut store, 1000..taken, 0);
     // Others make room: at once there is more.
     while write(&mut store, taken, 3).is_ok() && store.space() != SpaceState::Full {
@@ -150,7 +150,12 @@ fn a_full_host(host: &Host) {
     }
     fs::remove_file(host.at.join("others")).unwrap();
     write(&mut store, 500, 4).unwrap();
-    assert_ne!(store.space(), SpaceState::Full);
+    // It is asked for ahead of need when nothing else is going on.
+    for _ in 0..20 {
+        store.idle();
+        store.execute(Op::Flush).unwrap();
+    }
+    assert_ne!(store.space(), SpaceState::Full, "{:?}", store.stats());
     store.close().unwrap();
     check(&mut host.open(), 1000..taken, 0);
     assert!(Store::check(&host.store()).unwrap().is_sound());

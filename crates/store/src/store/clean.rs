@@ -122,7 +122,7 @@ impl Store {
     pub(super) fn copies_first(&mut self) -> Option<bool> {
         if self.cleaner.cold.filling {
             if self.head_left_blocks() >= self.least_unit_blocks() || self.cleaner.cold.segment.is_none() {
-                if self.cleaner.has_copies() {
+                if self.copies_may_go() {
                     return Some(self.append_copies());
                 }
                 let more = match self.cleaner.state {

@@ -391,7 +391,7 @@ impl Store {
             }
             progress = true;
             let warm_max = self.warm_max();
-            if self.segments.warm_count() < warm_max {
+            if self.segments.warm_count() < warm_max && self.segments.segment(segment).whole {
                 self.segments.release(segment, true);
                 self.space_came();
             } else {

@@ -175,6 +175,8 @@ impl Store {
         let least = HOST_NEARLY_FULL_BYTES.min(log / 20).min(log - used);
         self.space.host_low = self.backend.host_free_bytes().is_some_and(|free| free < least);
         self.look_at_space();
+        // It may have room again: it is asked, and what it says is the new state.
+        self.space.host_full = false;
     }
 
     pub(super) fn look_at_space(&mut self) {
