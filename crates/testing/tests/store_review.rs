@@ -55,7 +55,7 @@ fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
 fn cleaning_that_gains_nothing_ends() {
     const SEGMENT: u64 = 256 << 10;
     let mut refused = 0;
-    for damaged in [20, 40, 60] {
+    for damaged in [20, 40, 60, 80] {
         let blocks = (16 << 20) / 4096;
         let (backend, mut store) = made(UnitKind::Plain, blocks, 4096, SEGMENT as u32);
         let data = Buffer::copy_from(&[7; 4096]);
