@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::append::{Content, WriteOp, is_no_space};
+use super::append::{WriteOp, is_no_space};
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::error::StoreError;
@@ -141,13 +141,13 @@ impl Store {
     /// Whether the log has so many segments for a request, the reserve left out. What makes room may use half of the reserve.
     pub(super) fn log_has(&self, op: &WriteOp, more: u32) -> bool {
         let reserve = self.layout.reserved_segments();
-        self.segments.free_count() >= more + if makes_room(op) { reserve / 2 + 1 } else { reserve }
+        self.segments.free_count() >= more + if op.gives_space() { reserve / 2 } else { reserve }
     }
 
     /// Whether the host has given space for so many segments, the reserve left out.
     pub(super) fn host_has(&self, op: &WriteOp, more: u32) -> bool {
         let all_warm = self.segments.warm_ahead() == self.segments.free_count();
-        let reserve = if makes_room(op) { HOST_RESERVE_CLEANING } else { HOST_RESERVE };
+        let reserve = if op.gives_space() { HOST_RESERVE_CLEANING } else { HOST_RESERVE };
         all_warm || self.segments.warm_ahead() >= more + reserve
     }
 
@@ -195,11 +195,6 @@ impl Store {
             self.space.state = state;
         }
     }
-}
-
-/// Discards and changes of the catalogue.
-fn makes_room(op: &WriteOp) -> bool {
-    matches!(op.content, Content::Holes(_) | Content::Change(_))
 }
 
 /// Bytes of the log that data can fill, the reserve left out.
