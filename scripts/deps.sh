@@ -24,15 +24,16 @@ fuse3             fusermount3
 e2fsprogs         mkfs.ext4
 util-linux        losetup
 mount             mount
-libiscsi-bin      iscsi-ls
+libiscsi-bin      iscsi-test-cu
 qemu-utils        qemu-img
 qemu-block-extra  /usr/lib/*/qemu/block-iscsi.so
+fio               fio
+tgt               tgtd
+istgt             istgt
 "
 
 # Who takes part in `strongroom bench peers` and `bench dbench`. Each is left out, with a word, where it is missing.
 readonly BENCH_PACKAGES="
-tgt               tgtd
-istgt             istgt
 stunnel4          stunnel
 openssl           openssl
 wireguard-go      wireguard-go

@@ -1,5 +1,5 @@
 //! Proves that stock initiators use a plain volume: libiscsi's tools and qemu's block driver, and that they and we see the same
-//! bytes. Debian packages: libiscsi-bin, qemu-utils, qemu-block-extra.
+//! bytes. Debian packages: libiscsi-bin, qemu-utils, qemu-block-extra, fio.
 //!
 //! A missing tool is a failure, unless STRONGROOM_SKIP_INTEROP=1 is set; then each skipped test says so on standard error.
 
@@ -24,7 +24,7 @@ fn have(tools: &[&str]) -> bool {
     let skip = std::env::var_os("STRONGROOM_SKIP_INTEROP").is_some_and(|value| value == "1");
     assert!(
         skip,
-        "missing {missing:?}: install libiscsi-bin, qemu-utils and qemu-block-extra, or set STRONGROOM_SKIP_INTEROP=1"
+        "missing {missing:?}: install libiscsi-bin, qemu-utils, qemu-block-extra and fio, or set STRONGROOM_SKIP_INTEROP=1"
     );
     // Straight to the terminal: the test harness swallows what a passing test prints.
     let _ = writeln!(std::io::stderr(), "\n*** SKIPPED interop: missing {missing:?} ***");
@@ -164,4 +164,31 @@ fn qemu_reads_at_depth_without_asking_for_allocation_first() {
         succeed("qemu-img", &[&common[..], &["-w", &url]].concat());
         succeed("qemu-img", &[&common[..], &[&url]].concat());
     }
+}
+
+/// fio writes at random, at depth, and checks every block by its CRC, through qemu's block driver (Debian's fio has no libiscsi engine).
+#[test]
+fn fio_verifies_what_it_writes() {
+    if !have(&["fio", "qemu-nbd"]) {
+        return;
+    }
+    let host = Host::start(&[VolumeSpec::plain("disk", 64 * MIB)]);
+    let socket = host.dir.path().join("nbd");
+    let socket = socket.to_str().unwrap();
+    let mut bridge = Command::new("qemu-nbd")
+        .args(["--format", "raw", "--persistent", "--cache", "none", "--socket", socket, &url(&host, "disk")])
+        .spawn()
+        .unwrap();
+    support::eventually("qemu-nbd listens", || std::path::Path::new(socket).exists());
+    let uri = format!("--uri=nbd+unix:///?socket={socket}");
+    let job =
+        ["--name=verify", "--ioengine=nbd", &uri, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=16", "--size=48m"];
+    let checks =
+        ["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--randrepeat=1", "--output-format=json"];
+    let output = run("fio", &[&job[..], &checks].concat());
+    let _ = bridge.kill();
+    let _ = bridge.wait();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("\"error\" : 0"), "{text}");
 }
