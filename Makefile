@@ -10,7 +10,7 @@ SOAK_KILLS ?= 200
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance check fmt bench bench-full bench-profile bench-sealing bench-runtime bench-store fuzz soak clean
+.PHONY: help deps build demo test test-conformance test-kernel check fmt bench bench-full bench-profile bench-sealing bench-runtime bench-store fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -29,6 +29,10 @@ test: deps ## Every test
 
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)
 	$(CARGO) test --locked --package strongroom-target --test conformance
+
+test-kernel: build ## Linux's own initiator in a virtual machine: CHAP, digests, ext4, XFS, and a target that is killed (minutes; not in `make test`)
+	@scripts/deps.sh --kernel
+	@scripts/test-kernel.sh target/release/strongroom
 
 check: ## Formatting, lints, documentation, dependencies' licences and sources; every decoder fuzzed for a moment
 	@scripts/deps.sh --checks

@@ -4,6 +4,7 @@
 #
 #   scripts/deps.sh            Debian packages and Rust
 #   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
+#   scripts/deps.sh --kernel   also what the virtual machine of `make test-kernel` needs
 #   scripts/deps.sh --bench    also the programs that `strongroom bench` compares us with, and dbench
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
@@ -42,6 +43,13 @@ iproute2          ip
 dbench            dbench
 "
 
+# A virtual machine without KVM, and what its root file system is made with.
+readonly KERNEL_PACKAGES="
+qemu-system-x86   qemu-system-x86_64
+cpio              cpio
+kmod              depmod
+"
+
 say() { echo "deps: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
@@ -64,6 +72,7 @@ as_root() {
 
 wanted="$PACKAGES"
 [ "${1:-}" != "--bench" ] || wanted="$PACKAGES$BENCH_PACKAGES"
+[ "${1:-}" != "--kernel" ] || wanted="$PACKAGES$KERNEL_PACKAGES"
 missing=()
 while read -r package test; do
   [ -n "$package" ] || continue

@@ -20,6 +20,8 @@ pub(super) struct Transfer {
     pub(super) blocks: u32,
     /// Bytes that the CDB asks for.
     pub(super) wanted_bytes: u64,
+    /// A part of a block moves beside the whole ones (counted in `blocks` when it is read). Never on sealed units.
+    pub(super) partly: bool,
 }
 
 impl Unit {
@@ -85,6 +87,9 @@ impl Unit {
     fn plan_write(&mut self, lba: Lba, count: u32, fua: bool, request: &iscsi::Command) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
+        if transfer.partly {
+            return self.plan_part_write(lba, transfer.wanted_bytes, fua || !self.mode.write_cache, request);
+        }
         if transfer.blocks == 0 {
             return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
         }
@@ -208,9 +213,9 @@ impl Unit {
         let expected = if request.direction == direction { u64::from(request.expected_bytes) } else { 0 };
         let moved = wanted_bytes.min(expected);
         let whole = moved >> block_size.shift();
-        let partly =
-            direction == Direction::Read && self.volume.sealed.is_none() && whole << block_size.shift() < moved;
-        Ok(Transfer { blocks: (whole + u64::from(partly)) as u32, wanted_bytes })
+        let partly = self.volume.sealed.is_none() && whole << block_size.shift() < moved;
+        let read_partly = partly && direction == Direction::Read;
+        Ok(Transfer { blocks: (whole + u64::from(read_partly)) as u32, wanted_bytes, partly })
     }
 
     /// Parameter data of exactly `bytes`, in one piece.

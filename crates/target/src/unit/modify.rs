@@ -1,4 +1,4 @@
-//! Commands of more than one step: ORWRITE, WRITE AND VERIFY, PRE-FETCH, SANITIZE and EXTENDED COPY. Each goes in slices, so that it never
+//! Commands of more than one step: ORWRITE and writes of parts of blocks, WRITE AND VERIFY, PRE-FETCH, SANITIZE and EXTENDED COPY. Each goes in slices, so that it never
 //! starves others.
 
 use std::collections::VecDeque;
@@ -32,8 +32,18 @@ pub(super) enum Sanitize {
     Failed,
 }
 
-/// ORWRITE: what is to be set, and what was read.
-pub(super) struct OrWriting {
+/// How new data goes into what is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Merge {
+    /// ORWRITE: its bits are set.
+    Or,
+    /// A write whose last block is not whole: it takes the place of as much as there is of it.
+    Front,
+}
+
+/// A change of what is stored: what comes to it, and whereto.
+pub(super) struct Changing {
+    merge: Merge,
     lba: Lba,
     blocks: u32,
     data: Buffer,
@@ -67,7 +77,8 @@ impl Unit {
             return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
         }
         let bytes = u64::from(transfer.blocks) << self.volume.geometry.block_size.shift();
-        let or = OrWriting {
+        let or = Changing {
+            merge: Merge::Or,
             lba,
             blocks: transfer.blocks,
             data: self.gather(request, bytes)?,
@@ -78,24 +89,42 @@ impl Unit {
         Ok(Plan::Start(Work::OrRead(Box::new(or)), Op::Read { lba, count: transfer.blocks }))
     }
 
-    /// What is there was read: it is written with the bits set, if it is still there.
-    pub(super) fn or_was_read(&self, or: Box<OrWriting>, extents: &[Extent]) -> Next {
-        let mut compare = BufferMut::zeroed(or.data.len());
+    /// A write for which the initiator sends less than the CDB says, and not whole blocks: what it sends is written and nothing else
+    /// (RFC 7143 §11.4.5.1), all at once.
+    pub(super) fn plan_part_write(
+        &self,
+        lba: Lba,
+        wanted_bytes: u64,
+        fua: bool,
+        request: &iscsi::Command,
+    ) -> Result<Plan, Sense> {
+        let data = self.gather(request, wanted_bytes.min(request.expected_bytes.into()))?;
+        let shift = self.volume.geometry.block_size.shift();
+        let blocks = (data.len() as u64).div_ceil(1 << shift) as u32;
+        let part = Changing { merge: Merge::Front, lba, blocks, data, fua, wanted_bytes, attempts: 0 };
+        Ok(Plan::Start(Work::OrRead(Box::new(part)), Op::Read { lba, count: blocks }))
+    }
+
+    /// What is there was read: it is written with the change, if it is still there.
+    pub(super) fn or_was_read(&self, or: Box<Changing>, extents: &[Extent]) -> Next {
+        let mut compare = BufferMut::zeroed((or.blocks as usize) << self.volume.geometry.block_size.shift());
         let mut at = 0;
         for segment in self.plain_segments(extents) {
             compare[at..at + segment.data.len()].copy_from_slice(&segment.data);
             at += segment.data.len();
         }
-        let mut data = BufferMut::zeroed(or.data.len());
-        for ((to, old), new) in data.iter_mut().zip(compare.iter()).zip(or.data.iter()) {
-            *to = old | new;
+        let mut data = BufferMut::zeroed(compare.len());
+        data.copy_from_slice(&compare);
+        match or.merge {
+            Merge::Or => data.iter_mut().zip(or.data.iter()).for_each(|(to, new)| *to |= new),
+            Merge::Front => data[..or.data.len()].copy_from_slice(&or.data),
         }
         let op = Op::CompareAndWrite { lba: or.lba, compare: compare.freeze(), data: data.freeze(), fua: or.fua };
         Next::Again(Work::OrWrite(or), op)
     }
 
     /// Somebody else wrote in between.
-    pub(super) fn or_again(mut or: Box<OrWriting>) -> Next {
+    pub(super) fn or_again(mut or: Box<Changing>) -> Next {
         or.attempts += 1;
         if or.attempts >= OR_ATTEMPTS_MAX {
             return Next::Done(status(Status::Busy));
@@ -104,7 +133,7 @@ impl Unit {
         Next::Again(Work::OrRead(or), op)
     }
 
-    pub(super) fn or_done(or: &OrWriting) -> Next {
+    pub(super) fn or_done(or: &Changing) -> Next {
         Next::Done(Response { wanted_bytes: Some(or.wanted_bytes), ..Response::good() })
     }
 
@@ -117,6 +146,9 @@ impl Unit {
     ) -> Result<Plan, Sense> {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
+        if transfer.partly {
+            return self.plan_part_write(lba, transfer.wanted_bytes, true, request);
+        }
         if transfer.blocks == 0 {
             return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
         }

@@ -9,7 +9,7 @@ use strongroom_iscsi::target::{DataSegment, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
 
-use super::modify::{Copying, OrWriting, Sanitize, is_written};
+use super::modify::{Changing, Copying, Sanitize, is_written};
 use super::{Unit, check_condition, status};
 
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
@@ -43,10 +43,10 @@ pub(super) enum Work {
     },
     /// WRITE AND VERIFY, before it is verified.
     WriteThenVerify { lba: Lba, count: u32, compare: Option<Buffer>, wanted_bytes: u64 },
-    /// ORWRITE, what is there being read.
-    OrRead(Box<OrWriting>),
-    /// ORWRITE, being written if nobody came in between.
-    OrWrite(Box<OrWriting>),
+    /// ORWRITE or a write of a part of a block, what is there being read.
+    OrRead(Box<Changing>),
+    /// The same, being written if nobody came in between.
+    OrWrite(Box<Changing>),
     /// SANITIZE.
     Sanitize { flushing: bool },
     /// EXTENDED COPY, a slice being read.

@@ -93,6 +93,17 @@ fn or_write_loses_no_bits_to_others() {
 }
 
 #[test]
+fn a_write_of_a_part_of_a_block_changes_that_part_alone() {
+    let mut bench = Bench::plain();
+    bench.write(3, &[0xaa; 3 * BLOCK]);
+    for (operation, byte) in [(opcode::WRITE_16, 0xbb), (opcode::WRITE_AND_VERIFY_16, 0xcc)] {
+        let response = bench.run(long(operation, 0, 3, 3), Direction::Write, 700, &[byte; 700]);
+        assert_eq!((response.status, response.wanted_bytes), (0, Some(3 * BLOCK as u64)));
+        assert_eq!(bench.read(3, 3), [&[byte; 700][..], &[0xaa; 3 * BLOCK - 700]].concat());
+    }
+}
+
+#[test]
 fn atomic_and_verified_writes() {
     let mut bench = Bench::plain();
     let atomic = |boundary: u8| cdb_of(&[0x9c, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, boundary, 0, 2, 0, 0]);
