@@ -183,8 +183,14 @@ fn fio_verifies_what_it_writes() {
     let uri = format!("--uri=nbd+unix:///?socket={socket}");
     let job =
         ["--name=verify", "--ioengine=nbd", &uri, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=16", "--size=48m"];
-    let checks =
-        ["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=64", "--randrepeat=1", "--output-format=json"];
+    let checks = [
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_backlog=64",
+        "--verify_state_save=0",
+        "--randrepeat=1",
+        "--output-format=json",
+    ];
     let output = run("fio", &[&job[..], &checks].concat());
     let _ = bridge.kill();
     let _ = bridge.wait();
