@@ -42,7 +42,8 @@ const IMPURE_CRATES: &[&str] =
 const EXCLUSIVE: &[(&str, &[&str])] = &[
     // The bench measures TLS's own record layer beside the channel.
     ("rustls", &["bench", "handshake"]),
-    ("io-uring", &["net"]),
+    // Sockets (net), and the log (store).
+    ("io-uring", &["net", "store"]),
     ("fuser", &["initiator", "testing"]),
     // CHAP's oldest digest, which aws-lc-rs does not offer.
     ("md-5", &["iscsi"]),
