@@ -9,7 +9,7 @@ use crate::pdu::{DataOut, Opcode, Pdu, RejectReason, Request, Snack, TAG_NONE};
 use crate::slots::Key;
 use crate::{PeerMisbehaved, Serial};
 
-/// Bytes of data that are kept for an initiator that does not acknowledge; what was sent beyond cannot be sent again.
+/// Bytes of data and headers that are kept for an initiator that does not acknowledge; what was sent beyond cannot be sent again.
 const KEPT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Numbered answers that are kept.
 const KEPT_MAX: usize = 1024;
@@ -47,8 +47,8 @@ impl Recovery {
                 // The tag is used again: what it stood for is over.
                 self.forget(tag);
             }
-            if self.kept_bytes + pdu.data.len() <= KEPT_BYTES_MAX {
-                self.kept_bytes += pdu.data.len();
+            if self.kept_bytes + cost_bytes(pdu) <= KEPT_BYTES_MAX {
+                self.kept_bytes += cost_bytes(pdu);
                 self.sequences.entry(tag).or_default().push((number, pdu.clone()));
             }
         }
@@ -76,7 +76,7 @@ impl Recovery {
 
     fn forget(&mut self, tag: u32) {
         let sequence = self.sequences.remove(&tag).unwrap_or_default();
-        self.kept_bytes -= sequence.iter().map(|(_, pdu)| pdu.data.len()).sum::<usize>();
+        self.kept_bytes -= sequence.iter().map(|(_, pdu)| cost_bytes(pdu)).sum::<usize>();
     }
 
     /// Has a run of Data-In or R2T PDUs sent again; all from `begin` on if `count` is 0. False if they are not all there.
@@ -104,6 +104,11 @@ impl Recovery {
         self.again.extend(wanted);
         true
     }
+}
+
+/// What it costs to keep a PDU. An R2T has no data, and costs nevertheless.
+fn cost_bytes(pdu: &Pdu) -> usize {
+    size_of::<Pdu>() + pdu.ahs.len() + pdu.data.len()
 }
 
 impl Session {
@@ -158,5 +163,33 @@ impl Session {
             Some(State::Receiving(receiving)) => Some(receiving),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Lun;
+    use crate::pdu::{R2t, Sequence};
+
+    #[test]
+    fn r2ts_count_although_they_have_no_data() {
+        let mut recovery = Recovery::default();
+        let kept_max = KEPT_BYTES_MAX / size_of::<Pdu>();
+        for r2t_sn in 0..kept_max as u32 + 10 {
+            let r2t = R2t {
+                lun: Lun(0),
+                initiator_task_tag: 5,
+                target_transfer_tag: r2t_sn,
+                sequence: Sequence::default(),
+                r2t_sn,
+                buffer_offset: 0,
+                desired_data_transfer_bytes: 4,
+            };
+            recovery.keep(&Pdu::header_only(r2t.encode()));
+        }
+        assert_eq!(recovery.sequences[&5].len(), kept_max);
+        recovery.forget(5);
+        assert_eq!((recovery.kept_bytes, recovery.sequences.len()), (0, 0));
     }
 }
