@@ -280,6 +280,47 @@ fn an_aborted_write_is_not_asked_for() {
     victim.expect_alive();
 }
 
+/// A target session at error recovery level 1.
+fn at_level_1() -> Victim {
+    let mut config = small();
+    config.offer.error_recovery_level = 1;
+    Victim::logged_in(config, &format!("{KEYS}ErrorRecoveryLevel=1\0"))
+}
+
+/// Else each command that is aborted leaves its R2Ts behind.
+#[test]
+fn what_was_sent_for_an_aborted_task_is_not_kept() {
+    use strongroom_iscsi::pdu::{Snack, TaskFunction, TaskManagementRequest, TaskManagementResult};
+    for function in [TaskFunction::AbortTask, TaskFunction::ClearTaskSet, TaskFunction::LogicalUnitReset] {
+        let mut victim = at_level_1();
+        victim.write(9, 2048, true, &[]);
+        victim.r2t();
+        let snack = Snack { kind: 0, initiator_task_tag: 9, begin_run: 0, run_length: 1 };
+        victim.say(snack.encode(), &[]);
+        victim.r2t();
+        let abort = TaskManagementRequest {
+            immediate: true,
+            function: function as u8,
+            lun: Lun(0),
+            initiator_task_tag: 10,
+            referenced_task_tag: 9,
+            cmd_sn: Serial(victim.cmd_sn),
+            exp_stat_sn: Serial(0),
+            ref_cmd_sn: Serial(100),
+        };
+        victim.say(abort.encode(), &[]);
+        if let Some(Event::TaskManagement(request)) = victim.session.poll_event() {
+            victim.session.answer_task_management(request.id, TaskManagementResult::Complete);
+        }
+        assert!(
+            matches!(victim.hear(), Some((Answer::TaskManagement(answer), _)) if answer.result == TaskManagementResult::Complete)
+        );
+        victim.say(snack.encode(), &[]);
+        victim.expect_reject(RejectReason::SnackReject);
+        victim.expect_alive();
+    }
+}
+
 #[test]
 fn recovery_and_unknown_requests_are_rejected() {
     let mut victim = Victim::logged_in(small(), KEYS);

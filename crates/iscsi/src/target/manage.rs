@@ -154,6 +154,9 @@ impl Session {
         let Some(task) = self.remove_task(key) else { return };
         self.withdraw_r2ts(task.initiator_task_tag);
         self.remember_ended(task.initiator_task_tag);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.forget(task.initiator_task_tag);
+        }
     }
 
     fn keys_of(&self, lun: Option<Lun>) -> Vec<Key> {

@@ -74,7 +74,8 @@ impl Recovery {
         }
     }
 
-    fn forget(&mut self, tag: u32) {
+    /// A task is over, or was aborted: nobody will ask for its data any more.
+    pub(super) fn forget(&mut self, tag: u32) {
         let sequence = self.sequences.remove(&tag).unwrap_or_default();
         self.kept_bytes -= sequence.iter().map(|(_, pdu)| cost_bytes(pdu)).sum::<usize>();
     }
