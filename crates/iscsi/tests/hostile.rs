@@ -322,6 +322,32 @@ fn what_was_sent_for_an_aborted_task_is_not_kept() {
 }
 
 #[test]
+fn data_that_is_damaged_for_ever_ends_the_session() {
+    const DAMAGED_MAX: u32 = 4096;
+    let mut victim = at_level_1();
+    victim.write(9, 4, true, &[]);
+    let damage = |victim: &mut Victim| {
+        let header = DataOut {
+            is_final: true,
+            lun: Lun(0),
+            initiator_task_tag: 9,
+            target_transfer_tag: victim.r2t().target_transfer_tag,
+            exp_stat_sn: Serial(0),
+            data_sn: 0,
+            buffer_offset: 0,
+        };
+        victim.session.handle_corrupt_pdu(victim.now, &pdu(header.encode(), &[0; 4]));
+    };
+    for _ in 0..DAMAGED_MAX {
+        damage(&mut victim);
+        victim.expect_reject(RejectReason::DataDigestError);
+    }
+    assert!(!victim.session.is_closed());
+    damage(&mut victim);
+    assert_eq!(victim.closed(), CloseReason::Damaged);
+}
+
+#[test]
 fn recovery_and_unknown_requests_are_rejected() {
     let mut victim = Victim::logged_in(small(), KEYS);
     let mut header = [0; 48];

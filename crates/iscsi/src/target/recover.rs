@@ -15,6 +15,8 @@ const KEPT_BYTES_MAX: usize = 16 * 1024 * 1024;
 const KEPT_MAX: usize = 1024;
 /// PDUs that wait to be sent again.
 const AGAIN_MAX: usize = 65_536;
+/// PDUs that may be damaged in one session before the connection is not worth it; an initiator of ours counts likewise.
+const DAMAGED_MAX: u32 = 4096;
 
 /// What may have to be sent again.
 #[derive(Debug, Default)]
@@ -25,6 +27,7 @@ pub(super) struct Recovery {
     sequences: HashMap<u32, Vec<(u32, Pdu)>>,
     kept_bytes: usize,
     again: VecDeque<Pdu>,
+    damaged: u32,
 }
 
 impl Recovery {
@@ -115,7 +118,9 @@ fn cost_bytes(pdu: &Pdu) -> usize {
 impl Session {
     /// What the session has to do about a PDU whose data was damaged, once it has been rejected. False: nothing can be done.
     pub(super) fn recover_from(&mut self, pdu: &Pdu) -> bool {
-        if self.recovery.is_none() {
+        let Some(recovery) = &mut self.recovery else { return false };
+        recovery.damaged += 1;
+        if recovery.damaged > DAMAGED_MAX {
             return false;
         }
         if let Ok(Request::DataOut(header)) = Request::decode(&pdu.bhs) {
