@@ -75,6 +75,39 @@ fn lies_of_a_target_end_the_session() {
     assert!(matches!(pair.initiator.poll_event(), Some(Event::Completed(done)) if done.sense == [0x70]));
 }
 
+/// At error recovery level 1 answers beyond one that is missing are remembered, but not without end.
+#[test]
+fn stat_sns_far_beyond_a_gap_end_the_session() {
+    use strongroom_iscsi::initiator::{Command, Event};
+    use strongroom_iscsi::pdu::{NopIn, Request, Sequence, TAG_NONE};
+    use strongroom_iscsi::{Offer, PeerMisbehaved};
+    const BEYOND_MAX: u32 = 1024;
+    let offer = Offer { error_recovery_level: 1, ..Offer::default() };
+    let initiator = strongroom_iscsi::initiator::Config { offer: offer.clone(), ..initiator_config() };
+    let mut pair = Pair::logged_in(initiator, target::Config { offer, ..target::Config::default() });
+    assert_eq!(pair.target.agreed().expect("in").error_recovery_level, 1);
+    let nop = |stat_sn: Serial| {
+        let sequence = Sequence { stat_sn, exp_cmd_sn: Serial(1), max_cmd_sn: Serial(9) };
+        let nop = NopIn { lun: Lun(0), initiator_task_tag: 5, target_transfer_tag: TAG_NONE, sequence };
+        pdu(nop.encode(), &[])
+    };
+    pair.initiator.submit(Command::without_data(Lun(0), [0; 16])).expect("in");
+    let command = pair.initiator.poll_transmit().expect("a command");
+    let Ok(Request::ScsiCommand(command)) = Request::decode(&command.bhs) else { panic!("{command:?}") };
+    let expected = command.exp_stat_sn;
+    for steps in 1..=BEYOND_MAX {
+        pair.initiator.handle_pdu(pair.now, nop(expected.plus(steps)));
+        assert!(pair.initiator.poll_event().is_none());
+    }
+    let found = expected.plus(BEYOND_MAX + 1);
+    pair.initiator.handle_pdu(pair.now, nop(found));
+    let misbehaved = PeerMisbehaved::StatSn { found: found.0, expected: expected.0 };
+    match pair.initiator.poll_event() {
+        Some(Event::Closed(reason)) => assert_eq!(reason, CloseReason::Misbehaved(misbehaved)),
+        other => panic!("expected the end, got {other:?}"),
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -36,7 +36,7 @@ impl Session {
                 _ => true,
             };
             // One that comes again, or too early, is as if it had not come.
-            if !is_awaited || (uses_stat_sn && !self.take_stat_sn(answer.sequence().stat_sn)) {
+            if !is_awaited || (uses_stat_sn && !self.take_stat_sn(answer.sequence().stat_sn)?) {
                 return self.take_numbers(answer.sequence(), false);
             }
         }

@@ -8,6 +8,8 @@ use crate::{CloseReason, PeerMisbehaved, Serial};
 
 /// PDUs that may be damaged in one session before the connection is not worth it.
 const DAMAGED_MAX: u32 = 4096;
+/// How far beyond a StatSN that is missing others may be.
+const BEYOND_MAX: u32 = 1024;
 
 /// What is known to be missing.
 #[derive(Debug, Default)]
@@ -35,17 +37,20 @@ impl Session {
     }
 
     /// Counts the StatSN of an answer; false if the answer came before.
-    pub(super) fn take_stat_sn(&mut self, stat_sn: Serial) -> bool {
-        let Some(recovery) = &mut self.recovery else { return true };
+    pub(super) fn take_stat_sn(&mut self, stat_sn: Serial) -> Result<bool, PeerMisbehaved> {
+        let Some(recovery) = &mut self.recovery else { return Ok(true) };
         if stat_sn.is_before(self.exp_stat_sn) || recovery.beyond.contains(&stat_sn) {
-            return false;
+            return Ok(false);
+        }
+        if self.exp_stat_sn.steps_to(stat_sn) > BEYOND_MAX {
+            return Err(PeerMisbehaved::StatSn { found: stat_sn.0, expected: self.exp_stat_sn.0 });
         }
         recovery.beyond.push(stat_sn);
         while let Some(at) = recovery.beyond.iter().position(|seen| *seen == self.exp_stat_sn) {
             recovery.beyond.swap_remove(at);
             self.exp_stat_sn = self.exp_stat_sn.next();
         }
-        true
+        Ok(true)
     }
 
     /// Whether a Data-In is the one that is awaited. If not, it came before, or others before it are missing.
