@@ -51,7 +51,7 @@ use group::Group;
 use grow::Growing;
 use read::ReadOp;
 pub(crate) use read::item_checksum;
-pub use receive::Receiver;
+pub use receive::{Receiver, ReceptionInfo};
 pub use runs::Run;
 use scrub::Scrub;
 pub use send::Sender;

@@ -50,6 +50,12 @@ pub enum StreamError {
     /// The receiving volume was written to.
     #[error("the volume was written since the snapshot that the stream builds on; roll back to that first")]
     Diverged,
+    /// It goes on from a place that was not reached here.
+    #[error(
+        "the stream is the rest of one whose first part is not here; send in full, or from the position \
+         that the receiving store tells"
+    )]
+    Ahead,
     /// It was not the beginning.
     #[error("the stream does not begin with its header; send again from the start or from a position")]
     NoBeginning,

@@ -15,4 +15,5 @@ pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod status;
 pub(crate) mod store;
+pub(crate) mod transfer;
 pub(crate) mod volume;

@@ -16,6 +16,10 @@ use crate::names::VolumeName;
 use crate::operate::Operation;
 use crate::volume::{Access, Sealed, Volume};
 
+mod transfer;
+
+pub use transfer::OpenVolume;
+
 const DESCRIPTION: &str = "volume.toml";
 const STORE: &str = "store";
 const LOCK: &str = "lock";

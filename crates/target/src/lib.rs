@@ -20,7 +20,7 @@ pub mod volume;
 mod worker;
 
 pub use access::ChapSecrets;
-pub use catalogue::{Catalogue, Listing, SealedSpec, VolumeSpec, VolumeStatus};
+pub use catalogue::{Catalogue, Listing, OpenVolume, SealedSpec, VolumeSpec, VolumeStatus};
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
 pub use server::{ConfigReader, Target, TargetHandle, TargetOptions, WrapFactory};

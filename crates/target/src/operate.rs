@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strongroom_block::{Geometry, VolumeId};
-use strongroom_store::{BranchId, Op, OpError, OpenOptions, Outcome, SnapshotInfo, Store, View};
+use strongroom_store::{BranchId, Op, OpError, Outcome, SnapshotInfo, View};
 
 use crate::admin::StoreReport;
-use crate::catalogue::{Catalogue, VolumeLock, random_id, store_error};
+use crate::catalogue::{Catalogue, OpenVolume, random_id};
 use crate::names::VolumeName;
 use crate::server::Shared;
 use crate::unit::{Job, StoreContents};
@@ -120,26 +120,16 @@ struct Served<'a> {
     store: VolumeName,
 }
 
-/// Opened for this operation, with the lock that keeps targets from opening it meanwhile.
-struct Offline {
-    store: Store,
-    _lock: VolumeLock,
-}
-
 impl Catalogue {
     /// Does something to a volume that no target serves now.
     ///
     /// # Errors
     /// Why not, for people.
     pub fn operate(&self, volume: &str, operation: &Operation) -> Result<Description, String> {
-        let described = load(self, volume)?;
-        let name = described.store_name();
-        let lock = self.lock(&name).map_err(|error| error.to_string())?;
-        let opened = Store::open(&self.store_dir(&name), &OpenOptions::default(), Arc::new(|| {}));
-        let store = opened.map_err(|source| store_error(&name, source).to_string())?;
-        let mut offline = Offline { store, _lock: lock };
-        let outcome = operate(self, &mut offline, &described, operation);
-        offline.store.close().map_err(|error| error.to_string())?;
+        let mut opened = self.open_volume(volume).map_err(|error| error.to_string())?;
+        let described = opened.volume().clone();
+        let outcome = operate(self, &mut opened, &described, operation);
+        opened.close().map_err(|error| error.to_string())?;
         outcome
     }
 }
@@ -196,7 +186,7 @@ fn operate(
 }
 
 /// The line of writes of a volume in its store.
-fn branch_of(volume: &Volume) -> BranchId {
+pub(crate) fn branch_of(volume: &Volume) -> BranchId {
     volume.clone_of.as_ref().map_or(BranchId::VOLUME, |clone| BranchId(clone.branch))
 }
 
@@ -364,7 +354,7 @@ impl Served<'_> {
     }
 }
 
-impl StoreAccess for Offline {
+impl StoreAccess for OpenVolume {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String> {
         self.store.execute_on(view, op).map_err(|error| error.to_string())
     }

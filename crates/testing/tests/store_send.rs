@@ -183,3 +183,24 @@ fn a_damaged_stream_never_becomes_a_snapshot() {
     let mut other = open(&made(UnitKind::Plain, 4));
     assert!(matches!(other.receive(&mut Receiver::new(), &good), Err(StreamError::Differs(_))));
 }
+
+#[test]
+fn the_rest_of_a_stream_goes_only_where_its_first_part_is() {
+    let (mut from, first, _) = source(sealed());
+    let whole = stream(&mut from, None, first, 0);
+    let disk = made(sealed(), 5);
+    let mut to = open(&disk);
+    to.receive(&mut Receiver::new(), &whole[..whole.len() / 2]).unwrap();
+    let begun = to.receptions();
+    assert_eq!((begun.len(), begun[0].id, begun[0].from, begun[0].name.as_str()), (1, first, None, "first"));
+    let rest = stream(&mut from, None, first, begun[0].position);
+    assert!(rest.len() < whole.len());
+    let mut elsewhere = open(&made(sealed(), 6));
+    assert_eq!(elsewhere.receive(&mut Receiver::new(), &rest), Err(StreamError::Ahead));
+    assert!(elsewhere.receptions().is_empty());
+    // Somebody writes to the volume before it goes on: that is not lost by mistake.
+    write(&mut to, 600, 7);
+    assert_eq!(to.receive(&mut Receiver::new(), &rest), Err(StreamError::Diverged));
+    to.receive_abandon(first).unwrap();
+    assert!(to.receptions().is_empty());
+}

@@ -21,6 +21,19 @@ pub struct Receiver {
     done: bool,
 }
 
+/// A reception that was begun and not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceptionInfo {
+    /// The snapshot that it will be.
+    pub id: SnapshotId,
+    /// The snapshot that it builds on.
+    pub from: Option<SnapshotId>,
+    /// The snapshot's name.
+    pub name: String,
+    /// Where the sender shall go on.
+    pub position: u64,
+}
+
 impl Receiver {
     /// At the start of a stream (or of the rest of one that was interrupted).
     pub fn new() -> Receiver {
@@ -47,9 +60,9 @@ impl Store {
     pub fn receive(&mut self, receiver: &mut Receiver, bytes: &[u8]) -> Result<(), StreamError> {
         receiver.rest.extend_from_slice(bytes);
         let mut at = 0;
-        while let Some((frame, _, len)) = Frame::decode(&receiver.rest[at..])? {
+        while let Some((frame, position, len)) = Frame::decode(&receiver.rest[at..])? {
             at += len;
-            self.take_frame(receiver, frame)?;
+            self.take_frame(receiver, frame, position)?;
         }
         receiver.rest.drain(..at);
         Ok(())
@@ -58,11 +71,25 @@ impl Store {
     /// Where the reception of a snapshot stands that was interrupted: what [`Sender::new`](crate::Sender::new) wants.
     /// `None`: it was not begun.
     pub fn receive_position(&self, id: SnapshotId) -> Option<u64> {
-        let branch = self.map.catalogue.branches.values().find(|branch| branch.receiving == id.0)?;
-        // Blocks arrive by address, and what survives a crash is the beginning of what was written.
-        let mut last = None;
-        self.map.table(branch.node).index.for_each(|lba, _| last = Some(lba));
-        Some(last.map_or(0, |lba| BLOCKS_FROM + lba + 1))
+        self.receptions().into_iter().find(|reception| reception.id == id).map(|reception| reception.position)
+    }
+
+    /// Every reception that was begun and not ended.
+    pub fn receptions(&self) -> Vec<ReceptionInfo> {
+        let begun = self.map.catalogue.branches.values().filter(|branch| branch.receiving != 0);
+        begun
+            .map(|branch| {
+                // Blocks arrive by address, and what survives a crash is the beginning of what was written.
+                let mut last = None;
+                self.map.table(branch.node).index.for_each(|lba, _| last = Some(lba));
+                ReceptionInfo {
+                    id: SnapshotId(branch.receiving),
+                    from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
+                    name: branch.name.clone(),
+                    position: last.map_or(0, |lba| BLOCKS_FROM + lba + 1),
+                }
+            })
+            .collect()
     }
 
     /// Gives up what arrived of a snapshot.
@@ -76,9 +103,13 @@ impl Store {
         self.execute(Op::CloneDelete { branch }).map(drop)
     }
 
-    fn take_frame(&mut self, receiver: &mut Receiver, frame: Frame) -> Result<(), StreamError> {
+    fn take_frame(&mut self, receiver: &mut Receiver, frame: Frame, position: u64) -> Result<(), StreamError> {
         match frame {
             Frame::Begin(info) => {
+                // What lies before its beginning must be here.
+                if position > self.receive_position(info.to).unwrap_or(0) {
+                    return Err(StreamError::Ahead);
+                }
                 receiver.branch = self.begin_reception(&info)?;
                 receiver.info = Some(info);
             }
@@ -116,14 +147,7 @@ impl Store {
             return Err(StreamError::MissingBase(from));
         }
         let base = info.from.map_or(0, |from| from.0);
-        let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
-        if let Some((&branch, begun)) = begun {
-            return if begun.from == base {
-                Ok(branch)
-            } else {
-                Err(StreamError::Differs("it was begun on another base"))
-            };
-        }
+        // At each beginning, also when it goes on: the volume may have been used meanwhile.
         let head = catalogue.head(0).expect("the volume itself is always there");
         let table = self.map.table(head);
         let fresh = match info.from {
@@ -133,6 +157,14 @@ impl Store {
         };
         if !fresh || table.index.len() > 0 {
             return Err(StreamError::Diverged);
+        }
+        let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
+        if let Some((&branch, begun)) = begun {
+            return if begun.from == base {
+                Ok(branch)
+            } else {
+                Err(StreamError::Differs("it was begun on another base"))
+            };
         }
         let (id, created, name) = (info.to.0, info.created_seconds, info.name.clone());
         let begin = Change::ReceiveBegin { branch: 0, id, base, created, name };

@@ -36,6 +36,11 @@ impl Sender {
     pub fn position(&self) -> u64 {
         self.position
     }
+
+    /// How many blocks of the volume it has gone through, for people.
+    pub fn blocks_done(&self) -> u64 {
+        self.position.saturating_sub(BLOCKS_FROM)
+    }
 }
 
 impl Store {

@@ -123,7 +123,7 @@ pub(crate) struct AccessArgs {
     target: RootArgs,
 }
 
-fn parse_snapshot(text: &str) -> Result<(String, String), String> {
+pub(crate) fn parse_snapshot(text: &str) -> Result<(String, String), String> {
     match text.split_once('@') {
         Some((volume, snapshot)) if !volume.is_empty() && !snapshot.is_empty() => {
             Ok((volume.to_owned(), snapshot.to_owned()))

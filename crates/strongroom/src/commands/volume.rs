@@ -12,7 +12,7 @@ use strongroom_block::{Custody, Mode};
 use strongroom_store::{Medium, Store};
 use strongroom_target::{Access, Catalogue, Config, SealedSpec, VolumeSpec, VolumeStatus};
 
-use super::{contents, format, recover};
+use super::{contents, format, recover, transfer};
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
 
@@ -51,6 +51,8 @@ pub(crate) enum VolumeCommand {
     Resize(contents::ResizeArgs),
     /// Say who may use a volume of this target.
     Access(contents::AccessArgs),
+    Send(transfer::SendArgs),
+    Receive(transfer::ReceiveArgs),
     Grow(format::GrowArgs),
     Format(format::FormatArgs),
     Recover(recover::RecoverArgs),
@@ -174,6 +176,8 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Clone(args) => contents::clone(args),
         VolumeCommand::Resize(args) => contents::resize(&args),
         VolumeCommand::Access(args) => contents::access(args),
+        VolumeCommand::Send(args) => transfer::send(&args),
+        VolumeCommand::Receive(args) => transfer::receive(&args),
         VolumeCommand::Grow(args) => format::grow(&args),
         VolumeCommand::Format(args) => format::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),
@@ -210,7 +214,7 @@ impl RootArgs {
 }
 
 /// Where the server will find the wrapping key, wherever it is started; refused now if it could not use it then.
-fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
+pub(crate) fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
     let keys = crate::keys::read_key_file(&path)
         .context("the volume needs its wrapping key: strongroom key new --for wrapping --out FILE")?;
@@ -256,7 +260,7 @@ fn create(args: CreateArgs) -> Result<()> {
 }
 
 /// A misspelt peer is no error (it may be added later), but worth a word.
-fn warn_of_unknown_peers(target: &RootArgs, peers: &[String]) {
+pub(crate) fn warn_of_unknown_peers(target: &RootArgs, peers: &[String]) {
     let Ok(config) = crate::config::read(&target.config) else { return };
     let unknown = |peer: &&String| *peer != "*" && config.peers.iter().all(|known| known.name != **peer);
     for peer in peers.iter().filter(unknown) {

@@ -1,0 +1,140 @@
+//! Proves that a sealed volume is carried from one target's store to another's by files, in full, as a difference and in two parts,
+//! and opens there with the same key; and that what cannot be says what to do.
+
+mod stage;
+
+use std::fs;
+
+use stage::{World, noise, run};
+
+/// Takes some blocks of the volume's contents anew.
+fn change(contents: &mut [u8], seed: u64) {
+    for block in (0..contents.len() / 4096).step_by(3) {
+        contents[block * 4096..][..4096].copy_from_slice(&noise(seed + block as u64, 4096));
+    }
+}
+
+#[test]
+fn a_sealed_volume_is_sent_and_opens_elsewhere_with_its_key() {
+    let (world, server) = World::sealed("vault", "4MiB");
+    let (here, there) = (world.text("volumes"), world.text("elsewhere"));
+    let at = |root: &str, arguments: &[&str]| run(&[&["volume"], arguments, &["--root", root]].concat());
+    let put = |contents: &[u8]| {
+        fs::write(world.path("contents"), contents).unwrap();
+        world.alice(&["copy", &world.text("contents"), &world.url("vault"), "--overwrite"]).ok();
+    };
+    let holds = |export: &str, expected: &[u8]| {
+        let _ = fs::remove_file(world.path("out"));
+        world.alice(&["copy", &world.url(export), &world.text("out")]).ok();
+        assert!(fs::read(world.path("out")).unwrap() == expected, "{export}");
+    };
+    let monday = noise(1, 4 << 20);
+    put(&monday);
+    at(&here, &["snapshot", "create", "vault@monday"]).ok();
+    let mut tuesday = monday.clone();
+    change(&mut tuesday, 100);
+    put(&tuesday);
+    at(&here, &["snapshot", "create", "vault@tuesday"]).ok();
+    let mut wednesday = tuesday.clone();
+    change(&mut wednesday, 9000);
+    put(&wednesday);
+    at(&here, &["snapshot", "create", "vault@wednesday"]).ok();
+
+    let [full, difference, whole, rest] = ["full", "difference", "whole", "rest"].map(|name| world.text(name));
+    let busy = at(&here, &["send", "vault@monday", "--out", &full]);
+    assert!(busy.success || busy.stderr.contains("idle_close_s"), "{}", busy.stderr);
+    let _ = fs::remove_file(&full);
+    server.stop();
+
+    // What cannot be sent.
+    at(&here, &["send", "vault@sunday", "--out", &full]).failed(&["no snapshot 'sunday'", "snapshot list"]);
+    at(&here, &["send", "vault@monday", "--from", "tuesday", "--out", &full]).failed(&["not in the past"]);
+    assert!(!world.path("full").exists(), "nothing is left of what failed");
+    at(&here, &["send", "vault@monday", "--out", &full]).ok();
+    at(&here, &["send", "vault@monday", "--out", &full]).failed(&["exists"]);
+    at(&here, &["send", "vault@tuesday", "--from", "monday", "--out", &difference]).ok();
+    assert!(fs::metadata(&difference).unwrap().len() < fs::metadata(&full).unwrap().len());
+
+    // In full, to a new volume; then the difference.
+    at(&there, &["receive", "vault", "--in", &difference]).failed(&["no volume 'vault'", "in full"]);
+    at(&there, &["receive", "vault", "--in", &world.text("contents")]).failed(&["damaged"]);
+    at(&there, &["show", "vault"]).failed(&["no volume"]);
+    let said = at(&there, &["receive", "vault", "--in", &full]).ok();
+    assert!(said.contains("received vault@monday") && said.contains("nobody may use it yet"), "{said}");
+    at(&there, &["receive", "vault", "--in", &full]).failed(&["here already"]);
+    let mut damaged = fs::read(&difference).unwrap();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    fs::write(world.path("damaged"), damaged).unwrap();
+    at(&there, &["receive", "vault", "--in", &world.text("damaged")]).failed(&["damaged", "--resume-from"]);
+    at(&there, &["receive", "vault", "--abandon"]).ok();
+    at(&there, &["receive", "vault", "--abandon"]).failed(&["no transfer"]);
+    at(&there, &["receive", "vault", "--position"]).failed(&["no transfer"]);
+    at(&there, &["receive", "vault", "--in", &difference]).ok();
+
+    // The third is cut off in the middle, and goes on.
+    at(&here, &["send", "vault@wednesday", "--from", "tuesday", "--out", &whole]).ok();
+    let cut = fs::read(&whole).unwrap();
+    fs::write(world.path("cut"), &cut[..cut.len() * 2 / 3]).unwrap();
+    at(&there, &["receive", "vault", "--in", &world.text("cut")]).failed(&["before its end", "--resume-from"]);
+    assert!(!at(&there, &["snapshot", "list", "vault"]).ok().contains("wednesday"));
+    let token = at(&there, &["receive", "vault", "--position"]).ok();
+    let resume = ["--resume-from", token.trim()];
+    at(&here, &[&["send", "vault@tuesday", "--out", &rest], &resume[..]].concat()).failed(&["another snapshot"]);
+    at(&here, &[&["send", "vault@wednesday", "--out", &rest], &resume[..]].concat()).ok();
+    assert!(fs::metadata(&rest).unwrap().len() < cut.len() as u64 / 2, "what arrived is not sent again");
+    at(&there, &["receive", "vault", "--in", &rest]).ok();
+
+    // It is the same volume, with the same snapshots, to whoever has the key. The configuration lets alice use it.
+    let identity = |root: &str| {
+        let shown = at(root, &["show", "vault"]).ok();
+        shown.lines().filter(|line| line.starts_with("volume id") || line.contains("domain")).collect::<String>()
+    };
+    assert_eq!(identity(&here), identity(&there));
+    fs::rename(world.path("volumes"), world.path("original")).unwrap();
+    fs::rename(world.path("elsewhere"), world.path("volumes")).unwrap();
+    let server = world.serve();
+    holds("vault", &wednesday);
+    holds("vault@monday", &monday);
+    holds("vault@tuesday", &tuesday);
+    put(&monday);
+    server.stop();
+
+    // It was written to: a difference is refused until that is given up.
+    let origin = world.text("original");
+    at(&origin, &["snapshot", "create", "vault@thursday"]).ok();
+    let thursday = world.text("thursday");
+    at(&origin, &["send", "vault@thursday", "--from", "wednesday", "--out", &thursday]).ok();
+    at(&here, &["receive", "vault", "--in", &thursday]).failed(&["rollback vault@wednesday --yes"]);
+    at(&here, &["snapshot", "rollback", "vault@wednesday", "--yes"]).ok();
+    at(&here, &["receive", "vault", "--in", &thursday]).ok();
+    let server = world.serve();
+    holds("vault@thursday", &wednesday);
+    server.stop();
+}
+
+#[test]
+fn a_stream_goes_through_a_pipe_and_fits_no_other_volume() {
+    let world = World::new();
+    world.create(&["scratch", "--size", "1MiB", "--plain"]).ok();
+    world.create(&["other", "--size", "2MiB", "--plain"]).ok();
+    let root = world.text("volumes");
+    let volume = |arguments: &[&str]| run(&[&["volume"], arguments, &["--root", &root]].concat());
+    volume(&["snapshot", "create", "scratch@now"]).ok();
+    let send = stage::strongroom(&["volume", "send", "scratch@now", "--root", &root]).output().unwrap();
+    assert!(send.status.success() && !send.stdout.is_empty());
+    fs::write(world.path("stream"), &send.stdout).unwrap();
+    let mut receive = stage::strongroom(&["volume", "receive", "twin", "--initiator", "*", "--root", &root]);
+    let received = receive.stdin(fs::File::open(world.path("stream")).unwrap()).output().unwrap();
+    let said = String::from_utf8_lossy(&received.stdout).into_owned();
+    assert!(received.status.success() && said.contains("has its own"), "{said}");
+    assert!(volume(&["show", "twin"]).ok().contains("now"));
+    volume(&["receive", "other", "--in", &world.text("stream")]).failed(&["another volume"]);
+    volume(&["resize", "scratch", "--size", "2MiB"]).ok();
+    volume(&["snapshot", "create", "scratch@later"]).ok();
+    let later = world.text("later");
+    volume(&["send", "scratch@later", "--from", "now", "--out", &later]).ok();
+    volume(&["receive", "twin", "--in", &later]).failed(&["volume resize twin --size 2097152"]);
+    volume(&["resize", "twin", "--size", "2MiB"]).ok();
+    volume(&["receive", "twin", "--in", &later]).ok();
+}
