@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // One aligned allocation: std's Vec cannot ask for an alignment.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
@@ -11,6 +12,71 @@ use bytes::Bytes;
 
 /// Alignment of every buffer, in bytes: what direct I/O wants on any medium we know.
 pub const BUFFER_ALIGN: usize = 4096;
+
+/// Lengths of which freed memory is kept for the next buffer of the same length: asking the system for large memory, and
+/// for cleared memory, costs more than most of what is done with it.
+const KEPT_LEN: std::ops::RangeInclusive<usize> = 4096..=8 << 20;
+/// Up to this length, clearing kept memory is cheaper than page faults on fresh memory.
+const CLEARED_LEN_MAX: usize = 1 << 20;
+/// Upper bound on what one thread keeps, in bytes.
+const KEPT_BYTES_MAX: usize = 16 << 20;
+/// Upper bound on the lengths that one thread keeps apart.
+const KEPT_LENGTHS_MAX: usize = 8;
+
+/// Freed memory of one thread, by length.
+struct Kept {
+    lengths: Vec<(usize, Vec<NonNull<u8>>)>,
+    bytes: usize,
+}
+
+thread_local! {
+    static KEPT: RefCell<Kept> = const { RefCell::new(Kept { lengths: Vec::new(), bytes: 0 }) };
+}
+
+impl Kept {
+    fn take(&mut self, len_bytes: usize) -> Option<NonNull<u8>> {
+        let (_, free) = self.lengths.iter_mut().find(|(len, _)| *len == len_bytes)?;
+        let pointer = free.pop()?;
+        self.bytes -= len_bytes;
+        Some(pointer)
+    }
+
+    /// Keeps memory; false if there is enough of it.
+    fn keep(&mut self, len_bytes: usize, pointer: NonNull<u8>) -> bool {
+        if self.bytes + len_bytes > KEPT_BYTES_MAX {
+            return false;
+        }
+        let at = match self.lengths.iter().position(|(len, _)| *len == len_bytes) {
+            Some(at) => at,
+            None if self.lengths.len() < KEPT_LENGTHS_MAX => {
+                self.lengths.push((len_bytes, Vec::new()));
+                self.lengths.len() - 1
+            }
+            // A length of which there is nothing left makes room.
+            None => match self.lengths.iter().position(|(_, free)| free.is_empty()) {
+                Some(at) => {
+                    self.lengths[at].0 = len_bytes;
+                    at
+                }
+                None => return false,
+            },
+        };
+        self.lengths[at].1.push(pointer);
+        self.bytes += len_bytes;
+        true
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        for (len_bytes, free) in self.lengths.drain(..) {
+            for pointer in free {
+                // SAFETY: allocated by `BufferMut` with this very layout, and owned by nobody else.
+                unsafe { dealloc(pointer.as_ptr(), BufferMut::layout(len_bytes)) }
+            }
+        }
+    }
+}
 
 /// Unique, writable, aligned memory. Freeze it into a [`Buffer`] to share it.
 pub struct BufferMut {
@@ -29,6 +95,12 @@ impl BufferMut {
         if len_bytes == 0 {
             return BufferMut { pointer: NonNull::dangling(), len_bytes };
         }
+        if len_bytes <= CLEARED_LEN_MAX
+            && let Some(mut buffer) = Self::kept(len_bytes)
+        {
+            buffer.fill(0);
+            return buffer;
+        }
         let layout = Self::layout(len_bytes);
         // SAFETY: the layout's size is not zero.
         let raw = unsafe { alloc_zeroed(layout) };
@@ -36,9 +108,25 @@ impl BufferMut {
         BufferMut { pointer, len_bytes }
     }
 
+    /// Memory to be filled: what is in it is anything that was in a buffer before, or zeros. Whoever asks for it fills all
+    /// of it before showing it to anybody.
+    pub fn to_fill(len_bytes: usize) -> BufferMut {
+        Self::kept(len_bytes).unwrap_or_else(|| Self::zeroed(len_bytes))
+    }
+
+    /// Memory that this thread kept.
+    fn kept(len_bytes: usize) -> Option<BufferMut> {
+        if !KEPT_LEN.contains(&len_bytes) {
+            return None;
+        }
+        // Not while the thread ends and has let go of what it kept.
+        let pointer = KEPT.try_with(|kept| kept.borrow_mut().take(len_bytes)).ok()??;
+        Some(BufferMut { pointer, len_bytes })
+    }
+
     /// A copy of `bytes`.
     pub fn copy_from(bytes: &[u8]) -> BufferMut {
-        let mut buffer = Self::zeroed(bytes.len());
+        let mut buffer = Self::to_fill(bytes.len());
         buffer.copy_from_slice(bytes);
         buffer
     }
@@ -55,6 +143,10 @@ impl BufferMut {
 
 impl Drop for BufferMut {
     fn drop(&mut self) {
+        let keep = || KEPT.try_with(|kept| kept.borrow_mut().keep(self.len_bytes, self.pointer)).unwrap_or(false);
+        if KEPT_LEN.contains(&self.len_bytes) && keep() {
+            return;
+        }
         if self.len_bytes > 0 {
             // SAFETY: allocated in `zeroed` with this very layout, and freed once.
             unsafe { dealloc(self.pointer.as_ptr(), Self::layout(self.len_bytes)) }
@@ -156,6 +248,28 @@ mod tests {
         assert_eq!(buffer.as_ptr() as usize % BUFFER_ALIGN, 0);
         assert!(buffer.iter().all(|&byte| byte == 0));
         assert!(BufferMut::zeroed(0).is_empty());
+    }
+
+    #[test]
+    fn freed_memory_is_used_again_within_bounds() {
+        let first = BufferMut::copy_from(&[7; 4096]);
+        let at = first.as_ptr();
+        drop(first);
+        let again = BufferMut::to_fill(4096);
+        assert_eq!((again.as_ptr(), again.len()), (at, 4096));
+        assert!(again.iter().all(|&byte| byte == 7), "as it was left");
+        drop(again);
+        assert!(BufferMut::zeroed(4096).iter().all(|&byte| byte == 0), "zeroed means zeroed");
+        let other = std::thread::spawn(|| BufferMut::copy_from(&[8; 8192])).join().unwrap();
+        drop(other);
+        drop((0..100).map(|_| BufferMut::zeroed(1 << 20)).collect::<Vec<_>>());
+        drop((1..40).map(|at| BufferMut::zeroed(at * 4096)).collect::<Vec<_>>());
+        KEPT.with_borrow(|kept| {
+            let bytes: usize = kept.lengths.iter().map(|(len, free)| len * free.len()).sum();
+            assert_eq!(kept.bytes, bytes);
+            assert!(bytes <= KEPT_BYTES_MAX && kept.lengths.len() <= KEPT_LENGTHS_MAX);
+        });
+        assert!(BufferMut::to_fill(0).is_empty());
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Sealing {
         let count = u32::try_from(plain.len() / block_bytes).expect("requests are far smaller than 2^32 blocks");
         let stamps = lock(&self.stamps).run(count, block_bytes as u64).map_err(forked)?;
         let sealer = self.sealer();
-        let mut data = BufferMut::zeroed(plain.len());
+        let mut data = BufferMut::to_fill(plain.len());
         let mut records = Zeroizing::new(Vec::with_capacity(self.record_bytes * count as usize));
         let blocks = plain.chunks_exact(block_bytes).zip(data.chunks_exact_mut(block_bytes));
         for ((at, (plain, sealed)), stamp) in (lba.0..).zip(blocks).zip(stamps) {

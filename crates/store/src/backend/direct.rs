@@ -62,7 +62,7 @@ impl Alignment {
         if buffers.len() <= GATHER_MAX && buffers.iter().all(|buffer| self.fits(buffer)) {
             return Ok(buffers);
         }
-        let mut staged = BufferMut::zeroed(len);
+        let mut staged = BufferMut::to_fill(len);
         let mut at = 0;
         for buffer in &buffers {
             staged[at..at + buffer.len()].copy_from_slice(buffer);
@@ -77,7 +77,7 @@ impl Alignment {
         if skip == 0 && self.fits(&buffer) {
             return Reading { offset, into: buffer, part: None };
         }
-        let into = BufferMut::zeroed((skip + buffer.len()).next_multiple_of(self.offset));
+        let into = BufferMut::to_fill((skip + buffer.len()).next_multiple_of(self.offset));
         Reading { offset: offset - skip as u64, into, part: Some((skip, buffer)) }
     }
 }

@@ -193,7 +193,7 @@ impl Store {
         self.segments.pin(victim);
         self.cleaner.state = State::Reading { victim };
         let len = self.segments.segment(victim).end as usize * RECORD_BLOCK;
-        let io = Io::Read { offset: self.layout.segment_at(victim), buffer: BufferMut::zeroed(len) };
+        let io = Io::Read { offset: self.layout.segment_at(victim), buffer: BufferMut::to_fill(len) };
         self.start_io(Purpose::Clean, io);
         true
     }

@@ -174,7 +174,7 @@ impl Store {
                 self.want_record(id, *version, *segment, &mut read);
             }
             if with_data {
-                let buffer = BufferMut::zeroed(versions.len() * block_bytes);
+                let buffer = BufferMut::to_fill(versions.len() * block_bytes);
                 read.waiting += 1;
                 self.start_io(
                     Purpose::ReadData { read: id, part: at },
@@ -213,7 +213,7 @@ impl Store {
         waiters.push(id);
         if waiters.len() == 1 {
             let offset = self.layout.block_at(segment, key.block);
-            let io = Io::Read { offset, buffer: BufferMut::zeroed(RECORD_BLOCK) };
+            let io = Io::Read { offset, buffer: BufferMut::to_fill(RECORD_BLOCK) };
             self.start_io(Purpose::ReadRecord { key, segment }, io);
         }
     }
