@@ -151,13 +151,15 @@ fn measure(
     cell.set_used(&used);
     cell.verified = verified;
     cell.initiator_crypto_per_byte = crypto_bytes.map(|crypto| crypto as f64 / bytes as f64);
-    cell.target_crypto_per_byte = work_before.zip(contender.target_work()).and_then(target_crypto_per_byte);
+    let work = work_before.zip(contender.target_work());
+    cell.target_crypto_per_byte = work.and_then(|work| target_crypto_per_byte(work, bytes));
     Ok(cell)
 }
 
-/// From what the target said before and after. Both of its numbers are of one moment, so their ratio holds whenever that was.
-fn target_crypto_per_byte((before, after): (TargetWork, TargetWork)) -> Option<f64> {
-    let data_bytes = after.data_bytes.checked_sub(before.data_bytes).filter(|bytes| *bytes > 0)?;
+/// From what the target said before and after. Both of its numbers are of one moment, so their ratio holds whenever that was;
+/// but if that was before most of the `moved` bytes, it tells of logins, not of I/O.
+fn target_crypto_per_byte((before, after): (TargetWork, TargetWork), moved: u64) -> Option<f64> {
+    let data_bytes = after.data_bytes.checked_sub(before.data_bytes).filter(|bytes| *bytes > moved / 2)?;
     Some(after.crypto_bytes.checked_sub(before.crypto_bytes)? as f64 / data_bytes as f64)
 }
 
@@ -207,7 +209,12 @@ mod tests {
     #[test]
     fn the_targets_cryptography_is_told_for_each_byte_of_data() {
         let work = |crypto_bytes, data_bytes| TargetWork { crypto_bytes, data_bytes };
-        assert_eq!(target_crypto_per_byte((work(100, 1000), work(200, 3000))), Some(0.05));
-        assert_eq!(target_crypto_per_byte((work(100, 1000), work(100, 1000))), None, "it did not write them meanwhile");
+        assert_eq!(target_crypto_per_byte((work(100, 1000), work(200, 3000)), 2000), Some(0.05));
+        assert_eq!(
+            target_crypto_per_byte((work(100, 1000), work(100, 1000)), 0),
+            None,
+            "it did not write them meanwhile"
+        );
+        assert_eq!(target_crypto_per_byte((work(100, 1000), work(200, 1100)), 2000), None, "it wrote them too early");
     }
 }

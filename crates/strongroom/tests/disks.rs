@@ -109,6 +109,8 @@ fn one_store_is_open_once() {
         "serve",
         "--root",
         &root,
+        "--admin-socket",
+        &world.text("second.sock"),
         "--listen",
         "127.0.0.1:0",
         "--node-key",
