@@ -223,7 +223,8 @@ fn newest_catalogue(
 fn close_gaps(scanner: &Scanner<'_>, units: &[Found], fillers: &mut Vec<Filler>) -> usize {
     let (mut at, mut last_lsn) = (0, None);
     for (index, unit) in units.iter().enumerate() {
-        let gap = unit.block - at;
+        // Later in the log and yet before it in the segment: not of one history.
+        let Some(gap) = unit.block.checked_sub(at) else { return index };
         // A unit may also be reached over the end of the segment before: then nothing is missing here.
         let joins = last_lsn.is_none_or(|lsn| unit.header.prev_lsn == lsn);
         let needed = u64::from(gap).div_ceil(RECORD_BLOCKS_MAX as u64);
