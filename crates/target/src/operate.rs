@@ -1,5 +1,5 @@
 //! What can be done to a volume's contents as a whole: snapshots, clones, rollback, size. The same steps whether a target has its
-//! store open (then its worker does them, over [`Job`]s) or nobody has (then it is opened for the purpose).
+//! store open (then its worker does them, over `Job`s) or nobody has (then it is opened for the purpose).
 //!
 //! The store's step comes first and is durable before the description is changed: what a crash leaves is seen and mended when
 //! the volume is opened, because the store is what counts.
