@@ -252,9 +252,13 @@ impl Unit {
         self.running.len() + self.jobs.len()
     }
 
-    /// Whether no session uses it and nothing is in flight.
+    /// Whether no session uses it, nothing is in flight, and it would be the same if it were opened anew.
     pub(crate) fn is_idle(&self) -> bool {
-        self.users.is_empty() && self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy()
+        let at_rest = self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy();
+        // A reservation that APTPL does not keep, mode pages and a failed SANITIZE outlive sessions, not the unit.
+        let kept = self.persistent.is_kept() || self.persistent.registrations().is_empty();
+        let as_new = kept && self.mode == ModeState::default() && self.sanitize == Sanitize::Idle;
+        self.users.is_empty() && at_rest && as_new
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.

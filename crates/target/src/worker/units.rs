@@ -137,7 +137,8 @@ impl OpenUnit {
 
     fn deadline(&self, idle_close: Duration) -> Option<Instant> {
         let idle = (!self.told_idle).then(|| self.last_activity + IDLE_AFTER);
-        let close = self.unused_since.map(|since| since + idle_close);
+        // What keeps it from being idle wakes the worker when it ends.
+        let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
         let scrub = self.lock.is_some().then(|| self.scrub_at.max(self.last_activity + IDLE_AFTER));
         [idle, close, scrub].into_iter().flatten().min()
     }

@@ -297,3 +297,25 @@ fn without_a_write_cache_writes_are_durable_when_answered() {
     bench.write(2, &[1; BLOCK]);
     assert!(syncs(&bench) > before);
 }
+
+#[test]
+fn what_would_be_forgotten_keeps_a_unit_open() {
+    // Registrations that are not kept; those that are do not need the unit.
+    for persist in [false, true] {
+        let mut bench = Bench::plain();
+        let (cdb, list) = reserve_out(0, 0, 0, 1, persist);
+        assert_eq!(bench.out(cdb, &list).status, 0);
+        bench.unit.detach(KEY);
+        assert_eq!(bench.unit.is_idle(), persist);
+    }
+    // SWP.
+    let mut bench = Bench::plain();
+    let list = [0, 0, 0, 0, 0x0a, 10, 0, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0];
+    assert_eq!(bench.out(cdb_of(&[0x15, 0x10, 0, 0, list.len() as u8, 0]), &list).status, 0);
+    bench.unit.detach(KEY);
+    assert!(!bench.unit.is_idle());
+    bench.unit.reset();
+    assert!(bench.unit.is_idle());
+    bench.unit.sanitize = Sanitize::Failed;
+    assert!(!bench.unit.is_idle());
+}
