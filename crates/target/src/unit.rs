@@ -353,9 +353,16 @@ impl Unit {
         finished: &mut Vec<Finished>,
     ) {
         let Running { connection, task, work, ending } = running;
+        let writes_to_cache = work.writes_to_cache();
         let next = match result {
             Ok(outcome) => self.work_on(work, outcome),
             Err(error) => self.work_failed(work, &error),
+        };
+        let next = match next {
+            Next::Done(Response { status: 0, wanted_bytes, .. }) if writes_to_cache && !self.mode.write_cache => {
+                Next::Again(Work::Settle { wanted_bytes }, strongroom_store::Op::Flush)
+            }
+            next => next,
         };
         match next {
             // Long work that was ended stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).

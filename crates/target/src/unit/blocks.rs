@@ -189,6 +189,7 @@ impl Unit {
         if count == 0 {
             return Ok(Plan::Answer(Response::good()));
         }
+        let fua = fua || !self.mode.write_cache;
         let op = Op::CompareAndWrite { lba, compare: both.slice(..half), data: both.slice(half..2 * half), fua };
         Ok(Plan::Start(Work::Write { wanted_bytes: 2 * half as u64 }, op))
     }

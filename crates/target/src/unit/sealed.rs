@@ -161,7 +161,7 @@ impl Unit {
             Ok(HoleRecord { record: self.for_rest(sealed, hole.record)?, ..hole })
         };
         let holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
-        Ok(Plan::Start(Work::Write { wanted_bytes: parameter_list_len.into() }, Op::Hole { holes }))
+        Ok(Plan::Start(Work::Hole { wanted_bytes: parameter_list_len.into() }, Op::Hole { holes }))
     }
 
     fn plan_read_version(
@@ -207,7 +207,8 @@ impl Unit {
         let record = self.records_of(request, 1)?.remove(0);
         let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
         let data = vec![self.gather(request, transfer.wanted_bytes)?];
-        let op = Op::ConditionalWrite { lba, expected, data, record, fua: false };
+        let fua = !self.mode.write_cache;
+        let op = Op::ConditionalWrite { lba, expected, data, record, fua };
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
     }
 

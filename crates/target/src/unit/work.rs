@@ -24,8 +24,12 @@ pub(super) enum Work {
     Read { wanted_bytes: u64, sealed_blocks_max: usize },
     /// Whatever takes data and answers GOOD.
     Write { wanted_bytes: u64 },
+    /// SEAL HOLE.
+    Hole { wanted_bytes: u64 },
     /// SYNCHRONIZE CACHE.
     Flush,
+    /// What was done is made durable before it is answered (WCE=0).
+    Settle { wanted_bytes: Option<u64> },
     /// START STOP UNIT with START=0.
     FlushAndStop,
     /// UNMAP: what is still to be done.
@@ -62,6 +66,12 @@ pub(super) enum Next {
 }
 
 impl Work {
+    /// Whether it writes with operations that do not make their data durable themselves.
+    pub(super) fn writes_to_cache(&self) -> bool {
+        use Work::{CopyRead, CopyWrite, Hole, Same, Sequence};
+        matches!(self, Hole { .. } | Sequence(_) | Same { .. } | CopyRead(_) | CopyWrite(_))
+    }
+
     /// WRITE SAME of `block` over `count` (at least one) blocks.
     pub(super) fn write_same(lba: Lba, count: u32, block: &Buffer, slice_blocks: u32) -> (Work, Op) {
         let blocks = count.min(slice_blocks.max(1)) as usize;
@@ -108,10 +118,14 @@ impl Unit {
                 }
                 Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
             }
-            (Work::Write { wanted_bytes }, Outcome::Verified { .. }) => {
+            (Work::Hole { wanted_bytes }, Outcome::Written { .. })
+            | (Work::Write { wanted_bytes }, Outcome::Verified { .. }) => {
                 Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
             }
             (Work::Flush, Outcome::Flushed) => Next::Done(Response::good()),
+            (Work::Settle { wanted_bytes }, Outcome::Flushed) => {
+                Next::Done(Response { wanted_bytes, ..Response::good() })
+            }
             (Work::FlushAndStop, Outcome::Flushed) => {
                 self.started = false;
                 Next::Done(Response::good())

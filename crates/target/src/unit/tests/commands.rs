@@ -1,7 +1,9 @@
 //! Proves the commands of more than one step, mode pages, and what is told of the unit, against what the standards say they do.
 
+use strongroom_block::{AttachId, HoleRecord, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum};
+use strongroom_iscsi::ahs;
 use strongroom_scsi::copy::{self, Segment};
-use strongroom_scsi::{UnitAttention, inquiry, opcode};
+use strongroom_scsi::{UnitAttention, VendorCommand, inquiry, opcode, vendor};
 
 use super::*;
 
@@ -283,19 +285,40 @@ fn reserve_6_and_persistent_reservations_keep_each_other_out() {
     assert_eq!(bench.run(cdb::reserve_6(), Direction::None, 0, &[]).status, 0, "registered: good, without effect");
 }
 
+/// WCE=0.
+fn without_cache(bench: &mut Bench) {
+    let mut caching = vec![0; 4 + 20];
+    caching[4..6].copy_from_slice(&[0x08, 18]);
+    assert_eq!(bench.out(cdb_of(&[0x15, 0x10, 0, 0, 24, 0]), &caching).status, 0);
+}
+
 #[test]
 fn without_a_write_cache_writes_are_durable_when_answered() {
     let mut bench = Bench::plain();
+    let naa = inquiry::naa(bench.unit.volume().id);
+    let segments = [Segment { blocks: 2, from: Lba(0), to: Lba(20) }];
+    let copy = copy::encode(&naa, BLOCK as u32, &segments);
+    let unmap = provisioning::unmap_parameters(&[(Lba(1), 1), (Lba(3), 1)]);
+    let commands = [
+        (cdb::write_16(Lba(2), 1, false), vec![1; BLOCK]),
+        (cdb::compare_and_write(Lba(2), 1, false), [[1; BLOCK], [2; BLOCK]].concat()),
+        (cdb::write_same_16(Lba(0), 8, false, false), vec![3; BLOCK]),
+        (cdb::write_same_16(Lba(2), 1, true, false), vec![0; BLOCK]),
+        (cdb::unmap(unmap.len() as u16), unmap),
+        (long(opcode::EXTENDED_COPY, 0, 0, copy.len() as u32), copy),
+        (long(opcode::ORWRITE, 0, 2, 1), vec![4; BLOCK]),
+    ];
     let syncs = |bench: &Bench| bench.unit.store().stats().syncs;
     bench.write(0, &[1; BLOCK]);
     let before = syncs(&bench);
     bench.write(1, &[1; BLOCK]);
     assert_eq!(syncs(&bench), before);
-    let mut caching = vec![0; 4 + 20];
-    caching[4..6].copy_from_slice(&[0x08, 18]);
-    assert_eq!(bench.out(cdb_of(&[0x15, 0x10, 0, 0, 24, 0]), &caching).status, 0);
-    bench.write(2, &[1; BLOCK]);
-    assert!(syncs(&bench) > before);
+    without_cache(&mut bench);
+    for (cdb, data) in commands {
+        let before = syncs(&bench);
+        assert_eq!(bench.out(cdb, &data).status, 0);
+        assert!(syncs(&bench) > before, "{:#x} is not durable", cdb[0]);
+    }
 }
 
 #[test]
@@ -318,4 +341,36 @@ fn what_would_be_forgotten_keeps_a_unit_open() {
     assert!(bench.unit.is_idle());
     bench.unit.sanitize = Sanitize::Failed;
     assert!(!bench.unit.is_idle());
+}
+
+#[test]
+fn without_a_write_cache_sealed_writes_and_holes_are_durable_when_answered() {
+    let mut bench = Bench::on(&VolumeSpec::sealed("vault", 1 << 20));
+    without_cache(&mut bench);
+    let block = [7; 4096];
+    let record = |flags, counter, checksum| {
+        let stamp = Stamp { attach_id: AttachId([1; 16]), counter };
+        SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp, checksum, [0; 16])
+    };
+    let conditional = VendorCommand::ConditionalWrite { lba: Lba(5), count: 1 }.encode();
+    let mut write = bench.command(conditional, Direction::Write, 4096, &[]);
+    let (mut expected, mut records) = (Vec::new(), Vec::new());
+    ahs::push_expected_stamp(&mut expected, &[0; Stamp::BYTES]);
+    let sealed = record(RecordFlags::default(), 1, keyless_checksum(&block));
+    ahs::push_seal_records(&mut records, SealRecord::BASE_BYTES, sealed.as_bytes());
+    write.ahs = expected.into();
+    write.data = vec![WriteSegment { offset: 0, data: Buffer::copy_from(&block), ahs: records.into(), sealed: true }];
+    let hole = HoleRecord { start: Lba(0), count: 256, record: record(RecordFlags(RecordFlags::HOLE), 2, 0) };
+    let list = vendor::encode_holes(&[hole]);
+    let parameter_list_len = list.len() as u32;
+    let seal = VendorCommand::SealHole { parameter_list_len }.encode();
+    let seal = bench.command(seal, Direction::Write, parameter_list_len, &list);
+    for command in [seal, write] {
+        let (task, before) = (command.task, bench.unit.store().stats().syncs);
+        let verdict = bench.unit.submit(KEY, command, 16);
+        assert!(matches!(verdict, Verdict::Later), "{verdict:?}");
+        let response = bench.finish(task);
+        assert_eq!(response.status, 0, "{:?}", Sense::parse(&response.sense));
+        assert!(bench.unit.store().stats().syncs > before);
+    }
 }
