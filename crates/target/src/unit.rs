@@ -247,6 +247,11 @@ impl Unit {
         self.users.keys().copied().collect()
     }
 
+    /// Every connection that may have something in flight: those of sessions that are over, too.
+    pub(crate) fn connections_at_work(&self) -> Vec<ConnectionKey> {
+        self.users.keys().chain(self.leaving.keys()).copied().collect()
+    }
+
     /// How many commands the store is working on.
     pub(crate) fn in_flight(&self) -> usize {
         self.running.len() + self.jobs.len()

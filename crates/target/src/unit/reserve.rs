@@ -95,8 +95,11 @@ impl Unit {
         tokens
     }
 
+    /// The connections of the nexus, with those that are gone but still have something in flight.
     fn connections_of(&self, nexus: &NexusId) -> Vec<ConnectionKey> {
-        self.users.iter().filter(|(_, user)| user.nexus == *nexus).map(|(key, _)| *key).collect()
+        let users = self.users.iter().map(|(key, user)| (key, &user.nexus));
+        let all = users.chain(&self.leaving);
+        all.filter(|(_, its)| *its == nexus).map(|(key, _)| *key).collect()
     }
 
     /// Gives the answers for which nothing is left to wait.

@@ -139,7 +139,7 @@ impl Worker {
         }
         let mut end_others = Vec::new();
         if others {
-            for key in open.unit.connections().into_iter().filter(|key| *key != connection.key) {
+            for key in open.unit.connections_at_work().into_iter().filter(|key| *key != connection.key) {
                 waiting.extend(open.unit.abort_for_others(key).into_iter().map(|task| (key, task)));
                 end_others.push(key);
             }

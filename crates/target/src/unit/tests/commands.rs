@@ -272,6 +272,33 @@ fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
     assert_eq!(sense_of(&bench.as_other(cdb::test_unit_ready(), &[])), UnitAttention::RegistrationsPreempted.sense());
 }
 
+/// A write of a session that is gone could still land on what whoever fenced it off writes next.
+#[test]
+fn preempt_and_abort_waits_for_the_tasks_of_a_session_that_has_gone() {
+    let mut bench = Bench::with_other();
+    let (cdb, list) = reserve_out(0, 0, 0, 1, false);
+    assert_eq!(bench.out(cdb, &list).status, 0);
+    let (cdb, list) = reserve_out(0, 0, 0, 2, false);
+    assert_eq!(bench.as_other(cdb, &list).status, 0);
+    let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, 8 * BLOCK as u32, &[1; 8 * BLOCK]);
+    let written = command.task;
+    assert!(matches!(bench.unit.submit(OTHER, command, 16), Verdict::Later));
+    bench.unit.detach(OTHER);
+    assert!(bench.unit.connections_at_work().contains(&OTHER));
+    let (cdb, list) = reserve_out(5, 1, 1, 2, false);
+    let command = bench.command(cdb, Direction::Write, 24, &list);
+    let preempted = command.task;
+    assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later), "its task is not over");
+    let mut order = Vec::new();
+    let started = Instant::now();
+    while order.len() < 2 && started.elapsed() < PATIENCE {
+        bench.unit.poll(&mut order);
+    }
+    assert_eq!(order.iter().map(|done| done.task).collect::<Vec<_>>(), [written, preempted]);
+    assert!(order[0].response.is_none(), "nobody is there to be told");
+    assert_eq!(bench.unit.connections_at_work(), [KEY]);
+}
+
 #[test]
 fn reserve_6_and_persistent_reservations_keep_each_other_out() {
     let mut bench = Bench::with_other();
