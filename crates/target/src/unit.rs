@@ -66,6 +66,8 @@ pub(crate) struct Unit {
     /// Who has sent PREVENT MEDIUM REMOVAL.
     preventing: HashSet<ConnectionKey>,
     sanitize: Sanitize,
+    /// SANITIZE's discard, until everything that was under way before it is over.
+    held_back: Option<(Token, strongroom_store::Op)>,
     /// What came of EXTENDED COPY commands, oldest first.
     copies: VecDeque<(NexusId, CopyStatus)>,
     counters: Counters,
@@ -171,6 +173,7 @@ impl Unit {
             started: true,
             preventing: HashSet::new(),
             sanitize: Sanitize::default(),
+            held_back: None,
             copies: VecDeque::new(),
             counters: Counters::default(),
             delayed: Vec::new(),
@@ -337,6 +340,11 @@ impl Unit {
                 self.advance(running, result, finished);
             }
             self.completions = completions;
+            if self.running.len() == 1
+                && let Some((token, op)) = self.held_back.take()
+            {
+                self.store.submit(token, op);
+            }
             if moved == 0 {
                 break;
             }
@@ -378,6 +386,12 @@ impl Unit {
                 let response = (ending == Ending::TaskAborted).then(Response::task_aborted);
                 finished.push(Finished { connection, task, response });
             }
+            // Nor does it write once a SANITIZE waits to discard everything.
+            Next::Again(ref work, _) if self.sanitize == Sanitize::InProgress && !work.may_go_on_while_sanitizing() => {
+                let response = self.sanitized_away(work);
+                let response = (ending == Ending::Answer).then(|| self.in_format(response));
+                finished.push(Finished { connection, task, response });
+            }
             Next::Again(work, op) => self.start(Running { connection, task, work, ending }, op),
             Next::Done(response) => {
                 let response = match ending {
@@ -402,8 +416,13 @@ impl Unit {
     fn start(&mut self, running: Running, op: strongroom_store::Op) {
         self.next_token += 1;
         let token = Token(self.next_token);
+        let waits = matches!(running.work, Work::Sanitize { flushing: false }) && !self.running.is_empty();
         self.running.insert(token, running);
-        self.store.submit(token, op);
+        if waits {
+            self.held_back = Some((token, op));
+        } else {
+            self.store.submit(token, op);
+        }
     }
 
     fn plan(&mut self, connection: ConnectionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {

@@ -204,6 +204,14 @@ impl Unit {
         Next::Done(Response::good())
     }
 
+    /// Long work that was under way when SANITIZE came.
+    pub(super) fn sanitized_away(&mut self, work: &Work) -> Response {
+        if let Work::CopyRead(copying) | Work::CopyWrite(copying) = work {
+            self.remember_copy(copying, false);
+        }
+        check_condition(Sense::SANITIZE_IN_PROGRESS)
+    }
+
     pub(super) fn plan_copy(
         &self,
         connection: ConnectionKey,

@@ -72,6 +72,11 @@ impl Work {
         matches!(self, Hole { .. } | Sequence(_) | Same { .. } | CopyRead(_) | CopyWrite(_))
     }
 
+    /// Whether its next step leaves nothing behind that SANITIZE would have to discard.
+    pub(super) fn may_go_on_while_sanitizing(&self) -> bool {
+        matches!(self, Work::Sanitize { .. } | Work::Settle { .. })
+    }
+
     /// WRITE SAME of `block` over `count` (at least one) blocks.
     pub(super) fn write_same(lba: Lba, count: u32, block: &Buffer, slice_blocks: u32) -> (Work, Op) {
         let blocks = count.min(slice_blocks.max(1)) as usize;

@@ -173,6 +173,43 @@ fn sanitize_leaves_nothing() {
     assert!(sense_of(&crypto).is(&Sense::INVALID_FIELD_IN_CDB), "there is no key to destroy");
 }
 
+/// Work in slices that began before it must not write what it discarded.
+#[test]
+fn sanitize_leaves_nothing_of_what_was_under_way() {
+    let spec = VolumeSpec { block_size: BLOCK as u64, ..VolumeSpec::plain("disk", 16 << 20) };
+    let slice = u64::from(SLICE_BYTES) / BLOCK as u64;
+    let mut bench = Bench::on(&spec);
+    let (cdb, block) = (cdb::write_same_16(Lba(0), 2 * slice as u32, false, false), [1; BLOCK]);
+    assert_eq!(bench.out(cdb, &block).status, 0);
+    let naa = inquiry::naa(bench.unit.volume().id);
+    let segments = [Segment { blocks: 2 * slice as u16, from: Lba(0), to: Lba(4 * slice) }];
+    let copy = copy::encode(&naa, BLOCK as u32, &segments);
+    let long_work = [(cdb, block.to_vec()), (long(opcode::EXTENDED_COPY, 0, 0, copy.len() as u32), copy)];
+    let mut tasks = Vec::new();
+    for (cdb, data) in &long_work {
+        let command = bench.command(*cdb, Direction::Write, data.len() as u32, data);
+        tasks.push((command.task, Some(2)));
+        assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later));
+    }
+    let sanitize = bench.command(cdb_of(&[0x48, 0x02]), Direction::None, 0, &[]);
+    tasks.push((sanitize.task, Some(0)));
+    assert!(matches!(bench.unit.submit(KEY, sanitize, 16), Verdict::Later));
+    let mut finished = Vec::new();
+    let started = Instant::now();
+    while finished.len() < tasks.len() && started.elapsed() < PATIENCE {
+        bench.unit.poll(&mut finished);
+    }
+    let senses = finished.iter().filter_map(|done| Sense::parse(&done.response.as_ref()?.sense));
+    assert_eq!(senses.collect::<Vec<_>>(), [Sense::SANITIZE_IN_PROGRESS; 2]);
+    let mut ended: Vec<_> = finished.into_iter().map(|done| (done.task, done.response.map(|it| it.status))).collect();
+    assert_eq!(ended.last(), tasks.last(), "the discard comes last");
+    ended.sort();
+    assert_eq!(ended, tasks);
+    let status = bench.ask(&cdb::get_lba_status(Lba(0), 4096));
+    let runs = provisioning::parse_lba_status(&status).unwrap();
+    assert!(runs.iter().all(|run| !run.mapped), "{runs:?}");
+}
+
 #[test]
 fn lba_status_comes_from_the_index() {
     let mut bench = Bench::plain();
