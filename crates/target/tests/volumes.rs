@@ -183,3 +183,18 @@ fn a_clone_is_a_volume_that_shares_a_store() {
     operate(&host, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).unwrap();
     assert_eq!(host.plain("data").read(1, 1), pattern(8, 1));
 }
+
+#[test]
+fn who_may_not_use_a_volume_any_more_loses_its_snapshots_too() {
+    let host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| config.plain.clear());
+    let catalogue = host.handle().catalogue();
+    let anybody = strongroom_target::Access { initiators: vec!["*".into()], ..Default::default() };
+    catalogue.set_access("data", anybody).unwrap();
+    operate(&host, "data", create("monday")).unwrap();
+    let mut monday = host.plain("data:monday");
+    catalogue.set_access("data", strongroom_target::Access::default()).unwrap();
+    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
+    let refreshed = client.ask(&Request::Refresh { volume: "data".into() }, PATIENCE).unwrap();
+    assert_eq!(refreshed, Reply::Sessions(1));
+    monday.wait_for_end();
+}

@@ -24,7 +24,7 @@ pub(crate) enum Order {
     Job { volume: VolumeName, job: Box<Job> },
     /// The store of this volume has grown: its clones have, too.
     Resized { store: VolumeName },
-    /// Look whether the rules still admit each session, of one volume or of all; how many ended, and how many may write now
+    /// Look whether the rules still admit each session, of one volume and its snapshots or of all; how many ended, and how many may write now
     /// or no longer.
     Recheck { volume: Option<VolumeName>, reply: Sender<(usize, usize)> },
 }
@@ -101,7 +101,10 @@ impl Worker {
 
     /// Ends the sessions that the rules do not admit any more. Reads each volume's description once.
     fn recheck(&mut self, of: Option<&VolumeName>) -> (usize, usize) {
-        let keys = self.logged_in_where(|connection, _| of.is_none() || connection.stage.volume() == of);
+        // A snapshot is for those whom its volume is for.
+        let keys = self.logged_in_where(|connection, _| {
+            of.is_none() || connection.stage.volume().map(VolumeName::volume).as_ref() == of
+        });
         let mut described: HashMap<VolumeName, Option<Volume>> = HashMap::new();
         let (mut ended, mut changed) = (0, 0);
         for key in keys {
