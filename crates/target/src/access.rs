@@ -171,7 +171,9 @@ impl AccessRules {
     /// What `initiator` has to prove over plain iSCSI before it may use `volume`; `None` for nothing. Where a rule without
     /// CHAP fits too it need not, but may: another rule may allow more.
     pub fn chap_for(&self, from: IpAddr, initiator: &str, volume: &Volume) -> Option<ChapDemand> {
-        let rules = || self.rules_for(from, initiator, volume.name.as_str());
+        // As in `admit`: a snapshot is for those whom its volume is for.
+        let base = volume.name.volume();
+        let rules = || self.rules_for(from, initiator, base.as_str());
         let users: Vec<String> = rules().flat_map(|rule| rule.chap.iter().cloned()).collect();
         let is_required = rules().all(|rule| !rule.chap.is_empty()) && !lists(&volume.access.initiators, initiator);
         (!users.is_empty()).then_some(ChapDemand { users, is_required })
@@ -410,6 +412,8 @@ mod tests {
         }
         assert_eq!(rules.admit(&bob, HERE, initiator, &y), may_write);
         assert!(rules.admit(&bob, HERE, initiator, &volume("x", true)).is_err(), "CHAP is no channel");
+        let monday = x.as_snapshot(&x.name.at(&VolumeName::new("monday").unwrap()));
+        assert_eq!(rules.chap_for(HERE, initiator, &monday), demand(true), "what `admit` then asks for");
         x.access.initiators.push("*".into());
         assert_eq!(rules.chap_for(HERE, initiator, &x), demand(false));
     }
