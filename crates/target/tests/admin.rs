@@ -7,14 +7,16 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use strongroom_block::{BlockKeyWrap, Custody, Mode, WrapError};
+use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::initiator::Event;
 use strongroom_target::admin::{
     self, CLIENTS_MAX, Client, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
 };
-use strongroom_target::{Catalogue, ChapSecrets, Config, Target, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, ChapSecrets, Config, SealedSpec, Target, TargetOptions, VolumeSpec, WrapFactory};
 use support::*;
 
 const MIB: u64 = 1 << 20;
@@ -41,6 +43,13 @@ fn drop_where(peer: Option<&str>, volume: Option<&str>) -> Request {
 
 /// A target whose configuration can be replaced for its next reload, by one that may be wrong.
 fn reloadable(volumes: &[VolumeSpec]) -> (Host, Config, Arc<Mutex<Result<Config, String>>>) {
+    reloadable_with(volumes, None)
+}
+
+fn reloadable_with(
+    volumes: &[VolumeSpec],
+    wraps: Option<WrapFactory>,
+) -> (Host, Config, Arc<Mutex<Result<Config, String>>>) {
     let dir = tempfile::tempdir().unwrap();
     let catalogue = Catalogue::open(dir.path()).unwrap();
     volumes.iter().for_each(|spec| drop(catalogue.create(spec).unwrap()));
@@ -48,6 +57,7 @@ fn reloadable(volumes: &[VolumeSpec]) -> (Host, Config, Arc<Mutex<Result<Config,
     let next = Arc::new(Mutex::new(Ok(config.clone())));
     let mut options = TargetOptions::new(config.clone());
     options.node_key = Some(target_key());
+    options.wraps = wraps;
     let read = Arc::clone(&next);
     options.reread =
         Some(Arc::new(move || read.lock().unwrap().clone().map(|config| (config, ChapSecrets::default()))));
@@ -131,7 +141,7 @@ fn a_drain_sends_initiators_elsewhere_until_it_ends() {
     // Without a place to go: not now.
     ask(&host, &drain(None)).unwrap();
     let refused = Initiator::log_in(&host, None, normal(ALICE, "data")).err().unwrap();
-    assert_eq!(refused, Refused::Login(strongroom_iscsi::LoginStatus::SERVICE_UNAVAILABLE));
+    assert_eq!(refused, Refused::Login(LoginStatus::SERVICE_UNAVAILABLE));
     let end = Request::Undrain { volume: Some("data".into()) };
     assert_eq!(ask(&host, &end), Ok(Reply::Done));
     assert!(ask(&host, &end).is_err());
@@ -171,6 +181,54 @@ fn a_reload_revokes_changes_and_lets_in() {
     assert_eq!(reload(&host).unwrap().sessions_changed, 1);
     plain.write(0, &pattern(1, 1));
     host.channel("other").read(0, 1);
+}
+
+/// A login that waits for its volume's store is asked again before it is let in: what was changed meanwhile holds.
+#[test]
+fn who_waits_to_log_in_comes_under_the_new_rules() {
+    let sealed =
+        SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key: Some("/etc/wrap.key".into()) };
+    let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", MIB) };
+    let refused = |change: fn(&Host, &Mutex<Result<Config, String>>)| {
+        let (began, begins) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel::<()>();
+        let (began, goes_on) = (Mutex::new(began), Mutex::new(goes_on));
+        // Called while the store is being opened, in a thread of its own.
+        let wraps: WrapFactory = Arc::new(move |_| {
+            began.lock().unwrap().send(()).unwrap();
+            goes_on.lock().unwrap().recv().unwrap();
+            Ok(Arc::new(NoWrap))
+        });
+        let (host, _, next) = reloadable_with(std::slice::from_ref(&spec), Some(wraps));
+        let mut late = Initiator::connect(&host, Some(alice_key()), normal(ALICE, "vault"));
+        late.pump_until(|_| begins.try_recv().ok());
+        change(&host, &next);
+        go_on.send(()).unwrap();
+        late.wait_for_login().unwrap_err()
+    };
+    let revoked = refused(|host, next| {
+        next.lock().unwrap().as_mut().unwrap().peers[0].volumes.clear();
+        assert_eq!(reload(host).unwrap().changed, ["peer"]);
+    });
+    assert_eq!(revoked, Refused::Login(LoginStatus::AUTHORIZATION_FAILED));
+    let drained = refused(|host, _| {
+        let drain = Request::Drain { to: None, volume: Some("vault".into()), grace_s: 30 };
+        assert_eq!(ask(host, &drain), Ok(Reply::Sessions(0)));
+    });
+    assert_eq!(drained, Refused::Login(LoginStatus::SERVICE_UNAVAILABLE));
+}
+
+/// Never asked: no block is written here.
+struct NoWrap;
+
+impl BlockKeyWrap for NoWrap {
+    fn wrap(&self, _: &[u8; 32]) -> Result<[u8; 40], WrapError> {
+        unreachable!("nothing is written")
+    }
+
+    fn unwrap(&self, _: &[u8; 40]) -> Result<[u8; 32], WrapError> {
+        unreachable!("nothing is read")
+    }
 }
 
 #[test]

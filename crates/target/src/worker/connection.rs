@@ -12,7 +12,7 @@ use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId};
 use strongroom_scsi::opcode;
 
 use crate::TRANSFER_BYTES_MAX;
-use crate::access::{Admission, Identity};
+use crate::access::Identity;
 use crate::names::VolumeName;
 use crate::stats::Counters;
 use crate::unit::{ConnectionKey, SLICE_BYTES};
@@ -60,7 +60,7 @@ pub(super) enum Stage {
     Proving { request: LoginRequested },
     /// The login waits: for the volume to be opened, or for the tasks of the session that it replaces.
     /// `store`: the volume that has the store; another one for a clone or a snapshot.
-    Waiting { request: LoginRequested, volume: VolumeName, store: VolumeName, admission: Admission },
+    Waiting { request: LoginRequested, target_name: String, store: VolumeName },
     /// In full-feature phase, or on the way there with the login answered; `volume` is `None` for discovery.
     LoggedIn { initiator_name: String, volume: Option<VolumeName>, read_only: bool },
 }

@@ -14,9 +14,17 @@ use crate::access::{Admission, ChapDemand, Identity, Refusal};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
 use crate::stats::{Counters, SessionInfo};
+use crate::volume::Volume;
 
 /// Most targets in one answer to SendTargets.
 const TARGETS_MAX: usize = 1024;
+
+/// Why a login is not let in.
+enum Denied {
+    Refused(LoginStatus, String),
+    /// The volume is being drained; inside, where its initiators go instead.
+    Drained(Option<String>),
+}
 
 impl Worker {
     /// Somebody names itself. Ends in an answer, in waiting, or in a move to the worker that owns the volume.
@@ -81,19 +89,17 @@ impl Worker {
             }
             SessionKind::Normal { target_name } => target_name.clone(),
         };
-        let (volume, store, admission) = match self.admit(connection, &request, &target_name) {
-            Ok(admitted) => admitted,
-            Err((status, reason)) => {
-                self.reject(connection, &request, status, &reason);
-                return Flow::Stay;
+        match self.admit(connection, &request, &target_name) {
+            Ok((volume, _)) => {
+                let store = volume.store_name();
+                connection.stage = Stage::Waiting { request, target_name, store };
+                self.route(connection)
             }
-        };
-        if let Some(to) = self.shared.drain().of(&volume).map(|to| to.map(str::to_owned)) {
-            self.send_away(connection, &request, to.as_deref());
-            return Flow::Stay;
+            Err(denied) => {
+                self.deny(connection, &request, denied);
+                Flow::Stay
+            }
         }
-        connection.stage = Stage::Waiting { request, volume, store, admission };
-        self.route(connection)
     }
 
     /// A login that waits goes to the worker that owns its volume.
@@ -112,8 +118,8 @@ impl Worker {
         connection: &Connection,
         request: &LoginRequested,
         target_name: &str,
-    ) -> Result<(VolumeName, VolumeName, Admission), (LoginStatus, String)> {
-        let refused = |refusal: Refusal| (refusal.status(), refusal.to_string());
+    ) -> Result<(Volume, Admission), Denied> {
+        let refused = |refusal: Refusal| Denied::Refused(refusal.status(), refusal.to_string());
         let (rules, initiator) = (&self.settings.rules, request.initiator_name.as_str());
         rules.check_name(&connection.identity, initiator).map_err(refused)?;
         let missing = || {
@@ -123,24 +129,48 @@ impl Worker {
                 Identity::Plain | Identity::Chap(_) => LoginStatus::AUTHORIZATION_FAILED,
                 Identity::Channel(_) => LoginStatus::NOT_FOUND,
             };
-            (status, reason)
+            Denied::Refused(status, reason)
         };
         let name = names::volume_of(&self.settings.config.base_name, target_name).ok_or_else(missing)?;
         let volume = self.shared.catalogue.load(&name).map_err(|error| match error {
             CatalogueError::Missing { .. } => missing(),
-            other => (LoginStatus::TARGET_ERROR, other.to_string()),
+            other => Denied::Refused(LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
         let admission = rules.admit(&connection.identity, connection.peer.ip(), initiator, &volume).map_err(refused)?;
-        Ok((name, volume.store_name(), admission))
+        match self.shared.drain().of(&name) {
+            Some(to) => Err(Denied::Drained(to.map(str::to_owned))),
+            None => Ok((volume, admission)),
+        }
+    }
+
+    fn deny(&self, connection: &mut Connection, request: &LoginRequested, denied: Denied) {
+        match denied {
+            Denied::Refused(status, reason) => self.reject(connection, request, status, &reason),
+            Denied::Drained(to) => self.send_away(connection, request, to.as_deref()),
+        }
     }
 
     /// Lets the connection in if its volume is open and nothing of the session that it replaces is in flight; otherwise it
     /// waits, and this is called again.
     pub(super) fn try_login(&mut self, connection: &mut Connection) {
-        let Stage::Waiting { request, volume, store, admission } = &connection.stage else { return };
-        let (volume, store) = (volume.clone(), store.clone());
-        let (nexus, read_only) = (nexus_of(request), admission.read_only);
-        let initiator_name = request.initiator_name.clone();
+        let Stage::Waiting { request, target_name, store } = &connection.stage else { return };
+        // Asked again: while it waited, or moved here, the rules may have changed or a drain begun, and whoever did that was told
+        // that it holds.
+        let (volume, read_only) = match self.admit(connection, request, target_name) {
+            Ok((volume, admission)) if volume.store_name() == *store => (volume.name, admission.read_only),
+            outcome => {
+                let denied = outcome.err().unwrap_or_else(|| {
+                    let reason = "the volume was made anew while the login waited; try again".to_owned();
+                    Denied::Refused(LoginStatus::SERVICE_UNAVAILABLE, reason)
+                });
+                let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else {
+                    return;
+                };
+                return self.deny(connection, &request, denied);
+            }
+        };
+        let store = store.clone();
+        let (nexus, initiator_name) = (nexus_of(request), request.initiator_name.clone());
         if !self.units.contains_key(&volume)
             && let Err(error) = self.open_for(&volume, &store, connection.key)
         {
