@@ -112,6 +112,8 @@ trait StoreAccess {
     fn contents(&mut self) -> Result<Box<StoreContents>, String>;
     /// How many sessions use a volume or snapshot now.
     fn sessions(&self, export: &VolumeName) -> usize;
+    /// A clone or snapshot is no more: who serves it lets go of it, before another one of its name can be made.
+    fn gone(&self, export: &VolumeName);
 }
 
 /// In a worker of this target.
@@ -168,8 +170,10 @@ fn operate(
         }
         Operation::SnapshotDelete { snapshot } => {
             let found = find(access, volume, snapshot)?;
-            unused(access, &export(volume, snapshot)?)?;
+            let export = export(volume, snapshot)?;
+            unused(access, &export)?;
             access.run(head, Op::SnapshotDelete { id: found.id })?;
+            access.gone(&export);
         }
         Operation::Rollback { snapshot } => {
             let found = find(access, volume, snapshot)?;
@@ -278,6 +282,7 @@ fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Vo
     exports.iter().try_for_each(|export| unused(access, export))?;
     // Without the description nobody finds the branch any more: so it goes first, and a crash leaves what `clone` clears away.
     catalogue.remove_clone(volume).map_err(|error| error.to_string())?;
+    exports.iter().for_each(|export| access.gone(export));
     for snapshot in access.contents()?.snapshots.into_iter().filter(|snapshot| snapshot.branch == branch) {
         access.run(View::Head(branch), Op::SnapshotDelete { id: snapshot.id })?;
     }
@@ -337,6 +342,11 @@ impl StoreAccess for Served<'_> {
         let sessions = self.shared.counters.sessions();
         sessions.iter().filter(|session| session.volume.as_deref() == Some(export.as_str())).count()
     }
+
+    fn gone(&self, export: &VolumeName) {
+        // By the same way as the jobs: what is asked of its store next finds it gone.
+        self.shared.tell(self.shared.owner(&self.store), Message::Order(Order::Gone { export: export.clone() }));
+    }
 }
 
 impl Served<'_> {
@@ -371,4 +381,6 @@ impl StoreAccess for OpenVolume {
     fn sessions(&self, _export: &VolumeName) -> usize {
         0 // The lock says so.
     }
+
+    fn gone(&self, _export: &VolumeName) {}
 }

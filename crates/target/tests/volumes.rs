@@ -198,3 +198,23 @@ fn who_may_not_use_a_volume_any_more_loses_its_snapshots_too() {
     assert_eq!(refreshed, Reply::Sessions(1));
     monday.wait_for_end();
 }
+
+#[test]
+fn what_is_made_again_under_an_old_name_is_what_is_served() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
+    let mut data = host.plain("data");
+    for round in 1..3 {
+        data.write(0, &pattern(round, 1));
+        operate(&host, "data", create("monday")).unwrap();
+        operate(&host, "data", clone("monday", "copy")).unwrap();
+        // Units that stay open for a while after their last session.
+        for export in ["data:monday", "copy"] {
+            let mut initiator = host.plain(export);
+            assert_eq!(initiator.read(0, 1), pattern(round, 1), "{export}");
+            initiator.log_out();
+        }
+        eventually("the clone is free", || operate(&host, "copy", Operation::DeleteClone).is_ok());
+        let delete = Operation::SnapshotDelete { snapshot: "monday".into() };
+        eventually("the snapshot is free", || operate(&host, "data", delete.clone()).is_ok());
+    }
+}

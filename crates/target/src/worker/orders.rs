@@ -24,6 +24,8 @@ pub(crate) enum Order {
     Job { volume: VolumeName, job: Box<Job> },
     /// The store of this volume has grown: its clones have, too.
     Resized { store: VolumeName },
+    /// This clone or snapshot is no more. Only to the worker that owns its volume.
+    Gone { export: VolumeName },
     /// Look whether the rules still admit each session, of one volume and its snapshots or of all; how many ended, and how many may write now
     /// or no longer.
     Recheck { volume: Option<VolumeName>, reply: Sender<(usize, usize)> },
@@ -76,6 +78,12 @@ impl Worker {
             }
             Order::Job { volume, job } => self.take_job(&volume, *job),
             Order::Resized { store } => self.resized(&store),
+            Order::Gone { export } => {
+                // None was there a moment ago, but one may have come in between.
+                let keys = self.logged_in_where(|connection, _| connection.stage.volume() == Some(&export));
+                keys.iter().for_each(|key| self.end_connection(*key, "what it used was deleted"));
+                self.forget_unit(&export);
+            }
             Order::Recheck { volume, reply } => {
                 self.settings = self.shared.settings();
                 let _ = reply.send(self.recheck(volume.as_ref()));

@@ -368,6 +368,17 @@ impl Worker {
         }
     }
 
+    /// A clone or snapshot was deleted: another one of its name must not be taken for it.
+    pub(super) fn forget_unit(&mut self, export: &VolumeName) {
+        let Some(Slot::Open(open)) = self.units.get_mut(export) else { return };
+        if open.lock.is_some() {
+            return;
+        }
+        let waiting = std::mem::take(&mut open.replacing);
+        self.close_unit(export);
+        self.login_again(&waiting);
+    }
+
     /// A volume's store was closed.
     pub(super) fn closed(&mut self, volume: &VolumeName) {
         self.shared.counters.volumes_open.fetch_sub(1, Ordering::Relaxed);
