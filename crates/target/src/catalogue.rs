@@ -23,6 +23,8 @@ pub use transfer::OpenVolume;
 const DESCRIPTION: &str = "volume.toml";
 const STORE: &str = "store";
 const LOCK: &str = "lock";
+/// Whoever changes a description holds a lock on this, for that moment; `lock` is held as long as a volume is open.
+const DESCRIPTION_LOCK: &str = ".volume.toml.lock";
 /// Prefix of directories being made or deleted; no volume's name starts with a dot.
 const UNFINISHED: &str = ".unfinished-";
 
@@ -290,17 +292,38 @@ impl Catalogue {
         fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))
     }
 
-    /// Writes a volume's description anew; seen whole or not at all.
+    /// Changes a volume's description; seen whole or not at all. Others that change it, in this process or another, wait: nobody's
+    /// change is lost. What it is then.
     ///
     /// # Errors
-    /// [`CatalogueError::Io`].
-    pub(crate) fn rewrite(&self, volume: &Volume) -> Result<(), CatalogueError> {
-        let dir = self.dir(&volume.name);
-        let temporary = dir.join(format!(".{DESCRIPTION}"));
-        write_synced(&temporary, volume.to_toml().as_bytes())?;
+    /// [`CatalogueError`].
+    pub(crate) fn change(&self, name: &VolumeName, change: impl FnOnce(&mut Volume)) -> Result<Volume, CatalogueError> {
+        let name = name.volume();
+        let dir = self.dir(&name);
+        let lock = dir.join(DESCRIPTION_LOCK);
+        let turn = match File::options().create(true).append(true).open(&lock) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(&name)),
+            Err(source) => return Err(CatalogueError::Io { what: "lock", path: lock, source }),
+        };
+        turn.lock().map_err(CatalogueError::io("lock", &lock))?;
+        let before = self.load(&name)?;
+        let mut volume = before.clone();
+        change(&mut volume);
+        if volume == before {
+            return Ok(volume);
+        }
+        // A name of its own: an older build writes without the lock.
+        let temporary = dir.join(format!(".{DESCRIPTION}-{:016x}", random_u64()));
         let path = dir.join(DESCRIPTION);
-        fs::rename(&temporary, &path).map_err(CatalogueError::io("replace", &path))?;
-        sync_dir(&dir)
+        let written = write_synced(&temporary, volume.to_toml().as_bytes())
+            .and_then(|()| fs::rename(&temporary, &path).map_err(CatalogueError::io("replace", &path)));
+        if let Err(error) = written {
+            let _ = fs::remove_file(&temporary);
+            return Err(error);
+        }
+        sync_dir(&dir)?;
+        Ok(volume)
     }
 
     /// Makes the directory of a clone, which has a description and no store.
@@ -321,10 +344,7 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError`].
     pub fn set_access(&self, name: &str, access: Access) -> Result<Volume, CatalogueError> {
-        let name = VolumeName::new(name)?;
-        let volume = Volume { access, ..self.load(&name)? };
-        self.rewrite(&volume)?;
-        Ok(volume)
+        self.change(&VolumeName::new(name)?, |volume| volume.access = access)
     }
 
     /// Deletes a volume and everything in it.
@@ -388,9 +408,7 @@ impl Catalogue {
     }
 
     fn unfinished(&self, name: &VolumeName) -> PathBuf {
-        let mut random = [0; 8];
-        fill_random(&mut random);
-        self.root.join(format!("{UNFINISHED}{name}-{:016x}", u64::from_be_bytes(random)))
+        self.root.join(format!("{UNFINISHED}{name}-{:016x}", random_u64()))
     }
 
     fn missing(&self, name: &VolumeName) -> CatalogueError {
@@ -460,6 +478,12 @@ pub(crate) fn random_id() -> [u8; 16] {
     let mut random = [0; 16];
     fill_random(&mut random);
     random
+}
+
+fn random_u64() -> u64 {
+    let mut random = [0; 8];
+    fill_random(&mut random);
+    u64::from_be_bytes(random)
 }
 
 fn fill_random(bytes: &mut [u8]) {

@@ -224,9 +224,8 @@ fn resize(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume, 
         return Err("a volume does not shrink; make a smaller one and `strongroom copy` to it".to_owned());
     }
     access.run(View::default(), Op::Grow { blocks: geometry.blocks })?;
-    for mut clone in catalogue.clones_of(&volume.name).map_err(|error| error.to_string())? {
-        clone.geometry = geometry;
-        catalogue.rewrite(&clone).map_err(|error| error.to_string())?;
+    for clone in catalogue.clones_of(&volume.name).map_err(|error| error.to_string())? {
+        catalogue.change(&clone.name, |clone| clone.geometry = geometry).map_err(|error| error.to_string())?;
     }
     Ok(())
 }
@@ -292,14 +291,11 @@ fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Vo
 
 /// Writes down what the store now has: initiators are told of it before the store is open.
 fn note(catalogue: &Catalogue, volume: &Volume, contents: &StoreContents) -> Result<(), String> {
-    let mut noted = catalogue.load(&volume.name).map_err(|error| error.to_string())?;
-    let before = noted.clone();
-    noted.snapshots = of_branch(&contents.snapshots, branch_of(volume));
-    noted.geometry = contents.info.geometry;
-    if noted != before {
-        catalogue.rewrite(&noted).map_err(|error| error.to_string())?;
-    }
-    Ok(())
+    let noted = catalogue.change(&volume.name, |noted| {
+        noted.snapshots = of_branch(&contents.snapshots, branch_of(volume));
+        noted.geometry = contents.info.geometry;
+    });
+    noted.map(drop).map_err(|error| error.to_string())
 }
 
 fn describe(volume: &Volume, contents: &StoreContents) -> Description {

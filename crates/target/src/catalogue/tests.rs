@@ -96,6 +96,26 @@ fn access_changes_in_place() {
 }
 
 #[test]
+fn of_two_who_change_a_description_neither_is_lost() {
+    const CHANGES: usize = 40;
+    let (_dir, catalogue) = catalogue();
+    let volume = catalogue.create(&VolumeSpec::plain("x", 1 << 20)).unwrap();
+    let access = |at: usize| Access { peers: vec![format!("peer-{at}")], ..Access::default() };
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..CHANGES).for_each(|at| drop(catalogue.set_access("x", access(at)).unwrap())));
+        // What a target does when snapshots are taken.
+        (0..CHANGES).for_each(|at| {
+            catalogue.change(&volume.name, |volume| volume.snapshots.push(format!("s-{at}"))).unwrap();
+        });
+    });
+    let changed = catalogue.show("x").unwrap().volume;
+    assert_eq!((changed.snapshots.len(), changed.access), (CHANGES, access(CHANGES - 1)));
+    let names = fs::read_dir(catalogue.root().join("x")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with(".volume.toml-")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn a_root_that_is_not_there_says_so() {
     let dir = tempfile::tempdir().unwrap();
     assert!(Catalogue::open(dir.path().join("none")).is_err());

@@ -77,13 +77,11 @@ impl OpenVolume {
     /// # Errors
     /// [`CatalogueError::Io`], [`CatalogueError::Description`].
     pub fn note(&self) -> Result<(), CatalogueError> {
-        let before = self.catalogue.load(&self.volume.name)?;
-        let snapshots = of_branch(&self.store.snapshots(), branch_of(&self.volume));
-        let noted = Volume { geometry: self.store.info().geometry, snapshots, ..before.clone() };
-        if noted != before {
-            self.catalogue.rewrite(&noted)?;
-        }
-        Ok(())
+        let noted = self.catalogue.change(&self.volume.name, |noted| {
+            noted.snapshots = of_branch(&self.store.snapshots(), branch_of(&self.volume));
+            noted.geometry = self.store.info().geometry;
+        });
+        noted.map(drop)
     }
 
     /// Lets go of it, all durable.

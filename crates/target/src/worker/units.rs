@@ -448,7 +448,10 @@ fn open(
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.settings().config.base_name, name);
     if volume.take_from(store.info(), &store.snapshots()) {
-        shared.catalogue.rewrite(&volume)?;
+        let mend = |found: &mut Volume| {
+            found.take_from(store.info(), &store.snapshots());
+        };
+        volume = shared.catalogue.change(name, mend)?;
     }
     Ok(OpenedUnit { volume, target_name, store, wrap, keeper, lock, ready })
 }
