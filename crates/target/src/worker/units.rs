@@ -325,6 +325,9 @@ impl Worker {
             let depended = open.lock.is_some() && bases.contains(name);
             if unused && open.unit.is_idle() && open.replacing.is_empty() && !depended {
                 close.push(name.clone());
+            } else if unused {
+                // Not now: looked at again after as long, and not in every turn.
+                open.unused_since = Some(self.now);
             }
         }
         for name in close {
