@@ -78,10 +78,16 @@ impl Labels {
         branches
     }
 
-    /// The branch of the node's entry of this sequence.
-    pub(crate) fn branch(&self, sequence: u64) -> u32 {
+    /// The branch of the node's entry of this sequence; `None`: the node has no such entry.
+    pub(crate) fn branch(&self, sequence: u64) -> Option<u32> {
         let found = self.0.iter().find(|(from, to, _)| (*from..*to).contains(&sequence));
-        found.map_or(0, |&(.., branch)| branch)
+        found.map(|&(.., branch)| branch)
+    }
+
+    /// Those of another node besides.
+    pub(crate) fn and(mut self, other: Labels) -> Labels {
+        self.0.extend(other.0);
+        self
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::catalogue::{Catalogue, NodeId, Work};
+use crate::catalogue::{Catalogue, Labels, NodeId, Work};
 use crate::holes::{Hole, HoleMap, ItemPlace};
 use crate::index::{BlockIndex, Version};
 use crate::versions::Versions;
@@ -119,6 +119,16 @@ impl BlockMap {
             _ => None,
         });
         node.into_iter().chain(going)
+    }
+
+    /// Under which branches what is in a node's table stands in the log. While another node is being merged into it, what
+    /// came from there is still in that node's spans.
+    pub(crate) fn labels(&self, node: NodeId) -> Labels {
+        let labels = self.catalogue.labels(node);
+        match self.at_work.as_ref().map(|at_work| at_work.work) {
+            Some(Work::Merge { from, to }) if to == node => labels.and(self.catalogue.labels(from)),
+            _ => labels,
+        }
     }
 
     /// Whether a version is the newest of its block in a node.
@@ -250,7 +260,8 @@ impl BlockMap {
                     }
                     None => {
                         let keeps = matches!(at.work, Work::Merge { .. });
-                        let branch = Some(labels.branch(version.sequence())).filter(|_| keeps);
+                        let label = labels.branch(version.sequence()).expect("a table has what is in its labels");
+                        let branch = Some(label).filter(|_| keeps);
                         gone.push(Gone::Block { branch, lba, version });
                     }
                 }

@@ -29,7 +29,7 @@ fn each_write_belongs_to_the_node_of_its_time() {
     assert_eq!(catalogue.work(), Some(Work::Merge { from: nodes[0], to: nodes[1] }));
     catalogue.collapse();
     assert_eq!(catalogue.node_of(0, 5), Some(nodes[1]));
-    assert_eq!((catalogue.spans.len(), catalogue.labels(nodes[1]).branch(5)), (2, 0));
+    assert_eq!((catalogue.spans.len(), catalogue.labels(nodes[1]).branch(5)), (2, Some(0)));
 }
 
 #[test]

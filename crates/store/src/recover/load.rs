@@ -163,7 +163,7 @@ impl Loader {
         }
         let same = newest.is_some_and(|newest| newest.sequence() == version.sequence());
         if let (Some(old), false) = (table.index.insert(lba, version), same) {
-            let branch = self.map.catalogue.labels(node).branch(old.sequence());
+            let branch = self.map.labels(node).branch(old.sequence()).expect("it was put there by its span");
             self.older(branch, lba, old);
         }
     }
@@ -177,7 +177,7 @@ impl Loader {
     fn hole(&mut self, branch: u32, hole: Hole) {
         let Some(node) = self.map.catalogue.node_of(branch, hole.sequence) else { return };
         let (start, end, sequence) = (hole.start, hole.start + hole.count, hole.sequence);
-        let labels = self.map.catalogue.labels(node);
+        let labels = self.map.labels(node);
         let table = self.map.table_mut(node);
         table.holes.insert(hole, |_| ());
         let mut hidden = Vec::new();
@@ -190,7 +190,7 @@ impl Loader {
             stays
         });
         for (lba, version) in hidden {
-            let branch = labels.branch(version.sequence());
+            let branch = labels.branch(version.sequence()).expect("it was put there by its span");
             keep_within(&mut self.map, self.retention_blocks, branch, lba, version);
         }
     }

@@ -301,7 +301,7 @@ impl Store {
     /// blocks move from parents to children only: so none is missed.
     fn next_runs(&self, node: &mut NodeId, branches: &mut Vec<u32>, lba: &mut u64) -> Option<(u32, Content)> {
         let (at, table) = self.map.table_from(*node)?;
-        let labels = self.map.catalogue.labels(at);
+        let labels = self.map.labels(at);
         if at != *node || (branches.is_empty() && *lba == 0) {
             (*node, *lba) = (at, 0);
             *branches = labels.branches();
@@ -310,7 +310,9 @@ impl Store {
             let mut runs = Runs::new(self.layout);
             let mut next = None;
             table.index.visit_from(*lba, |lba, version| {
-                let fits = labels.branch(version.sequence()) != branch || runs.push(lba, version);
+                // One without would be in no checkpoint, and nobody would know.
+                let label = labels.branch(version.sequence()).expect("a table has what is in its labels");
+                let fits = label != branch || runs.push(lba, version);
                 next = Some(lba).filter(|_| !fits);
                 fits
             });
@@ -337,7 +339,7 @@ impl Store {
             if let Some((of, table)) = self.map.table_from(node)
                 && let Some(hole) = Some(table).filter(|_| of == node).and_then(|table| table.holes.hole(sequence))
             {
-                let label = self.map.catalogue.labels(node).branch(sequence);
+                let label = self.map.labels(node).branch(sequence).expect("a table has what is in its labels");
                 if *branch.get_or_insert(label) != label {
                     break;
                 }

@@ -195,7 +195,10 @@ impl Store {
         });
         let catalogue = &self.map.catalogue;
         let (of, newest, branch) = match found {
-            Some((of, newest)) => (of, newest, catalogue.labels(of).branch(sequence)),
+            Some((of, newest)) => {
+                let branch = self.map.labels(of).branch(sequence).expect("a table has what is in its labels");
+                (of, newest, branch)
+            }
             None => {
                 let Some(branch) = self.map.versions.branch(lba, sequence) else { return 0 };
                 let Some(of) = catalogue.node_of(branch, sequence) else { return 0 };
@@ -203,7 +206,9 @@ impl Store {
             }
         };
         let mut released = Vec::new();
-        let same = |branch, sequence| catalogue.node_of(branch, sequence) == Some(of);
+        // Its own node, which is another one than that of the table while that is being merged.
+        let own = catalogue.node_of(branch, sequence);
+        let same = |branch, sequence| catalogue.node_of(branch, sequence) == own;
         self.map.versions.release_below(lba, sequence, same, |version| released.push(version));
         for &version in &released {
             self.live_sub(version);
