@@ -167,6 +167,42 @@ fn a_reception_cut_off_anywhere_goes_on() {
 }
 
 #[test]
+fn what_was_written_to_the_volume_meanwhile_is_not_thrown_away() {
+    for kind in [UnitKind::Plain, sealed()] {
+        let (mut from, first, second) = source(kind);
+        let disk = made(kind, 2);
+        let mut to = open(&disk);
+        for (base, id) in [(None, first), (Some(first), second)] {
+            let bytes = stream(&mut from, base, id, 0);
+            let mut receiver = Receiver::new();
+            let cut = bytes.len() / 2;
+            to.receive(&mut receiver, &bytes[..cut]).unwrap();
+            write(&mut to, 600, 3);
+            assert_eq!(to.receive(&mut receiver, &bytes[cut..]), Err(StreamError::Diverged));
+            assert_eq!(to.receive(&mut Receiver::new(), &bytes), Err(StreamError::Diverged), "nor when it is resumed");
+            // Nor if a snapshot holds it, or held it.
+            let kept = snapshot(&mut to, "kept");
+            let read = |to: &mut Store, view| to.execute_on(view, Op::Read { lba: Lba(3), count: 1 }).unwrap();
+            let Outcome::Read(extents) = read(&mut to, View::default()) else { panic!("no answer to a read") };
+            assert!(
+                matches!(&extents[0], Extent::Blocks { data, .. } if data.to_vec() == block_bytes(600, 3, BlockSize::DEFAULT))
+            );
+            assert_eq!(to.receive(&mut Receiver::new(), &bytes), Err(StreamError::Diverged));
+            to.execute(Op::SnapshotDelete { id: kept }).unwrap();
+            assert_eq!(to.receive(&mut Receiver::new(), &bytes), Err(StreamError::Diverged));
+            assert!(to.snapshots().iter().all(|snapshot| snapshot.id != id));
+            to.receive_abandon(id).unwrap();
+            match base {
+                Some(base) => drop(to.execute(Op::Rollback { to: base }).unwrap()),
+                None => to = open(&made(kind, 2)),
+            }
+            to.receive(&mut Receiver::new(), &bytes).unwrap();
+            assert!(seen(&mut to, View::Snapshot(id)) == seen(&mut from, View::Snapshot(id)));
+        }
+    }
+}
+
+#[test]
 fn a_damaged_stream_never_becomes_a_snapshot() {
     let (mut from, first, _) = source(sealed());
     let good = stream(&mut from, None, first, 0);

@@ -92,14 +92,16 @@ impl Store {
     /// Why a queued request can never go on: its branch is gone, or its change cannot be made.
     pub(super) fn cannot_go_on(&mut self) -> Option<OpError> {
         let next_branch = self.map.catalogue.next_branch();
-        let op: &mut WriteOp = self.queue.front_mut()?;
-        if let Content::Change(change) = &mut op.content {
-            if let Change::CloneCreate { branch, .. } | Change::ReceiveBegin { branch, .. } = &mut **change {
-                *branch = next_branch;
-            }
-            return self.map.catalogue.check(change).err();
+        if let Content::Change(change) = &mut self.queue.front_mut()?.content
+            && let Change::CloneCreate { branch, .. } | Change::ReceiveBegin { branch, .. } = &mut **change
+        {
+            *branch = next_branch;
         }
-        self.map.catalogue.head(op.branch).is_none().then_some(OpError::NoSuchView)
+        let op: &WriteOp = self.queue.front()?;
+        match &op.content {
+            Content::Change(change) => self.map.catalogue.check(change).err().or_else(|| self.would_lose(change)),
+            _ => self.map.catalogue.head(op.branch).is_none().then_some(OpError::NoSuchView),
+        }
     }
 
     /// A change is in the log.

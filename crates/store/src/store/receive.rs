@@ -11,6 +11,16 @@ use crate::op::{Op, OpError, Outcome};
 use crate::stream::{BLOCKS_FROM, Frame, StreamError, StreamInfo, hole_record};
 use crate::view::{BranchId, SnapshotId, View};
 
+/// Why a reception cannot begin or end; callers know it as [`StreamError::Diverged`].
+const DIVERGED: &str = "the volume was written since the snapshot that the stream builds on; roll back to that first";
+
+fn diverged(error: OpError) -> StreamError {
+    match error {
+        OpError::Depended(DIVERGED) => StreamError::Diverged,
+        other => StreamError::Store(other),
+    }
+}
+
 /// A stream on its way in. Moved on by [`Store::receive`].
 #[derive(Debug, Default)]
 pub struct Receiver {
@@ -125,7 +135,7 @@ impl Store {
                 self.execute_on(View::Head(BranchId(receiver.branch)), hole)?;
             }
             Frame::End => {
-                self.execute_change(Change::ReceiveCommit { branch: receiver.branch })?;
+                self.execute_change(Change::ReceiveCommit { branch: receiver.branch }).map_err(diverged)?;
                 receiver.done = true;
             }
         }
@@ -148,14 +158,7 @@ impl Store {
         }
         let base = info.from.map_or(0, |from| from.0);
         // At each beginning, also when it goes on: the volume may have been used meanwhile.
-        let head = catalogue.head(0).expect("the volume itself is always there");
-        let table = self.map.table(head);
-        let fresh = match info.from {
-            Some(from) => catalogue.parent(head) == catalogue.node(View::Snapshot(from)) && table.holes.len() == 0,
-            // The hole that a plain volume is made with, or the one that formats a sealed volume, is nothing to lose.
-            None => catalogue.snapshots.is_empty() && table.holes.len() <= 1,
-        };
-        if !fresh || table.index.len() > 0 {
+        if !self.may_be_replaced(base) {
             return Err(StreamError::Diverged);
         }
         let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
@@ -168,10 +171,39 @@ impl Store {
         }
         let (id, created, name) = (info.to.0, info.created_seconds, info.name.clone());
         let begin = Change::ReceiveBegin { branch: 0, id, base, created, name };
-        match self.execute_change(begin)? {
+        match self.execute_change(begin).map_err(diverged)? {
             Outcome::CloneCreated { branch } => Ok(branch.0),
             other => unreachable!("a reception begins with a branch: {other:?}"),
         }
+    }
+
+    /// Whether the volume has nothing that a reception onto snapshot `base` (0: none) would throw away.
+    fn may_be_replaced(&self, base: u64) -> bool {
+        let catalogue = &self.map.catalogue;
+        let head = catalogue.head(0).expect("the volume itself is always there");
+        match catalogue.snapshot(base) {
+            Some(base) => {
+                let table = self.map.table(head);
+                catalogue.parent(head) == Some(base.node) && table.index.len() == 0 && table.holes.len() == 0
+            }
+            None => {
+                // Also what deleted snapshots left and is not merged yet. The hole that a plain volume is made with, or the
+                // one that formats a sealed volume, is nothing to lose.
+                let path = self.map.path(head);
+                let holes: usize = path.iter().map(|table| table.holes.len()).sum();
+                catalogue.snapshots.is_empty() && holes <= 1 && path.iter().all(|table| table.index.len() == 0)
+            }
+        }
+    }
+
+    /// Why a change at the front of the queue would throw away what was written to the volume.
+    pub(super) fn would_lose(&self, change: &Change) -> Option<OpError> {
+        let base = match change {
+            Change::ReceiveBegin { base, .. } => *base,
+            Change::ReceiveCommit { branch } => self.map.catalogue.branches.get(branch)?.from,
+            _ => return None,
+        };
+        (!self.may_be_replaced(base)).then_some(OpError::Depended(DIVERGED))
     }
 
     fn take_blocks(&mut self, branch: u32, lba: u64, count: u32, items: &[u8], data: &[u8]) -> Result<(), StreamError> {
