@@ -2,6 +2,7 @@
 # Runs the experiments into one file of results and makes the tables, plots and the page from it: `make bench`.
 #
 #   scripts/bench.sh           the usual grid, about 12 minutes
+#   scripts/bench.sh --quick   the same with shorter measurements, about 6 minutes
 #   scripts/bench.sh --full    the papers' whole grid, hours
 #   scripts/bench.sh --tiny    everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
@@ -45,19 +46,24 @@ case "${1:-}" in
     peers=(--sizes 4k --volume-size 16MiB "${time[@]}")
     btio=(--class S --initiators 1,4 --runs 1) dbench=(--clients 1 --seconds 3 --sync no)
     ;;
-  "")
+  "" | --quick)
     # All patterns and sizes, and two narrow grids around 4 KiB: what more initiators and a longer queue change.
     time=(--seconds 1 --warm-up 0.3 --runs 3)
     rawio_sizes=512,4k,8k,64k,1m depths=16 initiators=1 stream_sizes=512,4k,8k,64k,1m
     peers=(--sizes 4k,64k --seconds 0.5 --warm-up 0.2 --runs 3)
     btio=(--class A --dumps 2 --initiators 1,4,9 --runs 3) dbench=(--clients 1,4 --seconds 6)
+    if [ "${1:-}" = "--quick" ]; then
+      time=(--seconds 0.4 --warm-up 0.15 --runs 3)
+      peers=(--sizes 4k,64k --seconds 0.3 --warm-up 0.15 --runs 3)
+      btio=(--class A --dumps 1 --initiators 1,4,9 --runs 1) dbench=(--clients 1,4 --seconds 3)
+    fi
     ;;
   *) say "unknown option $1; see the beginning of scripts/bench.sh"; exit 2 ;;
 esac
 
 rm -f "$RESULTS"
 experiment rawio --schemes all --sizes "$rawio_sizes" --depths "$depths" --initiators "$initiators" "${time[@]}"
-if [ -z "${1:-}" ]; then
+if [ -z "${1:-}" ] || [ "$1" = "--quick" ]; then
   experiment rawio --name rawio-initiators --patterns randread,seqwrite --sizes 4k --initiators 1,2,4,8 "${time[@]}"
   experiment rawio --name rawio-depths --patterns randread,randwrite --sizes 4k --depths 1,4,16,64,128 "${time[@]}"
 fi

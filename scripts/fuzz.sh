@@ -3,6 +3,8 @@
 #
 #   scripts/fuzz.sh [SECONDS] [TARGET…]
 #
+# FUZZ_SEED=N makes libFuzzer's choices repeat, for a check that should say the same of the same sources.
+#
 # Starts from fuzz/corpus/TARGET, which is committed and which `make test` replays; what is new goes to fuzz/found/TARGET.
 # A finding is written to fuzz/findings/TARGET-crash-… and the script ends with an error that says how to see it again:
 # fix it, and commit its bytes to the corpus.
@@ -34,6 +36,7 @@ for target in "${targets[@]}"; do
   echo "fuzz: $target for $seconds s"
   log=$(mktemp)
   if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "found/$target" "corpus/$target" -max_total_time="$seconds" -max_len=8192 \
+    ${FUZZ_SEED:+-seed="$FUZZ_SEED"} \
     -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" >"$log" 2>&1; then
     tail -n 40 "$log"
     rm -f "$log"
