@@ -131,6 +131,14 @@ impl BlockMap {
         }
     }
 
+    /// Under which branch one entry in a node's table stands in the log; `branch` is the likely one.
+    pub(crate) fn label(&self, node: NodeId, branch: u32, sequence: u64) -> u32 {
+        if self.catalogue.node_of(branch, sequence) == Some(node) {
+            return branch;
+        }
+        self.labels(node).branch(sequence).expect("a table has what is in its labels")
+    }
+
     /// Whether a version is the newest of its block in a node.
     pub(crate) fn is_mapped(&self, branch: u32, lba: u64, version: Version) -> bool {
         self.holders(branch, version.sequence()).any(|node| self.table(node).index.find(lba) == Some(version))

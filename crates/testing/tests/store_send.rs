@@ -203,6 +203,35 @@ fn what_was_written_to_the_volume_meanwhile_is_not_thrown_away() {
 }
 
 #[test]
+fn what_was_received_stays_readable_as_an_older_version() {
+    let (mut from, first, _) = source(sealed());
+    let disk = made(sealed(), 2);
+    let mut to = open(&disk);
+    to.receive(&mut Receiver::new(), &stream(&mut from, None, first, 0)).unwrap();
+    // What was received and what is written now become one node.
+    to.execute(Op::SnapshotDelete { id: first }).unwrap();
+    to.idle();
+    write(&mut to, 700, 3);
+    hole(&mut to, 701, 4, 1);
+    for round in 0..2 {
+        for lba in [3, 4] {
+            let newest = to.execute(Op::Read { lba: Lba(lba), count: 1 }).unwrap();
+            let Outcome::Read(extents) = newest else { panic!("no answer to a read") };
+            let sequence = match &extents[0] {
+                Extent::Blocks { sequences, .. } => sequences[0],
+                Extent::Hole { sequence, .. } => *sequence,
+            };
+            let read = to.execute(Op::ReadVersion { lba: Lba(lba), older_than: sequence });
+            let Ok(Outcome::Read(extents)) = read else { panic!("block {lba}, opened {round} times more: {read:?}") };
+            let expected = block_bytes(2 + lba, lba, BlockSize::DEFAULT);
+            assert!(matches!(&extents[0], Extent::Blocks { data, .. } if data.to_vec() == expected), "block {lba}");
+        }
+        drop(to);
+        to = open(&disk);
+    }
+}
+
+#[test]
 fn a_damaged_stream_never_becomes_a_snapshot() {
     let (mut from, first, _) = source(sealed());
     let good = stream(&mut from, None, first, 0);

@@ -123,7 +123,9 @@ impl Store {
                 if self.options.planted.has(PlantedFault::VersionReclaimedTooSoon) && old.sequence() % 8 == 0 {
                     return self.live_sub(old);
                 }
-                self.map.versions.keep(branch, lba, old);
+                // Not always the writing branch: what was received came on another.
+                let of = self.map.label(node, branch, old.sequence());
+                self.map.versions.keep(of, lba, old);
             }
             Some(old) => self.live_sub(old),
             None if sealed => {}
@@ -154,7 +156,8 @@ impl Store {
         table.holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
         let budget = self.info.retention_blocks as usize;
         for (at, (lba, version)) in hidden.into_iter().enumerate() {
-            self.map.versions.keep(branch, lba, version);
+            let of = self.map.label(node, branch, version.sequence());
+            self.map.versions.keep(of, lba, version);
             // No more over the budget than it takes.
             if at % (budget + 1) == budget {
                 self.evict_over_budget();
