@@ -1,10 +1,13 @@
 //! Proves that a volume grows while it is open, that a crash at any moment of that leaves the old size or the new one with everything
 //! that was flushed, and that the new room can be used like the old.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use strongroom_block::{BlockSize, Buffer, Custody, Geometry, Lba, SealingDomain, Token, VolumeId};
-use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind};
+use strongroom_store::backend::{Backend, Io, IoDone};
+use strongroom_store::{
+    CreateOptions, Extent, MemoryBackend, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind, Waker,
+};
 use strongroom_testing::SimDisk;
 
 const BLOCKS: u64 = 256;
@@ -134,4 +137,105 @@ fn sim_a_crash_at_any_moment_leaves_one_size_or_the_other() {
         }
     }
     assert!(old > 10 && new > 10, "both happened: {old} old, {new} new");
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Grown,
+    Sync,
+    /// A superblock that tells the new size.
+    NewSize,
+}
+
+/// Notes in which order the medium is asked for what; its syncs take a while.
+struct Slow {
+    medium: MemoryBackend,
+    events: Arc<Mutex<Vec<Event>>>,
+    /// Syncs on their way, and how many polls they still take.
+    syncs: Vec<(u64, u32)>,
+}
+
+impl Backend for Slow {
+    fn set_waker(&mut self, _waker: Waker) {}
+    fn grow(&mut self, bytes: u64) -> std::io::Result<()> {
+        self.events.lock().unwrap().push(Event::Grown);
+        self.medium.grow(bytes)
+    }
+    fn submit(&mut self, token: u64, io: Io) {
+        match &io {
+            Io::Sync => {
+                self.events.lock().unwrap().push(Event::Sync);
+                return self.syncs.push((token, 4));
+            }
+            Io::Write { offset: 0 | 0x8_0000, buffers } if buffers[0].to_vec()[88..96] == GROWN.to_be_bytes() => {
+                self.events.lock().unwrap().push(Event::NewSize);
+            }
+            _ => {}
+        }
+        self.medium.submit(token, io);
+    }
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        let before = done.len();
+        self.medium.poll(done);
+        self.syncs.retain_mut(|(token, polls)| {
+            *polls -= 1;
+            if *polls == 0 {
+                done.push(IoDone { token: *token, result: Ok(None) });
+            }
+            *polls > 0
+        });
+        done.len() - before
+    }
+    fn wait(&mut self) {}
+}
+
+/// Outlives the making of the store.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Slow>>);
+
+impl Backend for Shared {
+    fn set_waker(&mut self, _waker: Waker) {}
+    fn grow(&mut self, bytes: u64) -> std::io::Result<()> {
+        self.0.lock().unwrap().grow(bytes)
+    }
+    fn submit(&mut self, token: u64, io: Io) {
+        self.0.lock().unwrap().submit(token, io);
+    }
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        self.0.lock().unwrap().poll(done)
+    }
+    fn wait(&mut self) {}
+}
+
+/// A round that was on its way when the medium grew may have synced before: its superblock does not tell the new size.
+#[test]
+fn no_superblock_tells_the_new_size_before_a_sync_of_the_longer_medium() {
+    for start in 0..BLOCKS {
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let slow = Slow { medium: MemoryBackend::default(), events: events.clone(), syncs: Vec::new() };
+        let backend = Shared(Arc::new(Mutex::new(slow)));
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+        let options = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+        let options = CreateOptions { segment_bytes: 64 << 10, ..options };
+        Store::create_on(Box::new(backend.clone()), &options).unwrap();
+        let mut store = Store::open_on(Box::new(backend), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+        (0..BLOCKS).for_each(|lba| drop(write(&mut store, lba, 1).unwrap()));
+        // Segments die: rounds come and go.
+        let mut done = Vec::new();
+        for lba in 0..start {
+            let data = vec![Buffer::copy_from(&[2; 4096])];
+            store.submit(Token(0), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+            store.poll_completions(&mut done);
+        }
+        store.submit(Token(1), Op::Grow { blocks: GROWN });
+        while !done.iter().any(|done| done.token == Token(1)) {
+            store.poll_completions(&mut done);
+        }
+        assert!(done.iter().all(|done| done.result.is_ok()), "{done:?}");
+        let events = events.lock().unwrap();
+        let after = |of| events.iter().rposition(|&event| event == of).expect("it grew");
+        let told = events.iter().position(|&event| event == Event::NewSize).expect("it tells");
+        let between = &events[after(Event::Grown)..told];
+        assert!(between.contains(&Event::Sync), "grown after {start} writes");
+    }
 }

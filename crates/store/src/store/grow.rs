@@ -24,8 +24,10 @@ pub(super) struct Growing {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// A round has to begin.
+    /// A round has to begin: only what it syncs has the longer medium behind it.
     Wanted,
+    /// It has begun.
+    InRound,
     /// Its superblock names the new size.
     FirstCopy,
     /// The other one follows, so that the loss of one does not matter.
@@ -76,13 +78,24 @@ impl Store {
         self.growing.as_ref().is_some_and(|growing| growing.step == Step::Wanted)
     }
 
-    /// The superblock of a round is on its way: from now on it tells the new size.
+    /// A table is being begun, or (`false`) failed: the round that it belongs to is the growth's.
+    pub(super) fn grow_at_table(&mut self, begun: bool) {
+        if let Some(growing) = &mut self.growing {
+            growing.step = match growing.step {
+                Step::Wanted if begun => Step::InRound,
+                Step::InRound if !begun => Step::Wanted,
+                step => step,
+            };
+        }
+    }
+
+    /// The superblock of a round is on its way: if the round began after the medium grew, it tells the new size from now on.
     pub(super) fn grow_in(&mut self, superblock: &mut Superblock) {
-        let Some(growing) = &mut self.growing else { return };
+        let Some(growing) = self.growing.as_mut().filter(|growing| growing.step != Step::Wanted) else { return };
         superblock.geometry = growing.geometry;
         superblock.segments = growing.segments;
         superblock.retention_blocks = growing.retention_blocks;
-        if growing.step == Step::Wanted {
+        if growing.step == Step::InRound {
             growing.step = Step::FirstCopy;
         }
     }
@@ -91,7 +104,7 @@ impl Store {
     pub(super) fn grow_synced(&mut self) -> bool {
         let Some(growing) = &mut self.growing else { return false };
         match growing.step {
-            Step::Wanted => return false,
+            Step::Wanted | Step::InRound => return false,
             Step::FirstCopy => growing.step = Step::SecondCopy,
             Step::SecondCopy => {
                 self.layout.segments = growing.segments;
