@@ -65,7 +65,7 @@ fn stored_bytes(dir: &std::path::Path) -> Vec<u8> {
         let path = entry.unwrap().path();
         if path.is_dir() {
             all.extend(stored_bytes(&path));
-        } else if path.extension().is_none_or(|extension| extension != "key") {
+        } else if path.is_file() && path.extension().is_none_or(|extension| extension != "key") {
             all.extend(std::fs::read(path).unwrap());
         }
     }

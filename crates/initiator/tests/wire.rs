@@ -181,7 +181,7 @@ fn stored(host: &Host) -> Vec<(std::path::PathBuf, Vec<u8>)> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 walk(&path, found);
-            } else {
+            } else if path.is_file() {
                 found.push((path.clone(), std::fs::read(&path).unwrap()));
             }
         }
