@@ -53,37 +53,31 @@ pub(crate) struct Segments {
     dead: u32,
 }
 
+impl Segment {
+    /// Free and cold.
+    const NEVER_USED: Segment = Segment {
+        state: State::Free { warm: false },
+        generation: 0,
+        end: 0,
+        pins: 0,
+        live: 0,
+        written_at: 0,
+        whole: true,
+        damaged: false,
+    };
+}
+
 impl Segments {
     /// All free and cold.
     pub(crate) fn new(layout: Layout) -> Segments {
-        let segment = Segment {
-            state: State::Free { warm: false },
-            generation: 0,
-            end: 0,
-            pins: 0,
-            live: 0,
-            written_at: 0,
-            whole: true,
-            damaged: false,
-        };
-        let all = vec![segment; layout.segments as usize];
+        let all = vec![Segment::NEVER_USED; layout.segments as usize];
         Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0 }
     }
 
     /// There are so many now; the new ones are free and cold.
     pub(crate) fn grow(&mut self, segments: u32) {
-        let segment = Segment {
-            state: State::Free { warm: false },
-            generation: 0,
-            end: 0,
-            pins: 0,
-            live: 0,
-            written_at: 0,
-            whole: true,
-            damaged: false,
-        };
         self.free.extend(self.layout.segments..segments);
-        self.all.resize(segments as usize, segment);
+        self.all.resize(segments as usize, Segment::NEVER_USED);
         self.layout.segments = segments;
     }
 
