@@ -4,7 +4,7 @@
 //!
 //! 20 kills; `STRONGROOM_KILLS=200` for more. Needs root (or the right to mount) and /dev/fuse.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead, BufReader};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,38 @@ use strongroom_testing::{ForgettingDisk, Model, Random, record_for};
 
 const BLOCKS: u64 = 2048;
 
+/// Which snapshots must be there, by the writer's lines.
+#[derive(Default)]
+struct Promised {
+    /// Of those asked for and not answered, by operation: what each block had been answered with by then.
+    asked: BTreeMap<u64, Vec<u64>>,
+    /// Of those answered: what it has at least, and before which operation it was taken.
+    answered: BTreeMap<u64, (Vec<u64>, u64)>,
+    /// Those whose deletion was submitted: they may be gone. A store lists a snapshot before it is durable, so its
+    /// deletion may be submitted before its creation is answered.
+    deleted: BTreeSet<u64>,
+    count: u64,
+}
+
+impl Promised {
+    fn asked(&mut self, op: u64, floor: Vec<u64>) {
+        self.asked.insert(op, floor);
+    }
+
+    fn answered(&mut self, op: u64, snapshot: u64, before_op: u64) {
+        let floor = self.asked.remove(&op).expect("asked for before");
+        self.count += 1;
+        if !self.deleted.contains(&snapshot) {
+            self.answered.insert(snapshot, (floor, before_op));
+        }
+    }
+
+    fn deleted(&mut self, snapshot: u64) {
+        self.deleted.insert(snapshot);
+        self.answered.remove(&snapshot);
+    }
+}
+
 struct Crashes {
     random: Random,
     disk: ForgettingDisk,
@@ -25,9 +57,7 @@ struct Crashes {
     model: Model,
     next_op: u64,
     flushes: u64,
-    /// The snapshot that must be there: its identity, what it has at least, and which operations came afterwards.
-    snapshot: Option<(u64, Vec<u64>, u64)>,
-    snapshots: u64,
+    snapshots: Promised,
     _mount_point: tempfile::TempDir,
 }
 
@@ -58,8 +88,7 @@ impl Crashes {
             model,
             next_op: 1,
             flushes: 0,
-            snapshot: None,
-            snapshots: 0,
+            snapshots: Promised::default(),
             _mount_point: mount_point,
         }
     }
@@ -90,15 +119,19 @@ impl Crashes {
         self.compare();
     }
 
-    fn listen(&mut self, output: impl BufRead) {
+    fn listen(&mut self, mut output: impl BufRead) {
         let mut marks = VecDeque::new();
-        let mut floor = Vec::new();
-        for line in output.lines() {
-            let line = line.expect("text");
-            let mut words = line.split(' ');
+        self.snapshots.asked.clear(); // Of the process before.
+        let mut line = String::new();
+        loop {
+            line.clear();
+            output.read_line(&mut line).expect("text");
+            // The kill may have cut the last line off, even amid a number.
+            let Some(whole) = line.strip_suffix('\n') else { break };
+            let mut words = whole.split(' ');
             let what = words.next().expect("a word");
             if what == "E" {
-                panic!("the writer could not open the store: {line}");
+                panic!("the writer could not open the store: {whole}");
             }
             let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
             match (what, &numbers[..]) {
@@ -109,18 +142,16 @@ impl Crashes {
                 ("W", [op, sequence]) => self.model.written(*op, *sequence, false),
                 ("H", [lba, count, sequence]) => self.model.hole(*lba, *count, *sequence),
                 ("X", [op]) => self.model.failed(*op),
-                ("T", _) => floor = self.model.floor(0, BLOCKS),
-                ("N", [_, snapshot]) => {
-                    self.snapshots += 1;
-                    self.snapshot = Some((*snapshot, std::mem::take(&mut floor), self.next_op));
-                }
-                ("D", _) => self.snapshot = None,
+                ("T", [op]) => self.snapshots.asked(*op, self.model.floor(0, BLOCKS)),
+                ("N", [op, snapshot]) => self.snapshots.answered(*op, *snapshot, self.next_op),
+                ("D", [snapshot]) => self.snapshots.deleted(*snapshot),
                 ("P", _) => marks.push_back(self.model.flush_mark()),
                 ("F", _) => {
                     self.flushes += 1;
                     self.model.flushed(marks.pop_front().expect("flushes are answered in order"));
                 }
-                _ => {} // Opened, or a line that the kill cut off.
+                ("O", _) => {}
+                _ => panic!("no line of the writer: {whole}"),
             }
         }
         self.next_op += 1000; // Operations of which the kill cut off the line.
@@ -134,7 +165,7 @@ impl Crashes {
             panic!("reads are answered with data")
         };
         self.model.after_crash(&extents);
-        if let Some((id, floor, before_op)) = &self.snapshot {
+        for (id, (floor, before_op)) in &self.snapshots.answered {
             let read = Op::Read { lba: Lba(0), count: BLOCKS as u32 };
             let Ok(Outcome::Read(extents)) = store.execute_on(View::Snapshot(SnapshotId(*id)), read) else {
                 panic!("snapshot {id} was answered and is gone")
@@ -151,6 +182,20 @@ fn kills() -> u64 {
     std::env::var("STRONGROOM_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
 }
 
+/// A kill at the wrong moment once made this test ask for a snapshot that the writer had deleted.
+#[test]
+fn a_snapshot_deleted_before_its_creation_is_answered_may_be_gone() {
+    let mut snapshots = Promised::default();
+    snapshots.asked(5, vec![10]);
+    snapshots.asked(6, vec![12]);
+    snapshots.deleted(77);
+    snapshots.answered(5, 77, 8);
+    snapshots.answered(6, 78, 9);
+    assert_eq!(snapshots.answered, BTreeMap::from([(78, (vec![12], 9))]), "each with what was written before it");
+    snapshots.deleted(78);
+    assert!(snapshots.answered.is_empty());
+}
+
 fn sealed() -> UnitKind {
     UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile }
 }
@@ -164,8 +209,9 @@ fn nothing_flushed_is_forgotten() {
             crashes.kill(writer);
         }
         assert!(crashes.flushes > 0 && crashes.next_op > 1000, "the writer wrote and flushed");
-        assert!(crashes.snapshots > 0, "the writer took snapshots");
-        println!("{} flushes, {} snapshots, {} syncs", crashes.flushes, crashes.snapshots, crashes.disk.syncs());
+        let snapshots = crashes.snapshots.count;
+        assert!(snapshots > 0, "the writer took snapshots");
+        println!("{} flushes, {snapshots} snapshots, {} syncs", crashes.flushes, crashes.disk.syncs());
     }
 }
 
