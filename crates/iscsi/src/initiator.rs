@@ -304,6 +304,7 @@ impl Session {
             cmd_sn: Serial(0),
             exp_stat_sn: Serial(0),
             ref_cmd_sn: referenced.and_then(|task| task.cmd_sn).unwrap_or_default(),
+            exp_data_sn: 0,
         };
         self.managements.push(Management { tag, function, lun, task: key, before: self.cmd_sn });
         self.requests.push_back((request.encode(), Buffer::empty()));

@@ -15,6 +15,8 @@ pub const LOGIN_ROUNDS_MAX: u32 = 64;
 
 /// RFC 7143 §13: lengths of segments and bursts.
 const LENGTH_RANGE: std::ops::RangeInclusive<u32> = 512..=0xff_ffff;
+/// RFC 7143 §13.15, §13.16: Time2Wait and Time2Retain, in seconds.
+const TIME_MAX_S: u16 = 3600;
 /// How much of a peer's value a message shows.
 const SHOWN_BYTES: usize = 64;
 
@@ -79,8 +81,15 @@ pub struct Offer {
     pub data_digest: DigestOffer,
     /// iSCSIProtocolLevel, at most 2. An initiator proposes what is above 1.
     pub protocol_level: u8,
-    /// ErrorRecoveryLevel, at most 1; 0 inside a channel.
+    /// ErrorRecoveryLevel, at most 2; inside a channel, where nothing arrives damaged, 0 or 2.
     pub error_recovery_level: u8,
+    /// MaxConnections: connections of one session.
+    pub connections_max: u16,
+    /// DefaultTime2Wait: how long to wait, after a connection was lost, before it is made anew, in seconds; the larger of both
+    /// sides' holds.
+    pub time2wait_s: u16,
+    /// DefaultTime2Retain: for how long after that its tasks are kept, in seconds; the smaller of both sides' holds.
+    pub time2retain_s: u16,
 }
 
 impl Default for Offer {
@@ -97,6 +106,9 @@ impl Default for Offer {
             data_digest: DigestOffer::Allow,
             protocol_level: 2,
             error_recovery_level: 0,
+            connections_max: 1,
+            time2wait_s: 0,
+            time2retain_s: 0,
         }
     }
 }
@@ -117,7 +129,13 @@ impl Offer {
             header_digest: digest(self.header_digest),
             data_digest: digest(self.data_digest),
             protocol_level: self.protocol_level.clamp(1, 2),
-            error_recovery_level: if in_channel { 0 } else { self.error_recovery_level.min(1) },
+            error_recovery_level: match self.error_recovery_level.min(2) {
+                1 if in_channel => 0,
+                level => level,
+            },
+            connections_max: self.connections_max.max(1),
+            time2wait_s: self.time2wait_s.min(TIME_MAX_S),
+            time2retain_s: self.time2retain_s.min(TIME_MAX_S),
             ..self.clone()
         }
     }
@@ -144,8 +162,14 @@ pub struct Agreed {
     pub digests: Digests,
     /// iSCSIProtocolLevel: from 2 on there are the task management functions of RFC 7144.
     pub protocol_level: u8,
-    /// ErrorRecoveryLevel: 0, or 1 with recovery of damaged data within a command.
+    /// ErrorRecoveryLevel: 0, 1 with recovery of damaged data within a command, 2 with that of connections too.
     pub error_recovery_level: u8,
+    /// MaxConnections: connections of this session at most.
+    pub connections_max: u16,
+    /// Time2Wait, in seconds.
+    pub time2wait_s: u16,
+    /// Time2Retain, in seconds.
+    pub time2retain_s: u16,
 }
 
 impl Default for Agreed {
@@ -162,6 +186,9 @@ impl Default for Agreed {
             digests: Digests::default(),
             protocol_level: 1,
             error_recovery_level: 0,
+            connections_max: 1,
+            time2wait_s: 2,
+            time2retain_s: 20,
         }
     }
 }
@@ -176,6 +203,8 @@ pub(crate) struct Negotiation {
     /// Keys of [`ONCE`] that the peer has proposed.
     answered: Vec<&'static str>,
     is_discovery: bool,
+    /// A further connection of a session: what holds for all of it is settled.
+    is_joining: bool,
 }
 
 /// Operational keys that a login negotiates once (RFC 7143 §6.3: a second time is an error).
@@ -217,7 +246,21 @@ impl Negotiation {
             proposed: Vec::new(),
             answered: Vec::new(),
             is_discovery: false,
+            is_joining: false,
         }
+    }
+
+    /// For a further connection of a session, whose leading login settled `session`: only digests and segment lengths are a
+    /// connection's own (RFC 7143 §13: the others may be used on the leading connection only).
+    pub(crate) fn joining(offer: &Offer, session: &Agreed) -> Negotiation {
+        let fresh = Agreed::default();
+        let agreed = Agreed {
+            send_segment_bytes_max: fresh.send_segment_bytes_max,
+            recv_segment_bytes_max: fresh.recv_segment_bytes_max,
+            digests: fresh.digests,
+            ..session.clone()
+        };
+        Negotiation { agreed, is_joining: true, ..Negotiation::new(offer) }
     }
 
     /// Keys that are about commands and their data are irrelevant.
@@ -255,15 +298,18 @@ impl Negotiation {
         };
         propose("HeaderDigest", offer.header_digest.list().into());
         propose("DataDigest", offer.data_digest.list().into());
+        if self.is_joining {
+            return self.declare(out);
+        }
         propose("ErrorRecoveryLevel", offer.error_recovery_level.to_string());
-        propose("MaxConnections", "1".into());
+        propose("MaxConnections", offer.connections_max.to_string());
         propose("InitialR2T", yes_no(offer.initial_r2t).into());
         propose("ImmediateData", yes_no(offer.immediate_data).into());
         propose("MaxBurstLength", offer.max_burst_bytes.to_string());
         propose("FirstBurstLength", offer.first_burst_bytes.to_string());
         propose("MaxOutstandingR2T", offer.max_outstanding_r2t.to_string());
-        propose("DefaultTime2Wait", "2".into());
-        propose("DefaultTime2Retain", "0".into());
+        propose("DefaultTime2Wait", offer.time2wait_s.to_string());
+        propose("DefaultTime2Retain", offer.time2retain_s.to_string());
         propose("DataPDUInOrder", "Yes".into());
         propose("DataSequenceInOrder", "Yes".into());
         if offer.protocol_level > 1 {
@@ -317,6 +363,10 @@ impl Negotiation {
             return Ok(Some("Irrelevant".to_owned()));
         }
         let reject = Ok(Some("Reject".to_owned()));
+        let is_connections_own = ["HeaderDigest", "DataDigest"].contains(&key);
+        if self.is_joining && ONCE.contains(&key) && !is_connections_own {
+            return reject;
+        }
         let answer = match key {
             "MaxRecvDataSegmentLength" => {
                 self.agreed.send_segment_bytes_max = length("MaxRecvDataSegmentLength", value)?;
@@ -339,7 +389,10 @@ impl Negotiation {
                 _ => return reject,
             },
             "MaxConnections" => match number(value) {
-                Some(1..=65535) => "1".to_owned(),
+                Some(theirs @ 1..=65535) => {
+                    self.agreed.connections_max = offer.connections_max.min(theirs as u16);
+                    self.agreed.connections_max.to_string()
+                }
                 _ => return reject,
             },
             "InitialR2T" => match yes_or_no(value) {
@@ -378,14 +431,19 @@ impl Negotiation {
                 }
                 _ => return reject,
             },
-            // The larger of both; ours is 0.
-            "DefaultTime2Wait" => match number(value) {
-                Some(theirs @ 0..=3600) => theirs.to_string(),
-                _ => return reject,
+            "DefaultTime2Wait" => match time(value) {
+                Some(theirs) => {
+                    self.agreed.time2wait_s = theirs.max(offer.time2wait_s);
+                    self.agreed.time2wait_s.to_string()
+                }
+                None => return reject,
             },
-            "DefaultTime2Retain" => match number(value) {
-                Some(0..=3600) => "0".to_owned(),
-                _ => return reject,
+            "DefaultTime2Retain" => match time(value) {
+                Some(theirs) => {
+                    self.agreed.time2retain_s = theirs.min(offer.time2retain_s);
+                    self.agreed.time2retain_s.to_string()
+                }
+                None => return reject,
             },
             "DataPDUInOrder" | "DataSequenceInOrder" => match yes_or_no(value) {
                 Some(_) => "Yes".to_owned(),
@@ -459,6 +517,16 @@ impl Negotiation {
                 let settled = number(value).filter(|value| (1..=65535).contains(value)).ok_or_else(wrong)?;
                 self.agreed.max_outstanding_r2t = offer.max_outstanding_r2t.min(settled as u16);
             }
+            "MaxConnections" => {
+                let settled = number(value).filter(|value| (1..=65535).contains(value)).ok_or_else(wrong)?;
+                self.agreed.connections_max = offer.connections_max.min(settled as u16);
+            }
+            "DefaultTime2Wait" => {
+                self.agreed.time2wait_s = time(value).ok_or_else(wrong)?.max(offer.time2wait_s);
+            }
+            "DefaultTime2Retain" => {
+                self.agreed.time2retain_s = time(value).ok_or_else(wrong)?.min(offer.time2retain_s);
+            }
             _ => {}
         }
         Ok(())
@@ -476,6 +544,10 @@ pub(crate) fn number(value: &str) -> Option<u32> {
 
 fn length(key: &'static str, value: &str) -> Result<u32, PeerMisbehaved> {
     number(value).filter(|value| LENGTH_RANGE.contains(value)).ok_or_else(|| misfit(key, value))
+}
+
+fn time(value: &str) -> Option<u16> {
+    number(value).and_then(|seconds| u16::try_from(seconds).ok()).filter(|seconds| *seconds <= TIME_MAX_S)
 }
 
 fn misfit(key: &'static str, value: &str) -> PeerMisbehaved {

@@ -482,8 +482,13 @@ impl Session {
             reason if reason == LogoutReason::CloseConnection as u8 => LogoutResult::CidNotFound,
             _ => LogoutResult::RecoveryNotSupported,
         };
-        let answer =
-            LogoutResponse { result, initiator_task_tag: logout.initiator_task_tag, sequence: Sequence::default() };
+        let answer = LogoutResponse {
+            result,
+            initiator_task_tag: logout.initiator_task_tag,
+            sequence: Sequence::default(),
+            time2wait_s: 0,
+            time2retain_s: 0,
+        };
         self.answer(answer.encode(), Buffer::empty(), AnswerKind::Numbered)?;
         if result == LogoutResult::Closed {
             self.end(CloseReason::LoggedOut);

@@ -266,6 +266,7 @@ fn an_aborted_write_is_not_asked_for() {
         cmd_sn: Serial(victim.cmd_sn),
         exp_stat_sn: Serial(0),
         ref_cmd_sn: Serial(100),
+        exp_data_sn: 0,
     };
     for result in [TaskManagementResult::Complete, TaskManagementResult::TaskDoesNotExist] {
         victim.say(abort.encode(), &[]);
@@ -307,6 +308,7 @@ fn what_was_sent_for_an_aborted_task_is_not_kept() {
             cmd_sn: Serial(victim.cmd_sn),
             exp_stat_sn: Serial(0),
             ref_cmd_sn: Serial(100),
+            exp_data_sn: 0,
         };
         victim.say(abort.encode(), &[]);
         if let Some(Event::TaskManagement(request)) = victim.session.poll_event() {

@@ -63,6 +63,7 @@ impl Stage {
             data_digest: digest,
             protocol_level: 2,
             error_recovery_level: shape & 1,
+            ..Offer::default()
         };
         let kind = initiator::SessionKind::Normal { target_name: "t".into() };
         let mut config = initiator::Config::new("i", [0x80, 0, 0, 0, 0, 1], kind);

@@ -193,8 +193,34 @@ fn any_offer() -> impl Strategy<Value = Offer> {
             data_digest: [DigestOffer::Allow, DigestOffer::Prefer][usize::from(r2ts % 2)],
             protocol_level: (r2ts % 4) as u8,
             error_recovery_level: (r2ts % 3) as u8,
+            connections_max: r2ts,
+            time2wait_s: r2ts,
+            time2retain_s: r2ts / 3,
         },
     )
+}
+
+/// RFC 7143 §13: what holds for the session is said on its leading connection only.
+#[test]
+fn a_further_connection_settles_only_its_own() {
+    let session = Agreed { max_burst_bytes: 4096, connections_max: 4, error_recovery_level: 2, ..Agreed::default() };
+    let offer = Offer { header_digest: DigestOffer::Prefer, connections_max: 9, ..Offer::default() };
+    let mut ours = Negotiation::joining(&offer, &session);
+    let mut theirs = Negotiation::joining(&offer, &session);
+    let (mut request, mut response, mut more) = (Pairs::default(), Pairs::default(), Pairs::default());
+    ours.propose(&mut request);
+    let keys: Vec<&str> = request.iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, ["HeaderDigest", "DataDigest", "MaxRecvDataSegmentLength"]);
+    request.push("MaxConnections", "7");
+    theirs.declare(&mut response);
+    theirs.take(&request, &mut response).expect("no reason to end it");
+    assert_eq!(response.value("MaxConnections"), Some("Reject"));
+    ours.take(&response, &mut more).expect("sound");
+    for agreed in [ours.agreed(), theirs.agreed()] {
+        assert!(agreed.digests.header && !agreed.digests.data);
+        assert_eq!((agreed.send_segment_bytes_max, agreed.recv_segment_bytes_max), (262_144, 262_144));
+        assert_eq!((agreed.max_burst_bytes, agreed.connections_max, agreed.error_recovery_level), (4096, 4, 2));
+    }
 }
 
 proptest! {
@@ -212,6 +238,9 @@ proptest! {
         prop_assert_eq!(ours.recv_segment_bytes_max, theirs.send_segment_bytes_max);
         let common = |agreed: &Agreed| Agreed { send_segment_bytes_max: 0, recv_segment_bytes_max: 0, ..agreed.clone() };
         prop_assert_eq!(common(&ours), common(&theirs));
+        prop_assert_eq!(ours.connections_max, initiator.connections_max.min(target.connections_max).max(1));
+        prop_assert_eq!(ours.time2wait_s, initiator.time2wait_s.max(target.time2wait_s).min(TIME_MAX_S));
+        prop_assert_eq!(ours.time2retain_s, initiator.time2retain_s.min(target.time2retain_s).min(TIME_MAX_S));
         prop_assert!(ours.first_burst_bytes <= ours.max_burst_bytes && ours.first_burst_bytes >= 512);
     }
 }

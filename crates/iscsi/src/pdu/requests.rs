@@ -204,7 +204,7 @@ pub struct TaskManagementRequest {
     pub lun: Lun,
     /// Names this request.
     pub initiator_task_tag: u32,
-    /// The task to abort; [`super::TAG_NONE`] otherwise.
+    /// The task to abort or to reassign; [`super::TAG_NONE`] otherwise.
     pub referenced_task_tag: u32,
     /// Place in the command order.
     pub cmd_sn: Serial,
@@ -212,6 +212,8 @@ pub struct TaskManagementRequest {
     pub exp_stat_sn: Serial,
     /// The CmdSN of the task to abort.
     pub ref_cmd_sn: Serial,
+    /// The first Data-In of the task to reassign that the initiator does not have; 0 says nothing.
+    pub exp_data_sn: u32,
 }
 
 impl TaskManagementRequest {
@@ -226,6 +228,7 @@ impl TaskManagementRequest {
         bhs.set_u32(24, self.cmd_sn.0);
         bhs.set_u32(28, self.exp_stat_sn.0);
         bhs.set_u32(32, self.ref_cmd_sn.0);
+        bhs.set_u32(36, self.exp_data_sn);
         bhs
     }
 
@@ -240,6 +243,7 @@ impl TaskManagementRequest {
             cmd_sn: Serial(bhs.u32_at(24)),
             exp_stat_sn: Serial(bhs.u32_at(28)),
             ref_cmd_sn: Serial(bhs.u32_at(32)),
+            exp_data_sn: bhs.u32_at(36),
         }
     }
 }

@@ -121,16 +121,22 @@ pub struct LogoutResponse {
     pub initiator_task_tag: u32,
     /// Numbers.
     pub sequence: Sequence,
+    /// How long to wait before tasks are reassigned, in seconds.
+    pub time2wait_s: u16,
+    /// For how long after that they are kept, in seconds.
+    pub time2retain_s: u16,
 }
 
 impl LogoutResponse {
-    /// Writes the header; the recovery times are 0, since nothing is kept.
+    /// Writes the header.
     pub fn encode(&self) -> Bhs {
         let mut bhs = Bhs::new(Opcode::LogoutResponse);
         bhs.0[1] = FINAL;
         bhs.0[2] = self.result as u8;
         bhs.set_u32(16, self.initiator_task_tag);
         self.sequence.put(&mut bhs);
+        bhs.set_u16(40, self.time2wait_s);
+        bhs.set_u16(42, self.time2retain_s);
         bhs
     }
 
@@ -146,6 +152,12 @@ impl LogoutResponse {
             3 => LogoutResult::CleanupFailed,
             other => return Err(PduError::Field { field: "Response", value: u32::from(other) }),
         };
-        Ok(LogoutResponse { result, initiator_task_tag: bhs.initiator_task_tag(), sequence: Sequence::of(bhs) })
+        Ok(LogoutResponse {
+            result,
+            initiator_task_tag: bhs.initiator_task_tag(),
+            sequence: Sequence::of(bhs),
+            time2wait_s: bhs.u16_at(40),
+            time2retain_s: bhs.u16_at(42),
+        })
     }
 }

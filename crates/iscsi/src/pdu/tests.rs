@@ -79,8 +79,10 @@ fn requests_have_the_bytes_of_the_rfc() {
         cmd_sn,
         exp_stat_sn,
         ref_cmd_sn: Serial(9),
+        exp_data_sn: 3,
     };
-    let bytes = golden(&[(0, &[0x42, 0x81]), (8, LUN_1), TAG, (20, &[0, 0, 0, 0x29]), both, (32, &[0, 0, 0, 9])]);
+    let numbers: (usize, &[u8]) = (32, &[0, 0, 0, 9, 0, 0, 0, 3]);
+    let bytes = golden(&[(0, &[0x42, 0x81]), (8, LUN_1), TAG, (20, &[0, 0, 0, 0x29]), both, numbers]);
     assert_eq!(management.encode().0, bytes.0);
     assert_eq!(Request::decode(&bytes), Ok(Request::TaskManagement(management)));
 
@@ -218,8 +220,15 @@ fn answers_have_the_bytes_of_the_rfc() {
     let bytes = golden(&[(0, &[0x24, 0x40]), TAG, (20, &[0, 0, 0, 0x77]), NUMBERS]);
     check(text.encode(), bytes, Answer::Text(text));
 
-    let logout = LogoutResponse { result: LogoutResult::CidNotFound, initiator_task_tag: 0x2a, sequence };
-    check(logout.encode(), golden(&[(0, &[0x26, 0x80, 1]), TAG, NUMBERS]), Answer::Logout(logout));
+    let logout = LogoutResponse {
+        result: LogoutResult::CidNotFound,
+        initiator_task_tag: 0x2a,
+        sequence,
+        time2wait_s: 2,
+        time2retain_s: 258,
+    };
+    let bytes = golden(&[(0, &[0x26, 0x80, 1]), TAG, NUMBERS, (40, &[0, 2, 1, 2])]);
+    check(logout.encode(), bytes, Answer::Logout(logout));
 
     let nop = NopIn { lun: Lun(0), initiator_task_tag: TAG_NONE, target_transfer_tag: 0x77, sequence };
     let bytes = golden(&[(0, &[0x20, 0x80]), (16, NO_TAG), (20, &[0, 0, 0, 0x77]), NUMBERS]);

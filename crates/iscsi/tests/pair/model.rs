@@ -81,6 +81,7 @@ fn offer(random: &mut Random, sealed: bool) -> Offer {
         data_digest: if random.one_in(2) { DigestOffer::Prefer } else { DigestOffer::Allow },
         protocol_level: 2,
         error_recovery_level: u8::from(random.one_in(2)),
+        ..Offer::default()
     }
 }
 
