@@ -179,6 +179,11 @@ impl AccessRules {
         (!users.is_empty()).then_some(ChapDemand { users, is_required })
     }
 
+    /// Whether what proves `user` under `old` rules would prove it under these.
+    pub fn proves_as(&self, old: &AccessRules, user: &str) -> bool {
+        self.chap.secret_of(user).is_some_and(|secret| old.chap.secret_of(user) == Some(secret))
+    }
+
     /// What the session machine needs to see to a demand; `random` must be fresh.
     pub fn chap_policy(&self, demand: &ChapDemand, random: [u8; 33]) -> ChapPolicy {
         self.chap.policy(demand, random)

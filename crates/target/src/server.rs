@@ -20,7 +20,7 @@ use crate::config::{Config, RuntimeKind};
 use crate::error::{ConfigError, StartError};
 use crate::names::VolumeName;
 use crate::stats::{Counters, SessionInfo, Stats};
-use crate::unit::ConnectionKey;
+use crate::unit::{ConnectionKey, Resting};
 use crate::volume::Volume;
 use crate::worker::{Message, Worker};
 
@@ -93,6 +93,7 @@ pub(crate) struct Shared {
     /// Held while an operation on a volume is on its way.
     pub(crate) operating: Mutex<()>,
     drain: Mutex<Drain>,
+    resting: Mutex<Resting>,
     pub(crate) started: Instant,
     pub(crate) local_addresses: Vec<SocketAddr>,
     pub(crate) counters: Counters,
@@ -133,6 +134,7 @@ impl Target {
             reloading: Mutex::new(()),
             operating: Mutex::new(()),
             drain: Mutex::new(Drain::default()),
+            resting: Mutex::new(Resting::default()),
             started: Instant::now(),
             local_addresses,
             counters: Counters::default(),
@@ -293,6 +295,11 @@ impl Shared {
     /// Which volumes initiators are sent away from.
     pub(crate) fn drain(&self) -> MutexGuard<'_, Drain> {
         self.drain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What initiators have set on volumes that are closed.
+    pub(crate) fn resting(&self) -> MutexGuard<'_, Resting> {
+        self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts a configuration in force, once all of it was found to be in order. What cannot change while the target runs

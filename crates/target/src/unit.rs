@@ -10,6 +10,7 @@ mod jobs;
 mod keep;
 mod modify;
 mod reserve;
+mod rest;
 mod sealed;
 mod work;
 
@@ -36,7 +37,8 @@ use jobs::RunningJob;
 pub(crate) use jobs::{Job, StoreContents};
 pub(crate) use keep::Keeper;
 use modify::Sanitize;
-use reserve::Delayed;
+use reserve::{Changes, Delayed};
+pub(crate) use rest::Resting;
 pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
@@ -60,6 +62,7 @@ pub(crate) struct Unit {
     reservation: Reservation,
     persistent: PersistentReservations,
     keeper: Keeper,
+    changes: Changes,
     mode: ModeState,
     /// Cleared by START STOP UNIT.
     started: bool,
@@ -169,6 +172,7 @@ impl Unit {
             reservation: Reservation::default(),
             persistent: PersistentReservations::restore(kept),
             keeper,
+            changes: Changes::default(),
             mode: ModeState::default(),
             started: true,
             preventing: HashSet::new(),
@@ -260,23 +264,24 @@ impl Unit {
         self.running.len() + self.jobs.len()
     }
 
-    /// Whether no session uses it, nothing is in flight, and it would be the same if it were opened anew.
+    /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let at_rest = self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy();
-        // A reservation that APTPL does not keep, mode pages and a failed SANITIZE outlive sessions, not the unit.
-        let kept = self.persistent.is_kept() || self.persistent.registrations().is_empty();
-        let as_new = kept && self.mode == ModeState::default() && self.sanitize == Sanitize::Idle;
-        self.users.is_empty() && at_rest && as_new
+        self.users.is_empty() && at_rest
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
     pub(crate) fn abort(&mut self, connection: ConnectionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        self.changes.withdraw(connection, task);
         self.end_tasks(connection, task, Ending::Silence)
     }
 
     /// Another session ends the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
     /// Returns those that are still running.
     pub(crate) fn abort_for_others(&mut self, connection: ConnectionKey) -> Vec<TaskId> {
+        for task in self.changes.withdraw(connection, None) {
+            self.answer_aborted(connection, task);
+        }
         self.end_tasks(connection, None, Ending::TaskAborted)
     }
 
@@ -349,7 +354,7 @@ impl Unit {
                 break;
             }
         }
-        if !self.delayed.is_empty() {
+        if !self.delayed.is_empty() || !self.changes.is_empty() {
             self.poll_delayed(finished);
         }
         self.watch_space();
@@ -467,9 +472,7 @@ impl Unit {
             Command::ExtendedCopy { parameter_list_len } => {
                 self.plan_copy(connection, parameter_list_len, &command).unwrap_or_else(Plan::from)
             }
-            Command::PersistentReserveOut { service_action, scope_type, parameter_list_len } => {
-                self.plan_reserve_out(connection, (service_action, scope_type), parameter_list_len, &command)
-            }
+            Command::PersistentReserveOut { .. } => self.plan_reserve_out(connection, command),
             Command::ModeSelect { ten, page_format, save, parameter_list_len } => {
                 self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
             }

@@ -125,7 +125,8 @@ impl Volume {
             .as_str()
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        id[8..].iter_mut().zip(hash.to_be_bytes()).for_each(|(byte, change)| *byte ^= change);
+        // In both halves: the NAA designator, by which multipath tells units apart, is made of the first one.
+        id.iter_mut().zip(hash.to_be_bytes().iter().cycle()).for_each(|(byte, change)| *byte ^= change);
         Volume { name: name.clone(), id: VolumeId(id), ..self.clone() }
     }
 

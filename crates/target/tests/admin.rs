@@ -14,7 +14,7 @@ use strongroom_block::{BlockKeyWrap, Custody, Mode, WrapError};
 use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::initiator::Event;
 use strongroom_target::admin::{
-    self, CLIENTS_MAX, Client, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
+    self, CLIENTS_MAX, Client, Operation, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
 };
 use strongroom_target::{Catalogue, ChapSecrets, Config, SealedSpec, Target, TargetOptions, VolumeSpec, WrapFactory};
 use support::*;
@@ -146,6 +146,21 @@ fn a_drain_sends_initiators_elsewhere_until_it_ends() {
     assert_eq!(ask(&host, &end), Ok(Reply::Done));
     assert!(ask(&host, &end).is_err());
     host.plain("data").read(0, 1);
+}
+
+#[test]
+fn a_drain_reaches_the_snapshots_of_a_volume() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB), VolumeSpec::plain("other", MIB)]);
+    let operation = Operation::SnapshotCreate { snapshot: "monday".into() };
+    ask(&host, &Request::Volume { volume: "data".into(), operation }).unwrap();
+    let mut monday = host.plain("data:monday");
+    let mut other = host.plain("other");
+    let drain = Request::Drain { to: None, volume: Some("data".into()), grace_s: 1 };
+    assert_eq!(ask(&host, &drain), Ok(Reply::Sessions(1)));
+    monday.wait_for_end();
+    let refused = Initiator::log_in(&host, None, normal(ALICE, "data:monday")).err().unwrap();
+    assert_eq!(refused, Refused::Login(LoginStatus::SERVICE_UNAVAILABLE));
+    other.read(0, 1);
 }
 
 #[test]

@@ -3,15 +3,19 @@
 
 mod support;
 
+use std::io::Write;
 use std::process::Command as Process;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::chap::{Algorithm, Challenge, Credentials, Secret};
 use strongroom_iscsi::initiator::{ChapLogin, Command, Config as SessionConfig};
+use strongroom_net::LinkEvent;
 use strongroom_scsi::cdb;
 use strongroom_target::config::ChapRule;
-use strongroom_target::{ChapSecrets, VolumeSpec};
-use support::{ALICE, Host, Initiator, LUN, Refused, discovery, normal, target_name};
+use strongroom_target::{Catalogue, ChapSecrets, Target, TargetOptions, VolumeSpec};
+use support::{ALICE, Host, Initiator, LUN, Refused, config, discovery, normal, target_key, target_name};
 
 const BOB: &[u8] = b"bob's own secret";
 const VAULT: &[u8] = b"the target's one";
@@ -104,4 +108,67 @@ fn stock_tools_get_in_with_the_secret() {
     };
     assert!(list("bob%bob's own secret@").contains(&target_name("disk")));
     assert!(!list("").contains("Target"));
+}
+
+/// An initiator that answers the challenge when it is told to.
+fn answer_after(host: &Host, config: SessionConfig, change: impl FnOnce()) -> Result<(), Refused> {
+    let mut initiator = Initiator::connect(host, None, config);
+    let (mut sent, mut change) = (0, Some(change));
+    // It asks for CHAP, names its algorithms, and then answers.
+    while sent < 3 {
+        while let Some(event) = initiator.link.poll_event() {
+            match event {
+                LinkEvent::Established { .. } => initiator.established = true,
+                LinkEvent::Pdu(pdu) => initiator.session.handle_pdu(Instant::now(), pdu),
+                other => panic!("{other:?}"),
+            }
+        }
+        let pdu = if initiator.established { initiator.session.poll_transmit() } else { None };
+        match pdu {
+            Some(pdu) => {
+                sent += 1;
+                if let Some(change) = change.take_if(|_| sent == 3) {
+                    change();
+                }
+                initiator.link.send_pdu(pdu);
+                let mut out = Vec::new();
+                initiator.link.poll_transmit(&mut out);
+                out.iter().for_each(|bytes| initiator.stream.write_all(bytes).unwrap());
+            }
+            None => initiator.receive(),
+        }
+    }
+    initiator.wait_for_login()
+}
+
+#[test]
+fn a_secret_that_is_changed_in_the_middle_of_a_login_proves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    Catalogue::open(dir.path()).unwrap().create(&VolumeSpec::plain("disk", 16 << 20)).unwrap();
+    let mut config = config(dir.path());
+    config.peers.clear();
+    config.plain[0].chap = vec!["bob".into()];
+    config.chap.push(ChapRule { user: "bob".into(), ..ChapRule::default() });
+    let of = |bytes: &[u8]| {
+        let mut secrets = ChapSecrets::default();
+        secrets.insert("bob", secret(bytes), None);
+        secrets
+    };
+    let next = Arc::new(Mutex::new(of(BOB)));
+    let (read, reread) = (Arc::clone(&next), config.clone());
+    let mut options = TargetOptions::new(config);
+    options.chap_secrets = of(BOB);
+    options.reread = Some(Arc::new(move || Ok((reread.clone(), read.lock().unwrap().clone()))));
+    let target = Some(Target::start(options).unwrap());
+    let host = Host { target, dir, node: target_key().public() };
+    let reload = |bytes: &[u8]| {
+        *next.lock().unwrap() = of(bytes);
+        host.handle().reload().unwrap();
+    };
+    let bob = || with(normal(ALICE, "disk"), "bob", BOB, None);
+    assert_eq!(answer_after(&host, bob(), || reload(BOB)), Ok(()), "nothing has changed");
+    let refused = answer_after(&host, bob(), || reload(b"bob's next secret"));
+    assert_eq!(refused, Err(Refused::Login(LoginStatus::AUTHENTICATION_FAILED)));
+    let next = with(normal(ALICE, "disk"), "bob", b"bob's next secret", None);
+    assert_eq!(Initiator::log_in(&host, None, next).map(drop), Ok(()));
 }

@@ -106,6 +106,45 @@ fn what_was_not_to_be_kept_is_gone_after_a_restart() {
 }
 
 #[test]
+fn what_cannot_be_written_is_refused_and_has_not_happened() {
+    let host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
+    let mut alice = host.plain("disk");
+    let mut bob = Initiator::log_in(&host, None, bob()).unwrap();
+    assert_eq!(reserve_out(&mut alice, REGISTER, 0, (0, 0xa11ce), true), 0);
+    assert_eq!(reserve_out(&mut alice, RESERVE, EXCLUSIVE, (0xa11ce, 0), false), 0);
+    let in_the_way = host.dir.path().join("disk/.reservations.toml");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let check_condition = 2;
+    assert_eq!(reserve_out(&mut bob, REGISTER, 0, (0, 0xb0b), true), check_condition);
+    assert_eq!(keys(&mut bob), [0xa11ce]);
+    // Nobody was told of what did not happen, and nobody's tasks were ended by it.
+    assert_eq!(reserve_out(&mut alice, CLEAR, 0, (0xa11ce, 0), false), 0, "to remove the file needs no room");
+    assert_eq!(reserve_out(&mut alice, REGISTER, 0, (0, 0xa11ce), true), check_condition);
+    assert!(keys(&mut alice).is_empty());
+    assert_eq!(read_status(&mut bob), 0);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(reserve_out(&mut alice, REGISTER, 0, (0, 0xa11ce), true), 0);
+    assert_eq!(keys(&mut bob), [0xa11ce]);
+}
+
+#[test]
+fn changes_take_their_turns() {
+    let host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
+    let mut alice = host.plain("disk");
+    let command = |action, kind, keys: (u64, u64)| {
+        let mut cdb = [0; 16];
+        cdb[..9].copy_from_slice(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24]);
+        let list = [&keys.0.to_be_bytes()[..], &keys.1.to_be_bytes(), &[0, 0, 0, 0, 1, 0, 0, 0]].concat();
+        Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(&list)))
+    };
+    // All at once, while the first is being written.
+    let tasks = [(REGISTER, 0, (0, 1)), (REGISTER, 0, (1, 2)), (RESERVE, EXCLUSIVE, (2, 0)), (RESERVE, 5, (2, 0))]
+        .map(|(action, kind, keys)| alice.submit(command(action, kind, keys)));
+    assert_eq!(tasks.map(|task| alice.wait(task).status), [0, 0, 0, CONFLICT]);
+    assert_eq!(keys(&mut alice), [2]);
+}
+
+#[test]
 fn a_damaged_file_keeps_the_volume_closed() {
     let host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
     std::fs::write(host.dir.path().join("disk/reservations.toml"), "version = 1\n[reservation]\n").unwrap();

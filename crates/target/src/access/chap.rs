@@ -63,6 +63,11 @@ impl ChapUsers {
         config.chap.iter().enumerate().map(user).collect::<Result<_, _>>().map(ChapUsers)
     }
 
+    /// What a user proves itself with.
+    pub(super) fn secret_of(&self, user: &str) -> Option<&Secret> {
+        self.0.iter().map(|known| &known.initiator).find(|known| known.name == user).map(|known| &known.secret)
+    }
+
     /// What the session machine needs to see to a demand; `random` must be fresh.
     pub(super) fn policy(&self, demand: &ChapDemand, random: [u8; 33]) -> ChapPolicy {
         let is_wanted = |user: &&ChapUser| demand.users.contains(&user.initiator.name);

@@ -24,9 +24,10 @@ impl Drain {
         self.entries.len() < before
     }
 
-    /// Whether a volume is drained; inside, where its initiators go instead.
+    /// Whether a volume is drained, and its snapshots with it; inside, where its initiators go instead.
     pub(crate) fn of(&self, volume: &VolumeName) -> Option<Option<&str>> {
-        let own = self.entries.iter().find(|(of, _)| of.as_ref() == Some(volume));
+        let volume = volume.volume();
+        let own = self.entries.iter().find(|(of, _)| of.as_ref() == Some(&volume));
         own.or_else(|| self.entries.iter().find(|(of, _)| of.is_none())).map(|(_, to)| to.as_deref())
     }
 
@@ -51,6 +52,7 @@ mod tests {
         drain.begin(None, None);
         drain.begin(Some(a.clone()), Some("there:3260".into()));
         assert_eq!(drain.of(&a), Some(Some("there:3260")));
+        assert_eq!(drain.of(&a.at(&b)), Some(Some("there:3260")), "its snapshots go with it");
         assert_eq!(drain.of(&b), Some(None));
         assert!(drain.end(Some(&a)) && !drain.end(Some(&a)));
         assert_eq!(drain.of(&a), Some(None));

@@ -27,19 +27,10 @@ pub(crate) struct Keeper {
     dir: Option<PathBuf>,
     /// Called by the thread when it is done.
     wake: Arc<dyn Fn() + Send + Sync>,
-    /// What is on disk, as far as is known; asking for the same again writes nothing.
-    on_disk: Kept,
-    /// The ticket that the thread works on, with its state.
-    writing: Option<(u64, Kept, Receiver<io::Result<()>>)>,
-    /// What is to be written next.
-    next: Option<Kept>,
-    tickets: u64,
-}
-
-/// Everything asked for up to a ticket is on disk, or is not.
-pub(super) struct KeptUpTo {
-    pub(super) ticket: u64,
-    pub(super) result: io::Result<()>,
+    /// What is on disk, as far as is known; asking for the same again writes nothing. After a write that failed anything may be there.
+    on_disk: Option<Kept>,
+    /// What the thread writes.
+    writing: Option<(Kept, Receiver<io::Result<()>>)>,
 }
 
 impl Keeper {
@@ -49,71 +40,66 @@ impl Keeper {
     /// [`CatalogueError`] for a file that is there and cannot be understood.
     pub(crate) fn open(dir: PathBuf, wake: Arc<dyn Fn() + Send + Sync>) -> Result<(Keeper, Kept), CatalogueError> {
         let kept = read(&dir.join(FILE))?;
-        let keeper = Keeper { dir: Some(dir), wake, on_disk: kept.clone(), writing: None, next: None, tickets: 0 };
+        let keeper = Keeper { dir: Some(dir), wake, on_disk: Some(kept.clone()), writing: None };
         Ok((keeper, kept))
     }
 
     /// For a unit that nobody may write to, and so nobody can reserve.
     pub(crate) fn nowhere() -> (Keeper, Kept) {
-        let on_disk = Kept::default();
-        let keeper = Keeper { dir: None, wake: Arc::new(|| {}), on_disk, writing: None, next: None, tickets: 0 };
+        let keeper = Keeper { dir: None, wake: Arc::new(|| {}), on_disk: None, writing: None };
         (keeper, Kept::default())
     }
 
-    /// Has `kept` written; `None` if that is on disk already, otherwise the ticket to wait for.
-    pub(super) fn keep(&mut self, kept: Kept) -> Option<u64> {
-        if self.dir.is_none() || self.writing.is_none() && self.on_disk == kept {
-            return None;
-        }
-        self.tickets += 1;
-        self.next = Some(kept);
-        self.start();
-        Some(self.tickets)
-    }
-
-    /// Whether something is being written.
-    pub(super) fn is_busy(&self) -> bool {
-        self.writing.is_some() || self.next.is_some()
-    }
-
-    /// What has become of the writing.
-    pub(super) fn poll(&mut self) -> Option<KeptUpTo> {
-        let (ticket, _, outcome) = self.writing.as_ref()?;
-        let (ticket, result) = match outcome.try_recv() {
-            Ok(result) => (*ticket, result),
-            Err(TryRecvError::Empty) => return None,
-            Err(TryRecvError::Disconnected) => (*ticket, Err(io::Error::other("the thread that writes it is gone"))),
-        };
-        let (_, kept, _) = self.writing.take().expect("looked at above");
-        if result.is_ok() {
-            self.on_disk = kept;
-        }
-        self.start();
-        Some(KeptUpTo { ticket, result })
-    }
-
-    fn start(&mut self) {
-        if self.writing.is_some() {
-            return;
-        }
-        let (Some(kept), Some(dir)) = (self.next.take(), self.dir.clone()) else { return };
+    /// Has `kept` written instead of what was kept before. Whether that must be waited for: otherwise it is on disk already. One write at a
+    /// time: the caller waits for [`Keeper::poll`] in between.
+    pub(super) fn keep(&mut self, kept: Kept) -> bool {
+        assert!(self.writing.is_none(), "one change of reservations is written at a time");
+        let Some(dir) = self.dir.clone().filter(|_| self.on_disk.as_ref() != Some(&kept)) else { return false };
         let (done, outcome) = mpsc::channel();
         let (text, wake) = (to_toml(&kept), Arc::clone(&self.wake));
-        self.writing = Some((self.tickets, kept, outcome));
+        let before = self.on_disk.take();
+        self.writing = Some((kept, outcome));
         let body = move || {
-            let _ = done.send(replace(&dir, text.as_deref()));
+            let written = replace(&dir, text.as_deref());
+            // What is refused must not be there after a restart, if that can be helped.
+            if let (Err(_), Some(before)) = (&written, before)
+                && let Err(error) = replace(&dir, to_toml(&before).as_deref())
+            {
+                tracing::error!(dir = %dir.display(), %error, "a refused change of reservations may come back after a restart: look at {FILE}");
+            }
+            let _ = done.send(written);
             wake();
         };
         // If there is no thread the channel is closed, which `poll` takes for the failure that it is.
         if let Err(error) = std::thread::Builder::new().name("reservations".to_owned()).spawn(body) {
             tracing::error!(%error, "no thread to write reservations");
         }
+        true
+    }
+
+    /// Whether something is being written.
+    pub(super) fn is_busy(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    /// What has become of the writing.
+    pub(super) fn poll(&mut self) -> Option<io::Result<()>> {
+        let result = match self.writing.as_ref()?.1.try_recv() {
+            Ok(result) => result,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => Err(io::Error::other("the thread that writes it is gone")),
+        };
+        let (kept, _) = self.writing.take().expect("looked at above");
+        if result.is_ok() {
+            self.on_disk = Some(kept);
+        }
+        Some(result)
     }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if let Some((_, _, outcome)) = self.writing.take() {
+        if let Some((_, outcome)) = self.writing.take() {
             let _ = outcome.recv();
         }
     }
@@ -315,26 +301,29 @@ portal_group = 1
         let open = || Keeper::open(dir.path().to_owned(), Arc::new(|| {})).unwrap();
         let (mut keeper, before) = open();
         assert_eq!(before, Kept::default());
-        assert_eq!(keeper.keep(Kept::default()), None, "nothing to write");
-        let wait = |keeper: &mut Keeper, ticket| {
+        assert!(!keeper.keep(Kept::default()), "nothing to write");
+        let mut keep = |kept: Kept| {
+            assert!(keeper.keep(kept) && keeper.is_busy());
             loop {
-                if let Some(done) = keeper.poll()
-                    && done.ticket >= ticket
-                {
-                    return done.result.unwrap();
+                match keeper.poll() {
+                    Some(written) => return written,
+                    None => std::thread::yield_now(),
                 }
-                std::thread::yield_now();
             }
         };
-        let ticket = keeper.keep(sample()).unwrap();
-        wait(&mut keeper, ticket);
+        keep(sample()).unwrap();
         assert_eq!(open().1, sample());
-        let first = keeper.keep(Kept::default()).unwrap();
-        let second = keeper.keep(sample()).unwrap();
-        let third = keeper.keep(Kept::default()).unwrap();
-        assert!(first < second && second < third && keeper.is_busy());
-        wait(&mut keeper, third);
-        assert_eq!(open().1, Kept::default(), "the last one counts");
+        // What cannot be written leaves what was there, and is written when it can.
+        let in_the_way = dir.path().join(format!(".{FILE}"));
+        fs::create_dir(&in_the_way).unwrap();
+        let other = Kept { held: None, ..sample() };
+        assert!(keep(other.clone()).is_err());
+        assert_eq!(open().1, sample());
+        fs::remove_dir(&in_the_way).unwrap();
+        keep(other.clone()).unwrap();
+        assert_eq!(open().1, other);
+        keep(Kept::default()).unwrap();
+        assert_eq!(open().1, Kept::default());
         assert!(!dir.path().join(FILE).exists());
     }
 }

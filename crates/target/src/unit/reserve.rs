@@ -1,21 +1,59 @@
 //! Reservations of a unit: RESERVE and RELEASE, PERSISTENT RESERVE, and answers that wait until what they promise is so.
+//!
+//! What PERSISTENT RESERVE OUT changes holds once it is on disk, if it is to be kept: what cannot be written is refused, and nothing of
+//! it has happened. Changes that come meanwhile wait for their turn.
+
+use std::collections::VecDeque;
 
 use strongroom_block::Token;
 use strongroom_iscsi::target::{self as iscsi, Response, TaskId};
 use strongroom_scsi::persistent::parameters::LIST_BYTES_MAX;
-use strongroom_scsi::persistent::{Effects, Refusal};
-use strongroom_scsi::{NexusId, Sense, Status};
+use strongroom_scsi::persistent::{Effects, PersistentReservations, Refusal};
+use strongroom_scsi::{Command, NexusId, Sense, Status};
 
 use super::answers::data;
 use super::{ConnectionKey, Finished, Plan, Unit, check_condition, status};
 
-/// An answer that waits: for reservations to be on disk, and for the tasks that it ended to be over.
+/// An answer that waits for the tasks that its command ended to be over.
 pub(super) struct Delayed {
     connection: ConnectionKey,
     task: TaskId,
     response: Response,
-    ticket: Option<u64>,
     tokens: Vec<Token>,
+}
+
+/// Changes of persistent reservations on their way.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// The one that is being written.
+    writing: Option<Box<Change>>,
+    /// Commands that come after it. Bounded by the sessions' queue depths.
+    waiting: VecDeque<(ConnectionKey, iscsi::Command)>,
+}
+
+/// What reservations will be when it is on disk, and what is done then.
+struct Change {
+    connection: ConnectionKey,
+    task: TaskId,
+    after: PersistentReservations,
+    effects: Effects,
+}
+
+impl Changes {
+    /// Takes back what waits, of one task or of all; which those were.
+    pub(super) fn withdraw(&mut self, connection: ConnectionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        let concerned = |(key, command): &(ConnectionKey, iscsi::Command)| {
+            *key == connection && task.is_none_or(|task| command.task == task)
+        };
+        let (gone, stay): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(concerned);
+        self.waiting = stay;
+        gone.into_iter().map(|(_, command)| command.task).collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.writing.is_none() && self.waiting.is_empty()
+    }
 }
 
 impl Unit {
@@ -42,38 +80,50 @@ impl Unit {
         }
     }
 
-    pub(super) fn plan_reserve_out(
-        &mut self,
-        connection: ConnectionKey,
-        (service_action, scope_and_type): (u8, u8),
-        parameter_list_len: u32,
-        request: &iscsi::Command,
-    ) -> Plan {
-        let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
-        let nexus = user.nexus.clone();
+    pub(super) fn plan_reserve_out(&mut self, connection: ConnectionKey, request: iscsi::Command) -> Plan {
+        if self.changes.writing.is_some() {
+            self.changes.waiting.push_back((connection, request));
+            return Plan::Delayed;
+        }
+        self.reserve_out(connection, &request).unwrap_or_else(|refusal| match refusal {
+            Refusal::Conflict => Plan::Answer(status(Status::ReservationConflict)),
+            Refusal::Sense(sense) => Plan::from(sense),
+        })
+    }
+
+    fn reserve_out(&mut self, connection: ConnectionKey, request: &iscsi::Command) -> Result<Plan, Refusal> {
+        let Ok(Command::PersistentReserveOut { service_action, scope_type, parameter_list_len }) =
+            Command::decode(&request.cdb)
+        else {
+            return Err(Sense::INVALID_OPCODE.into());
+        };
+        let nexus = self.users.get(&connection).ok_or(Sense::INTERNAL_FAILURE)?.nexus.clone();
         if self.reservation.holder().is_some() {
-            return Plan::Answer(status(Status::ReservationConflict));
+            return Err(Refusal::Conflict);
         }
         if parameter_list_len > LIST_BYTES_MAX {
-            return Plan::from(Sense::PARAMETER_LIST_LENGTH);
+            return Err(Sense::PARAMETER_LIST_LENGTH.into());
         }
-        let list = match self.gather(request, parameter_list_len.into()) {
-            Ok(list) => list,
-            Err(sense) => return Plan::from(sense),
-        };
-        let effects = match self.persistent.change(&nexus, service_action, scope_and_type, &list) {
-            Ok(effects) => effects,
-            Err(Refusal::Conflict) => return Plan::Answer(status(Status::ReservationConflict)),
-            Err(Refusal::Sense(sense)) => return Plan::from(sense),
-        };
-        let tokens = self.carry_out(&effects);
-        let ticket = self.keeper.keep(self.persistent.to_keep());
-        if ticket.is_none() && tokens.is_empty() {
-            return Plan::Answer(Response::good());
+        let list = self.gather(request, parameter_list_len.into())?;
+        let mut after = self.persistent.clone();
+        let effects = after.change(&nexus, service_action, scope_type, &list)?;
+        let change = Change { connection, task: request.task, after, effects };
+        if self.keeper.keep(change.after.to_keep()) {
+            self.changes.writing = Some(Box::new(change));
+            return Ok(Plan::Delayed);
         }
-        let task = request.task;
-        self.delayed.push(Delayed { connection, task, response: Response::good(), ticket, tokens });
-        Plan::Delayed
+        let delayed = self.put_in_force(change);
+        if delayed.tokens.is_empty() {
+            return Ok(Plan::Answer(delayed.response));
+        }
+        self.delayed.push(delayed);
+        Ok(Plan::Delayed)
+    }
+
+    fn put_in_force(&mut self, change: Change) -> Delayed {
+        let Change { connection, task, after, effects } = change;
+        self.persistent = after;
+        Delayed { connection, task, response: Response::good(), tokens: self.carry_out(&effects) }
     }
 
     /// Tells who must be told, and ends the tasks that are to be ended. Returns what of those is still at work.
@@ -104,24 +154,40 @@ impl Unit {
 
     /// Gives the answers for which nothing is left to wait.
     pub(super) fn poll_delayed(&mut self, finished: &mut Vec<Finished>) {
-        while let Some(kept) = self.keeper.poll() {
-            for delayed in &mut self.delayed {
-                if delayed.ticket.is_some_and(|ticket| ticket <= kept.ticket) {
-                    delayed.ticket = None;
-                    if let Err(error) = &kept.result {
-                        tracing::error!(volume = %self.volume.name, %error, "reservations could not be kept");
-                        delayed.response = check_condition(Sense::INTERNAL_FAILURE);
-                    }
+        if let Some(written) = self.keeper.poll()
+            && let Some(change) = self.changes.writing.take()
+        {
+            let delayed = match written {
+                Ok(()) => self.put_in_force(*change),
+                Err(error) => {
+                    tracing::error!(volume = %self.volume.name, %error, "reservations could not be written: the change is refused");
+                    let response = check_condition(Sense::INTERNAL_FAILURE);
+                    Delayed { connection: change.connection, task: change.task, response, tokens: Vec::new() }
                 }
+            };
+            self.delayed.push(delayed);
+        }
+        while self.changes.writing.is_none()
+            && let Some((connection, request)) = self.changes.waiting.pop_front()
+        {
+            let task = request.task;
+            if let Plan::Answer(response) = self.plan_reserve_out(connection, request) {
+                self.delayed.push(Delayed { connection, task, response, tokens: Vec::new() });
             }
         }
         let running = &self.running;
         let ready = |delayed: &mut Delayed| {
             delayed.tokens.retain(|token| running.contains_key(token));
-            delayed.ticket.is_none() && delayed.tokens.is_empty()
+            delayed.tokens.is_empty()
         };
-        for Delayed { connection, task, response, .. } in self.delayed.extract_if(.., ready) {
-            finished.push(Finished { connection, task, response: Some(response) });
+        let done: Vec<Delayed> = self.delayed.extract_if(.., ready).collect();
+        for Delayed { connection, task, response, .. } in done {
+            finished.push(Finished { connection, task, response: Some(self.in_format(response)) });
         }
+    }
+
+    /// A change that waited was taken back by another session's order: its initiator is told.
+    pub(super) fn answer_aborted(&mut self, connection: ConnectionKey, task: TaskId) {
+        self.delayed.push(Delayed { connection, task, response: Response::task_aborted(), tokens: Vec::new() });
     }
 }

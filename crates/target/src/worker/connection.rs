@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_block::Buffer;
@@ -14,6 +15,7 @@ use strongroom_scsi::opcode;
 use crate::TRANSFER_BYTES_MAX;
 use crate::access::Identity;
 use crate::names::VolumeName;
+use crate::server::Settings;
 use crate::stats::Counters;
 use crate::unit::{ConnectionKey, SLICE_BYTES};
 
@@ -56,8 +58,8 @@ pub(super) struct Connection {
 pub(super) enum Stage {
     /// Nothing was asked yet.
     Before,
-    /// It has to prove who it is.
-    Proving { request: LoginRequested },
+    /// It has to prove who it is, by the secrets of these settings.
+    Proving { request: LoginRequested, asked_under: Arc<Settings> },
     /// The login waits: for the volume to be opened, or for the tasks of the session that it replaces.
     /// `store`: the volume that has the store; another one for a clone or a snapshot.
     Waiting { request: LoginRequested, target_name: String, store: VolumeName },
@@ -169,7 +171,7 @@ impl Connection {
     pub(super) fn initiator_name(&self) -> &str {
         match &self.stage {
             Stage::Before => "",
-            Stage::Proving { request } | Stage::Waiting { request, .. } => &request.initiator_name,
+            Stage::Proving { request, .. } | Stage::Waiting { request, .. } => &request.initiator_name,
             Stage::LoggedIn { initiator_name, .. } => initiator_name,
         }
     }

@@ -1,6 +1,7 @@
 //! Logins: who it is, what it may use, which worker owns that, and the sessions that it replaces. And discovery.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::time::Duration;
 
 use strongroom_iscsi::LoginStatus;
@@ -63,7 +64,7 @@ impl Worker {
         if let Err(error) = getrandom::fill(&mut random) {
             return self.reject(connection, &request, LoginStatus::TARGET_ERROR, &format!("no randomness: {error}"));
         }
-        connection.stage = Stage::Proving { request };
+        connection.stage = Stage::Proving { request, asked_under: Arc::clone(&self.settings) };
         if let Some(session) = &mut connection.session {
             session.require_chap(self.now, self.settings.rules.chap_policy(demand, random));
         }
@@ -71,10 +72,16 @@ impl Worker {
 
     /// An initiator has proven who it is, or need not.
     pub(super) fn authenticated(&mut self, connection: &mut Connection, user: Option<String>) -> Flow {
-        let Stage::Proving { request } = std::mem::replace(&mut connection.stage, Stage::Before) else {
+        let Stage::Proving { request, asked_under } = std::mem::replace(&mut connection.stage, Stage::Before) else {
             return Flow::Stay;
         };
         if let Some(user) = user {
+            // A reload came in between: whoever did that was told that the new secrets hold.
+            if !self.settings.rules.proves_as(&asked_under.rules, &user) {
+                let reason = "its secret was changed while it logged in; it may try again with the new one";
+                self.reject(connection, &request, LoginStatus::AUTHENTICATION_FAILED, reason);
+                return Flow::Stay;
+            }
             connection.identity = Identity::Chap(user.into());
         }
         self.identified(connection, request)

@@ -18,7 +18,7 @@ pub(crate) enum Order {
     Report(Sender<WorkerReport>),
     /// End sessions; how many were there.
     Drop { which: Which, reply: Sender<usize> },
-    /// Ask sessions to log out within `grace`; how many there are.
+    /// Ask sessions with a volume and its snapshots, or with all, to log out within `grace`; how many there are.
     Drain { volume: Option<VolumeName>, grace: Duration, reply: Sender<usize> },
     /// Do something with a volume's store. Only to the worker that owns it.
     Job { volume: VolumeName, job: Box<Job> },
@@ -64,8 +64,8 @@ impl Worker {
             }
             Order::Drain { volume, grace, reply } => {
                 let keys = self.logged_in_where(|connection, _| {
-                    let of = connection.stage.volume();
-                    of.is_some() && (volume.is_none() || of == volume.as_ref())
+                    let of = connection.stage.volume().map(VolumeName::volume);
+                    of.is_some() && (volume.is_none() || of == volume)
                 });
                 let now = self.now;
                 for key in &keys {

@@ -194,7 +194,11 @@ impl Worker {
                 tracing::info!(%volume, worker = self.index, "opened");
                 let OpenedUnit { volume: described, target_name, store, wrap, keeper, lock, ready } = opened;
                 let store = StoreHandle::new(store);
+                let rest = self.shared.resting().take(&described);
                 let mut unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper);
+                if let Some(rest) = rest {
+                    unit.resume(rest);
+                }
                 unit.signal_completions(&self.waker);
                 let open = OpenUnit::new(unit, ready, Some(lock), self.now);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
@@ -353,6 +357,7 @@ impl Worker {
         let Some(Slot::Open(open)) = self.units.remove(volume) else { return };
         let OpenUnit { unit, lock, .. } = *open;
         let described = Arc::clone(unit.volume());
+        self.shared.resting().put(&described, unit.rest(), |other| self.shared.catalogue.load(other).ok());
         // A clone's or snapshot's goes without a word: the store stays open for the volume.
         let (Some(store), Some(lock)) = (unit.into_store().into_store(), lock) else {
             tracing::info!(%volume, "closed");
@@ -487,7 +492,10 @@ fn derive(
         Some(_) => Keeper::nowhere(),
         None => Keeper::open(shared.catalogue.volume_dir(&described.name), wake(&ready, waker))?,
     };
-    let unit = Unit::new(Arc::new(described.clone()), target_name, store, base.unit.wrap(), keeper);
+    let mut unit = Unit::new(Arc::new(described.clone()), target_name, store, base.unit.wrap(), keeper);
+    if let Some(rest) = shared.resting().take(described) {
+        unit.resume(rest);
+    }
     Ok(OpenUnit::new(unit, ready, None, now))
 }
 

@@ -154,7 +154,7 @@ pub struct Initiator {
     pub session: Session,
     pub events: Vec<Event>,
     pub ended: Option<String>,
-    established: bool,
+    pub established: bool,
 }
 
 impl Initiator {
@@ -260,7 +260,8 @@ impl Initiator {
         }
     }
 
-    fn receive(&mut self) {
+    /// Takes in what arrives within a moment.
+    pub fn receive(&mut self) {
         let mut bytes = vec![0; 256 * 1024];
         match self.stream.read(&mut bytes) {
             Ok(0) => self.link.handle_eof(),

@@ -386,25 +386,24 @@ fn without_a_write_cache_writes_are_durable_when_answered() {
 }
 
 #[test]
-fn what_would_be_forgotten_keeps_a_unit_open() {
-    // Registrations that are not kept; those that are do not need the unit.
-    for persist in [false, true] {
-        let mut bench = Bench::plain();
-        let (cdb, list) = reserve_out(0, 0, 0, 1, persist);
-        assert_eq!(bench.out(cdb, &list).status, 0);
-        bench.unit.detach(KEY);
-        assert_eq!(bench.unit.is_idle(), persist);
-    }
-    // SWP.
+fn a_unit_that_was_closed_goes_on_as_it_was() {
     let mut bench = Bench::plain();
-    let list = [0, 0, 0, 0, 0x0a, 10, 0, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0];
-    assert_eq!(bench.out(cdb_of(&[0x15, 0x10, 0, 0, list.len() as u8, 0]), &list).status, 0);
-    bench.unit.detach(KEY);
-    assert!(!bench.unit.is_idle());
-    bench.unit.reset();
-    assert!(bench.unit.is_idle());
+    let (cdb, list) = reserve_out(0, 0, 0, 1, false);
+    assert_eq!(bench.out(cdb, &list).status, 0);
     bench.unit.sanitize = Sanitize::Failed;
-    assert!(!bench.unit.is_idle());
+    bench.unit.detach(KEY);
+    assert!(bench.unit.is_idle());
+    let rest = bench.unit.rest();
+    let mut opened = Bench::plain();
+    opened.unit.resume(rest.clone());
+    assert_eq!(opened.unit.persistent.registrations(), bench.unit.persistent.registrations());
+    assert_eq!(opened.unit.sanitize, Sanitize::Failed);
+    // But what somebody put on disk meanwhile counts.
+    let mut other = Bench::plain();
+    let (cdb, list) = reserve_out(0, 0, 0, 2, true);
+    assert_eq!(other.out(cdb, &list).status, 0);
+    other.unit.resume(rest);
+    assert_eq!(other.unit.persistent.registrations()[0].key, 2);
 }
 
 #[test]
