@@ -103,6 +103,9 @@ pub struct OpenOptions {
     /// By how much the log must grow before another checkpoint, at least; `None`: 64 MiB, or an eighth of a small store.
     /// At most an eighth of what is appended is written for checkpoints in any case.
     pub checkpoint_log_bytes: Option<u64>,
+    /// Upper bound on a unit of the log that holds writes, in bytes; when half as much is queued, units go side by side.
+    #[doc(hidden)]
+    pub append_unit_bytes_max: u32,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,
     /// The mistake that a simulation wants the store to make.
@@ -122,6 +125,8 @@ impl Default for OpenOptions {
                 since.map_or(0, |since| since.as_secs())
             },
             checkpoint_log_bytes: None,
+            // 512 KiB of 4 KiB blocks and their records.
+            append_unit_bytes_max: 528 << 10,
             open_id: None,
             planted: Planted::default(),
         }
@@ -192,6 +197,8 @@ pub struct Stats {
     pub written_bytes: u64,
     /// Bytes appended to the log for them, records and padding included.
     pub appended_bytes: u64,
+    /// Units of the log that were written while others were on their way.
+    pub units_alongside: u64,
     /// Bytes appended by cleaning, records and padding included.
     pub cleaned_bytes: u64,
     /// Bytes of segment tables and notes appended.

@@ -213,6 +213,11 @@ impl Segments {
         self.free.front().copied()
     }
 
+    /// Whether the segment that will be opened next has its host space.
+    pub(crate) fn next_is_warm(&self) -> bool {
+        self.next().is_some_and(|next| self.all[next as usize].state == State::Free { warm: true })
+    }
+
     /// The free segments in the order of use.
     pub(crate) fn free_list(&self) -> Vec<u32> {
         self.free.iter().copied().collect()

@@ -1,7 +1,7 @@
 //! The machine: requests in, completions out. The parts of its work are in the files of `store/`.
 //!
-//! Everything that changes the index happens when an append completes, in the order of the log; at most one append is
-//! in flight, and what is queued meanwhile goes into the next one (group commit).
+//! Everything that changes the index happens when an append completes, in the order of the log. What is queued while one is
+//! in flight goes into the next one together (group commit); only when much is queued do several go side by side.
 
 mod append;
 mod branches;
@@ -12,6 +12,7 @@ mod durable;
 mod gate;
 mod group;
 mod grow;
+mod log;
 mod read;
 mod receive;
 mod runs;
@@ -39,8 +40,7 @@ use crate::stamps::StampFilter;
 use crate::superblock::Superblock;
 use crate::view::View;
 
-pub(crate) use append::Head;
-use append::{AppendInFlight, WriteOp};
+use append::WriteOp;
 use branches::Feedback;
 pub(crate) use branches::Verified;
 pub(crate) use checkpoint::Checkpoints;
@@ -49,6 +49,8 @@ pub(crate) use create::{blocking, random};
 use durable::{Round, Syncs};
 use group::Group;
 use grow::Growing;
+use log::Appends;
+pub(crate) use log::Head;
 use read::ReadOp;
 pub(crate) use read::item_checksum;
 pub use receive::{Receiver, ReceptionInfo};
@@ -64,7 +66,7 @@ const URGENT_PER_POLL_BYTES: u64 = 16 << 20;
 
 /// What an I/O in flight is for.
 enum Purpose {
-    Append,
+    Append { lsn: u64 },
     Allocate,
     Sync,
     Superblock,
@@ -123,7 +125,9 @@ pub struct Store {
 
     head: Head,
     queue: VecDeque<WriteOp>,
-    append: Option<AppendInFlight>,
+    appends: Appends,
+    /// How many blocks of the volume always fit into one unit of writes.
+    write_unit_holds: u32,
     group: Group,
     reads: HashMap<u64, ReadOp>,
     next_read: u64,
@@ -184,7 +188,7 @@ impl Store {
         let Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints } = recovered;
         let opened_from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
-        Store {
+        let mut store = Store {
             backend,
             waker,
             lock: None,
@@ -201,7 +205,8 @@ impl Store {
             feedback: Feedback::default(),
             snapshots_named: 0,
             queue: VecDeque::new(),
-            append: None,
+            appends: Appends::default(),
+            write_unit_holds: 1,
             group: Group::default(),
             reads: HashMap::new(),
             next_read: 0,
@@ -221,7 +226,9 @@ impl Store {
             refused: None,
             stats: Stats { opened_from_checkpoint, ..Stats::default() },
             checkpoints,
-        }
+        };
+        store.write_unit_holds = append::unit_holds(&store.layout, store.write_unit_blocks());
+        store
     }
 
     /// What the store says of its volume.
@@ -407,7 +414,7 @@ impl Store {
         for IoDone { token, result } in finished.drain(..) {
             let purpose = self.ios.remove(&token).expect("the backend completes what was submitted, once");
             match purpose {
-                Purpose::Append => self.append_done(result.map(drop)),
+                Purpose::Append { lsn } => self.append_done(lsn, result.map(drop)),
                 Purpose::Allocate => self.allocate_done(result.map(drop)),
                 Purpose::Sync => self.sync_done(result.map(drop)),
                 Purpose::Superblock => self.superblock_done(result.map(drop)),

@@ -9,7 +9,7 @@ use std::io;
 
 use strongroom_block::BufferMut;
 
-use super::append::is_no_space;
+use super::log::is_no_space;
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::catalogue::NodeId;

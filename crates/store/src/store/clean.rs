@@ -7,8 +7,8 @@ use std::io;
 
 use strongroom_block::{Buffer, BufferMut, keyless_checksum};
 
-use super::append::Raw;
 use super::group::GroupKind;
+use super::log::Raw;
 use super::read::item_checksum;
 use super::{CLEANING_PER_POLL_BYTES, Purpose, Store, URGENT_PER_POLL_BYTES};
 use crate::backend::Io;
@@ -150,6 +150,12 @@ impl Store {
             return Some(self.append_copies());
         }
         None
+    }
+
+    /// Whether copies are waiting for what is on its way to the log, to be next.
+    pub(super) fn copies_have_turn(&self) -> bool {
+        let full = self.head_left_blocks() < self.least_unit_blocks();
+        self.cleaner.cold.filling || self.cleaner.has_copies() && self.cleaner.turn && (self.cleaner.urgent || full)
     }
 
     /// Whether copies may go where writes go: when there is no time to lose, or no need of space.

@@ -45,7 +45,7 @@ pub(super) struct Group {
     pub(super) open: bool,
     /// The head before its first unit.
     pub(super) start: Option<Head>,
-    /// Segments that became the head since.
+    /// Segments that became the head since it began, until another group did.
     pub(super) opened: Vec<u32>,
     pub(super) finished: Vec<Finished>,
     pub(super) updates: Vec<Update>,
@@ -53,9 +53,8 @@ pub(super) struct Group {
 
 impl Store {
     /// The group is whole: the index moves, its requests complete.
-    pub(super) fn apply_group(&mut self, lsn: u64) {
+    pub(super) fn apply_group(&mut self, group: Group, lsn: u64) {
         self.head.completed_lsn = lsn;
-        let group = std::mem::take(&mut self.group);
         for update in group.updates {
             match update {
                 Update::Block { branch, lba, version } => self.apply_block(branch, lba, version),
@@ -82,25 +81,25 @@ impl Store {
         }
     }
 
-    /// The group failed for want of space: it is void, its requests fail, nothing else is touched.
-    pub(super) fn void_group(&mut self) {
-        let group = std::mem::take(&mut self.group);
-        if let Some(start) = group.start {
-            for segment in group.opened.into_iter().rev() {
-                self.segments.unopen(segment, true);
-            }
-            let (next_lsn, next_sequence, next_generation) =
-                (self.head.next_lsn, self.head.next_sequence, self.head.next_generation);
+    /// These groups, the last of the log, failed for want of space: they are void, their requests fail, nothing else is touched.
+    pub(super) fn void_groups(&mut self, groups: Vec<Group>) {
+        for segment in groups.iter().flat_map(|group| &group.opened).rev() {
+            self.segments.unopen(*segment, true);
+        }
+        if let Some(start) = groups.iter().find_map(|group| group.start.clone()) {
             self.segments.reopen(start.segment);
-            self.head = Head { next_lsn, next_sequence, next_generation, durable_lsn: self.head.durable_lsn, ..start };
+            let Head { next_lsn, next_sequence, next_generation, completed_lsn, durable_lsn, .. } = self.head;
+            self.head = Head { next_lsn, next_sequence, next_generation, completed_lsn, durable_lsn, ..start };
         }
-        for Finished { token, bytes, .. } in group.finished {
-            self.complete(token, bytes, Err(OpError::NoSpace));
-        }
-        match group.kind {
-            GroupKind::Writes => {}
-            GroupKind::Table => self.table_failed(),
-            GroupKind::Cleaning => self.copies_failed(),
+        for group in groups {
+            for Finished { token, bytes, .. } in group.finished {
+                self.complete(token, bytes, Err(OpError::NoSpace));
+            }
+            match group.kind {
+                GroupKind::Writes => {}
+                GroupKind::Table => self.table_failed(),
+                GroupKind::Cleaning => self.copies_failed(),
+            }
         }
     }
 

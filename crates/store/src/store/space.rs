@@ -6,7 +6,8 @@
 
 use std::io;
 
-use super::append::{WriteOp, is_no_space};
+use super::append::WriteOp;
+use super::log::is_no_space;
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::error::StoreError;

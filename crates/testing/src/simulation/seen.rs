@@ -13,6 +13,8 @@ pub struct Seen {
     pub written_bytes: u64,
     /// Copied by cleaning, in bytes.
     pub cleaned_bytes: u64,
+    /// Units that went to the log beside others.
+    pub units_alongside: u64,
     /// Written as tables and notes, in bytes.
     pub table_bytes: u64,
     /// Older versions that the budget cost.
@@ -54,6 +56,7 @@ impl Seen {
     pub(super) fn add(&mut self, stats: Stats) {
         self.written_bytes += stats.written_bytes;
         self.cleaned_bytes += stats.cleaned_bytes;
+        self.units_alongside += stats.units_alongside;
         self.table_bytes += stats.table_bytes;
         self.versions_evicted += stats.versions_evicted;
         self.versions_released += stats.versions_released;
@@ -68,6 +71,7 @@ impl Seen {
             cut_offs_while_opening,
             written_bytes,
             cleaned_bytes,
+            units_alongside,
             table_bytes,
             versions_evicted,
             versions_released,
@@ -90,6 +94,7 @@ impl Seen {
         self.cut_offs_while_opening += cut_offs_while_opening;
         self.written_bytes += written_bytes;
         self.cleaned_bytes += cleaned_bytes;
+        self.units_alongside += units_alongside;
         self.table_bytes += table_bytes;
         self.versions_evicted += versions_evicted;
         self.versions_released += versions_released;
