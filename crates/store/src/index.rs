@@ -112,6 +112,19 @@ impl BlockIndex {
         self.bytes
     }
 
+    /// Puts one version in the place of another; false if that is not there.
+    pub(crate) fn relocate(&mut self, lba: u64, from: Version, to: Version) -> bool {
+        let (leaf, chunk, bit) = split(lba);
+        let Some(Some(leaf)) = self.leaves.get_mut(leaf) else { return false };
+        let chunk = &mut leaf[chunk];
+        let at = chunk.rank(bit);
+        let is_there = chunk.has(bit) && chunk.versions[at] == from;
+        if is_there {
+            chunk.versions[at] = to;
+        }
+        is_there
+    }
+
     pub(crate) fn find(&self, lba: u64) -> Option<Version> {
         let (leaf, chunk, bit) = split(lba);
         let chunk = &self.leaves.get(leaf)?.as_ref()?[chunk];

@@ -159,9 +159,7 @@ impl BlockMap {
     /// Notes that cleaning copied a version; false if it did not count any more.
     pub(crate) fn relocate(&mut self, branch: u32, lba: u64, from: Version, to: Version) -> bool {
         for node in self.holders(branch, from.sequence()) {
-            let index = &mut self.table_mut(node).index;
-            if index.find(lba) == Some(from) {
-                index.insert(lba, to);
+            if self.table_mut(node).index.relocate(lba, from, to) {
                 return true;
             }
         }

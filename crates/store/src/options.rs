@@ -92,8 +92,10 @@ impl CreateOptions {
 pub struct OpenOptions {
     /// How the log is read and written.
     pub io: IoChoice,
-    /// Upper bound on cached record blocks, in bytes.
+    /// Upper bound on cached record blocks (checksums and seal records), in bytes; one 4 KiB block at least.
     pub record_cache_bytes: usize,
+    /// Upper bound on cached data, in bytes; 0: none. Only used where I/O is direct: elsewhere the kernel caches.
+    pub data_cache_bytes: usize,
     /// Upper bound on requests taken in and not completed; more are answered [`OpError::Busy`](crate::OpError::Busy).
     pub queue_ops_max: usize,
     /// Upper bound on bytes of data, to write or to read, of requests taken in and not completed; more are answered `Busy`.
@@ -118,6 +120,7 @@ impl Default for OpenOptions {
         OpenOptions {
             io: IoChoice::Auto,
             record_cache_bytes: 32 << 20,
+            data_cache_bytes: 32 << 20,
             queue_ops_max: 4096,
             queue_bytes_max: 256 << 20,
             clock_seconds: || {
@@ -193,6 +196,10 @@ pub struct Stats {
     pub used_bytes: u64,
     /// Memory of the index, in bytes.
     pub index_bytes: u64,
+    /// Memory of cached record blocks, in bytes.
+    pub record_cache_bytes: u64,
+    /// Memory of cached data, in bytes.
+    pub data_cache_bytes: u64,
     /// Data bytes that callers wrote since opened.
     pub written_bytes: u64,
     /// Bytes appended to the log for them, records and padding included.
@@ -215,6 +222,10 @@ pub struct Stats {
     pub record_cache_hits: u64,
     /// Record blocks that reads had to fetch.
     pub record_cache_misses: u64,
+    /// Blocks of data that reads found in the cache.
+    pub data_cache_hits: u64,
+    /// Blocks of data that short reads had to fetch.
+    pub data_cache_misses: u64,
     /// Reads that found a checksum mismatch or an unreadable block.
     pub medium_errors: u64,
     /// Read by scrubbing, in bytes.

@@ -21,17 +21,19 @@ mod send;
 mod space;
 mod submit;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustc_hash::FxHashMap;
+use slab::Slab;
 use strongroom_block::{StoreSequence, Token};
 
 use crate::backend::{Backend, Io, IoDone, IoKind, Waker};
-use crate::cache::{RecordCache, RecordKey};
+use crate::cache::{Cache, DataKey, RecordKey};
 use crate::error::StoreError;
-use crate::layout::Layout;
+use crate::layout::{Layout, RECORD_BLOCK};
 use crate::map::BlockMap;
 use crate::op::{Completion, Op, OpError, Outcome};
 use crate::options::{OpenOptions, Stats, VolumeInfo};
@@ -72,7 +74,7 @@ enum Purpose {
     Superblock,
     Discard { segment: u32 },
     Reserve { segment: u32 },
-    ReadData { read: u64, part: usize },
+    ReadData { read: usize, part: usize },
     ReadRecord { key: RecordKey, segment: u32 },
     Clean,
     Scrub { segment: u32 },
@@ -117,7 +119,8 @@ pub struct Store {
     map: BlockMap,
     segments: Segments,
     stamps: StampFilter,
-    cache: RecordCache,
+    records: Cache<RecordKey>,
+    data: Cache<DataKey>,
     feedback: Feedback,
     checkpoints: Checkpoints,
     /// How many identities of snapshots this opening gave.
@@ -129,9 +132,10 @@ pub struct Store {
     /// How many blocks of the volume always fit into one unit of writes.
     write_unit_holds: u32,
     group: Group,
-    reads: HashMap<u64, ReadOp>,
-    next_read: u64,
-    record_waits: HashMap<RecordKey, Vec<u64>>,
+    reads: Slab<ReadOp>,
+    /// Looks at what a queued request replaces.
+    next_look: u64,
+    record_waits: FxHashMap<RecordKey, Vec<usize>>,
     syncs: Syncs,
     round: Round,
     cleaner: Cleaner,
@@ -139,8 +143,7 @@ pub struct Store {
     growing: Option<Growing>,
     space: Space,
 
-    ios: HashMap<u64, Purpose>,
-    next_io: u64,
+    ios: Slab<Purpose>,
     io_done: Vec<IoDone>,
     done: Vec<Completion>,
     ops_in_flight: usize,
@@ -188,13 +191,17 @@ impl Store {
         let Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints } = recovered;
         let opened_from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
+        // Elsewhere the kernel has it in memory already.
+        let direct = matches!(backend.kind(), IoKind::DirectUring | IoKind::Direct);
+        let data_cache_bytes = if direct { options.data_cache_bytes } else { 0 };
         let mut store = Store {
             backend,
             waker,
             lock: None,
             info: superblock.info(),
             layout: superblock.layout(),
-            cache: RecordCache::new(options.record_cache_bytes),
+            records: Cache::new(options.record_cache_bytes.max(RECORD_BLOCK), RECORD_BLOCK),
+            data: Cache::new(data_cache_bytes, superblock.layout().block_bytes as usize),
             options,
             superblock,
             superblock_copy,
@@ -208,17 +215,16 @@ impl Store {
             appends: Appends::default(),
             write_unit_holds: 1,
             group: Group::default(),
-            reads: HashMap::new(),
-            next_read: 0,
-            record_waits: HashMap::new(),
+            reads: Slab::new(),
+            next_look: 0,
+            record_waits: FxHashMap::default(),
             syncs: Syncs::default(),
             round: Round::default(),
             cleaner: Cleaner::default(),
             scrub: Scrub::starting_at(open_id),
             growing: None,
             space: Space::default(),
-            ios: HashMap::new(),
-            next_io: 0,
+            ios: Slab::new(),
             io_done: Vec::new(),
             done: Vec::new(),
             ops_in_flight: 0,
@@ -271,6 +277,8 @@ impl Store {
             live_bytes: self.segments.live_bytes(),
             used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
             index_bytes: self.map.memory_bytes() as u64,
+            record_cache_bytes: self.records.bytes(),
+            data_cache_bytes: self.data.bytes(),
             space: self.space(),
             writes_refused: self.refused.is_some(),
             scrubbed_bytes: self.scrub.bytes,
@@ -401,10 +409,8 @@ impl Store {
     }
 
     fn start_io(&mut self, purpose: Purpose, io: Io) {
-        let token = self.next_io;
-        self.next_io += 1;
-        self.ios.insert(token, purpose);
-        self.backend.submit(token, io);
+        let token = self.ios.insert(purpose);
+        self.backend.submit(token as u64, io);
     }
 
     fn take_io(&mut self) -> bool {
@@ -412,7 +418,8 @@ impl Store {
         self.backend.poll(&mut finished);
         let progress = !finished.is_empty();
         for IoDone { token, result } in finished.drain(..) {
-            let purpose = self.ios.remove(&token).expect("the backend completes what was submitted, once");
+            // The backend completes what was submitted, once.
+            let purpose = self.ios.remove(token as usize);
             match purpose {
                 Purpose::Append { lsn } => self.append_done(lsn, result.map(drop)),
                 Purpose::Allocate => self.allocate_done(result.map(drop)),

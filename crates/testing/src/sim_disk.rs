@@ -6,8 +6,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use strongroom_block::{Buffer, BufferMut};
-use strongroom_store::Waker;
 use strongroom_store::backend::{Backend, Io, IoDone};
+use strongroom_store::{IoKind, Waker};
 
 use crate::Random;
 use crate::image::{Forgetful, PAGE};
@@ -268,6 +268,11 @@ pub struct SimBackend {
 
 impl Backend for SimBackend {
     fn set_waker(&mut self, _waker: Waker) {}
+
+    /// As if past every cache: so the store uses its own.
+    fn kind(&self) -> IoKind {
+        IoKind::Direct
+    }
 
     fn submit(&mut self, token: u64, io: Io) {
         let mark = self.disk.state().bytes.unsynced();

@@ -25,6 +25,7 @@ fn sim_nothing_flushed_is_lost_and_nothing_is_torn() {
     println!("{seen:?}");
     let everything = seen.cleaned_bytes > 0
         && seen.units_alongside > 0
+        && seen.data_cache_hits > 0
         && seen.versions_evicted > 0
         && seen.versions_demanded > 0
         && seen.full > 0

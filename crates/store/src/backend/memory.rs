@@ -1,15 +1,18 @@
 //! Bytes in memory: for tests and benchmarks. Sparse; every I/O completes at once and nothing survives the process.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::{Backend, Io, IoDone, Waker};
 
 const PAGE_BYTES: usize = 64 << 10;
+/// Most pages that are kept for what is written next: taking memory from the system costs more than filling it.
+const SPARE_MAX: usize = 256;
 
 /// A sparse array of bytes.
 #[derive(Default)]
 pub struct MemoryBackend {
-    pages: HashMap<u64, Box<[u8]>>,
+    pages: FxHashMap<u64, Box<[u8]>>,
+    spare: Vec<Box<[u8]>>,
     ready: Vec<IoDone>,
 }
 
@@ -30,7 +33,13 @@ impl MemoryBackend {
     /// Copies `bytes` to `offset`.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) {
         for_pages(offset, bytes.len(), |page, within, range| {
-            let page = self.pages.entry(page).or_insert_with(|| vec![0; PAGE_BYTES].into_boxed_slice());
+            let page = self.pages.entry(page).or_insert_with(|| match self.spare.pop() {
+                Some(mut page) => {
+                    page.fill(0);
+                    page
+                }
+                None => vec![0; PAGE_BYTES].into_boxed_slice(),
+            });
             page[within..within + range.len()].copy_from_slice(&bytes[range]);
         });
     }
@@ -39,7 +48,8 @@ impl MemoryBackend {
     pub fn discard(&mut self, offset: u64, len: u64) {
         for_pages(offset, len as usize, |page, within, range| {
             if range.len() == PAGE_BYTES {
-                self.pages.remove(&page);
+                let page = self.pages.remove(&page);
+                self.spare.extend(page.filter(|_| self.spare.len() < SPARE_MAX));
             } else if let Some(page) = self.pages.get_mut(&page) {
                 page[within..within + range.len()].fill(0);
             }

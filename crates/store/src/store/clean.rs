@@ -19,6 +19,8 @@ use crate::unit::{Entry, NO_SEGMENT, Place, UnitBuilder, decode_entries, decode_
 
 /// Upper bound on one unit of copies, in 4 KiB blocks: what a write may have to wait for.
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
+/// What is read of a victim is a multiple of this, in bytes.
+const READ_BYTES: usize = 256 << 10;
 /// Segments of garbage that are not worth cleaning while space is plenty.
 const GARBAGE_SEGMENTS: u64 = 16;
 /// Segments that are copied for a waiting request, besides everything live twice, before it is told that there is no space.
@@ -198,7 +200,9 @@ impl Store {
         let Some(victim) = self.victim() else { return false };
         self.segments.pin(victim);
         self.cleaner.state = State::Reading { victim };
-        let len = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+        // A few lengths only: then the memory of one victim does for the next.
+        let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+        let len = end.next_multiple_of(READ_BYTES).min(self.layout.segment_bytes as usize);
         let io = Io::Read { offset: self.layout.segment_at(victim), buffer: BufferMut::to_fill(len) };
         self.start_io(Purpose::Clean, io);
         true
@@ -208,7 +212,8 @@ impl Store {
         let State::Reading { victim } = self.cleaner.state else { unreachable!("a victim is being read") };
         let read = result.map_err(|error| error.to_string());
         let live = read.and_then(|bytes| {
-            let bytes = bytes.expect("reads return their buffer").freeze();
+            let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+            let bytes = bytes.expect("reads return their buffer").freeze().slice(..end);
             self.live_of(victim, &bytes).map(|live| (bytes, live))
         });
         match live {

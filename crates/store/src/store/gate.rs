@@ -27,7 +27,8 @@ pub(super) enum Gate {
 impl Store {
     /// Looks at what the first queued request replaces.
     pub(super) fn start_gate(&mut self) -> bool {
-        let ticket = self.next_read;
+        let ticket = self.next_look;
+        self.next_look += 1;
         let op = self.queue.front_mut().expect("the caller saw it");
         let Content::Blocks { lba, count, .. } = &op.content else { unreachable!("only blocks have conditions") };
         let (lba, count, branch) = (*lba, u64::from(*count), op.branch);

@@ -376,7 +376,7 @@ impl Store {
             let slice = &records[at..at + RECORD_BLOCK];
             // A copy where a slice would keep its neighbours in memory.
             let block = if header.record_blocks == 1 { records.clone() } else { Buffer::copy_from(slice) };
-            self.cache.insert(RecordKey { generation: header.generation, block: at_block + index }, block);
+            self.records.insert(RecordKey { generation: header.generation, block: at_block + index }, block);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Reading: the index says where, the medium gives data and record blocks, the keyless checksum must fit.
 
-use std::collections::HashMap;
 use std::io;
 
+use rustc_hash::FxHashMap;
 use strongroom_block::{Buffer, BufferMut, HoleRecord, Lba, SealRecord, Token, keyless_checksum};
 
 use super::{Purpose, Store, sequence};
 use crate::backend::Io;
-use crate::cache::RecordKey;
+use crate::cache::{DataKey, RecordKey};
 use crate::catalogue::NodeId;
 use crate::index::Version;
 use crate::layout::{RECORD_BLOCK, be_u64};
@@ -17,6 +17,9 @@ use crate::unit::{Place, record_block_generation, record_block_intact};
 
 /// Upper bound on one read from the medium, in bytes.
 const READ_BYTES_MAX: usize = 4 << 20;
+
+/// Up to this length, what one read finds in a row is cached. Longer reads would drive out what is asked for again, and are fast as they are.
+const CACHED_BYTES_MAX: usize = 64 << 10;
 
 /// Who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ enum Part {
         segment: u32,
         /// `Ok(None)` until it arrives, or for ever if only records are wanted.
         data: Result<Option<Buffer>, String>,
+        /// It was in the cache, which only has what matched its checksum.
+        cached: bool,
     },
     Hole {
         lba: u64,
@@ -51,7 +56,7 @@ enum Part {
 pub(super) struct ReadOp {
     owner: Owner,
     parts: Vec<Part>,
-    records: HashMap<RecordKey, Result<Buffer, String>>,
+    records: FxHashMap<RecordKey, Result<Buffer, String>>,
     waiting: usize,
     with_data: bool,
 }
@@ -88,7 +93,7 @@ impl Store {
         let part = match (block, hole) {
             (Some((sequence, block)), hole) if hole.is_none_or(|hole| hole < sequence) => {
                 let segment = block.segment(&self.layout);
-                Ok(Part::Blocks { lba, versions: vec![block], segment, data: Ok(None) })
+                Ok(Part::Blocks { lba, versions: vec![block], segment, data: Ok(None), cached: false })
             }
             (_, Some(sequence)) => Ok(self.hole_part(lba, sequence)),
             _ => Err(OpError::NoVersion { lba: Lba(lba) }),
@@ -99,7 +104,7 @@ impl Store {
     /// Reads one version, whatever it is of, to see whether it can be.
     pub(super) fn start_scrub_read(&mut self, lba: u64, version: Version) {
         let segment = version.segment(&self.layout);
-        let part = Part::Blocks { lba, versions: vec![version], segment, data: Ok(None) };
+        let part = Part::Blocks { lba, versions: vec![version], segment, data: Ok(None), cached: false };
         self.start_parts(Owner::Scrub, Ok(vec![part]), true);
     }
 
@@ -137,7 +142,13 @@ impl Store {
                         {
                             versions.push(version);
                         }
-                        _ => parts.push(Part::Blocks { lba, versions: vec![version], segment: at, data: Ok(None) }),
+                        _ => parts.push(Part::Blocks {
+                            lba,
+                            versions: vec![version],
+                            segment: at,
+                            data: Ok(None),
+                            cached: false,
+                        }),
                     }
                 }
                 At::Hole { end, sequence } => {
@@ -159,21 +170,27 @@ impl Store {
     }
 
     fn start_parts(&mut self, owner: Owner, parts: Result<Vec<Part>, OpError>, with_data: bool) {
-        let parts = match parts {
+        let mut parts = match parts {
             Ok(parts) => parts,
             Err(error) => return self.read_finished(owner, Err(error)),
         };
-        let id = self.next_read;
-        self.next_read += 1;
-        let mut read = ReadOp { owner, parts: Vec::new(), records: HashMap::new(), waiting: 0, with_data };
+        let id = self.reads.vacant_key();
+        let mut read = ReadOp { owner, parts: Vec::new(), records: FxHashMap::default(), waiting: 0, with_data };
         let block_bytes = self.layout.block_bytes as usize;
-        for (at, part) in parts.iter().enumerate() {
-            let Part::Blocks { versions, segment, .. } = part else { continue };
+        for (at, part) in parts.iter_mut().enumerate() {
+            let Part::Blocks { versions, segment, data, cached, .. } = part else { continue };
             self.segments.pin(*segment);
-            for version in versions {
+            if with_data && self.may_be_cached(owner, versions.len()) {
+                *data = Ok(self.find_data(versions, *segment));
+                *cached = matches!(data, Ok(Some(_)));
+            }
+            if *cached && !self.info.kind.is_sealed() {
+                continue;
+            }
+            for version in versions.iter() {
                 self.want_record(id, *version, *segment, &mut read);
             }
-            if with_data {
+            if with_data && !*cached {
                 let buffer = BufferMut::to_fill(versions.len() * block_bytes);
                 read.waiting += 1;
                 self.start_io(
@@ -186,7 +203,55 @@ impl Store {
         if read.waiting == 0 {
             self.finish_read(read);
         } else {
-            self.reads.insert(id, read);
+            let key = self.reads.insert(read);
+            debug_assert_eq!(key, id, "nothing was inserted meanwhile");
+        }
+    }
+
+    /// Whether so many blocks in a row are looked for in the cache, and go there. What scrubbing reads is on the medium.
+    fn may_be_cached(&self, owner: Owner, blocks: usize) -> bool {
+        self.data.is_on() && owner != Owner::Scrub && blocks * self.layout.block_bytes as usize <= CACHED_BYTES_MAX
+    }
+
+    fn data_key(&self, version: Version, segment: u32) -> DataKey {
+        DataKey { generation: self.segments.segment(segment).generation, offset: version.data_offset() }
+    }
+
+    /// The data of blocks that lie side by side, if all of it is in the cache.
+    fn find_data(&mut self, versions: &[Version], segment: u32) -> Option<Buffer> {
+        let mut found = Vec::with_capacity(versions.len());
+        for version in versions {
+            match self.data.find(self.data_key(*version, segment)) {
+                Some(block) => found.push(block),
+                None => {
+                    self.stats.data_cache_misses += versions.len() as u64;
+                    return None;
+                }
+            }
+        }
+        self.stats.data_cache_hits += versions.len() as u64;
+        if let [block] = &found[..] {
+            return Some(block.clone());
+        }
+        let block_bytes = self.layout.block_bytes as usize;
+        let mut whole = BufferMut::to_fill(found.len() * block_bytes);
+        for (into, block) in whole.chunks_exact_mut(block_bytes).zip(&found) {
+            into.copy_from_slice(block);
+        }
+        Some(whole.freeze())
+    }
+
+    /// Keeps what was just read and matched its checksums.
+    fn keep_data(&mut self, part: &Part, owner: Owner) {
+        let Part::Blocks { versions, segment, data: Ok(Some(data)), cached: false, .. } = part else { return };
+        if !self.may_be_cached(owner, versions.len()) {
+            return;
+        }
+        let block_bytes = self.layout.block_bytes as usize;
+        for (block, version) in data.chunks_exact(block_bytes).zip(versions) {
+            // A copy where a slice would keep its neighbours in memory.
+            let block = if versions.len() == 1 { data.clone() } else { Buffer::copy_from(block) };
+            self.data.insert(self.data_key(*version, *segment), block);
         }
     }
 
@@ -196,12 +261,12 @@ impl Store {
     }
 
     /// Makes sure that the record block of a version is at hand or on its way.
-    fn want_record(&mut self, id: u64, version: Version, segment: u32, read: &mut ReadOp) {
+    fn want_record(&mut self, id: usize, version: Version, segment: u32, read: &mut ReadOp) {
         let key = self.record_key(version, segment);
         if read.records.contains_key(&key) {
             return;
         }
-        if let Some(block) = self.cache.find(key) {
+        if let Some(block) = self.records.find(key) {
             self.stats.record_cache_hits += 1;
             read.records.insert(key, Ok(block));
             return;
@@ -224,7 +289,7 @@ impl Store {
             Ok(buffer) => {
                 let block = buffer.expect("reads return their buffer").freeze();
                 if record_block_intact(&block, place) && record_block_generation(&block) == key.generation {
-                    self.cache.insert(key, block.clone());
+                    self.records.insert(key, block.clone());
                     Ok(block)
                 } else {
                     Err("its record block is damaged".to_owned())
@@ -233,14 +298,14 @@ impl Store {
             Err(error) => Err(format!("its record block cannot be read: {error}")),
         };
         for id in self.record_waits.remove(&key).unwrap_or_default() {
-            let read = self.reads.get_mut(&id).expect("it waits");
+            let read = self.reads.get_mut(id).expect("it waits");
             read.records.insert(key, block.clone());
             self.read_step(id);
         }
     }
 
-    pub(super) fn read_data_done(&mut self, id: u64, part: usize, result: io::Result<Option<BufferMut>>) {
-        let read = self.reads.get_mut(&id).expect("it waits");
+    pub(super) fn read_data_done(&mut self, id: usize, part: usize, result: io::Result<Option<BufferMut>>) {
+        let read = self.reads.get_mut(id).expect("it waits");
         let Part::Blocks { data, .. } = &mut read.parts[part] else { unreachable!("only blocks have data") };
         *data = match result {
             Ok(buffer) => Ok(Some(buffer.expect("reads return their buffer").freeze())),
@@ -249,11 +314,11 @@ impl Store {
         self.read_step(id);
     }
 
-    fn read_step(&mut self, id: u64) {
-        let read = self.reads.get_mut(&id).expect("it waits");
+    fn read_step(&mut self, id: usize) {
+        let read = self.reads.get_mut(id).expect("it waits");
         read.waiting -= 1;
         if read.waiting == 0 {
-            let read = self.reads.remove(&id).expect("just seen");
+            let read = self.reads.remove(id);
             self.finish_read(read);
         }
     }
@@ -263,7 +328,12 @@ impl Store {
         for part in &read.parts {
             if let Ok(list) = &mut extents {
                 match self.extent(part, &read) {
-                    Ok(extent) => list.push(extent),
+                    Ok(extent) => {
+                        list.push(extent);
+                        if read.with_data {
+                            self.keep_data(part, read.owner);
+                        }
+                    }
                     Err(error) => extents = Err(error),
                 }
             }
@@ -296,14 +366,17 @@ impl Store {
             Part::Hole { lba, count, sequence: hole, record } => {
                 Ok(Extent::Hole { lba: Lba(*lba), count: *count, sequence: sequence(*hole), hole: record.clone() })
             }
-            Part::Blocks { lba, versions, segment, data } => {
+            Part::Blocks { lba, versions, segment, data, cached } => {
                 let medium = |at: usize, reason: String| OpError::Medium { lba: Lba(lba + at as u64), reason };
                 let data = data.as_ref().map_err(|reason| medium(0, reason.clone()))?.clone().unwrap_or_default();
                 let mut records = Vec::new();
-                for (at, version) in versions.iter().enumerate() {
+                // A plain unit's items are checksums, and nothing else.
+                let wanted = if *cached && !self.info.kind.is_sealed() { &[][..] } else { versions };
+                for (at, version) in wanted.iter().enumerate() {
                     let item = self.item(*version, *segment, read).map_err(|reason| medium(at, reason))?;
                     let block_bytes = self.layout.block_bytes as usize;
                     if read.with_data
+                        && !cached
                         && keyless_checksum(&data[at * block_bytes..][..block_bytes]) != item_checksum(item)
                     {
                         return Err(medium(at, "it does not match its checksum".to_owned()));

@@ -1,7 +1,7 @@
 //! Taking requests in: each is checked against the contract of `Op` and the limits, then read, queued or answered.
 
 use crc_fast::{CrcAlgorithm, Digest};
-use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, Token};
+use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Token};
 
 use super::Store;
 use super::append::{Content, WriteOp};
@@ -151,12 +151,12 @@ impl Store {
 
     /// A write that may be a repetition has to be looked at.
     fn gate_of(&mut self, records: &[SealRecord]) -> Gate {
-        let stamps: Vec<Stamp> = records.iter().map(SealRecord::stamp).collect();
-        let suspect = stamps.iter().any(|&stamp| self.stamps.may_be_repeated(stamp));
-        for &stamp in &stamps {
+        let stamps = || records.iter().map(SealRecord::stamp);
+        let suspect = stamps().any(|stamp| self.stamps.may_be_repeated(stamp));
+        for stamp in stamps() {
             self.stamps.note(stamp);
         }
-        if suspect { Gate::Repeated(stamps) } else { Gate::Open }
+        if suspect { Gate::Repeated(stamps().collect()) } else { Gate::Open }
     }
 
     /// Blocks with the items that go into the record blocks.

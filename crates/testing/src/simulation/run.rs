@@ -86,9 +86,16 @@ impl Run {
         let checkpoint_log_bytes = [None, Some(100_000), Some(400_000)][self.random.below(3) as usize];
         // Small units: then several are often in flight, of which any may reach the disk and any may not.
         let append_unit_bytes_max = if self.random.once_in(2) { 24 << 10 } else { 528 << 10 };
+        let data_cache_bytes = if self.random.once_in(2) { 0 } else { 64 << 10 };
         let planted = self.planted;
-        let options =
-            OpenOptions { open_id, planted, checkpoint_log_bytes, append_unit_bytes_max, ..OpenOptions::default() };
+        let options = OpenOptions {
+            open_id,
+            planted,
+            checkpoint_log_bytes,
+            append_unit_bytes_max,
+            data_cache_bytes,
+            ..OpenOptions::default()
+        };
         Store::open_on(Box::new(self.disk.backend(orderly)), &options, Arc::new(|| {}))
     }
 

@@ -13,6 +13,8 @@ pub struct Seen {
     pub written_bytes: u64,
     /// Copied by cleaning, in bytes.
     pub cleaned_bytes: u64,
+    /// Blocks of data that reads found in memory.
+    pub data_cache_hits: u64,
     /// Units that went to the log beside others.
     pub units_alongside: u64,
     /// Written as tables and notes, in bytes.
@@ -56,6 +58,7 @@ impl Seen {
     pub(super) fn add(&mut self, stats: Stats) {
         self.written_bytes += stats.written_bytes;
         self.cleaned_bytes += stats.cleaned_bytes;
+        self.data_cache_hits += stats.data_cache_hits;
         self.units_alongside += stats.units_alongside;
         self.table_bytes += stats.table_bytes;
         self.versions_evicted += stats.versions_evicted;
@@ -71,6 +74,7 @@ impl Seen {
             cut_offs_while_opening,
             written_bytes,
             cleaned_bytes,
+            data_cache_hits,
             units_alongside,
             table_bytes,
             versions_evicted,
@@ -94,6 +98,7 @@ impl Seen {
         self.cut_offs_while_opening += cut_offs_while_opening;
         self.written_bytes += written_bytes;
         self.cleaned_bytes += cleaned_bytes;
+        self.data_cache_hits += data_cache_hits;
         self.units_alongside += units_alongside;
         self.table_bytes += table_bytes;
         self.versions_evicted += versions_evicted;
