@@ -1,5 +1,5 @@
-//! EXTENDED COPY (LID1) parameter lists and RECEIVE COPY RESULTS data (SPC-4 §6.4, §6.20). Copies within one unit: a target has one,
-//! and other targets are not reached.
+//! EXTENDED COPY (LID1) parameter lists and RECEIVE COPY RESULTS data (SPC-4 §6.4, §6.20). Which units a list's descriptors mean is the
+//! caller's to say.
 
 use strongroom_block::Lba;
 
@@ -25,32 +25,37 @@ const BLOCK_TO_BLOCK: u8 = 0x02;
 /// LIST ID USAGE: the list has no identifier, and no results are kept.
 const UNIDENTIFIED: u8 = 3;
 
-/// What is to be copied.
+/// What is to be copied. `P` names a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyList {
+pub struct CopyList<P> {
     /// LIST IDENTIFIER; `None`: nobody will ask what came of it.
     pub list_id: Option<u8>,
     /// The segments, in order.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<Segment<P>>,
 }
 
 /// A run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct Segment<P> {
     /// How many blocks.
     pub blocks: u16,
+    /// From this unit.
+    pub source: P,
     /// From here.
     pub from: Lba,
+    /// To this unit.
+    pub destination: P,
     /// To here.
     pub to: Lba,
 }
 
-impl CopyList {
-    /// Reads a parameter list. `is_this_unit` knows the unit's designators, by type and value; `block_bytes` is its block length.
+impl<P: Clone> CopyList<P> {
+    /// Reads a parameter list. `find` knows units by a designator's type and value and by their block length in bytes; a unit that
+    /// it does not know is an error where a segment needs it.
     ///
     /// # Errors
     /// The sense that names what cannot be done.
-    pub fn parse(list: &[u8], block_bytes: u32, is_this_unit: impl Fn(u8, &[u8]) -> bool) -> Result<CopyList, Sense> {
+    pub fn parse(list: &[u8], find: impl Fn(u8, &[u8], u32) -> Option<P>) -> Result<CopyList<P>, Sense> {
         let too_short = Sense::PARAMETER_LIST_LENGTH;
         let targets_len = usize::from(be16(list, 2).ok_or(too_short)?);
         let segments_len = be32(list, 8).ok_or(too_short)? as usize;
@@ -67,15 +72,15 @@ impl CopyList {
         if segments.len() / SEGMENT_BYTES > SEGMENTS_MAX {
             return Err(Sense::TOO_MANY_SEGMENTS);
         }
-        let reachable = targets_of(targets, block_bytes, is_this_unit)?;
-        let segments = segments_of(segments, HEADER_BYTES + targets_len, &reachable)?;
+        let units = targets_of(targets, find)?;
+        let segments = segments_of(segments, HEADER_BYTES + targets_len, &units)?;
         Ok(CopyList { list_id: (list[1] >> 3 & 3 != UNIDENTIFIED).then_some(list[0]), segments })
     }
 }
 
-/// Which of the target descriptors are this unit.
-fn targets_of(targets: &[u8], block_bytes: u32, is_this_unit: impl Fn(u8, &[u8]) -> bool) -> Result<Vec<bool>, Sense> {
-    let mut reachable = Vec::new();
+/// The units that the target descriptors mean; `None` for one that is not known.
+fn targets_of<P>(targets: &[u8], find: impl Fn(u8, &[u8], u32) -> Option<P>) -> Result<Vec<Option<P>>, Sense> {
+    let mut units = Vec::new();
     for (index, target) in targets.chunks(TARGET_BYTES).enumerate() {
         let at = (HEADER_BYTES + index * TARGET_BYTES) as u16;
         if target[0] != TARGET_BY_DESIGNATOR {
@@ -88,12 +93,12 @@ fn targets_of(targets: &[u8], block_bytes: u32, is_this_unit: impl Fn(u8, &[u8])
         let designator = target.get(8..8 + usize::from(target[7]));
         let designator = designator.ok_or(Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(at + 7))?;
         let said = u32::from_be_bytes([0, target[29], target[30], target[31]]);
-        reachable.push(is_this_unit(target[5] & 0x3f, designator) && said == block_bytes);
+        units.push(find(target[5] & 0x3f, designator, said));
     }
-    Ok(reachable)
+    Ok(units)
 }
 
-fn segments_of(segments: &[u8], start: usize, reachable: &[bool]) -> Result<Vec<Segment>, Sense> {
+fn segments_of<P: Clone>(segments: &[u8], start: usize, units: &[Option<P>]) -> Result<Vec<Segment<P>>, Sense> {
     let mut found = Vec::new();
     let mut at = start;
     let mut rest = segments;
@@ -107,13 +112,11 @@ fn segments_of(segments: &[u8], start: usize, reachable: &[bool]) -> Result<Vec<
         if usize::from(field(2)?) != SEGMENT_BYTES - 4 {
             return Err(bad);
         }
-        for index in [field(4)?, field(6)?] {
-            if !reachable.get(usize::from(index)).copied().unwrap_or(false) {
-                return Err(Sense::COPY_TARGET_NOT_REACHABLE);
-            }
-        }
+        let unit =
+            |index: u16| units.get(usize::from(index)).cloned().flatten().ok_or(Sense::COPY_TARGET_NOT_REACHABLE);
+        let (source, destination) = (unit(field(4)?)?, unit(field(6)?)?);
         let lba = |at| be64(segment, at).map(Lba).ok_or(bad);
-        found.push(Segment { blocks: field(10)?, from: lba(12)?, to: lba(20)? });
+        found.push(Segment { blocks: field(10)?, source, from: lba(12)?, destination, to: lba(20)? });
         rest = &rest[SEGMENT_BYTES..];
         at += SEGMENT_BYTES;
     }
@@ -144,8 +147,8 @@ impl CopyStatus {
     }
 }
 
-/// OPERATING PARAMETERS data. `segment_bytes_max`: most bytes of one segment.
-pub fn operating_parameters(segment_bytes_max: u32, block_shift: u8) -> Vec<u8> {
+/// OPERATING PARAMETERS data. `segment_bytes_max`: most bytes of one segment; `copies_max`: most copies at once.
+pub fn operating_parameters(segment_bytes_max: u32, copies_max: u8, block_shift: u8) -> Vec<u8> {
     let kinds = [BLOCK_TO_BLOCK, TARGET_BY_DESIGNATOR];
     let mut data = vec![0; 44];
     data[3] = (data.len() + kinds.len() - 4) as u8;
@@ -154,33 +157,37 @@ pub fn operating_parameters(segment_bytes_max: u32, block_shift: u8) -> Vec<u8> 
     data[10..12].copy_from_slice(&(SEGMENTS_MAX as u16).to_be_bytes());
     data[12..16].copy_from_slice(&(DESCRIPTOR_BYTES_MAX as u32).to_be_bytes());
     data[16..20].copy_from_slice(&segment_bytes_max.to_be_bytes());
-    data[34..36].copy_from_slice(&128u16.to_be_bytes());
-    data[36] = 128;
+    data[34..36].copy_from_slice(&u16::from(copies_max).to_be_bytes());
+    data[36] = copies_max;
     data[37] = block_shift;
     data[43] = kinds.len() as u8;
     data.extend_from_slice(&kinds);
     data
 }
 
-/// Builds a parameter list, for initiators: one target, known by its NAA designator, and segments within it.
+/// Builds a parameter list, for initiators: units known by their NAA designators, and segments, which name units by index.
 ///
 /// # Panics
-/// If there are more than [`SEGMENTS_MAX`] segments.
-pub fn encode(naa: &[u8; 8], block_bytes: u32, segments: &[Segment]) -> Vec<u8> {
-    assert!(segments.len() <= SEGMENTS_MAX, "split the segments over several lists");
+/// If there are more than [`TARGETS_MAX`] units or [`SEGMENTS_MAX`] segments.
+pub fn encode(units: &[[u8; 8]], block_bytes: u32, segments: &[Segment<u16>]) -> Vec<u8> {
+    assert!(segments.len() <= SEGMENTS_MAX && units.len() <= TARGETS_MAX, "split the segments over several lists");
     let mut list = vec![0; HEADER_BYTES];
     list[1] = UNIDENTIFIED << 3;
-    list[3] = TARGET_BYTES as u8;
+    list[2..4].copy_from_slice(&((units.len() * TARGET_BYTES) as u16).to_be_bytes());
     list[8..12].copy_from_slice(&((segments.len() * SEGMENT_BYTES) as u32).to_be_bytes());
-    let mut target = [0; TARGET_BYTES];
-    target[..8].copy_from_slice(&[TARGET_BY_DESIGNATOR, 0, 0, 0, 1, 3, 0, 8]);
-    target[8..16].copy_from_slice(naa);
-    target[28..32].copy_from_slice(&block_bytes.to_be_bytes());
-    list.extend_from_slice(&target);
+    for naa in units {
+        let mut target = [0; TARGET_BYTES];
+        target[..8].copy_from_slice(&[TARGET_BY_DESIGNATOR, 0, 0, 0, 1, 3, 0, 8]);
+        target[8..16].copy_from_slice(naa);
+        target[28..32].copy_from_slice(&block_bytes.to_be_bytes());
+        list.extend_from_slice(&target);
+    }
     for segment in segments {
         let mut bytes = [0; SEGMENT_BYTES];
         bytes[0] = BLOCK_TO_BLOCK;
         bytes[3] = (SEGMENT_BYTES - 4) as u8;
+        bytes[4..6].copy_from_slice(&segment.source.to_be_bytes());
+        bytes[6..8].copy_from_slice(&segment.destination.to_be_bytes());
         bytes[10..12].copy_from_slice(&segment.blocks.to_be_bytes());
         bytes[12..20].copy_from_slice(&segment.from.0.to_be_bytes());
         bytes[20..28].copy_from_slice(&segment.to.0.to_be_bytes());
@@ -194,15 +201,33 @@ mod tests {
     use super::*;
 
     const NAA: [u8; 8] = [0x31, 2, 3, 4, 5, 6, 7, 8];
-    const SEGMENT: Segment = Segment { blocks: 9, from: Lba(1), to: Lba(0x1_0000_0000) };
+    const OTHER: [u8; 8] = [0x3f, 2, 3, 4, 5, 6, 7, 8];
+    const SEGMENT: Segment<u16> =
+        Segment { blocks: 9, source: 0, from: Lba(1), destination: 0, to: Lba(0x1_0000_0000) };
 
-    fn parse(list: &[u8]) -> Result<CopyList, Sense> {
-        CopyList::parse(list, 4096, |kind, value| kind == 3 && value == NAA)
+    fn parse(list: &[u8]) -> Result<CopyList<u16>, Sense> {
+        CopyList::parse(list, |kind, value, block_bytes| match (kind, block_bytes) {
+            (3, 4096) if value == NAA => Some(0),
+            (3, 4096) if value == OTHER => Some(1),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn segments_name_their_units() {
+        let there = Segment { destination: 1, ..SEGMENT };
+        let list = encode(&[NAA, OTHER], 4096, &[there]);
+        assert_eq!(parse(&list).unwrap().segments, [there]);
+        // One that nobody knows is no error before it is needed.
+        let list = encode(&[NAA, [9; 8]], 4096, &[SEGMENT]);
+        assert!(parse(&list).is_ok());
+        let list = encode(&[NAA, [9; 8]], 4096, &[there]);
+        assert!(parse(&list).is_err_and(|sense| sense.is(&Sense::COPY_TARGET_NOT_REACHABLE)));
     }
 
     #[test]
     fn parses_as_encoded() {
-        let list = encode(&NAA, 4096, &[SEGMENT, SEGMENT]);
+        let list = encode(&[NAA], 4096, &[SEGMENT, SEGMENT]);
         assert_eq!(parse(&list), Ok(CopyList { list_id: None, segments: vec![SEGMENT; 2] }));
         let mut identified = list.clone();
         identified[..2].copy_from_slice(&[7, 0]);
@@ -211,7 +236,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_named() {
-        let list = encode(&NAA, 4096, &[SEGMENT]);
+        let list = encode(&[NAA], 4096, &[SEGMENT]);
         for len in 0..list.len() {
             assert!(parse(&list[..len]).is_err_and(|sense| sense.is(&Sense::PARAMETER_LIST_LENGTH)), "{len}");
         }
@@ -234,7 +259,7 @@ mod tests {
     fn golden_status_and_parameters() {
         let status = CopyStatus { list_id: 1, complete: true, segments: 1, bytes: 8 << 20 };
         assert_eq!(status.encode(), [0, 0, 0, 8, 1, 0, 1, 1, 0, 0, 0x20, 0]);
-        let parameters = operating_parameters(1 << 20, 12);
+        let parameters = operating_parameters(1 << 20, 16, 12);
         assert_eq!((parameters.len(), parameters[3], parameters[43]), (46, 42, 2));
         assert_eq!(parameters[44..], [0x02, 0xe4]);
     }

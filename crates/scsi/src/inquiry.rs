@@ -2,6 +2,7 @@
 
 use strongroom_block::{BlockSize, VolumeId};
 
+use crate::alua::TARGET_PORT_GROUP;
 use crate::bytes::{be16, be32, be64};
 
 /// T10 vendor identification: 8 ASCII characters.
@@ -19,6 +20,8 @@ pub const PAGE_SUPPORTED: u8 = 0x00;
 pub const PAGE_SERIAL: u8 = 0x80;
 /// Device identification.
 pub const PAGE_IDENTIFICATION: u8 = 0x83;
+/// Management network addresses.
+pub const PAGE_MANAGEMENT: u8 = 0x85;
 /// Extended INQUIRY data.
 pub const PAGE_EXTENDED: u8 = 0x86;
 /// Mode page policy.
@@ -152,8 +155,8 @@ fn vendor_designator(volume: VolumeId) -> Vec<u8> {
     [VENDOR.as_slice(), serial_text(volume).as_bytes()].concat()
 }
 
-/// Device identification, page 0x83, for logical unit `lun` of `target_name` reached through portal group `portal_group`.
-pub fn identification(volume: VolumeId, target_name: &str, portal_group: u16) -> Vec<u8> {
+/// Device identification, page 0x83, of the unit of `target_name`, asked through the port `port` (a portal group's tag).
+pub fn identification(volume: VolumeId, target_name: &str, port: u16) -> Vec<u8> {
     let mut list = Vec::new();
     designator(&mut list, 0x01, 0x00, 0x03, &naa(volume));
     // A logical unit, T10 vendor id: vendor, then the serial number.
@@ -162,11 +165,10 @@ pub fn identification(volume: VolumeId, target_name: &str, portal_group: u16) ->
     designator(&mut list, 0x01, 0x00, 0x0a, &[&[0x10, 0], volume.0.as_slice()].concat());
     // The unit as a SCSI name string (RFC 7143 does not name units; SPC-4 §7.8.6.11 does).
     designator(&mut list, 0x53, 0x00, 0x08, &name_string(&format!("{target_name},L,0x0000000000000000")));
-    // The target port by name, by number, and by group.
-    designator(&mut list, 0x53, 0x10, 0x08, &name_string(&format!("{target_name},t,0x{portal_group:04x}")));
-    let [high, low] = portal_group.to_be_bytes();
-    designator(&mut list, 0x51, 0x10, 0x04, &[0, 0, high, low]);
-    designator(&mut list, 0x51, 0x10, 0x05, &[0, 0, high, low]);
+    // The target port by name, by relative target port identifier, and by target port group.
+    designator(&mut list, 0x53, 0x10, 0x08, &port_name(target_name, port));
+    designator(&mut list, 0x51, 0x10, 0x04, &u32::from(port).to_be_bytes());
+    designator(&mut list, 0x51, 0x10, 0x05, &u32::from(TARGET_PORT_GROUP).to_be_bytes());
     // The target device.
     designator(&mut list, 0x53, 0x20, 0x08, &name_string(target_name));
     page(PAGE_IDENTIFICATION, &list)
@@ -178,6 +180,11 @@ fn designator(list: &mut Vec<u8>, protocol_and_set: u8, association: u8, kind: u
     let protocol_valid = if protocol_and_set & 0xf0 == 0 { 0 } else { 0x80 };
     list.extend_from_slice(&[protocol_and_set, protocol_valid | association | kind, 0, value.len() as u8]);
     list.extend_from_slice(value);
+}
+
+/// The name of a target port (RFC 7143 §4.2.7.2).
+fn port_name(target_name: &str, port: u16) -> Vec<u8> {
+    name_string(&format!("{target_name},t,0x{port:04x}"))
 }
 
 /// SPC-4 §7.8.6.11: zero-terminated and zero-padded to a multiple of four bytes, at most 256.
@@ -267,16 +274,32 @@ pub fn mode_policy() -> Vec<u8> {
     page(PAGE_MODE_POLICY, &[0x3f, 0xff, 0x00, 0x00])
 }
 
-/// SCSI ports, page 0x88: the one target port, by its name.
-pub fn ports(target_name: &str, portal_group: u16) -> Vec<u8> {
-    let mut designators = Vec::new();
-    designator(&mut designators, 0x53, 0x10, 0x08, &name_string(&format!("{target_name},t,0x{portal_group:04x}")));
-    let [high, low] = portal_group.to_be_bytes();
-    let [len_high, len_low] = (designators.len() as u16).to_be_bytes();
-    // No initiator port of ours; then the target port's designators.
-    let mut body = vec![0, 0, high, low, 0, 0, 0, 0, 0, 0, len_high, len_low];
-    body.extend_from_slice(&designators);
+/// SCSI ports, page 0x88: every target port of the target, by its name.
+pub fn ports(target_name: &str, ports: &[u16]) -> Vec<u8> {
+    let mut body = Vec::new();
+    for port in ports {
+        let mut designators = Vec::new();
+        designator(&mut designators, 0x53, 0x10, 0x08, &port_name(target_name, *port));
+        let [high, low] = port.to_be_bytes();
+        let [len_high, len_low] = (designators.len() as u16).to_be_bytes();
+        // No initiator port of ours; then the target port's designators.
+        body.extend_from_slice(&[0, 0, high, low, 0, 0, 0, 0, 0, 0, len_high, len_low]);
+        body.extend_from_slice(&designators);
+    }
     page(PAGE_PORTS, &body)
+}
+
+/// Longest address in page 0x85, in bytes.
+pub const MANAGEMENT_URL_BYTES_MAX: usize = 255;
+
+/// Management network addresses, page 0x85 (SPC-4 §7.8.8): one, of the storage configuration service of the target device.
+pub fn management(url: &str) -> Vec<u8> {
+    let mut address = url.as_bytes()[..url.len().min(MANAGEMENT_URL_BYTES_MAX)].to_vec();
+    address.push(0);
+    address.resize(address.len().next_multiple_of(4), 0);
+    let [high, low] = (address.len() as u16).to_be_bytes();
+    // ASSOCIATION 10b: the target device. SERVICE TYPE 01h: storage configuration.
+    page(PAGE_MANAGEMENT, &[&[0x41, 0, high, low], address.as_slice()].concat())
 }
 
 /// Block device characteristics, page 0xb1: no rotating medium; what SANITIZE erased (`can_erase`) reads as zeros at once.

@@ -54,7 +54,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
     for service_action in 0..8 {
         let _ = persistent::PersistentReservations::default().change(&nexus, service_action, 1, bytes);
     }
-    let _ = copy::CopyList::parse(bytes, 4096, |_, _| true);
+    let _ = copy::CopyList::parse(bytes, |_, _, _| Some(()));
     for ten in [false, true] {
         let geometry = strongroom_block::Geometry { block_size: strongroom_block::BlockSize::DEFAULT, blocks: 9 };
         let _ = mode::ModeState::default().select(ten, bytes, geometry);

@@ -5,6 +5,8 @@ pub mod parameters;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use crate::attention::UnitAttention;
 use crate::command::Command;
 use crate::nexus::NexusId;
@@ -73,7 +75,7 @@ pub struct Registration {
     pub nexus: NexusId,
     /// Its reservation key; never 0.
     pub key: u64,
-    /// Registered by ALL_TG_PT.
+    /// Registered by ALL_TG_PT on a target with one port; with several there is a registration for each.
     pub all_target_ports: bool,
 }
 
@@ -175,6 +177,8 @@ pub struct PersistentReservations {
     held: Option<Held>,
     /// APTPL of the last registration: survives a restart.
     kept: bool,
+    /// The target's ports, by relative identifier: what ALL_TG_PT means. Empty: the one that is asked through.
+    ports: Arc<[u16]>,
 }
 
 impl PersistentReservations {
@@ -184,7 +188,20 @@ impl PersistentReservations {
         registrations.truncate(REGISTRATIONS_MAX);
         let known = |held: &Held| registrations.iter().any(|one| one.nexus == held.by);
         let held = kept.held.filter(known);
-        PersistentReservations { generation: 0, kept: !registrations.is_empty(), registrations, held }
+        let kept = !registrations.is_empty();
+        PersistentReservations { generation: 0, kept, registrations, held, ports: Arc::default() }
+    }
+
+    /// The same on a target with these ports.
+    pub fn with_ports(self, ports: Arc<[u16]>) -> PersistentReservations {
+        PersistentReservations { ports, ..self }
+    }
+
+    /// `nexus` through each of the target's ports, itself first.
+    fn through_all_ports(&self, nexus: &NexusId) -> Vec<NexusId> {
+        let others = self.ports.iter().filter(|port| **port != nexus.target_portal_group);
+        let through = |port: &u16| NexusId { target_portal_group: *port, ..nexus.clone() };
+        std::iter::once(nexus.clone()).chain(others.map(through)).collect()
     }
 
     /// What must survive a restart now; empty unless the last registration asked for it (APTPL).
@@ -257,7 +274,9 @@ impl PersistentReservations {
         list: &[u8],
     ) -> Result<Effects, Refusal> {
         if service_action == op::SA_PR_REGISTER_AND_MOVE {
-            return self.register_and_move(nexus, &Move::parse(list, nexus.target_portal_group)?);
+            let own = [nexus.target_portal_group];
+            return self
+                .register_and_move(nexus, &Move::parse(list, if self.ports.is_empty() { &own } else { &self.ports })?);
         }
         let register = Register::parse(list, nexus.target_portal_group)?;
         let registering = matches!(service_action, op::SA_PR_REGISTER | op::SA_PR_REGISTER_AND_IGNORE);
@@ -293,22 +312,28 @@ impl PersistentReservations {
             return Err(Sense::INVALID_FIELD_IN_CDB.into());
         }
         let mut effects = Effects::default();
+        // ALL_TG_PT: the initiator port through each of our ports. Each is a registration of its own from then on.
+        let of = |nexus: &NexusId| match register.all_target_ports {
+            true => self.through_all_ports(nexus),
+            false => vec![nexus.clone()],
+        };
+        let own = of(nexus);
         match (registered, register.action_key) {
             (None, 0) => return Ok(effects),
-            (Some(_), 0) => self.unregister(nexus, &mut effects),
-            (Some(_), key) => {
-                self.registrations.iter_mut().filter(|one| one.nexus == *nexus).for_each(|one| one.key = key);
-            }
-            (None, key) => {
-                let mut added: Vec<NexusId> = vec![nexus.clone()];
-                added.extend(register.others.iter().filter(|other| *other != nexus).cloned());
-                if added[1..].iter().any(|other| self.key_of(other).is_some()) {
+            (Some(_), 0) => own.iter().for_each(|nexus| self.unregister(nexus, &mut effects)),
+            (_, key) => {
+                let others: Vec<NexusId> =
+                    register.others.iter().filter(|other| *other != nexus).flat_map(of).collect();
+                if others.iter().any(|other| self.key_of(other).is_some()) {
                     return Err(Refusal::Conflict);
                 }
+                let added = own.iter().filter(|nexus| self.key_of(nexus).is_none()).chain(&others);
+                let added: Vec<NexusId> = added.cloned().collect();
                 if self.registrations.len() + added.len() > REGISTRATIONS_MAX {
                     return Err(Sense::INSUFFICIENT_REGISTRATION_RESOURCES.into());
                 }
-                let all_target_ports = register.all_target_ports;
+                self.registrations.iter_mut().filter(|one| own.contains(&one.nexus)).for_each(|one| one.key = key);
+                let all_target_ports = register.all_target_ports && self.ports.len() <= 1;
                 let registration = |nexus| Registration { nexus, key, all_target_ports };
                 self.registrations.extend(added.into_iter().map(registration));
             }

@@ -2,6 +2,8 @@
 //!
 //! Reading files (the node key, wrapping keys) is the binary's: this room gets paths and hands them on.
 
+mod portals;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,6 +14,8 @@ use strongroom_iscsi::DigestOffer;
 use crate::access::Network;
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
+pub(crate) use portals::Portal;
+pub use portals::{FIRST_GROUP, PortalGroupRule};
 
 /// The default prefix of target names.
 pub const BASE_NAME_DEFAULT: &str = "iqn.2026-11.org.strongroom";
@@ -22,12 +26,18 @@ pub const BASE_NAME_DEFAULT: &str = "iqn.2026-11.org.strongroom";
 pub struct Config {
     /// The directory with one directory per volume.
     pub root: PathBuf,
-    /// Where to listen; plain iSCSI and channels share the port.
+    /// Where to listen; plain iSCSI and channels share the port. These portals are group 1.
     #[serde(default = "listen_default")]
     pub listen: Vec<SocketAddr>,
-    /// Addresses to tell in discovery, `host:port`; empty: the address that the initiator reached.
+    /// Addresses to tell in discovery, `host:port`; empty: those of `listen`, as the initiator reaches them.
     #[serde(default)]
     pub advertise: Vec<String>,
+    /// Further portal groups.
+    #[serde(default, rename = "portal_group")]
+    pub portal_groups: Vec<PortalGroupRule>,
+    /// Where people manage this storage, told to initiators in VPD page 85h; without it there is no such page.
+    #[serde(default)]
+    pub management_url: Option<String>,
     /// Prefix of target names: a volume's target is `<base_name>:<volume>`.
     #[serde(default = "base_name_default")]
     pub base_name: String,
@@ -219,6 +229,8 @@ impl Config {
             root: root.into(),
             listen: listen_default(),
             advertise: Vec::new(),
+            portal_groups: Vec::new(),
+            management_url: None,
             base_name: base_name_default(),
             node_key: None,
             admin_socket: None,
@@ -269,6 +281,10 @@ impl Config {
         for (index, address) in self.advertise.iter().enumerate() {
             check_host_port(address).map_err(|problem| ConfigError::value(format!("advertise[{index}]"), problem))?;
         }
+        self.check_portals()?;
+        if let Some(url) = &self.management_url {
+            check_url(url)?;
+        }
         self.limits.check()?;
         self.check_peers()?;
         for (index, rule) in self.plain.iter().enumerate() {
@@ -289,6 +305,8 @@ impl Config {
         };
         keep("root", self.root == old.root);
         keep("listen", self.listen == old.listen);
+        keep("portal_group", self.portal_groups == old.portal_groups);
+        keep("management_url", self.management_url == old.management_url);
         keep("base_name", self.base_name == old.base_name);
         keep("node_key", self.node_key == old.node_key);
         keep("admin_socket", self.admin_socket == old.admin_socket);
@@ -297,6 +315,8 @@ impl Config {
         keep("runtime", self.runtime == old.runtime);
         self.root.clone_from(&old.root);
         self.listen.clone_from(&old.listen);
+        self.portal_groups.clone_from(&old.portal_groups);
+        self.management_url.clone_from(&old.management_url);
         self.base_name.clone_from(&old.base_name);
         self.node_key.clone_from(&old.node_key);
         self.admin_socket.clone_from(&old.admin_socket);
@@ -412,6 +432,17 @@ pub(crate) fn check_host_port(address: &str) -> Result<(), String> {
     }
 }
 
+/// Whether it can stand in VPD page 85h.
+fn check_url(url: &str) -> Result<(), ConfigError> {
+    let fits = url.len() <= strongroom_scsi::inquiry::MANAGEMENT_URL_BYTES_MAX
+        && url.bytes().all(|byte| byte.is_ascii_graphic());
+    if fits && url.contains("://") {
+        return Ok(());
+    }
+    let problem = "is no URL of at most 255 ASCII characters; write for instance \"https://storage.example/\"";
+    Err(ConfigError::value("management_url", problem))
+}
+
 fn check_initiators(at: &str, initiators: &[String]) -> Result<(), ConfigError> {
     if initiators.is_empty() {
         let problem = "is empty; list the initiator names (iqn....) that may be used, or \"*\" for any";
@@ -496,6 +527,7 @@ mod tests {
             ("root = '/srv'\nbase_name = 'host'", "base_name"),
             ("root = '/srv'\nworkers = 0", "workers"),
             ("root = '/srv'\nadvertise = ['x']", "advertise[0]"),
+            ("root = '/srv'\nmanagement_url = 'x'", "management_url"),
             ("root = '/srv'\n[limits]\nqueue_depth = 0", "limits.queue_depth"),
             ("root = '/srv'\n[limits]\nread_memory_bytes = 1", "limits.read_memory_bytes"),
             ("root = '/srv'\n[[plain]]\ninitiators = []\nvolumes = ['a']", "plain[0].initiators"),

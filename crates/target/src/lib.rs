@@ -11,6 +11,7 @@ pub mod catalogue;
 pub mod config;
 mod error;
 pub mod names;
+mod neighbours;
 pub mod operate;
 pub mod server;
 mod stats;
@@ -30,6 +31,3 @@ pub use volume::{Access, CloneOf, Sealed, Volume};
 
 /// Most bytes that one READ or WRITE moves; told to initiators in VPD page 0xB0.
 pub const TRANSFER_BYTES_MAX: u32 = 16 << 20;
-
-/// The one target portal group of a target.
-pub const PORTAL_GROUP: u16 = 1;

@@ -16,11 +16,11 @@ use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOpt
 use crate::access::{AccessRules, ChapSecrets};
 use crate::admin::{self, AdminSocket, Drain, Reloaded};
 use crate::catalogue::Catalogue;
-use crate::config::{Config, RuntimeKind};
+use crate::config::{Config, Portal, RuntimeKind};
 use crate::error::{ConfigError, StartError};
 use crate::names::VolumeName;
 use crate::stats::{Counters, SessionInfo, Stats};
-use crate::unit::{ConnectionKey, Resting};
+use crate::unit::{ConnectionKey, Resting, Surroundings};
 use crate::volume::Volume;
 use crate::worker::{Message, Worker};
 
@@ -96,6 +96,10 @@ pub(crate) struct Shared {
     resting: Mutex<Resting>,
     pub(crate) started: Instant,
     pub(crate) local_addresses: Vec<SocketAddr>,
+    /// The same with their groups.
+    pub(crate) portals: Vec<Portal>,
+    /// What every unit knows of the target.
+    pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) counters: Counters,
     pub(crate) crypto: Arc<CryptoCounters>,
     identity: Option<Arc<NodeKey>>,
@@ -122,9 +126,12 @@ impl Target {
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
         let catalogue = Catalogue::open(&config.root)?;
+        let mut portals = config.portals();
         let listeners: Vec<Listener> =
-            config.listen.iter().map(|address| Listener::bind(*address)).collect::<Result<_, _>>()?;
+            portals.iter().map(|portal| Listener::bind(portal.address)).collect::<Result<_, _>>()?;
         let local_addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_address).collect();
+        portals.iter_mut().zip(&local_addresses).for_each(|(portal, address)| portal.address = *address);
+        let surroundings = Arc::new(Surroundings::of(config));
         let admin_path = config.admin_socket.clone().unwrap_or_else(|| admin::default_socket(&config.root));
         let shared = Arc::new(Shared {
             settings: RwLock::new(Arc::new(settings)),
@@ -137,6 +144,8 @@ impl Target {
             resting: Mutex::new(Resting::default()),
             started: Instant::now(),
             local_addresses,
+            portals,
+            surroundings,
             counters: Counters::default(),
             crypto: Arc::new(CryptoCounters::new()),
             identity: node_key.map(Arc::new),
@@ -217,7 +226,7 @@ impl fmt::Debug for TargetHandle {
 }
 
 impl TargetHandle {
-    /// Where it listens, with true ports.
+    /// Where it listens, with true ports: first the first portal group, then the others in the configuration's order.
     pub fn local_addresses(&self) -> &[SocketAddr] {
         &self.shared.local_addresses
     }

@@ -6,16 +6,19 @@
 
 mod answers;
 mod blocks;
+mod copy;
 mod jobs;
 mod keep;
 mod modify;
 mod reserve;
 mod rest;
 mod sealed;
+mod surroundings;
 mod work;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
@@ -31,14 +34,17 @@ use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttent
 use strongroom_store::{Completion, SpaceState};
 
 use crate::access::Identity;
+use crate::neighbours::ErrandResult;
 use crate::store_handle::StoreHandle;
 use crate::volume::Volume;
+pub(crate) use copy::OutwardErrand;
 use jobs::RunningJob;
 pub(crate) use jobs::{Job, StoreContents};
 pub(crate) use keep::Keeper;
 use modify::Sanitize;
 use reserve::{Changes, Delayed};
 pub(crate) use rest::Resting;
+pub(crate) use surroundings::Surroundings;
 pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
@@ -53,6 +59,7 @@ pub(crate) struct Unit {
     store: StoreHandle,
     /// Names this opening of the store, for page 0xC0.
     incarnation: u64,
+    surroundings: Arc<Surroundings>,
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
     users: HashMap<ConnectionKey, User>,
@@ -73,6 +80,9 @@ pub(crate) struct Unit {
     held_back: Option<(Token, strongroom_store::Op)>,
     /// What came of EXTENDED COPY commands, oldest first.
     copies: VecDeque<(NexusId, CopyStatus)>,
+    /// What is to be asked of other units, and what they have answered.
+    outward: Vec<OutwardErrand>,
+    returned: Vec<(Token, ErrandResult)>,
     counters: Counters,
     delayed: Vec<Delayed>,
     running: HashMap<Token, Running>,
@@ -89,6 +99,7 @@ struct User {
     nexus: NexusId,
     /// Whose session it is: a nexus is made of names that anybody can say.
     identity: Identity,
+    from: IpAddr,
     read_only: bool,
     attentions: UnitAttentions,
 }
@@ -159,10 +170,13 @@ impl Unit {
         store: StoreHandle,
         wrap: Option<Arc<dyn BlockKeyWrap>>,
         (keeper, kept): (Keeper, Kept),
+        surroundings: Arc<Surroundings>,
     ) -> Unit {
+        let ports = Arc::clone(&surroundings.ports);
         Unit {
             volume,
             target_name,
+            surroundings,
             store,
             // Keys of the standard hasher are random: enough for a value that must only differ.
             incarnation: RandomState::new().build_hasher().finish(),
@@ -170,7 +184,7 @@ impl Unit {
             users: HashMap::new(),
             leaving: HashMap::new(),
             reservation: Reservation::default(),
-            persistent: PersistentReservations::restore(kept),
+            persistent: PersistentReservations::restore(kept).with_ports(ports),
             keeper,
             changes: Changes::default(),
             mode: ModeState::default(),
@@ -179,6 +193,8 @@ impl Unit {
             sanitize: Sanitize::default(),
             held_back: None,
             copies: VecDeque::new(),
+            outward: Vec::new(),
+            returned: Vec::new(),
             counters: Counters::default(),
             delayed: Vec::new(),
             running: HashMap::new(),
@@ -189,9 +205,15 @@ impl Unit {
         }
     }
 
-    /// A session begins to use the unit.
-    pub(crate) fn attach(&mut self, connection: ConnectionKey, nexus: NexusId, identity: Identity, read_only: bool) {
-        let user = User { nexus, identity, read_only, attentions: UnitAttentions::at_power_on() };
+    /// A session begins to use the unit: whose it is, and where it comes from.
+    pub(crate) fn attach(
+        &mut self,
+        connection: ConnectionKey,
+        nexus: NexusId,
+        (identity, from): (Identity, IpAddr),
+        read_only: bool,
+    ) {
+        let user = User { nexus, identity, from, read_only, attentions: UnitAttentions::at_power_on() };
         self.users.insert(connection, user);
     }
 
@@ -336,15 +358,23 @@ impl Unit {
     pub(crate) fn poll(&mut self, finished: &mut Vec<Finished>) {
         loop {
             let mut completions = std::mem::take(&mut self.completions);
-            let moved = self.store.poll_completions(&mut completions);
+            let returned = std::mem::take(&mut self.returned);
+            let moved = self.store.poll_completions(&mut completions) + returned.len();
             for Completion { token, result } in completions.drain(..) {
                 let Some(running) = self.running.remove(&token) else {
                     self.job_done(token, result);
                     continue;
                 };
-                self.advance(running, result, finished);
+                self.advance(running, finished, |unit, work| match result {
+                    Ok(outcome) => unit.work_on(work, outcome),
+                    Err(error) => unit.work_failed(work, &error),
+                });
             }
             self.completions = completions;
+            for (token, result) in returned {
+                let Some(running) = self.running.remove(&token) else { continue };
+                self.advance(running, finished, |unit, work| unit.errand_came_back(work, result));
+            }
             if self.running.len() == 1
                 && let Some((token, op)) = self.held_back.take()
             {
@@ -364,19 +394,11 @@ impl Unit {
         }
     }
 
-    fn advance(
-        &mut self,
-        running: Running,
-        result: Result<strongroom_store::Outcome, strongroom_store::OpError>,
-        finished: &mut Vec<Finished>,
-    ) {
+    /// A step of some work is over; `go_on` says what comes of it.
+    fn advance(&mut self, running: Running, finished: &mut Vec<Finished>, go_on: impl FnOnce(&mut Unit, Work) -> Next) {
         let Running { connection, task, work, ending } = running;
         let writes_to_cache = work.writes_to_cache();
-        let next = match result {
-            Ok(outcome) => self.work_on(work, outcome),
-            Err(error) => self.work_failed(work, &error),
-        };
-        let next = match next {
+        let next = match go_on(self, work) {
             Next::Done(Response { status: 0, wanted_bytes, .. }) if writes_to_cache && !self.mode.write_cache => {
                 Next::Again(Work::Settle { wanted_bytes }, strongroom_store::Op::Flush)
             }
@@ -422,9 +444,12 @@ impl Unit {
         self.next_token += 1;
         let token = Token(self.next_token);
         let waits = matches!(running.work, Work::Sanitize { flushing: false }) && !self.running.is_empty();
+        let elsewhere = Unit::elsewhere(&running.work);
         self.running.insert(token, running);
         if waits {
             self.held_back = Some((token, op));
+        } else if let Some((to, asker)) = elsewhere {
+            self.outward.push(OutwardErrand { token, to, asker, op });
         } else {
             self.store.submit(token, op);
         }
@@ -477,6 +502,7 @@ impl Unit {
                 self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
             }
             Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
+            Command::Inquiry { vpd_page, allocation_len } => self.plan_inquiry(connection, vpd_page, allocation_len),
             other => self.plan_answer(connection, other),
         }
     }
@@ -537,6 +563,11 @@ impl Unit {
             return refuse(Sense::SOFTWARE_WRITE_PROTECTED);
         }
         Ok(())
+    }
+
+    /// Names this opening of the unit.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation
     }
 
     /// The volume.

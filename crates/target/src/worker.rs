@@ -5,6 +5,7 @@
 //! reading a small description file at a login.
 
 mod connection;
+mod errands;
 mod login;
 mod orders;
 mod tasks;
@@ -22,11 +23,14 @@ use strongroom_iscsi::{CloseReason, Offer, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
 use crate::access::Identity;
+use crate::config::Portal;
 use crate::names::{VolumeName, for_log};
+use crate::neighbours::Errand;
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::unit::{ConnectionKey, Finished, Job};
 use connection::{Connection, Moved, Stage};
+use errands::ErrandBack;
 pub(crate) use orders::{Order, Which, WorkerReport};
 use units::{OpenedUnit, Slot};
 
@@ -43,6 +47,10 @@ pub(crate) enum Message {
     Closed { volume: VolumeName },
     /// The keeper of the target wants something.
     Order(Order),
+    /// Another unit asks something of one that this worker has.
+    Errand(Box<Errand>),
+    /// The answer to one of ours.
+    ErrandBack(Box<ErrandBack>),
     /// Stop: initiators have `grace` to finish.
     Stop { grace: Duration },
 }
@@ -70,7 +78,7 @@ pub(crate) struct Worker {
     runtime: Runtime,
     waker: Waker,
     inbox: Receiver<Message>,
-    listeners: Vec<(ListenerId, SocketAddr)>,
+    listeners: Vec<(ListenerId, Portal)>,
     connections: HashMap<ConnectionKey, Box<Connection>>,
     by_stream: HashMap<StreamId, ConnectionKey>,
     units: HashMap<VolumeName, Slot>,
@@ -95,10 +103,8 @@ impl Worker {
         let mut runtime = Runtime::with_waker(shared.runtime_options(), waker.clone())?;
         let listeners = listeners
             .into_iter()
-            .map(|listener| {
-                let address = listener.local_address();
-                Ok((runtime.listen(listener)?, address))
-            })
+            .zip(&shared.portals)
+            .map(|(listener, portal)| Ok((runtime.listen(listener)?, *portal)))
             .collect::<Result<Vec<_>, NetError>>()?;
         Ok(Worker {
             index,
@@ -203,10 +209,11 @@ impl Worker {
             return;
         }
         Counters::count(&counters.connections_accepted);
-        let port = self.listeners.iter().find(|(id, _)| *id == listener).map_or(0, |(_, address)| address.port());
+        let known = self.listeners.iter().find(|(id, _)| *id == listener);
+        let portal = known.expect("only stopping removes listeners, and then nobody is accepted").1;
         let key = self.shared.connection_key();
         let link = strongroom_net::Link::target(self.shared.admission(), self.shared.link_options(), self.now);
-        let connection = Box::new(Connection::new(key, stream, peer, port, link));
+        let connection = Box::new(Connection::new(key, stream, peer, portal, link));
         self.insert(connection);
     }
 
@@ -223,6 +230,8 @@ impl Worker {
             Message::Opened { volume, outcome } => self.opened(volume, *outcome),
             Message::Closed { volume } => self.closed(&volume),
             Message::Order(order) => self.order(order),
+            Message::Errand(errand) => self.errand(*errand),
+            Message::ErrandBack(back) => self.errand_back(*back),
             Message::Stop { grace } => self.begin_stop(grace),
         }
     }
@@ -282,7 +291,7 @@ impl Worker {
         match event {
             LinkEvent::Established { peer } => {
                 connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
-                let config = self.session_config(peer.is_some());
+                let config = self.session_config(peer.is_some(), connection.portal.group);
                 connection.session = Some(iscsi::Session::new(self.now, config));
             }
             LinkEvent::Pdu(pdu) => {
@@ -307,13 +316,13 @@ impl Worker {
         }
     }
 
-    fn session_config(&self, in_channel: bool) -> iscsi::Config {
+    fn session_config(&self, in_channel: bool, portal_group_tag: u16) -> iscsi::Config {
         let limits = &self.settings.config.limits;
         let ping = Duration::from_secs(limits.ping_after_s);
         let digests = self.settings.config.digests.offer();
         iscsi::Config {
             in_channel,
-            portal_group_tag: crate::PORTAL_GROUP,
+            portal_group_tag,
             queue_depth: limits.queue_depth,
             login_timeout: limits.login_timeout(),
             ping_after: ping,

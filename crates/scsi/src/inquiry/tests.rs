@@ -34,14 +34,19 @@ fn golden_pages() {
     assert_eq!(characteristics(true).len(), 64);
     assert_eq!(extended()[..8], [0, 0x86, 0, 60, 0, 7, 1, 1]);
     assert_eq!(mode_policy(), [0, 0x87, 0, 4, 0x3f, 0xff, 0, 0]);
-    let ports = ports("iqn.a:v", 1);
-    assert_eq!(ports[..20], [0, 0x88, 0, 36, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 24, 0x53, 0x98, 0, 20]);
-    assert_eq!(&ports[20..], b"iqn.a:v,t,0x0001\0\0\0\0");
+    let ports = ports("iqn.a:v", &[1, 0x20]);
+    assert_eq!(ports[..20], [0, 0x88, 0, 72, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 24, 0x53, 0x98, 0, 20]);
+    assert_eq!(&ports[20..40], b"iqn.a:v,t,0x0001\0\0\0\0");
+    assert_eq!(ports[40..44], [0, 0, 0, 0x20]);
+    assert_eq!(&ports[56..], b"iqn.a:v,t,0x0020\0\0\0\0");
+    assert_eq!(management("https://x/"), [&[0, 0x85, 0, 16, 0x41, 0, 0, 12], &b"https://x/\0\0"[..]].concat());
 }
 
 #[test]
 fn identification_is_well_formed() {
-    let page = identification(VOLUME, "iqn.2026-11.org.strongroom:v", 1);
+    let page = identification(VOLUME, "iqn.2026-11.org.strongroom:v", 7);
+    let holds = |bytes: &[u8]| page.windows(bytes.len()).any(|window| window == bytes);
+    assert!(holds(&[0x51, 0x94, 0, 4, 0, 0, 0, 7]) && holds(&[0x51, 0x95, 0, 4, 0, 0, 0, 1]), "port 7 of group 1");
     assert_eq!(page[..16], [0, 0x83, page[2], page[3], 1, 3, 0, 8, 0x3b, 0xcd, 1, 2, 3, 4, 5, 6]);
     let mut list = &page[4..];
     let mut kinds = Vec::new();

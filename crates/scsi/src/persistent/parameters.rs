@@ -12,8 +12,6 @@ pub const BASIC_BYTES: usize = 24;
 /// Upper bound on a parameter list, in bytes.
 pub const LIST_BYTES_MAX: u32 = 16 * 1024;
 
-/// Our one target port (SPC-4 §3.1: relative port identifiers start at 1).
-const RELATIVE_TARGET_PORT: u16 = 1;
 const PROTOCOL_ISCSI: u8 = 5;
 
 /// The basic parameter list.
@@ -87,18 +85,18 @@ pub(super) struct Move {
 }
 
 impl Move {
-    pub(super) fn parse(list: &[u8], portal_group: u16) -> Result<Move, Sense> {
+    /// `ports`: relative identifiers of the target's ports.
+    pub(super) fn parse(list: &[u8], ports: &[u16]) -> Result<Move, Sense> {
         let (Some(key), Some(action_key), Some(&flags), Some(port), Some(len)) =
             (be64(list, 0), be64(list, 8), list.get(17), be16(list, 18), be32(list, 20))
         else {
             return Err(Sense::PARAMETER_LIST_LENGTH);
         };
         let id = list.get(24..).filter(|id| id.len() == len as usize).ok_or(Sense::PARAMETER_LIST_LENGTH)?;
-        if port != RELATIVE_TARGET_PORT {
+        if !ports.contains(&port) {
             return Err(Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(18));
         }
-        let (to, _) =
-            parse_transport_id(id, portal_group).ok_or(Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(24))?;
+        let (to, _) = parse_transport_id(id, port).ok_or(Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(24))?;
         Ok(Move { key, action_key, unregister: flags & 0x02 != 0, persist: flags & 0x01 != 0, to })
     }
 }
@@ -191,7 +189,7 @@ impl PersistentReservations {
             body.extend_from_slice(&one.key.to_be_bytes());
             body.extend_from_slice(&[0, 0, 0, 0]);
             body.extend_from_slice(&[u8::from(one.all_target_ports) << 1 | u8::from(holds), kind, 0, 0, 0, 0]);
-            body.extend_from_slice(&RELATIVE_TARGET_PORT.to_be_bytes());
+            body.extend_from_slice(&one.nexus.target_portal_group.to_be_bytes());
             body.extend_from_slice(&(id.len() as u32).to_be_bytes());
             body.extend_from_slice(&id);
         }

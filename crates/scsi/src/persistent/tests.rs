@@ -274,3 +274,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn all_target_ports_means_each_of_them() {
+    let through = |port| NexusId { target_portal_group: port, ..nexus("a") };
+    let mut state = PersistentReservations::default().with_ports([1, 5].into());
+    state.change(&through(5), op::SA_PR_REGISTER, 0, &list(0, 0xa, 4)).unwrap();
+    assert_eq!([5, 1].map(|port| state.key_of(&through(port))), [Some(0xa); 2]);
+    // One port holds the reservation; the other is registered and no more.
+    state.change(&through(1), op::SA_PR_RESERVE, 1, &list(0xa, 0, 0)).unwrap();
+    assert!(state.holds(&through(1)) && !state.holds(&through(5)));
+    let status = state.report(op::SA_PR_READ_FULL_STATUS);
+    assert_eq!((status[8 + 12], status[8 + 18..8 + 20].to_vec()), (0, vec![0, 5]), "told port by port");
+    // A move goes to a port that there is.
+    let id = parameters::transport_id(&nexus("b"));
+    let to = |port: u8| {
+        let head = [&0xau64.to_be_bytes()[..], &0xbu64.to_be_bytes(), &[0, 0, 0, port, 0, 0, 0, id.len() as u8]];
+        [head.concat(), id.clone()].concat()
+    };
+    assert!(state.change(&through(1), op::SA_PR_REGISTER_AND_MOVE, 1, &to(2)).is_err());
+    state.change(&through(1), op::SA_PR_REGISTER_AND_MOVE, 1, &to(5)).unwrap();
+    assert!(state.holds(&NexusId { target_portal_group: 5, ..nexus("b") }));
+    // Under a new key everywhere, and gone everywhere.
+    state.change(&through(1), op::SA_PR_REGISTER, 0, &list(0xa, 0xc, 4)).unwrap();
+    assert_eq!(state.key_of(&through(5)), Some(0xc));
+    state.change(&through(5), op::SA_PR_REGISTER, 0, &list(0xc, 0, 4)).unwrap();
+    assert_eq!(state.registrations().len(), 1, "b's alone");
+}

@@ -13,7 +13,7 @@ use strongroom_store::Op;
 
 use super::work::Work;
 use super::{ConnectionKey, Plan, Unit};
-use crate::{PORTAL_GROUP, TRANSFER_BYTES_MAX};
+use crate::TRANSFER_BYTES_MAX;
 
 /// Most bytes that one COMPARE AND WRITE compares.
 pub(super) const COMPARE_BYTES_MAX: u32 = 128 * 1024;
@@ -108,10 +108,6 @@ impl Unit {
                 let pending = self.users.get_mut(&connection).and_then(|user| user.attentions.take());
                 request_sense(pending.unwrap_or(Sense::NONE), descriptor, allocation_len)
             }
-            Command::Inquiry { vpd_page, allocation_len } => match self.inquiry(vpd_page) {
-                Some(page) => data(page, allocation_len.into()),
-                None => Plan::from(Sense::INVALID_FIELD_IN_CDB.in_cdb(2, None)),
-            },
             Command::ReadCapacity10 => data(read_capacity_10(geometry), 8),
             Command::ReadCapacity16 { allocation_len } => {
                 data(ReadCapacity16::of(geometry, self.is_thin()).encode(), allocation_len)
@@ -149,7 +145,7 @@ impl Unit {
                 }
             }
             Command::ReportTargetPortGroups { extended, allocation_len } => {
-                data(alua::report(PORTAL_GROUP, extended), allocation_len)
+                data(alua::report(&self.surroundings.ports, extended), allocation_len)
             }
             Command::ReadDefectData { twelve, lists, format, allocation_len } => {
                 data(defects::empty(twelve, lists, format), allocation_len)
@@ -255,51 +251,45 @@ impl Unit {
         self.volume.unit_kind() == UnitKind::Plain
     }
 
-    fn inquiry(&self, vpd_page: Option<u8>) -> Option<Vec<u8>> {
+    pub(super) fn plan_inquiry(&self, connection: ConnectionKey, vpd_page: Option<u8>, allocation_len: u16) -> Plan {
+        let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
+        match self.inquiry(vpd_page, user.nexus.target_portal_group) {
+            Some(page) => data(page, allocation_len.into()),
+            None => Plan::from(Sense::INVALID_FIELD_IN_CDB.in_cdb(2, None)),
+        }
+    }
+
+    /// `port`: the one that is asked through.
+    fn inquiry(&self, vpd_page: Option<u8>, port: u16) -> Option<Vec<u8>> {
         let Some(page) = vpd_page else { return Some(inquiry::standard(!self.is_thin())) };
+        if !self.vpd_pages().contains(&page) {
+            return None;
+        }
         Some(match page {
-            inquiry::PAGE_SUPPORTED => inquiry::supported_pages(self.vpd_pages()),
+            inquiry::PAGE_SUPPORTED => inquiry::supported_pages(&self.vpd_pages()),
             inquiry::PAGE_SERIAL => inquiry::serial(self.volume.id),
-            inquiry::PAGE_IDENTIFICATION => inquiry::identification(self.volume.id, &self.target_name, PORTAL_GROUP),
+            inquiry::PAGE_IDENTIFICATION => inquiry::identification(self.volume.id, &self.target_name, port),
+            inquiry::PAGE_MANAGEMENT => inquiry::management(self.surroundings.management_url.as_deref()?),
             inquiry::PAGE_BLOCK_LIMITS => self.block_limits().encode(),
             inquiry::PAGE_EXTENDED => inquiry::extended(),
             inquiry::PAGE_MODE_POLICY => inquiry::mode_policy(),
-            inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, PORTAL_GROUP),
+            inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, &self.surroundings.ports),
             inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(self.is_thin()),
-            inquiry::PAGE_PROVISIONING if self.is_thin() => inquiry::provisioning(self.volume.geometry.block_size),
+            inquiry::PAGE_PROVISIONING => inquiry::provisioning(self.volume.geometry.block_size),
             vendor::UNIT_PAGE => self.volume.unit_page(self.incarnation).encode(),
             _ => return None,
         })
     }
 
-    fn vpd_pages(&self) -> &'static [u8] {
+    /// The pages that there are, in ascending order.
+    fn vpd_pages(&self) -> Vec<u8> {
         use inquiry::*;
-        if self.is_thin() {
-            &[
-                PAGE_SUPPORTED,
-                PAGE_SERIAL,
-                PAGE_IDENTIFICATION,
-                PAGE_EXTENDED,
-                PAGE_MODE_POLICY,
-                PAGE_PORTS,
-                PAGE_BLOCK_LIMITS,
-                PAGE_CHARACTERISTICS,
-                PAGE_PROVISIONING,
-                vendor::UNIT_PAGE,
-            ]
-        } else {
-            &[
-                PAGE_SUPPORTED,
-                PAGE_SERIAL,
-                PAGE_IDENTIFICATION,
-                PAGE_EXTENDED,
-                PAGE_MODE_POLICY,
-                PAGE_PORTS,
-                PAGE_BLOCK_LIMITS,
-                PAGE_CHARACTERISTICS,
-                vendor::UNIT_PAGE,
-            ]
-        }
+        let mut pages = vec![PAGE_SUPPORTED, PAGE_SERIAL, PAGE_IDENTIFICATION];
+        pages.extend(self.surroundings.management_url.is_some().then_some(PAGE_MANAGEMENT));
+        pages.extend([PAGE_EXTENDED, PAGE_MODE_POLICY, PAGE_PORTS, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS]);
+        pages.extend(self.is_thin().then_some(PAGE_PROVISIONING));
+        pages.push(vendor::UNIT_PAGE);
+        pages
     }
 
     fn block_limits(&self) -> BlockLimits {

@@ -1,24 +1,19 @@
-//! Commands of more than one step: ORWRITE and writes of parts of blocks, WRITE AND VERIFY, PRE-FETCH, SANITIZE and EXTENDED COPY. Each goes in slices, so that it never
-//! starves others.
-
-use std::collections::VecDeque;
+//! Commands of more than one step: ORWRITE and writes of parts of blocks, WRITE AND VERIFY, PRE-FETCH and SANITIZE. Each goes in slices,
+//! so that it never starves others.
 
 use strongroom_block::{Buffer, BufferMut, Lba};
 use strongroom_iscsi::target::{self as iscsi, Direction, Response};
-use strongroom_scsi::copy::{self, CopyList, CopyStatus, Segment};
-use strongroom_scsi::{NexusId, Sense, Status, inquiry, opcode};
+use strongroom_scsi::{Sense, Status, opcode};
 use strongroom_store::{Extent, Op, Outcome};
 
 use super::work::{Next, SLICE_BYTES, Work};
-use super::{ConnectionKey, Plan, Unit, check_condition, status};
+use super::{Plan, Unit, check_condition, status};
 use crate::TRANSFER_BYTES_MAX;
 
 /// How often ORWRITE starts again because somebody else wrote in between; then the initiator is told BUSY.
 const OR_ATTEMPTS_MAX: u32 = 64;
 /// Most bytes that one PRE-FETCH reads: it is a hint, and must not wipe out caches.
 const PREFETCH_BYTES_MAX: u64 = 16 << 20;
-/// Results of copies that are kept for RECEIVE COPY RESULTS.
-const COPY_RESULTS_MAX: usize = 64;
 
 /// How far SANITIZE is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,17 +45,6 @@ pub(super) struct Changing {
     fua: bool,
     wanted_bytes: u64,
     attempts: u32,
-}
-
-/// EXTENDED COPY: what is still to be done.
-pub(super) struct Copying {
-    nexus: NexusId,
-    list_id: Option<u8>,
-    segments: VecDeque<Segment>,
-    /// Writes of the slice at hand.
-    pending: VecDeque<Op>,
-    segments_done: u16,
-    bytes: u64,
 }
 
 impl Unit {
@@ -210,127 +194,6 @@ impl Unit {
             self.remember_copy(copying, false);
         }
         check_condition(Sense::SANITIZE_IN_PROGRESS)
-    }
-
-    pub(super) fn plan_copy(
-        &self,
-        connection: ConnectionKey,
-        parameter_list_len: u32,
-        request: &iscsi::Command,
-    ) -> Result<Plan, Sense> {
-        if parameter_list_len == 0 {
-            return Ok(Plan::Answer(Response::good()));
-        }
-        if parameter_list_len > copy::LIST_BYTES_MAX {
-            return Err(Sense::PARAMETER_LIST_LENGTH);
-        }
-        let user = self.users.get(&connection).ok_or(Sense::INTERNAL_FAILURE)?;
-        let list = self.gather(request, parameter_list_len.into())?;
-        let this = |kind: u8, value: &[u8]| inquiry::designates(self.volume.id, kind, value);
-        let list = CopyList::parse(&list, self.volume.geometry.block_size.bytes(), this)?;
-        for segment in &list.segments {
-            for lba in [segment.from, segment.to] {
-                self.check_range(lba, segment.blocks.into()).map_err(|_| Sense::COPY_ABORTED)?;
-            }
-        }
-        let copying = Copying {
-            nexus: user.nexus.clone(),
-            list_id: list.list_id,
-            segments: list.segments.into(),
-            pending: VecDeque::new(),
-            segments_done: 0,
-            bytes: 0,
-        };
-        Ok(match self.copy_next(Box::new(copying)) {
-            Ok((work, op)) => Plan::Start(work, op),
-            Err(_) => Plan::Answer(Response::good()),
-        })
-    }
-
-    /// The next operation of a copy, or what came of it.
-    fn copy_next(&self, mut copying: Box<Copying>) -> Result<(Work, Op), Box<Copying>> {
-        if let Some(op) = copying.pending.pop_front() {
-            return Ok((Work::CopyWrite(copying), op));
-        }
-        while let Some(segment) = copying.segments.front() {
-            let count = u32::from(segment.blocks).min(self.slice_blocks());
-            if count > 0 {
-                let op = Op::Read { lba: segment.from, count };
-                return Ok((Work::CopyRead(copying), op));
-            }
-            copying.segments.pop_front();
-            copying.segments_done += 1;
-        }
-        Err(copying)
-    }
-
-    /// A slice was read: what has data is written, what has none is discarded.
-    pub(super) fn copy_was_read(&mut self, mut copying: Box<Copying>, extents: Vec<Extent>) -> Next {
-        let Some(segment) = copying.segments.front_mut() else { return self.copied(copying) };
-        let distance = |lba: Lba| Lba(segment.to.0 + (lba.0 - segment.from.0));
-        let mut moved = 0;
-        for extent in extents {
-            let op = match extent {
-                Extent::Blocks { lba, data, sequences, .. } => {
-                    moved += sequences.len() as u64;
-                    Op::Write { lba: distance(lba), data: vec![data], records: Vec::new(), fua: false }
-                }
-                Extent::Hole { lba, count, .. } => {
-                    moved += count;
-                    Op::Discard { lba: distance(lba), count }
-                }
-            };
-            copying.pending.push_back(op);
-        }
-        segment.blocks -= moved as u16;
-        segment.from.0 += moved;
-        segment.to.0 += moved;
-        copying.bytes += moved << self.volume.geometry.block_size.shift();
-        self.copy_go_on(copying)
-    }
-
-    pub(super) fn copy_go_on(&mut self, copying: Box<Copying>) -> Next {
-        match self.copy_next(copying) {
-            Ok((work, op)) => Next::Again(work, op),
-            Err(copying) => self.copied(copying),
-        }
-    }
-
-    fn copied(&mut self, copying: Box<Copying>) -> Next {
-        self.remember_copy(&copying, true);
-        Next::Done(Response::good())
-    }
-
-    /// A copy broke off; RECEIVE COPY RESULTS tells how far it came.
-    pub(super) fn copy_failed(&mut self, copying: &Copying) -> Response {
-        self.remember_copy(copying, false);
-        check_condition(Sense::COPY_ABORTED)
-    }
-
-    fn remember_copy(&mut self, copying: &Copying, complete: bool) {
-        let Some(list_id) = copying.list_id else { return };
-        self.copies.retain(|(nexus, status)| *nexus != copying.nexus || status.list_id != list_id);
-        let status = CopyStatus { list_id, complete, segments: copying.segments_done, bytes: copying.bytes };
-        self.copies.push_back((copying.nexus.clone(), status));
-        if self.copies.len() > COPY_RESULTS_MAX {
-            self.copies.pop_front();
-        }
-    }
-
-    pub(super) fn copy_results(
-        &self,
-        connection: ConnectionKey,
-        service_action: u8,
-        list_id: u8,
-    ) -> Result<Vec<u8>, Sense> {
-        if service_action == opcode::SA_COPY_OPERATING_PARAMETERS {
-            let shift = self.volume.geometry.block_size.shift();
-            let most = (u64::from(u16::MAX) << shift).min(u32::MAX.into()) as u32;
-            return Ok(copy::operating_parameters(most, shift as u8));
-        }
-        let user = self.users.get(&connection).ok_or(Sense::INTERNAL_FAILURE)?;
-        let found = self.copies.iter().find(|(nexus, status)| *nexus == user.nexus && status.list_id == list_id);
-        found.map(|(_, status)| status.encode()).ok_or(Sense::INVALID_FIELD_IN_CDB.in_cdb(2, None))
     }
 }
 

@@ -9,7 +9,8 @@ use strongroom_iscsi::target::{DataSegment, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
 
-use super::modify::{Changing, Copying, Sanitize, is_written};
+use super::copy::{Copying, Serving};
+use super::modify::{Changing, Sanitize, is_written};
 use super::{Unit, check_condition, status};
 
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
@@ -57,6 +58,8 @@ pub(super) enum Work {
     CopyRead(Box<Copying>),
     /// EXTENDED COPY, a slice being written.
     CopyWrite(Box<Copying>),
+    /// An operation for a command that another unit works on.
+    Errand(Box<Serving>),
 }
 
 /// How work goes on.
@@ -155,6 +158,7 @@ impl Unit {
             (Work::Sanitize { flushing }, Outcome::Written { .. } | Outcome::Flushed) => self.sanitized(flushing),
             (Work::CopyRead(copying), Outcome::Read(extents)) => self.copy_was_read(copying, extents),
             (Work::CopyWrite(copying), outcome) if is_written(&outcome) => self.copy_go_on(copying),
+            (Work::Errand(serving), outcome) => self.served(*serving, outcome),
             _ => {
                 tracing::error!(volume = %self.volume.name, "the store answered another question; this is a defect");
                 Next::Done(check_condition(Sense::INTERNAL_FAILURE))
@@ -202,6 +206,7 @@ impl Unit {
     pub(super) fn work_failed(&mut self, work: Work, error: &OpError) -> Next {
         match (work, error) {
             (Work::OrWrite(or), OpError::Miscompare { .. }) => Unit::or_again(or),
+            (Work::Errand(serving), error) => Unit::errand_failed(*serving, error.clone()),
             (Work::Sanitize { .. }, _) => {
                 tracing::error!(volume = %self.volume.name, %error, "SANITIZE failed");
                 self.sanitize = Sanitize::Failed;

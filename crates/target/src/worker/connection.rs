@@ -14,6 +14,7 @@ use strongroom_scsi::opcode;
 
 use crate::TRANSFER_BYTES_MAX;
 use crate::access::Identity;
+use crate::config::Portal;
 use crate::names::VolumeName;
 use crate::server::Settings;
 use crate::stats::Counters;
@@ -29,8 +30,8 @@ pub(super) struct Connection {
     pub(super) key: ConnectionKey,
     pub(super) stream: StreamId,
     pub(super) peer: SocketAddr,
-    /// The port of ours that it reached.
-    pub(super) port: u16,
+    /// Where it reached us.
+    pub(super) portal: Portal,
     pub(super) link: Link,
     pub(super) identity: Identity,
     pub(super) session: Option<iscsi::Session>,
@@ -84,12 +85,18 @@ pub(crate) struct Moved {
 }
 
 impl Connection {
-    pub(super) fn new(key: ConnectionKey, stream: StreamId, peer: SocketAddr, port: u16, link: Link) -> Connection {
+    pub(super) fn new(
+        key: ConnectionKey,
+        stream: StreamId,
+        peer: SocketAddr,
+        portal: Portal,
+        link: Link,
+    ) -> Connection {
         Connection {
             key,
             stream,
             peer,
-            port,
+            portal,
             link,
             identity: Identity::Plain,
             session: None,

@@ -177,7 +177,7 @@ impl Worker {
             }
         };
         let store = store.clone();
-        let (nexus, initiator_name) = (nexus_of(request), request.initiator_name.clone());
+        let (nexus, initiator_name) = (nexus_of(request, connection.portal.group), request.initiator_name.clone());
         if !self.units.contains_key(&volume)
             && let Err(error) = self.open_for(&volume, &store, connection.key)
         {
@@ -212,7 +212,7 @@ impl Worker {
             }
             return;
         }
-        unit.unit.attach(connection.key, nexus, connection.identity.clone(), read_only);
+        unit.unit.attach(connection.key, nexus, (connection.identity.clone(), connection.peer.ip()), read_only);
         unit.unit_in_use();
         self.let_in(connection, initiator_name, Some(volume.clone()), read_only);
     }
@@ -392,24 +392,20 @@ impl Worker {
         }
     }
 
-    /// Where to reach this target: as configured, or the address that this initiator reached.
+    /// Where to reach this target, as told to this initiator.
     fn addresses(&self, connection: &Connection) -> Vec<String> {
-        let group = crate::PORTAL_GROUP;
-        let advertised = &self.settings.config.advertise;
-        if advertised.is_empty() {
-            let here = SocketAddr::new(our_address_towards(connection.peer), connection.port);
-            return vec![format!("{here},{group}")];
-        }
-        advertised.iter().map(|address| format!("{address},{group}")).collect()
+        let here = our_address_towards(connection.peer);
+        let (config, portals) = (&self.settings.config, &self.shared.portals);
+        config.target_addresses(portals, &connection.portal, here, connection.peer.ip())
     }
 }
 
 /// The nexus that a login is for.
-fn nexus_of(request: &LoginRequested) -> NexusId {
+fn nexus_of(request: &LoginRequested, portal_group: u16) -> NexusId {
     NexusId {
         initiator_name: request.initiator_name.to_ascii_lowercase().into(),
         isid: request.isid,
-        target_portal_group: crate::PORTAL_GROUP,
+        target_portal_group: portal_group,
     }
 }
 

@@ -73,7 +73,7 @@ pub(super) struct OpenUnit {
     /// Held as long as the store is open; `None` for a clone or snapshot, whose store another unit opened.
     lock: Option<VolumeLock>,
     /// Something was submitted since it was polled last.
-    submitted: bool,
+    pub(super) submitted: bool,
     last_activity: Instant,
     told_idle: bool,
     /// When scrubbing goes on, if nothing is asked for; and how many times it went through the store.
@@ -159,6 +159,7 @@ impl Worker {
                 let described = self.shared.catalogue.load(volume)?;
                 let open = derive((&self.shared, &self.settings, &self.waker), &described, base, self.now)?;
                 tracing::info!(%volume, worker = self.index, "opened");
+                self.shared.surroundings.neighbours.enter(open.unit.volume(), self.index);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
             }
         }
@@ -195,12 +196,14 @@ impl Worker {
                 let OpenedUnit { volume: described, target_name, store, wrap, keeper, lock, ready } = opened;
                 let store = StoreHandle::new(store);
                 let rest = self.shared.resting().take(&described);
-                let mut unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper);
+                let surroundings = Arc::clone(&self.shared.surroundings);
+                let mut unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper, surroundings);
                 if let Some(rest) = rest {
                     unit.resume(rest);
                 }
                 unit.signal_completions(&self.waker);
                 let open = OpenUnit::new(unit, ready, Some(lock), self.now);
+                self.shared.surroundings.neighbours.enter(open.unit.volume(), self.index);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
                 for job in self.waiting_jobs.remove(&volume).unwrap_or_default() {
                     self.take_job(&volume, job);
@@ -269,7 +272,8 @@ impl Worker {
         let mut finished = std::mem::take(&mut self.finished);
         let mut done = Vec::new();
         let mut again = Vec::new();
-        for slot in self.units.values_mut() {
+        let mut errands = Vec::new();
+        for (name, slot) in &mut self.units {
             let Slot::Open(open) = slot else { continue };
             // Completions of I/O wake the worker, and do not say whose they are.
             let called = open.ready.swap(false, Ordering::AcqRel) || open.unit.store().has_mail();
@@ -280,6 +284,8 @@ impl Worker {
             open.submitted = false;
             let before = finished.len();
             open.unit.poll(&mut finished);
+            let outward = open.unit.take_outward();
+            errands.extend(outward.into_iter().map(|errand| (name.clone(), open.unit.incarnation(), errand)));
             for Finished { connection, task, .. } in &finished[before..] {
                 open.task_over(*connection, *task);
             }
@@ -297,6 +303,7 @@ impl Worker {
             self.task_finished(connection, task, response);
         }
         self.finished = finished;
+        errands.into_iter().for_each(|(name, incarnation, errand)| self.send_errand(&name, incarnation, errand));
         done.iter().for_each(|pending| self.management_done(pending));
         self.login_again(&again);
     }
@@ -355,6 +362,7 @@ impl Worker {
 
     fn close_unit(&mut self, volume: &VolumeName) {
         let Some(Slot::Open(open)) = self.units.remove(volume) else { return };
+        self.shared.surroundings.neighbours.leave(volume);
         let OpenUnit { unit, lock, .. } = *open;
         let described = Arc::clone(unit.volume());
         self.shared.resting().put(&described, unit.rest(), |other| self.shared.catalogue.load(other).ok());
@@ -492,7 +500,9 @@ fn derive(
         Some(_) => Keeper::nowhere(),
         None => Keeper::open(shared.catalogue.volume_dir(&described.name), wake(&ready, waker))?,
     };
-    let mut unit = Unit::new(Arc::new(described.clone()), target_name, store, base.unit.wrap(), keeper);
+    let surroundings = Arc::clone(&shared.surroundings);
+    let described_here = Arc::new(described.clone());
+    let mut unit = Unit::new(described_here, target_name, store, base.unit.wrap(), keeper, surroundings);
     if let Some(rest) = shared.resting().take(described) {
         unit.resume(rest);
     }

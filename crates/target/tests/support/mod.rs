@@ -170,8 +170,12 @@ impl Initiator {
         Ok(initiator)
     }
 
-    pub fn connect(host: &Host, node: Option<NodeKey>, mut config: SessionConfig) -> Initiator {
-        let stream = TcpStream::connect(host.address()).unwrap();
+    pub fn connect(host: &Host, node: Option<NodeKey>, config: SessionConfig) -> Initiator {
+        Initiator::connect_at(host, host.address(), node, config)
+    }
+
+    pub fn connect_at(host: &Host, at: SocketAddr, node: Option<NodeKey>, mut config: SessionConfig) -> Initiator {
+        let stream = TcpStream::connect(at).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         stream.set_nodelay(true).unwrap();
         let now = Instant::now();

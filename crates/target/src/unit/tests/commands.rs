@@ -46,7 +46,7 @@ impl Bench {
     fn with_other() -> Bench {
         let mut bench = Bench::plain();
         let nexus = NexusId { initiator_name: "iqn.b".into(), isid: [1; 6], target_portal_group: 1 };
-        bench.unit.attach(OTHER, nexus, Identity::Plain, false);
+        bench.unit.attach(OTHER, nexus, HERE, false);
         assert_eq!(bench.as_other(cdb::test_unit_ready(), &[]).status, 2);
         bench
     }
@@ -126,14 +126,14 @@ fn copying_moves_data_and_holes_and_tells_how_far_it_came() {
     bench.write(10, &data);
     bench.write(100, &[0xee; 8 * BLOCK]);
     let naa = inquiry::naa(bench.unit.volume().id);
-    let copy = |bench: &mut Bench, segments: &[Segment], list_id: Option<u8>| {
-        let mut list = copy::encode(&naa, BLOCK as u32, segments);
+    let copy = |bench: &mut Bench, segments: &[Segment<u16>], list_id: Option<u8>| {
+        let mut list = copy::encode(&[naa], BLOCK as u32, segments);
         if let Some(list_id) = list_id {
             list[..2].copy_from_slice(&[list_id, 0]);
         }
         bench.out(long(opcode::EXTENDED_COPY, 0, 0, list.len() as u32), &list)
     };
-    let segment = |blocks, from, to| Segment { blocks, from: Lba(from), to: Lba(to) };
+    let segment = |blocks, from, to| Segment { blocks, source: 0, from: Lba(from), destination: 0, to: Lba(to) };
     // Two blocks of nothing, four of data, two of nothing; and one of the copies again.
     let done =
         copy(&mut bench, &[segment(8, 8, 100), segment(1, 101, 7), segment(0, 0, 0), segment(2, 102, 200)], Some(5));
@@ -149,6 +149,20 @@ fn copying_moves_data_and_holes_and_tells_how_far_it_came() {
     assert!(sense_of(&outside).is(&Sense::COPY_ABORTED));
     let unknown = bench.run(long(opcode::RECEIVE_COPY_RESULTS, 0, 6 << 56, 4096), Direction::Read, 4096, &[]);
     assert!(sense_of(&unknown).is(&Sense::INVALID_FIELD_IN_CDB));
+}
+
+/// What libiscsi's CompareAndWrite.InvalidDataOutSize means to send (its source of June 2026 changes other PDUs by mistake).
+#[test]
+fn a_compare_and_write_with_data_of_another_length_is_refused() {
+    let mut bench = Bench::plain();
+    bench.write(0, &[1; 4 * BLOCK]);
+    for blocks in [1, 3] {
+        let response = bench.out(cdb::compare_and_write(Lba(0), blocks, false), &[0xa6; 4 * BLOCK]);
+        assert!(sense_of(&response).is(&Sense::INVALID_FIELD_IN_CDB));
+    }
+    let response = bench.out(cdb::compare_and_write(Lba(0), 2, false), &[0xa6; 4 * BLOCK]);
+    assert!(sense_of(&response).is(&Sense::MISCOMPARE));
+    assert_eq!(bench.read(0, 4), [1; 4 * BLOCK]);
 }
 
 #[test]
@@ -182,8 +196,8 @@ fn sanitize_leaves_nothing_of_what_was_under_way() {
     let (cdb, block) = (cdb::write_same_16(Lba(0), 2 * slice as u32, false, false), [1; BLOCK]);
     assert_eq!(bench.out(cdb, &block).status, 0);
     let naa = inquiry::naa(bench.unit.volume().id);
-    let segments = [Segment { blocks: 2 * slice as u16, from: Lba(0), to: Lba(4 * slice) }];
-    let copy = copy::encode(&naa, BLOCK as u32, &segments);
+    let segments = [Segment { blocks: 2 * slice as u16, source: 0, from: Lba(0), destination: 0, to: Lba(4 * slice) }];
+    let copy = copy::encode(&[naa], BLOCK as u32, &segments);
     let long_work = [(cdb, block.to_vec()), (long(opcode::EXTENDED_COPY, 0, 0, copy.len() as u32), copy)];
     let mut tasks = Vec::new();
     for (cdb, data) in &long_work {
@@ -350,7 +364,7 @@ fn reserve_6_and_persistent_reservations_keep_each_other_out() {
 }
 
 /// WCE=0.
-fn without_cache(bench: &mut Bench) {
+pub(super) fn without_cache(bench: &mut Bench) {
     let mut caching = vec![0; 4 + 20];
     caching[4..6].copy_from_slice(&[0x08, 18]);
     assert_eq!(bench.out(cdb_of(&[0x15, 0x10, 0, 0, 24, 0]), &caching).status, 0);
@@ -360,8 +374,8 @@ fn without_cache(bench: &mut Bench) {
 fn without_a_write_cache_writes_are_durable_when_answered() {
     let mut bench = Bench::plain();
     let naa = inquiry::naa(bench.unit.volume().id);
-    let segments = [Segment { blocks: 2, from: Lba(0), to: Lba(20) }];
-    let copy = copy::encode(&naa, BLOCK as u32, &segments);
+    let segments = [Segment { blocks: 2, source: 0, from: Lba(0), destination: 0, to: Lba(20) }];
+    let copy = copy::encode(&[naa], BLOCK as u32, &segments);
     let unmap = provisioning::unmap_parameters(&[(Lba(1), 1), (Lba(3), 1)]);
     let commands = [
         (cdb::write_16(Lba(2), 1, false), vec![1; BLOCK]),

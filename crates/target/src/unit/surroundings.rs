@@ -1,0 +1,27 @@
+//! What a unit knows of the target around it.
+
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::neighbours::Neighbours;
+
+/// The same for every unit of a target, and as long as it runs.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    /// The target's ports by relative identifier: the tags of its portal groups.
+    pub(crate) ports: Arc<[u16]>,
+    /// For VPD page 85h.
+    pub(crate) management_url: Option<String>,
+    /// The other units.
+    pub(crate) neighbours: Neighbours,
+}
+
+impl Surroundings {
+    pub(crate) fn of(config: &Config) -> Surroundings {
+        Surroundings {
+            ports: config.group_tags().into(),
+            management_url: config.management_url.clone(),
+            neighbours: Neighbours::default(),
+        }
+    }
+}
