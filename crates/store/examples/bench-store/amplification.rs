@@ -3,7 +3,7 @@
 use strongroom_store::Stats;
 
 use super::load::{Kind, Load};
-use super::table::Table;
+use super::table::{Goal, Table};
 
 /// How many times the volume is overwritten before, and while, it is measured.
 const BEFORE: u64 = 3;
@@ -42,6 +42,6 @@ pub(crate) fn measure(kind: Kind, skewed: bool, size_mib: u64, table: &mut Table
         tables / written,
         after.live_bytes as f64 * 100.0 / total as f64,
     );
-    let figure = format!("{:.2}", (appended + cleaned + tables) / written);
-    table.row(&what, parts, String::new(), figure, if skewed { "at most 2.0" } else { "at most 3.0" });
+    let goal = Goal::AtMost(if skewed { 2.0 } else { 3.0 });
+    table.row(&what, parts, String::new(), ((appended + cleaned + tables) / written, ""), goal);
 }

@@ -10,10 +10,12 @@ use strongroom_block::{
 use strongroom_block::{SealingDomain, Stamp, Suite, Token, VolumeId, keyless_checksum};
 use strongroom_store::{CreateOptions, Medium, Op, OpenOptions, Store, UnitKind};
 
-use super::table::Table;
+use super::table::{Goal, Table};
 
 pub(crate) const BLOCK: usize = 4096;
 const DEPTH: usize = 32;
+/// What the store may cache of data: a volume is at least four times as large.
+pub(crate) const DATA_CACHE_BYTES: usize = 32 << 20;
 
 /// Plain, or sealed with records that nobody could open: the store does not look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,19 +202,20 @@ fn thread_cpu() -> Duration {
 }
 
 /// Processor time per 4 KiB request, in memory.
-pub(crate) fn in_memory(kind: Kind, table: &mut Table) {
-    let blocks = 64 << 10;
+pub(crate) fn in_memory(kind: Kind, blocks: u64, ops: u64, table: &mut Table) {
     let mut load = Load::in_memory(kind, blocks, CreateOptions::SEGMENT_BYTES_DEFAULT);
     load.fill();
     for (write, depth) in [(true, DEPTH), (true, 1), (false, DEPTH), (false, 1)] {
         let pattern = Pattern { write, random: true, blocks: 1 };
-        load.run(depth, pattern, |ops, _| ops >= 100_000);
+        load.run(depth, pattern, |done, _| done >= ops / 4);
         let cleaned = load.store.stats().cleaned_bytes;
-        let outcome = load.run(depth, pattern, |ops, _| ops >= 400_000);
-        let cleaned = (load.store.stats().cleaned_bytes - cleaned) as f64 / (400_000.0 * BLOCK as f64);
+        let outcome = load.run(depth, pattern, |done, _| done >= ops);
+        let cleaned = (load.store.stats().cleaned_bytes - cleaned) as f64 / (ops as f64 * BLOCK as f64);
         let what = format!("memory, {kind:?}, random 4 KiB {}, depth {depth}", if write { "write" } else { "read" });
         let cleaning = if write { format!("cleaning copied {cleaned:.2} per block") } else { String::new() };
-        let figure = format!("{:.2} µs CPU", outcome.cpu_us_per_op);
-        table.row(&what, format!("{:.0}/s", outcome.ops_per_s), cleaning, figure, "at most 3 µs");
+        // One request at a time is a unit of the log, and so two blocks, for each.
+        let goal = if depth == 1 { Goal::Reported } else { Goal::AtMost(3.0) };
+        let figure = (outcome.cpu_us_per_op, " µs CPU");
+        table.row(&what, format!("{:.0}/s", outcome.ops_per_s), cleaning, figure, goal);
     }
 }
