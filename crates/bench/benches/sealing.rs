@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strongroom_bench::best_ns;
 use strongroom_block::{AttachId, BlockSize, Buffer, Lba, SealingDomain, Stamp, keyless_checksum};
-use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind};
+use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Scheme};
 use strongroom_seal::{
     BlindKeys, BlockKeyWrap, BlockKeys, CryptoCounters, KeyWrapper, SealContext, VolumeKey, WrappingKey,
 };
@@ -109,7 +109,8 @@ fn frame_protected(block_size: BlockSize) -> f64 {
 
 fn frame(kind: FrameKind, block_size: BlockSize) -> f64 {
     let mut out = Vec::new();
-    let mut channel = Channel::target(ChannelKeys::new([4; 32]), ChannelLimits::default(), counters(), &mut out);
+    let mut channel =
+        Channel::target(ChannelKeys::new([4; 32], Scheme::Lazy), ChannelLimits::default(), counters(), &mut out);
     let data = Buffer::copy_from(&vec![5; block_size.len()]);
     best_ns(ROUNDS, || {
         out.clear();

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use serde::{Deserialize, Serialize};
-use strongroom_block::{BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Request, Token};
+use strongroom_block::{
+    BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Mode, Request, Token,
+};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
 
@@ -82,6 +84,12 @@ pub struct How {
     pub target_keys: Vec<String>,
     /// The file with the volume's key.
     pub key_file: Option<PathBuf>,
+    /// What the channel protects, by its scheme's name; as usual if none is given.
+    #[serde(default)]
+    pub scheme: Option<String>,
+    /// The volume is sealed in the mode authenticate-only.
+    #[serde(default)]
+    pub authenticate_only: bool,
     /// Make the whole volume absent first.
     pub format: bool,
     /// Refuse to write.
@@ -300,6 +308,10 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     }
     for key in &how.target_keys {
         options.target_keys.push(key.parse().map_err(|error| format!("the target's key '{key}': {error}"))?);
+    }
+    options.scheme = how.scheme.as_deref().map(str::parse).transpose().map_err(|error| format!("{error}"))?;
+    if how.authenticate_only {
+        options.mode = Mode::AuthenticateOnly;
     }
     options.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
     options.read_only = how.read_only;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use strongroom_block::Mode;
 use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 
 use crate::cpu::Placement;
@@ -114,16 +115,18 @@ impl Ours {
     pub fn how(&self, block_size: u64) -> How {
         let volume = Self::volume_name(block_size);
         let file = |name: &str| Some(self.options.directory.join(name));
-        if self.options.scheme.is_sealed() {
-            How {
-                url: format!("strongroom://{}/{volume}", self.address),
-                identity: file("initiator.identity"),
-                target_keys: vec![self.target_key.clone()],
-                key_file: file("volume.key"),
-                ..How::default()
-            }
-        } else {
-            How { url: format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address), ..How::default() }
+        let SchemeChoice::Channel(scheme) = self.options.scheme else {
+            return How { url: format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address), ..How::default() };
+        };
+        let sealing = self.options.scheme.sealing();
+        How {
+            url: format!("strongroom://{}/{volume}", self.address),
+            identity: file("initiator.identity"),
+            target_keys: vec![self.target_key.clone()],
+            key_file: sealing.and_then(|_| file("volume.key")),
+            scheme: Some(scheme.name().to_owned()),
+            authenticate_only: sealing == Some(Mode::AuthenticateOnly),
+            ..How::default()
         }
     }
 
@@ -146,7 +149,7 @@ impl Contender for Ours {
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
         let block_size = self.block_size_for(size)?;
         let how = self.how(block_size);
-        let is_sealed = self.options.scheme.is_sealed();
+        let is_sealed = self.options.scheme.sealing().is_some();
         self.crew.attach(count, &how, |how, is_new| how.format = is_new && is_sealed, true)
     }
 
@@ -168,9 +171,11 @@ impl OursOptions {
         let (size, block_size) = (self.volume_bytes.to_string(), block_size.to_string());
         let mut arguments = vec!["volume", "create", &name, "--size", &size, "--block-size", &block_size];
         arguments.extend(["--root", text(&root)?]);
-        arguments.extend(if self.scheme.is_sealed() { ["--peer", "*"] } else { ["--initiator", "*"] });
-        if !self.scheme.is_sealed() {
-            arguments.push("--plain");
+        arguments.extend(if self.scheme.is_channel() { ["--peer", "*"] } else { ["--initiator", "*"] });
+        match self.scheme.sealing() {
+            None => arguments.push("--plain"),
+            Some(Mode::AuthenticateOnly) => arguments.push("--authenticate-only"),
+            Some(Mode::Encrypt) => {}
         }
         arguments.extend(["--medium", &self.medium]);
         self.run(&arguments).map(drop)
@@ -205,10 +210,11 @@ impl Elsewhere {
     pub fn new(strongroom: &Path, directory: &Path, how: How, fill: bool) -> Result<Elsewhere, BenchError> {
         let url: VolumeUrl =
             how.url.parse().map_err(|error: strongroom_initiator::UrlError| BenchError::Asked(error.to_string()))?;
-        let scheme = if url.is_channel() { strongroom_channel::Scheme::default().name() } else { "S0" };
+        let chosen = how.scheme.as_deref().unwrap_or(strongroom_channel::Scheme::default().name());
+        let scheme = if url.is_channel() { chosen.to_owned() } else { "S0".to_owned() };
         let identity =
-            Identity { contender: scheme.into(), scheme: scheme.into(), medium: format!("at {}", url.host()) };
-        Ok(Elsewhere { identity, how, fill, crew: Crew::new(strongroom, directory, None, scheme) })
+            Identity { contender: scheme.clone(), scheme: scheme.clone(), medium: format!("at {}", url.host()) };
+        Ok(Elsewhere { identity, how, fill, crew: Crew::new(strongroom, directory, None, &scheme) })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which schemes there are: plain iSCSI, and whatever the channel can do. A scheme that is added there is measured here.
 
+use strongroom_block::Mode;
 use strongroom_channel::Scheme;
 
 use crate::BenchError;
@@ -9,7 +10,7 @@ use crate::BenchError;
 pub enum SchemeChoice {
     /// S0: plain iSCSI, no channel, a plain volume.
     Plain,
-    /// A channel and a sealed volume.
+    /// A channel, and the volume that the paper's row has behind it.
     Channel(Scheme),
 }
 
@@ -29,9 +30,19 @@ impl SchemeChoice {
         }
     }
 
-    /// Whether the volume is sealed.
-    pub fn is_sealed(self) -> bool {
+    /// Whether there is a channel.
+    pub fn is_channel(self) -> bool {
         self != SchemeChoice::Plain
+    }
+
+    /// How the paper's row has blocks sealed by initiators; `None` where the channel alone protects them, on a plain
+    /// volume, as IPsec does.
+    pub fn sealing(self) -> Option<Mode> {
+        match self {
+            SchemeChoice::Channel(Scheme::LazyAuth) => Some(Mode::AuthenticateOnly),
+            SchemeChoice::Channel(Scheme::LazyDecrypt | Scheme::Lazy) => Some(Mode::Encrypt),
+            SchemeChoice::Plain | SchemeChoice::Channel(Scheme::MacAll | Scheme::EncryptAll) => None,
+        }
     }
 
     /// Reads a list as on the command line, `S0,S2-5`; `all` for all.

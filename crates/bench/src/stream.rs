@@ -29,29 +29,28 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What stands between the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(try_from = "String", into = "String")]
 pub enum Protection {
     /// Nothing.
     Tcp,
-    /// A channel; data was sealed by somebody else and passes as it is.
-    ChannelSealed,
-    /// A channel that protects header and data.
-    ChannelProtected,
+    /// A channel of this scheme, with block data in it: sealed by somebody else where the scheme leaves that to others.
+    Channel(Scheme),
     /// TLS 1.3 with AES-256-GCM, by the library that our handshakes use.
     Tls,
 }
 
 impl Protection {
-    /// All of them, from nothing to most work.
-    pub const ALL: [Protection; 4] =
-        [Protection::Tcp, Protection::ChannelSealed, Protection::ChannelProtected, Protection::Tls];
+    /// All of them, in the paper's order between nothing and TLS.
+    pub fn all() -> Vec<Protection> {
+        let channels = Scheme::ALL.iter().copied().map(Protection::Channel);
+        [Protection::Tcp].into_iter().chain(channels).chain([Protection::Tls]).collect()
+    }
 
     /// As on the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Protection::Tcp => "tcp",
-            Protection::ChannelSealed => "channel-sealed",
-            Protection::ChannelProtected => "channel-protected",
+            Protection::Channel(scheme) => scheme.name(),
             Protection::Tls => "tls",
         }
     }
@@ -63,17 +62,31 @@ impl Protection {
     fn scheme(self) -> &'static str {
         match self {
             Protection::Tcp => "none",
-            Protection::ChannelSealed | Protection::ChannelProtected => Scheme::LazyBoth.name(),
+            Protection::Channel(scheme) => scheme.name(),
             Protection::Tls => "TLS 1.3",
         }
+    }
+}
+
+impl From<Protection> for String {
+    fn from(protection: Protection) -> String {
+        protection.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for Protection {
+    type Error = BenchError;
+    fn try_from(text: String) -> Result<Protection, BenchError> {
+        text.parse()
     }
 }
 
 impl std::str::FromStr for Protection {
     type Err = BenchError;
     fn from_str(text: &str) -> Result<Protection, BenchError> {
-        Protection::ALL.into_iter().find(|protection| protection.name() == text).ok_or_else(|| {
-            let names = Protection::ALL.map(Protection::name).join(", ");
+        let all = Protection::all();
+        all.iter().copied().find(|protection| protection.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
+            let names = all.iter().map(|protection| protection.name()).collect::<Vec<_>>().join(", ");
             BenchError::Asked(format!("'{text}' is no protection of a stream; choose from {names}"))
         })
     }
@@ -276,10 +289,10 @@ mod tests {
     fn every_protection_carries_every_byte() {
         let sizes = [512, 1, 65536, 1 << 20, 4096];
         let total: usize = sizes.iter().sum();
-        for protection in Protection::ALL {
+        for protection in Protection::all() {
             assert_eq!(sent_and_received(protection, &sizes), total as u64, "{protection:?}");
             assert_eq!(protection.name().parse::<Protection>().unwrap(), protection);
         }
-        assert!("ssl".parse::<Protection>().unwrap_err().to_string().contains("channel-sealed"));
+        assert!("ssl".parse::<Protection>().unwrap_err().to_string().contains("S2-5"));
     }
 }

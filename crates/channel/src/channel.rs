@@ -26,14 +26,14 @@ pub enum Role {
 /// ```
 /// use std::sync::Arc;
 /// use strongroom_block::{Buffer, CryptoCounters};
-/// use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind};
+/// use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Scheme};
 ///
 /// # fn main() -> Result<(), strongroom_channel::ChannelError> {
-/// let (keys_a, keys_b) = (ChannelKeys::new([7; 32]), ChannelKeys::new([7; 32])); // both ends', from the handshake
+/// let keys = || ChannelKeys::new([7; 32], Scheme::Lazy); // both ends', from the handshake
 /// let counters = Arc::new(CryptoCounters::new());
 /// let mut wire = Vec::new();
-/// let mut target = Channel::target(keys_a, ChannelLimits::default(), counters.clone(), &mut wire);
-/// let mut initiator = Channel::initiator(keys_b, ChannelLimits::default(), counters);
+/// let mut target = Channel::target(keys(), ChannelLimits::default(), counters.clone(), &mut wire);
+/// let mut initiator = Channel::initiator(keys(), ChannelLimits::default(), counters);
 /// for bytes in wire.drain(..) {
 ///     initiator.handle_input(&bytes)?; // the confirmation
 /// }
@@ -53,6 +53,7 @@ pub enum Role {
 /// ```
 pub struct Channel {
     role: Role,
+    scheme: Scheme,
     confirmed: bool,
     inbound: Inbound,
     outbound: Outbound,
@@ -64,6 +65,7 @@ impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Channel")
             .field("role", &self.role)
+            .field("scheme", &self.scheme)
             .field("confirmed", &self.confirmed)
             .field("failed", &self.failed)
             .finish_non_exhaustive()
@@ -86,7 +88,7 @@ impl Channel {
         let mut channel = Self::new(Role::Target, &keys, limits, counters);
         let limits = limits.capped();
         let confirmation = Confirmation {
-            scheme: Scheme::default(),
+            scheme: channel.scheme,
             header_bytes_max: limits.header_bytes_max,
             data_bytes_max: limits.data_bytes_max,
         };
@@ -103,10 +105,16 @@ impl Channel {
         // What the peer takes: an initiator is told by the confirmation; a target knows only the protocol's caps, and
         // keeps to the session's negotiated lengths.
         let ours = ChannelLimits::default();
-        let peer_takes = ChannelLimits { rekey_frames: limits.rekey_frames, rekey_bytes: limits.rekey_bytes, ..ours };
-        let inbound = Inbound::new(keys.direction(Scheme::default(), inward), limits, Arc::clone(&counters));
-        let outbound = Outbound::new(keys.direction(Scheme::default(), outward), peer_takes, counters);
-        Channel { role, confirmed: role == Role::Target, inbound, outbound, arrived: None, failed: None }
+        let peer_takes = ChannelLimits { rekey_tags: limits.rekey_tags, rekey_bytes: limits.rekey_bytes, ..ours };
+        let scheme = keys.scheme();
+        let inbound = Inbound::new(scheme, keys.direction(inward), limits, Arc::clone(&counters));
+        let outbound = Outbound::new(scheme, keys.direction(outward), peer_takes, counters);
+        Channel { role, scheme, confirmed: role == Role::Target, inbound, outbound, arrived: None, failed: None }
+    }
+
+    /// What the channel protects.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
     }
 
     /// Whether PDUs may be sent. An initiator's end learns it from the target's first frame.
@@ -161,8 +169,8 @@ impl Channel {
         self.arrived.take()
     }
 
-    /// Appends what carries one PDU to `out`, ready for a vectored write. Data of a sealed PDU is passed on by
-    /// reference. Changes keys by itself when it is time.
+    /// Appends what carries one PDU to `out`, ready for a vectored write. Data that the scheme does not encrypt is passed
+    /// on by reference. Changes keys by itself when it is time.
     ///
     /// # Errors
     /// [`ChannelError::NotConfirmed`], [`ChannelError::Closed`], [`ChannelError::TooLong`] and
@@ -237,7 +245,7 @@ impl Channel {
         if self.confirmed {
             return Err(ChannelError::Confirmation);
         }
-        let confirmation = Confirmation::decode(header, Scheme::default())?;
+        let confirmation = Confirmation::decode(header, self.scheme)?;
         self.outbound.limits.header_bytes_max = confirmation.header_bytes_max;
         self.outbound.limits.data_bytes_max = confirmation.data_bytes_max;
         self.confirmed = true;

@@ -1,5 +1,7 @@
 //! Why a channel refused something. Who is to blame is in the name; none of them is answered on the wire.
 
+use crate::Scheme;
+
 /// What went wrong in a channel. After any of the peer's or the world's errors the channel is dead: every later call
 /// returns the same error, and the connection is to be dropped without a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -7,6 +9,14 @@ pub enum ChannelError {
     /// Peer: a frame type that this build does not know.
     #[error("the peer sent a frame of unknown type {0:#04x}; check that both ends run compatible versions")]
     UnknownType(u8),
+    /// Peer: a frame that belongs to another scheme.
+    #[error("the peer sent a frame of type {found:#04x}, which scheme {scheme} does not have; it breaks the protocol")]
+    OtherScheme {
+        /// Its type.
+        found: u8,
+        /// What the handshake agreed on.
+        scheme: Scheme,
+    },
     /// Peer: a frame under another generation of keys than the one in use.
     #[error(
         "the peer sent a frame under key generation {found}, expected {expected}; the connection was tampered with"

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use strongroom_block::{BUFFER_ALIGN, Buffer, BufferMut, CryptoCounters};
 
-use crate::frame::{Frame, FrameKind, FrameType, Prefix};
+use crate::frame::{DataPlace, Frame, FrameType, Prefix};
 use crate::keys::FrameKeys;
-use crate::{ChannelError, ChannelLimits, GENERATION_FRAMES_CAP, PREFIX_BYTES, TAG_BYTES};
+use crate::{ChannelError, ChannelLimits, FrameKind, GENERATION_TAGS_CAP, PREFIX_BYTES, Scheme, TAG_BYTES};
 
 pub(crate) struct Inbound {
+    scheme: Scheme,
     keys: FrameKeys,
     limits: ChannelLimits,
     stage: Stage,
@@ -30,10 +31,11 @@ pub(crate) enum Arrival {
 enum Stage {
     Prefix { bytes: [u8; PREFIX_BYTES], filled: usize },
     Body { prefix: Prefix, body: Body, filled: usize },
-    SealedData { header: Bytes, data: BufferMut, filled: usize },
+    Data { kind: FrameKind, header: Bytes, data: BufferMut, filled: usize, tag_bytes: usize },
 }
 
-/// Where the encrypted part and its tag land. With data inside, the data starts on a page boundary.
+/// Where what the header's tag covers lands, behind a copy of the prefix, the tag at its end. With data inside, the data
+/// starts on a page boundary.
 enum Body {
     Small(Vec<u8>),
     Aligned { buffer: BufferMut, offset: usize },
@@ -41,14 +43,17 @@ enum Body {
 
 impl Body {
     fn for_prefix(prefix: &Prefix) -> Body {
-        let inside = if prefix.frame_type == FrameType::Protected { prefix.data_bytes } else { 0 };
-        if inside == 0 {
-            return Body::Small(vec![0; prefix.header_bytes + TAG_BYTES]);
-        }
-        // Fresh zeroed pages: memory is only touched as bytes arrive.
-        let data_at = prefix.header_bytes.next_multiple_of(BUFFER_ALIGN);
-        let buffer = BufferMut::zeroed(data_at + inside + TAG_BYTES);
-        Body::Aligned { buffer, offset: data_at - prefix.header_bytes }
+        let inside = if prefix.frame_type.data_place() == DataPlace::WithHeader { prefix.data_bytes } else { 0 };
+        let mut body = if inside == 0 {
+            Body::Small(vec![0; PREFIX_BYTES + prefix.header_bytes + TAG_BYTES])
+        } else {
+            // Fresh zeroed pages: memory is only touched as bytes arrive.
+            let data_at = (PREFIX_BYTES + prefix.header_bytes).next_multiple_of(BUFFER_ALIGN);
+            let buffer = BufferMut::zeroed(data_at + inside + TAG_BYTES);
+            Body::Aligned { buffer, offset: data_at - prefix.header_bytes - PREFIX_BYTES }
+        };
+        body.bytes_mut()[..PREFIX_BYTES].copy_from_slice(&prefix.encode());
+        body
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
@@ -60,15 +65,13 @@ impl Body {
 
     /// Header and data, after decryption.
     fn split(self, prefix: &Prefix) -> (Bytes, Buffer) {
+        let header_end = PREFIX_BYTES + prefix.header_bytes;
         match self {
-            Body::Small(mut bytes) => {
-                bytes.truncate(prefix.header_bytes);
-                (Bytes::from(bytes), Buffer::empty())
-            }
+            Body::Small(bytes) => (Bytes::from(bytes).slice(PREFIX_BYTES..header_end), Buffer::empty()),
             Body::Aligned { buffer, offset } => {
                 let shared = buffer.freeze();
-                let data_at = offset + prefix.header_bytes;
-                let header = shared.slice(offset..data_at).into_bytes();
+                let data_at = offset + header_end;
+                let header = shared.slice(offset + PREFIX_BYTES..data_at).into_bytes();
                 (header, shared.slice(data_at..data_at + prefix.data_bytes))
             }
         }
@@ -85,20 +88,25 @@ impl Stage {
         match self {
             Stage::Prefix { bytes, filled } => &mut bytes[*filled..],
             Stage::Body { body, filled, .. } => &mut body.bytes_mut()[*filled..],
-            Stage::SealedData { data, filled, .. } => &mut data[*filled..],
+            Stage::Data { data, filled, .. } => &mut data[*filled..],
         }
     }
 
     fn filled_mut(&mut self) -> &mut usize {
         match self {
-            Stage::Prefix { filled, .. } | Stage::Body { filled, .. } | Stage::SealedData { filled, .. } => filled,
+            Stage::Prefix { filled, .. } | Stage::Body { filled, .. } | Stage::Data { filled, .. } => filled,
         }
     }
 }
 
 impl Inbound {
-    pub(crate) fn new(keys: FrameKeys, limits: ChannelLimits, counters: Arc<CryptoCounters>) -> Inbound {
-        Inbound { keys, limits, stage: Stage::start(), closed: false, counters }
+    pub(crate) fn new(
+        scheme: Scheme,
+        keys: FrameKeys,
+        limits: ChannelLimits,
+        counters: Arc<CryptoCounters>,
+    ) -> Inbound {
+        Inbound { scheme, keys, limits, stage: Stage::start(), closed: false, counters }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -127,7 +135,7 @@ impl Inbound {
     pub(crate) fn space(&mut self) -> Option<&mut [u8]> {
         match self.stage {
             Stage::Prefix { .. } => None,
-            Stage::Body { .. } | Stage::SealedData { .. } => Some(self.stage.space()),
+            Stage::Body { .. } | Stage::Data { .. } => Some(self.stage.space()),
         }
     }
 
@@ -148,12 +156,18 @@ impl Inbound {
             Stage::Prefix { bytes, .. } => {
                 let prefix = self.check_prefix(bytes)?;
                 let body = Body::for_prefix(&prefix);
-                self.stage = Stage::Body { prefix, body, filled: 0 };
+                self.stage = Stage::Body { prefix, body, filled: PREFIX_BYTES };
                 Ok(None)
             }
             Stage::Body { prefix, body, .. } => self.open_body(&prefix, body),
-            Stage::SealedData { header, data, .. } => {
-                Ok(Some(Arrival::Pdu(Frame { kind: FrameKind::Sealed, header, data: data.freeze() })))
+            Stage::Data { kind, header, mut data, tag_bytes, .. } => {
+                let data_bytes = data.len() - tag_bytes;
+                if tag_bytes > 0 {
+                    let (data, tag) = data.split_at_mut(data_bytes);
+                    self.counters.verified(data_bytes);
+                    self.keys.open(data, tag)?;
+                }
+                Ok(Some(Arrival::Pdu(Frame { kind, header, data: data.freeze().slice(..data_bytes) })))
             }
         }
     }
@@ -164,32 +178,44 @@ impl Inbound {
         if prefix.generation != expected {
             return Err(ChannelError::Generation { found: prefix.generation, expected });
         }
-        if self.keys.frames() >= GENERATION_FRAMES_CAP {
+        if self.keys.tags() >= GENERATION_TAGS_CAP {
             return Err(ChannelError::RekeyOverdue);
+        }
+        let is_control = matches!(prefix.frame_type, FrameType::Confirm | FrameType::Rekey | FrameType::Close);
+        if !is_control && self.scheme.kind_of(prefix.frame_type).is_none() {
+            return Err(ChannelError::OtherScheme { found: bytes[0], scheme: self.scheme });
         }
         Ok(prefix)
     }
 
     fn open_body(&mut self, prefix: &Prefix, mut body: Body) -> Result<Option<Arrival>, ChannelError> {
-        let opened = self.keys.open(&prefix.encode(), body.bytes_mut());
-        self.counters.opened(body.bytes_mut().len() - TAG_BYTES);
+        let clear_bytes = prefix.frame_type.clear_bytes(prefix.header_bytes);
+        let (clear, encrypted) = body.bytes_mut().split_at_mut(PREFIX_BYTES + clear_bytes);
+        let opened = self.keys.open(clear, encrypted);
+        self.counters.verified(clear_bytes);
+        self.counters.opened(encrypted.len() - TAG_BYTES);
         opened?;
         let (header, data) = body.split(prefix);
-        Ok(Some(match prefix.frame_type {
-            FrameType::Protected => Arrival::Pdu(Frame { kind: FrameKind::Protected, header, data }),
-            FrameType::Confirm => Arrival::Confirmation(header),
-            FrameType::Rekey => {
+        Ok(Some(match (prefix.frame_type, self.scheme.kind_of(prefix.frame_type)) {
+            (FrameType::Confirm, _) => Arrival::Confirmation(header),
+            (FrameType::Rekey, _) => {
                 self.keys.advance();
                 Arrival::Rekey
             }
-            FrameType::Close => {
+            (FrameType::Close, _) => {
                 self.closed = true;
                 Arrival::Close
             }
-            FrameType::Sealed => {
+            (frame_type, kind) => {
+                let kind = kind.expect("checked with the prefix");
+                let tag_bytes = match frame_type.data_place() {
+                    DataPlace::BehindWithTag if prefix.data_bytes > 0 => TAG_BYTES,
+                    DataPlace::Behind => 0,
+                    _ => return Ok(Some(Arrival::Pdu(Frame { kind, header, data }))),
+                };
                 // The header is authentic, so the announced length is the peer's own word: now memory is given.
-                let data = BufferMut::zeroed(prefix.data_bytes);
-                self.stage = Stage::SealedData { header, data, filled: 0 };
+                let data = BufferMut::zeroed(prefix.data_bytes + tag_bytes);
+                self.stage = Stage::Data { kind, header, data, filled: 0, tag_bytes };
                 return Ok(None);
             }
         }))

@@ -6,8 +6,8 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-use crate::ChannelError;
-use crate::frame::{PREFIX_BYTES, TAG_BYTES};
+use crate::frame::TAG_BYTES;
+use crate::{ChannelError, Scheme};
 
 /// Bytes of exporter secret that a channel is made from.
 pub const EXPORTER_BYTES: usize = 32;
@@ -15,28 +15,6 @@ pub const EXPORTER_BYTES: usize = 32;
 const KEY_BYTES: usize = 32;
 const IV_BYTES: usize = 12;
 const SALT: &[u8] = b"strongroom/1 channel";
-
-/// Which parts of a PDU a channel protects: a row of the paper's table. Bound into the keys, so that two ends that do
-/// not agree never understand each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Scheme {
-    /// S2-5: header encrypted and authenticated; block data sealed and tagged by initiators.
-    #[default]
-    LazyBoth = 25,
-}
-
-impl Scheme {
-    /// Every scheme that this build speaks, in the paper's order.
-    pub const ALL: &[Scheme] = &[Scheme::LazyBoth];
-
-    /// As in the paper: `S2-5`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Scheme::LazyBoth => "S2-5",
-        }
-    }
-}
 
 /// Which way a frame goes. Each way has its own keys, so that nothing can be reflected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,25 +28,33 @@ pub(crate) enum Direction {
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct ChannelKeys {
     exporter: [u8; EXPORTER_BYTES],
+    #[zeroize(skip)]
+    scheme: Scheme,
 }
 
 impl fmt::Debug for ChannelKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ChannelKeys(..)")
+        write!(f, "ChannelKeys({})", self.scheme)
     }
 }
 
 impl ChannelKeys {
-    /// From a TLS exporter's output; the caller wipes its own copy.
-    pub fn new(exporter: [u8; EXPORTER_BYTES]) -> ChannelKeys {
-        ChannelKeys { exporter }
+    /// From a TLS exporter's output, for the scheme that the handshake agreed on; the caller wipes its own copy. The
+    /// scheme is bound into every key: two ends that do not agree never understand each other.
+    pub fn new(exporter: [u8; EXPORTER_BYTES], scheme: Scheme) -> ChannelKeys {
+        ChannelKeys { exporter, scheme }
+    }
+
+    /// What the keys are for.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
     }
 
     /// The first generation's keys of one direction.
-    pub(crate) fn direction(&self, scheme: Scheme, direction: Direction) -> FrameKeys {
+    pub(crate) fn direction(&self, direction: Direction) -> FrameKeys {
         let root = Salt::new(HKDF_SHA256, SALT).extract(&self.exporter);
         let mut secret = [0; KEY_BYTES];
-        expand(&root, &[b"direction", &[scheme as u8, direction as u8]], &mut secret);
+        expand(&root, &[b"direction", &[self.scheme as u8, direction as u8]], &mut secret);
         FrameKeys::from_secret(secret, 0)
     }
 }
@@ -81,7 +67,7 @@ pub(crate) struct FrameKeys {
     aead: LessSafeKey,
     iv: [u8; IV_BYTES],
     generation: u64,
-    frame_number: u64,
+    tags: u64,
 }
 
 impl Drop for FrameKeys {
@@ -100,7 +86,7 @@ impl FrameKeys {
         expand(&prk, &[b"iv"], &mut iv);
         let aead = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes are an AES-256 key"));
         key.zeroize();
-        FrameKeys { secret, aead, iv, generation, frame_number: 0 }
+        FrameKeys { secret, aead, iv, generation, tags: 0 }
     }
 
     /// Moves to the next generation, forgetting this one.
@@ -121,39 +107,39 @@ impl FrameKeys {
         self.generation
     }
 
-    /// Frames that this generation has served for.
-    pub(crate) fn frames(&self) -> u64 {
-        self.frame_number
+    /// Tags that this generation has made or checked: one or two for each frame.
+    pub(crate) fn tags(&self) -> u64 {
+        self.tags
     }
 
-    /// Encrypts `body` in place, as the next frame.
-    pub(crate) fn seal(&mut self, prefix: &[u8; PREFIX_BYTES], body: &mut [u8]) -> [u8; TAG_BYTES] {
+    /// Encrypts `body` in place under the next number; the tag covers `clear` too. An empty body leaves a mere
+    /// authenticator over `clear` (GMAC).
+    pub(crate) fn seal(&mut self, clear: &[u8], body: &mut [u8]) -> [u8; TAG_BYTES] {
         let nonce = self.next_nonce();
         let tag = self
             .aead
-            .seal_in_place_separate_tag(nonce, Aad::from(prefix), body)
+            .seal_in_place_separate_tag(nonce, Aad::from(clear), body)
             .expect("a frame is far below the limit of GCM");
         tag.as_ref().try_into().expect("a GCM tag is 16 bytes")
     }
 
-    /// Decrypts `body` in place, as the next frame. Its last 16 bytes are the tag; returns the length without it.
-    pub(crate) fn open(&mut self, prefix: &[u8; PREFIX_BYTES], body: &mut [u8]) -> Result<usize, ChannelError> {
+    /// Decrypts `body` in place under the next number. Its last 16 bytes are the tag.
+    pub(crate) fn open(&mut self, clear: &[u8], body: &mut [u8]) -> Result<(), ChannelError> {
         let nonce = self.next_nonce();
         let (text, tag) = body.split_last_chunk_mut::<TAG_BYTES>().ok_or(ChannelError::NotAuthentic)?;
-        let text_bytes = text.len();
         self.aead
-            .open_in_place_separate_tag(nonce, Aad::from(prefix), &*tag, text)
+            .open_in_place_separate_tag(nonce, Aad::from(clear), &*tag, text)
             .map_err(|_| ChannelError::NotAuthentic)?;
-        Ok(text_bytes)
+        Ok(())
     }
 
-    /// IV xor frame number, as in TLS 1.3. The number never wraps: both ends bound a generation.
+    /// IV xor the number of the tag, as in TLS 1.3. The number never wraps: both ends bound a generation.
     fn next_nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
-        for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(self.frame_number.to_be_bytes()) {
+        for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(self.tags.to_be_bytes()) {
             *byte ^= number;
         }
-        self.frame_number += 1;
+        self.tags += 1;
         Nonce::assume_unique_for_key(nonce)
     }
 }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use strongroom_block::{Buffer, CryptoCounters};
 
-use crate::frame::{FrameType, Prefix};
+use crate::frame::{DataPlace, FrameType, Prefix};
 use crate::keys::FrameKeys;
-use crate::{ChannelError, ChannelLimits, FrameKind, PREFIX_BYTES, TAG_BYTES};
+use crate::{ChannelError, ChannelLimits, FrameKind, PREFIX_BYTES, Scheme, TAG_BYTES};
 
 /// Small frames share allocations of this size, in bytes.
 const ARENA_BYTES: usize = 16 << 10;
 
 pub(crate) struct Outbound {
+    scheme: Scheme,
     keys: FrameKeys,
     /// What the peer takes, and when we change keys.
     pub(crate) limits: ChannelLimits,
@@ -23,8 +24,13 @@ pub(crate) struct Outbound {
 }
 
 impl Outbound {
-    pub(crate) fn new(keys: FrameKeys, limits: ChannelLimits, counters: Arc<CryptoCounters>) -> Outbound {
-        Outbound { keys, limits, generation_bytes: 0, closed: false, arena: BytesMut::new(), counters }
+    pub(crate) fn new(
+        scheme: Scheme,
+        keys: FrameKeys,
+        limits: ChannelLimits,
+        counters: Arc<CryptoCounters>,
+    ) -> Outbound {
+        Outbound { scheme, keys, limits, generation_bytes: 0, closed: false, arena: BytesMut::new(), counters }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -52,22 +58,27 @@ impl Outbound {
             return Err(ChannelError::SealedWithoutData);
         }
         let bytes = (header.len() + data.len()) as u64;
-        let due = self.keys.frames() >= self.limits.rekey_frames
+        let due = self.keys.tags() >= self.limits.rekey_tags
             || self.generation_bytes.saturating_add(bytes) > self.limits.rekey_bytes;
         // A generation that has carried nothing is as fresh as the next one would be.
-        if due && self.keys.frames() > 0 {
+        if due && self.keys.tags() > 0 {
             self.rekey(out);
         }
         self.generation_bytes = self.generation_bytes.saturating_add(bytes);
-        match kind {
-            FrameKind::Protected => {
-                let frame = self.frame(FrameType::Protected, header, &data, data.len());
+        let frame_type = self.scheme.frame_type(kind);
+        match frame_type.data_place() {
+            DataPlace::WithHeader => {
+                let frame = self.frame(frame_type, header, &data, data.len());
                 out.push(frame);
             }
-            FrameKind::Sealed => {
-                let frame = self.frame(FrameType::Sealed, header, &[], data.len());
+            place => {
+                let frame = self.frame(frame_type, header, &[], data.len());
                 out.push(frame);
-                out.push(data);
+                if !data.is_empty() {
+                    let tag = (place == DataPlace::BehindWithTag).then(|| self.data_tag(&data));
+                    out.push(data);
+                    out.extend(tag);
+                }
             }
         }
         Ok(())
@@ -94,22 +105,37 @@ impl Outbound {
         }
     }
 
-    /// Prefix, encrypted header and `inside`, tag. `data_bytes` is what the prefix says, wherever the data is.
+    /// Prefix, protected header and `inside`, tag. `data_bytes` is what the prefix says, wherever the data is.
     fn frame(&mut self, frame_type: FrameType, header: &[u8], inside: &[u8], data_bytes: usize) -> Buffer {
         let prefix =
             Prefix { frame_type, generation: self.keys.generation_byte(), header_bytes: header.len(), data_bytes }
                 .encode();
         let body_bytes = header.len() + inside.len();
-        let frame_bytes = PREFIX_BYTES + body_bytes + TAG_BYTES;
-        if self.arena.capacity() < frame_bytes {
-            self.arena = BytesMut::with_capacity(frame_bytes.max(ARENA_BYTES));
-        }
+        let clear_bytes = frame_type.clear_bytes(header.len());
+        self.reserve(PREFIX_BYTES + body_bytes + TAG_BYTES);
         self.arena.extend_from_slice(&prefix);
         self.arena.extend_from_slice(header);
         self.arena.extend_from_slice(inside);
-        let tag = self.keys.seal(&prefix, &mut self.arena[PREFIX_BYTES..]);
+        let (clear, body) = self.arena.split_at_mut(PREFIX_BYTES + clear_bytes);
+        let tag = self.keys.seal(clear, body);
         self.arena.extend_from_slice(&tag);
-        self.counters.sealed(body_bytes);
+        self.counters.authenticated(clear_bytes);
+        self.counters.sealed(body_bytes - clear_bytes);
         self.arena.split().freeze().into()
+    }
+
+    /// What authenticates data that goes as it is.
+    fn data_tag(&mut self, data: &[u8]) -> Buffer {
+        let tag = self.keys.seal(data, &mut []);
+        self.counters.authenticated(data.len());
+        self.reserve(TAG_BYTES);
+        self.arena.extend_from_slice(&tag);
+        self.arena.split().freeze().into()
+    }
+
+    fn reserve(&mut self, bytes: usize) {
+        if self.arena.capacity() < bytes {
+            self.arena = BytesMut::with_capacity(bytes.max(ARENA_BYTES));
+        }
     }
 }

@@ -1,13 +1,13 @@
-//! Pins the bytes of channel version 1, scheme S2-5: the vectors of docs/protocol.md, which were computed by an
+//! Pins the bytes of channel version 1 in every scheme: the vectors of docs/protocol.md, which were computed by an
 //! independent implementation from the specification alone.
 
 use std::sync::Arc;
 
 use strongroom_block::{Buffer, CryptoCounters};
-use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind};
+use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Scheme};
 
-fn keys() -> ChannelKeys {
-    ChannelKeys::new(std::array::from_fn(|at| at as u8))
+fn keys(scheme: Scheme) -> ChannelKeys {
+    ChannelKeys::new(std::array::from_fn(|at| at as u8), scheme)
 }
 
 fn hex(buffers: &[Buffer]) -> String {
@@ -17,12 +17,12 @@ fn hex(buffers: &[Buffer]) -> String {
 #[test]
 fn the_wire_is_as_specified() {
     let counters = Arc::new(CryptoCounters::new());
-    let limits = ChannelLimits { rekey_frames: 2, ..ChannelLimits::default() };
+    let limits = ChannelLimits { rekey_tags: 2, ..ChannelLimits::default() };
     let mut wire = Vec::new();
-    let mut target = Channel::target(keys(), limits, counters.clone(), &mut wire);
+    let mut target = Channel::target(keys(Scheme::Lazy), limits, counters.clone(), &mut wire);
     assert_eq!(hex(&wire), "5300001000000000ca96d45f4e41beabc3f2ee2251bb84ac8f87fbcf0e2aace97c1ba6e87df5fd21");
 
-    let mut initiator = Channel::initiator(keys(), limits, counters);
+    let mut initiator = Channel::initiator(keys(Scheme::Lazy), limits, counters);
     initiator.handle_input(&wire[0]).unwrap();
     wire.clear();
     initiator.encode(FrameKind::Protected, b"header", Buffer::copy_from(b"data"), &mut wire).unwrap();
@@ -50,4 +50,72 @@ fn the_wire_is_as_specified() {
         }
     }
     assert!(target.is_closed_by_peer());
+}
+
+/// The confirmation, a login, a PDU without sealed block data, and one with it.
+#[test]
+fn every_scheme_is_as_specified() {
+    let golden = [
+        (
+            Scheme::MacAll,
+            [
+                "530000100000000065e0b86e6dfa9bde40dc5e007f8bf3d1385cc783b99d0f9138b70e900563725f",
+                "5100003400000004b0b6e193c0a85bcf1d1734d85807637f016e587bf68f3bbe01ae6510b8140e25bf7160c6ce1046224ee6acebab2fd80e382ab74bfbcbcd3990f99260679a10948769fbeb7b0ce0f5",
+                "5800003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f6f6dc946c37d8d4061d8747a8e88edeaa285361164617461fc99fd17efcbf914d1305419ef121dcd",
+                "5900003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2fec314094bd98d606b2fb90041fd028cbe107acb064617461b9222a4a69947e488f5619b3b3b666c2",
+            ],
+        ),
+        (
+            Scheme::LazyAuth,
+            [
+                "5300001000000000892c7400ec7f1c06a0f5a96245b1354101164aac743e1035d2830c28e577de74",
+                "5100003400000004e9979fc7e86942b89971c2f6746ec8eb24b5bfa1086fc393c5926107681ded8c511736d845e6137201fb7b4446b2935b43d31879588fd871c990af2bfb6793b4b4292202b7445d5b",
+                "5800003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2ff535191caba76143772c6788984aef565460246964617461d30fca3764e624f24a490de90fbeed18",
+                "5a00003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f673166007cd094c54a0b0582cfe2734f4292345a64617461",
+            ],
+        ),
+        (
+            Scheme::EncryptAll,
+            [
+                "5300001000000000a19f622174c78289e76b27919848aac75f562a1283374550b4f4189c8f76d4d6",
+                "51000034000000041d90a0770a38f9039635b685ed3f9d02e360e018629fcd9959ab9b45ceb56b01aab30244e326a7276a353cdefd0053e81dd9fb3d064083f84976d1764ad9bd8bde43f1c55c2157eb",
+                "51000034000000041f48c89a6a509c003de383a22afabf3b3e2c7d2579d40b24e1abb3f0ef82a04ac21e4872ef085f70c5c561e8b9ace4264f1cbfa0d3a0ca3a2a222ba69aaf1de029d7f7914ae826c3",
+                "56000034000000044fc632524c1c33da051d7fcc1738a77db38d926d3e8c997b496479b4e015b37069e6677bb470943c2184757b8ec665d37cfc7acb29736b8de32957782e6f6b5078ca621f6fc0428b",
+            ],
+        ),
+        (
+            Scheme::LazyDecrypt,
+            [
+                "53000010000000006c8d324bdb24ef4a08a4dd3cb8c9f7ceab402d057c13dc03d110d51cf60ddf20",
+                "51000034000000046fa8e5e9e6fc5d0b30e414b179216c764971a1816bffd573a0bcd89250f957f16e6a96fe664faa54fc6213e539a0bfdadab8039bcbbbb8c6ce378305420e75576443a4f1f1ec4df3",
+                "510000340000000433ca96c0bbfa4083c5203f246fc39109a60df9ab998db8185d3e9b2957d79bedb635b4c415985b3e2990ba42f4483fe4f4a7ec3b389b257e7cbc1c743ed39e4efd19621e5693b233",
+                "5700003400000004fcf8b1aaf8f24ddb5c7ab529b420ec3ed9b5ad7aafdbc655098e02d1929f8a715b5053d2cc1d2854fb571545c52897fa9534aaf6c16ead907b0ef36d5f5c9ce04a76c606646174614a54e3677d85f328af718d48752371d2",
+            ],
+        ),
+        (
+            Scheme::Lazy,
+            [
+                "5300001000000000ca96d45f4e41beabc3f2ee2251bb84ac8f87fbcf0e2aace97c1ba6e87df5fd21",
+                "51000034000000043117ca13f71ea324ab066482b6f458426e136c5bc17c2a46c2df69c64216ee3219b1f771265556c9fd77f5a461186eb1ba6891f35bfab78ec52821f49a7807446994df1b85af02d2",
+                "5100003400000004c74f131ebc551db6b3d2a8c3ce95c1cb3cc449caf47d606ee2da23302a9c96af807b3015ae6cbaf103eb0ffe7a3b0659ffd5e80acc223681f7d7227d479661fada95640687e76896",
+                "52000034000000044c28e3e1207a5b5e1793d1ab4e98298ecea7ef03de0a8bd92db38344ba758a894a3b5843e54df419c1e64dd79ed005451790f0373c86dc15c52c919d59b31e118f22207364617461",
+            ],
+        ),
+    ];
+    assert_eq!(golden.each_ref().map(|(scheme, _)| *scheme)[..], *Scheme::ALL);
+    for (scheme, golden) in golden {
+        let counters = Arc::new(CryptoCounters::new());
+        let mut wire = Vec::new();
+        Channel::target(keys(scheme), ChannelLimits::default(), counters.clone(), &mut wire);
+        let mut initiator = Channel::initiator(keys(scheme), ChannelLimits::default(), counters);
+        initiator.handle_input(&wire[0]).unwrap();
+        let mut frames = vec![hex(&wire)];
+        let header: Vec<u8> = (0..48).chain(*b"keys").collect();
+        for kind in [FrameKind::Private, FrameKind::Protected, FrameKind::Sealed] {
+            let mut frame = Vec::new();
+            initiator.encode(kind, &header, Buffer::copy_from(b"data"), &mut frame).unwrap();
+            frames.push(hex(&frame));
+        }
+        assert_eq!(frames, golden, "{scheme}");
+    }
 }

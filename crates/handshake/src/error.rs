@@ -78,6 +78,12 @@ pub enum HandshakeError {
         /// What does not fit.
         reason: &'static str,
     },
+    /// The two ends have no scheme in common, or not even a version of the protocol.
+    #[error(
+        "the two nodes have no scheme in common: choose one with --scheme that the target's 'schemes' setting admits \
+         (S2-5 if in doubt), and run compatible Strongroom versions on both ends"
+    )]
+    NoCommonScheme,
     /// The peer broke the rules of TLS, or somebody changed its bytes.
     #[error("the TLS handshake failed: {0}; try again, and look for what stands between the two nodes")]
     Tls(#[source] TlsError),

@@ -10,22 +10,32 @@ use rustls::pki_types::ServerName;
 use rustls::server::{NoServerSessionStorage, ServerConnection};
 use rustls::{AlertDescription, ClientConfig, Connection, Error, ProtocolVersion, ServerConfig, version::TLS13};
 use rustls::{client::AlwaysResolvesClientRawPublicKeys, server::AlwaysResolvesServerRawPublicKeys};
-use strongroom_channel::{ChannelKeys, EXPORTER_BYTES, FRAME_TYPE_MIN, Role};
+use strongroom_channel::{ChannelKeys, EXPORTER_BYTES, FRAME_TYPE_MIN, Role, Scheme};
 use zeroize::Zeroize;
 
 use crate::verify::{KeyVerifier, Refused};
 use crate::{HandshakeError, NodeKey, PublicKey, TlsError};
 
-/// Offered and required as application protocol: names the version of everything above TLS.
-pub const ALPN: &[u8] = b"strongroom/1";
-/// The label of the exporter that the channel's keys come from. Its context is [`ALPN`], the initiator's public key and
-/// the target's public key: 12 + 32 + 32 bytes.
+/// The label of the exporter that the channel's keys come from. Its context is the application protocol that was agreed
+/// on ([`alpn`]), the initiator's public key and the target's public key, one after the other.
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER-strongroom-channel";
 /// Upper bound on what one side takes in for a handshake, in bytes. A regular one needs about 2 KiB.
 pub const HANDSHAKE_BYTES_MAX: usize = 16 * 1024;
 
 const RECORD_HEADER_BYTES: usize = 5;
 const RECORD_BYTES_MAX: usize = 16_384 + 256;
+
+/// The application protocol (RFC 7301) that stands for a scheme: names the version of everything above TLS, and what the
+/// channel protects. Being part of the handshake, the choice cannot be talked down by anybody between the two nodes.
+pub fn alpn(scheme: Scheme) -> &'static [u8] {
+    match scheme {
+        Scheme::MacAll => b"strongroom/1 S1-1",
+        Scheme::LazyAuth => b"strongroom/1 S1-2",
+        Scheme::EncryptAll => b"strongroom/1 S2-1",
+        Scheme::LazyDecrypt => b"strongroom/1 S2-3",
+        Scheme::Lazy => b"strongroom/1 S2-5",
+    }
+}
 
 /// Says which initiators a target admits. Asked in every handshake, so that a change of the access list counts at once.
 pub trait PeerPolicy: Send + Sync {
@@ -82,11 +92,11 @@ impl fmt::Debug for Handshake {
 }
 
 impl Handshake {
-    /// An initiator's side, for a target that has one of the `expected` keys.
+    /// An initiator's side, for a target that has one of the `expected` keys, offering `schemes`.
     ///
     /// # Errors
     /// [`HandshakeError::NoTargetKey`] if `expected` is empty.
-    pub fn initiator(node: &NodeKey, expected: &[PublicKey]) -> Result<Handshake, HandshakeError> {
+    pub fn initiator(node: &NodeKey, expected: &[PublicKey], schemes: &[Scheme]) -> Result<Handshake, HandshakeError> {
         if expected.is_empty() {
             return Err(HandshakeError::NoTargetKey);
         }
@@ -100,7 +110,7 @@ impl Handshake {
             .dangerous() // No certificates: the verifier compares raw public keys, which is stricter.
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(node.certified())));
-        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.alpn_protocols = protocols(schemes);
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
         config.enable_early_data = false;
@@ -110,11 +120,15 @@ impl Handshake {
         Ok(Self::new(Role::Initiator, node, connection.into(), refused))
     }
 
-    /// A target's side.
+    /// A target's side. Of `schemes` it takes the first that the initiator offers.
     ///
     /// # Errors
     /// [`HandshakeError::Tls`] if the library refuses our own configuration.
-    pub fn target(node: &NodeKey, policy: Arc<dyn PeerPolicy>) -> Result<Handshake, HandshakeError> {
+    pub fn target(
+        node: &NodeKey,
+        policy: Arc<dyn PeerPolicy>,
+        schemes: &[Scheme],
+    ) -> Result<Handshake, HandshakeError> {
         let (provider, refused) = (provider(), Refused::default());
         let accepts = Box::new(move |key: &PublicKey| policy.accepts(key));
         let verifier = KeyVerifier::new(accepts, Arc::clone(&refused), Arc::clone(&provider));
@@ -123,7 +137,7 @@ impl Handshake {
             .map_err(tls)?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(node.certified())));
-        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.alpn_protocols = protocols(schemes);
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
@@ -249,9 +263,9 @@ impl Handshake {
         if connection.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
             return Err(HandshakeError::Incompatible { reason: "not TLS 1.3" });
         }
-        if connection.alpn_protocol() != Some(ALPN) {
-            return Err(HandshakeError::Incompatible { reason: "another application protocol" });
-        }
+        let agreed = connection.alpn_protocol();
+        let scheme = Scheme::ALL.iter().copied().find(|&scheme| agreed == Some(alpn(scheme)));
+        let scheme = scheme.ok_or(HandshakeError::NoCommonScheme)?;
         let presented = connection.peer_certificates().and_then(|keys| keys.first());
         let peer = presented
             .and_then(|spki| PublicKey::from_spki(spki))
@@ -260,10 +274,10 @@ impl Handshake {
             Role::Initiator => (self.own, peer),
             Role::Target => (peer, self.own),
         };
-        let context = [ALPN, initiator.as_bytes(), target.as_bytes()].concat();
+        let context = [alpn(scheme), initiator.as_bytes(), target.as_bytes()].concat();
         let mut exporter = [0; EXPORTER_BYTES];
         connection.export_keying_material(&mut exporter, EXPORTER_LABEL, Some(&context)).map_err(tls)?;
-        let keys = ChannelKeys::new(exporter);
+        let keys = ChannelKeys::new(exporter, scheme);
         exporter.zeroize();
         Ok(Finished { keys, peer })
     }
@@ -282,7 +296,7 @@ impl Handshake {
                 Role::Target => HandshakeError::RefusedByInitiator { own: self.own },
             },
             Error::NoApplicationProtocol | Error::AlertReceived(AlertDescription::NoApplicationProtocol) => {
-                HandshakeError::Incompatible { reason: "another application protocol" }
+                HandshakeError::NoCommonScheme
             }
             Error::AlertReceived(AlertDescription::ProtocolVersion) => {
                 HandshakeError::Incompatible { reason: "another TLS version" }
@@ -304,6 +318,10 @@ fn check_record_start(record: &[u8]) -> Result<(), HandshakeError> {
     let type_fits = record.first().is_none_or(|byte| (0x14..=0x17).contains(byte));
     let version_fits = record.get(1).is_none_or(|&byte| byte == 3);
     if type_fits && version_fits { Ok(()) } else { Err(HandshakeError::NotTls) }
+}
+
+fn protocols(schemes: &[Scheme]) -> Vec<Vec<u8>> {
+    schemes.iter().map(|&scheme| alpn(scheme).to_vec()).collect()
 }
 
 fn tls(error: Error) -> HandshakeError {

@@ -16,8 +16,8 @@ use rustls::version::TLS13;
 use rustls::{
     ClientConfig, Connection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
 };
-use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, CryptoCounters};
-use strongroom_handshake::{ALPN, Finished, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
+use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, CryptoCounters, Scheme};
+use strongroom_handshake::{Finished, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey, alpn};
 
 const INITIATOR_SEED: [u8; 32] = [1; 32];
 const TARGET_SEED: [u8; 32] = [2; 32];
@@ -28,11 +28,11 @@ fn public(seed: [u8; 32]) -> PublicKey {
 
 fn target() -> Handshake {
     let policy: Arc<dyn PeerPolicy> = Arc::new(|key: &PublicKey| *key == public(INITIATOR_SEED));
-    Handshake::target(&NodeKey::from_seed(&TARGET_SEED), policy).unwrap()
+    Handshake::target(&NodeKey::from_seed(&TARGET_SEED), policy, Scheme::ALL).unwrap()
 }
 
 fn initiator() -> Handshake {
-    Handshake::initiator(&NodeKey::from_seed(&INITIATOR_SEED), &[public(TARGET_SEED)]).unwrap()
+    Handshake::initiator(&NodeKey::from_seed(&INITIATOR_SEED), &[public(TARGET_SEED)], &[Scheme::Lazy]).unwrap()
 }
 
 /// A key pair as rustls wants it; `presented` need not be the public half of `seed`.
@@ -141,7 +141,7 @@ impl Client {
     /// Not at all.
     fn like_ours() -> Client {
         let key = Some(certified(public(INITIATOR_SEED), INITIATOR_SEED));
-        Client { provider: default_provider(), raw: true, alpn: Some(ALPN), key }
+        Client { provider: default_provider(), raw: true, alpn: Some(alpn(Scheme::Lazy)), key }
     }
 
     /// What the target says to it.
@@ -202,13 +202,13 @@ fn a_client_that_does_everything_right_is_taken_and_understood() {
     let mut client = Client::like_ours().connection();
     let finished = meet(&mut client, &mut target()).unwrap();
     let (initiator, target) = (public(INITIATOR_SEED), public(TARGET_SEED));
-    let context = [b"strongroom/1", &initiator.as_bytes()[..], target.as_bytes()].concat();
+    let context = [b"strongroom/1 S2-5", &initiator.as_bytes()[..], target.as_bytes()].concat();
     let exported = client.export_keying_material([0; 32], b"EXPORTER-strongroom-channel", Some(&context)).unwrap();
 
     let counters = Arc::new(CryptoCounters::new());
     let mut wire = Vec::new();
     Channel::target(finished.keys, ChannelLimits::default(), counters.clone(), &mut wire);
-    let mut channel = Channel::initiator(ChannelKeys::new(exported), ChannelLimits::default(), counters);
+    let mut channel = Channel::initiator(ChannelKeys::new(exported, Scheme::Lazy), ChannelLimits::default(), counters);
     channel.handle_input(&wire[0]).unwrap();
     assert!(channel.is_confirmed());
 }
@@ -242,7 +242,7 @@ fn a_client_that_wants_certificates_is_refused() {
 fn another_application_protocol_is_refused() {
     for alpn in [None, Some(&b"h2"[..]), Some(b"strongroom/2")] {
         let result = Client { alpn, ..Client::like_ours() }.meets_target();
-        assert!(is_incompatible(&result), "{alpn:?}: {result:?}");
+        assert_eq!(result, Err(HandshakeError::NoCommonScheme), "{alpn:?}");
     }
 }
 
@@ -287,7 +287,7 @@ fn server(key: Arc<CertifiedKey>, tickets: usize) -> Result<(), HandshakeError> 
         .unwrap()
         .with_client_cert_verifier(Arc::new(Credulous { raw: true }))
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = vec![alpn(Scheme::Lazy).to_vec()];
     config.send_tls13_tickets = tickets;
     meet(&mut ServerConnection::new(Arc::new(config)).unwrap().into(), &mut initiator()).map(drop)
 }

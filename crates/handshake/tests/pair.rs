@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use strongroom_block::{Buffer, CryptoCounters};
-use strongroom_channel::{Channel, ChannelLimits, FrameKind};
+use strongroom_channel::{Channel, ChannelLimits, FrameKind, Scheme};
 use strongroom_handshake::{Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
 
 fn node(seed: u8) -> NodeKey {
@@ -28,8 +28,8 @@ impl Pair {
     fn new() -> Pair {
         let (initiator, target) = (node(1), node(2));
         Pair {
-            initiator: Handshake::initiator(&initiator, &[target.public()]).unwrap(),
-            target: Handshake::target(&target, only(initiator.public())).unwrap(),
+            initiator: Handshake::initiator(&initiator, &[target.public()], &[Scheme::Lazy]).unwrap(),
+            target: Handshake::target(&target, only(initiator.public()), Scheme::ALL).unwrap(),
             piece_bytes: usize::MAX,
         }
     }
@@ -97,6 +97,59 @@ fn two_nodes_that_know_each_other_agree() {
     }
 }
 
+fn meeting(offered: &[Scheme], admitted: &[Scheme]) -> (Outcome, Outcome) {
+    let (initiator, target) = (node(1), node(2));
+    let mut pair = Pair {
+        initiator: Handshake::initiator(&initiator, &[target.public()], offered).unwrap(),
+        target: Handshake::target(&target, only(initiator.public()), admitted).unwrap(),
+        piece_bytes: usize::MAX,
+    };
+    let (at_initiator, at_target) = pair.run();
+    (at_initiator.expect("an outcome"), at_target.expect("an outcome"))
+}
+
+#[test]
+fn the_target_takes_the_scheme_that_it_prefers_of_those_offered() {
+    for scheme in Scheme::ALL {
+        let (at_initiator, at_target) = meeting(&[*scheme], Scheme::ALL);
+        assert_eq!(at_initiator.unwrap().keys.scheme(), *scheme);
+        assert_eq!(at_target.unwrap().keys.scheme(), *scheme);
+    }
+    let (at_initiator, _) = meeting(Scheme::ALL, &[Scheme::LazyDecrypt, Scheme::MacAll]);
+    assert_eq!(at_initiator.unwrap().keys.scheme(), Scheme::LazyDecrypt);
+}
+
+#[test]
+fn nodes_without_a_common_scheme_do_not_settle_for_less() {
+    let (at_initiator, at_target) = meeting(&[Scheme::Lazy, Scheme::EncryptAll], &[Scheme::MacAll, Scheme::LazyAuth]);
+    assert_eq!(at_initiator.unwrap_err(), HandshakeError::NoCommonScheme);
+    assert_eq!(at_target.unwrap_err(), HandshakeError::NoCommonScheme);
+}
+
+/// Whoever stands between the two nodes strikes the better schemes from the offer, which is not encrypted: the handshake
+/// does not come to an end.
+#[test]
+fn attack_downgrade_of_the_schemes_ends_the_handshake() {
+    let (initiator, target) = (node(1), node(2));
+    let offered = [Scheme::Lazy, Scheme::MacAll];
+    let mut pair = Pair {
+        initiator: Handshake::initiator(&initiator, &[target.public()], &offered).unwrap(),
+        target: Handshake::target(&target, only(initiator.public()), Scheme::ALL).unwrap(),
+        piece_bytes: usize::MAX,
+    };
+    let mut hello = drain(&mut pair.initiator);
+    let at = hello.windows(4).position(|window| window == b"S2-5").expect("the offer is readable");
+    hello[at..at + 4].copy_from_slice(b"X2-5");
+    let mut at_target = None;
+    deliver(&mut pair.target, &hello, usize::MAX, &mut at_target);
+    let (mut at_initiator, mut later) = (None, None);
+    let answer = drain(&mut pair.target);
+    deliver(&mut pair.initiator, &answer, usize::MAX, &mut at_initiator);
+    deliver(&mut pair.target, &drain(&mut pair.initiator), usize::MAX, &mut later);
+    assert!(matches!(at_initiator, Some(Err(_))), "{at_initiator:?}");
+    assert!(!matches!((at_target, later), (Some(Ok(_)), _) | (_, Some(Ok(_)))), "the target has no session either");
+}
+
 #[test]
 fn two_connections_of_the_same_nodes_have_different_keys() {
     let finish = || {
@@ -145,7 +198,7 @@ fn frames_right_behind_the_last_record_are_not_swallowed() {
 fn an_unknown_initiator_is_refused_and_both_ends_say_so() {
     for piece_bytes in [1, usize::MAX] {
         let stranger = node(9);
-        let initiator = Handshake::initiator(&stranger, &[node(2).public()]).unwrap();
+        let initiator = Handshake::initiator(&stranger, &[node(2).public()], &[Scheme::Lazy]).unwrap();
         let (at_initiator, at_target) = Pair { initiator, piece_bytes, ..Pair::new() }.run();
         assert_eq!(at_target.unwrap().unwrap_err(), HandshakeError::UnknownPeer { key: stranger.public() });
         // The initiator believed that it had finished; the alert that follows tells it otherwise.
@@ -166,7 +219,7 @@ fn a_refusal_whose_alert_is_lost_is_explained_too() {
 
 #[test]
 fn a_target_with_another_key_is_refused_and_both_ends_say_so() {
-    let initiator = Handshake::initiator(&node(1), &[node(8).public(), node(7).public()]).unwrap();
+    let initiator = Handshake::initiator(&node(1), &[node(8).public(), node(7).public()], &[Scheme::Lazy]).unwrap();
     let (at_initiator, at_target) = Pair { initiator, ..Pair::new() }.run();
     assert_eq!(at_initiator.unwrap().unwrap_err(), HandshakeError::WrongTarget { presented: node(2).public() });
     assert_eq!(at_target.unwrap().unwrap_err(), HandshakeError::RefusedByInitiator { own: node(2).public() });
@@ -174,12 +227,12 @@ fn a_target_with_another_key_is_refused_and_both_ends_say_so() {
 
 #[test]
 fn an_initiator_needs_a_key_to_expect() {
-    assert_eq!(Handshake::initiator(&node(1), &[]).unwrap_err(), HandshakeError::NoTargetKey);
+    assert_eq!(Handshake::initiator(&node(1), &[], &[Scheme::Lazy]).unwrap_err(), HandshakeError::NoTargetKey);
 }
 
 #[test]
 fn a_failed_handshake_stays_failed() {
-    let mut target = Handshake::target(&node(2), only(node(1).public())).unwrap();
+    let mut target = Handshake::target(&node(2), only(node(1).public()), Scheme::ALL).unwrap();
     assert_eq!(target.handle_input(b"GET / HTTP/1.1"), Err(HandshakeError::NotTls));
     let first_record = drain(&mut Pair::new().initiator);
     assert_eq!(target.handle_input(&first_record), Err(HandshakeError::NotTls));
@@ -188,7 +241,7 @@ fn a_failed_handshake_stays_failed() {
 
 #[test]
 fn a_flood_of_handshake_bytes_is_cut_off() {
-    let mut target = Handshake::target(&node(2), only(node(1).public())).unwrap();
+    let mut target = Handshake::target(&node(2), only(node(1).public()), Scheme::ALL).unwrap();
     // An endless ClientHello: each record continues a message of 64 KiB.
     let mut fed = 0;
     let error = loop {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strongroom_block::{CryptoCounters, Mode};
+use strongroom_channel::Scheme;
 use strongroom_handshake::{NodeKey, PublicKey};
 
 use strongroom_iscsi::DigestOffer;
@@ -31,6 +32,8 @@ pub struct AttachOptions {
     pub target_keys: Vec<PublicKey>,
     /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
     pub key_source: Option<Arc<dyn KeySource>>,
+    /// What the channel of a `strongroom://` URL protects; `None` chooses by `mode`: see [`AttachOptions::scheme`].
+    pub scheme: Option<Scheme>,
     /// What is known of the volume beforehand.
     pub expected: ExpectedUnit,
     /// What sealing must do. A sealed volume that claims another mode is refused, unless we are `read_only`: only the target
@@ -60,6 +63,7 @@ impl AttachOptions {
             digests: DigestOffer::Allow,
             target_keys: Vec::new(),
             key_source: None,
+            scheme: None,
             expected: ExpectedUnit::default(),
             mode: Mode::Encrypt,
             read_only: false,
@@ -69,6 +73,15 @@ impl AttachOptions {
             counters: Arc::new(CryptoCounters::new()),
         }
     }
+
+    /// The scheme that is offered to the target: the one that was chosen, else S2-5, or S1-2 for a volume that is not
+    /// encrypted. Never another one: what a target does not admit is not negotiated down.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme.unwrap_or(match self.mode {
+            Mode::Encrypt => Scheme::Lazy,
+            Mode::AuthenticateOnly => Scheme::LazyAuth,
+        })
+    }
 }
 
 impl fmt::Debug for AttachOptions {
@@ -76,6 +89,7 @@ impl fmt::Debug for AttachOptions {
         f.debug_struct("AttachOptions")
             .field("url", &self.url)
             .field("initiator_name", &self.initiator_name)
+            .field("scheme", &self.scheme)
             .field("read_only", &self.read_only)
             .field("limits", &self.limits)
             .field("timeouts", &self.timeouts)

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, CryptoCounters};
-use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role};
+use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role, Scheme};
 use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
@@ -43,6 +43,8 @@ pub struct LinkOptions {
     pub setup_timeout: Duration,
     /// Longest data segment taken on a plain stream, in bytes: the MaxRecvDataSegmentLength that the session declares.
     pub data_bytes_max: usize,
+    /// The schemes that an initiator offers, or that a target admits, the preferred one first.
+    pub schemes: Vec<Scheme>,
     /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
     pub channel: ChannelLimits,
     /// Counts the bytes of cryptography done for channels.
@@ -54,6 +56,7 @@ impl Default for LinkOptions {
         LinkOptions {
             setup_timeout: Duration::from_secs(15),
             data_bytes_max: 1 << 20,
+            schemes: vec![Scheme::default()],
             channel: ChannelLimits::default(),
             counters: Arc::new(CryptoCounters::new()),
         }
@@ -155,7 +158,7 @@ impl Link {
         options: LinkOptions,
         now: Instant,
     ) -> Result<Link, HandshakeError> {
-        let handshake = Handshake::initiator(node, expected)?;
+        let handshake = Handshake::initiator(node, expected, &options.schemes)?;
         let mut link = Self::new(State::Handshaking(Box::new(handshake), Role::Initiator), options, now);
         link.take_handshake_output();
         Ok(link)
@@ -188,6 +191,14 @@ impl Link {
     /// Whether the PDUs go through a channel (known from [`LinkEvent::Established`] on).
     pub fn in_channel(&self) -> bool {
         matches!(self.state, State::Channel(_))
+    }
+
+    /// What the channel protects; `None` on a plain stream (S0), and before [`LinkEvent::Established`].
+    pub fn scheme(&self) -> Option<Scheme> {
+        match &self.state {
+            State::Channel(channel) => Some(channel.scheme()),
+            _ => None,
+        }
     }
 
     /// Who the other end has proven to be, from [`LinkEvent::Established`] on; `None` on a plain stream.
@@ -278,7 +289,7 @@ impl Link {
             State::Channel(channel) => {
                 self.header.clear();
                 pdu.channel_header(&mut self.header);
-                let kind = if pdu.sealed { FrameKind::Sealed } else { FrameKind::Protected };
+                let kind = frame_kind(&pdu);
                 channel.encode(kind, &self.header, pdu.data, &mut self.out).map_err(LinkEnd::from)
             }
             _ => Err(LinkEnd::SentTooEarly),
@@ -370,7 +381,7 @@ impl Link {
         match first {
             TLS_HANDSHAKE_RECORD => {
                 let identity = admission.identity.ok_or(LinkEnd::ChannelRefused)?;
-                let handshake = Handshake::target(&identity, admission.peers)?;
+                let handshake = Handshake::target(&identity, admission.peers, &self.options.schemes)?;
                 self.state = State::Handshaking(Box::new(handshake), Role::Target);
             }
             LOGIN_REQUEST if admission.allow_plain => {
@@ -447,6 +458,15 @@ impl Link {
             State::Channel(_) => "channel",
             State::Ended => "ended",
         }
+    }
+}
+
+/// How much of a PDU a channel has to protect: the login whole, whatever the scheme; of the rest, what the scheme says.
+fn frame_kind(pdu: &Pdu) -> FrameKind {
+    match pdu.bhs.opcode() {
+        Some(Opcode::LoginRequest | Opcode::LoginResponse) => FrameKind::Private,
+        _ if pdu.sealed => FrameKind::Sealed,
+        _ => FrameKind::Protected,
     }
 }
 

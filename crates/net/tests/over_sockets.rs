@@ -45,7 +45,7 @@ fn admission() -> Admission {
 
 /// Small generations, so that a test passes through many.
 fn options() -> LinkOptions {
-    let channel = ChannelLimits { rekey_frames: 50, ..ChannelLimits::default() };
+    let channel = ChannelLimits { rekey_tags: 50, ..ChannelLimits::default() };
     LinkOptions { channel, setup_timeout: Duration::from_millis(400), ..LinkOptions::default() }
 }
 

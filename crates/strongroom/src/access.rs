@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::{DeviceErrorKind, Lba, Mode};
+use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
@@ -41,6 +42,10 @@ pub(crate) struct AccessArgs {
     /// Without this such a volume is only attached read-only, so that a target cannot talk anybody out of encryption.
     #[arg(long)]
     pub(crate) authenticate_only: bool,
+    /// What the channel of a strongroom:// URL protects, by the paper's name or by what it does: S1-1 (mac-all), S1-2 (lazy-auth), S2-1
+    /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy) [default: S2-5; S1-2 with --authenticate-only].
+    #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
+    pub(crate) scheme: Option<Scheme>,
     /// The iSCSI name to log in by [default: one made from this machine's name].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
@@ -110,6 +115,10 @@ impl AccessArgs {
         options.initiator_name = self.initiator_name.clone().unwrap_or_else(default_initiator_name);
         if let Some(base) = &self.base_name {
             options.base_iqn.clone_from(base);
+        }
+        options.scheme = self.scheme;
+        if let (Some(scheme), false) = (self.scheme, options.url.is_channel()) {
+            bail!("an iscsi:// URL is plain iSCSI, scheme S0; for scheme {scheme} use a strongroom:// URL");
         }
         options.chap = self.chap()?;
         options.digests = match self.digests {

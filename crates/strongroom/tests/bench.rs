@@ -70,7 +70,7 @@ fn rawio_measures_and_verifies_every_scheme_and_the_report_shows_it() {
     let (html, plots, markdown) = (path("report.html"), path("plots"), path("report.md"));
     run(&["bench", "report", &json, "--html", &html, "--plots", &plots, "--markdown", &markdown]).ok();
     let page = fs::read_to_string(&html).unwrap();
-    assert!(page.contains("channel-protected") && page.contains("</html>") && !page.contains("src=\"http"));
+    assert!(page.contains("S2-1") && page.contains("</html>") && !page.contains("src=\"http"));
     for plot in ["rawio-what-it-moved.svg", "rawio-what-it-moved.png", "stream-what-it-cost-the-target.svg"] {
         assert!(Path::new(&plots).join(plot).metadata().unwrap().len() > 1500, "{plot}");
     }
@@ -111,6 +111,6 @@ fn wrong_wishes_are_refused_with_advice() {
     refused(&["rawio", "--medium", "paper"], &["paper"]);
     refused(&["rawio", "--target-cpus", "4000"], &["no processor 4000"]);
     refused(&["rawio", "--work-dir", "/nonexistent"], &["--work-dir"]);
-    refused(&["stream", "--protections", "ssl"], &["channel-sealed"]);
+    refused(&["stream", "--protections", "ssl"], &["S2-5"]);
     refused(&["report", "/nonexistent"], &["/nonexistent"]);
 }

@@ -81,6 +81,14 @@ pub enum Refusal {
         /// The volume.
         volume: String,
     },
+    /// The session has less protection than the volume asks for.
+    #[error("the volume '{volume}' cannot be used so: {reason}")]
+    Unprotected {
+        /// The volume.
+        volume: String,
+        /// What is missing, and which schemes give it.
+        reason: String,
+    },
     /// The rules for this initiator want CHAP.
     #[error(
         "the initiator '{initiator}' has to prove itself by CHAP, as one of the `chap` users of its [[plain]] rule"

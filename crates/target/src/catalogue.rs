@@ -344,7 +344,10 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError`].
     pub fn set_access(&self, name: &str, access: Access) -> Result<Volume, CatalogueError> {
-        self.change(&VolumeName::new(name)?, |volume| volume.access = access)
+        let name = VolumeName::new(name)?;
+        let is_sealed = self.load(&name)?.sealed.is_some();
+        access.protection.check(is_sealed).map_err(CatalogueError::Protection)?;
+        self.change(&name, |volume| volume.access = access)
     }
 
     /// Deletes a volume and everything in it.
@@ -429,6 +432,7 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
     fill_random(&mut random);
     let domain = SealingDomain::from_random(random);
     let sealed = spec.sealed.as_ref().map(|sealed| seal_spec(sealed, domain, root)).transpose()?;
+    spec.access.protection.check(sealed.is_some()).map_err(CatalogueError::Protection)?;
     if sealed.is_some() && !spec.access.initiators.is_empty() {
         return Err(CatalogueError::Kind(
             "a sealed volume refuses plain sessions; name peers that may use it, not initiators",

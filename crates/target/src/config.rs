@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strongroom_channel::{Scheme, UnknownScheme};
 use strongroom_iscsi::DigestOffer;
 
 use crate::access::Network;
@@ -59,6 +60,10 @@ pub struct Config {
     /// Bounds on what initiators can take.
     #[serde(default)]
     pub limits: Limits,
+    /// The schemes that channels may have, by the paper's names or the ones that say what they do, the preferred one first;
+    /// a volume can ask for more than that (see [`Protection`](crate::Protection)).
+    #[serde(default = "schemes_default")]
+    pub schemes: Vec<String>,
     /// Who may come through a channel.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerRule>,
@@ -218,6 +223,12 @@ fn listen_default() -> Vec<SocketAddr> {
     vec![SocketAddr::from(([0, 0, 0, 0], strongroom_iscsi::DEFAULT_PORT))]
 }
 
+fn schemes_default() -> Vec<String> {
+    // The default first, then the rest: it is what an initiator that leaves the choice to us gets.
+    let others = Scheme::ALL.iter().filter(|scheme| **scheme != Scheme::default());
+    std::iter::once(&Scheme::default()).chain(others).map(|scheme| scheme.name().to_owned()).collect()
+}
+
 fn base_name_default() -> String {
     BASE_NAME_DEFAULT.to_owned()
 }
@@ -238,6 +249,7 @@ impl Config {
             pin_workers: false,
             runtime: RuntimeKind::default(),
             limits: Limits::default(),
+            schemes: schemes_default(),
             peers: Vec::new(),
             plain: Vec::new(),
             chap: Vec::new(),
@@ -286,6 +298,7 @@ impl Config {
             check_url(url)?;
         }
         self.limits.check()?;
+        self.channel_schemes()?;
         self.check_peers()?;
         for (index, rule) in self.plain.iter().enumerate() {
             let at = format!("plain[{index}]");
@@ -293,6 +306,21 @@ impl Config {
             check_volumes(&at, &rule.volumes)?;
         }
         Ok(())
+    }
+
+    /// The schemes that channels may have, the preferred one first.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for a name that is no scheme's, or if there is none.
+    pub fn channel_schemes(&self) -> Result<Vec<Scheme>, ConfigError> {
+        let parsed: Result<Vec<Scheme>, UnknownScheme> = self.schemes.iter().map(|name| name.parse()).collect();
+        match parsed {
+            Ok(schemes) if schemes.is_empty() => {
+                Err(ConfigError::value("schemes", "is empty; name at least one, or leave the line out"))
+            }
+            Ok(schemes) => Ok(schemes),
+            Err(error) => Err(ConfigError::value("schemes", error.to_string())),
+        }
     }
 
     /// Takes over from `old` what cannot change while a target runs. Tells which of it would be different.

@@ -84,6 +84,9 @@ pub enum CatalogueError {
     /// Something that this kind of volume cannot have.
     #[error("{0}")]
     Kind(&'static str),
+    /// What the volume asks of connections cannot be had.
+    #[error("what the volume asks of its sessions cannot be had: {0}")]
+    Protection(String),
     /// Its description cannot be read.
     #[error("{}: {problem}; restore the file from a backup, or delete the volume", path.display())]
     Description {

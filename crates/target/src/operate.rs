@@ -263,7 +263,11 @@ fn clone(
         id,
         clone_of: Some(clone_of),
         snapshots: Vec::new(),
-        access: who.clone().unwrap_or_else(|| volume.access.clone()),
+        // Whoever else may use the clone needs no less protection: it has the same blocks.
+        access: who.as_ref().map_or_else(
+            || volume.access.clone(),
+            |who| Access { protection: volume.access.protection.clone(), ..who.clone() },
+        ),
         ..volume.clone()
     };
     catalogue.add_clone(&made).map_err(|error| error.to_string())

@@ -343,8 +343,10 @@ impl Shared {
     }
 
     pub(crate) fn link_options(&self) -> LinkOptions {
+        let config = &self.settings().config;
         LinkOptions {
-            setup_timeout: self.settings().config.limits.login_timeout(),
+            setup_timeout: config.limits.login_timeout(),
+            schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
             counters: Arc::clone(&self.crypto),
             ..LinkOptions::default()
         }

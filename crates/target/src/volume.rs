@@ -13,6 +13,7 @@ use strongroom_scsi::vendor::{Sealing, UnitPage};
 use strongroom_store::{BranchId, CreateOptions, Medium, SnapshotInfo, VolumeInfo};
 
 use crate::names::VolumeName;
+use crate::protection::Protection;
 
 /// The version of `volume.toml` that this build writes.
 const FILE_VERSION: u32 = 1;
@@ -79,6 +80,8 @@ pub struct Access {
     pub initiators: Vec<String>,
     /// Nobody may write.
     pub read_only: bool,
+    /// What the sessions that use it must have.
+    pub protection: Protection,
 }
 
 impl Volume {
@@ -213,6 +216,8 @@ impl Volume {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let block_size = BlockSize::new(file.block_size.into()).map_err(|error| error.to_string())?;
         let geometry = Geometry::from_bytes(file.size_bytes, block_size).map_err(|error| error.to_string())?;
+        let protection = &file.access.protection;
+        protection.check(file.sealed.is_some()).map_err(|error| format!("access.protection.schemes: {error}"))?;
         Ok(Volume {
             name: VolumeName::new(&file.name).map_err(|error| error.to_string())?,
             id: file.volume_id.parse().map_err(|error| format!("volume_id: {error}"))?,
@@ -311,10 +316,11 @@ fn mode_name(mode: Mode) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::protection::Service;
 
-    fn sample(custody: Custody) -> Volume {
+    pub(crate) fn sample(custody: Custody) -> Volume {
         Volume {
             name: VolumeName::new("data").unwrap(),
             id: VolumeId([1; 16]),
@@ -343,6 +349,9 @@ mod tests {
         }
         let plain = Volume { sealed: None, ..sample(Custody::KeyFile) };
         assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain.clone()));
+        let protection = Protection { services: vec![Service::CheckedOnArrival], schemes: vec!["S2-3".into()] };
+        let asking = Volume { access: Access { protection, ..Access::default() }, ..plain.clone() };
+        assert_eq!(Volume::from_toml(&asking.to_toml()), Ok(asking));
         for medium in [Medium::Memory, Medium::File("/srv/x".into()), Medium::Device("/dev/sdz".into())] {
             let volume = Volume { medium, ..plain.clone() };
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));

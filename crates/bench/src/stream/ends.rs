@@ -26,14 +26,8 @@ pub(crate) struct Sender {
 
 enum Protected {
     Bare,
-    Channel { channel: Box<Channel>, kind: FrameKind, data: Buffer },
+    Channel { channel: Box<Channel>, data: Buffer },
     Tls(Box<Tls>),
-}
-
-impl Protected {
-    fn kind(protection: Protection) -> FrameKind {
-        if protection == Protection::ChannelSealed { FrameKind::Sealed } else { FrameKind::Protected }
-    }
 }
 
 fn counters() -> Arc<CryptoCounters> {
@@ -51,15 +45,15 @@ impl Sender {
         let inner = match protection {
             Protection::Tcp => Protected::Bare,
             Protection::Tls => Protected::Tls(Box::new(tls::client(&mut stream)?)),
-            Protection::ChannelSealed | Protection::ChannelProtected => {
-                let mut channel =
-                    Box::new(Channel::initiator(ChannelKeys::new(EXPORTER), ChannelLimits::default(), counters()));
+            Protection::Channel(scheme) => {
+                let keys = ChannelKeys::new(EXPORTER, scheme);
+                let mut channel = Box::new(Channel::initiator(keys, ChannelLimits::default(), counters()));
                 let mut byte = [0];
                 while !channel.is_confirmed() {
                     stream.read_exact(&mut byte)?;
                     channel.handle_input(&byte).map_err(other)?;
                 }
-                Protected::Channel { channel, kind: Protected::kind(protection), data: Buffer::empty() }
+                Protected::Channel { channel, data: Buffer::empty() }
             }
         };
         Ok(Sender { stream, inner, out: Vec::new() })
@@ -70,12 +64,12 @@ impl Sender {
         match &mut self.inner {
             Protected::Bare => self.stream.write_all(message),
             Protected::Tls(tls) => tls.send(message, &mut self.stream),
-            Protected::Channel { channel, kind, data } => {
+            Protected::Channel { channel, data } => {
                 // The message is in a shared buffer from the second one on, as block data is.
                 if data.len() != message.len() {
                     *data = Buffer::copy_from(message);
                 }
-                channel.encode(*kind, &HEADER, data.clone(), &mut self.out).map_err(other)?;
+                channel.encode(FrameKind::Sealed, &HEADER, data.clone(), &mut self.out).map_err(other)?;
                 write_all(&mut self.stream, &mut self.out)
             }
         }
@@ -116,12 +110,12 @@ impl Receiver {
         let inner = match protection {
             Protection::Tcp => Protected::Bare,
             Protection::Tls => Protected::Tls(Box::new(tls::server(&mut stream)?)),
-            Protection::ChannelSealed | Protection::ChannelProtected => {
+            Protection::Channel(scheme) => {
                 let mut out = Vec::new();
-                let keys = ChannelKeys::new(EXPORTER);
+                let keys = ChannelKeys::new(EXPORTER, scheme);
                 let channel = Box::new(Channel::target(keys, ChannelLimits::default(), counters(), &mut out));
                 write_all(&mut stream, &mut out)?;
-                Protected::Channel { channel, kind: Protected::kind(protection), data: Buffer::empty() }
+                Protected::Channel { channel, data: Buffer::empty() }
             }
         };
         Ok(Receiver { stream, inner })

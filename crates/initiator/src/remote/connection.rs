@@ -63,6 +63,7 @@ impl Connection {
         let link_options = LinkOptions {
             setup_timeout: options.timeouts.connect,
             counters: options.counters.clone(),
+            schemes: vec![options.scheme()],
             ..LinkOptions::default()
         };
         let link = if options.url.is_channel() {

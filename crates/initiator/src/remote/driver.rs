@@ -456,6 +456,14 @@ impl Driver {
         let attaches = self.purpose == Purpose::Attach;
         let has_key = attaches && self.options.key_source.is_some();
         let refused = |what: &str| Err(AttachError::Unsupported(what.to_owned()));
+        let scheme = self.options.scheme();
+        let shows_blocks = unit.sealed.as_ref().is_some_and(|sealed| sealed.mode == Mode::AuthenticateOnly);
+        if attaches && shows_blocks && scheme.is_confidential() && !scheme.encrypts_block_data() {
+            return refused(
+                "the volume is sealed in the mode authenticate-only, so its blocks would be readable on the way, which the \
+                 chosen scheme promises against; use --scheme S1-2 (lazy-auth) or S2-1 (encrypt-all)",
+            );
+        }
         match &unit.sealed {
             None => {
                 self.options.expected.check_plain()?;

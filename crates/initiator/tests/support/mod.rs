@@ -14,7 +14,7 @@ use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 use strongroom_target::config::{PeerRule, PlainRule};
-use strongroom_target::{Catalogue, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, Config, Stats, Target, TargetHandle, TargetOptions, VolumeSpec};
 
 pub const ALICE: &str = "iqn.2026-11.org.example:alice";
 pub const BOB: &str = "iqn.2026-11.org.example:bob";
@@ -48,6 +48,11 @@ impl Host {
         let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap());
         let address = target.local_addresses()[0];
         Host { target: Some(target), dir, address }
+    }
+
+    /// What the target counts.
+    pub fn stats(&self) -> Stats {
+        self.target.as_ref().expect("it runs").stats()
     }
 
     pub fn stop(&mut self) {

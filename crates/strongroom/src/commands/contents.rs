@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use strongroom_target::admin::{Client, Description, Operation, Reply, Request};
 use strongroom_target::{Access, Catalogue, Volume};
 
-use super::volume::RootArgs;
+use super::volume::{ProtectionArgs, RootArgs};
 use crate::admin::ask;
 use crate::table::Table;
 use crate::units::{parse_size, show_size, show_time};
@@ -120,6 +120,8 @@ pub(crate) struct AccessArgs {
     #[arg(long)]
     read_only: bool,
     #[command(flatten)]
+    protection: ProtectionArgs,
+    #[command(flatten)]
     target: RootArgs,
 }
 
@@ -211,7 +213,8 @@ pub(crate) fn print_contents(volume: &str, description: &Description) {
 pub(crate) fn clone(args: CloneArgs) -> Result<()> {
     let CloneArgs { snapshot: (volume, snapshot), name, peers, initiators, target } = args;
     let given = !peers.is_empty() || !initiators.is_empty();
-    let access = given.then_some(Access { peers, initiators, read_only: false });
+    // What a volume asks of connections it asks for its clones too; `volume access` changes it.
+    let access = given.then(|| Access { peers, initiators, ..Access::default() });
     operate(&target, &volume, Operation::Clone { snapshot: snapshot.clone(), name: name.clone(), access })?;
     println!("made the volume '{name}' of {volume}@{snapshot}; it opens with the same key");
     Ok(())
@@ -231,13 +234,13 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
 
 /// Runs `volume access`.
 pub(crate) fn access(args: AccessArgs) -> Result<()> {
-    let AccessArgs { name, peers, initiators, read_only, target } = args;
+    let AccessArgs { name, peers, initiators, read_only, protection, target } = args;
     let catalogue = target.open()?;
     let before = catalogue.show(&name)?.volume;
     if before.sealed.is_some() && !initiators.is_empty() {
         bail!("a sealed volume refuses plain sessions; name peers that may use it, not initiators");
     }
-    catalogue.set_access(&name, Access { peers, initiators, read_only })?;
+    catalogue.set_access(&name, Access { peers, initiators, read_only, protection: protection.into() })?;
     if let Some(mut client) = Client::connect(&target.admin_socket()?)?
         && let Reply::Sessions(count @ 1..) = ask(&mut client, &Request::Refresh { volume: name.clone() })?
     {

@@ -334,7 +334,7 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         sealed,
         retention_percent: args.retention,
         medium: args.medium.clone(),
-        access: Access { peers: args.peers.clone(), initiators: args.initiators.clone(), read_only: false },
+        access: Access { peers: args.peers.clone(), initiators: args.initiators.clone(), ..Access::default() },
     };
     let made = catalogue.create_for(&spec, info)?;
     println!(

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use strongroom_block::{Custody, Mode};
 use strongroom_store::{Medium, Store};
-use strongroom_target::{Access, Catalogue, Config, SealedSpec, VolumeSpec, VolumeStatus};
+use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, VolumeSpec, VolumeStatus};
 
 use super::{contents, format, recover, transfer};
 use crate::table::Table;
@@ -18,6 +18,30 @@ use crate::units::{parse_size, show_size};
 
 /// Where a target's configuration is unless told otherwise.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/strongroom/strongroom.toml";
+
+/// What the connections must have that use a volume.
+#[derive(Args, Default, Clone)]
+pub(crate) struct ProtectionArgs {
+    /// A service that every session must have: integrity, confidentiality, or checked-on-arrival (the target itself
+    /// notices a changed block before it acknowledges it); can be repeated.
+    #[arg(long = "require", value_name = "SERVICE", value_parser = parse_service)]
+    services: Vec<Service>,
+    /// The schemes that sessions may have, and no others: S0 (plain), S1-1, S1-2, S2-1, S2-3, S2-5; can be repeated.
+    #[arg(long = "scheme", value_name = "SCHEME")]
+    schemes: Vec<String>,
+}
+
+impl From<ProtectionArgs> for Protection {
+    fn from(args: ProtectionArgs) -> Protection {
+        Protection { services: args.services, schemes: args.schemes }
+    }
+}
+
+fn parse_service(text: &str) -> Result<Service, String> {
+    Service::ALL.into_iter().find(|service| service.name() == text).ok_or_else(|| {
+        format!("there is no service '{text}'; there are {}", Service::ALL.map(Service::name).join(", "))
+    })
+}
 
 /// Make, list, show, delete, format or recover volumes.
 #[derive(Subcommand)]
@@ -108,6 +132,8 @@ pub(crate) struct CreateArgs {
     /// Nobody may write to it.
     #[arg(long)]
     read_only: bool,
+    #[command(flatten)]
+    protection: ProtectionArgs,
     #[command(flatten)]
     target: RootArgs,
 }
@@ -240,7 +266,12 @@ fn create(args: CreateArgs) -> Result<()> {
         sealed,
         retention_percent: args.retention,
         medium: args.medium,
-        access: Access { peers: args.peers, initiators: args.initiators, read_only: args.read_only },
+        access: Access {
+            peers: args.peers,
+            initiators: args.initiators,
+            read_only: args.read_only,
+            protection: args.protection.into(),
+        },
     };
     let volume = Catalogue::open_or_create(root)?.create(&spec)?;
     println!("made the {} volume '{}', {}", kind(is_sealed), volume.name, show_size(volume.geometry.bytes()));
@@ -335,6 +366,9 @@ fn show(args: &ShowArgs) -> Result<()> {
     line("peers", or_none(&volume.access.peers));
     if volume.sealed.is_none() {
         line("initiators", or_none(&volume.access.initiators));
+    }
+    if volume.access.protection != Protection::default() {
+        line("asks for", volume.access.protection.to_string());
     }
     line("read only", if volume.access.read_only { "yes" } else { "no" }.to_owned());
     line("medium", medium_text(&volume.medium));

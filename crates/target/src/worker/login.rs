@@ -14,6 +14,7 @@ use super::{Flow, Worker};
 use crate::access::{Admission, ChapDemand, Identity, Refusal};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
+use crate::protection;
 use crate::stats::{Counters, SessionInfo};
 use crate::volume::Volume;
 
@@ -143,11 +144,24 @@ impl Worker {
             CatalogueError::Missing { .. } => missing(),
             other => Denied::Refused(LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
-        let admission = rules.admit(&connection.identity, connection.peer.ip(), initiator, &volume).map_err(refused)?;
+        let admission = self.may_use(connection, initiator, &volume).map_err(refused)?;
         match self.shared.drain().of(&name) {
             Some(to) => Err(Denied::Drained(to.map(str::to_owned))),
             None => Ok((volume, admission)),
         }
+    }
+
+    /// Whether the rules let this connection use a volume, and its protection is what the volume asks for.
+    pub(super) fn may_use(
+        &self,
+        connection: &Connection,
+        initiator: &str,
+        volume: &Volume,
+    ) -> Result<Admission, Refusal> {
+        let admission = self.settings.rules.admit(&connection.identity, connection.peer.ip(), initiator, volume)?;
+        protection::suffices(volume, connection.link.scheme())
+            .map_err(|reason| Refusal::Unprotected { volume: volume.name.to_string(), reason })?;
+        Ok(admission)
     }
 
     fn deny(&self, connection: &mut Connection, request: &LoginRequested, denied: Denied) {

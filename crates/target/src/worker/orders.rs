@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use strongroom_channel::Scheme;
+
 use super::connection::{Connection, Stage};
 use super::units::Slot;
 use super::{ConnectionKey, Worker};
@@ -149,7 +151,7 @@ impl Worker {
             },
             // What cannot be read says nothing about who may use it: the session goes on, a new login would not.
             Some(None) => Standing::AsBefore,
-            Some(Some(volume)) => match rules.admit(&connection.identity, connection.peer.ip(), initiator, volume) {
+            Some(Some(volume)) => match self.may_use(connection, initiator, volume) {
                 Ok(admission) if admission.read_only == *read_only => Standing::AsBefore,
                 Ok(admission) => Standing::ReadOnly(admission.read_only),
                 Err(refusal) => Standing::Ended(refusal.to_string()),
@@ -212,7 +214,7 @@ impl Worker {
             initiator: for_log(initiator_name),
             volume: volume.as_ref().map(ToString::to_string),
             read_only: *read_only,
-            scheme: if connection.link.in_channel() { "S2-5" } else { "S0" }.to_owned(),
+            scheme: connection.link.scheme().map_or("S0", Scheme::name).to_owned(),
             age_s: connection.since.map_or(0.0, |since| self.now.saturating_duration_since(since).as_secs_f64()),
             keys: keys.unwrap_or_default(),
             queue_depth: self.settings.config.limits.queue_depth,

@@ -136,6 +136,8 @@ impl RawioArgs {
             base_name: self.access.base_name.clone(),
             key_file: self.access.key_file.clone(),
             read_only: !self.destroy_data,
+            scheme: self.access.scheme.map(|scheme| scheme.name().to_owned()),
+            authenticate_only: self.access.authenticate_only,
             ..How::default()
         };
         if how.initiator_name.is_some() && self.initiators.iter().any(|count| *count > 1) {

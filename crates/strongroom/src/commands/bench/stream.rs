@@ -13,13 +13,8 @@ use super::{PlacementArgs, RunArgs, parse_io_size};
     after_help = "Example: strongroom bench stream --sizes 512,4k,64k,1m --seconds 2 --runs 3 --json stream.jsonl"
 )]
 pub(crate) struct StreamArgs {
-    /// What to compare: tcp, channel-sealed, channel-protected, tls.
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "tcp,channel-sealed,channel-protected,tls"
-    )]
+    /// What to compare: tcp, S1-1, S1-2, S2-1, S2-3, S2-5, tls.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "tcp,S1-1,S1-2,S2-1,S2-3,S2-5,tls")]
     protections: Vec<Protection>,
     /// Bytes of a message: powers of two from 512 to 16MiB.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "512,4k,8k,64k,1m", value_parser = parse_io_size)]
