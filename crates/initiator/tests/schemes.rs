@@ -224,31 +224,41 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
 /// IPsec AH: `HMAC_Ck(H + B)` at both ends.
 #[test]
 fn table_1_ipsec_ah() {
-    ["disk", "open", "vault"].map(|volume| assert_table_1(volume, Scheme::MacAll));
+    for volume in ["disk", "open", "vault"] {
+        assert_table_1(volume, Scheme::MacAll);
+    }
 }
 
 /// IPsec ESP: `E_Ck(H + B), HMAC_Ck(H + B)` at both ends.
 #[test]
 fn table_1_ipsec_esp() {
-    ["disk", "open", "vault"].map(|volume| assert_table_1(volume, Scheme::EncryptAll));
+    for volume in ["disk", "open", "vault"] {
+        assert_table_1(volume, Scheme::EncryptAll);
+    }
 }
 
 /// Lazy Auth.: `HMAC_Ck(H)` at both ends, `HMAC_Bk(B)` at clients alone.
 #[test]
 fn table_1_lazy_auth() {
-    ["disk", "open", "vault"].map(|volume| assert_table_1(volume, Scheme::LazyAuth));
+    for volume in ["disk", "open", "vault"] {
+        assert_table_1(volume, Scheme::LazyAuth);
+    }
 }
 
 /// IPsec AH + Lazy Dec.: `HMAC_Ck(H + B)` and `E_Ck(H)` at both ends, `E_Bk(B)` at clients alone.
 #[test]
 fn table_1_lazy_decryption_with_ipsec_ah() {
-    ["disk", "vault"].map(|volume| assert_table_1(volume, Scheme::LazyDecrypt));
+    for volume in ["disk", "vault"] {
+        assert_table_1(volume, Scheme::LazyDecrypt);
+    }
 }
 
 /// Lazy Auth + Lazy Dec.: `HMAC_Ck(eH)` and `E_Ck(H)` at both ends, `HMAC_Bk(eB)` and `E_Bk(B)` at clients alone.
 #[test]
 fn table_1_lazy_both() {
-    ["disk", "vault"].map(|volume| assert_table_1(volume, Scheme::Lazy));
+    for volume in ["disk", "vault"] {
+        assert_table_1(volume, Scheme::Lazy);
+    }
 }
 
 #[test]
