@@ -33,5 +33,6 @@ pub use options::{AttachOptions, Limits, Timeouts, default_initiator_name};
 pub use remote::{
     ConnectionStatus, EngineCounters, RecoverError, Recovered, RemoteDevice, SealedUnit, UnitDescription, inquire,
 };
+pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;
 pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, UrlError, VolumeUrl, is_volume_name};

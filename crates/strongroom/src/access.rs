@@ -11,11 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::{DeviceErrorKind, Lba, Mode};
-use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, DigestOffer, KeyFileSource, KnownVolumes, RemoteDevice, VolumeUrl, default_initiator_name,
+    AttachOptions, DigestOffer, KeyFileSource, KnownVolumes, RemoteDevice, Scheme, VolumeUrl, default_initiator_name,
     read_blocking,
 };
 
