@@ -64,8 +64,8 @@ esac
 rm -f "$RESULTS"
 experiment rawio --schemes all --sizes "$rawio_sizes" --depths "$depths" --initiators "$initiators" "${time[@]}"
 if [ -z "${1:-}" ] || [ "$1" = "--quick" ]; then
-  experiment rawio --name rawio-initiators --patterns randread,seqwrite --sizes 4k --initiators 1,2,4,8 "${time[@]}"
-  experiment rawio --name rawio-depths --patterns randread,randwrite --sizes 4k --depths 1,4,16,64,128 "${time[@]}"
+  experiment rawio --name rawio-initiators --schemes S0,S2-1,S2-5 --patterns randread,seqwrite --sizes 4k --initiators 1,2,4,8 "${time[@]}"
+  experiment rawio --name rawio-depths --schemes S0,S2-1,S2-5 --patterns randread,randwrite --sizes 4k --depths 1,4,16,64,128 "${time[@]}"
 fi
 experiment stream --sizes "$stream_sizes" "${time[@]}"
 # Beside other people's programs, and the papers' applications. Whoever is not installed is left out, with a word.
