@@ -102,7 +102,8 @@ pub enum RecordError {
 }
 
 impl Suite {
-    fn from_byte(value: u8) -> Result<Suite, RecordError> {
+    /// From its byte on disk and wire.
+    pub fn from_byte(value: u8) -> Result<Suite, RecordError> {
         match value {
             1 => Ok(Suite::Aes256Gcm),
             _ => Err(RecordError::Unknown { field: "suite", value }),
@@ -111,7 +112,8 @@ impl Suite {
 }
 
 impl Mode {
-    fn from_byte(value: u8) -> Result<Mode, RecordError> {
+    /// From its byte on disk and wire.
+    pub fn from_byte(value: u8) -> Result<Mode, RecordError> {
         match value {
             1 => Ok(Mode::Encrypt),
             2 => Ok(Mode::AuthenticateOnly),

@@ -46,6 +46,6 @@ pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use store::{Receiver, ReceptionInfo, Run, Sender, Store};
 #[doc(hidden)]
 pub use stream::fuzz_stream;
-pub use stream::{StreamError, StreamInfo};
+pub use stream::{StreamError, StreamInfo, StreamSealing};
 pub use survey::{Contents, SuperblockSummary, Survey};
 pub use view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo, View};

@@ -1,10 +1,12 @@
-//! The stream that carries a snapshot from one store to another: frames, each with its checksum. `docs/send-format.md`.
+//! The stream that carries a snapshot from one store to another: a chain of frames. `docs/send-format.md`.
 //!
 //! Blocks travel as they lie at rest, with their records; no key is needed on either side. Absent: reading and writing
 //! the blocks (`store/send.rs`, `store/receive.rs`).
 
 use crc_fast::{CrcAlgorithm, Digest};
-use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealRecord, SealingDomain, VolumeId};
+use strongroom_block::{
+    BlockSize, Custody, Geometry, HoleRecord, Lba, Mode, SealRecord, SealingDomain, Suite, VolumeId,
+};
 
 use crate::layout::{be_u16, be_u32, be_u64};
 use crate::op::{Op, OpError};
@@ -12,8 +14,10 @@ use crate::options::UnitKind;
 use crate::view::SnapshotId;
 
 const MAGIC: [u8; 4] = *b"SRsd";
-/// The version that this build writes, and the only one that it reads.
-pub(crate) const STREAM_VERSION: u32 = 1;
+/// The version that this build writes.
+pub(crate) const STREAM_VERSION: u32 = 2;
+/// The oldest that it reads. There frames are not chained, and nothing is said of how new blocks are sealed.
+const STREAM_VERSION_OLDEST: u32 = 1;
 /// Bytes in front of a frame's payload.
 pub(crate) const FRAME_HEADER: usize = 32;
 /// Upper bound on a payload.
@@ -32,7 +36,7 @@ pub enum StreamError {
     Damaged(&'static str),
     /// The stream was written by another version.
     #[error(
-        "the stream has format version {found}, this build knows {STREAM_VERSION}; use the newer Strongroom on both sides"
+        "the stream has format version {found}, this build knows versions up to {STREAM_VERSION}; use the newer Strongroom on both sides"
     )]
     Version {
         /// The version found.
@@ -61,9 +65,24 @@ pub enum StreamError {
     NoBeginning,
 }
 
+/// How new blocks of a volume are sealed: what its store does not know, and a volume made for a stream needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamSealing {
+    /// The cipher.
+    pub suite: Suite,
+    /// What sealing does.
+    pub mode: Mode,
+    /// The key epoch, from 1 on.
+    pub epoch: u32,
+}
+
 /// What a stream says of itself first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamInfo {
+    /// Of the stream's format.
+    pub version: u32,
+    /// How new blocks are sealed; `None` if the volume is plain, or the sender did not say.
+    pub sealing: Option<StreamSealing>,
     /// The volume's kind, with the sealing domain: the receiving volume has the same, so it opens with the same keys.
     pub kind: UnitKind,
     /// Its shape.
@@ -86,12 +105,40 @@ impl StreamInfo {
     /// # Errors
     /// [`StreamError::Damaged`], [`StreamError::Version`], [`StreamError::NoBeginning`].
     pub fn peek(bytes: &[u8]) -> Result<Option<StreamInfo>, StreamError> {
-        match Frame::decode(bytes)? {
-            Some((Frame::Begin(info), _, _)) => Ok(Some(info)),
+        match Frame::decode(bytes, Chain::START)? {
+            Some(Decoded { frame: Frame::Begin(info), .. }) => Ok(Some(info)),
             Some(_) => Err(StreamError::NoBeginning),
             None => Ok(None),
         }
     }
+}
+
+/// What ties a frame to all frames before it: the checksum of the one before, over which its own runs, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chain(Option<u64>);
+
+impl Chain {
+    /// In front of the first frame.
+    pub(crate) const START: Chain = Chain(None);
+
+    fn behind(frame: &Frame, before: Chain, sum: u64) -> Chain {
+        match frame {
+            Frame::Begin(info) if info.version == STREAM_VERSION_OLDEST => Chain::START,
+            Frame::Begin(_) => Chain(Some(sum)),
+            _ => Chain(before.0.map(|_| sum)),
+        }
+    }
+}
+
+/// A frame that was found at the start of some bytes.
+pub(crate) struct Decoded {
+    pub(crate) frame: Frame,
+    /// Where a sender goes on after it.
+    pub(crate) position: u64,
+    /// Its length, in bytes.
+    pub(crate) len: usize,
+    /// What the next frame hangs on.
+    pub(crate) chain: Chain,
 }
 
 /// One frame.
@@ -115,8 +162,8 @@ pub(crate) enum Frame {
 }
 
 impl Frame {
-    /// Its bytes. `position`: where to go on after it.
-    pub(crate) fn encode(&self, position: u64) -> Vec<u8> {
+    /// Its bytes. `position`: where to go on after it. `chain`: what it hangs on, and afterwards what the next one does.
+    pub(crate) fn encode(&self, position: u64, chain: &mut Chain) -> Vec<u8> {
         let (kind, payload) = match self {
             Frame::Begin(info) => (1, encode_info(info)),
             Frame::Blocks { lba, count, items, data } => {
@@ -139,17 +186,18 @@ impl Frame {
         out[4] = kind;
         out[8..12].copy_from_slice(&(payload.len() as u32).to_be_bytes());
         out[16..24].copy_from_slice(&position.to_be_bytes());
-        let sum = checksum(&out, &payload);
+        let sum = checksum(*chain, &out, &payload);
+        *chain = Chain::behind(self, *chain, sum);
         out[24..32].copy_from_slice(&sum.to_be_bytes());
         out.extend_from_slice(&payload);
         out
     }
 
-    /// The first frame of some bytes, its position, and how long it is; `None` if it is not all there.
+    /// The first frame of some bytes; `None` if it is not all there.
     ///
     /// # Errors
-    /// If it can never become a frame.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame, u64, usize)>, StreamError> {
+    /// If it can never become a frame that hangs on this chain.
+    pub(crate) fn decode(bytes: &[u8], chain: Chain) -> Result<Option<Decoded>, StreamError> {
         let Some(header) = bytes.get(..FRAME_HEADER) else { return Ok(None) };
         if header[..4] != MAGIC || header[5..8] != [0; 3] || header[12..16] != [0; 4] {
             return Err(StreamError::Damaged("no frame begins here"));
@@ -159,16 +207,22 @@ impl Frame {
             return Err(StreamError::Damaged("a frame is longer than may be"));
         }
         let Some(payload) = bytes.get(FRAME_HEADER..FRAME_HEADER + len) else { return Ok(None) };
-        if be_u64(header, 24) != checksum(header, payload) {
-            return Err(StreamError::Damaged("a frame does not match its checksum"));
+        let sum = checksum(chain, header, payload);
+        if be_u64(header, 24) != sum {
+            let what = "a frame does not match its checksum, or one before it is missing or out of its order";
+            return Err(StreamError::Damaged(what));
         }
         let frame = decode_payload(header[4], payload)?;
-        Ok(Some((frame, be_u64(header, 16), FRAME_HEADER + len)))
+        let chain = Chain::behind(&frame, chain, sum);
+        Ok(Some(Decoded { frame, position: be_u64(header, 16), len: FRAME_HEADER + len, chain }))
     }
 }
 
-fn checksum(header: &[u8], payload: &[u8]) -> u64 {
+fn checksum(chain: Chain, header: &[u8], payload: &[u8]) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    if let Chain(Some(before)) = chain {
+        digest.update(&before.to_be_bytes());
+    }
     digest.update(&header[..24]);
     digest.update(payload);
     digest.finalize()
@@ -199,14 +253,15 @@ fn decode_payload(kind: u8, payload: &[u8]) -> Result<Frame, StreamError> {
 }
 
 fn encode_info(info: &StreamInfo) -> Vec<u8> {
-    let mut out = STREAM_VERSION.to_be_bytes().to_vec();
+    let mut out = info.version.to_be_bytes().to_vec();
     let (sealed, custody, domain) = match info.kind {
         UnitKind::Plain => (0, 0, SealingDomain([0; 16])),
         UnitKind::Sealed { domain, custody } => (1, custody as u8, domain),
     };
-    out.extend_from_slice(&[sealed, custody, 0, 0]);
+    let (suite, mode) = info.sealing.map_or((0, 0), |sealing| (sealing.suite as u8, sealing.mode as u8));
+    out.extend_from_slice(&[sealed, custody, suite, mode]);
     out.extend_from_slice(&info.geometry.block_size.bytes().to_be_bytes());
-    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&info.sealing.map_or(0, |sealing| sealing.epoch).to_be_bytes());
     out.extend_from_slice(&info.geometry.blocks.to_be_bytes());
     out.extend_from_slice(&info.volume_id.0);
     out.extend_from_slice(&domain.0);
@@ -223,8 +278,9 @@ fn decode_info(bytes: &[u8]) -> Result<StreamInfo, StreamError> {
     if bytes.len() < 4 {
         return Err(impossible());
     }
-    if be_u32(bytes, 0) != STREAM_VERSION {
-        return Err(StreamError::Version { found: be_u32(bytes, 0) });
+    let version = be_u32(bytes, 0);
+    if !(STREAM_VERSION_OLDEST..=STREAM_VERSION).contains(&version) {
+        return Err(StreamError::Version { found: version });
     }
     let name_len = bytes.get(80..82).map(|_| usize::from(be_u16(bytes, 80))).ok_or_else(impossible)?;
     let name = bytes.get(82..).filter(|name| name.len() == name_len && name_len <= Op::NAME_BYTES_MAX);
@@ -238,8 +294,20 @@ fn decode_info(bytes: &[u8]) -> Result<StreamInfo, StreamError> {
         },
         _ => return Err(impossible()),
     };
+    let sealing = match (bytes[6], bytes[7], be_u32(bytes, 12)) {
+        (0, 0, 0) => None,
+        // All that version 1 has there, and plain volumes, is zeros.
+        _ if version == STREAM_VERSION_OLDEST || !kind.is_sealed() => return Err(impossible()),
+        (suite, mode, epoch) => Some(StreamSealing {
+            suite: Suite::from_byte(suite).map_err(|_| impossible())?,
+            mode: Mode::from_byte(mode).map_err(|_| impossible())?,
+            epoch: Some(epoch).filter(|&epoch| epoch > 0).ok_or_else(impossible)?,
+        }),
+    };
     let block_size = BlockSize::new(u64::from(be_u32(bytes, 8))).map_err(|_| impossible())?;
     let info = StreamInfo {
+        version,
+        sealing,
         kind,
         geometry: Geometry { block_size, blocks: be_u64(bytes, 16) },
         volume_id: VolumeId(array(24)),
@@ -256,20 +324,26 @@ pub(crate) fn hole_record(start: u64, count: u64, record: SealRecord) -> HoleRec
     HoleRecord { start: Lba(start), count, record }
 }
 
-/// For fuzzing: decodes frames from any bytes, with whatever checksum they have and with the right one.
+/// For fuzzing: decodes frames from any bytes, with whatever checksum they have and with the right one, alone and in a chain.
 #[doc(hidden)]
 pub fn fuzz_stream(bytes: &[u8]) {
     let _ = StreamInfo::peek(bytes);
     let mut forged = bytes.to_vec();
-    if forged.len() >= FRAME_HEADER {
+    for chain in [Chain::START, Chain(Some(7))] {
+        if forged.len() < FRAME_HEADER {
+            return;
+        }
         let len = (forged.len() - FRAME_HEADER).min(PAYLOAD_MAX);
         forged[..4].copy_from_slice(&MAGIC);
         forged[5..16].fill(0);
         forged[8..12].copy_from_slice(&(len as u32).to_be_bytes());
-        let sum = checksum(&forged, &forged[FRAME_HEADER..FRAME_HEADER + len]);
+        let sum = checksum(chain, &forged, &forged[FRAME_HEADER..FRAME_HEADER + len]);
         forged[24..32].copy_from_slice(&sum.to_be_bytes());
-        if let Ok(Some((frame, position, taken))) = Frame::decode(&forged) {
-            assert_eq!(frame.encode(position), forged[..taken], "what is accepted says itself");
+        if let Ok(Some(decoded)) = Frame::decode(&forged, chain) {
+            let Decoded { frame, position, len, chain: behind } = decoded;
+            let mut again = chain;
+            assert_eq!(frame.encode(position, &mut again), forged[..len], "what is accepted says itself");
+            assert_eq!(again, behind);
         }
     }
 }

@@ -138,3 +138,28 @@ fn a_stream_goes_through_a_pipe_and_fits_no_other_volume() {
     volume(&["resize", "twin", "--size", "2MiB"]).ok();
     volume(&["receive", "twin", "--in", &later]).ok();
 }
+
+/// The store does not know in what mode and key epoch a volume is sealed; the stream says it, or what was received would not open.
+#[test]
+fn a_volume_made_for_a_stream_is_sealed_as_the_one_that_was_sent() {
+    let world = World::new();
+    world.create(&["vault", "--size", "1MiB", "--authenticate-only"]).ok();
+    let description = world.path("volumes/vault/volume.toml");
+    let rekeyed = fs::read_to_string(&description).unwrap().replace("epoch = 1\n", "epoch = 7\n");
+    fs::write(&description, rekeyed).unwrap();
+    let (here, there, stream) = (world.text("volumes"), world.text("elsewhere"), world.text("stream"));
+    let at = |root: &str, arguments: &[&str]| run(&[&["volume"], arguments, &["--root", root]].concat());
+    at(&here, &["snapshot", "create", "vault@now"]).ok();
+    at(&here, &["send", "vault@now", "--out", &stream]).ok();
+    at(&there, &["receive", "vault", "--in", &stream]).ok();
+    let shown = at(&there, &["show", "vault"]).ok();
+    assert!(shown.contains("AuthenticateOnly") && shown.contains("key epoch        7"), "{shown}");
+
+    world.create(&["secret", "--size", "1MiB"]).ok();
+    at(&here, &["snapshot", "create", "secret@now"]).ok();
+    let stream = world.text("secret-stream");
+    at(&here, &["send", "secret@now", "--out", &stream]).ok();
+    at(&there, &["receive", "secret", "--in", &stream, "--authenticate-only"])
+        .failed(&["leave --authenticate-only out"]);
+    at(&there, &["receive", "secret", "--in", &stream]).ok();
+}

@@ -112,6 +112,15 @@ impl Volume {
         }
     }
 
+    /// What a stream of it tells of how new blocks are sealed; `None` if it is plain.
+    pub fn stream_sealing(&self) -> Option<strongroom_store::StreamSealing> {
+        self.sealed.as_ref().map(|sealed| strongroom_store::StreamSealing {
+            suite: sealed.suite,
+            mode: sealed.mode,
+            epoch: sealed.epoch,
+        })
+    }
+
     /// What the store must say of itself.
     pub(crate) fn store_kind(&self) -> strongroom_store::UnitKind {
         match &self.sealed {

@@ -249,6 +249,61 @@ fn a_damaged_stream_never_becomes_a_snapshot() {
     assert!(matches!(other.receive(&mut Receiver::new(), &good), Err(StreamError::Differs(_))));
 }
 
+/// Frame by frame.
+fn frames(stream: &[u8]) -> Vec<Vec<u8>> {
+    let mut rest = stream;
+    let mut frames = Vec::new();
+    while !rest.is_empty() {
+        let len = 32 + u32::from_be_bytes(rest[8..12].try_into().unwrap()) as usize;
+        frames.push(rest[..len].to_vec());
+        rest = &rest[len..];
+    }
+    frames
+}
+
+/// Each frame is whole, but not all of them are there, or not in their order, or not all of them of this stream.
+#[test]
+fn a_stream_that_lost_a_frame_or_has_two_swapped_is_refused() {
+    for kind in [UnitKind::Plain, sealed()] {
+        let (mut from, first, second) = source(kind);
+        let full = stream(&mut from, None, first, 0);
+        for (base, id) in [(None, first), (Some(first), second)] {
+            let good = frames(&stream(&mut from, base, id, 0));
+            let other = frames(&stream(&mut from, None, second, 0));
+            let refused = |frames: &[Vec<u8>], what: &str| {
+                let mut to = open(&made(kind, 3));
+                if base.is_some() {
+                    to.receive(&mut Receiver::new(), &full).unwrap();
+                }
+                let received = to.receive(&mut Receiver::new(), &frames.concat());
+                assert!(received.is_err(), "{what}: {received:?}");
+                assert!(to.snapshots().iter().all(|snapshot| snapshot.id != id), "{what}");
+            };
+            for at in 0..good.len() - 1 {
+                let mut bad = good.clone();
+                bad.remove(at);
+                refused(&bad, &format!("frame {at} of {} is missing", good.len()));
+                let mut bad = good.clone();
+                bad.swap(at, at + 1);
+                refused(&bad, &format!("frames {at} and {} are swapped", at + 1));
+                let mut bad = good.clone();
+                bad.insert(at, good[at].clone());
+                refused(&bad, &format!("frame {at} comes twice"));
+                if at > 0 && other.get(at).is_some_and(|other| *other != good[at]) {
+                    let mut bad = good.clone();
+                    bad[at] = other[at].clone();
+                    refused(&bad, &format!("frame {at} is of another stream"));
+                }
+            }
+            let mut to = open(&made(kind, 4));
+            if base.is_none() {
+                let received = to.receive(&mut Receiver::new(), &[good.concat(), good[1].clone()].concat());
+                assert!(matches!(received, Err(StreamError::Damaged(_))), "something follows: {received:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_rest_of_a_stream_goes_only_where_its_first_part_is() {
     let (mut from, first, _) = source(sealed());

@@ -8,7 +8,7 @@ use super::append::Content;
 use super::gate::Gate;
 use crate::catalogue::Change;
 use crate::op::{Op, OpError, Outcome};
-use crate::stream::{BLOCKS_FROM, Frame, StreamError, StreamInfo, hole_record};
+use crate::stream::{BLOCKS_FROM, Chain, Decoded, Frame, StreamError, StreamInfo, hole_record};
 use crate::view::{BranchId, SnapshotId, View};
 
 /// Why a reception cannot begin or end; callers know it as [`StreamError::Diverged`].
@@ -26,6 +26,7 @@ fn diverged(error: OpError) -> StreamError {
 pub struct Receiver {
     /// Bytes of a frame that is not whole.
     rest: Vec<u8>,
+    chain: Chain,
     info: Option<StreamInfo>,
     branch: u32,
     done: bool,
@@ -70,9 +71,16 @@ impl Store {
     pub fn receive(&mut self, receiver: &mut Receiver, bytes: &[u8]) -> Result<(), StreamError> {
         receiver.rest.extend_from_slice(bytes);
         let mut at = 0;
-        while let Some((frame, position, len)) = Frame::decode(&receiver.rest[at..])? {
+        while !receiver.done
+            && let Some(decoded) = Frame::decode(&receiver.rest[at..], receiver.chain)?
+        {
+            let Decoded { frame, position, len, chain } = decoded;
             at += len;
             self.take_frame(receiver, frame, position)?;
+            receiver.chain = chain;
+        }
+        if receiver.done && at < receiver.rest.len() {
+            return Err(StreamError::Damaged("something follows its end"));
         }
         receiver.rest.drain(..at);
         Ok(())
@@ -115,6 +123,9 @@ impl Store {
 
     fn take_frame(&mut self, receiver: &mut Receiver, frame: Frame, position: u64) -> Result<(), StreamError> {
         match frame {
+            Frame::Begin(_) if receiver.info.is_some() => {
+                return Err(StreamError::Damaged("it begins a second time; give each part to a reception of its own"));
+            }
             Frame::Begin(info) => {
                 // What lies before its beginning must be here.
                 if position > self.receive_position(info.to).unwrap_or(0) {
@@ -123,7 +134,7 @@ impl Store {
                 receiver.branch = self.begin_reception(&info)?;
                 receiver.info = Some(info);
             }
-            _ if receiver.info.is_none() || receiver.done => return Err(StreamError::NoBeginning),
+            _ if receiver.info.is_none() => return Err(StreamError::NoBeginning),
             Frame::Blocks { lba, count, items, data } => {
                 self.take_blocks(receiver.branch, lba, count, &items, &data)?
             }

@@ -7,7 +7,7 @@ use super::Store;
 use crate::catalogue::NodeId;
 use crate::map::At;
 use crate::op::{Extent, Op, OpError, Outcome};
-use crate::stream::{BLOCKS_FROM, Frame, StreamError, StreamInfo};
+use crate::stream::{BLOCKS_FROM, Chain, Frame, STREAM_VERSION, StreamError, StreamInfo, StreamSealing};
 use crate::view::{SnapshotId, View};
 
 /// Bytes of data in one frame.
@@ -20,7 +20,9 @@ const LOOKED_AT_MAX: u64 = 1 << 20;
 pub struct Sender {
     from: Option<SnapshotId>,
     to: SnapshotId,
+    sealing: Option<StreamSealing>,
     position: u64,
+    chain: Chain,
     begun: bool,
     done: bool,
 }
@@ -29,7 +31,14 @@ impl Sender {
     /// Of the snapshot `to`; if `from` is given, only what it does not have. `position`: 0, or where an interrupted
     /// reception says that it stands.
     pub fn new(from: Option<SnapshotId>, to: SnapshotId, position: u64) -> Sender {
-        Sender { from, to, position, begun: false, done: false }
+        Sender { from, to, sealing: None, position, chain: Chain::START, begun: false, done: false }
+    }
+
+    /// The stream tells how new blocks of the volume are sealed, so that one made for it seals them likewise.
+    #[must_use]
+    pub fn sealed_as(mut self, sealing: Option<StreamSealing>) -> Sender {
+        self.sealing = sealing;
+        self
     }
 
     /// How far it is; opaque, growing.
@@ -57,6 +66,8 @@ impl Store {
         if !std::mem::replace(&mut sender.begun, true) {
             let snapshot = self.map.catalogue.snapshot(sender.to.0).ok_or(OpError::NoSuchView)?;
             let info = StreamInfo {
+                version: STREAM_VERSION,
+                sealing: sender.sealing.filter(|_| self.info.kind.is_sealed()),
                 kind: self.info.kind,
                 geometry: self.info.geometry,
                 volume_id: self.info.volume_id,
@@ -65,17 +76,17 @@ impl Store {
                 created_seconds: snapshot.created,
                 name: snapshot.name.clone(),
             };
-            return Ok(Some(Frame::Begin(info).encode(sender.position)));
+            return Ok(Some(Frame::Begin(info).encode(sender.position, &mut sender.chain)));
         }
         if sender.position < BLOCKS_FROM {
-            if let Some(bytes) = self.send_holes(&nodes, &mut sender.position) {
+            if let Some(bytes) = self.send_holes(&nodes, sender) {
                 return Ok(Some(bytes));
             }
             sender.position = BLOCKS_FROM;
         }
         match self.next_to_send(&nodes, sender.position - BLOCKS_FROM) {
             Next::Blocks { lba, count } => {
-                let frames = self.send_blocks(sender.to, lba, count)?;
+                let frames = self.send_blocks(sender, lba, count)?;
                 sender.position = BLOCKS_FROM + lba + count;
                 Ok(Some(frames))
             }
@@ -85,7 +96,7 @@ impl Store {
             }
             Next::End => {
                 sender.done = true;
-                Ok(Some(Frame::End.encode(u64::MAX)))
+                Ok(Some(Frame::End.encode(u64::MAX, &mut sender.chain)))
             }
         }
     }
@@ -102,17 +113,18 @@ impl Store {
         Ok(catalogue.path(node).take_while(|&node| node != base).collect())
     }
 
-    /// Holes with larger sequences than `position`, in their order.
-    fn send_holes(&self, nodes: &[NodeId], position: &mut u64) -> Option<Vec<u8>> {
+    /// Holes with larger sequences than the position, in their order.
+    fn send_holes(&self, nodes: &[NodeId], sender: &mut Sender) -> Option<Vec<u8>> {
         let all = nodes.iter().flat_map(|&node| self.map.table(node).holes.iter());
-        let mut left: Vec<_> = all.filter(|hole| hole.sequence > *position).collect();
+        let mut left: Vec<_> = all.filter(|hole| hole.sequence > sender.position).collect();
         left.sort_unstable_by_key(|hole| hole.sequence);
         left.truncate(4096);
         let mut out = Vec::new();
         for hole in left {
-            *position = hole.sequence;
+            sender.position = hole.sequence;
             let (start, count, record) = (hole.start, hole.count, hole.record.clone());
-            out.extend_from_slice(&Frame::Hole { start, count, record }.encode(*position));
+            let frame = Frame::Hole { start, count, record };
+            out.extend_from_slice(&frame.encode(sender.position, &mut sender.chain));
         }
         (!out.is_empty()).then_some(out)
     }
@@ -142,8 +154,8 @@ impl Store {
         }
     }
 
-    fn send_blocks(&mut self, to: SnapshotId, lba: u64, count: u64) -> Result<Vec<u8>, StreamError> {
-        let read = self.execute_on(View::Snapshot(to), Op::Read { lba: Lba(lba), count: count as u32 })?;
+    fn send_blocks(&mut self, sender: &mut Sender, lba: u64, count: u64) -> Result<Vec<u8>, StreamError> {
+        let read = self.execute_on(View::Snapshot(sender.to), Op::Read { lba: Lba(lba), count: count as u32 })?;
         let Outcome::Read(extents) = read else { unreachable!("a read is answered by a read") };
         let mut out = Vec::new();
         for extent in extents {
@@ -157,7 +169,8 @@ impl Store {
             };
             let count = sequences.len() as u32;
             let position = BLOCKS_FROM + lba.0 + u64::from(count);
-            out.extend_from_slice(&Frame::Blocks { lba: lba.0, count, items, data: data.to_vec() }.encode(position));
+            let frame = Frame::Blocks { lba: lba.0, count, items, data: data.to_vec() };
+            out.extend_from_slice(&frame.encode(position, &mut sender.chain));
         }
         Ok(out)
     }

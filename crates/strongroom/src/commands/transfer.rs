@@ -85,7 +85,8 @@ pub(crate) struct ReceiveArgs {
     /// New volume in custody `target`: the file with the key that wraps block keys; the same as where it was sent.
     #[arg(long, value_name = "FILE")]
     wrapping_key: Option<PathBuf>,
-    /// New volume: the one that is sent was made with --authenticate-only.
+    /// New volume: the one that is sent was made with --authenticate-only. Needed only where the stream does not say so (format
+    /// version 1).
     #[arg(long)]
     authenticate_only: bool,
     /// New volume: how much of its size older versions of blocks may take, in percent.
@@ -169,7 +170,7 @@ fn start(args: &SendArgs, volume: &OpenVolume) -> Result<Sender> {
     };
     let to = find(snapshot)?;
     let from = args.from.as_ref().map(find).transpose()?;
-    let Some(place) = args.resume_from else { return Ok(Sender::new(from, to, 0)) };
+    let Some(place) = args.resume_from else { return Ok(volume.sender(from, to, 0)) };
     if place.to != to {
         bail!(
             "that position is of another snapshot ({}) than {snapshot} ({to}); name the one that was being sent",
@@ -179,7 +180,7 @@ fn start(args: &SendArgs, volume: &OpenVolume) -> Result<Sender> {
     if args.from.is_some() && place.from != from {
         bail!("that position is of a transfer that builds on something else than --from says; leave --from out");
     }
-    Ok(Sender::new(place.from, to, place.position))
+    Ok(volume.sender(place.from, to, place.position))
 }
 
 /// Where the stream goes, and the file that was made for it.
@@ -319,6 +320,9 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         );
     }
     warn_of_unknown_peers(&args.target, &args.peers);
+    if args.authenticate_only && info.sealing.is_some_and(|sealing| sealing.mode != Mode::AuthenticateOnly) {
+        bail!("the stream says that the volume's blocks are encrypted; leave --authenticate-only out");
+    }
     let sealed = match info.kind {
         UnitKind::Plain => None,
         UnitKind::Sealed { custody, .. } => Some(SealedSpec {

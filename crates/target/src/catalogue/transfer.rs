@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use strongroom_store::{OpenOptions, SnapshotId, Store, StreamInfo, UnitKind};
+use strongroom_store::{OpenOptions, Sender, SnapshotId, Store, StreamInfo, UnitKind};
 
 use super::{Catalogue, VolumeLock, VolumeSpec, describe, store_error};
 use crate::error::CatalogueError;
@@ -48,6 +48,9 @@ impl Catalogue {
         }
         if let (Some(sealed), UnitKind::Sealed { domain, .. }) = (&mut volume.sealed, info.kind) {
             sealed.domain = domain;
+            if let Some(as_sent) = info.sealing {
+                (sealed.suite, sealed.mode, sealed.epoch) = (as_sent.suite, as_sent.mode, as_sent.epoch);
+            }
         }
         self.place(&volume, |dir| self.fill(dir, &volume))?;
         Ok(volume)
@@ -63,6 +66,11 @@ impl OpenVolume {
     /// Its store.
     pub fn store(&mut self) -> &mut Store {
         &mut self.store
+    }
+
+    /// A stream of its snapshot `to`, as [`Sender::new`], that tells how the volume is sealed.
+    pub fn sender(&self, from: Option<SnapshotId>, to: SnapshotId, position: u64) -> Sender {
+        Sender::new(from, to, position).sealed_as(self.volume.stream_sealing())
     }
 
     /// A snapshot of it by name.
