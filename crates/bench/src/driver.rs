@@ -94,6 +94,8 @@ pub struct How {
     pub format: bool,
     /// Refuse to write.
     pub read_only: bool,
+    /// TCP connections of the session; 0 counts as 1.
+    pub connections: u16,
 }
 
 /// Carries out orders from `input` until it ends; answers go to `output`.
@@ -315,6 +317,7 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     }
     options.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
     options.read_only = how.read_only;
+    options.connections = how.connections.max(1);
     // What is measured is the depth that was asked for, not a limit of ours.
     options.limits.requests_max = options.limits.requests_max.max(2 * DEPTH_MAX as usize);
     options.limits.commands_max = options.limits.commands_max.max(DEPTH_MAX as usize);

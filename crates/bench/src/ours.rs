@@ -53,6 +53,7 @@ pub struct Ours {
     address: String,
     stats: PathBuf,
     target_key: String,
+    connections: u16,
 }
 
 impl Ours {
@@ -85,7 +86,8 @@ impl Ours {
         let name = options.scheme.name().to_owned();
         let crew = Crew::new(&options.strongroom, &options.directory, Some(options.placement.clone()), &name);
         let identity = Identity { contender: name.clone(), scheme: name, medium };
-        Ok(Ours { identity, options, crew, target, address, stats, target_key: target_key.trim().to_owned() })
+        let target_key = target_key.trim().to_owned();
+        Ok(Ours { identity, options, crew, target, address, stats, target_key, connections: 1 })
     }
 
     /// The same under another name in results.
@@ -106,6 +108,13 @@ impl Ours {
         format!("bench-{block_size}")
     }
 
+    /// Initiators use so many TCP connections for a session.
+    #[must_use]
+    pub fn with_connections(mut self, connections: u16) -> Ours {
+        self.connections = connections;
+        self
+    }
+
     /// The target's process.
     pub fn target(&self) -> &Background {
         &self.target
@@ -116,7 +125,8 @@ impl Ours {
         let volume = Self::volume_name(block_size);
         let file = |name: &str| Some(self.options.directory.join(name));
         let SchemeChoice::Channel(scheme) = self.options.scheme else {
-            return How { url: format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address), ..How::default() };
+            let url = format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address);
+            return How { url, connections: self.connections, ..How::default() };
         };
         let sealing = self.options.scheme.sealing();
         How {
@@ -126,6 +136,7 @@ impl Ours {
             key_file: sealing.and_then(|_| file("volume.key")),
             scheme: Some(scheme.name().to_owned()),
             authenticate_only: sealing == Some(Mode::AuthenticateOnly),
+            connections: self.connections,
             ..How::default()
         }
     }

@@ -4,6 +4,59 @@
 //! front end (fuse, copy)  ->  BlockDevice  ->  RemoteDevice: seal, order, replay  ->  session, channel, driver
 //! ```
 //!
+//! # Use
+//!
+//! A [`VolumeUrl`] says what to attach and how it is protected on the way, [`AttachOptions`] the rest, and [`RemoteDevice`] is the
+//! volume: a `BlockDevice` whose requests complete in any order, or, with the functions below, one call after the other.
+//!
+//! ```no_run
+//! use strongroom_block::{Buffer, Lba};
+//! use strongroom_initiator::{AttachOptions, RemoteDevice, flush_blocking, read_blocking, write_blocking};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Any iSCSI target; nothing is sealed.
+//! let device = RemoteDevice::attach(AttachOptions::new("iscsi://storage/iqn.2026-11.org.example:disk/0".parse()?))?;
+//! let block = read_blocking(&device, Lba(0), 1)?;
+//! write_blocking(&device, Lba(1), Buffer::copy_from(&block), false)?;
+//! // From here on it survives a crash of the target.
+//! flush_blocking(&device)?;
+//! device.detach()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A sealed volume needs to know whom to trust, and its key. Both sides prove who they are before a word of iSCSI is said.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use strongroom_block::{Buffer, Lba};
+//! use strongroom_handshake::NodeKey;
+//! use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice, flush_blocking, write_blocking};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut options = AttachOptions::new("strongroom://storage/vault".parse()?);
+//! options.node_key = Some(Arc::new(NodeKey::parse(&std::fs::read_to_string("identity")?)?));
+//! options.target_keys = vec![std::fs::read_to_string("storage.pub")?.trim().parse()?];
+//! options.key_source = Some(Arc::new(KeyFileSource::new("vault.key")));
+//! // A long way: several TCP connections share the load, and the session outlives the loss of one.
+//! options.connections = 4;
+//! let device = RemoteDevice::attach(options)?;
+//! let size = device.unit().geometry.block_size.len();
+//! write_blocking(&device, Lba(0), Buffer::copy_from(&vec![7; size]), false)?;
+//! flush_blocking(&device)?;
+//! device.detach()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it does by itself
+//!
+//! A connection that is lost is made anew, and what was in flight is sent again, the very same; an acknowledged write that was not
+//! flushed is kept, and sent again to a target that was restarted. Redirections are followed, unit attentions and busy targets
+//! waited out, a target that fell silent is called anew, a target that stays away is given up after a time that can be chosen
+//! ([`Timeouts`]). A block that does not open, a refusal, a reservation of somebody else's are errors and stay errors. The options
+//! and their cost are in `docs/iscsi.md`, "The initiator".
+//!
 //! This is the one room that holds keys *and* touches the network. Deliberately absent: protocol rules (`iscsi`, `scsi`,
 //! `channel`), cryptography (`seal`), and any path from a read that does not open to data: such a read is an error.
 

@@ -28,6 +28,12 @@ pub struct AttachOptions {
     pub chap: Option<ChapAccount>,
     /// CRC32C digests of headers and data, over `iscsi://`.
     pub digests: DigestOffer,
+    /// TCP connections of the session (MC/S, RFC 7143 §4.2.2), where the target takes as many; commands are spread over them. Worth it
+    /// where one connection's window or loss is the limit: over long ways, and over several links. Each has its own handshake.
+    pub connections: u16,
+    /// ErrorRecoveryLevel to propose, 0 to 2. `None`: 2 with several connections, 1 with digests, else 0. From 1 on the target
+    /// keeps what it has sent until it is acknowledged, which costs it memory and some work per command.
+    pub recovery_level: Option<u8>,
     /// The target's identity, any of these; needed for `strongroom://`.
     pub target_keys: Vec<PublicKey>,
     /// Where the volume key comes from; needed for sealed volumes of the blind custodies.
@@ -61,6 +67,8 @@ impl AttachOptions {
             node_key: None,
             chap: None,
             digests: DigestOffer::Allow,
+            connections: 1,
+            recovery_level: None,
             target_keys: Vec::new(),
             key_source: None,
             scheme: None,

@@ -3,16 +3,16 @@
 //! ```text
 //! caller's threads        submit: check, count, seal      recover, format, detach
 //!                              |  intake  ^                    |
-//! the device's thread     driver: runtime, connection (link, session, probe), engine
+//! the device's thread     driver: runtime, nexus (wires with their links, session, probe), engine
 //! ```
 //!
 //! Requests may be split, retried, and sent again over another connection; a request that was submitted completes once.
 //! A block that does not open is a `Medium` error that names it, and never data.
 
-mod connection;
 mod driver;
 mod engine;
 mod intake;
+mod nexus;
 mod order;
 mod probe;
 mod recover;
@@ -22,6 +22,7 @@ mod stamps;
 mod unit;
 mod verdict;
 mod verified;
+mod wire;
 mod work;
 
 use std::sync::mpsc::sync_channel;
@@ -142,6 +143,12 @@ impl RemoteDevice {
         let flushed = if self.read_only { Ok(()) } else { self.flush() };
         self.end();
         flushed
+    }
+
+    /// Gives up whatever is not durable at the target: every request fails at once, those that wait for a target that is away
+    /// included, and so does every later one. For a detach that must not wait; call [`RemoteDevice::detach`] after it.
+    pub fn abandon(&self) {
+        self.intake.abandon();
     }
 
     /// Makes every write that completed before this call durable, and waits for it. For callers beside the consumer of the

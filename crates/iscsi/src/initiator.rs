@@ -1,8 +1,11 @@
-//! The initiator's side of one session: commands in, events out, and back. Reconnecting, retrying and time-outs of commands
-//! are the application's business. The login is in `login` and `chap`, what arrives in `receive`, what is sent in `transmit`.
+//! The initiator's side of one session: commands in, events out, and back. Making connections, retrying and time-outs of
+//! commands are the application's business. The login is in `login` and `chap`, what arrives in `receive`, what is sent in
+//! `transmit`; several connections are in `connection`, damaged PDUs in `recover`, lost connections in `reassign`.
 
 mod chap;
+mod connection;
 mod login;
+mod reassign;
 mod receive;
 mod recover;
 mod transmit;
@@ -14,16 +17,17 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use self::connection::{Connection, cost_bytes};
 use self::login::Login;
-use self::recover::Recovery;
-use self::transmit::Burst;
-use crate::liveness::{Liveness, Verdict};
+use self::reassign::{Lost, Reassign};
+use crate::liveness::Verdict;
 use crate::login::Agreed;
-use crate::pdu::{Bhs, LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TaskManagementRequest, TextRequest};
+use crate::pdu::{LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TaskManagementRequest, TextRequest};
 use crate::slots::{INDEX_BITS, Key, Slots};
 use crate::text::{Collector, Pairs};
 use crate::{CloseReason, Lun, PeerMisbehaved, Serial};
 
+pub use connection::ConnectionId;
 pub use types::{
     Attribute, ChapLogin, Command, Completed, Config, DataIn, Direction, Event, SendTargets, SessionKind, SubmitError,
     TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
@@ -37,43 +41,42 @@ const MANAGEMENTS_MAX: usize = 16;
 const CONTROL_TAG: u32 = 0x8000_0000;
 
 /// An initiator's session machine; see the crate's first page for how to drive it.
+///
+/// It begins with one connection, which the methods that name none are about. Where `LoggedIn` says that more were agreed on,
+/// [`Session::add_connection`] makes them; each has its own `poll_transmit_on` and takes what arrives by `handle_pdu_on`.
 #[derive(Debug)]
 pub struct Session {
     config: Config,
     phase: Phase,
+    /// Of a logout.
     deadline: Option<Instant>,
-    liveness: Liveness,
+    /// What the leading login settled.
     agreed: Agreed,
-
+    tsih: u16,
+    connections: Vec<Connection>,
     events: VecDeque<Event>,
-    /// Small requests, all immediate; numbers are put in when they leave.
-    requests: VecDeque<(Bhs, Buffer)>,
-    /// Commands that wait for the command window.
-    waiting: VecDeque<Key>,
-    /// Data-Out sequences in the order in which they became due.
-    bursts: VecDeque<Burst>,
-    /// Whether the next turn is a burst's, when a command could go too.
-    burst_turn: bool,
 
     cmd_sn: Serial,
+    exp_cmd_sn: Serial,
     max_cmd_sn: Serial,
-    exp_stat_sn: Serial,
 
     tasks: Slots<Task>,
     next_control: u32,
     managements: Vec<Management>,
     question: Option<Question>,
-    ping_tag: Option<u32>,
     logout_tag: Option<u32>,
-    /// At error recovery level 1.
-    recovery: Option<Box<Recovery>>,
-    /// Commands to send once more, under the number that they have.
-    retries: VecDeque<Key>,
+    reconnect_after: Duration,
+
+    /// At error recovery level 2: connections whose tasks were not taken over yet, commands that have no connection now, and
+    /// reassignments in flight.
+    lost: Vec<Lost>,
+    homeless: Vec<Key>,
+    reassigns: Vec<Reassign>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    Login(Box<Login>),
+    Login,
     FullFeature,
     LoggingOut,
     Closed,
@@ -82,12 +85,19 @@ enum Phase {
 #[derive(Debug)]
 struct Task {
     command: Command,
+    /// The connection that it goes by.
+    via: ConnectionId,
+    /// That connection is lost.
+    is_orphan: bool,
     /// `None` until it was sent.
     cmd_sn: Option<Serial>,
     /// How much of a read arrived, holes included, or how much of a write was asked for, in bytes.
     moved: u32,
     next_data_sn: u32,
     next_r2t_sn: u32,
+    /// It was reassigned: R2Ts count from any number, and ask for what the target lacks.
+    is_r2t_sn_open: bool,
+    was_reassigned: bool,
     r2ts_open: u32,
     /// What is missing of a read has been asked for.
     is_asked_again: bool,
@@ -98,6 +108,7 @@ struct Task {
 #[derive(Debug)]
 struct Management {
     tag: u32,
+    via: ConnectionId,
     function: TaskFunction,
     lun: Lun,
     task: Option<Key>,
@@ -109,6 +120,9 @@ struct Management {
 #[derive(Debug)]
 struct Question {
     tag: u32,
+    /// `None`: the connection was lost, and it is to be asked anew.
+    via: Option<ConnectionId>,
+    text: Buffer,
     collector: Collector,
     pairs: Vec<Pairs>,
     /// By the application; else by the target, which wanted one.
@@ -119,84 +133,119 @@ impl Session {
     /// A session on a connection that was made at `now`; its first request waits in `poll_transmit`.
     pub fn new(now: Instant, mut config: Config) -> Session {
         config.offer = config.offer.clamped(config.in_channel);
-        let login = Login::new(&config);
+        let connection = Connection::new(now, ConnectionId::LEADING, &config, Login::new(&config));
         let mut session = Session {
-            deadline: Some(now + config.login_timeout),
-            liveness: Liveness::new(now, config.ping_after, config.ping_timeout),
-            phase: Phase::Login(Box::new(login)),
+            deadline: None,
+            phase: Phase::Login,
             config,
             agreed: Agreed::default(),
+            tsih: 0,
+            connections: vec![connection],
             events: VecDeque::new(),
-            requests: VecDeque::new(),
-            waiting: VecDeque::new(),
-            bursts: VecDeque::new(),
-            burst_turn: false,
             cmd_sn: Serial(1),
+            exp_cmd_sn: Serial(1),
             max_cmd_sn: Serial(1),
-            exp_stat_sn: Serial(0),
             tasks: Slots::new(),
             next_control: 0,
             managements: Vec::new(),
             question: None,
-            ping_tag: None,
             logout_tag: None,
-            recovery: None,
-            retries: VecDeque::new(),
+            reconnect_after: Duration::ZERO,
+            lost: Vec::new(),
+            homeless: Vec::new(),
+            reassigns: Vec::new(),
         };
-        session.start_login();
+        session.start_login(0);
         session
     }
 
-    /// Takes a PDU from the peer.
+    /// Takes a PDU from the peer, on the leading connection.
     pub fn handle_pdu(&mut self, now: Instant, pdu: Pdu) {
-        self.liveness.moved(now);
-        let outcome = match self.phase {
-            Phase::Closed => return,
-            Phase::Login(_) => self.handle_login_pdu(&pdu),
-            Phase::FullFeature | Phase::LoggingOut => self.handle_answer(pdu),
+        self.handle_pdu_on(now, ConnectionId::LEADING, pdu);
+    }
+
+    /// Takes a PDU from the peer, on any connection; ignored if that is not there any more.
+    pub fn handle_pdu_on(&mut self, now: Instant, id: ConnectionId, pdu: Pdu) {
+        let Some(at) = self.index_of(id) else { return };
+        let connection = &mut self.connections[at];
+        connection.liveness.moved(now);
+        let outcome = match connection.login {
+            Some(_) => self.handle_login_pdu(now, at, &pdu),
+            None => self.handle_answer(now, at, pdu),
         };
         if let Err(misbehaved) = outcome {
-            self.end(CloseReason::Misbehaved(misbehaved));
+            self.misbehaved(now, id, misbehaved);
         }
     }
 
-    /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.
-    pub fn handle_progress(&mut self, now: Instant) {
-        self.liveness.moved(now);
+    /// A rule was broken. In a login into the session only that connection is given up.
+    fn misbehaved(&mut self, now: Instant, id: ConnectionId, misbehaved: PeerMisbehaved) {
+        match self.index_of(id).filter(|at| !self.connections[*at].is_in()) {
+            Some(at) => self.lose(now, at, CloseReason::Misbehaved(misbehaved)),
+            None => self.end(CloseReason::Misbehaved(misbehaved)),
+        }
     }
 
-    /// The connection ended underneath, or its framing failed. Emits `Closed` unless that was already done.
+    /// Bytes moved on the leading connection, either way: the peer is alive, even if no PDU is complete.
+    pub fn handle_progress(&mut self, now: Instant) {
+        self.handle_progress_on(now, ConnectionId::LEADING);
+    }
+
+    /// Bytes moved on a connection, either way.
+    pub fn handle_progress_on(&mut self, now: Instant, id: ConnectionId) {
+        if let Some(at) = self.index_of(id) {
+            self.connections[at].liveness.moved(now);
+        }
+    }
+
+    /// The session's only connection ended underneath, or its framing failed, and no other will follow. Emits `Closed` unless
+    /// that was already done.
     pub fn handle_closed(&mut self, reason: CloseReason) {
         self.end(reason);
     }
 
+    /// A connection ended underneath, or its framing failed. At error recovery level 2 the session goes on
+    /// ([`Event::ConnectionLost`]), as it does without a connection whose login was not over; else `Closed` follows.
+    pub fn handle_closed_on(&mut self, now: Instant, id: ConnectionId, reason: CloseReason) {
+        if let Some(at) = self.index_of(id) {
+            self.lose(now, at, reason);
+        }
+    }
+
     /// The time of `poll_timeout` has come.
     pub fn handle_timeout(&mut self, now: Instant) {
-        let is_late = self.deadline.is_some_and(|at| now >= at);
-        match self.phase {
-            Phase::Closed => return,
-            Phase::Login(_) if is_late => return self.end(CloseReason::LoginTimedOut),
-            Phase::LoggingOut if is_late => return self.end(CloseReason::PeerSilent),
-            Phase::Login(_) => return,
-            Phase::LoggingOut | Phase::FullFeature => {}
+        if self.phase == Phase::LoggingOut && self.deadline.is_some_and(|at| now >= at) {
+            return self.end(CloseReason::PeerSilent);
         }
-        match self.liveness.look(now) {
-            Verdict::Alive => {}
-            Verdict::Ping => self.ping(),
-            Verdict::Dead => self.end(CloseReason::PeerSilent),
+        for at in (0..self.connections.len()).rev() {
+            let Some(connection) = self.connections.get_mut(at) else { continue };
+            if !connection.is_in() {
+                if connection.deadline.is_some_and(|deadline| now >= deadline) {
+                    self.lose(now, at, CloseReason::LoginTimedOut);
+                }
+                continue;
+            }
+            match connection.liveness.look(now) {
+                Verdict::Alive => {}
+                Verdict::Ping => self.ping(at),
+                Verdict::Dead => self.lose(now, at, CloseReason::PeerSilent),
+            }
         }
+        self.recover(now);
     }
 
     /// When `handle_timeout` wants to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Closed => None,
-            Phase::Login(_) => self.deadline,
-            Phase::FullFeature | Phase::LoggingOut => {
-                let alive = self.liveness.deadline();
-                Some(self.deadline.map_or(alive, |at| at.min(alive)))
-            }
+        let of = |connection: &Connection| match connection.is_in() {
+            true => Some(connection.liveness.deadline()),
+            false => connection.deadline,
+        };
+        let connections = self.connections.iter().filter_map(of).min();
+        let deadline = self.deadline.map_or(connections, |at| Some(connections.map_or(at, |other| other.min(at))));
+        if self.lost.is_empty() {
+            return deadline;
         }
+        [deadline, self.recovery_due()].into_iter().flatten().min()
     }
 
     /// The next event.
@@ -214,18 +263,25 @@ impl Session {
             return Err(SubmitError::QueueFull);
         }
         self.check_command(&command).map_err(SubmitError::Malformed)?;
+        let at = self.least_loaded().ok_or(SubmitError::NotLoggedIn)?;
+        let connection = &mut self.connections[at];
+        connection.load_bytes += cost_bytes(&command);
         let task = Task {
             command,
+            via: connection.id,
+            is_orphan: false,
             cmd_sn: None,
             moved: 0,
             next_data_sn: 0,
             next_r2t_sn: 0,
+            is_r2t_sn_open: false,
+            was_reassigned: false,
             r2ts_open: 0,
             is_asked_again: false,
             early: None,
         };
         let key = self.tasks.insert_with(|_| task);
-        self.waiting.push_back(key);
+        connection.waiting.push_back(key);
         Ok(TaskId::of(key))
     }
 
@@ -252,9 +308,8 @@ impl Session {
                 SendTargets::ThisTarget => "",
             },
         );
-        let tag = self.control_tag();
-        self.question = Some(Question { tag, collector: Collector::default(), pairs: Vec::new(), is_asked: true });
-        self.send_text(tag, TAG_NONE, Buffer::from(Bytes::from(pairs.encode())));
+        let at = self.least_loaded().ok_or(SubmitError::NotLoggedIn)?;
+        self.ask(at, Buffer::from(Bytes::from(pairs.encode())), true);
         Ok(())
     }
 
@@ -273,6 +328,7 @@ impl Session {
         if self.managements.len() >= MANAGEMENTS_MAX {
             return Err(SubmitError::QueueFull);
         }
+        let least_loaded = self.least_loaded().ok_or(SubmitError::NotLoggedIn)?;
         let tag = self.control_tag();
         let names_task = matches!(function, TaskFunction::AbortTask | TaskFunction::QueryTask);
         let key = match task {
@@ -306,8 +362,11 @@ impl Session {
             ref_cmd_sn: referenced.and_then(|task| task.cmd_sn).unwrap_or_default(),
             exp_data_sn: 0,
         };
-        self.managements.push(Management { tag, function, lun, task: key, before: self.cmd_sn });
-        self.requests.push_back((request.encode(), Buffer::empty()));
+        // RFC 7143 §11.5.1: a task is aborted on the connection that it goes by.
+        let at = referenced.and_then(|task| self.index_of(task.via)).unwrap_or(least_loaded);
+        let connection = &mut self.connections[at];
+        self.managements.push(Management { tag, via: connection.id, function, lun, task: key, before: self.cmd_sn });
+        connection.requests.push_back((request.encode(), Buffer::empty()));
         Ok(TaskId(tag))
     }
 
@@ -315,19 +374,20 @@ impl Session {
     pub fn logout(&mut self, now: Instant) {
         match self.phase {
             Phase::Closed | Phase::LoggingOut => {}
-            Phase::Login(_) => self.end(CloseReason::LoggedOut),
+            Phase::Login => self.end(CloseReason::LoggedOut),
             Phase::FullFeature => {
+                let Some(at) = self.least_loaded() else { return self.end(CloseReason::LoggedOut) };
                 let tag = self.control_tag();
                 let request = LogoutRequest {
                     immediate: true,
                     reason: LogoutReason::CloseSession as u8,
                     initiator_task_tag: tag,
-                    cid: 0,
+                    cid: self.connections[at].id.0,
                     cmd_sn: Serial(0),
                     exp_stat_sn: Serial(0),
                 };
-                self.requests.push_back((request.encode(), Buffer::empty()));
-                self.waiting.clear();
+                self.connections[at].requests.push_back((request.encode(), Buffer::empty()));
+                self.connections.iter_mut().for_each(|connection| connection.waiting.clear());
                 self.logout_tag = Some(tag);
                 self.deadline = Some(now + self.config.logout_timeout);
                 self.phase = Phase::LoggingOut;
@@ -340,6 +400,12 @@ impl Session {
         matches!(self.phase, Phase::FullFeature | Phase::LoggingOut).then_some(&self.agreed)
     }
 
+    /// How long the target asked us to wait before a new session: from its logout response, or the asynchronous message that
+    /// announced the end (RFC 7143 §11.9.1, Time2Wait).
+    pub fn reconnect_after(&self) -> Duration {
+        self.reconnect_after
+    }
+
     /// How long the application may expect a logout to take.
     pub fn logout_timeout(&self) -> Duration {
         self.config.logout_timeout
@@ -347,7 +413,7 @@ impl Session {
 
     /// Whether `Closed` was emitted.
     pub fn is_closed(&self) -> bool {
-        matches!(self.phase, Phase::Closed)
+        self.phase == Phase::Closed
     }
 
     fn check_logged_in(&self) -> Result<(), SubmitError> {
@@ -400,24 +466,31 @@ impl Session {
         Ok(())
     }
 
-    fn ping(&mut self) {
+    fn ping(&mut self, at: usize) {
         let tag = self.control_tag();
-        self.ping_tag = Some(tag);
-        self.send_nop(NopOut {
+        let connection = &mut self.connections[at];
+        connection.ping_tag = Some(tag);
+        let nop = NopOut {
             immediate: true,
             lun: Lun(0),
             initiator_task_tag: tag,
             target_transfer_tag: TAG_NONE,
             cmd_sn: Serial(0),
             exp_stat_sn: Serial(0),
-        });
+        };
+        connection.requests.push_back((nop.encode(), Buffer::empty()));
     }
 
-    fn send_nop(&mut self, nop: NopOut) {
-        self.requests.push_back((nop.encode(), Buffer::empty()));
+    /// Begins a text exchange, by the application or because the target wants one.
+    fn ask(&mut self, at: usize, text: Buffer, is_asked: bool) {
+        let tag = self.control_tag();
+        let via = Some(self.connections[at].id);
+        let (collector, pairs) = (Collector::default(), Vec::new());
+        self.question = Some(Question { tag, via, text: text.clone(), collector, pairs, is_asked });
+        self.send_text(at, tag, TAG_NONE, text);
     }
 
-    fn send_text(&mut self, tag: u32, target_transfer_tag: u32, text: Buffer) {
+    fn send_text(&mut self, at: usize, tag: u32, target_transfer_tag: u32, text: Buffer) {
         let request = TextRequest {
             immediate: true,
             is_final: true,
@@ -428,7 +501,7 @@ impl Session {
             cmd_sn: Serial(0),
             exp_stat_sn: Serial(0),
         };
-        self.requests.push_back((request.encode(), text));
+        self.connections[at].requests.push_back((request.encode(), text));
     }
 
     fn control_tag(&mut self) -> u32 {
@@ -440,21 +513,24 @@ impl Session {
 
     /// Forgets a task and its data. False if it was gone.
     fn forget(&mut self, key: Key) -> bool {
-        let was_there = self.tasks.remove(key);
-        if let Some(task) = &was_there {
+        let Some(task) = self.tasks.remove(key) else { return false };
+        let connection = self.connections.iter_mut().find(|connection| connection.id == task.via);
+        if let Some(connection) = connection.filter(|_| !task.is_orphan) {
+            connection.load_bytes = connection.load_bytes.saturating_sub(cost_bytes(&task.command));
             if task.cmd_sn.is_none() {
-                self.waiting.retain(|waiting| *waiting != key);
+                connection.waiting.retain(|waiting| *waiting != key);
             }
-            self.retries.retain(|retry| *retry != key);
+            connection.retries.retain(|retry| *retry != key);
             if task.command.write.is_some() {
-                self.bursts.retain(|burst| burst.key != key);
+                connection.bursts.retain(|burst| burst.key != key);
             }
         }
-        was_there.is_some()
+        self.homeless.retain(|homeless| *homeless != key);
+        true
     }
 
-    fn check_flood(&self) -> Result<(), PeerMisbehaved> {
-        match self.requests.len() >= REQUESTS_MAX {
+    fn check_flood(&self, at: usize) -> Result<(), PeerMisbehaved> {
+        match self.connections[at].requests.len() >= REQUESTS_MAX {
             true => Err(PeerMisbehaved::Flood { what: "requests", limit: REQUESTS_MAX }),
             false => Ok(()),
         }
@@ -466,10 +542,10 @@ impl Session {
         }
         self.phase = Phase::Closed;
         self.deadline = None;
-        self.requests.clear();
-        self.waiting.clear();
-        self.retries.clear();
-        self.bursts.clear();
+        self.connections.clear();
+        self.lost.clear();
+        self.homeless.clear();
+        self.reassigns.clear();
         self.tasks.clear();
         self.managements.clear();
         self.question = None;

@@ -63,6 +63,14 @@ pub(crate) struct AccessArgs {
     /// CRC32C digests of headers and data at an iscsi:// target.
     #[arg(long, value_name = "WHETHER", default_value = "allow")]
     pub(crate) digests: DigestArg,
+    /// TCP connections of one session, over which commands are spread: for long ways and for several links. A target that takes
+    /// fewer says so in the log.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX))]
+    pub(crate) connections: u16,
+    /// The error recovery level to ask for: 1 mends damaged data within a command, 2 keeps the session when a connection is
+    /// lost [default: 2 with several connections, 1 with digests, else 0].
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub(crate) recovery_level: Option<u8>,
     /// What the names of the target's volumes begin with, if not as usual.
     #[arg(long, value_name = "IQN")]
     pub(crate) base_name: Option<String>,
@@ -76,6 +84,9 @@ pub(crate) struct AccessArgs {
     #[arg(long)]
     pub(crate) forget_volume: bool,
 }
+
+/// More connections of one session than that help nobody.
+const CONNECTIONS_MAX: i64 = 32;
 
 /// What an initiator says to digests.
 #[derive(Clone, Copy, ValueEnum)]
@@ -126,6 +137,8 @@ impl AccessArgs {
             DigestArg::Prefer => DigestOffer::Prefer,
             DigestArg::Require => DigestOffer::Require,
         };
+        options.connections = self.connections;
+        options.recovery_level = self.recovery_level;
         options.timeouts.give_up = self.timeout;
         options.timeouts.connect = self.connect_timeout;
         if options.url.is_channel() {

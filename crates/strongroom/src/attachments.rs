@@ -153,10 +153,10 @@ impl Attachment {
             || path.parent() == Some(self.directory.as_path())
     }
 
-    /// Asks the process to detach, and waits for what comes of it.
-    pub(crate) fn detach(&self, timeout: Duration) -> Detached {
+    /// Asks the process to detach, and waits for what comes of it. `force`: without writing back what cannot be now.
+    pub(crate) fn detach(&self, timeout: Duration, force: bool) -> Detached {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Detached::Ended };
-        if kill_process(pid, Signal::TERM).is_err() {
+        if kill_process(pid, if force { Signal::USR1 } else { Signal::TERM }).is_err() {
             return Detached::Ended;
         }
         let asked = Instant::now();

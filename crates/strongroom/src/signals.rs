@@ -32,6 +32,45 @@ impl StopSignal {
     }
 }
 
+/// SIGUSR1: to stop at once, whatever is lost by that. Made like [`StopSignals`], and waited for beside them.
+pub(crate) struct ForceSignal(OwnedFd);
+
+impl ForceSignal {
+    /// Blocks the signal in this thread and those it starts.
+    ///
+    /// # Errors
+    /// If the kernel has no descriptor left.
+    pub(crate) fn block() -> io::Result<ForceSignal> {
+        hold_back(&[libc::SIGUSR1]).map(ForceSignal)
+    }
+
+    /// Waits until it arrives.
+    pub(crate) fn wait(&self) {
+        let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+        while rustix::io::read(&self.0, &mut info).is_err() {
+            let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None);
+        }
+    }
+}
+
+fn hold_back(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: `sigemptyset` initialises the set that the other calls then use.
+    let fd = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), *signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut());
+        libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Holds SIGTERM, SIGINT and SIGHUP back for the whole process, so that they can be waited for.
 ///
 /// Make it before any thread is started: threads inherit the mask. Children started with `std::process` do not.
@@ -43,21 +82,7 @@ impl StopSignals {
     /// # Errors
     /// If the kernel has no descriptor left.
     pub(crate) fn block() -> io::Result<StopSignals> {
-        let mut set = MaybeUninit::uninit();
-        // SAFETY: `sigemptyset` initialises the set that the other calls then use.
-        let fd = unsafe {
-            libc::sigemptyset(set.as_mut_ptr());
-            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-                libc::sigaddset(set.as_mut_ptr(), signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), ptr::null_mut());
-            libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and nobody else has it.
-        Ok(StopSignals(unsafe { OwnedFd::from_raw_fd(fd) }))
+        hold_back(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).map(StopSignals)
     }
 
     /// Waits until one arrives, or for `timeout`.

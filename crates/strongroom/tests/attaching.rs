@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stage::{Said, World, can_mount, eventually, noise, run};
 
@@ -156,6 +156,33 @@ fn requests_fail_when_the_target_stays_away_too_long() {
     drop(file);
     attachment.detach().ok();
     server.stop();
+}
+
+#[test]
+fn a_detach_does_not_wait_for_a_target_that_is_away() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let attachment = Attachment::new(&world, "vault", &[]);
+    let file = File::options().write(true).open(format!("{}/vault", attachment.directory)).unwrap();
+    file.write_all_at(&noise(1, 4096), 0).unwrap();
+    file.sync_all().unwrap();
+    server.kill();
+    let waiting = thread::spawn(move || file.write_all_at(&noise(2, 4096), 0).and_then(|()| file.sync_all()));
+    thread::sleep(Duration::from_millis(500));
+    let begun = Instant::now();
+    run(&["detach", &attachment.directory]).failed(&[
+        "still attached",
+        "the target is away",
+        "strongroom detach --force",
+    ]);
+    assert!(!waiting.is_finished(), "nothing was given up by that");
+    run(&["detach", "--force", &attachment.directory]).ok();
+    waiting.join().unwrap().expect_err("what waited is lost, and told so");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    assert!(!mounts.contains(&attachment.directory), "{mounts}");
 }
 
 fn eventually_fails(mut attempt: impl FnMut() -> std::io::Result<()>) -> std::io::Error {

@@ -68,6 +68,13 @@ fn there_and_back(dir: &TempDir, backing: &Path, url: &str) {
     assert_eq!((stored.len(), differs), (BYTES, None), "the target's file holds something else");
     run(&["copy", url, &path("out")]).ok();
     assert!(fs::read(path("out")).unwrap() == contents);
+    // Several connections per session, or as many as it takes.
+    run(&["copy", url, &path("out-by-three"), "--connections", "3"]).ok();
+    assert!(fs::read(path("out-by-three")).unwrap() == contents);
+    contents.rotate_left(4096);
+    fs::write(path("in"), &contents).unwrap();
+    run(&["copy", &path("in"), url, "--verify", "--connections", "3"]).ok();
+    assert!(fs::read(backing).unwrap() == contents);
 }
 
 #[test]
@@ -90,7 +97,25 @@ fn tgt_keeps_what_we_write() {
     let disk = backing.to_str().unwrap();
     admin(&format!("--op new --mode logicalunit --tid 1 --lun 1 -b {disk} --bstype rdwr --blocksize 4096"));
     admin("--op bind --mode target --tid 1 -I ALL");
-    there_and_back(&dir, &backing, &format!("iscsi://{address}/{TARGET}/1"));
+    let url = format!("iscsi://{address}/{TARGET}/1");
+    there_and_back(&dir, &backing, &url);
+    // With CRC32C, at the level that mends damage if the target goes along; and only for who has the secret.
+    let secret = dir.path().join("secret");
+    fs::write(&secret, "tgt's own secret\n").unwrap();
+    fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let user = Command::new(&tgtadm)
+        .args(["-C", "7", "--lld", "iscsi", "--op", "new", "--mode", "account", "--user", "alice"])
+        .args(["--password", "tgt's own secret"])
+        .env("TGT_IPC_SOCKET", &socket)
+        .status();
+    assert!(user.unwrap().success());
+    admin("--op bind --mode account --tid 1 --user alice");
+    let out = dir.path().join("out-chap").to_str().unwrap().to_owned();
+    let copy = |more: &[&str]| run(&[&["copy", &url, &out, "--overwrite", "--timeout", "2s"], more].concat());
+    copy(&[]).failed(&["authentication failed"]);
+    let account = ["--chap-user", "alice", "--chap-secret-file", secret.to_str().unwrap()];
+    copy(&[&account[..], &["--digests", "require", "--recovery-level", "2"]].concat()).ok();
+    assert!(fs::read(&out).unwrap() == fs::read(&backing).unwrap());
 }
 
 #[test]

@@ -1,33 +1,37 @@
-//! The thread that owns the socket: connects, reconnects, and moves bytes between runtime, connection and engine.
+//! The thread that owns the sockets: connects, reconnects, and moves bytes between runtime, nexus and engine.
 //!
-//! While the connection is down, requests wait in the engine. It is tried again with growing pauses; after the time-out
+//! While the session is down, requests wait in the engine. It is tried again with growing pauses; after the time-out
 //! `give_up` the requests fail with `Unreachable`, and so do new ones, until a try succeeds. A *refusal* (an unknown key, a
 //! login turned down, another volume than before) is final and not tried again. Name resolution blocks this thread, which
-//! has nothing else to do at that moment: its one connection is gone.
+//! has nothing else to do at that moment: its session is gone. Further connections of a session go to the first one's address.
+
+mod admit;
 
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{CryptoCounters, Custody, DeviceError, DeviceErrorKind, Mode};
+use strongroom_block::{DeviceError, DeviceErrorKind};
 use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
-use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 
-use super::connection::{Connection, Identity, Notice};
 use super::engine::{Engine, EngineCounters};
-use super::intake::{Intake, detached};
+use super::intake::{Intake, abandoned, detached};
+use super::nexus::{Identity, Nexus, Notice};
 use super::sealing::Sealing;
-use super::stamps::{fill_random, random};
+use super::stamps::random;
 use super::unit::UnitDescription;
+use super::wire::Wire;
 use crate::completion::{device_error, lock};
 use crate::url::parse_target_address;
-use crate::{AttachError, AttachOptions, KeyRequest};
+use crate::{AttachError, AttachOptions};
 
 /// More than a ping takes: a message of this size or more carries commands or data.
 const DATA_BYTES_MIN: usize = 1024;
 /// Redirections followed in a row.
 const HOPS_MAX: u32 = 8;
+/// Connections of one session, and their successors while they linger.
+const STREAMS_MAX: usize = 64;
 /// How long a detach may take to say goodbye.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -43,8 +47,14 @@ pub(super) struct Attached {
 pub struct ConnectionStatus {
     /// Commands can flow now.
     pub is_connected: bool,
-    /// Connections made so far.
+    /// Sessions made so far.
     pub connections: u64,
+    /// TCP connections of the session now.
+    pub wires: usize,
+    /// Bytes that the target has acknowledged and not made durable: kept here to be sent again should it forget them.
+    pub unflushed_bytes: usize,
+    /// It was given up ([`crate::RemoteDevice::abandon`]).
+    pub is_abandoned: bool,
     /// Why the last one ended.
     pub last_loss: Option<String>,
     /// What the engine did.
@@ -63,16 +73,7 @@ enum State {
     Idle {
         retry_at: Instant,
     },
-    Calling {
-        stream: StreamId,
-        others: Vec<SocketAddr>,
-        connection: Box<Connection>,
-    },
-    Connected {
-        stream: StreamId,
-        connection: Box<Connection>,
-        blocked: bool,
-    },
+    Active(Box<Nexus>),
     /// Refused for good.
     Refused,
 }
@@ -98,6 +99,8 @@ pub(super) struct Driver {
     unit: Option<Arc<UnitDescription>>,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
     backoff: Duration,
+    /// Where the last connection that stood led.
+    address: Option<SocketAddr>,
     /// Where the target has sent us, and since when in a row.
     detour: Option<Detour>,
     hops: u32,
@@ -115,8 +118,11 @@ impl Driver {
         purpose: Purpose,
         first: SyncSender<Result<Attached, AttachError>>,
     ) -> Result<Driver, AttachError> {
-        let runtime_options =
-            RuntimeOptions { streams_max: 8, connect_timeout: options.timeouts.connect, ..RuntimeOptions::default() };
+        let runtime_options = RuntimeOptions {
+            streams_max: STREAMS_MAX,
+            connect_timeout: options.timeouts.connect,
+            ..RuntimeOptions::default()
+        };
         let runtime = Runtime::with_waker(runtime_options, waker)
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
         let mut isid: [u8; 6] = random();
@@ -135,6 +141,7 @@ impl Driver {
             unit: None,
             first: Some(first),
             backoff: options.timeouts.backoff_min,
+            address: None,
             detour: None,
             hops: 0,
             lost_at: None,
@@ -161,13 +168,13 @@ impl Driver {
 
     /// Says goodbye on a connection that is still there, without waiting for an answer.
     fn leave(&mut self) {
-        if let State::Connected { stream, connection, .. } = &mut self.state {
-            connection.log_out(Instant::now());
-            let mut last = connection.transmit(None);
-            connection.close();
-            last.append(&mut connection.transmit(None));
-            let _ = self.runtime.send(*stream, &mut last);
-            self.runtime.close(*stream);
+        if let State::Active(nexus) = &mut self.state {
+            nexus.log_out(Instant::now());
+            for at in 0..nexus.wires().len() {
+                let mut last = nexus.transmit(at, None);
+                let _ = self.runtime.send(nexus.wires()[at].stream, &mut last);
+            }
+            hang_up(&mut self.runtime, nexus);
         }
         // What waits in a socket's queue goes out as far as the kernel takes it.
         let _ = self.runtime.poll(Some(Duration::ZERO));
@@ -179,8 +186,12 @@ impl Driver {
             self.call(now);
         }
         self.take_requests();
+        if self.intake.is_abandoned() {
+            self.abandon();
+        }
         self.handle_timeouts(now);
         self.process(now);
+        self.call_further(now);
         self.transmit(now);
         self.publish();
         if self.is_over(now) {
@@ -205,19 +216,27 @@ impl Driver {
             return false;
         }
         match &mut self.state {
-            State::Connected { connection, .. } => {
+            State::Active(nexus) if nexus.is_connected() => {
                 if self.engine.as_ref().is_some_and(Engine::has_waiting_callers) && self.logout_deadline.is_none() {
                     // Requests from before the detach are answered first; new ones are refused at the door.
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-                } else if !connection.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers)
-                {
-                    connection.log_out(now);
+                } else if !nexus.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers) {
+                    nexus.log_out(now);
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
                     self.transmit(now);
                 }
                 self.logout_deadline.is_some_and(|deadline| deadline <= now)
             }
             _ => true,
+        }
+    }
+
+    /// Nobody waits any longer, for good.
+    fn abandon(&mut self) {
+        lock(&self.status).is_abandoned = true;
+        if let Some(engine) = self.engine.as_mut().filter(|engine| engine.has_waiting_callers()) {
+            engine.abandon(&abandoned());
+            self.lose(Instant::now(), AttachError::Unreachable("the attachment was given up".into()));
         }
     }
 
@@ -233,13 +252,20 @@ impl Driver {
     fn publish(&mut self) {
         let Some(engine) = &mut self.engine else { return };
         self.intake.finish(engine.take_finished());
-        lock(&self.status).engine = engine.counters;
+        let wires = match &self.state {
+            State::Active(nexus) => nexus.wires().iter().filter(|wire| wire.is_connected).count(),
+            State::Idle { .. } | State::Refused => 0,
+        };
+        let mut status = lock(&self.status);
+        status.engine = engine.counters;
+        status.unflushed_bytes = engine.unflushed_bytes();
+        status.wires = wires;
     }
 
     fn next_timeout(&self) -> Option<Instant> {
         let state = match &self.state {
             State::Idle { retry_at } => Some(*retry_at),
-            State::Calling { connection, .. } | State::Connected { connection, .. } => connection.poll_timeout(),
+            State::Active(nexus) => nexus.poll_timeout(),
             State::Refused => None,
         };
         let give_up = self.give_up_at().filter(|_| !self.gave_up);
@@ -253,8 +279,8 @@ impl Driver {
     }
 
     fn handle_timeouts(&mut self, now: Instant) {
-        if let State::Calling { connection, .. } | State::Connected { connection, .. } = &mut self.state {
-            connection.handle_timeout(now);
+        if let State::Active(nexus) = &mut self.state {
+            nexus.handle_timeout(now);
         }
         if let Some(engine) = &mut self.engine {
             engine.handle_timeout(now);
@@ -295,92 +321,130 @@ impl Driver {
             Ok(addresses) => addresses,
             Err(error) => return self.lose(now, AttachError::Unreachable(error.to_string())),
         };
-        let connection = match Connection::new(now, &self.options) {
-            Ok(connection) => Box::new(connection),
-            Err(error) => return self.lose(now, error),
-        };
         let mut others = addresses;
         others.reverse();
-        match others.pop().map(|address| self.runtime.connect(address)) {
-            Some(Ok(stream)) => self.state = State::Calling { stream, others, connection },
-            Some(Err(error)) => self.lose(now, AttachError::Unreachable(error.to_string())),
-            None => {
-                let nowhere = format!("the host of {} has no address", self.options.url);
-                self.lose(now, AttachError::Unreachable(nowhere));
+        let Some(address) = others.pop() else {
+            let nowhere = format!("the host of {} has no address", self.options.url);
+            return self.lose(now, AttachError::Unreachable(nowhere));
+        };
+        match self.dial(now, address) {
+            Ok(wire) => {
+                let nexus = Nexus::new(now, &self.options, Wire { others, ..wire });
+                self.state = State::Active(Box::new(nexus));
+            }
+            Err(error) => self.lose(now, error),
+        }
+    }
+
+    fn dial(&mut self, now: Instant, address: SocketAddr) -> Result<Wire, AttachError> {
+        let stream = self.runtime.connect(address).map_err(|error| AttachError::Unreachable(error.to_string()))?;
+        let wire = Wire::new(now, &self.options, stream, address);
+        if wire.is_err() {
+            self.runtime.close(stream);
+        }
+        wire
+    }
+
+    /// Calls the further connections of a session.
+    fn call_further(&mut self, now: Instant) {
+        while let State::Active(nexus) = &mut self.state
+            && nexus.wants_wire(now)
+            && !self.intake.is_detaching()
+            && let Some(address) = self.address
+        {
+            let wire = self.dial(now, address);
+            let State::Active(nexus) = &mut self.state else { return };
+            match wire {
+                Ok(wire) => nexus.add_wire(wire),
+                Err(error) => {
+                    tracing::debug!(%error, "a further connection could not be made");
+                    nexus.call_later(now, &self.options);
+                }
             }
         }
     }
 
-    /// Takes what happened on the socket.
+    /// Takes what happened on the sockets.
     fn receive(&mut self) {
-        let mut failed: Option<StreamFailure> = None;
+        let mut failed: Option<(StreamId, StreamFailure)> = None;
         while let Some(event) = self.runtime.next_event() {
             let now = Instant::now();
-            match (event, &mut self.state) {
-                (Event::Received { stream: from, bytes }, State::Connected { stream, connection, .. })
-                    if from == *stream =>
-                {
-                    connection.handle_input(now, bytes);
+            let State::Active(nexus) = &mut self.state else { continue };
+            match event {
+                Event::Received { stream, bytes } => {
+                    nexus.handle_input(now, stream, bytes);
                     let engine = self.engine.as_mut();
                     // Nothing may be lent from the runtime while a notice is acted upon.
-                    if let Some(notice) = connection.process(now, &self.options, &self.identity, engine) {
+                    if let Some(notice) = nexus.process(now, &self.options, &self.identity, engine) {
                         self.act(now, notice);
                     }
                 }
-                (Event::PeerFinished { stream: from }, State::Connected { stream, connection, .. })
-                    if from == *stream =>
-                {
-                    connection.handle_eof();
-                }
-                (Event::SendLow { stream: from }, State::Connected { stream, blocked, .. }) if from == *stream => {
-                    *blocked = false;
-                }
-                (Event::Connected { stream: from }, State::Calling { stream, .. }) if from == *stream => {
-                    let idle = State::Idle { retry_at: now };
-                    if let State::Calling { stream, connection, .. } = std::mem::replace(&mut self.state, idle) {
-                        self.state = State::Connected { stream, connection, blocked: false };
+                Event::PeerFinished { stream } => nexus.handle_eof(stream),
+                Event::SendLow { stream } => {
+                    if let Some(at) = nexus.wire_of(stream) {
+                        nexus.wire(at).is_blocked = false;
                     }
                 }
-                (
-                    Event::Closed { stream: from, failure },
-                    State::Calling { stream, .. } | State::Connected { stream, .. },
-                ) if from == *stream => {
-                    failed = Some(failure);
+                Event::Connected { stream } => {
+                    if let Some(at) = nexus.wire_of(stream) {
+                        nexus.wire(at).is_connected = true;
+                        self.address = Some(nexus.wire(at).address);
+                    }
+                }
+                Event::Closed { stream, failure } => {
+                    failed = Some((stream, failure));
+                    break;
                 }
                 _ => {}
             }
-            if failed.is_some() {
-                break;
-            }
         }
-        if let Some(failure) = failed {
-            self.stream_failed(Instant::now(), &failure);
+        if let Some((stream, failure)) = failed {
+            self.stream_failed(Instant::now(), stream, &failure);
         }
     }
 
-    fn stream_failed(&mut self, now: Instant, failure: &StreamFailure) {
+    fn stream_failed(&mut self, now: Instant, stream: StreamId, failure: &StreamFailure) {
+        let State::Active(nexus) = &mut self.state else { return };
+        let Some(at) = nexus.wire_of(stream) else { return };
         // Another address of the same host may answer.
-        if let State::Calling { stream, others, .. } = &mut self.state
-            && let Some(address) = others.pop()
+        let wire = nexus.wire(at);
+        if !wire.is_connected
+            && let Some(address) = wire.others.pop()
             && let Ok(next) = self.runtime.connect(address)
         {
-            *stream = next;
+            (wire.stream, wire.address) = (next, address);
             return;
         }
-        self.lose(now, AttachError::Unreachable(failure.to_string()));
+        if let Some(notice) = nexus.wire_failed(now, &self.options, stream, failure.to_string()) {
+            self.act(now, notice);
+        }
     }
 
     fn process(&mut self, now: Instant) {
-        if let State::Connected { connection, .. } = &mut self.state
-            && let Some(notice) = connection.process(now, &self.options, &self.identity, self.engine.as_mut())
-        {
-            self.act(now, notice);
+        if let State::Active(nexus) = &mut self.state {
+            if let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut()) {
+                self.act(now, notice);
+            }
+        }
+        if let State::Active(nexus) = &mut self.state {
+            for stream in nexus.take_ended() {
+                self.runtime.close(stream);
+            }
         }
     }
 
     fn act(&mut self, now: Instant, notice: Notice) {
         match notice {
             Notice::Lost(error) => self.lose(now, error),
+            Notice::Suspended(reason) => {
+                tracing::warn!(%reason, "every connection of the session is lost; its commands wait for a new one");
+                lock(&self.status).is_connected = false;
+                self.lost_at.get_or_insert(now);
+            }
+            Notice::Continued => {
+                lock(&self.status).is_connected = true;
+                self.found(false);
+            }
             Notice::Probed(unit) => {
                 if let Err(error) = self.probed(*unit) {
                     self.lose(now, error);
@@ -390,14 +454,16 @@ impl Driver {
     }
 
     fn transmit(&mut self, now: Instant) {
-        if let State::Connected { stream, connection, blocked } = &mut self.state {
-            while !*blocked {
-                let mut buffers = connection.transmit(self.engine.as_mut());
+        let State::Active(nexus) = &mut self.state else { return };
+        for at in 0..nexus.wires().len() {
+            while nexus.wires()[at].is_connected && !nexus.wires()[at].is_blocked {
+                let mut buffers = nexus.transmit(at, self.engine.as_mut());
                 if buffers.is_empty() {
                     break;
                 }
                 let bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-                *blocked = self.runtime.send(*stream, &mut buffers) == SendState::Full;
+                let wire = nexus.wire(at);
+                wire.is_blocked = self.runtime.send(wire.stream, &mut buffers) == SendState::Full;
                 // Data on its way, not a question whether the target is there.
                 if bytes >= DATA_BYTES_MIN
                     && let Some(engine) = &mut self.engine
@@ -408,154 +474,14 @@ impl Driver {
         }
     }
 
-    /// The unit has said what it is.
-    fn probed(&mut self, unit: UnitDescription) -> Result<(), AttachError> {
-        if let Some(sealed) = &unit.sealed {
-            if !self.options.url.is_channel() {
-                return Err(AttachError::Unsupported(
-                    "a sealed volume is only served inside a channel; use its strongroom:// URL".into(),
-                ));
-            }
-            self.options.expected.check(&sealed.claims)?;
-        }
-        self.check_protection(&unit)?;
-        if self.purpose == Purpose::Inquire {
-            self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None }));
-            return Ok(());
-        }
-        let before = self.unit.clone();
-        if before.as_ref().is_some_and(|before| !before.is_same_unit(&unit)) {
-            return Err(AttachError::Unsupported(
-                "it is not the volume that was attached before the connection was lost; detach, and attach again"
-                    .into(),
-            ));
-        }
-        let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);
-        let keys_are_current = before.as_ref().is_some_and(|before| epoch(before) == epoch(&unit));
-        if !keys_are_current || self.sealing.is_none() {
-            let sealer = self.sealer(&unit)?;
-            match (&self.sealing, sealer) {
-                (Some(sealing), sealer) => sealing.renew(sealer),
-                (None, sealer) => self.sealing = sealer.map(|sealer| Arc::new(Sealing::new(sealer))),
-            }
-        } else if let Some(sealing) = &self.sealing {
-            // A machine resumed from a snapshot has lost its connection: its stamps must not be used again.
-            sealing.renew(None);
-        }
-        let restarted = before.as_ref().is_some_and(|before| match (before.incarnation, unit.incarnation) {
-            (Some(before), Some(now)) => before != now,
-            _ => true,
-        });
-        self.opened(Arc::new(unit), restarted);
-        Ok(())
-    }
-
-    /// The protection that the caller counts on, not the one that the target claims: a key was given to be used, by us. Asked
-    /// at every connection, before anything is sealed or sent.
-    fn check_protection(&self, unit: &UnitDescription) -> Result<(), AttachError> {
-        let attaches = self.purpose == Purpose::Attach;
-        let has_key = attaches && self.options.key_source.is_some();
-        let refused = |what: &str| Err(AttachError::Unsupported(what.to_owned()));
-        let scheme = self.options.scheme();
-        let shows_blocks = unit.sealed.as_ref().is_some_and(|sealed| sealed.mode == Mode::AuthenticateOnly);
-        if attaches && shows_blocks && scheme.is_confidential() && !scheme.encrypts_block_data() {
-            return refused(
-                "the volume is sealed in the mode authenticate-only, so its blocks would be readable on the way, which the \
-                 chosen scheme promises against; use --scheme S1-2 (lazy-auth) or S2-1 (encrypt-all)",
-            );
-        }
-        match &unit.sealed {
-            None => {
-                self.options.expected.check_plain()?;
-                if has_key {
-                    return refused(
-                        "a key was given, but the target says that the volume is plain: nothing would be sealed; leave the \
-                         key out if that is right, and do not trust this target if not",
-                    );
-                }
-            }
-            Some(sealed) if has_key && !sealed.claims.custody.is_blind() => {
-                return refused(
-                    "a key was given, but the target says that it holds the keys itself and would be sent the key of every \
-                     block; leave the key out if that is right, and do not trust this target if not",
-                );
-            }
-            // Reading reveals nothing, whatever the mode.
-            Some(sealed) if attaches && !self.options.read_only && sealed.mode != self.options.mode => {
-                return refused(match sealed.mode {
-                    Mode::AuthenticateOnly => {
-                        "the target says that the volume is sealed in the mode authenticate-only: it could read what is \
-                         written; add --authenticate-only if that is right, and do not trust this target if not"
-                    }
-                    Mode::Encrypt => "the volume is encrypted, and --authenticate-only was asked for; leave that out",
-                });
-            }
-            Some(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Commands may flow.
-    fn opened(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
-        self.unit = Some(unit.clone());
-        let engine = self.engine.get_or_insert_with(|| {
-            let feedback = self.options.verified_feedback && !self.options.read_only;
-            Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback)
-        });
-        engine.connected(unit.clone(), restarted);
-        if let State::Connected { connection, .. } = &mut self.state {
-            connection.open();
-        }
-        self.backoff = self.options.timeouts.backoff_min;
-        self.hops = 0;
-        if let Some(lost_at) = self.lost_at.take() {
-            tracing::info!(seconds = lost_at.elapsed().as_secs_f32(), restarted, "connected to the target again");
-        }
-        self.gave_up = false;
-        if !self.intake.is_detaching() {
-            self.intake.refuse(None);
-        }
-        let mut status = lock(&self.status);
-        status.is_connected = true;
-        status.connections += 1;
-        drop(status);
-        let sealing = self.sealing.clone();
-        self.tell_first(Ok(Attached { unit, sealing }));
-    }
-
-    /// What seals and opens for this unit; `None` for a plain one.
-    fn sealer(&self, unit: &UnitDescription) -> Result<Option<VolumeSealer>, AttachError> {
-        let Some(sealed) = &unit.sealed else { return Ok(None) };
-        let claims = &sealed.claims;
-        let context = SealContext::new(claims.domain, claims.block_size, claims.epoch).with_mode(sealed.mode);
-        let counters: Arc<CryptoCounters> = self.options.counters.clone();
-        if claims.custody == Custody::Target {
-            let keys = BlockKeys::new(context, Box::new(fill_random), counters);
-            return Ok(Some(VolumeSealer::BlockKeys(Box::new(keys))));
-        }
-        let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
-        let request = KeyRequest {
-            volume: self.options.url.file_name().to_owned(),
-            volume_id: claims.volume_id,
-            domain: claims.domain,
-            epoch: claims.epoch,
-        };
-        let keys = source.volume_keys(&request)?;
-        let sealer = VolumeSealer::blind(&keys, context, counters)
-            .map_err(|error| AttachError::Key(crate::KeySourceError::Refused(error.to_string())))?;
-        Ok(Some(sealer))
-    }
-
     /// The connection (or a try) has ended.
     fn lose(&mut self, now: Instant, error: AttachError) {
-        if let State::Calling { stream, connection, .. } | State::Connected { stream, connection, .. } = &mut self.state
-        {
-            connection.close();
-            let mut last = connection.transmit(None);
-            let _ = self.runtime.send(*stream, &mut last);
-            self.runtime.close(*stream);
+        let mut pause = self.backoff;
+        if let State::Active(nexus) = &mut self.state {
+            pause = pause.max(nexus.reconnect_after());
+            hang_up(&mut self.runtime, nexus);
         }
-        self.state = State::Idle { retry_at: now + self.backoff };
+        self.state = State::Idle { retry_at: now + pause };
         if let Some(engine) = &mut self.engine {
             engine.disconnected();
         }
@@ -578,7 +504,7 @@ impl Driver {
         }
         if was_connected {
             tracing::warn!(%error, "the connection is lost; requests wait until it is back");
-            self.lost_at = Some(now);
+            self.lost_at.get_or_insert(now);
         } else {
             tracing::debug!(%error, "the target is not back yet");
         }
@@ -620,5 +546,19 @@ impl Driver {
             // The caller waits for exactly this.
             let _ = first.send(result);
         }
+    }
+}
+
+/// Says goodbye on every wire, and closes them.
+fn hang_up(runtime: &mut Runtime, nexus: &mut Nexus) {
+    nexus.close();
+    for at in 0..nexus.wires().len() {
+        let mut last = nexus.transmit(at, None);
+        let stream = nexus.wires()[at].stream;
+        let _ = runtime.send(stream, &mut last);
+        runtime.close(stream);
+    }
+    for stream in nexus.take_ended() {
+        runtime.close(stream);
     }
 }

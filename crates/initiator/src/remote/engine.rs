@@ -444,6 +444,17 @@ impl Engine {
         }
     }
 
+    /// Every request fails, and what would be sent again to a restarted target is forgotten.
+    pub(super) fn abandon(&mut self, error: &DeviceError) {
+        self.log.give_up();
+        self.fail_all(error);
+    }
+
+    /// What the target has acknowledged and may still lose, in bytes.
+    pub(super) fn unflushed_bytes(&self) -> usize {
+        self.log.bytes()
+    }
+
     /// Requests somebody waits for.
     pub(super) fn has_waiting_callers(&self) -> bool {
         self.ops.iter().any(|(_, op)| !matches!(op.reply, Reply::Nobody))

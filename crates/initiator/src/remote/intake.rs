@@ -27,6 +27,7 @@ struct State {
     /// Set while every new request fails at once: the connection was given up, refused, or the device is detached.
     refusing: Option<DeviceError>,
     detaching: bool,
+    abandoned: bool,
 }
 
 impl std::fmt::Debug for Intake {
@@ -123,9 +124,13 @@ impl Intake {
         self.completions.append(&mut completions);
     }
 
-    /// From now on new requests fail with `error` (`None`: they are taken again).
+    /// From now on new requests fail with `error` (`None`: they are taken again, unless they were given up for good).
     pub(super) fn refuse(&self, error: Option<DeviceError>) {
-        lock(&self.state).refusing = error;
+        let mut state = lock(&self.state);
+        if !state.abandoned {
+            state.refusing = error;
+        }
+        drop(state);
         self.room.notify_all();
     }
 
@@ -139,9 +144,28 @@ impl Intake {
         self.waker.wake();
     }
 
+    /// Fails everything, from now on.
+    pub(super) fn abandon(&self) {
+        let mut state = lock(&self.state);
+        state.abandoned = true;
+        state.refusing = Some(abandoned());
+        drop(state);
+        self.room.notify_all();
+        self.waker.wake();
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        lock(&self.state).abandoned
+    }
+
     pub(super) fn is_detaching(&self) -> bool {
         lock(&self.state).detaching
     }
+}
+
+pub(super) fn abandoned() -> DeviceError {
+    let message = "the volume was detached by force: what was not written is lost; attach it again";
+    device_error(DeviceErrorKind::Unreachable, None, message)
 }
 
 pub(super) fn detached() -> DeviceError {

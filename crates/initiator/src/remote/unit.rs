@@ -60,7 +60,8 @@ impl UnitDescription {
         Lun::single_level(self.lun)
     }
 
-    /// Whether `other`, met after a reconnect, is still the unit that was attached: anything else must not be written to.
+    /// Whether `other`, met after a reconnect, is still the unit that was attached: anything else must not be written to. It may have
+    /// grown, which takes nothing from anybody.
     pub(crate) fn is_same_unit(&self, other: &UnitDescription) -> bool {
         let identity = |unit: &UnitDescription| {
             unit.sealed.map(|sealed| {
@@ -68,6 +69,7 @@ impl UnitDescription {
                 (volume_id, domain, block_size, custody, sealed.suite, sealed.mode, sealed.record_bytes)
             })
         };
-        self.geometry == other.geometry && identity(self) == identity(other)
+        let (ours, theirs) = (self.geometry, other.geometry);
+        ours.block_size == theirs.block_size && ours.blocks <= theirs.blocks && identity(self) == identity(other)
     }
 }

@@ -1,20 +1,24 @@
-//! What an initiator is told in full-feature phase. Data must come in order and whole: this side never asks for recovery.
+//! What an initiator is told in full-feature phase. Data must come in order and whole, by the connection that its command took.
+
+use std::time::{Duration, Instant};
+
+use strongroom_block::Buffer;
 
 use super::transmit::Burst;
 use super::{
-    Completed, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, TaskFunction, TaskId,
-    TaskManagementResult,
+    Completed, ConnectionId, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, Task,
+    TaskFunction, TaskId, TaskManagementResult,
 };
 use crate::ahs::{Hole, SealRecords};
 use crate::pdu::{
     self, Answer, AsyncEvent, AsyncMessage, Bhs, LogoutResponse, LogoutResult, NopIn, NopOut, Opcode, Pdu, PduError,
     R2t, ScsiResponse, Sequence, TAG_NONE, TaskManagementResponse, TextResponse,
 };
-use crate::text::{Collector, Pairs};
+use crate::text::Pairs;
 use crate::{CloseReason, PeerMisbehaved, Residual, Serial};
 
 impl Session {
-    pub(super) fn handle_answer(&mut self, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+    pub(super) fn handle_answer(&mut self, now: Instant, at: usize, pdu: Pdu) -> Result<(), PeerMisbehaved> {
         let max_bytes = self.config.offer.recv_segment_bytes_max.max(crate::login::LOGIN_SEGMENT_BYTES) as usize;
         if pdu.data.len() > max_bytes {
             return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
@@ -30,27 +34,28 @@ impl Session {
             Answer::NopIn(nop) => nop.initiator_task_tag != TAG_NONE,
             _ => true,
         };
-        if self.recovery.is_some() {
+        let recovers = self.connections[at].recovery.is_some();
+        if recovers {
             let is_awaited = match &answer {
-                Answer::DataIn(header) => self.is_in_sequence(header),
+                Answer::DataIn(header) => self.is_in_sequence(at, header),
                 _ => true,
             };
             // One that comes again, or too early, is as if it had not come.
-            if !is_awaited || (uses_stat_sn && !self.take_stat_sn(answer.sequence().stat_sn)?) {
-                return self.take_numbers(answer.sequence(), false);
+            if !is_awaited || (uses_stat_sn && !self.take_stat_sn(at, answer.sequence().stat_sn)?) {
+                return self.take_numbers(at, answer.sequence(), false);
             }
         }
-        self.take_numbers(answer.sequence(), uses_stat_sn && self.recovery.is_none())?;
+        self.take_numbers(at, answer.sequence(), uses_stat_sn && !recovers)?;
         match answer {
-            Answer::DataIn(header) => self.handle_data_in(header, pdu),
-            Answer::ScsiResponse(header) => self.handle_response(header, &pdu),
-            Answer::R2t(header) => self.handle_r2t(header),
-            Answer::NopIn(header) => self.handle_nop_in(header),
-            Answer::TaskManagement(header) => self.handle_management_response(header),
-            Answer::Text(header) => self.handle_text_response(header, &pdu),
-            Answer::Logout(header) => self.handle_logout_response(header),
-            Answer::AsyncMessage(header) => self.handle_async(header, &pdu),
-            Answer::Reject(header) => self.handle_reject(header.reason, &pdu),
+            Answer::DataIn(header) => self.handle_data_in(at, header, pdu),
+            Answer::ScsiResponse(header) => self.handle_response(at, header, &pdu),
+            Answer::R2t(header) => self.handle_r2t(at, header),
+            Answer::NopIn(header) => self.handle_nop_in(at, header),
+            Answer::TaskManagement(header) => self.handle_management_response(now, at, header),
+            Answer::Text(header) => self.handle_text_response(at, header, &pdu),
+            Answer::Logout(header) => self.handle_logout_response(now, at, header),
+            Answer::AsyncMessage(header) => self.handle_async(now, at, header, &pdu),
+            Answer::Reject(header) => self.handle_reject(now, at, header.reason, &pdu),
             Answer::Login(_) => {
                 Err(PeerMisbehaved::OutOfPlace { what: "a login response", expected: "full-feature phase" })
             }
@@ -58,30 +63,41 @@ impl Session {
     }
 
     /// Takes over the command window and checks the place of the answer.
-    pub(super) fn take_numbers(&mut self, numbers: Sequence, uses_stat_sn: bool) -> Result<(), PeerMisbehaved> {
+    pub(super) fn take_numbers(
+        &mut self,
+        at: usize,
+        numbers: Sequence,
+        uses_stat_sn: bool,
+    ) -> Result<(), PeerMisbehaved> {
         // RFC 7143 §4.2.2.1: a pair that contradicts itself is ignored; the window never shrinks.
         let is_sound = !numbers.max_cmd_sn.is_before(numbers.exp_cmd_sn.previous());
         if is_sound && self.max_cmd_sn.is_before(numbers.max_cmd_sn) {
             self.max_cmd_sn = numbers.max_cmd_sn;
         }
+        // Never beyond what was sent: that would make a lost command one that arrived.
+        if is_sound && self.exp_cmd_sn.is_before(numbers.exp_cmd_sn) && !self.cmd_sn.is_before(numbers.exp_cmd_sn) {
+            self.exp_cmd_sn = numbers.exp_cmd_sn;
+        }
         if uses_stat_sn {
             // A stream loses nothing, so a gap is the target's miscount; ours never miscounts, others may.
-            if self.config.in_channel && numbers.stat_sn != self.exp_stat_sn {
-                return Err(PeerMisbehaved::StatSn { found: numbers.stat_sn.0, expected: self.exp_stat_sn.0 });
+            let exp_stat_sn = &mut self.connections[at].exp_stat_sn;
+            if self.config.in_channel && numbers.stat_sn != *exp_stat_sn {
+                return Err(PeerMisbehaved::StatSn { found: numbers.stat_sn.0, expected: exp_stat_sn.0 });
             }
-            if !numbers.stat_sn.is_before(self.exp_stat_sn) {
-                self.exp_stat_sn = numbers.stat_sn.next();
+            if !numbers.stat_sn.is_before(*exp_stat_sn) {
+                *exp_stat_sn = numbers.stat_sn.next();
             }
         }
         Ok(())
     }
 
-    fn handle_data_in(&mut self, header: pdu::DataIn, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+    fn handle_data_in(&mut self, at: usize, header: pdu::DataIn, pdu: Pdu) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
         let task_id = TaskId(task_tag);
         let key = task_id.key();
         let misplaced = |why| PeerMisbehaved::Data { task_tag, why };
-        let task = self.tasks.get_mut(key).filter(|task| task.cmd_sn.is_some());
+        let id = self.connections[at].id;
+        let task = self.tasks.get_mut(key).filter(|task| task.is_at(id));
         let task = task.ok_or(PeerMisbehaved::UnknownTask { what: "a Data-In", task_tag })?;
         if task.command.direction != Direction::Read {
             return Err(misplaced("data for a command that reads none"));
@@ -120,14 +136,15 @@ impl Session {
         Ok(())
     }
 
-    fn handle_response(&mut self, header: ScsiResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+    fn handle_response(&mut self, at: usize, header: ScsiResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
-        let task = self.tasks.get_mut(TaskId(task_tag).key()).filter(|task| task.cmd_sn.is_some());
+        let connection = &self.connections[at];
+        let task = self.tasks.get_mut(TaskId(task_tag).key()).filter(|task| task.is_at(connection.id));
         let Some(task) = task else {
             return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag });
         };
         let sense = sense_of(&pdu.data);
-        if self.recovery.is_some()
+        if connection.recovery.is_some()
             && task.command.direction == Direction::Read
             && header.exp_data_sn > task.next_data_sn
         {
@@ -148,20 +165,24 @@ impl Session {
         self.events.push_back(Event::Completed(Completed { task, status, response, sense, residual, moved_bytes }));
     }
 
-    fn handle_r2t(&mut self, header: R2t) -> Result<(), PeerMisbehaved> {
+    fn handle_r2t(&mut self, at: usize, header: R2t) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
         let misplaced = |why| PeerMisbehaved::Data { task_tag, why };
         let key = TaskId(task_tag).key();
         // An R2T may cross the end of its task; there is nothing to send then.
-        let Some(task) = self.tasks.get_mut(key).filter(|task| task.cmd_sn.is_some()) else { return Ok(()) };
+        let connection = &mut self.connections[at];
+        let Some(task) = self.tasks.get_mut(key).filter(|task| task.is_at(connection.id)) else { return Ok(()) };
         let Some(source) = &task.command.write else { return Err(misplaced("an R2T for a command that writes none")) };
         let desired = header.desired_data_transfer_bytes;
         let end = u64::from(header.buffer_offset) + u64::from(desired);
         // Damaged data is asked for again, from where it is missing on.
-        let is_placed = match self.recovery {
-            Some(_) => header.buffer_offset <= task.moved,
-            None => header.buffer_offset == task.moved,
+        let is_placed = match connection.recovery.is_some() || task.was_reassigned {
+            true => header.buffer_offset <= task.moved,
+            false => header.buffer_offset == task.moved,
         };
+        if std::mem::take(&mut task.is_r2t_sn_open) {
+            task.next_r2t_sn = header.r2t_sn;
+        }
         if header.r2t_sn != task.next_r2t_sn || !is_placed {
             return Err(misplaced("an R2T out of order"));
         }
@@ -177,10 +198,10 @@ impl Session {
         {
             return Err(misplaced("an R2T that is not for whole blocks"));
         }
-        task.next_r2t_sn += 1;
+        task.next_r2t_sn = task.next_r2t_sn.wrapping_add(1);
         task.r2ts_open += 1;
         task.moved = task.moved.max(end as u32);
-        self.bursts.push_back(Burst {
+        connection.bursts.push_back(Burst {
             key,
             lun: header.lun,
             target_transfer_tag: header.target_transfer_tag,
@@ -191,37 +212,48 @@ impl Session {
         Ok(())
     }
 
-    fn handle_nop_in(&mut self, header: NopIn) -> Result<(), PeerMisbehaved> {
+    fn handle_nop_in(&mut self, at: usize, header: NopIn) -> Result<(), PeerMisbehaved> {
+        let connection = &mut self.connections[at];
         if header.initiator_task_tag != TAG_NONE {
-            if self.ping_tag == Some(header.initiator_task_tag) {
-                self.ping_tag = None;
+            if connection.ping_tag == Some(header.initiator_task_tag) {
+                connection.ping_tag = None;
             }
             return Ok(());
         }
         if header.target_transfer_tag == TAG_NONE {
             return Ok(()); // Only news of the command window.
         }
-        self.check_flood()?;
-        self.send_nop(NopOut {
+        self.check_flood(at)?;
+        let nop = NopOut {
             immediate: true,
             lun: header.lun,
             initiator_task_tag: TAG_NONE,
             target_transfer_tag: header.target_transfer_tag,
             cmd_sn: Serial(0),
             exp_stat_sn: Serial(0),
-        });
+        };
+        self.connections[at].requests.push_back((nop.encode(), Buffer::empty()));
         Ok(())
     }
 
-    fn handle_management_response(&mut self, header: TaskManagementResponse) -> Result<(), PeerMisbehaved> {
+    fn handle_management_response(
+        &mut self,
+        now: Instant,
+        at: usize,
+        header: TaskManagementResponse,
+    ) -> Result<(), PeerMisbehaved> {
         let tag = header.initiator_task_tag;
-        let at = self.managements.iter().position(|management| management.tag == tag);
+        if !self.reassigns.is_empty() && self.handle_reassigned(now, tag, header.result) {
+            return Ok(());
+        }
+        let via = self.connections[at].id;
+        let at = self.managements.iter().position(|management| management.tag == tag && management.via == via);
         let at = at.ok_or(PeerMisbehaved::UnknownTask { what: "a task management response", task_tag: tag })?;
         self.end_management(at, header.result);
         Ok(())
     }
 
-    fn end_management(&mut self, at: usize, result: TaskManagementResult) {
+    pub(super) fn end_management(&mut self, at: usize, result: TaskManagementResult) {
         let management = self.managements.swap_remove(at);
         let mut ended = Vec::new();
         if result == TaskManagementResult::Complete {
@@ -245,9 +277,11 @@ impl Session {
         self.events.push_back(Event::TaskManagementDone { id: TaskId(management.tag), result, ended });
     }
 
-    fn handle_text_response(&mut self, header: TextResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+    fn handle_text_response(&mut self, at: usize, header: TextResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         let unknown = PeerMisbehaved::UnknownTask { what: "a text response", task_tag: header.initiator_task_tag };
-        let question = self.question.as_mut().filter(|question| question.tag == header.initiator_task_tag);
+        let via = Some(self.connections[at].id);
+        let question =
+            self.question.as_mut().filter(|question| question.tag == header.initiator_task_tag && question.via == via);
         let question = question.ok_or(unknown)?;
         let tag = question.tag;
         if let Some(pairs) = question.collector.push(&pdu.data, header.continues, TEXT_BYTES_MAX)? {
@@ -263,16 +297,25 @@ impl Session {
             }
             return Ok(());
         }
-        self.check_flood()?;
-        self.send_text(tag, header.target_transfer_tag, strongroom_block::Buffer::empty());
+        self.check_flood(at)?;
+        self.send_text(at, tag, header.target_transfer_tag, Buffer::empty());
         Ok(())
     }
 
-    fn handle_logout_response(&mut self, header: LogoutResponse) -> Result<(), PeerMisbehaved> {
+    fn handle_logout_response(
+        &mut self,
+        now: Instant,
+        at: usize,
+        header: LogoutResponse,
+    ) -> Result<(), PeerMisbehaved> {
+        if self.handle_removed(now, self.connections[at].id, &header) {
+            return Ok(());
+        }
         if self.logout_tag != Some(header.initiator_task_tag) {
             let task_tag = header.initiator_task_tag;
             return Err(PeerMisbehaved::UnknownTask { what: "a logout response", task_tag });
         }
+        self.reconnect_after = seconds(header.time2wait_s);
         match header.result {
             LogoutResult::Closed => self.end(CloseReason::LoggedOut),
             _ => self.end(CloseReason::ClosedHere("the target did not clean up at logout".into())),
@@ -280,30 +323,33 @@ impl Session {
         Ok(())
     }
 
-    fn handle_async(&mut self, header: AsyncMessage, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+    fn handle_async(&mut self, now: Instant, at: usize, header: AsyncMessage, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         match header.event {
             AsyncEvent::ScsiEvent => {
                 let sense = sense_of(&pdu.data);
                 self.events.push_back(Event::AsyncSense { lun: pdu.bhs.lun(), sense });
             }
             AsyncEvent::LogoutRequested => {
-                let within = std::time::Duration::from_secs(u64::from(header.parameters[2]));
+                let within = seconds(header.parameters[2]);
                 self.events.push_back(Event::LogoutRequested { within });
             }
             AsyncEvent::ConnectionDropped | AsyncEvent::AllConnectionsDropped => {
+                self.reconnect_after = seconds(header.parameters[1]);
                 let reason = match self.phase {
                     Phase::LoggingOut => CloseReason::LoggedOut,
                     _ => CloseReason::DroppedByTarget,
                 };
-                self.end(reason);
+                // It names one connection, which need not be this one.
+                let one = self.index_of(ConnectionId(header.parameters[0]));
+                match one.filter(|_| header.event == AsyncEvent::ConnectionDropped) {
+                    Some(dropped) => self.lose(now, dropped, reason),
+                    None => self.end(reason),
+                }
             }
             // RFC 7143 §11.9.1: it must be granted, and we have nothing to ask for. An exchange that is open serves as well.
             AsyncEvent::NegotiationRequested if self.question.is_none() && matches!(self.phase, Phase::FullFeature) => {
-                let tag = self.control_tag();
-                let question = Question { tag, collector: Collector::default(), pairs: Vec::new(), is_asked: false };
-                self.question = Some(question);
-                self.check_flood()?;
-                self.send_text(tag, TAG_NONE, strongroom_block::Buffer::empty());
+                self.check_flood(at)?;
+                self.ask(at, Buffer::empty(), false);
             }
             // No fast abort was agreed on, and vendors' news are not for us.
             AsyncEvent::NegotiationRequested | AsyncEvent::TasksTerminated | AsyncEvent::VendorSpecific => {}
@@ -311,17 +357,21 @@ impl Session {
         Ok(())
     }
 
-    fn handle_reject(&mut self, reason: u8, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+    fn handle_reject(&mut self, now: Instant, at: usize, reason: u8, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         let Some(header) = pdu.data.first_chunk().map(|bytes| Bhs(*bytes)) else {
             return Err(PeerMisbehaved::Rejected { reason, opcode: 0xff });
         };
         let tag = header.initiator_task_tag();
-        let is_damaged = self.recovery.is_some() && reason == pdu::RejectReason::DataDigestError as u8;
+        let recovers = self.connections[at].recovery.is_some();
+        let is_damaged = recovers && reason == pdu::RejectReason::DataDigestError as u8;
         match header.opcode() {
-            Some(Opcode::ScsiCommand) if is_damaged => self.send_again(TaskId(tag).key()),
+            Some(Opcode::ScsiCommand) if is_damaged => self.send_again(at, TaskId(tag).key()),
             // The target asks again for what it misses; data of a command that it did not get goes with that once more.
-            Some(Opcode::DataOut) if self.recovery.is_some() => Ok(()),
+            Some(Opcode::DataOut) if recovers => Ok(()),
             Some(Opcode::TaskManagementRequest) => {
+                if self.handle_reassigned(now, tag, TaskManagementResult::Rejected) {
+                    return Ok(());
+                }
                 if let Some(at) = self.managements.iter().position(|management| management.tag == tag) {
                     self.end_management(at, TaskManagementResult::Rejected);
                 }
@@ -334,6 +384,17 @@ impl Session {
             _ => Err(PeerMisbehaved::Rejected { reason, opcode: header.opcode_bits() }),
         }
     }
+}
+
+impl Task {
+    /// Whether it was sent, and its answers come by that connection.
+    pub(super) fn is_at(&self, id: ConnectionId) -> bool {
+        self.via == id && self.cmd_sn.is_some() && !self.is_orphan
+    }
+}
+
+fn seconds(count: u16) -> Duration {
+    Duration::from_secs(u64::from(count))
 }
 
 /// Parts of one text exchange.

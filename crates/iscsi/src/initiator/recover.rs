@@ -1,7 +1,8 @@
 //! Error recovery level 1 (RFC 7143 §7) as an initiator does it: what a digest shows to be damaged is asked for again by SNACK, and
-//! what the target found damaged is sent again. Answers may then come twice or beyond a gap. Absent: level 2.
+//! what the target found damaged is sent again. Answers may then come twice or beyond a gap. Absent: level 2 (`reassign`).
 
-use super::{Session, TAG_NONE, TaskId};
+use super::connection::Connection;
+use super::{ConnectionId, Session, TAG_NONE, TaskId};
 use crate::pdu::{Answer, DataIn, Pdu, Snack};
 use crate::slots::Key;
 use crate::{CloseReason, PeerMisbehaved, Serial};
@@ -20,44 +21,52 @@ pub(super) struct Recovery {
 }
 
 impl Session {
-    /// Takes a PDU whose data was damaged on the way, as its digest shows. At error recovery level 1 it is asked for again; at
-    /// level 0 the session ends, and the commands in flight are to be sent again in a new one.
+    /// Takes a PDU of the leading connection whose data was damaged on the way, as its digest shows. At error recovery level 1 it
+    /// is asked for again; at level 0 the session ends, and the commands in flight are to be sent again in a new one.
     pub fn handle_corrupt_pdu(&mut self, now: std::time::Instant, pdu: &Pdu) {
-        self.liveness.moved(now);
+        self.handle_corrupt_pdu_on(now, ConnectionId::LEADING, pdu);
+    }
+
+    /// As [`Session::handle_corrupt_pdu`], on any connection.
+    pub fn handle_corrupt_pdu_on(&mut self, now: std::time::Instant, id: ConnectionId, pdu: &Pdu) {
+        let Some(at) = self.index_of(id) else { return };
+        let connection = &mut self.connections[at];
+        connection.liveness.moved(now);
         let answer = Answer::decode(&pdu.bhs);
-        let (Some(recovery), Ok(answer)) = (&mut self.recovery, answer) else { return self.end(CloseReason::Damaged) };
+        let (Some(recovery), Ok(answer)) = (&mut connection.recovery, answer) else {
+            return self.end(CloseReason::Damaged);
+        };
         recovery.damaged += 1;
         if recovery.damaged > DAMAGED_MAX {
             return self.end(CloseReason::Damaged);
         }
         match answer {
-            Answer::DataIn(header) => self.data_missing(header, true),
-            _ => self.send_snack(STATUS, TAG_NONE, answer.sequence().stat_sn.0, 1),
+            Answer::DataIn(header) => self.data_missing(at, header, true),
+            _ => self.send_snack(at, STATUS, TAG_NONE, answer.sequence().stat_sn.0, 1),
         }
     }
 
     /// Counts the StatSN of an answer; false if the answer came before.
-    pub(super) fn take_stat_sn(&mut self, stat_sn: Serial) -> Result<bool, PeerMisbehaved> {
-        let Some(recovery) = &mut self.recovery else { return Ok(true) };
-        if stat_sn.is_before(self.exp_stat_sn) || recovery.beyond.contains(&stat_sn) {
+    pub(super) fn take_stat_sn(&mut self, at: usize, stat_sn: Serial) -> Result<bool, PeerMisbehaved> {
+        let Connection { recovery: Some(recovery), exp_stat_sn, .. } = &mut self.connections[at] else {
+            return Ok(true);
+        };
+        if stat_sn.is_before(*exp_stat_sn) || recovery.beyond.contains(&stat_sn) {
             return Ok(false);
         }
-        if self.exp_stat_sn.steps_to(stat_sn) > BEYOND_MAX {
-            return Err(PeerMisbehaved::StatSn { found: stat_sn.0, expected: self.exp_stat_sn.0 });
+        if exp_stat_sn.steps_to(stat_sn) > BEYOND_MAX {
+            return Err(PeerMisbehaved::StatSn { found: stat_sn.0, expected: exp_stat_sn.0 });
         }
         recovery.beyond.push(stat_sn);
-        while let Some(at) = recovery.beyond.iter().position(|seen| *seen == self.exp_stat_sn) {
+        while let Some(at) = recovery.beyond.iter().position(|seen| seen == exp_stat_sn) {
             recovery.beyond.swap_remove(at);
-            self.exp_stat_sn = self.exp_stat_sn.next();
+            *exp_stat_sn = exp_stat_sn.next();
         }
         Ok(true)
     }
 
     /// Whether a Data-In is the one that is awaited. If not, it came before, or others before it are missing.
-    pub(super) fn is_in_sequence(&mut self, header: &DataIn) -> bool {
-        if self.recovery.is_none() {
-            return true;
-        }
+    pub(super) fn is_in_sequence(&mut self, at: usize, header: &DataIn) -> bool {
         let key = TaskId(header.initiator_task_tag).key();
         let Some(task) = self.tasks.get_mut(key) else { return false };
         if header.data_sn == task.next_data_sn {
@@ -65,13 +74,13 @@ impl Session {
             return true;
         }
         if header.data_sn > task.next_data_sn {
-            self.data_missing(*header, false);
+            self.data_missing(at, *header, false);
         }
         false
     }
 
     /// Asks for everything of a read from the first Data-In on that is missing.
-    fn data_missing(&mut self, header: DataIn, is_damaged: bool) {
+    fn data_missing(&mut self, at: usize, header: DataIn, is_damaged: bool) {
         let tag = header.initiator_task_tag;
         let Some(task) = self.tasks.get_mut(TaskId(tag).key()) else { return };
         // What was sent before the question came to the target is still on its way.
@@ -79,23 +88,25 @@ impl Session {
         if is_new || !task.is_asked_again {
             task.is_asked_again = true;
             let begin = task.next_data_sn;
-            self.send_snack(DATA, tag, begin, 0);
+            self.send_snack(at, DATA, tag, begin, 0);
         }
     }
 
-    fn send_snack(&mut self, kind: u8, initiator_task_tag: u32, begin_run: u32, run_length: u32) {
-        if let Err(flood) = self.check_flood() {
+    fn send_snack(&mut self, at: usize, kind: u8, initiator_task_tag: u32, begin_run: u32, run_length: u32) {
+        if let Err(flood) = self.check_flood(at) {
             return self.end(CloseReason::Misbehaved(flood));
         }
         let snack = Snack { kind, initiator_task_tag, begin_run, run_length };
-        self.requests.push_back((snack.encode(), strongroom_block::Buffer::empty()));
+        self.connections[at].requests.push_back((snack.encode(), strongroom_block::Buffer::empty()));
     }
 
     /// The target has found a PDU of ours damaged. A command is sent again; write data it asks for by itself.
-    pub(super) fn send_again(&mut self, key: Key) -> Result<(), PeerMisbehaved> {
-        if self.tasks.get(key).is_some_and(|task| task.cmd_sn.is_some()) && !self.retries.contains(&key) {
-            self.bursts.retain(|burst| burst.key != key);
-            self.retries.push_back(key);
+    pub(super) fn send_again(&mut self, at: usize, key: Key) -> Result<(), PeerMisbehaved> {
+        let connection = &mut self.connections[at];
+        let is_ours = self.tasks.get(key).is_some_and(|task| task.cmd_sn.is_some() && task.via == connection.id);
+        if is_ours && !connection.retries.contains(&key) {
+            connection.bursts.retain(|burst| burst.key != key);
+            connection.retries.push_back(key);
         }
         Ok(())
     }

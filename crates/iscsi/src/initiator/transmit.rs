@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
-use super::{Direction, Phase, Session, TaskId, WriteSource};
+use super::{ConnectionId, Direction, Phase, Session, TaskId, WriteSource};
 use crate::Agreed;
 use crate::ahs;
 use crate::pdu::{DataOut, Lun, Opcode, Pdu, ScsiCommand, TAG_NONE};
@@ -30,45 +30,53 @@ struct Cut {
 }
 
 impl Session {
-    /// The next PDU to send.
+    /// The next PDU to send on the leading connection.
     pub fn poll_transmit(&mut self) -> Option<Pdu> {
-        if let Some((mut bhs, data)) = self.requests.pop_front() {
-            if bhs.opcode() != Some(Opcode::NopOut) || Some(bhs.initiator_task_tag()) != self.ping_tag {
-                self.liveness.sent();
+        self.poll_transmit_on(ConnectionId::LEADING)
+    }
+
+    /// The next PDU to send on a connection.
+    pub fn poll_transmit_on(&mut self, id: ConnectionId) -> Option<Pdu> {
+        let at = self.index_of(id)?;
+        let connection = &mut self.connections[at];
+        if let Some((mut bhs, data)) = connection.requests.pop_front() {
+            if bhs.opcode() != Some(Opcode::NopOut) || Some(bhs.initiator_task_tag()) != connection.ping_tag {
+                connection.liveness.sent();
             }
             // All of them are immediate: they show the next CmdSN and do not use it up.
             if bhs.opcode() != Some(Opcode::Snack) {
                 bhs.set_u32(24, self.cmd_sn.0);
             }
-            bhs.set_u32(28, self.exp_stat_sn.0);
+            bhs.set_u32(28, connection.exp_stat_sn.0);
             return Some(Pdu::new(bhs, Bytes::new(), data, false));
         }
-        if !matches!(self.phase, Phase::FullFeature) {
+        if self.phase != Phase::FullFeature || !connection.is_in() {
             return None;
         }
-        let is_due = !self.waiting.is_empty() && !self.max_cmd_sn.is_before(self.cmd_sn);
-        let can_send_command = is_due || !self.retries.is_empty();
-        let can_send_burst = !self.bursts.is_empty();
-        let pdu = match (can_send_command, can_send_burst) {
+        let is_due = !connection.waiting.is_empty() && !self.max_cmd_sn.is_before(self.cmd_sn);
+        let can_send_command = is_due || !connection.retries.is_empty();
+        let can_send_burst = !connection.bursts.is_empty();
+        let is_bursts_turn = match (can_send_command, can_send_burst) {
             (false, false) => return None,
-            (true, false) => self.next_command(),
-            (false, true) => self.next_data_out(),
+            (true, false) => false,
+            (false, true) => true,
             (true, true) => {
-                self.burst_turn = !self.burst_turn;
-                if self.burst_turn { self.next_data_out() } else { self.next_command() }
+                connection.burst_turn = !connection.burst_turn;
+                connection.burst_turn
             }
         };
-        self.liveness.sent();
-        pdu
+        connection.liveness.sent();
+        if is_bursts_turn { self.next_data_out(at) } else { self.next_command(at) }
     }
 
-    fn next_command(&mut self) -> Option<Pdu> {
-        let key = self.retries.pop_front().or_else(|| self.waiting.pop_front())?;
+    fn next_command(&mut self, at: usize) -> Option<Pdu> {
+        let connection = &mut self.connections[at];
+        let key = connection.retries.pop_front().or_else(|| connection.waiting.pop_front())?;
         let task = self.tasks.get_mut(key)?;
         let cmd_sn = task.cmd_sn.unwrap_or(self.cmd_sn);
         let command = &task.command;
-        let plan =
-            command.write.as_ref().map_or(Plan::default(), |source| plan(source, command.ahs.len(), &self.agreed));
+        let agreed = &connection.agreed;
+        let plan = command.write.as_ref().map_or(Plan::default(), |source| plan(source, command.ahs.len(), agreed));
         let header = ScsiCommand {
             immediate: false,
             is_final: plan.unsolicited_end == plan.immediate,
@@ -79,7 +87,7 @@ impl Session {
             initiator_task_tag: TaskId::of(key).0,
             expected_data_transfer_bytes: command.expected_bytes,
             cmd_sn,
-            exp_stat_sn: self.exp_stat_sn,
+            exp_stat_sn: connection.exp_stat_sn,
             cdb: command.cdb,
         };
         let cut = match &command.write {
@@ -90,7 +98,7 @@ impl Session {
             task.moved = plan.unsolicited_end;
         }
         if plan.unsolicited_end > plan.immediate {
-            self.bursts.push_back(Burst {
+            connection.bursts.push_back(Burst {
                 key,
                 lun: command.lun,
                 target_transfer_tag: TAG_NONE,
@@ -105,12 +113,13 @@ impl Session {
         Some(Pdu::new(header.encode(), cut.ahs, cut.data, cut.sealed))
     }
 
-    fn next_data_out(&mut self) -> Option<Pdu> {
-        let burst = self.bursts.front_mut()?;
+    fn next_data_out(&mut self, at: usize) -> Option<Pdu> {
+        let connection = &mut self.connections[at];
+        let burst = connection.bursts.front_mut()?;
         let key = burst.key;
         let task = self.tasks.get_mut(key).expect("a task's bursts go with it");
         let source = task.command.write.as_ref().expect("only writes have bursts");
-        let len = pdu_bytes(source, burst.end - burst.offset, 0, &self.agreed);
+        let len = pdu_bytes(source, burst.end - burst.offset, 0, &connection.agreed);
         let cut = cut(source, burst.offset, len, &Bytes::new());
         let is_final = burst.offset + len == burst.end;
         let header = DataOut {
@@ -118,7 +127,7 @@ impl Session {
             lun: burst.lun,
             initiator_task_tag: TaskId::of(key).0,
             target_transfer_tag: burst.target_transfer_tag,
-            exp_stat_sn: self.exp_stat_sn,
+            exp_stat_sn: connection.exp_stat_sn,
             data_sn: burst.next_data_sn,
             buffer_offset: burst.offset,
         };
@@ -128,7 +137,7 @@ impl Session {
             if burst.target_transfer_tag != TAG_NONE {
                 task.r2ts_open -= 1;
             }
-            self.bursts.pop_front();
+            connection.bursts.pop_front();
         }
         Some(Pdu::new(header.encode(), cut.ahs, cut.data, cut.sealed))
     }

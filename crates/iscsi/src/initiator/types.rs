@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use super::ConnectionId;
 use crate::chap::{Algorithm, Challenge, Credentials};
 pub use crate::pdu::{Attribute, TaskFunction, TaskManagementResult};
 pub use crate::target::{Direction, SendTargets, SessionKind, TargetEntry};
@@ -239,6 +240,21 @@ pub enum Event {
         lun: Lun,
         /// The sense data.
         sense: Vec<u8>,
+    },
+    /// A further connection is in full-feature phase.
+    ConnectionJoined {
+        /// Which.
+        id: ConnectionId,
+        /// What holds on it.
+        agreed: Agreed,
+    },
+    /// A connection is gone and the session is not: its login failed, or its tasks are moved to another one (error recovery
+    /// level 2). Where none is left, make one: see [`super::Session::is_suspended`].
+    ConnectionLost {
+        /// Which; it may be used anew.
+        id: ConnectionId,
+        /// Why.
+        reason: CloseReason,
     },
     /// The session is over; tasks without `Completed` have an unknown outcome. Always the last event.
     Closed(CloseReason),

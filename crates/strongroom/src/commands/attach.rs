@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice};
 use strongroom_initiator::{RemoteDevice, VolumeUrl, safety};
@@ -20,7 +21,7 @@ use strongroom_initiator::{RemoteDevice, VolumeUrl, safety};
 use crate::access::AccessArgs;
 use crate::attachments::{self, Registration};
 use crate::sd_notify;
-use crate::signals::StopSignals;
+use crate::signals::{ForceSignal, StopSignals};
 
 /// Tells the process in the background where its log is, so that it can remove it at a clean end.
 const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
@@ -70,17 +71,20 @@ struct Attached {
     file_system: Option<FileSystemMount>,
     fuse: FuseMount,
     device: Arc<RemoteDevice>,
+    read_only: bool,
 }
 
 fn serve(args: AttachArgs) -> Result<()> {
     // Before any thread exists: they inherit all of it.
     let signals = StopSignals::block().context("cannot wait for signals")?;
+    let force = ForceSignal::block().context("cannot wait for signals")?;
     safety::prepare_process(!args.no_memory_lock);
     make_directories(&args)?;
     args.access.forget_if_asked(&args.url)?;
     let mut options = args.access.options(&args.url)?;
     options.read_only = args.read_only;
     let device = args.access.attach_for_use(options)?;
+    end_when_forced(force, &device)?;
     let attached = show(&args, device)?;
     let directory = attached.fuse.mount_point().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
@@ -121,7 +125,7 @@ fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
     options.read_only = args.read_only;
     options.allow_other = args.allow_other;
     let fuse = FuseMount::start(device.clone(), &args.to, &options)?;
-    let mut attached = Attached { file_system: None, fuse, device };
+    let mut attached = Attached { file_system: None, fuse, device, read_only: args.read_only };
     if let Some(directory) = &args.mount {
         let file = attached.fuse.open_file(args.read_only).context("cannot open the volume's file")?;
         let path = attached.fuse.file_path().to_owned();
@@ -139,6 +143,11 @@ fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: 
             Some(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
             None => tracing::info!("unmounted from outside"),
         }
+        if let Some(reason) = attached.would_wait() {
+            tracing::warn!(%reason, "still attached");
+            registration.refuse(reason);
+            continue;
+        }
         sd_notify::notify("STOPPING=1");
         let Some((still, reason)) = attached.detach()? else {
             tracing::info!("detached");
@@ -150,7 +159,36 @@ fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: 
     }
 }
 
+/// Lets `strongroom detach --force` through, even while an ordinary detach hangs.
+fn end_when_forced(force: ForceSignal, device: &Arc<RemoteDevice>) -> Result<()> {
+    let device = Arc::downgrade(device);
+    std::thread::Builder::new().name("force".into()).spawn(move || {
+        force.wait();
+        if let Some(device) = device.upgrade() {
+            tracing::warn!("asked to detach by force: what is not written is lost");
+            device.abandon();
+        }
+        let _ = kill_process(getpid(), Signal::TERM);
+    })?;
+    Ok(())
+}
+
 impl Attached {
+    /// Why a detach could not be done now but would wait for the target, if that is so.
+    fn would_wait(&self) -> Option<String> {
+        let status = self.device.status();
+        if status.is_connected || status.is_abandoned || self.read_only {
+            return None;
+        }
+        let why = status.last_loss.unwrap_or_default();
+        let bytes = status.unflushed_bytes;
+        Some(format!(
+            "the target is away ({why}); {bytes} bytes written so far are not known to be safe there, and what programs still \
+             have to write is not counted in that. Wait until it is back, or give them up with: strongroom detach --force {}",
+            self.fuse.mount_point().display()
+        ))
+    }
+
     /// Undoes the attachment. If something still uses it, hands it back in working order, with the reason.
     ///
     /// # Errors
@@ -162,14 +200,16 @@ impl Attached {
             self.file_system = Some(file_system);
             return Ok(Some((self, reason.into())));
         }
-        let Attached { fuse, device, .. } = self;
+        let Attached { fuse, device, read_only, .. } = self;
         match fuse.finish() {
             Ok(()) => {
                 // The front end has flushed; this one ends the session.
                 device.detach()?;
                 Ok(None)
             }
-            Err((Some(fuse), reason)) => Ok(Some((Attached { file_system: None, fuse, device }, reason.into()))),
+            Err((Some(fuse), reason)) => {
+                Ok(Some((Attached { file_system: None, fuse, device, read_only }, reason.into())))
+            }
             Err((None, error)) => Err(error.into()),
         }
     }

@@ -10,11 +10,16 @@ use crate::units::parse_duration;
 
 /// Detach a volume: unmount its file system, write everything back, end the session.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  strongroom detach /mnt/vault\n  strongroom detach --list")]
+#[command(
+    after_help = "Examples:\n  strongroom detach /mnt/vault\n  strongroom detach --list\n  strongroom detach --force /mnt/vault"
+)]
 pub(crate) struct DetachArgs {
     /// The attachment: its directory, its mount point, or its URL.
     #[arg(required_unless_present = "list")]
     name: Option<String>,
+    /// Do not wait for a target that is away: what was not written to it is lost, and programs that use the volume get errors.
+    #[arg(long, conflicts_with = "list")]
+    force: bool,
     /// How long to wait for what is still to be written.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     timeout: Duration,
@@ -36,15 +41,14 @@ pub(crate) fn run(args: &DetachArgs) -> Result<()> {
     let Some(attachment) = attached.into_iter().find(|attachment| attachment.is_called(name)) else {
         bail!("nothing is attached as '{name}'; `strongroom detach --list` shows what is");
     };
-    match attachment.detach(args.timeout) {
+    match attachment.detach(args.timeout, args.force) {
         Detached::Ended => Ok(()),
         Detached::Refused(reason) => bail!("still attached: {reason}"),
         Detached::TimedOut => bail!(
             "process {} is still writing back after {:?}; the target may be unreachable. Wait and detach again, or give \
-             up what is not written with: kill -9 {}",
+             up what is not written with: strongroom detach --force {name}",
             attachment.pid,
             args.timeout,
-            attachment.pid
         ),
     }
 }

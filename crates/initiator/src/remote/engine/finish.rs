@@ -26,6 +26,7 @@ impl Engine {
         let (op_key, kind) = (command.op, command.kind);
         let lba = kind.lba(&self.ops[op_key]);
         self.was_reset = self.in_flight > 0 && (self.was_reset || says_reset(completed));
+        tell_of_change(completed);
         let mut verdict = judge(completed, lba, command.tries);
         if verdict == Verdict::Done {
             verdict = match command.error.take() {
@@ -200,6 +201,23 @@ fn says_reset(completed: &Completed) -> bool {
         && sense.is_some_and(|sense| {
             sense.key == SenseKey::UnitAttention && matches!((sense.asc, sense.ascq), (0x29, _) | (0x2f, 0x00))
         })
+}
+
+/// Tells people of a unit attention that concerns them: the command itself is only tried again.
+fn tell_of_change(completed: &Completed) {
+    if completed.status != Status::CheckCondition as u8 {
+        return;
+    }
+    let Some(sense) = Sense::parse(&completed.sense).filter(|sense| sense.key == SenseKey::UnitAttention) else {
+        return;
+    };
+    match (sense.asc, sense.ascq) {
+        (0x2a, 0x09) => tracing::warn!("the volume's size has changed; attach it again to use all of it"),
+        (0x2a, 0x03..=0x05) => {
+            tracing::warn!("somebody changed the reservations of the volume, perhaps ours with them")
+        }
+        (asc, ascq) => tracing::debug!(asc, ascq, "the unit asks for attention"),
+    }
 }
 
 fn answer(work: OpWork) -> Answer {

@@ -115,7 +115,7 @@ impl RawioArgs {
         let strongroom = std::env::current_exe().context("cannot find this program's own file")?;
         let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
         for &scheme in schemes {
-            contenders.push(Box::new(Ours::start(OursOptions {
+            let ours = Ours::start(OursOptions {
                 strongroom: strongroom.clone(),
                 scheme,
                 medium: self.medium.clone(),
@@ -124,7 +124,8 @@ impl RawioArgs {
                 placement: plan.placement.clone().expect("both ends are ours"),
                 directory: site.directory(scheme.name())?,
                 serve_args: Vec::new(),
-            })?));
+            })?;
+            contenders.push(Box::new(ours.with_connections(self.access.connections)));
         }
         Ok(contenders)
     }
@@ -138,6 +139,7 @@ impl RawioArgs {
             read_only: !self.destroy_data,
             scheme: self.access.scheme.map(|scheme| scheme.name().to_owned()),
             authenticate_only: self.access.authenticate_only,
+            connections: self.access.connections,
             ..How::default()
         };
         if how.initiator_name.is_some() && self.initiators.iter().any(|count| *count > 1) {

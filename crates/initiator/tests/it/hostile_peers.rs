@@ -1,15 +1,14 @@
 //! Proves that a hostile target cannot talk an initiator out of its protection, and that hostile or clumsy peers neither undo
 //! what others made durable, nor hang them, nor stop their unit.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockDevice, Buffer, Lba, Mode, Request, Token};
+use crate::support::{Host, SIZE, Wire};
+use strongroom_block::{BlockDevice, Buffer, DeviceErrorKind, Lba, Mode, Request, Token};
 use strongroom_initiator::{
     AttachOptions, ExpectedUnit, RemoteDevice, flush_blocking, read_blocking, write_blocking, write_part_blocking,
 };
@@ -17,7 +16,6 @@ use strongroom_iscsi::Lun;
 use strongroom_iscsi::initiator::{Command, Config, Event, Session, SessionKind, TaskFunction};
 use strongroom_net::{Link, LinkEvent, LinkOptions};
 use strongroom_target::{Catalogue, VolumeSpec};
-use support::{Host, SIZE, Wire};
 
 const BLOCK: usize = 4096;
 
@@ -195,7 +193,7 @@ impl Raw {
 fn another_initiators_lun_reset_must_not_hang_ours() {
     let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
     let device = Arc::new(RemoteDevice::attach(host.options(host.url("disk"))).unwrap());
-    let mut raw = Raw::login(&host, "disk", support::STOCK);
+    let mut raw = Raw::login(&host, "disk", crate::support::STOCK);
     let big = Buffer::copy_from(&vec![3; 1 << 20]);
     let mut in_flight = 0u64;
     let mut token = 0;
@@ -223,6 +221,28 @@ fn another_initiators_lun_reset_must_not_hang_ours() {
             );
         }
     }
+}
+
+/// SPC-2 RESERVE(6) of another initiator: ours is told what it is, not retried for ever, and goes on once it is released.
+#[test]
+fn a_reservation_of_another_is_told_as_one() {
+    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let device = RemoteDevice::attach(host.options(host.url("disk"))).unwrap();
+    let mut raw = Raw::login(&host, "disk", crate::support::STOCK);
+    let mut order = |opcode: u8| {
+        let mut cdb = [0; 16];
+        cdb[0] = opcode;
+        raw.session.submit(Command::without_data(Lun::single_level(0), cdb)).unwrap();
+        let Event::Completed(done) = raw.until(|e| matches!(e, Event::Completed(_))) else { unreachable!() };
+        done.status
+    };
+    // A unit attention of its own may come first.
+    assert!((0..3).any(|_| order(0x16) == 0));
+    let error = write_blocking(&device, Lba(0), block(1), false).unwrap_err();
+    assert_eq!(error.kind, DeviceErrorKind::ReservationConflict);
+    assert!(error.message.contains("another initiator has reserved the volume"), "{error}");
+    assert_eq!(order(0x17), 0);
+    write_blocking(&device, Lba(0), block(1), false).unwrap();
 }
 
 #[test]

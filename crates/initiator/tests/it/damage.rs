@@ -1,15 +1,13 @@
 //! Proves that a wire that damages bits costs time and nothing else: with digests whatever was damaged comes again, within the
 //! command or over a new connection.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
+use crate::support::{Host, SIZE};
 use strongroom_block::{Buffer, Lba};
 use strongroom_initiator::{DigestOffer, RemoteDevice, VolumeUrl, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
-use support::{Host, SIZE};
 
 /// A bit is flipped in every so many bytes, each way.
 const FLIP_EVERY_BYTES: usize = 150_001;

@@ -2,22 +2,21 @@
 //! refusal is an error that says what to do; a restart of the target is survived, and a target that stays away is not waited
 //! for for ever.
 
-mod support;
-
 use std::io::Write;
 use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::support::{Host, SIZE, key_of};
 use strongroom_block::{BlockDevice, Buffer, BufferMut, DeviceErrorKind, Lba, Request, SealingDomain, Token};
 use strongroom_initiator::copy::{CopyOptions, Endpoint, copy};
 use strongroom_initiator::{
     AttachError, ExpectedUnit, KeyFileSource, RemoteDevice, discard_blocking, flush_blocking, inquire, read_blocking,
     write_blocking, write_part_blocking,
 };
-use strongroom_target::VolumeSpec;
-use support::{Host, SIZE, key_of};
+use strongroom_target::operate::Operation;
+use strongroom_target::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 4096;
 
@@ -141,7 +140,7 @@ fn every_refusal_says_what_to_do() {
     says(host.attach_error(|options| options.target_keys = vec![key_of(0x11).public()]), "not the expected one");
     says(host.attach_error(|options| options.target_keys.clear()), "identity show");
     says(host.attach_error(|options| options.node_key = None), "identity new");
-    let error = host.attach_error(|options| options.initiator_name = support::BOB.into());
+    let error = host.attach_error(|options| options.initiator_name = crate::support::BOB.into());
     assert!(matches!(error, AttachError::LoginRefused(_)), "alice under bob's name: {error}");
     let error = host.attach_error(|options| options.url = host.url("nothing"));
     assert!(matches!(error, AttachError::LoginRefused(_)), "{error}");
@@ -256,6 +255,44 @@ fn a_restart_of_the_target_is_survived_in_the_midst_of_writes() {
     let status = device.status();
     assert!(status.connections >= 2 && status.is_connected, "{status:?}");
     device.detach().unwrap();
+}
+
+/// An attachment keeps the size that its users were told, and the volume is still the same.
+#[test]
+fn a_volume_that_grew_meanwhile_is_still_the_same() {
+    let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let device = host.attach("disk");
+    write_blocking(&device, Lba(3), block(3), false).unwrap();
+    host.stop();
+    let grow = Operation::Resize { size_bytes: 2 * SIZE };
+    Catalogue::open(host.dir.path()).unwrap().operate("disk", &grow).unwrap();
+    host.start_again();
+    assert!(read_blocking(&device, Lba(3), 1).unwrap()[..] == [3; BLOCK]);
+    assert_eq!(device.geometry().bytes(), SIZE);
+    device.detach().unwrap();
+    let device = host.attach("disk");
+    assert_eq!(device.geometry().bytes(), 2 * SIZE);
+}
+
+/// Whoever gives an attachment up gets it at once, and everybody who waits for it too.
+#[test]
+fn an_abandoned_device_keeps_nobody() {
+    let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let device = Arc::new(host.attach("disk"));
+    write_blocking(&*device, Lba(1), block(1), false).unwrap();
+    host.stop();
+    let waiting = {
+        let device = device.clone();
+        std::thread::spawn(move || read_blocking(&*device, Lba(1), 1).map(drop))
+    };
+    std::thread::sleep(Duration::from_millis(100));
+    let status = device.status();
+    assert!(!status.is_connected && status.unflushed_bytes >= BLOCK, "{status:?}");
+    let begun = std::time::Instant::now();
+    device.abandon();
+    assert!(waiting.join().unwrap().unwrap_err().message.contains("by force"));
+    assert!(device.detach().unwrap_err().message.contains("by force"));
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
 #[test]

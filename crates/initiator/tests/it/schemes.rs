@@ -2,8 +2,6 @@
 //! others open, whatever their scheme; each end does exactly the cryptography that the lazy-crypto paper's Table 1 says; and
 //! the wire shows exactly what the scheme says that it shows.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -12,7 +10,8 @@ use strongroom_block::{Buffer, CryptoBytes, CryptoCounters, Lba, Mode};
 use strongroom_channel::Scheme;
 use strongroom_initiator::{AttachError, AttachOptions, RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::{Access, Protection, Service, VolumeSpec};
-use support::{Host, SIZE};
+
+use crate::support::{Host, SIZE};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 16;

@@ -1,7 +1,5 @@
 //! A real target in this process, keys, and a wire that can be cut and tampered with.
 
-#![allow(dead_code, unreachable_pub)] // Each test file uses its own part.
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -16,25 +14,25 @@ use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 use strongroom_target::config::{PeerRule, PlainRule};
 use strongroom_target::{Catalogue, Config, Stats, Target, TargetHandle, TargetOptions, VolumeSpec};
 
-pub const ALICE: &str = "iqn.2026-11.org.example:alice";
-pub const BOB: &str = "iqn.2026-11.org.example:bob";
+pub(crate) const ALICE: &str = "iqn.2026-11.org.example:alice";
+pub(crate) const BOB: &str = "iqn.2026-11.org.example:bob";
 /// Writes plain volumes by stock iSCSI; every other name may only read them.
-pub const STOCK: &str = "iqn.2026-11.org.example:stock";
-pub const SIZE: u64 = 16 << 20;
+pub(crate) const STOCK: &str = "iqn.2026-11.org.example:stock";
+pub(crate) const SIZE: u64 = 16 << 20;
 
-pub fn key_of(seed: u8) -> Arc<NodeKey> {
+pub(crate) fn key_of(seed: u8) -> Arc<NodeKey> {
     Arc::new(NodeKey::from_seed(&[seed; 32]))
 }
 
 /// A target whose address stays the same over restarts.
-pub struct Host {
+pub(crate) struct Host {
     target: Option<TargetHandle>,
-    pub dir: tempfile::TempDir,
-    pub address: SocketAddr,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) address: SocketAddr,
 }
 
 impl Host {
-    pub fn start(volumes: &[VolumeSpec]) -> Host {
+    pub(crate) fn start(volumes: &[VolumeSpec]) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(dir.path()).unwrap();
         for spec in volumes {
@@ -51,28 +49,28 @@ impl Host {
     }
 
     /// What the target counts.
-    pub fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Stats {
         self.target.as_ref().expect("it runs").stats()
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.target.take().unwrap().stop();
     }
 
-    pub fn start_again(&mut self) {
+    pub(crate) fn start_again(&mut self) {
         self.target = Some(serve(self.dir.path(), self.address));
     }
 
-    pub fn url(&self, volume: &str) -> VolumeUrl {
+    pub(crate) fn url(&self, volume: &str) -> VolumeUrl {
         format!("strongroom://{}/{volume}", self.address).parse().unwrap()
     }
 
-    pub fn plain_url(&self, volume: &str) -> VolumeUrl {
+    pub(crate) fn plain_url(&self, volume: &str) -> VolumeUrl {
         format!("iscsi://{}/iqn.2026-11.org.strongroom:{volume}/0", self.address).parse().unwrap()
     }
 
     /// What alice attaches a volume with.
-    pub fn options(&self, url: VolumeUrl) -> AttachOptions {
+    pub(crate) fn options(&self, url: VolumeUrl) -> AttachOptions {
         let mut options = AttachOptions::new(url);
         options.initiator_name = ALICE.into();
         options.node_key = Some(key_of(0xa1));
@@ -90,18 +88,18 @@ impl Host {
         options
     }
 
-    pub fn bobs_options(&self, url: VolumeUrl) -> AttachOptions {
+    pub(crate) fn bobs_options(&self, url: VolumeUrl) -> AttachOptions {
         let mut options = self.options(url);
         options.initiator_name = BOB.into();
         options.node_key = Some(key_of(0xb0));
         options
     }
 
-    pub fn attach(&self, volume: &str) -> RemoteDevice {
+    pub(crate) fn attach(&self, volume: &str) -> RemoteDevice {
         RemoteDevice::attach(self.options(self.url(volume))).unwrap()
     }
 
-    pub fn attach_error(&self, change: impl FnOnce(&mut AttachOptions)) -> AttachError {
+    pub(crate) fn attach_error(&self, change: impl FnOnce(&mut AttachOptions)) -> AttachError {
         let mut options = self.options(self.url("vault"));
         change(&mut options);
         RemoteDevice::attach(options).unwrap_err()
@@ -131,33 +129,33 @@ fn serve(root: &Path, address: SocketAddr) -> TargetHandle {
 }
 
 /// One message on the wire: a TLS record, or a frame.
-pub struct Message<'a> {
+pub(crate) struct Message<'a> {
     /// The clear first byte.
-    pub kind: u8,
+    pub(crate) kind: u8,
     /// Where the header's ciphertext is, in `bytes`.
-    pub header: std::ops::Range<usize>,
+    pub(crate) header: std::ops::Range<usize>,
     /// Where the data is, in `bytes`; empty in a TLS record.
-    pub data: std::ops::Range<usize>,
-    pub bytes: &'a mut Vec<u8>,
+    pub(crate) data: std::ops::Range<usize>,
+    pub(crate) bytes: &'a mut Vec<u8>,
 }
 
-pub const FRAME_PROTECTED: u8 = 0x51;
-pub const FRAME_SEALED: u8 = 0x52;
+pub(crate) const FRAME_PROTECTED: u8 = 0x51;
+pub(crate) const FRAME_SEALED: u8 = 0x52;
 const TAG_BYTES: usize = 16;
 
 type Tamper = Box<dyn FnMut(&mut Message<'_>) + Send>;
 
 /// Somebody in the middle: passes whole messages on, after `towards_initiator` or `towards_target` had a look.
-pub struct Wire {
-    pub address: SocketAddr,
-    pub towards_initiator: Arc<Mutex<Option<Tamper>>>,
-    pub towards_target: Arc<Mutex<Option<Tamper>>>,
+pub(crate) struct Wire {
+    pub(crate) address: SocketAddr,
+    pub(crate) towards_initiator: Arc<Mutex<Option<Tamper>>>,
+    pub(crate) towards_target: Arc<Mutex<Option<Tamper>>>,
     open: Arc<Mutex<Vec<TcpStream>>>,
     ended: Arc<AtomicBool>,
 }
 
 impl Wire {
-    pub fn before(host: &Host) -> Wire {
+    pub(crate) fn before(host: &Host) -> Wire {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let wire = Wire {
             address: listener.local_addr().unwrap(),
@@ -186,26 +184,26 @@ impl Wire {
         wire
     }
 
-    pub fn url(&self, volume: &str) -> VolumeUrl {
+    pub(crate) fn url(&self, volume: &str) -> VolumeUrl {
         format!("strongroom://{}/{volume}", self.address).parse().unwrap()
     }
 
     /// Cuts every connection.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         for stream in self.open.lock().unwrap().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    pub fn tamper_towards_initiator(&self, tamper: impl FnMut(&mut Message<'_>) + Send + 'static) {
+    pub(crate) fn tamper_towards_initiator(&self, tamper: impl FnMut(&mut Message<'_>) + Send + 'static) {
         *self.towards_initiator.lock().unwrap() = Some(Box::new(tamper));
     }
 
-    pub fn tamper_towards_target(&self, tamper: impl FnMut(&mut Message<'_>) + Send + 'static) {
+    pub(crate) fn tamper_towards_target(&self, tamper: impl FnMut(&mut Message<'_>) + Send + 'static) {
         *self.towards_target.lock().unwrap() = Some(Box::new(tamper));
     }
 
-    pub fn behave(&self) {
+    pub(crate) fn behave(&self) {
         *self.towards_initiator.lock().unwrap() = None;
         *self.towards_target.lock().unwrap() = None;
     }
@@ -261,7 +259,7 @@ fn parts(bytes: &[u8]) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
 }
 
 /// Changes `block` so that no CRC-64 of it changes: a difference in the kernel of a linear map.
-pub fn keep_the_checksum(block: &mut [u8], checksum: impl Fn(&[u8]) -> u64) {
+pub(crate) fn keep_the_checksum(block: &mut [u8], checksum: impl Fn(&[u8]) -> u64) {
     let zero = vec![0; block.len()];
     let base = checksum(&zero);
     let mut rows: Vec<(u64, u128)> = Vec::new();

@@ -2,18 +2,16 @@
 //! target is restarted underneath and the connection is cut, and a second initiator reads them. Needs root, /dev/fuse,
 //! loop devices and mkfs.ext4; says so and passes where they are missing.
 
-mod support;
-
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Host, Wire};
 use strongroom_initiator::RemoteDevice;
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice};
 use strongroom_target::VolumeSpec;
-use support::{Host, Wire};
 
 fn mounted(device: &Arc<RemoteDevice>, at: &Path, files: &Path) -> Option<(FileSystemMount, FuseMount)> {
     let fuse = FuseMount::start(device.clone(), at, &FuseOptions::new("vault")).unwrap();

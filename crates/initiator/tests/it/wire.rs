@@ -2,15 +2,13 @@
 //! connection (and the request goes on over another), flips in block data end in an error that names the block, also flips
 //! that keep the keyless checksum; and that the explicit recovery brings the version before.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::support::{FRAME_PROTECTED, FRAME_SEALED, Host, SIZE, Wire, keep_the_checksum};
 use strongroom_block::{Buffer, DeviceErrorKind, Lba, keyless_checksum};
 use strongroom_initiator::{RecoverError, Recovered, RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
-use support::{FRAME_PROTECTED, FRAME_SEALED, Host, SIZE, Wire, keep_the_checksum};
 
 const BLOCK: usize = 4096;
 

@@ -1,17 +1,15 @@
 //! Proves that an initiator goes where a target sends it, that it finds the way back, and that it does not go round for ever.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use crate::support::{Host, SIZE};
 use strongroom_block::Lba;
 use strongroom_initiator::{AttachError, DiscoverOptions, RemoteDevice, VolumeUrl, discover, read_blocking};
 use strongroom_iscsi::target::{Config, Event, Session};
 use strongroom_iscsi::{Digests, PlainFramer};
 use strongroom_target::VolumeSpec;
-use support::{Host, SIZE};
 
 /// A target that sends everybody to `there`, or to itself.
 fn signpost(there: Option<SocketAddr>, is_permanent: bool) -> SocketAddr {
@@ -69,7 +67,7 @@ fn a_redirection_is_followed() {
     let options = DiscoverOptions {
         host: at.ip().to_string(),
         port: at.port(),
-        initiator_name: support::ALICE.into(),
+        initiator_name: crate::support::ALICE.into(),
         node_key: None,
         chap: None,
         target_keys: Vec::new(),

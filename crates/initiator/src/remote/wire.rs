@@ -1,0 +1,67 @@
+//! One TCP connection of a nexus: its way there, its link, and what waits for the socket. No session, no socket.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use strongroom_block::Buffer;
+use strongroom_iscsi::initiator::ConnectionId;
+use strongroom_net::{Link, LinkOptions, StreamId};
+
+use crate::{AttachError, AttachOptions};
+
+/// A connection that is being made, or was.
+#[derive(Debug)]
+pub(super) struct Wire {
+    /// The driver's name for the socket.
+    pub(super) stream: StreamId,
+    /// Where it leads, or is tried just now.
+    pub(super) address: SocketAddr,
+    /// Further addresses of the same host, the next one last.
+    pub(super) others: Vec<SocketAddr>,
+    pub(super) is_connected: bool,
+    /// The socket takes no more now.
+    pub(super) is_blocked: bool,
+    /// Its name in the session, once it is logging in.
+    pub(super) id: Option<ConnectionId>,
+    pub(super) link: Link,
+    pub(super) out: Vec<Buffer>,
+}
+
+impl Wire {
+    /// For a socket that is being connected to `address`.
+    pub(super) fn new(
+        now: Instant,
+        options: &AttachOptions,
+        stream: StreamId,
+        address: SocketAddr,
+    ) -> Result<Wire, AttachError> {
+        Ok(Wire {
+            stream,
+            address,
+            others: Vec::new(),
+            is_connected: false,
+            is_blocked: false,
+            id: None,
+            link: link(now, options)?,
+            out: Vec::new(),
+        })
+    }
+}
+
+/// The initiator's end of what the URL says.
+fn link(now: Instant, options: &AttachOptions) -> Result<Link, AttachError> {
+    let link_options = LinkOptions {
+        setup_timeout: options.timeouts.connect,
+        counters: options.counters.clone(),
+        schemes: vec![options.scheme()],
+        ..LinkOptions::default()
+    };
+    if !options.url.is_channel() {
+        return Ok(Link::initiator_plain(link_options, now));
+    }
+    let node = options.node_key.as_ref().ok_or_else(|| {
+        AttachError::Options("a strongroom:// URL needs an identity; make one with 'strongroom identity new'".into())
+    })?;
+    Link::initiator_channel(node, &options.target_keys, link_options, now)
+        .map_err(|error| AttachError::Handshake(error.to_string()))
+}
