@@ -24,6 +24,8 @@ use crate::{AttachError, AttachOptions};
 /// From how many bytes on what was made is handed to the socket before more is made.
 const TRANSMIT_BYTES: usize = 256 << 10;
 
+/// So many refusals in a row are believed: the session makes do with what it has.
+const REFUSALS_MAX: u32 = 4;
 /// A session without a connection is kept so long by a target that agrees, in seconds.
 const RETAIN_S: u16 = 60;
 
@@ -58,6 +60,8 @@ pub(super) struct Nexus {
     call_at: Option<Instant>,
     backoff: Duration,
     was_suspended: bool,
+    /// Further connections refused in a row.
+    refusals: u32,
     /// Who the target has proven to be on the first wire.
     target_key: Option<PublicKey>,
     session: Option<Session>,
@@ -90,6 +94,7 @@ impl Nexus {
             call_at: None,
             backoff: options.timeouts.backoff_min,
             was_suspended: false,
+            refusals: 0,
             target_key: None,
             session: None,
             probe: None,
@@ -381,6 +386,7 @@ impl Nexus {
                         wire.link.login_finished(agreed.digests);
                     }
                     self.backoff = options.timeouts.backoff_min;
+                    self.refusals = 0;
                     self.call_at = Some(now);
                     if std::mem::take(&mut self.was_suspended) {
                         return Some(Notice::Continued);
@@ -457,8 +463,11 @@ impl Nexus {
         if let CloseReason::LoginRefused(status) = &reason
             && !is_suspended
         {
-            tracing::warn!(%status, "the target takes no further connection into the session");
-            self.wires_wanted = session.connections().count();
+            self.refusals += 1;
+            if self.refusals == REFUSALS_MAX {
+                tracing::warn!(%status, "the target takes no further connection into the session");
+                self.wires_wanted = session.connections().count();
+            }
         }
         if let Some(at) = self.wires.iter().position(|wire| wire.id == Some(id)) {
             self.ended.push(self.wires.remove(at).stream);

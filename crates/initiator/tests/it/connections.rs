@@ -2,46 +2,42 @@
 //! where the target takes no more.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use strongroom_block::{Buffer, Lba};
-use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
+use strongroom_block::{BlockDevice, Buffer, BufferMut, Lba, Request, Token};
+use strongroom_initiator::{RemoteDevice, flush_blocking};
 use strongroom_target::VolumeSpec;
 
-use crate::support::{Host, SIZE, Wire};
+use crate::support::{Host, SIZE};
 
 const BLOCK: usize = 4096;
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 fn block(mark: u8) -> Buffer {
     Buffer::copy_from(&[mark; BLOCK])
 }
 
-/// Writes and reads from several threads at once until told otherwise; every block is checked.
-fn work(device: &Arc<RemoteDevice>, rounds: u8) {
-    let threads: Vec<_> = (0..8_u64)
-        .map(|thread| {
-            let device = device.clone();
-            std::thread::spawn(move || {
-                for round in 1..=rounds {
-                    for lba in (thread * 64)..(thread * 64 + 8) {
-                        write_blocking(&*device, Lba(lba), block(round), false).unwrap();
-                    }
-                    let found = read_blocking(&*device, Lba(thread * 64), 8).unwrap();
-                    assert!(found.iter().all(|byte| *byte == round), "thread {thread}, round {round}");
-                }
-            })
-        })
-        .collect();
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
-    flush_blocking(&**device).unwrap();
+/// Rounds of 64 writes and reads in flight at once; every block is checked.
+fn work(device: &RemoteDevice, rounds: u8) {
+    for round in 1..=rounds {
+        complete(device, |lba| Request::Write { lba: Lba(lba), data: block(round), fua: false });
+        let read = complete(device, |lba| Request::Read { lba: Lba(lba), buffer: BufferMut::zeroed(BLOCK) });
+        assert!(read.iter().flat_map(|buffer| buffer.iter()).all(|byte| *byte == round), "round {round}");
+    }
+    flush_blocking(device).unwrap();
+}
+
+fn complete(device: &RemoteDevice, request: impl Fn(u64) -> Request) -> Vec<BufferMut> {
+    (0..64).for_each(|at| device.submit(Token(at), request(7 * at)));
+    let (mut completions, mut buffers, mut left) = (Vec::new(), Vec::new(), 64);
+    while left > 0 {
+        device.wait(Some(Duration::from_secs(1)));
+        device.poll_completions(&mut completions);
+        for completion in completions.drain(..) {
+            left -= 1;
+            buffers.extend(completion.result.unwrap());
+        }
+    }
+    buffers
 }
 
 /// Plain and in a channel.
