@@ -130,6 +130,8 @@ pub struct Sense {
     pub information: Option<u64>,
     /// Where the mistake is.
     pub field: Option<FieldPointer>,
+    /// NOT READY: how far what makes it so is, in 65536ths (the progress indication). Instead of `field`.
+    pub progress: Option<u16>,
 }
 
 impl Sense {
@@ -172,6 +174,8 @@ impl Sense {
     pub const COPY_TARGET_NOT_REACHABLE: Sense = Sense::new(SenseKey::CopyAborted, 0x0d, 0x02);
     /// COPY ABORTED without more to say: a segment lies outside the unit, or could not be moved.
     pub const COPY_ABORTED: Sense = Sense::new(SenseKey::CopyAborted, 0x00, 0x00);
+    /// COMMAND SEQUENCE ERROR: something must be done first.
+    pub const COMMAND_SEQUENCE: Sense = Sense::new(SenseKey::IllegalRequest, 0x2c, 0x00);
     /// SANITIZE IN PROGRESS.
     pub const SANITIZE_IN_PROGRESS: Sense = Sense::new(SenseKey::NotReady, 0x04, 0x1b);
     /// SANITIZE COMMAND FAILED: until another SANITIZE works, or EXIT FAILURE MODE.
@@ -204,7 +208,13 @@ impl Sense {
 
     /// Key, code and qualifier.
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Sense {
-        Sense { key, asc, ascq, information: None, field: None }
+        Sense { key, asc, ascq, information: None, field: None, progress: None }
+    }
+
+    /// The same, saying how far it is.
+    #[must_use]
+    pub const fn so_far(self, progress: u16) -> Sense {
+        Sense { progress: Some(progress), ..self }
     }
 
     /// The same, about the block `lba`.
@@ -262,7 +272,7 @@ impl Sense {
             bytes.extend_from_slice(&[0x00, 0x0a, 0x80, 0]);
             bytes.extend_from_slice(&information.to_be_bytes());
         }
-        if self.field.is_some() {
+        if self.field.is_some() || self.progress.is_some() {
             bytes.extend_from_slice(&[0x02, 0x06, 0, 0]);
             bytes.extend_from_slice(&self.sense_key_specific());
             bytes.push(0);
@@ -283,7 +293,7 @@ impl Sense {
                 if bytes[0] & 0x80 != 0 {
                     sense.information = be32(bytes, 3).map(u64::from);
                 }
-                sense.field = bytes.get(15..18).and_then(field_pointer);
+                sense.take_specific(bytes.get(15..18));
                 Some(sense)
             }
             0x72 | 0x73 => {
@@ -294,7 +304,7 @@ impl Sense {
                     let Some(descriptor) = rest.get(..whole) else { break };
                     match kind {
                         0x00 => sense.information = be64(descriptor, 4),
-                        0x02 => sense.field = descriptor.get(4..7).and_then(field_pointer),
+                        0x02 => sense.take_specific(descriptor.get(4..7)),
                         _ => {}
                     }
                     rest = &rest[whole..];
@@ -305,7 +315,22 @@ impl Sense {
         }
     }
 
+    /// What they mean hangs on the sense key (SPC-4 §4.5.2.4).
+    fn take_specific(&mut self, specific: Option<&[u8]>) {
+        match (self.key, specific) {
+            (SenseKey::NotReady | SenseKey::NoSense, Some(&[0x80.., high, low])) => {
+                self.progress = Some(u16::from_be_bytes([high, low]));
+            }
+            (SenseKey::NotReady | SenseKey::NoSense, _) => {}
+            (_, specific) => self.field = specific.and_then(field_pointer),
+        }
+    }
+
     fn sense_key_specific(&self) -> [u8; 3] {
+        if let Some(progress) = self.progress {
+            let [high, low] = progress.to_be_bytes();
+            return [0x80, high, low];
+        }
         let Some(field) = self.field else { return [0; 3] };
         let mut flags = 0x80;
         if field.in_cdb {
@@ -334,6 +359,9 @@ impl fmt::Display for Sense {
         if let Some(information) = self.information {
             write!(f, " at {information}")?;
         }
+        if let Some(progress) = self.progress {
+            write!(f, ", {} % done", u32::from(progress) * 100 / 65536)?;
+        }
         Ok(())
     }
 }
@@ -348,6 +376,8 @@ mod tests {
         assert_eq!(sense.encode(), [0xf0, 0, 3, 1, 2, 3, 4, 10, 0, 0, 0, 0, 0x11, 0, 0, 0, 0, 0]);
         let sense = Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(7));
         assert_eq!(sense.encode(), [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0xcf, 0, 1]);
+        let sense = Sense::SANITIZE_IN_PROGRESS.so_far(0x8001);
+        assert_eq!(sense.encode(), [0x70, 0, 2, 0, 0, 0, 0, 10, 0, 0, 0, 0, 4, 0x1b, 0, 0x80, 0x80, 1]);
     }
 
     #[test]
@@ -364,6 +394,8 @@ mod tests {
             Sense::MISCOMPARE.at(Lba(17)),
             Sense::INVALID_FIELD_IN_CDB.in_cdb(9, Some(3)),
             Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(300),
+            Sense::SANITIZE_IN_PROGRESS.so_far(77),
+            Sense::SANITIZE_IN_PROGRESS,
         ] {
             assert_eq!(Sense::parse(&sense.encode_fixed()), Some(sense));
             assert_eq!(Sense::parse(&sense.encode_descriptor()), Some(sense));

@@ -74,8 +74,8 @@ const TABLE: &[Row] = &[
     row(op::READ_DEFECT_DATA_10, Units::Both, &[0x37, 0, 0x1f, 0, 0, 0, 0, F, F, NACA]),
     row(op::WRITE_SAME_10, Units::Plain, &[0x41, 0xf8, F, F, F, F, 0, F, F, NACA]),
     row(op::UNMAP, Units::Plain, &[0x42, 0x01, 0, 0, 0, 0, 0, F, F, NACA]),
-    action(op::SANITIZE, op::SA_SANITIZE_BLOCK_ERASE as u16, Units::Plain, SANITIZE_USAGE),
-    action(op::SANITIZE, op::SA_SANITIZE_EXIT_FAILURE_MODE as u16, Units::Plain, SANITIZE_USAGE),
+    action(op::SANITIZE, op::SA_SANITIZE_BLOCK_ERASE as u16, Units::Both, SANITIZE_USAGE),
+    action(op::SANITIZE, op::SA_SANITIZE_EXIT_FAILURE_MODE as u16, Units::Both, SANITIZE_USAGE),
     row(op::LOG_SENSE, Units::Both, &[0x4d, 0, F, F, 0, F, F, F, F, NACA]),
     row(op::MODE_SELECT_10, Units::Both, &[0x55, 0x11, 0, 0, 0, 0, 0, F, F, NACA]),
     row(op::RESERVE_10, Units::Both, &[0x56, 0, 0, 0, 0, 0, 0, 0, 0, NACA]),
@@ -249,8 +249,8 @@ impl UnitKind {
             | Command::WriteVerify { .. }
             | Command::ExtendedCopy { .. }
             | Command::ReceiveCopyResults { .. } => self == UnitKind::Plain,
-            // Nobody's key is destroyed on a unit that has none.
-            Command::Sanitize { action, .. } => self == UnitKind::Plain && *action != op::SA_SANITIZE_CRYPTO_ERASE,
+            // No key is ours to destroy: what wraps block keys is a file of the operator's, who may have copies of it.
+            Command::Sanitize { action, .. } => *action != op::SA_SANITIZE_CRYPTO_ERASE,
             // A blind target holds nothing that the initiator's plaintext could be compared with.
             Command::Verify { byte_check, .. } => *byte_check == 0 || self == UnitKind::Plain,
             Command::Vendor(_) => self == UnitKind::Sealed,

@@ -9,6 +9,7 @@ mod positioned;
 mod uring;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -101,6 +102,11 @@ pub trait Backend: Send {
     /// How much more the host beneath the medium could give it, if that is known and not promised already.
     fn host_free_bytes(&mut self) -> Option<u64> {
         None
+    }
+    /// The first bytes at or after `from` that the medium may hold data in; `None`: there are none. What lies between is known to
+    /// be zeros that take no space.
+    fn data_from(&mut self, from: u64) -> Option<Range<u64>> {
+        Some(from..u64::MAX)
     }
     /// Hands an I/O over. It may begin only with the next call of `poll` or `wait`.
     fn submit(&mut self, token: u64, io: Io);

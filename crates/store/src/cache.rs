@@ -57,6 +57,11 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.slots.len() as u64 * self.block_bytes as u64
     }
 
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Cache::new(self.slots_max * self.block_bytes, self.block_bytes);
+    }
+
     pub(crate) fn find(&mut self, key: K) -> Option<Buffer> {
         let slot = &mut self.slots[*self.by_key.get(&key)? as usize];
         slot.used = true;

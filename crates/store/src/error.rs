@@ -44,6 +44,11 @@ pub enum StoreError {
         /// What should be there.
         what: String,
     },
+    /// An erase began and has not ended.
+    #[error(
+        "the store is being erased: that goes on when the volume is opened; serve it, or run `strongroom volume erase`"
+    )]
+    Erasing,
     /// No segment is free to go on in; cannot happen with the geometry that `create` chooses.
     #[error("the store has no free segment left to open; this is a defect, please report it with the store's info")]
     NoFreeSegment,

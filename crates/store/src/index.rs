@@ -266,6 +266,26 @@ impl BlockIndex {
         (mapped, at.min(end))
     }
 
+    /// The largest end for which `start..end` has no more than about `most` mapped blocks (a chunk's more). Looks at no more than
+    /// `steps` chunks.
+    pub(crate) fn end_of_slice(&self, start: u64, end: u64, most: u64, mut steps: u32) -> u64 {
+        let (mut at, mut mapped) = (start, 0);
+        while at < end.min(self.leaves.len() as u64 * LEAF_BLOCKS) {
+            let (leaf, chunk, bit) = split(at);
+            let Some(chunks) = self.leaves.get(leaf).and_then(Option::as_ref) else {
+                at = (leaf as u64 + 1) * LEAF_BLOCKS;
+                continue;
+            };
+            mapped += u64::from((chunks[chunk].present & (u64::MAX << bit)).count_ones());
+            at += CHUNK_BLOCKS - u64::from(bit);
+            steps = steps.saturating_sub(1);
+            if mapped >= most || steps == 0 {
+                return at.min(end);
+            }
+        }
+        end
+    }
+
     /// Visits mapped blocks from `lba` on, in order of address, until told not to go on.
     pub(crate) fn visit_from(&self, lba: u64, mut visit: impl FnMut(u64, Version) -> bool) {
         let (first_leaf, first_chunk, _) = split(lba);
@@ -347,6 +367,10 @@ mod tests {
                 }
                 prop_assert_eq!(index.len(), model.len() as u64);
                 prop_assert_eq!(index.any_in(lba, end), model.range(lba..end.max(lba)).next().is_some());
+                let (most, slice) = (1 + count % 500, index.end_of_slice(lba, end, 1 + count % 500, 1_000_000));
+                prop_assert!(slice > lba && slice <= end || lba >= end);
+                let within = model.range(lba..slice.max(lba)).count() as u64;
+                prop_assert!(within < most + CHUNK_BLOCKS && (within >= most || slice == end || lba >= end));
                 prop_assert_eq!(index.next_mapped(lba), model.range(lba..).next().map(|(&lba, _)| lba));
                 prop_assert_eq!(index.find(lba).map(Version::sequence), model.get(&lba).copied());
             }

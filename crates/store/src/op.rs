@@ -115,6 +115,11 @@ pub enum Op {
         /// The new number of blocks.
         blocks: u64,
     },
+    /// Everything in the store goes, for good: all versions, and what the log still holds of older ones. A plain volume reads as zeros
+    /// afterwards, a sealed one is not formatted. To the volume itself, which must have neither snapshots nor clones. What was
+    /// taken in before is over first; what comes meanwhile is answered with [`OpError::Erasing`]. Once begun it cannot be
+    /// stopped: a crash only puts it off. Answered, when durable, by [`Outcome::Changed`].
+    Erase,
     /// Lets a clone go. Answered, when durable, by [`Outcome::Changed`].
     CloneDelete {
         /// Which; it may have no snapshots.
@@ -267,6 +272,9 @@ pub enum OpError {
     /// A limit of the store is reached.
     #[error("{0}")]
     TooMany(&'static str),
+    /// Everything is being erased.
+    #[error("the volume is being erased; wait until that is done")]
+    Erasing,
     /// No space on the host. Nothing was changed; later requests work once there is space.
     #[error("no space left for the store; free some on its file system, then retry")]
     NoSpace,

@@ -236,6 +236,8 @@ pub struct Stats {
     pub scrub_bad_blocks: u64,
     /// How much space is left.
     pub space: SpaceState,
+    /// How far an erase is, in 65536ths; `None`: there is none.
+    pub erasing: Option<u16>,
     /// Whether writes are refused because a sync or write failed.
     pub writes_refused: bool,
 }

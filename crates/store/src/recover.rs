@@ -40,6 +40,9 @@ struct Extent {
 pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted) -> Result<Recovered, StoreError> {
     let (superblock, superblock_copy) = read_superblock(backend)?;
     check_size(backend, &superblock)?;
+    if superblock.erasing {
+        return Err(StoreError::Erasing);
+    }
     let mut scanner = Scanner::new(backend, &superblock)?;
     scanner.planted = planted;
     scanner.check_no_newer_opening()?;
@@ -110,7 +113,7 @@ fn load_checkpoint(
     }
 }
 
-fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), StoreError> {
+pub(crate) fn read_superblock(backend: &mut dyn Backend) -> Result<(Superblock, usize), StoreError> {
     let copies = superblock_copies(backend);
     Superblock::choose([&copies[0], &copies[1]])
 }

@@ -9,6 +9,7 @@ mod checkpoint;
 mod clean;
 mod create;
 mod durable;
+mod erase;
 mod gate;
 mod group;
 mod grow;
@@ -24,7 +25,7 @@ mod submit;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
@@ -49,6 +50,7 @@ pub(crate) use checkpoint::Checkpoints;
 use clean::Cleaner;
 pub(crate) use create::{blocking, random};
 use durable::{Round, Syncs};
+use erase::Erasing;
 use group::Group;
 use grow::Growing;
 use log::Appends;
@@ -79,6 +81,7 @@ enum Purpose {
     Clean,
     Scrub { segment: u32 },
     Checkpoint,
+    Erase,
 }
 
 /// What recovery found: everything that a store in memory is made of.
@@ -110,6 +113,8 @@ pub struct Store {
     waker: Waker,
     /// Held as long as the store is open: nobody else may open it.
     lock: Option<File>,
+    /// Where the store is, if it is in a directory.
+    dir: Option<PathBuf>,
     options: OpenOptions,
     info: VolumeInfo,
     layout: Layout,
@@ -141,6 +146,7 @@ pub struct Store {
     cleaner: Cleaner,
     scrub: Scrub,
     growing: Option<Growing>,
+    erasing: Option<Erasing>,
     space: Space,
 
     ios: Slab<Purpose>,
@@ -163,10 +169,12 @@ impl Store {
         let (lock, log) = Store::locked_log(dir, options.io)?;
         let mut store = Store::open_on(log, options, waker)?;
         store.lock = Some(lock);
+        store.dir = Some(dir.to_owned());
         Ok(store)
     }
 
-    /// Opens the store on a backend.
+    /// Opens the store on a backend. One that was being erased is open too: then the erase goes on, see
+    /// [`Store::erase_progress`].
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -175,8 +183,12 @@ impl Store {
             Some(id) => id,
             None => u64::from_be_bytes(create::random()?),
         };
-        let recovered = crate::recover::recover(backend.as_mut(), open_id, options.planted)?;
+        let recovered = crate::recover::recover(backend.as_mut(), open_id, options.planted);
         backend.set_waker(waker.clone());
+        if matches!(recovered, Err(StoreError::Erasing)) {
+            return Store::erase_on(backend, options, waker, open_id);
+        }
+        let recovered = recovered?;
         let mut store = Store::from_recovered(backend, options.clone(), waker, recovered);
         store.begin_epoch()?;
         Ok(store)
@@ -198,6 +210,7 @@ impl Store {
             backend,
             waker,
             lock: None,
+            dir: None,
             info: superblock.info(),
             layout: superblock.layout(),
             records: Cache::new(options.record_cache_bytes.max(RECORD_BLOCK), RECORD_BLOCK),
@@ -223,6 +236,7 @@ impl Store {
             cleaner: Cleaner::default(),
             scrub: Scrub::starting_at(open_id),
             growing: None,
+            erasing: None,
             space: Space::default(),
             ios: Slab::new(),
             io_done: Vec::new(),
@@ -280,6 +294,7 @@ impl Store {
             record_cache_bytes: self.records.bytes(),
             data_cache_bytes: self.data.bytes(),
             space: self.space(),
+            erasing: self.erase_progress(),
             writes_refused: self.refused.is_some(),
             scrubbed_bytes: self.scrub.bytes,
             scrub_passes: self.scrub.passes,
@@ -330,7 +345,8 @@ impl Store {
             if let Some(at) = self.done.iter().position(|completion| completion.token == token) {
                 return self.done.remove(at).result;
             }
-            assert!(!self.ios.is_empty() || self.cleaner.held_back, "a request waits for nothing");
+            let more = self.cleaner.held_back || self.erase_goes_on();
+            assert!(!self.ios.is_empty() || more, "a request waits for nothing");
             if !self.ios.is_empty() {
                 self.backend.wait();
             }
@@ -357,6 +373,9 @@ impl Store {
     pub fn close(mut self) -> Result<(), StoreError> {
         self.cleaner.stop = true;
         self.feedback.wanted = true;
+        if let Some(erasing) = &mut self.erasing {
+            erasing.halt();
+        }
         self.settle();
         let flushed = self.execute(Op::Flush);
         self.settle();
@@ -375,6 +394,9 @@ impl Store {
         self.cleaner.blocked = false;
         self.round.blocked = false;
         self.checkpoints.may_write = true;
+        if let Some(erasing) = &mut self.erasing {
+            erasing.new_poll();
+        }
     }
 
     /// Drives until nothing is in flight.
@@ -391,16 +413,24 @@ impl Store {
 
     fn drive(&mut self) {
         loop {
-            let mut progress = self.take_io();
-            progress |= self.drive_append();
-            progress |= self.drive_cleaner();
-            progress |= self.drive_round();
-            progress |= self.drive_checkpoint();
-            progress |= self.drive_syncs();
-            progress |= self.drive_reserve();
+            let mut progress = self.take_io() | self.drive_erase();
+            if !self.erasing.as_ref().is_some_and(Erasing::is_alone) {
+                progress |= self.drive_append();
+                progress |= self.drive_cleaner();
+                progress |= self.drive_round();
+                progress |= self.drive_checkpoint();
+                progress |= self.drive_syncs();
+                progress |= self.drive_reserve();
+            }
             if !progress {
                 break;
             }
+        }
+        if self.erasing.is_some() {
+            if self.erase_goes_on() {
+                (self.waker)();
+            }
+            return;
         }
         let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
         if self.work_on_nodes() || self.cleaner.held_back || checkpoint {
@@ -432,6 +462,7 @@ impl Store {
                 Purpose::Clean => self.clean_read_done(result),
                 Purpose::Scrub { segment } => self.scrub_read_done(segment, result),
                 Purpose::Checkpoint => self.checkpoint_written(result.map(drop)),
+                Purpose::Erase => self.erase_io_done(result.map(drop)),
             }
         }
         self.io_done = finished;

@@ -19,8 +19,10 @@ const MAGIC: [u8; 8] = *b"SRoomLog";
 /// Where the checksum is; it covers everything else and the copy's number.
 const CHECKSUM_AT: usize = 16;
 
-/// Where bits of features are that a build must know to open the store. None exist yet.
+/// Where bits of features are that a build must know to open the store.
 const FEATURES_AT: usize = 184;
+/// The feature that everything is being erased.
+const FEATURE_ERASING: u64 = 1;
 
 /// Bytes that are zeros in this version.
 const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 216..RECORD_BLOCK];
@@ -68,6 +70,8 @@ pub(crate) struct Superblock {
     pub(crate) clean: bool,
     /// None in version 1, and until the first one is whole.
     pub(crate) checkpoint: Option<CheckpointAt>,
+    /// Everything in the log is on its way out: nothing of it counts.
+    pub(crate) erasing: bool,
 }
 
 impl Superblock {
@@ -99,6 +103,7 @@ impl Superblock {
         put(160, &self.next_generation.to_be_bytes());
         put(168, &self.durable_lsn.to_be_bytes());
         put(176, &[u8::from(self.clean)]);
+        put(FEATURES_AT, &(if self.erasing { FEATURE_ERASING } else { 0 }).to_be_bytes());
         if let Some(at) = self.checkpoint {
             put(192, &at.segment.to_be_bytes());
             put(196, &at.block.to_be_bytes());
@@ -127,7 +132,8 @@ impl Superblock {
         if !(FORMAT_VERSION_OLDEST..=FORMAT_VERSION).contains(&version) {
             return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
         }
-        if be_u64(block, FEATURES_AT) != 0 {
+        let features = be_u64(block, FEATURES_AT);
+        if features & !FEATURE_ERASING != 0 {
             // The version of the format is the same, but something was switched on that this build would misread.
             return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
         }
@@ -168,6 +174,7 @@ impl Superblock {
                 begin_lsn: be_u64(block, 208),
             })
             .filter(|at| at.generation != 0),
+            erasing: features & FEATURE_ERASING != 0,
         };
         superblock.check(be_u32(block, 96)).map_err(bad)?;
         Ok(superblock)
@@ -303,6 +310,7 @@ mod tests {
             durable_lsn: 98,
             clean: true,
             checkpoint: Some(CheckpointAt { segment: 3, block: 2, generation: 9, begin_lsn: 77 }),
+            erasing: false,
         }
     }
 
@@ -337,8 +345,14 @@ mod tests {
 
     #[test]
     fn an_unknown_feature_is_a_newer_format() {
-        let block = patched(&sample(), 0, FEATURES_AT, 1);
-        assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
+        for at in FEATURES_AT..FEATURES_AT + 8 {
+            let block = patched(&sample(), 0, at, 2);
+            assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
+        }
+        let erasing = Superblock { erasing: true, ..sample() };
+        let block = erasing.encode(0);
+        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 1u64.to_be_bytes());
+        assert_eq!(Superblock::decode(&block, 0).unwrap(), erasing);
     }
 
     /// A whole copy with one byte changed.

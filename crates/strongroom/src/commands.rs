@@ -7,6 +7,7 @@ pub(crate) mod copy;
 pub(crate) mod detach;
 pub(crate) mod discover;
 pub(crate) mod drain;
+pub(crate) mod erase;
 pub(crate) mod format;
 pub(crate) mod identity;
 pub(crate) mod key;

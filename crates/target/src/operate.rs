@@ -23,6 +23,9 @@ use crate::worker::{Message, Order};
 /// How long a store may take for one step; opening it first included.
 const STEP_PATIENCE: Duration = Duration::from_secs(300);
 
+/// How long something that takes long has to say that it cannot begin.
+const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
+
 /// One operation on a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
@@ -61,6 +64,8 @@ pub enum Operation {
     },
     /// Deletes a clone.
     DeleteClone,
+    /// Begins to erase it: everything in its store goes, for good. The description's `erasing` tells how far it is.
+    Erase,
 }
 
 /// What a store has in it, for people.
@@ -109,6 +114,8 @@ pub struct CloneReport {
 /// The store that an operation needs, wherever it is open. Errors are for people.
 trait StoreAccess {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String>;
+    /// Begins something that may take hours; what is wrong with it at once is said at once.
+    fn begin(&mut self, op: Op) -> Result<(), String>;
     fn contents(&mut self) -> Result<Box<StoreContents>, String>;
     /// How many sessions use a volume or snapshot now.
     fn sessions(&self, export: &VolumeName) -> usize;
@@ -183,6 +190,7 @@ fn operate(
         }
         Operation::Clone { snapshot, name, access: who } => clone(catalogue, access, volume, snapshot, name, who)?,
         Operation::DeleteClone => return delete_clone(catalogue, access, volume),
+        Operation::Erase => erase(access, volume)?,
     }
     let contents = access.contents()?;
     note(catalogue, volume, &contents)?;
@@ -213,6 +221,26 @@ fn unused(access: &dyn StoreAccess, export: &VolumeName) -> Result<(), String> {
             "{count} session(s) use '{export}'; detach them, or see `strongroom drain` and `strongroom session drop`"
         )),
     }
+}
+
+fn erase(access: &mut dyn StoreAccess, volume: &Volume) -> Result<(), String> {
+    unused(access, &volume.name)?;
+    let contents = access.contents()?;
+    if volume.clone_of.is_some() {
+        return Err(format!(
+            "'{}' is a clone and shares its blocks with '{}'; delete it instead",
+            volume.name,
+            volume.store_name()
+        ));
+    }
+    if !contents.snapshots.is_empty() || contents.branches.len() > 1 {
+        let name = &volume.name;
+        return Err(format!(
+            "'{name}' has snapshots or clones, of which an erase would leave nothing; delete those first (`strongroom volume \
+             snapshot list {name}` shows them)"
+        ));
+    }
+    access.begin(Op::Erase)
 }
 
 fn resize(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume, size_bytes: u64) -> Result<(), String> {
@@ -334,6 +362,15 @@ impl StoreAccess for Served<'_> {
         self.ask(|reply| Job::Run { view, op, reply })?.map_err(|error: OpError| error.to_string())
     }
 
+    fn begin(&mut self, op: Op) -> Result<(), String> {
+        let begun = self.ask_within(BEGIN_PATIENCE, |reply| Job::Run { view: View::default(), op, reply });
+        match begun {
+            Ok(result) => result.map(drop).map_err(|error| error.to_string()),
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Err(RecvTimeoutError::Disconnected) => Err(self.unopened()),
+        }
+    }
+
     fn contents(&mut self) -> Result<Box<StoreContents>, String> {
         self.ask(Job::Describe)
     }
@@ -351,22 +388,35 @@ impl StoreAccess for Served<'_> {
 
 impl Served<'_> {
     fn ask<T>(&self, job: impl FnOnce(mpsc::Sender<T>) -> Job) -> Result<T, String> {
-        let (reply, answer) = mpsc::channel();
-        let job = Box::new(job(reply));
-        let order = Order::Job { volume: self.store.clone(), job };
-        self.shared.tell(self.shared.owner(&self.store), Message::Order(order));
-        answer.recv_timeout(STEP_PATIENCE).map_err(|error| match error {
+        self.ask_within(STEP_PATIENCE, job).map_err(|error| match error {
             RecvTimeoutError::Timeout => "the store does not answer; look into the target's log".to_owned(),
-            RecvTimeoutError::Disconnected => {
-                format!("the volume '{}' cannot be opened; the target's log says why", self.store)
-            }
+            RecvTimeoutError::Disconnected => self.unopened(),
         })
+    }
+
+    fn unopened(&self) -> String {
+        format!("the volume '{}' cannot be opened; the target's log says why", self.store)
+    }
+
+    fn ask_within<T>(
+        &self,
+        patience: Duration,
+        job: impl FnOnce(mpsc::Sender<T>) -> Job,
+    ) -> Result<T, RecvTimeoutError> {
+        let (reply, answer) = mpsc::channel();
+        let order = Order::Job { volume: self.store.clone(), job: Box::new(job(reply)) };
+        self.shared.tell(self.shared.owner(&self.store), Message::Order(order));
+        answer.recv_timeout(patience)
     }
 }
 
 impl StoreAccess for OpenVolume {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String> {
         self.store.execute_on(view, op).map_err(|error| error.to_string())
+    }
+
+    fn begin(&mut self, op: Op) -> Result<(), String> {
+        self.run(View::default(), op).map(drop)
     }
 
     fn contents(&mut self) -> Result<Box<StoreContents>, String> {

@@ -114,6 +114,11 @@ impl StoreHandle {
         self.shared.borrow().store.space()
     }
 
+    /// How far an erase of the store is, in 65536ths; `None`: there is none.
+    pub(crate) fn erase_progress(&self) -> Option<u16> {
+        self.shared.borrow().store.erase_progress()
+    }
+
     /// The store's counters.
     pub(crate) fn stats(&self) -> Stats {
         self.shared.borrow().store.stats()
@@ -127,6 +132,11 @@ impl StoreHandle {
     /// Which blocks of the unit have data, from `lba` on.
     pub(crate) fn mapped_runs(&self, lba: Lba, runs_max: usize) -> Vec<Run> {
         self.shared.borrow().store.mapped_runs(self.view, lba, runs_max)
+    }
+
+    /// How many of `count` blocks from `lba` on one discard should name; see [`Store::discard_slice`].
+    pub(crate) fn discard_slice(&self, lba: Lba, count: u64, mapped_max: u64) -> u64 {
+        self.shared.borrow().store.discard_slice(self.view, lba, count, mapped_max)
     }
 
     /// Every snapshot in the store.

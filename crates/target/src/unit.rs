@@ -289,7 +289,7 @@ impl Unit {
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let at_rest = self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy();
-        self.users.is_empty() && at_rest
+        self.users.is_empty() && at_rest && self.store.erase_progress().is_none()
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
@@ -407,8 +407,7 @@ impl Unit {
         match next {
             // Long work that was ended stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).
             Next::Again(ref work, _)
-                if matches!(ending, Ending::TaskAborted | Ending::Silence)
-                    && !matches!(work, Work::Sanitize { .. }) =>
+                if matches!(ending, Ending::TaskAborted | Ending::Silence) && !matches!(work, Work::Sanitize) =>
             {
                 let response = (ending == Ending::TaskAborted).then(Response::task_aborted);
                 finished.push(Finished { connection, task, response });
@@ -443,7 +442,7 @@ impl Unit {
     fn start(&mut self, running: Running, op: strongroom_store::Op) {
         self.next_token += 1;
         let token = Token(self.next_token);
-        let waits = matches!(running.work, Work::Sanitize { flushing: false }) && !self.running.is_empty();
+        let waits = matches!(running.work, Work::Sanitize) && !self.running.is_empty();
         let elsewhere = Unit::elsewhere(&running.work);
         self.running.insert(token, running);
         if waits {
@@ -526,9 +525,7 @@ impl Unit {
         if !self.volume.unit_kind().supports(command) {
             return refuse(match command {
                 Command::Verify { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2)),
-                Command::Sanitize { .. } if self.volume.unit_kind() == UnitKind::Plain => {
-                    Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4))
-                }
+                Command::Sanitize { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)),
                 _ => Sense::INVALID_OPCODE,
             });
         }
@@ -537,11 +534,16 @@ impl Unit {
         }
         let touches_medium = command.reads_medium() || command.writes_medium();
         let sanitizes = matches!(command, Command::Sanitize { .. });
+        // Also one that was ordered at the target, or that goes on from before a restart.
+        let progress = self.store.erase_progress();
         match self.sanitize {
-            Sanitize::InProgress if !answers::while_sanitizing(command) => {
-                return refuse(Sense::SANITIZE_IN_PROGRESS);
-            }
             Sanitize::Failed if touches_medium && !sanitizes => return refuse(Sense::SANITIZE_FAILED),
+            Sanitize::Failed => {}
+            _ if (self.sanitize == Sanitize::InProgress || progress.is_some())
+                && !answers::while_sanitizing(command) =>
+            {
+                return refuse(Sense::SANITIZE_IN_PROGRESS.so_far(progress.unwrap_or(0)));
+            }
             _ => {}
         }
         if !self.started && (touches_medium || matches!(command, Command::TestUnitReady)) {

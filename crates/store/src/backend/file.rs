@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -9,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::fs::Advice;
 
 use super::choose::IoKind;
-use super::positioned::{allocate, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
+use super::positioned::{allocate, data_from, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
 
 /// What the sync thread has finished, and whom to tell.
@@ -94,6 +95,10 @@ impl Backend for FileBackend {
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {
         grow(&self.file, bytes, self.keeps_space)
+    }
+
+    fn data_from(&mut self, from: u64) -> Option<Range<u64>> {
+        data_from(&self.file, from)
     }
 
     fn submit(&mut self, token: u64, io: Io) {

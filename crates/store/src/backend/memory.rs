@@ -1,5 +1,7 @@
 //! Bytes in memory: for tests and benchmarks. Sparse; every I/O completes at once and nothing survives the process.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 
 use super::{Backend, Io, IoDone, Waker};
@@ -80,6 +82,11 @@ impl Backend for MemoryBackend {
             Io::Sync | Io::Allocate { .. } => None,
         };
         self.ready.push(IoDone { token, result: Ok(result) });
+    }
+
+    /// What is discarded is dropped: there is nothing to overwrite before.
+    fn data_from(&mut self, _from: u64) -> Option<Range<u64>> {
+        None
     }
 
     fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {

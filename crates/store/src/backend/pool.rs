@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
 use super::choose::IoKind;
 use super::direct::Alignment;
-use super::positioned::{allocate, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
+use super::positioned::{allocate, data_from, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
 
 /// How many I/Os can be under way.
@@ -71,6 +72,10 @@ impl Backend for PoolBackend {
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {
         grow(&self.file, bytes, self.keeps_space)
+    }
+
+    fn data_from(&mut self, from: u64) -> Option<Range<u64>> {
+        data_from(&self.file, from)
     }
 
     fn submit(&mut self, token: u64, io: Io) {

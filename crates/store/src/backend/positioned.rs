@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
 use strongroom_block::Buffer;
 
 /// Most buffers that one `pwritev` takes (`IOV_MAX` on Linux).
@@ -74,6 +75,16 @@ pub(super) fn host_free_bytes(file: &File, keeps_space: bool) -> Option<u64> {
     }
     let host = rustix::fs::fstatvfs(file).ok()?;
     Some(host.f_bavail.saturating_mul(host.f_frsize))
+}
+
+/// The first bytes from `from` on that the file holds data in. A device has all of it.
+pub(super) fn data_from(file: &File, from: u64) -> Option<Range<u64>> {
+    // Nothing else uses the position.
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(start) => Some(start..rustix::fs::seek(file, SeekFrom::Hole(start)).unwrap_or(u64::MAX)),
+        Err(rustix::io::Errno::NXIO) => None,
+        Err(_) => Some(from..u64::MAX),
+    }
 }
 
 /// Makes a file at least so large: sparse, or with all its space if that was taken for the rest of it too.

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +22,7 @@ use strongroom_block::Buffer;
 
 use super::choose::IoKind;
 use super::direct::{Alignment, Reading};
-use super::positioned::{grow, host_free_bytes};
+use super::positioned::{data_from, grow, host_free_bytes};
 use super::{Backend, Io, IoDone, Waker};
 
 /// Entries of the submission queue; when it is full it is submitted early.
@@ -278,6 +279,10 @@ impl Backend for UringBackend {
 
     fn grow(&mut self, bytes: u64) -> io::Result<()> {
         grow(&self.file, bytes, self.keeps_space)
+    }
+
+    fn data_from(&mut self, from: u64) -> Option<Range<u64>> {
+        data_from(&self.file, from)
     }
 
     fn submit(&mut self, token: u64, io: Io) {

@@ -6,12 +6,20 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::Store;
+use strongroom_block::Buffer;
+
+use super::erase::Erasing;
+use super::{Checkpoints, Head, Recovered, Store};
 use crate::backend::{Backend, FileBackend, Io, IoChoice, MemoryBackend, backend_on};
+use crate::catalogue::Catalogue;
 use crate::error::StoreError;
+use crate::holes::{Hole, ItemPlace};
 use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_needed};
+use crate::map::BlockMap;
 use crate::medium::Medium;
 use crate::options::{CreateOptions, OpenOptions, StoreId, VolumeInfo};
+use crate::segments::Segments;
+use crate::stamps::StampFilter;
 use crate::superblock::{Superblock, segment_bytes_valid};
 use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
 
@@ -92,6 +100,21 @@ impl Store {
         make(backend.as_mut(), plan(options)?)
     }
 
+    /// Opens a store that was being erased.
+    pub(super) fn erase_on(
+        mut backend: Box<dyn Backend>,
+        options: &OpenOptions,
+        waker: crate::backend::Waker,
+        open_id: u64,
+    ) -> Result<Store, StoreError> {
+        let (superblock, copy) = crate::recover::read_superblock(backend.as_mut())?;
+        // Nothing of it is read, or written down: this stands for whatever there was.
+        let mut store = Store::from_recovered(backend, options.clone(), waker, fresh(superblock, copy, open_id));
+        store.erasing = Some(Erasing::resumed());
+        (store.waker)();
+        Ok(store)
+    }
+
     /// What the store in `dir` says of its volume, from its superblock alone; works while it is open elsewhere.
     ///
     /// # Errors
@@ -138,21 +161,7 @@ impl Store {
 /// Writes a new store: its first segment, then both superblocks.
 fn make(backend: &mut dyn Backend, mut superblock: Superblock) -> Result<VolumeInfo, StoreError> {
     let layout = superblock.layout();
-    // The first epoch is an opening that only made the volume.
-    let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
-    let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
-    let mut row = [0; TABLE_ROW];
-    row[8..].copy_from_slice(&1u64.to_be_bytes());
-    unit.push_table(&row);
-    let flags = flag::FIRST | flag::LAST | flag::TABLE;
-    let (header, table) = unit.finish(first_header(1, flags, &superblock), place);
-    let mut buffers = vec![table.freeze()];
-    if !superblock.kind.is_sealed() {
-        let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
-        unit.push_hole(0, 0, superblock.geometry.blocks, 1, &[]);
-        let place = Place { block: header.blocks(), ..place };
-        buffers.push(unit.finish(first_header(2, flag::FIRST | flag::LAST, &superblock), place).1.freeze());
-    }
+    let buffers = first_segment(&superblock).buffers;
     let write = |offset, buffers| Io::Write { offset, buffers };
     let action = "making the store";
     // Like every segment that is opened: so it has its host space when it is free again.
@@ -167,6 +176,71 @@ fn make(backend: &mut dyn Backend, mut superblock: Superblock) -> Result<VolumeI
         blocking(backend, Io::Sync).map_err(StoreError::io(action))?;
     }
     Ok(superblock.info())
+}
+
+/// What a new store has in its first segment, 0.
+pub(super) struct FirstSegment {
+    pub(super) buffers: Vec<Buffer>,
+    /// In 4 KiB blocks.
+    end: u32,
+    last_lsn: u64,
+    /// A plain volume's: one over all of it.
+    hole: Option<Hole>,
+}
+
+/// The first epoch is an opening that only made the volume: it used the sequence and the generation before the superblock's.
+pub(super) fn first_segment(superblock: &Superblock) -> FirstSegment {
+    let layout = superblock.layout();
+    let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
+    let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
+    let mut row = [0; TABLE_ROW];
+    row[8..].copy_from_slice(&(superblock.next_generation - 1).to_be_bytes());
+    unit.push_table(&row);
+    let flags = flag::FIRST | flag::LAST | flag::TABLE;
+    let (header, table) = unit.finish(first_header(1, flags, superblock), place);
+    let mut first =
+        FirstSegment { buffers: vec![table.freeze()], end: header.blocks(), last_lsn: header.lsn, hole: None };
+    if !superblock.kind.is_sealed() {
+        let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
+        let (count, sequence) = (superblock.geometry.blocks, superblock.sequence_limit - 1);
+        let item_at = unit.push_hole(0, 0, count, sequence, &[]).expect("an empty unit has room");
+        let place = Place { block: first.end, ..place };
+        let (header, records) = unit.finish(first_header(2, flag::FIRST | flag::LAST, superblock), place);
+        let item_at = first.end * RECORD_BLOCK as u32 + item_at;
+        first.hole = Some(Hole::new(0, count, sequence, None, ItemPlace { segment: 0, item_at }));
+        first.buffers.push(records.freeze());
+        (first.end, first.last_lsn) = (first.end + header.blocks(), header.lsn);
+    }
+    first
+}
+
+/// What recovery would find of a new store.
+pub(super) fn fresh(superblock: Superblock, superblock_copy: usize, open_id: u64) -> Recovered {
+    let first = first_segment(&superblock);
+    let mut segments = Segments::new(superblock.layout());
+    segments.adopt([(0, superblock.next_generation - 1, first.end)].into_iter());
+    let mut map = BlockMap::new(Catalogue::new(superblock.volume_id));
+    if let Some(hole) = first.hole {
+        let node = map.catalogue.head(0).expect("the volume has its branch");
+        segments.add_live(0, hole.live_bytes());
+        map.table_mut(node).holes.insert(hole, |_| ());
+    }
+    let head = Head {
+        segment: NO_SEGMENT,
+        block: 0,
+        prev_segment: NO_SEGMENT,
+        prev_end: 0,
+        next_lsn: first.last_lsn + 1,
+        last_lsn: 0,
+        completed_lsn: first.last_lsn,
+        durable_lsn: first.last_lsn,
+        next_sequence: superblock.sequence_limit,
+        next_generation: superblock.next_generation,
+        open_id,
+        open_epoch: superblock.open_epoch + 1,
+    };
+    let (stamps, checkpoints) = (StampFilter::default(), Checkpoints::default());
+    Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints }
 }
 
 /// Makes the log as a file in the store's directory.
@@ -260,19 +334,20 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
         durable_lsn: if options.kind.is_sealed() { 1 } else { 2 },
         clean: true,
         checkpoint: None,
+        erasing: false,
     })
 }
 
 fn first_header(lsn: u64, flags: u32, superblock: &Superblock) -> UnitHeader {
     UnitHeader {
         record_blocks: 0,
-        generation: 1,
+        generation: superblock.next_generation - 1,
         lsn,
         prev_lsn: lsn - 1,
         open_id: superblock.open_id,
         open_epoch: superblock.open_epoch,
         durable_lsn: 0,
-        next_sequence: 2,
+        next_sequence: superblock.sequence_limit,
         data_bytes: 0,
         entries: 0,
         flags,

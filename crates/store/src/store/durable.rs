@@ -91,6 +91,11 @@ impl Round {
     pub(super) fn is_opening(&self) -> bool {
         self.opening
     }
+
+    /// None is on its way, nor anything of one.
+    pub(super) fn is_idle(&self) -> bool {
+        self.phase == Phase::Idle && self.writing.is_none()
+    }
 }
 
 impl Round {

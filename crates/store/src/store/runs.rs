@@ -49,4 +49,12 @@ impl Store {
         }
         runs
     }
+
+    /// How many of `count` blocks from `lba` on one [`Op::Discard`](crate::Op::Discard) should name, so that it takes little
+    /// time: it does not unmap much more than `mapped_max` blocks. Whoever discards more does it in such slices.
+    pub fn discard_slice(&self, view: View, lba: Lba, count: u64, mapped_max: u64) -> u64 {
+        let Some(node) = self.map.catalogue.node(view) else { return count };
+        let end = lba.0.saturating_add(count);
+        self.map.table(node).index.end_of_slice(lba.0, end, mapped_max, Self::RUN_STEPS_MAX) - lba.0
+    }
 }

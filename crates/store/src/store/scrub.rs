@@ -61,7 +61,7 @@ impl Store {
     /// Begins to read the next segment, unless anything else is going on. To be called when nothing was asked for a while, about
     /// once a second; [`Stats::scrub_passes`](crate::Stats::scrub_passes) tells when everything was read once.
     pub fn scrub(&mut self) {
-        if self.scrub.reading || self.ops_in_flight > 0 || !self.ios.is_empty() {
+        if self.scrub.reading || self.ops_in_flight > 0 || !self.ios.is_empty() || self.erasing.is_some() {
             return;
         }
         let count = self.layout.segments;

@@ -37,6 +37,9 @@ impl Store {
     }
 
     fn take_in(&mut self, token: Token, view: View, op: Op, bytes: usize) -> Result<(), OpError> {
+        if let Some(answer) = self.while_erasing(token, &op, bytes) {
+            return answer;
+        }
         let node = self.map.catalogue.node(view).ok_or(OpError::NoSuchView)?;
         let branch = match view {
             View::Head(BranchId(branch)) => Some(branch),
@@ -96,6 +99,7 @@ impl Store {
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
             Op::Grow { blocks } => self.start_grow(token, blocks, bytes)?,
+            Op::Erase => self.start_erase(token, writable?, bytes)?,
             Op::SnapshotCreate { .. }
             | Op::SnapshotDelete { .. }
             | Op::Rollback { .. }

@@ -12,7 +12,7 @@ use strongroom_block::{Custody, Mode};
 use strongroom_store::{Medium, Store};
 use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, VolumeSpec, VolumeStatus};
 
-use super::{contents, format, recover, transfer};
+use super::{contents, erase, format, recover, transfer};
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
 
@@ -67,6 +67,7 @@ pub(crate) enum VolumeCommand {
     /// Delete a volume of this target, and everything in it.
     #[command(after_help = "Example: strongroom volume delete vault --yes --root /srv/strongroom")]
     Delete(DeleteArgs),
+    Erase(erase::EraseArgs),
     #[command(subcommand)]
     Snapshot(contents::SnapshotCommand),
     /// Make a volume that begins as a snapshot and shares its blocks.
@@ -198,6 +199,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Show(args) => show(&args),
         VolumeCommand::Check(args) => check(&args),
         VolumeCommand::Delete(args) => delete(&args),
+        VolumeCommand::Erase(args) => erase::erase(&args),
         VolumeCommand::Snapshot(command) => contents::snapshot(command),
         VolumeCommand::Clone(args) => contents::clone(args),
         VolumeCommand::Resize(args) => contents::resize(&args),

@@ -109,6 +109,11 @@ pub struct VolumeReport {
 #[allow(missing_docs)] // As in `strongroom_store::Stats`.
 pub struct StoreReport {
     pub space: SpaceReport,
+    /// How far an erase is, in 65536ths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub erasing: Option<u16>,
+    #[serde(default)]
+    pub writes_refused: bool,
     pub blocks_mapped: u64,
     pub versions_retained: u64,
     pub versions_evicted: u64,
@@ -166,6 +171,8 @@ impl From<strongroom_store::Stats> for StoreReport {
     fn from(stats: strongroom_store::Stats) -> StoreReport {
         StoreReport {
             space: stats.space.into(),
+            erasing: stats.erasing,
+            writes_refused: stats.writes_refused,
             blocks_mapped: stats.blocks_mapped,
             versions_retained: stats.versions_retained,
             versions_evicted: stats.versions_evicted,

@@ -102,8 +102,10 @@ impl Unit {
                 Plan::Answer(Response::good())
             }
             Command::RequestSense { descriptor, allocation_len } => {
-                if self.sanitize == super::Sanitize::InProgress {
-                    return request_sense(Sense::SANITIZE_IN_PROGRESS, descriptor, allocation_len);
+                let progress = self.store.erase_progress();
+                if self.sanitize == super::Sanitize::InProgress || progress.is_some() {
+                    let sense = Sense::SANITIZE_IN_PROGRESS.so_far(progress.unwrap_or(0));
+                    return request_sense(sense, descriptor, allocation_len);
                 }
                 let pending = self.users.get_mut(&connection).and_then(|user| user.attentions.take());
                 request_sense(pending.unwrap_or(Sense::NONE), descriptor, allocation_len)

@@ -142,12 +142,15 @@ impl Unit {
         for (lba, count) in &ranges {
             self.check_range(*lba, u64::from(*count))?;
         }
-        let discard = |(lba, count): (Lba, u32)| Op::Discard { lba, count: count.into() };
-        let mut ops: VecDeque<Op> = ranges.into_iter().filter(|(_, count)| *count > 0).map(discard).collect();
-        Ok(match ops.pop_front() {
-            Some(first) => Plan::Start(Work::Sequence(ops), first),
+        let ranges = ranges.into_iter().filter(|(_, count)| *count > 0);
+        Ok(self.plan_discards(ranges.map(|(lba, count)| (lba, count.into())).collect()))
+    }
+
+    fn plan_discards(&self, ranges: VecDeque<(Lba, u64)>) -> Plan {
+        match self.discard_next(ranges) {
+            Some((work, op)) => Plan::Start(work, op),
             None => Plan::Answer(Response::good()),
-        })
+        }
     }
 
     fn plan_write_same(
@@ -172,7 +175,7 @@ impl Unit {
             false => self.gather_exactly(request, block_size.bytes().into())?,
         };
         if unmap && block.iter().all(|&byte| byte == 0) {
-            return Ok(Plan::Start(Work::Sequence(VecDeque::new()), Op::Discard { lba, count: count.into() }));
+            return Ok(self.plan_discards(VecDeque::from([(lba, count.into())])));
         }
         let (work, op) = Work::write_same(lba, count, &block, self.slice_blocks());
         Ok(Plan::Start(work, op))

@@ -168,22 +168,26 @@ impl Unit {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(7, None));
         }
         if action == opcode::SA_SANITIZE_EXIT_FAILURE_MODE {
-            // SBC-3 §4.11.3: without a failure there is nothing to leave.
+            // SBC-3 §4.11.3: without a failure there is nothing to leave. What has begun to be erased is gone all the same.
+            if self.store.erase_progress().is_some() {
+                return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)));
+            }
             self.sanitize = Sanitize::Idle;
             return Ok(Plan::Answer(Response::good()));
         }
+        // Their blocks are in the same log, and it would leave nothing of them. Whoever has them deleted may come again.
+        if self.volume.clone_of.is_some() || !self.store.snapshots().is_empty() || self.store.branches().len() > 1 {
+            tracing::warn!(volume = %self.volume.name, "SANITIZE refused: there are snapshots or clones; delete those first");
+            return Err(Sense::COMMAND_SEQUENCE);
+        }
         self.sanitize = Sanitize::InProgress;
         tracing::warn!(volume = %self.volume.name, "SANITIZE: everything that is stored goes");
-        let op = Op::Discard { lba: Lba(0), count: self.volume.geometry.blocks };
-        let (work, op) = (Work::Sanitize { flushing: false }, op);
+        let (work, op) = (Work::Sanitize, Op::Erase);
         Ok(if immediate { Plan::Background(work, op) } else { Plan::Start(work, op) })
     }
 
-    /// Everything is gone, and then durably so.
-    pub(super) fn sanitized(&mut self, flushing: bool) -> Next {
-        if !flushing {
-            return Next::Again(Work::Sanitize { flushing: true }, Op::Flush);
-        }
+    /// Everything is gone, durably.
+    pub(super) fn sanitized(&mut self) -> Next {
         self.sanitize = Sanitize::Idle;
         Next::Done(Response::good())
     }

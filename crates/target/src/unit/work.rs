@@ -16,6 +16,9 @@ use super::{Unit, check_condition, status};
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
 pub(crate) const SLICE_BYTES: u32 = 1 << 20;
 
+/// Blocks with data that UNMAP discards in one operation, about; those without cost nothing.
+const DISCARD_BLOCKS: u64 = 16384;
+
 /// Shared zeros for holes of plain units.
 static ZEROS: LazyLock<Buffer> = LazyLock::new(|| BufferMut::zeroed(SLICE_BYTES as usize).freeze());
 
@@ -33,8 +36,8 @@ pub(super) enum Work {
     Settle { wanted_bytes: Option<u64> },
     /// START STOP UNIT with START=0.
     FlushAndStop,
-    /// UNMAP: what is still to be done.
-    Sequence(VecDeque<Op>),
+    /// UNMAP, WRITE SAME with UNMAP: what is still to be discarded.
+    Discards(VecDeque<(Lba, u64)>),
     /// WRITE SAME: what is still to be written, and a slice full of the block.
     Same { lba: Lba, left: u32, pattern: Buffer, slice_blocks: u32 },
     /// VERIFY: what is still to be read, and what it must be (repeated).
@@ -53,7 +56,7 @@ pub(super) enum Work {
     /// The same, being written if nobody came in between.
     OrWrite(Box<Changing>),
     /// SANITIZE.
-    Sanitize { flushing: bool },
+    Sanitize,
     /// EXTENDED COPY, a slice being read.
     CopyRead(Box<Copying>),
     /// EXTENDED COPY, a slice being written.
@@ -71,13 +74,13 @@ pub(super) enum Next {
 impl Work {
     /// Whether it writes with operations that do not make their data durable themselves.
     pub(super) fn writes_to_cache(&self) -> bool {
-        use Work::{CopyRead, CopyWrite, Hole, Same, Sequence};
-        matches!(self, Hole { .. } | Sequence(_) | Same { .. } | CopyRead(_) | CopyWrite(_))
+        use Work::{CopyRead, CopyWrite, Discards, Hole, Same};
+        matches!(self, Hole { .. } | Discards(_) | Same { .. } | CopyRead(_) | CopyWrite(_))
     }
 
     /// Whether its next step leaves nothing behind that SANITIZE would have to discard.
     pub(super) fn may_go_on_while_sanitizing(&self) -> bool {
-        matches!(self, Work::Sanitize { .. } | Work::Settle { .. })
+        matches!(self, Work::Sanitize | Work::Settle { .. })
     }
 
     /// WRITE SAME of `block` over `count` (at least one) blocks.
@@ -138,8 +141,8 @@ impl Unit {
                 self.started = false;
                 Next::Done(Response::good())
             }
-            (Work::Sequence(mut left), Outcome::Written { .. }) => match left.pop_front() {
-                Some(op) => Next::Again(Work::Sequence(left), op),
+            (Work::Discards(left), Outcome::Written { .. }) => match self.discard_next(left) {
+                Some((work, op)) => Next::Again(work, op),
                 None => Next::Done(Response::good()),
             },
             (Work::Same { lba, left, pattern, slice_blocks }, Outcome::Written { .. }) => {
@@ -155,7 +158,7 @@ impl Unit {
             }
             (Work::OrRead(or), Outcome::Read(extents)) => self.or_was_read(or, &extents),
             (Work::OrWrite(or), outcome) if is_written(&outcome) => Unit::or_done(&or),
-            (Work::Sanitize { flushing }, Outcome::Written { .. } | Outcome::Flushed) => self.sanitized(flushing),
+            (Work::Sanitize, Outcome::Changed) => self.sanitized(),
             (Work::CopyRead(copying), Outcome::Read(extents)) => self.copy_was_read(copying, extents),
             (Work::CopyWrite(copying), outcome) if is_written(&outcome) => self.copy_go_on(copying),
             (Work::Errand(serving), outcome) => self.served(*serving, outcome),
@@ -164,6 +167,16 @@ impl Unit {
                 Next::Done(check_condition(Sense::INTERNAL_FAILURE))
             }
         }
+    }
+
+    /// The next slice of what is to be discarded; `None`: nothing is left.
+    pub(super) fn discard_next(&self, mut left: VecDeque<(Lba, u64)>) -> Option<(Work, Op)> {
+        let (lba, blocks) = left.pop_front()?;
+        let count = self.store.discard_slice(lba, blocks, DISCARD_BLOCKS);
+        if count < blocks {
+            left.push_front((Lba(lba.0 + count), blocks - count));
+        }
+        Some((Work::Discards(left), Op::Discard { lba, count }))
     }
 
     fn same_again(&self, lba: Lba, left: u32, pattern: Buffer, slice_blocks: u32) -> Next {
@@ -207,7 +220,11 @@ impl Unit {
         match (work, error) {
             (Work::OrWrite(or), OpError::Miscompare { .. }) => Unit::or_again(or),
             (Work::Errand(serving), error) => Unit::errand_failed(*serving, error.clone()),
-            (Work::Sanitize { .. }, _) => {
+            (Work::Sanitize, OpError::Depended(_)) => {
+                self.sanitize = Sanitize::Idle;
+                Next::Done(check_condition(Sense::COMMAND_SEQUENCE))
+            }
+            (Work::Sanitize, _) => {
                 tracing::error!(volume = %self.volume.name, %error, "SANITIZE failed");
                 self.sanitize = Sanitize::Failed;
                 Next::Done(check_condition(Sense::SANITIZE_FAILED))
@@ -261,6 +278,7 @@ impl Unit {
                 Sense::INTERNAL_FAILURE
             }
             OpError::ReadOnly => Sense::WRITE_PROTECTED,
+            OpError::Erasing => Sense::SANITIZE_IN_PROGRESS.so_far(self.store.erase_progress().unwrap_or(0)),
             OpError::Misuse(_)
             | OpError::NoSuchView
             | OpError::NameTaken(_)

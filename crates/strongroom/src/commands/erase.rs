@@ -1,0 +1,108 @@
+//! `strongroom volume erase`: everything in a volume goes, and the volume stays. Through the target if one runs, which goes on with
+//! its other volumes meanwhile; else here.
+//!
+//! Absent: how (the store's), and what SANITIZE of an initiator does, which is the same.
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use strongroom_block::Token;
+use strongroom_store::Op;
+use strongroom_target::OpenVolume;
+use strongroom_target::admin::{Client, Operation, StoreReport};
+
+use super::contents::operate;
+use super::volume::RootArgs;
+
+/// How often a target is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// What the store counts its progress in.
+const WHOLE: u64 = 1 << 16;
+
+/// Erase everything in a volume of this target, for good; the volume stays.
+#[derive(Args)]
+#[command(after_help = "Example: strongroom volume erase vault --yes --root /srv/strongroom\n\n\
+    Everything that its store ever held is overwritten and given back, older versions and what was deleted included. No session \
+    may use it meanwhile, and it may have neither snapshots nor clones. A plain volume reads as zeros afterwards; a sealed one \
+    must be formatted again: strongroom volume format URL --yes. Once begun it cannot be stopped: interrupted, it goes on when \
+    the volume is opened the next time, or with the same command. Not reached is what others copied: backups, replicas, \
+    snapshots of the host's file system, and blocks that a drive has set aside.")]
+pub(crate) struct EraseArgs {
+    /// The volume's name.
+    name: String,
+    /// Really erase it; there is no way back.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// Runs the command.
+pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
+    let name = &args.name;
+    let volume = args.target.open()?.show(name)?.volume;
+    if !args.yes {
+        bail!("everything in '{name}' will be lost, for good; say --yes to go on");
+    }
+    let bar = progress_bar();
+    if Client::connect(&args.target.admin_socket()?)?.is_some() {
+        let mut store = operate(&args.target, name, Operation::Erase)?.store;
+        while let Some(progress) = store.erasing {
+            refused(&store)?;
+            bar.set_position(progress.into());
+            std::thread::sleep(ASK_EVERY);
+            store = operate(&args.target, name, Operation::Describe)?.store;
+        }
+    } else {
+        let catalogue = args.target.open()?;
+        if volume.clone_of.is_some() {
+            bail!("'{name}' is a clone and shares its blocks; delete it instead");
+        }
+        let mut opened = catalogue.open_volume(name)?;
+        let erased = erase_here(&mut opened, &bar);
+        opened.close()?;
+        erased?;
+    }
+    bar.finish_and_clear();
+    println!("'{name}' is erased");
+    if volume.sealed.is_some() {
+        println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{name} --yes");
+    }
+    Ok(())
+}
+
+fn erase_here(opened: &mut OpenVolume, bar: &ProgressBar) -> Result<()> {
+    let store = opened.store();
+    store.submit(Token(0), Op::Erase);
+    let mut done = Vec::new();
+    while store.poll_completions(&mut done) == 0 {
+        bar.set_position(store.erase_progress().unwrap_or(0).into());
+        store.wait();
+    }
+    for completion in done {
+        completion.result?;
+    }
+    Ok(())
+}
+
+fn refused(store: &StoreReport) -> Result<()> {
+    if store.writes_refused {
+        bail!(
+            "the medium failed while the volume was being erased; the target's log says how. What is left of it cannot be \
+             read; mend the medium and restart the target, and the erase goes on"
+        );
+    }
+    Ok(())
+}
+
+fn progress_bar() -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    }
+    let style =
+        ProgressStyle::with_template("erasing {bar:30} {percent:>3} %, {elapsed}").expect("the template is constant");
+    ProgressBar::with_draw_target(Some(WHOLE), ProgressDrawTarget::stderr()).with_style(style.progress_chars("=> "))
+}
