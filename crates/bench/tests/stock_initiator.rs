@@ -22,6 +22,7 @@ fn target(root: &Path) -> TargetHandle {
         sealed: None,
         retention_percent: 10,
         medium: strongroom_target::Medium::Directory,
+        io: strongroom_target::IoChoice::Auto,
         access: Access::default(),
     };
     Catalogue::open(root).unwrap().create(&spec).unwrap();

@@ -318,7 +318,7 @@ impl Sense {
     /// What they mean hangs on the sense key (SPC-4 §4.5.2.4).
     fn take_specific(&mut self, specific: Option<&[u8]>) {
         match (self.key, specific) {
-            (SenseKey::NotReady | SenseKey::NoSense, Some(&[0x80.., high, low])) => {
+            (SenseKey::NotReady | SenseKey::NoSense, Some(&[0x80..=0xff, high, low])) => {
                 self.progress = Some(u16::from_be_bytes([high, low]));
             }
             (SenseKey::NotReady | SenseKey::NoSense, _) => {}

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use strongroom_block::{Buffer, BufferMut};
 
-pub use choose::{IoChoice, IoChoiceError, IoKind, backend_on};
+pub(crate) use choose::{Chosen, backend_on};
+pub use choose::{IoChoice, IoChoiceError, IoKind};
 pub use file::FileBackend;
 pub use memory::MemoryBackend;
 pub use pool::PoolBackend;

@@ -59,7 +59,7 @@ impl Store {
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`]; [`StoreError::Superblock`] if both copies are
     /// lost: nothing can be told from the log without what they say.
     pub fn repair(dir: &Path, options: RepairOptions) -> Result<RepairPlan, StoreError> {
-        let (lock, backend) = Store::locked_log(dir, IoChoice::Buffered)?;
+        let (lock, (backend, _)) = Store::locked_log(dir, IoChoice::Buffered)?;
         let path = dir.join(format!("repair-{:016x}.saved", u64::from_be_bytes(random()?)));
         let mut file: Option<File> = None;
         let mut save = |offset: u64, bytes: &[u8]| {

@@ -115,6 +115,7 @@ pub struct Store {
     lock: Option<File>,
     /// Where the store is, if it is in a directory.
     dir: Option<PathBuf>,
+    io_reason: Option<String>,
     options: OpenOptions,
     info: VolumeInfo,
     layout: Layout,
@@ -166,10 +167,11 @@ impl Store {
     /// # Errors
     /// Any [`StoreError`] but `Exists` and `Options`.
     pub fn open(dir: &Path, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
-        let (lock, log) = Store::locked_log(dir, options.io)?;
+        let (lock, (log, why)) = Store::locked_log(dir, options.io)?;
         let mut store = Store::open_on(log, options, waker)?;
         store.lock = Some(lock);
         store.dir = Some(dir.to_owned());
+        store.io_reason = why;
         Ok(store)
     }
 
@@ -211,6 +213,7 @@ impl Store {
             waker,
             lock: None,
             dir: None,
+            io_reason: None,
             info: superblock.info(),
             layout: superblock.layout(),
             records: Cache::new(options.record_cache_bytes.max(RECORD_BLOCK), RECORD_BLOCK),
@@ -259,6 +262,11 @@ impl Store {
     /// How the log is read and written.
     pub fn io_kind(&self) -> IoKind {
         self.backend.kind()
+    }
+
+    /// Why it is not done in a better way; `None`: there is none.
+    pub fn io_reason(&self) -> Option<&str> {
+        self.io_reason.as_deref()
     }
 
     /// Asks that completions of I/O count this eventfd up, instead of calling the waker from a thread of the store. False

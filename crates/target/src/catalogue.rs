@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
-use strongroom_store::{CreateOptions, Medium, Store};
+use strongroom_store::{CreateOptions, IoChoice, Medium, Store};
 
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
@@ -55,6 +55,8 @@ pub struct VolumeSpec {
     pub retention_percent: u8,
     /// What its blocks lie on.
     pub medium: Medium,
+    /// How its store is read and written.
+    pub io: IoChoice,
     /// Who may use it.
     pub access: Access,
 }
@@ -80,6 +82,7 @@ impl VolumeSpec {
             sealed: None,
             retention_percent: CreateOptions::RETENTION_PERCENT_DEFAULT,
             medium: Medium::Directory,
+            io: IoChoice::Auto,
             access: Access::default(),
         }
     }
@@ -444,8 +447,8 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
         ));
     }
     let (retention_percent, medium, access) = (spec.retention_percent, spec.medium.clone(), spec.access.clone());
-    let (clone_of, snapshots) = (None, Vec::new());
-    Ok(Volume { name, id, geometry, sealed, retention_percent, medium, clone_of, snapshots, access })
+    let (clone_of, snapshots, io) = (None, Vec::new(), spec.io);
+    Ok(Volume { name, id, geometry, sealed, retention_percent, medium, io, clone_of, snapshots, access })
 }
 
 fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Sealed, CatalogueError> {

@@ -28,7 +28,7 @@ pub use error::{CatalogueError, ConfigError, StartError};
 pub use protection::{Protection, Service};
 pub use server::{ConfigReader, Target, TargetHandle, TargetOptions, WrapFactory};
 pub use stats::{SessionInfo, Stats};
-pub use strongroom_store::Medium;
+pub use strongroom_store::{IoChoice, Medium};
 pub use volume::{Access, CloneOf, Sealed, Volume};
 
 /// Most bytes that one READ or WRITE moves; told to initiators in VPD page 0xB0.

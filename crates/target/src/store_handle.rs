@@ -7,7 +7,9 @@ use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 
 use strongroom_block::{Lba, Token};
-use strongroom_store::{BranchInfo, Completion, Op, Run, SnapshotInfo, SpaceState, Stats, Store, View, VolumeInfo};
+use strongroom_store::{
+    BranchInfo, Completion, IoKind, Op, Run, SnapshotInfo, SpaceState, Stats, Store, View, VolumeInfo,
+};
 
 /// Bits of a token that are the unit's own; those above name its handle.
 const TOKEN_BITS: u32 = 48;
@@ -122,6 +124,16 @@ impl StoreHandle {
     /// The store's counters.
     pub(crate) fn stats(&self) -> Stats {
         self.shared.borrow().store.stats()
+    }
+
+    /// How the store does its I/O.
+    pub(crate) fn io_kind(&self) -> IoKind {
+        self.shared.borrow().store.io_kind()
+    }
+
+    /// Why not in a better way.
+    pub(crate) fn io_reason(&self) -> Option<String> {
+        self.shared.borrow().store.io_reason().map(str::to_owned)
     }
 
     /// What the store says of its volume.

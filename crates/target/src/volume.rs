@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
 use strongroom_scsi::UnitKind;
 use strongroom_scsi::vendor::{Sealing, UnitPage};
-use strongroom_store::{BranchId, CreateOptions, Medium, SnapshotInfo, VolumeInfo};
+use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, SnapshotInfo, VolumeInfo};
 
 use crate::names::VolumeName;
 use crate::protection::Protection;
@@ -33,6 +33,8 @@ pub struct Volume {
     pub retention_percent: u8,
     /// What its blocks lie on.
     pub medium: Medium,
+    /// How its store is read and written.
+    pub io: IoChoice,
     /// Whose store its blocks lie in, if it is a clone.
     pub clone_of: Option<CloneOf>,
     /// Names of its snapshots, as the store had them when they were last changed; the store itself is what counts.
@@ -156,6 +158,11 @@ impl Volume {
         options
     }
 
+    /// How its store is opened.
+    pub(crate) fn open_options(&self) -> OpenOptions {
+        OpenOptions { io: self.io, ..OpenOptions::default() }
+    }
+
     /// Whether a store's superblock belongs to this description; otherwise what contradicts.
     pub(crate) fn agrees_with(&self, info: &VolumeInfo) -> Result<(), String> {
         let mismatch = |what: &str, ours: &dyn fmt::Debug, stored: &dyn fmt::Debug| {
@@ -193,6 +200,7 @@ impl Volume {
             block_size: self.geometry.block_size.bytes(),
             retention_percent: self.retention_percent,
             medium: self.medium.to_string(),
+            io: (self.io != IoChoice::Auto).then(|| self.io.to_string()),
             sealed: self.sealed.as_ref().map(|sealed| SealedFile {
                 custody: sealed.custody.to_string(),
                 domain: sealed.domain.to_string(),
@@ -206,7 +214,7 @@ impl Volume {
             access: self.access.clone(),
         };
         let body = toml::to_string_pretty(&file).expect("strings and numbers are representable");
-        format!("# A Strongroom volume. Identity and shape must not be changed by hand; [access] may.\n{body}")
+        format!("# A Strongroom volume. Identity and shape must not be changed by hand; io and [access] may.\n{body}")
     }
 
     /// From the text of `volume.toml`; the error says what is wrong.
@@ -234,6 +242,7 @@ impl Volume {
             sealed: file.sealed.map(SealedFile::parse).transpose()?,
             retention_percent: file.retention_percent,
             medium: file.medium.parse().map_err(|error| format!("medium: {error}"))?,
+            io: file.io.as_deref().unwrap_or("auto").parse().map_err(|error| format!("io: {error}"))?,
             clone_of: file.clone_of,
             snapshots: file.snapshots,
             access: file.access,
@@ -253,6 +262,9 @@ struct File {
     /// Volumes from before there was a choice lie in their directory.
     #[serde(default = "medium_default")]
     medium: String,
+    /// `auto` is not written: so builds from before there was a choice read the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    io: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     snapshots: Vec<String>,
     sealed: Option<SealedFile>,
@@ -344,6 +356,7 @@ pub(crate) mod tests {
             }),
             retention_percent: 10,
             medium: Medium::Directory,
+            io: IoChoice::Auto,
             clone_of: None,
             snapshots: Vec::new(),
             access: Access { peers: vec!["alice".into()], ..Access::default() },
@@ -365,6 +378,12 @@ pub(crate) mod tests {
             let volume = Volume { medium, ..plain.clone() };
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
+        for io in [IoChoice::DirectUring, IoChoice::Direct, IoChoice::Buffered] {
+            let volume = Volume { io, ..plain.clone() };
+            assert!(volume.to_toml().contains(&format!("io = \"{io}\"")));
+            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+        }
+        assert!(!plain.to_toml().contains("io ="), "as before there was a choice");
         let old = plain.to_toml().replace("medium = \"directory\"\n", "");
         assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");
     }
@@ -381,6 +400,7 @@ pub(crate) mod tests {
             ("custody = \"keyfile\"", "custody = \"target\""),
             ("aes-256-gcm", "rot13"),
             ("medium = \"directory\"", "medium = \"tape\""),
+            ("medium = \"directory\"", "medium = \"directory\"\nio = \"mmap\""),
             ("epoch = 1", "epoch = 1\ncolour = 2"),
         ] {
             assert!(good.contains(from), "{from}");

@@ -74,18 +74,22 @@ impl FromStr for IoChoice {
     }
 }
 
+/// What reads and writes a log, and why nothing better does; `None`: there is nothing better.
+pub(crate) type Chosen = (Box<dyn Backend>, Option<String>);
+
 /// A backend on `file`, open for reading and writing. `keeps_space`: its space was taken for good.
 ///
 /// # Errors
 /// If what was chosen does not work here, or a first sync fails.
-pub fn backend_on(file: File, choice: IoChoice, keeps_space: bool) -> io::Result<Box<dyn Backend>> {
+pub(crate) fn backend_on(file: File, choice: IoChoice, keeps_space: bool) -> io::Result<Chosen> {
+    let mut why = Some(format!("it was asked for (io = {choice})"));
     // What an earlier, failed sync left in the page cache is not what the medium has.
     rustix::fs::fdatasync(&file)?;
     let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
     if choice != IoChoice::Buffered {
         match make_direct(&file) {
             Err(error) if choice != IoChoice::Auto => return Err(error),
-            Err(_) => {}
+            Err(error) => why = Some(format!("the file system has no direct I/O that can be used: {error}")),
             Ok(alignment) => {
                 let ring = if choice == IoChoice::Direct {
                     Err(io::ErrorKind::Unsupported.into())
@@ -93,13 +97,18 @@ pub fn backend_on(file: File, choice: IoChoice, keeps_space: bool) -> io::Result
                     UringBackend::new(&file, alignment, keeps_space)
                 };
                 match ring {
-                    Ok(backend) => return Ok(Box::new(backend)),
+                    Ok(backend) => return Ok((Box::new(backend), None)),
                     Err(error) if choice == IoChoice::DirectUring => return Err(error),
-                    Err(_) => return Ok(Box::new(PoolBackend::new(file, alignment, keeps_space)?)),
+                    Err(error) => {
+                        if choice == IoChoice::Auto {
+                            why = Some(format!("the kernel has no io_uring that can be used: {error}"));
+                        }
+                        return Ok((Box::new(PoolBackend::new(file, alignment, keeps_space)?), why));
+                    }
                 }
             }
         }
     }
     let backend = FileBackend::new(file)?;
-    Ok(Box::new(if keeps_space { backend.keeping_space() } else { backend }))
+    Ok((Box::new(if keeps_space { backend.keeping_space() } else { backend }), why))
 }

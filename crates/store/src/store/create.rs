@@ -10,7 +10,7 @@ use strongroom_block::Buffer;
 
 use super::erase::Erasing;
 use super::{Checkpoints, Head, Recovered, Store};
-use crate::backend::{Backend, FileBackend, Io, IoChoice, MemoryBackend, backend_on};
+use crate::backend::{Backend, Chosen, FileBackend, Io, IoChoice, MemoryBackend, backend_on};
 use crate::catalogue::Catalogue;
 use crate::error::StoreError;
 use crate::holes::{Hole, ItemPlace};
@@ -135,7 +135,7 @@ impl Store {
     }
 
     /// The log of the store in `dir`, and the lock that keeps others from opening it.
-    pub(crate) fn locked_log(dir: &Path, io: IoChoice) -> Result<(File, Box<dyn Backend>), StoreError> {
+    pub(crate) fn locked_log(dir: &Path, io: IoChoice) -> Result<(File, Chosen), StoreError> {
         Ok((lock(dir)?, open_log(dir, io)?))
     }
 
@@ -410,7 +410,7 @@ fn lock_log(file: &File) -> Result<(), TryLockError> {
     }
 }
 
-fn open_log(dir: &Path, io: IoChoice) -> Result<Box<dyn Backend>, StoreError> {
+fn open_log(dir: &Path, io: IoChoice) -> Result<Chosen, StoreError> {
     let path = dir.join(LOG_NAME);
     let is_device = fs::metadata(&path).is_ok_and(|metadata| metadata.file_type().is_block_device());
     let file = if is_device {
@@ -425,7 +425,8 @@ fn open_log(dir: &Path, io: IoChoice) -> Result<Box<dyn Backend>, StoreError> {
     })?;
     // A file elsewhere was preallocated; a device has no space to give back, but discarding tells it what it may forget.
     let preallocated = !is_device && path.is_symlink();
-    backend_on(file, io, preallocated).map_err(StoreError::io(format!("preparing the log for I/O ({io})")))
+    backend_on(file, io, preallocated)
+        .map_err(StoreError::io(format!("preparing the log for I/O (io = {io}; auto takes what works here)")))
 }
 
 fn missing_or(action: &'static str, dir: &Path) -> impl FnOnce(io::Error) -> StoreError {

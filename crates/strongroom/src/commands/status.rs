@@ -228,6 +228,7 @@ fn print_volumes(report: &StatusReport) {
         "VOLUME",
         ">SIZE",
         "KIND",
+        "I/O",
         ">SESSIONS",
         ">BUSY",
         ">MAPPED",
@@ -249,6 +250,7 @@ fn print_volumes(report: &StatusReport) {
             volume.name.clone(),
             show_size(volume.size_bytes),
             volume.kind.clone(),
+            volume.io.clone(),
             volume.sessions.to_string(),
             volume.in_flight.to_string(),
             show_size(store.blocks_mapped * u64::from(volume.block_size)),
@@ -261,6 +263,14 @@ fn print_volumes(report: &StatusReport) {
         ]);
     }
     print!("{table}");
+    for volume in &report.volumes {
+        if let Some(progress) = volume.store.erasing {
+            println!("{}: being erased, {} % done", volume.name, u32::from(progress) * 100 / 65536);
+        }
+        if let Some(why) = &volume.io_reason {
+            println!("{}: I/O is {}, because {why}", volume.name, volume.io);
+        }
+    }
     for volume in report.volumes.iter().filter(|volume| !volume.bad_blocks.is_empty()) {
         let listed: Vec<String> = volume.bad_blocks.iter().take(20).map(u64::to_string).collect();
         println!(

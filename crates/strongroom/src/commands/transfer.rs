@@ -15,7 +15,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_block::Mode;
 use strongroom_store::{
-    Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo, UnitKind,
+    IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo, UnitKind,
 };
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
@@ -338,6 +338,7 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         sealed,
         retention_percent: args.retention,
         medium: args.medium.clone(),
+        io: IoChoice::Auto,
         access: Access { peers: args.peers.clone(), initiators: args.initiators.clone(), ..Access::default() },
     };
     let made = catalogue.create_for(&spec, info)?;

@@ -9,10 +9,12 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use strongroom_block::{Custody, Mode};
-use strongroom_store::{Medium, Store};
+use strongroom_store::{IoChoice, Medium, Store};
+use strongroom_target::admin::{Client, Reply, Request, VolumeReport};
 use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, VolumeSpec, VolumeStatus};
 
 use super::{contents, erase, format, recover, transfer};
+use crate::admin::ask;
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
 
@@ -124,6 +126,10 @@ pub(crate) struct CreateArgs {
     /// taken at once), `device:PATH` (a whole block device), or `memory` (everything is lost when the target stops).
     #[arg(long, value_name = "MEDIUM", default_value_t = Medium::Directory)]
     medium: Medium,
+    /// How its store is read and written: `direct-uring`, `direct` (both past the page cache), `buffered`, or `auto`: the first of
+    /// these that works where it lies. `volume show` and `status` say which it came to.
+    #[arg(long, value_name = "HOW", default_value_t = IoChoice::Auto)]
+    io: IoChoice,
     /// A peer of the configuration that may use it; can be repeated; '*' for all of them.
     #[arg(long = "peer", value_name = "NAME")]
     peers: Vec<String>,
@@ -268,6 +274,7 @@ fn create(args: CreateArgs) -> Result<()> {
         sealed,
         retention_percent: args.retention,
         medium: args.medium,
+        io: args.io,
         access: Access {
             peers: args.peers,
             initiators: args.initiators,
@@ -338,8 +345,11 @@ fn list(args: &ListArgs) -> Result<()> {
 
 fn show(args: &ShowArgs) -> Result<()> {
     let status = args.target.open()?.show(&args.name)?;
+    let served = served(&args.target, &status)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&status))?);
+        let mut shown = as_json(&status);
+        shown["served"] = serde_json::to_value(&served)?;
+        println!("{}", serde_json::to_string_pretty(&shown)?);
         return Ok(());
     }
     let volume = &status.volume;
@@ -374,9 +384,47 @@ fn show(args: &ShowArgs) -> Result<()> {
     }
     line("read only", if volume.access.read_only { "yes" } else { "no" }.to_owned());
     line("medium", medium_text(&volume.medium));
+    line("I/O", volume.io.to_string());
+    if let Some(served) = &served {
+        show_served(served, &line);
+    }
     line("on disk", show_size(status.host_bytes));
     line("in use", if status.in_use { "yes" } else { "no" }.to_owned());
     Ok(())
+}
+
+/// What a running target says of the volume's open store.
+fn served(target: &RootArgs, status: &VolumeStatus) -> Result<Option<VolumeReport>> {
+    if !status.in_use {
+        return Ok(None);
+    }
+    let Some(mut client) = Client::connect(&target.admin_socket()?)? else { return Ok(None) };
+    let Reply::Status(report) = ask(&mut client, &Request::Status)? else { return Ok(None) };
+    Ok(report.volumes.into_iter().find(|volume| volume.name == status.volume.name.as_str()))
+}
+
+fn show_served(served: &VolumeReport, line: &dyn Fn(&str, String)) {
+    let because = served.io_reason.as_ref().map(|why| format!(", because {why}")).unwrap_or_default();
+    line("I/O now", format!("{}{because}", served.io));
+    let store = &served.store;
+    line("space", store.space.to_string());
+    if let Some(progress) = store.erasing {
+        line("erasing", format!("{} %", u32::from(progress) * 100 / 65536));
+    }
+    if served.retention_blocks > 0 {
+        line(
+            "versions kept",
+            format!(
+                "{} of at most {}, and {} for snapshots; since it was opened {} were verified by readers and let go, {} went \
+                 for want of room",
+                store.versions_retained,
+                served.retention_blocks,
+                store.versions_pinned,
+                store.versions_released,
+                store.versions_evicted
+            ),
+        );
+    }
 }
 
 fn medium_text(medium: &Medium) -> String {
@@ -402,6 +450,7 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
             "wrapping_key": sealed.wrapping_key,
         })),
         "medium": volume.medium.to_string(),
+        "io": volume.io.to_string(),
         "retention_percent": volume.retention_percent,
         "clone_of": volume.clone_of,
         "snapshots": volume.snapshots,

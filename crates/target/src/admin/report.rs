@@ -98,6 +98,15 @@ pub struct VolumeReport {
     pub sessions: usize,
     /// Commands that its store works on.
     pub in_flight: usize,
+    /// How its store is read and written: `direct-uring`, `direct`, `buffered` or `memory`.
+    #[serde(default)]
+    pub io: String,
+    /// Why not in a better way, if there is one; for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_reason: Option<String>,
+    /// How many older versions it keeps at most.
+    #[serde(default)]
+    pub retention_blocks: u64,
     /// Its store.
     pub store: StoreReport,
     /// Addresses of blocks that scrubbing found to be bad (the first thousand).
@@ -116,7 +125,11 @@ pub struct StoreReport {
     pub writes_refused: bool,
     pub blocks_mapped: u64,
     pub versions_retained: u64,
+    #[serde(default)]
+    pub versions_pinned: u64,
     pub versions_evicted: u64,
+    #[serde(default)]
+    pub versions_released: u64,
     pub holes: u64,
     pub segments_total: u64,
     pub segments_free: u64,
@@ -175,7 +188,9 @@ impl From<strongroom_store::Stats> for StoreReport {
             writes_refused: stats.writes_refused,
             blocks_mapped: stats.blocks_mapped,
             versions_retained: stats.versions_retained,
+            versions_pinned: stats.versions_pinned,
             versions_evicted: stats.versions_evicted,
+            versions_released: stats.versions_released,
             holes: stats.holes,
             segments_total: stats.segments_total,
             segments_free: stats.segments_free,

@@ -244,6 +244,9 @@ impl Worker {
             worker: self.index,
             sessions: unit.connections().len(),
             in_flight: unit.in_flight(),
+            io: unit.store().io_kind().to_string(),
+            io_reason: unit.store().io_reason(),
+            retention_blocks: unit.store().info().retention_blocks,
             store: unit.store_stats().into(),
             bad_blocks: unit.bad_blocks(),
         }

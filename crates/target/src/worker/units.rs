@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::BlockKeyWrap;
 use strongroom_iscsi::target::{ManagementId, TaskId};
-use strongroom_store::{Medium, OpenOptions, Store, View};
+use strongroom_store::{Medium, Store, View};
 
 use super::{Message, Worker};
 use crate::catalogue::{VolumeLock, store_error};
@@ -455,7 +455,7 @@ fn open(
     };
     let dir = shared.catalogue.store_dir(name);
     let keeper = Keeper::open(shared.catalogue.volume_dir(name), Arc::clone(&waker))?;
-    let options = OpenOptions::default();
+    let options = volume.open_options();
     let store = match volume.medium {
         Medium::Memory => Store::open_in_memory(&volume.create_options(), &options, waker),
         _ => Store::open(&dir, &options, waker),
