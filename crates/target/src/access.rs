@@ -309,6 +309,7 @@ mod tests {
             }),
             retention_percent: 10,
             medium: strongroom_store::Medium::Directory,
+            io: strongroom_store::IoChoice::Auto,
             clone_of: None,
             snapshots: Vec::new(),
             access: Access::default(),

@@ -30,7 +30,7 @@ use strongroom_scsi::mode::ModeState;
 pub(crate) use strongroom_scsi::persistent::Kept;
 use strongroom_scsi::persistent::PersistentReservations;
 use strongroom_scsi::reservation::Reservation;
-use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions, UnitKind};
+use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions};
 use strongroom_store::{Completion, SpaceState};
 
 use crate::access::Identity;

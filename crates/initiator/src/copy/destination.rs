@@ -1,6 +1,6 @@
 //! The writing end of a copy: writes in flight, absence without data, and the flush at the end.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
@@ -20,11 +20,12 @@ pub(super) struct Writer {
 }
 
 enum Kind {
-    /// `fresh`: made by us and full of zeros already.
+    /// `fresh`: made by us and full of zeros already. `partial`: where it is written until it is whole, if it was not there before.
     File {
         path: PathBuf,
         file: File,
         fresh: bool,
+        partial: Option<PathBuf>,
     },
     Volume {
         device: Arc<dyn SparseDevice>,
@@ -83,7 +84,15 @@ impl Writer {
     /// Waits for every write, and makes them durable.
     pub(super) fn finish(&mut self) -> Result<(), CopyError> {
         match &mut self.kind {
-            Kind::File { path, file, .. } => file.sync_all().map_err(|source| failed(path, "syncing", source)),
+            Kind::File { path, file, partial, .. } => {
+                file.sync_all().map_err(|source| failed(path, "syncing", source))?;
+                match partial.take() {
+                    None => Ok(()),
+                    Some(partial) => fs::rename(&partial, &*path)
+                        .and_then(|()| sync_parent(path))
+                        .map_err(|source| failed(path, "naming", source)),
+                }
+            }
             Kind::Volume { .. } => {
                 self.settle(0)?;
                 self.submit(Request::Flush)?;
@@ -121,13 +130,33 @@ impl Writer {
     }
 }
 
+impl Drop for Writer {
+    /// What is not whole must not look as if it were.
+    fn drop(&mut self) {
+        if let Kind::File { partial: Some(partial), .. } = &self.kind {
+            let _ = fs::remove_file(partial);
+        }
+    }
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 fn open_file(path: &Path, size: u64, options: CopyOptions) -> Result<Kind, CopyError> {
     let exists = path.symlink_metadata().is_ok();
     let is_device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     if exists && !options.overwrite {
         return Err(CopyError::Exists(path.to_owned()));
     }
-    let opened = File::options().read(true).write(true).create(!is_device).truncate(!is_device).open(path);
+    let partial = (!exists).then(|| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".partial");
+        PathBuf::from(name)
+    });
+    let to = partial.as_deref().unwrap_or(path);
+    let opened = File::options().read(true).write(true).create(!is_device).truncate(!is_device).open(to);
     let file = opened.map_err(|source| failed(path, "opening", source))?;
     if is_device {
         let destination_bytes =
@@ -138,7 +167,7 @@ fn open_file(path: &Path, size: u64, options: CopyOptions) -> Result<Kind, CopyE
     } else {
         file.set_len(size).map_err(|source| failed(path, "making it as large as the source", source))?;
     }
-    Ok(Kind::File { path: path.to_owned(), file, fresh: !is_device })
+    Ok(Kind::File { path: path.to_owned(), file, fresh: !is_device, partial })
 }
 
 fn punch(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {

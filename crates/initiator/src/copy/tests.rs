@@ -104,6 +104,7 @@ fn a_bad_block_and_an_interruption_end_it() {
         CopyError::Source(error) => assert_eq!((error.kind, error.lba), (DeviceErrorKind::Medium, Some(Lba(1000)))),
         other => panic!("{other}"),
     }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing that looks like a whole copy is left");
 }
 
 #[test]

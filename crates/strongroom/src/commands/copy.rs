@@ -163,9 +163,13 @@ fn show(bar: &ProgressBar, progress: &Progress) {
     bar.set_message(format!("{}/s{eta}", show_size(progress.bytes_per_second as u64)));
 }
 
+/// The copy is done, whether somebody reads of it or not: a closed pipe is no failure.
 fn print(report: &CopyReport) {
+    use std::io::Write as _;
+    let mut out = std::io::stdout();
     let seconds = report.elapsed.as_secs_f64();
-    println!(
+    let _ = writeln!(
+        out,
         "copied {} in {seconds:.1} s ({}/s): {} of data, {} absent{}",
         show_size(report.bytes),
         show_size((report.data_bytes as f64 / seconds.max(1e-9)) as u64),
@@ -173,5 +177,5 @@ fn print(report: &CopyReport) {
         show_size(report.hole_bytes),
         if report.verified { "; read back and the same" } else { "" }
     );
-    println!("{}", report.sums);
+    let _ = writeln!(out, "{}", report.sums);
 }

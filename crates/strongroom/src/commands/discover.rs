@@ -13,7 +13,7 @@ use crate::keys;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  strongroom discover storage.example\n  strongroom discover 10.0.0.5:3261 --plain")]
 pub(crate) struct DiscoverArgs {
-    /// The target, HOST or HOST:PORT.
+    /// The target, HOST or HOST:PORT; strongroom://HOST is the same.
     host: String,
     /// Ask over plain iSCSI: what is shown then is what anyone may use.
     #[arg(long)]
@@ -25,7 +25,8 @@ pub(crate) struct DiscoverArgs {
 /// Runs the command.
 pub(crate) fn run(args: DiscoverArgs) -> Result<()> {
     // The host and port are read as in any URL; the volume's name is not used.
-    let url: VolumeUrl = format!("strongroom://{}/any", args.host)
+    let host = args.host.strip_prefix("strongroom://").unwrap_or(&args.host).trim_end_matches('/');
+    let url: VolumeUrl = format!("strongroom://{host}/any")
         .parse()
         .ok()
         .with_context(|| format!("'{}' is not HOST or HOST:PORT", args.host))?;

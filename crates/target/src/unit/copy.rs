@@ -250,7 +250,10 @@ impl Unit {
             Op::Write { .. } | Op::Discard { .. } => true,
             _ => return None,
         };
-        let open = self.started && self.sanitize == Sanitize::Idle && self.volume.unit_kind() == UnitKind::Plain;
+        let open = self.started
+            && self.sanitize == Sanitize::Idle
+            && self.store.erase_progress().is_none()
+            && self.volume.unit_kind() == UnitKind::Plain;
         if !open || writes && (!may_write || self.mode.write_protect) {
             return None;
         }
