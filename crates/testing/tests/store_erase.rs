@@ -201,7 +201,10 @@ fn snapshots_and_clones_stand_in_its_way() {
 
 #[test]
 fn it_goes_in_slices_and_tells_how_far_it_is() {
-    let disk = new_disk(UnitKind::Plain, 1);
+    let disk = SimDisk::new(1);
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 32 * BLOCKS };
+    let large = CreateOptions { geometry, ..create_options(UnitKind::Plain) };
+    Store::create_on(Box::new(disk.backend(true)), &large).unwrap();
     let mut store = open_slowly(&disk);
     fill(&mut store);
     store.submit(Token(1), Op::Erase);
