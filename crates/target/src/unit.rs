@@ -4,6 +4,7 @@
 //! one after the other; [`Unit::poll`] moves all of them forward. Deliberately absent: sockets, sessions, login; a unit knows
 //! its users as [`ConnectionKey`]s with a nexus.
 
+mod admission;
 mod answers;
 mod blocks;
 mod copy;
@@ -23,14 +24,14 @@ use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
 use strongroom_iscsi::target::{Response, TaskId};
-use strongroom_iscsi::{Lun, target as iscsi};
+use strongroom_iscsi::target as iscsi;
 use strongroom_scsi::copy::CopyStatus;
 use strongroom_scsi::log::Counters;
 use strongroom_scsi::mode::ModeState;
 pub(crate) use strongroom_scsi::persistent::Kept;
 use strongroom_scsi::persistent::PersistentReservations;
 use strongroom_scsi::reservation::Reservation;
-use strongroom_scsi::{Command, NexusId, Sense, Status, UnitAttention, UnitAttentions};
+use strongroom_scsi::{NexusId, Sense, Status, UnitAttention, UnitAttentions};
 use strongroom_store::{Completion, SpaceState};
 
 use crate::access::Identity;
@@ -452,119 +453,6 @@ impl Unit {
         } else {
             self.store.submit(token, op);
         }
-    }
-
-    fn plan(&mut self, connection: ConnectionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {
-        let decoded = Command::decode(&command.cdb);
-        // Only block data of a sealed unit may be left to its seal records; before anything else looks at the data.
-        let may_be_sealed = decoded.as_ref().is_ok_and(|decoded| self.takes_sealed_data(decoded));
-        if !may_be_sealed && command.data.iter().any(|segment| segment.sealed) {
-            return Plan::Violation("a SEALED frame for data that is not block data of a sealed unit");
-        }
-        if may_be_sealed && command.data.iter().any(|segment| !segment.sealed && !segment.data.is_empty()) {
-            return Plan::Violation("block data of a sealed unit in a PROTECTED frame");
-        }
-        let decoded = match decoded {
-            Ok(decoded) => decoded,
-            Err(error) => {
-                tracing::debug!(volume = %self.volume.name, %error, "a CDB that is not understood");
-                return self.refuse_cdb(command.lun, error.sense());
-            }
-        };
-        if command.lun == answers::REPORT_LUNS_UNIT {
-            return answers::on_report_luns_unit(&decoded);
-        }
-        if command.lun.index() != Some(0) {
-            return answers::on_absent_unit(&decoded);
-        }
-        if let Err(plan) = self.admit(connection, &decoded) {
-            return *plan;
-        }
-        match decoded {
-            Command::Read { .. }
-            | Command::Write { .. }
-            | Command::Verify { .. }
-            | Command::SynchronizeCache { .. }
-            | Command::Unmap { .. }
-            | Command::WriteSame { .. }
-            | Command::WriteVerify { .. }
-            | Command::WriteAtomic { .. }
-            | Command::OrWrite { .. }
-            | Command::PreFetch { .. }
-            | Command::Sanitize { .. }
-            | Command::CompareAndWrite { .. } => self.plan_blocks(decoded, &command, sealed_blocks_max),
-            Command::ExtendedCopy { parameter_list_len } => {
-                self.plan_copy(connection, parameter_list_len, &command).unwrap_or_else(Plan::from)
-            }
-            Command::PersistentReserveOut { .. } => self.plan_reserve_out(connection, command),
-            Command::ModeSelect { ten, page_format, save, parameter_list_len } => {
-                self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
-            }
-            Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
-            Command::Inquiry { vpd_page, allocation_len } => self.plan_inquiry(connection, vpd_page, allocation_len),
-            other => self.plan_answer(connection, other),
-        }
-    }
-
-    /// An unknown command to an absent unit is answered for the unit, not for the command.
-    fn refuse_cdb(&self, lun: Lun, sense: Sense) -> Plan {
-        let absent = lun.index() != Some(0);
-        Plan::from(if absent { Sense::LUN_NOT_SUPPORTED } else { sense })
-    }
-
-    /// What stands before every command: unit attentions, what the unit has, reservations, whether it is started, and who may
-    /// write. (SAM-5 §5.3.3 leaves the order to us, but a unit attention comes first.)
-    fn admit(&mut self, connection: ConnectionKey, command: &Command) -> Result<(), Box<Plan>> {
-        let refuse = |sense: Sense| Err(Box::new(Plan::from(sense)));
-        let Some(user) = self.users.get_mut(&connection) else {
-            return refuse(Sense::INTERNAL_FAILURE);
-        };
-        if let Some(sense) = user.attentions.intercept(command) {
-            return refuse(sense);
-        }
-        if !self.volume.unit_kind().supports(command) {
-            return refuse(match command {
-                Command::Verify { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2)),
-                Command::Sanitize { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)),
-                _ => Sense::INVALID_OPCODE,
-            });
-        }
-        if !self.reservation.allows(&user.nexus, command) || !self.persistent.allows(&user.nexus, command) {
-            return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
-        }
-        let touches_medium = command.reads_medium() || command.writes_medium();
-        let sanitizes = matches!(command, Command::Sanitize { .. });
-        // Also one that was ordered at the target, or that goes on from before a restart.
-        let progress = self.store.erase_progress();
-        match self.sanitize {
-            Sanitize::Failed if touches_medium && !sanitizes => return refuse(Sense::SANITIZE_FAILED),
-            Sanitize::Failed => {}
-            _ if (self.sanitize == Sanitize::InProgress || progress.is_some())
-                && !answers::while_sanitizing(command) =>
-            {
-                return refuse(Sense::SANITIZE_IN_PROGRESS.so_far(progress.unwrap_or(0)));
-            }
-            _ => {}
-        }
-        if !self.started && (touches_medium || matches!(command, Command::TestUnitReady)) {
-            return refuse(Sense::STOPPED);
-        }
-        // Who may only read may not take the unit from those who write either.
-        let holds_up = matches!(
-            command,
-            Command::StartStopUnit { start: false, .. }
-                | Command::Reserve
-                | Command::PersistentReserveOut { .. }
-                | Command::PreventAllowMediumRemoval { prevent: 1.. }
-                | Command::ModeSelect { .. }
-        );
-        if user.read_only && (command.writes_medium() || holds_up) {
-            return refuse(Sense::WRITE_PROTECTED);
-        }
-        if self.mode.write_protect && command.writes_medium() {
-            return refuse(Sense::SOFTWARE_WRITE_PROTECTED);
-        }
-        Ok(())
     }
 
     /// Names this opening of the unit.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use proptest::prelude::*;
 use strongroom_block::{Buffer, Lba};
+use strongroom_iscsi::Lun;
 use strongroom_iscsi::pdu::Attribute;
 use strongroom_iscsi::target::{Direction, WriteSegment};
 use strongroom_scsi::{cdb, provisioning};
