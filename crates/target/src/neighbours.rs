@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use strongroom_block::{BlockSize, VolumeId};
+use strongroom_channel::Scheme;
 use strongroom_scsi::{UnitKind, inquiry};
 use strongroom_store::{Op, OpError, Outcome};
 
@@ -26,12 +27,20 @@ struct Neighbour {
     worker: usize,
 }
 
+/// Where a session comes from: what the access rules ask beside its initiator name.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) identity: Identity,
+    pub(crate) from: IpAddr,
+    /// What protects its commands on the way; `None`: plain iSCSI.
+    pub(crate) scheme: Option<Scheme>,
+}
+
 /// Who asks for an errand: the session whose command it is part of.
 #[derive(Clone, Debug)]
 pub(crate) struct Asker {
     pub(crate) initiator_name: Arc<str>,
-    pub(crate) identity: Identity,
-    pub(crate) from: IpAddr,
+    pub(crate) origin: Origin,
 }
 
 /// An operation on another unit than the one that a command went to.

@@ -19,7 +19,6 @@ mod work;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
@@ -35,7 +34,7 @@ use strongroom_scsi::{NexusId, Sense, Status, UnitAttention, UnitAttentions};
 use strongroom_store::{Completion, SpaceState};
 
 use crate::access::Identity;
-use crate::neighbours::ErrandResult;
+use crate::neighbours::{ErrandResult, Origin};
 use crate::store_handle::StoreHandle;
 use crate::volume::Volume;
 pub(crate) use copy::OutwardErrand;
@@ -99,8 +98,7 @@ pub(crate) struct Unit {
 struct User {
     nexus: NexusId,
     /// Whose session it is: a nexus is made of names that anybody can say.
-    identity: Identity,
-    from: IpAddr,
+    origin: Origin,
     read_only: bool,
     attentions: UnitAttentions,
 }
@@ -207,14 +205,8 @@ impl Unit {
     }
 
     /// A session begins to use the unit: whose it is, and where it comes from.
-    pub(crate) fn attach(
-        &mut self,
-        connection: ConnectionKey,
-        nexus: NexusId,
-        (identity, from): (Identity, IpAddr),
-        read_only: bool,
-    ) {
-        let user = User { nexus, identity, from, read_only, attentions: UnitAttentions::at_power_on() };
+    pub(crate) fn attach(&mut self, connection: ConnectionKey, nexus: NexusId, origin: Origin, read_only: bool) {
+        let user = User { nexus, origin, read_only, attentions: UnitAttentions::at_power_on() };
         self.users.insert(connection, user);
     }
 
@@ -242,7 +234,7 @@ impl Unit {
 
     /// The connection whose session is this nexus, and whose it is.
     pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(ConnectionKey, Identity)> {
-        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.identity.clone()))
+        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.origin.identity.clone()))
     }
 
     /// Whether something of an earlier session of this nexus is still in flight.

@@ -80,11 +80,7 @@ impl Unit {
         }
         let copying = Copying {
             nexus: user.nexus.clone(),
-            asker: Asker {
-                initiator_name: Arc::clone(&user.nexus.initiator_name),
-                identity: user.identity.clone(),
-                from: user.from,
-            },
+            asker: Asker { initiator_name: Arc::clone(&user.nexus.initiator_name), origin: user.origin.clone() },
             list_id: list.list_id,
             segments: list.segments.into(),
             pending: VecDeque::new(),
@@ -261,7 +257,7 @@ impl Unit {
         let like = Command::decode(&like).ok()?;
         let own = self.users.iter().filter(|(_, user)| {
             user.nexus.initiator_name == asker.initiator_name
-                && user.identity == asker.identity
+                && user.origin.identity == asker.origin.identity
                 && !(writes && user.read_only)
         });
         let allowed = |nexus: &NexusId| self.reservation.allows(nexus, &like) && self.persistent.allows(nexus, &like);

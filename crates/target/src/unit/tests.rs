@@ -21,10 +21,13 @@ use crate::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 256;
-const HERE: (Identity, IpAddr) = (Identity::Plain, IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
 const KEY: ConnectionKey = ConnectionKey(1);
 /// A sync on a busy machine can take seconds; a lost task takes for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+fn here() -> Origin {
+    Origin { identity: Identity::Plain, from: std::net::Ipv4Addr::LOCALHOST.into(), scheme: None }
+}
 
 struct Bench {
     unit: Unit,
@@ -53,7 +56,7 @@ impl Bench {
             Arc::new(Surroundings::of(&crate::Config::new(dir.path()))),
         );
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
-        unit.attach(KEY, nexus, HERE, false);
+        unit.attach(KEY, nexus, here(), false);
         let mut bench = Bench { unit, next_task: 0, _dir: dir };
         let first = bench.run(cdb::test_unit_ready(), Direction::None, 0, &[]);
         assert_eq!(first.status, 2, "power on is told first");
@@ -288,7 +291,7 @@ fn who_may_only_read_holds_up_nobody() {
     let mut bench = Bench::plain();
     let nexus = NexusId { initiator_name: "iqn.b".into(), isid: [1; 6], target_portal_group: 1 };
     let reader = ConnectionKey(2);
-    bench.unit.attach(reader, nexus, HERE, true);
+    bench.unit.attach(reader, nexus, here(), true);
     let mut ask = |cdb| {
         let command = bench.command(cdb, Direction::None, 0, &[]);
         match bench.unit.submit(reader, command, 16) {

@@ -14,6 +14,7 @@ use super::{Flow, Worker};
 use crate::access::{Admission, ChapDemand, Identity, Refusal};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
+use crate::neighbours::Origin;
 use crate::protection;
 use crate::stats::{Counters, SessionInfo};
 use crate::volume::Volume;
@@ -226,7 +227,9 @@ impl Worker {
             }
             return;
         }
-        unit.unit.attach(connection.key, nexus, (connection.identity.clone(), connection.peer.ip()), read_only);
+        let (identity, from) = (connection.identity.clone(), connection.peer.ip());
+        let origin = Origin { identity, from, scheme: connection.link.scheme() };
+        unit.unit.attach(connection.key, nexus, origin, read_only);
         unit.unit_in_use();
         self.let_in(connection, initiator_name, Some(volume.clone()), read_only);
     }

@@ -46,7 +46,7 @@ impl Bench {
     fn with_other() -> Bench {
         let mut bench = Bench::plain();
         let nexus = NexusId { initiator_name: "iqn.b".into(), isid: [1; 6], target_portal_group: 1 };
-        bench.unit.attach(OTHER, nexus, HERE, false);
+        bench.unit.attach(OTHER, nexus, here(), false);
         assert_eq!(bench.as_other(cdb::test_unit_ready(), &[]).status, 2);
         bench
     }

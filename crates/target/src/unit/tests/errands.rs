@@ -13,7 +13,7 @@ use crate::neighbours::{Asker, Errand, ErrandError, ErrandReply, ErrandResult};
 fn ask(bench: &mut Bench, initiator: &str, op: Op, may_write: bool) -> ErrandResult {
     let (told, answer) = mpsc::channel();
     let reply = ErrandReply::new(move |result| told.send(result).unwrap());
-    let asker = Asker { initiator_name: initiator.into(), identity: HERE.0, from: HERE.1 };
+    let asker = Asker { initiator_name: initiator.into(), origin: here() };
     let errand = Errand { volume: VolumeName::new("disk").unwrap(), asker, op, reply };
     bench.unit.take_errand(errand, may_write);
     bench.drain();
