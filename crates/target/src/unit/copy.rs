@@ -249,6 +249,7 @@ impl Unit {
         let open = self.started
             && self.sanitize == Sanitize::Idle
             && self.store.erase_progress().is_none()
+            && self.store.erase_progress().is_none()
             && self.volume.unit_kind() == UnitKind::Plain;
         if !open || writes && (!may_write || self.mode.write_protect) {
             return None;
