@@ -22,8 +22,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use strongroom_block::{BlockKeyWrap, Token};
-use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_iscsi::target as iscsi;
+use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_scsi::copy::CopyStatus;
 use strongroom_scsi::log::Counters;
 use strongroom_scsi::mode::ModeState;

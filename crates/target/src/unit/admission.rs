@@ -8,7 +8,12 @@ use super::modify::Sanitize;
 use super::{ConnectionKey, Plan, Unit, answers, status};
 
 impl Unit {
-    pub(super) fn plan(&mut self, connection: ConnectionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {
+    pub(super) fn plan(
+        &mut self,
+        connection: ConnectionKey,
+        command: iscsi::Command,
+        sealed_blocks_max: usize,
+    ) -> Plan {
         let decoded = Command::decode(&command.cdb);
         // Only block data of a sealed unit may be left to its seal records; before anything else looks at the data.
         let may_be_sealed = decoded.as_ref().is_ok_and(|decoded| self.takes_sealed_data(decoded));
