@@ -180,9 +180,9 @@ impl Session {
             self.events.push_back(Event::ConnectionLost { id, reason: reason.clone() });
             // The target no longer knows the session.
             if is_refused && self.connections.is_empty() {
-                self.end(reason);
+                return self.end(reason);
             }
-            return;
+            return self.recover(now);
         }
         let others = self.connections.iter().filter(|connection| connection.is_in()).count() > 1;
         let is_kept = others || self.agreed.time2retain_s > 0;

@@ -61,6 +61,8 @@ impl Session {
         let wait = Duration::from_secs(u64::from(self.agreed.time2wait_s));
         let retain = Duration::from_secs(u64::from(self.agreed.time2retain_s.max(1)));
         let (due, id) = (now + wait, connection.id);
+        // One that took its CID over and is lost in its turn: what still waits of the first waits with it.
+        self.lost.retain(|lost| lost.id != id);
         self.lost.push(Lost { id, due, ends: due + retain, step: Step::Waiting });
         self.homeless.extend(connection.waiting);
         let of_it: Vec<Key> = self.tasks.iter().filter(|(_, task)| task.is_at(id)).map(|(key, _)| key).collect();
@@ -103,7 +105,8 @@ impl Session {
         let via_id = self.connections[via].id;
         for at in 0..self.lost.len() {
             let lost = &self.lost[at];
-            if lost.due > now || lost.step != Step::Waiting {
+            // A login that takes its CID over stands for the logout.
+            if lost.due > now || lost.step != Step::Waiting || self.index_of(lost.id).is_some() {
                 continue;
             }
             let cid = lost.id.0;
