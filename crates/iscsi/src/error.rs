@@ -60,7 +60,7 @@ impl fmt::Display for LoginStatus {
             Self::NOT_FOUND => "no such target; list what there is by discovery",
             Self::TARGET_REMOVED => "the target was removed",
             Self::UNSUPPORTED_VERSION => "the protocol version is not supported",
-            Self::TOO_MANY_CONNECTIONS => "one connection per session is the limit here",
+            Self::TOO_MANY_CONNECTIONS => "the session has as many connections as were agreed on; close one first",
             Self::MISSING_PARAMETER => "a required key was missing (InitiatorName or TargetName)",
             Self::SESSION_DOES_NOT_EXIST => "the session to join does not exist; log in anew",
             Self::INVALID_DURING_LOGIN => "a request that has no place in a login",
@@ -190,6 +190,9 @@ pub enum CloseReason {
     /// The peer was asked to log out and did not in time.
     #[error("the initiator did not log out in the time that it was given")]
     DrainTimedOut,
+    /// Every connection was lost, and no new one came in the time that was agreed on.
+    #[error("every connection was lost, and none came to recover the session in the time that was agreed on")]
+    NotRecovered,
     /// The target said that it drops the connection.
     #[error("the target dropped the connection; it may be restarting")]
     DroppedByTarget,

@@ -1,6 +1,7 @@
 //! Entry points for fuzzing the two machines: arbitrary bytes become the peer's PDUs, an obliging application answers. What
 //! must hold is asserted: no panic, nothing beyond the limits, nothing after `Closed`.
 
+mod hosts;
 mod sequences;
 
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use strongroom_block::Buffer;
 
 use crate::chap::{self, Algorithm, Challenge, Credentials, Secret};
 use crate::pdu::{BHS_BYTES, Bhs, Opcode};
-use crate::{Lun, Offer, Pdu, initiator, target};
+use crate::{Lun, Pdu, initiator, target};
 
 pub use sequences::fuzz_sequences;
 
@@ -95,74 +96,7 @@ impl Source<'_> {
 
 /// Feeds arbitrary bytes to a target session as PDUs of a hostile initiator.
 pub fn fuzz_target(now: Instant, bytes: &[u8]) {
-    let mut source = Source(bytes);
-    let shape = source.byte().unwrap_or(0);
-    let in_channel = shape & 1 != 0;
-    let config = target::Config {
-        in_channel,
-        queue_depth: 4,
-        transfer_bytes_max: 8192,
-        write_memory_bytes_max: 8192,
-        offer: Offer { max_burst_bytes: 1024, first_burst_bytes: 512, ..Offer::default() },
-        ..target::Config::default()
-    };
-    let mut session = target::Session::new(now, config);
-    if shape & 2 != 0 {
-        log_in_to(&mut session, now);
-    }
-    let mut time = now;
-    let mut held = Vec::new();
-    let opcodes = [0x00, 0x01, 0x01, 0x02, 0x03, 0x04, 0x05, 0x05, 0x06, 0x10, 0x25, 0x1f];
-    while let Some(pdu) = source.pdu(&opcodes, in_channel) {
-        time += Duration::from_millis(u64::from(pdu.bhs.0[2]) * 1000);
-        session.handle_pdu(time, pdu);
-        if session.poll_timeout().is_some_and(|at| at <= time) {
-            session.handle_timeout(time);
-        }
-        let closed = session.is_closed();
-        while let Some(event) = session.poll_event() {
-            match event {
-                target::Event::LoginRequested(_) if shape & 4 != 0 => session.require_chap(time, chap_policy(shape)),
-                target::Event::LoginRequested(_) if shape & 0x18 == 0x18 => session.redirect_login("[::1]:1", false),
-                target::Event::LoginRequested(_) => session.accept_login(time, 1),
-                target::Event::Authenticated { user } => {
-                    assert!(user.is_none() && shape & 8 == 0, "nobody guesses a response");
-                    session.accept_login(time, 1);
-                }
-                target::Event::SendTargets(_) => session.send_targets(&[]),
-                target::Event::Command(command) => {
-                    assert!(command.expected_bytes <= 8192 || command.direction != target::Direction::Write);
-                    let len: usize = command.data.iter().map(|segment| segment.data.len()).sum();
-                    let is_write = command.direction == target::Direction::Write;
-                    assert!(!is_write || len == command.expected_bytes as usize, "all of a write, and no more");
-                    held.push(command.task);
-                }
-                target::Event::TaskManagement(request)
-                    if matches!(request.function, target::ManagementFunction::QueryAsyncEvent(_)) =>
-                {
-                    session.answer_query(request.id, [6, 0x29, 0]);
-                }
-                target::Event::TaskManagement(request) => {
-                    session.answer_task_management(request.id, target::TaskManagementResult::Complete);
-                    assert!(request.tasks.iter().all(|task| !session.complete(*task, target::Response::good())));
-                }
-                target::Event::LoggedIn => {}
-                target::Event::Closed(_) => assert!(session.is_closed() && session.poll_event().is_none()),
-            }
-        }
-        if held.len() > 2 {
-            let data = Buffer::from(Bytes::from(vec![1; 700]));
-            session.complete(held.swap_remove(0), target::Response::good_data(data));
-        }
-        let mut polled = 0;
-        while session.poll_transmit().is_some() {
-            polled += 1;
-            assert!(polled < 4096, "answers come to an end");
-        }
-        if closed {
-            assert!(session.poll_timeout().is_none());
-        }
-    }
+    hosts::fuzz_target(now, bytes);
 }
 
 fn chap_policy(shape: u8) -> target::ChapPolicy {
@@ -175,18 +109,6 @@ fn chap_policy(shape: u8) -> target::ChapPolicy {
         challenge: Challenge::from_random([shape; chap::CHALLENGE_BYTES + 1]),
         is_required: shape & 8 != 0,
     }
-}
-
-fn log_in_to(session: &mut target::Session, now: Instant) {
-    let mut bhs = Bhs::new(Opcode::LoginRequest);
-    bhs.0[0] |= 0x40;
-    bhs.0[1] = 0x87;
-    bhs.set_u32(24, 1);
-    let text = b"InitiatorName=a\0TargetName=t\0InitialR2T=No\0MaxRecvDataSegmentLength=512\0MaxOutstandingR2T=2\0iSCSIProtocolLevel=2\0";
-    session.handle_pdu(now, Pdu::new(bhs, Bytes::new(), Buffer::copy_from(text), false));
-    assert!(matches!(session.poll_event(), Some(target::Event::LoginRequested(_))));
-    session.accept_login(now, 1);
-    assert!(matches!(session.poll_event(), Some(target::Event::LoggedIn)));
 }
 
 /// Feeds arbitrary bytes to an initiator session as PDUs of a hostile target.

@@ -2,7 +2,7 @@
 //! and for PDUs inside a Strongroom channel. No sockets, no clock (time is an argument), no threads, no SCSI semantics, and
 //! no cryptography but the digests of CHAP: seal records pass through as opaque bytes.
 //!
-//! One session has one connection, and error recovery level 0 or 1. `docs/iscsi.md` says what of the RFC is done.
+//! A session may have several connections, and error recovery levels 0 to 2. `docs/iscsi.md` says what of the RFC is done.
 //!
 //! Driving a session, either side:
 //!

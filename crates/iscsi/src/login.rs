@@ -253,14 +253,20 @@ impl Negotiation {
     /// For a further connection of a session, whose leading login settled `session`: only digests and segment lengths are a
     /// connection's own (RFC 7143 §13: the others may be used on the leading connection only).
     pub(crate) fn joining(offer: &Offer, session: &Agreed) -> Negotiation {
-        let fresh = Agreed::default();
-        let agreed = Agreed {
-            send_segment_bytes_max: fresh.send_segment_bytes_max,
-            recv_segment_bytes_max: fresh.recv_segment_bytes_max,
-            digests: fresh.digests,
+        let mut negotiation = Negotiation::new(offer);
+        negotiation.join(session);
+        negotiation
+    }
+
+    /// The same for one that has begun.
+    pub(crate) fn join(&mut self, session: &Agreed) {
+        self.is_joining = true;
+        self.agreed = Agreed {
+            send_segment_bytes_max: self.agreed.send_segment_bytes_max,
+            recv_segment_bytes_max: self.agreed.recv_segment_bytes_max,
+            digests: self.agreed.digests,
             ..session.clone()
         };
-        Negotiation { agreed, is_joining: true, ..Negotiation::new(offer) }
     }
 
     /// Keys that are about commands and their data are irrelevant.

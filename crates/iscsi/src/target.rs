@@ -1,10 +1,15 @@
-//! The target's side of one session: PDUs in, events out, and back. No SCSI semantics: the application executes commands
-//! and says what became of task management. The login is in `login` and `chap`, arriving write data in `write`, what is sent back in
-//! `respond`, task management in `manage`, text and SendTargets in `question`.
+//! The target's side of one session: PDUs of its connections in, events out, and back. No SCSI semantics: the application executes
+//! commands and says what became of task management. A connection's login is a machine of its own (`login`, `chap`); how connections
+//! come and go is in `connection`, the order of commands in `order`, arriving write data in `write`, what is sent back in `respond`
+//! and `outbox`, task management in `manage`, error recovery in `recover` and `kept`, text and SendTargets in `question`.
 
 mod chap;
+mod connection;
+mod kept;
 mod login;
 mod manage;
+mod order;
+mod outbox;
 mod question;
 mod recover;
 mod respond;
@@ -18,26 +23,24 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
-use self::login::Login;
-use self::manage::Management;
-use self::question::Question;
-use self::recover::Recovery;
+use self::connection::{Connection, Lost};
+use self::manage::{Barrier, Management};
+use self::outbox::{AnswerKind, Window};
 use self::write::Receiving;
-use crate::liveness::{Liveness, Verdict};
+use crate::liveness::Verdict;
 use crate::login::Agreed;
-use crate::pdu::{
-    AsyncEvent, AsyncMessage, Attribute, Bhs, LogoutReason, LogoutRequest, LogoutResponse, LogoutResult, Lun, NopIn,
-    NopOut, Pdu, PduError, Reject, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE,
-};
+use crate::pdu::{AsyncEvent, Attribute, Bhs, Lun, NopIn, Pdu, Reject, RejectReason, Sequence, TAG_NONE};
 use crate::slots::{Key, Slots};
 use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 
 pub use self::chap::{ChapPolicy, ChapUser};
+pub use self::connection::{ConnectionId, MayAdd};
+pub use self::login::Login;
 pub use crate::pdu::TaskManagementResult;
 pub use types::{
     ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event,
-    IMMEDIATE_TASKS_MAX, LoginRequested, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, SendTargets,
-    SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement, WriteSegment,
+    IMMEDIATE_TASKS_MAX, LoginEvent, LoginRequested, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response,
+    SendTargets, SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement, WriteSegment,
 };
 
 /// Tasks that ended while data for them may still come; their late Data-Out is dropped without a word.
@@ -47,27 +50,28 @@ const ENDED_MAX: usize = 256;
 #[derive(Debug)]
 pub struct Session {
     config: Config,
-    phase: Phase,
-    deadline: Option<Deadline>,
-    liveness: Liveness,
+    kind: SessionKind,
+    tsih: u16,
+    /// What the leading login settled for the whole session.
     agreed: Agreed,
-    discovery: bool,
-    target_name: Option<String>,
-    cid: u16,
-
+    /// The time as it was last told.
+    now: Instant,
+    is_closed: bool,
+    drain_until: Option<Instant>,
+    connections: Vec<Connection>,
+    next_connection: u32,
+    /// At error recovery level 2.
+    lost: Vec<Lost>,
+    damaged: u32,
     events: VecDeque<Event>,
-    answers: VecDeque<Waiting>,
-    /// How many of `answers` the peer can cause without bound of its own (all but R2Ts).
-    answers_counted: usize,
-    answers_bytes: usize,
 
-    stat_sn: Serial,
     exp_cmd_sn: Serial,
     /// Tasks that take a place in the command window.
     window_taken: u32,
     immediate_tasks: usize,
-    /// Commands inside the window that came before one that is missing; `None` for one that was aborted unseen.
-    held: Vec<(Serial, Option<Pdu>)>,
+    held: Vec<Held>,
+    /// Requests over many tasks that came before some of these.
+    early: Vec<(ConnectionId, Pdu)>,
 
     tasks: Slots<Task>,
     by_tag: HashMap<u32, Key>,
@@ -76,33 +80,31 @@ pub struct Session {
     unadmitted: VecDeque<Key>,
     /// Memory promised to solicited writes, in bytes.
     reserved_bytes: u64,
-    /// Tasks with something to send, in turn.
-    responding: VecDeque<Key>,
+    /// Read data of answers that has not left, in bytes.
+    unsent_bytes: u64,
 
     managements: Vec<Management>,
     next_management: u64,
-    question: Option<Question>,
-    ping_tag: u32,
-    /// At error recovery level 1.
-    recovery: Option<Box<Recovery>>,
+    barriers: Vec<Barrier>,
     statistics: Statistics,
 }
 
+/// A command inside the window that came before one that is missing.
 #[derive(Debug)]
-enum Phase {
-    Login(Box<Login>),
-    FullFeature,
-    Closed,
-}
-
-#[derive(Debug)]
-enum Deadline {
-    Login(Instant),
-    Drain(Instant),
+struct Held {
+    cmd_sn: Serial,
+    /// The connection that brought it.
+    connection: Option<ConnectionId>,
+    /// `None` if it was ended before its turn came.
+    pdu: Option<Pdu>,
+    /// Its unsolicited data, which does not wait for its turn to be sent.
+    data: Vec<Pdu>,
 }
 
 /// A task from its command PDU until the last PDU of its response was taken.
 struct Task {
+    /// Where its data and its answer belong.
+    connection: ConnectionId,
     initiator_task_tag: u32,
     lun: Lun,
     attribute: Attribute,
@@ -127,131 +129,98 @@ enum State {
     Responding(respond::Responding),
 }
 
-/// A small answer that waits to be sent. Numbers are put in when it leaves.
-#[derive(Debug)]
-struct Waiting {
-    bhs: Bhs,
-    data: Buffer,
-    kind: AnswerKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AnswerKind {
-    /// Uses up a StatSN.
-    Numbered,
-    /// Shows the next StatSN.
-    R2t,
-    /// Shows the next StatSN, and says nothing about whether the connection moves.
-    Ping,
-}
-
 impl Session {
-    /// A session on a connection that was made at `now`.
-    pub fn new(now: Instant, mut config: Config) -> Session {
-        config.offer = config.offer.clamped(config.in_channel);
-        config.queue_depth = config.queue_depth.clamp(1, (TASKS_MAX - IMMEDIATE_TASKS_MAX) as u16);
+    fn empty(now: Instant, login: &Login) -> Session {
         Session {
-            deadline: Some(Deadline::Login(now + config.login_timeout)),
-            liveness: Liveness::new(now, config.ping_after, config.ping_timeout),
-            phase: Phase::Login(Box::new(Login::new(&config.offer))),
-            config,
-            agreed: Agreed::default(),
-            discovery: false,
-            target_name: None,
-            cid: 0,
+            config: login.config.clone(),
+            kind: login.kind.clone(),
+            tsih: login.tsih.unwrap_or(0),
+            agreed: login.agreed.clone(),
+            now,
+            is_closed: false,
+            drain_until: None,
+            connections: Vec::new(),
+            next_connection: 0,
+            lost: Vec::new(),
+            damaged: 0,
             events: VecDeque::new(),
-            answers: VecDeque::new(),
-            answers_counted: 0,
-            answers_bytes: 0,
-            stat_sn: Serial(0),
-            exp_cmd_sn: Serial(0),
+            exp_cmd_sn: login.window.exp_cmd_sn,
             window_taken: 0,
             immediate_tasks: 0,
             held: Vec::new(),
+            early: Vec::new(),
             tasks: Slots::new(),
             by_tag: HashMap::new(),
             ended: VecDeque::new(),
             unadmitted: VecDeque::new(),
             reserved_bytes: 0,
-            responding: VecDeque::new(),
+            unsent_bytes: 0,
             managements: Vec::new(),
             next_management: 0,
-            question: None,
-            ping_tag: 0,
-            recovery: None,
+            barriers: Vec::new(),
             statistics: Statistics::default(),
         }
     }
 
     /// Takes a PDU from the peer.
-    pub fn handle_pdu(&mut self, now: Instant, pdu: Pdu) {
-        self.liveness.moved(now);
-        let outcome = match self.phase {
-            Phase::Closed => return,
-            Phase::Login(_) => self.handle_login_pdu(pdu),
-            Phase::FullFeature => self.handle_full_feature_pdu(pdu),
-        };
-        if let Err(misbehaved) = outcome {
+    pub fn handle_pdu(&mut self, now: Instant, connection: ConnectionId, pdu: Pdu) {
+        self.now = now;
+        let Some(open) = self.connection_mut(connection).filter(|open| !open.is_leaving) else { return };
+        open.liveness.moved(now);
+        if let Err(misbehaved) = self.take_pdu(connection, pdu) {
             self.end(CloseReason::Misbehaved(misbehaved));
         }
     }
 
-    /// Takes a PDU whose data was damaged on the way, as its digest shows (RFC 7143 §7.8): the initiator is told. At error recovery
-    /// level 1 what is missing is recovered; at level 0 nothing is recovered within a session, and it ends.
-    pub fn handle_corrupt_pdu(&mut self, now: Instant, pdu: &Pdu) {
-        self.liveness.moved(now);
-        if self.is_closed() {
-            return;
-        }
-        let told = self.reject(pdu, RejectReason::DataDigestError);
-        if told.is_err() || !self.recover_from(pdu) {
+    /// Takes a PDU whose data was damaged on the way, as its digest shows (RFC 7143 §7.8): the initiator is told. From error
+    /// recovery level 1 on what is missing is recovered; at level 0 nothing is recovered within a session, and it ends.
+    pub fn handle_corrupt_pdu(&mut self, now: Instant, connection: ConnectionId, pdu: &Pdu) {
+        self.now = now;
+        let Some(open) = self.connection_mut(connection).filter(|open| !open.is_leaving) else { return };
+        open.liveness.moved(now);
+        let told = self.reject(connection, pdu, RejectReason::DataDigestError);
+        if told.is_err() || !self.recover_from(connection, pdu) {
             self.end(CloseReason::Damaged);
         }
     }
 
-    /// Bytes moved on the connection, either way: the peer is alive, even if no PDU is complete.
-    pub fn handle_progress(&mut self, now: Instant) {
-        self.liveness.moved(now);
-    }
-
-    /// The connection ended underneath, or its framing failed. Emits `Closed` unless that was already done.
-    pub fn handle_closed(&mut self, reason: CloseReason) {
-        self.answers.clear();
-        self.end(reason);
+    /// Bytes moved on a connection, either way: the peer is alive, even if no PDU is complete.
+    pub fn handle_progress(&mut self, now: Instant, connection: ConnectionId) {
+        if let Some(connection) = self.connection_mut(connection) {
+            connection.liveness.moved(now);
+        }
     }
 
     /// The time of `poll_timeout` has come.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if matches!(self.phase, Phase::Closed) {
+        self.now = now;
+        if self.is_closed {
             return;
         }
-        match self.deadline {
-            Some(Deadline::Login(at)) if now >= at => return self.end(CloseReason::LoginTimedOut),
-            Some(Deadline::Drain(at)) if now >= at => {
-                self.announce(AsyncEvent::ConnectionDropped, [self.cid, 2, 0]);
-                return self.end(CloseReason::DrainTimedOut);
-            }
-            _ => {}
+        if self.drain_until.is_some_and(|at| now >= at) {
+            self.announce(AsyncEvent::ConnectionDropped, |cid| [cid, 2, 0]);
+            return self.end(CloseReason::DrainTimedOut);
         }
-        if matches!(self.phase, Phase::FullFeature) {
-            match self.liveness.look(now) {
-                Verdict::Alive => {}
-                Verdict::Ping => self.ping(),
-                Verdict::Dead => self.end(CloseReason::PeerSilent),
+        if !self.lost.is_empty() {
+            self.expire_lost();
+        }
+        let ids: Vec<ConnectionId> = self.connections.iter().map(|connection| connection.id).collect();
+        for id in ids {
+            match self.connection_mut(id).map(|connection| connection.liveness.look(now)) {
+                None | Some(Verdict::Alive) => {}
+                Some(Verdict::Ping) => drop(self.ping(id)),
+                Some(Verdict::Dead) => self.lose(id, CloseReason::PeerSilent),
             }
         }
     }
 
     /// When `handle_timeout` wants to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let deadline = self.deadline.as_ref().map(|(Deadline::Login(at) | Deadline::Drain(at))| *at);
-        match self.phase {
-            Phase::Closed => None,
-            Phase::Login(_) => deadline,
-            Phase::FullFeature => {
-                Some(deadline.map_or(self.liveness.deadline(), |at| at.min(self.liveness.deadline())))
-            }
+        if self.is_closed {
+            return None;
         }
+        let alive = self.connections.iter().map(|connection| connection.liveness.deadline()).min();
+        [self.drain_until, self.lost_deadline(), alive].into_iter().flatten().min()
     }
 
     /// The next event.
@@ -259,84 +228,89 @@ impl Session {
         self.events.pop_front()
     }
 
-    /// The next PDU to send. Numbers and residuals are settled now, so do not poll more than the connection takes.
-    pub fn poll_transmit(&mut self) -> Option<Pdu> {
-        let Some(recovery) = &mut self.recovery else { return self.next_pdu() };
-        if let Some(mut again) = recovery.next_again() {
-            self.liveness.sent();
+    /// The next PDU to send on a connection. Numbers and residuals are settled now, so do not poll more than the connection takes.
+    /// A connection that is over may still have last words.
+    pub fn poll_transmit(&mut self, connection: ConnectionId) -> Option<Pdu> {
+        let window = self.window();
+        let at = self.connections.iter().position(|open| open.id == connection)?;
+        let open = &mut self.connections[at];
+        if let Some(mut again) = open.kept.as_mut().and_then(|kept| kept.next_again()) {
+            open.liveness.sent();
             // Its own number stays, those of the command window are today's.
             let stat_sn = again.bhs.u32_at(24);
-            self.numbers().put(&mut again.bhs);
+            open.outbox.numbers(window).put(&mut again.bhs);
             again.bhs.set_u32(24, stat_sn);
             return Some(again);
         }
-        let pdu = self.next_pdu()?;
-        if let Some(recovery) = &mut self.recovery {
-            recovery.keep(&pdu);
+        let (pdu, covers_bytes) = match open.outbox.pop(window) {
+            Some((pdu, kind)) => {
+                if kind != AnswerKind::Ping {
+                    open.liveness.sent();
+                }
+                (pdu, 0)
+            }
+            None if self.connection(connection).is_none() => {
+                self.connections.remove(at);
+                return None;
+            }
+            None => self.next_response(connection)?,
+        };
+        if let Some(kept) = self.connection_mut(connection).and_then(|open| open.kept.as_mut()) {
+            kept.keep(&pdu, covers_bytes);
         }
         Some(pdu)
     }
 
-    fn next_pdu(&mut self) -> Option<Pdu> {
-        let Some(mut waiting) = self.answers.pop_front() else { return self.next_response() };
-        let numbers = match waiting.kind {
-            AnswerKind::Numbered => self.use_numbers(),
-            AnswerKind::R2t | AnswerKind::Ping => self.numbers(),
-        };
-        if waiting.kind != AnswerKind::R2t {
-            self.answers_counted -= 1;
-            self.answers_bytes -= waiting.data.len();
-        }
-        if waiting.kind != AnswerKind::Ping {
-            self.liveness.sent();
-        }
-        numbers.put(&mut waiting.bhs);
-        Some(Pdu::new(waiting.bhs, Bytes::new(), waiting.data, false))
-    }
-
     /// False while so many answers wait that the driver should not read on.
-    pub fn accepts_input(&self) -> bool {
-        self.answers_counted < ANSWERS_HIGH && self.answers_bytes < ANSWERS_BYTES_HIGH
+    pub fn accepts_input(&self, connection: ConnectionId) -> bool {
+        self.connection(connection).is_some_and(|connection| connection.outbox.has_room())
     }
 
-    /// Asks the initiator to log out within `grace`, by an asynchronous message, for a drain; then drops the connection. A
-    /// login that is not finished is refused.
+    /// Asks the initiator to log out within `grace`, by an asynchronous message, for a drain; then drops the session.
     pub fn request_logout(&mut self, now: Instant, grace: Duration) {
-        match self.phase {
-            Phase::Closed => {}
-            Phase::Login(_) => self.reject_login(crate::LoginStatus::SERVICE_UNAVAILABLE),
-            Phase::FullFeature => {
-                let seconds = u16::try_from(grace.as_secs().max(1)).unwrap_or(u16::MAX);
-                self.announce(AsyncEvent::LogoutRequested, [0, 0, seconds]);
-                self.deadline = Some(Deadline::Drain(now + grace));
-            }
+        self.now = now;
+        if self.is_closed {
+            return;
         }
+        let seconds = u16::try_from(grace.as_secs().max(1)).unwrap_or(u16::MAX);
+        self.announce(AsyncEvent::LogoutRequested, |_| [0, 0, seconds]);
+        self.drain_until = Some(now + grace);
     }
 
-    /// Ends the session now, telling the initiator that the connection drops. `why` is for the log.
+    /// Ends the session now, telling the initiator that its connections drop. `why` is for the log.
     pub fn close(&mut self, why: impl Into<String>) {
-        match self.phase {
-            Phase::Closed => return,
-            Phase::Login(_) => {}
-            Phase::FullFeature => self.announce(AsyncEvent::ConnectionDropped, [self.cid, 2, 0]),
+        if !self.is_closed {
+            self.announce(AsyncEvent::ConnectionDropped, |cid| [cid, 2, 0]);
+            self.end(CloseReason::ClosedHere(why.into()));
         }
-        self.end(CloseReason::ClosedHere(why.into()));
     }
 
     /// Whether `Closed` was emitted.
     pub fn is_closed(&self) -> bool {
-        matches!(self.phase, Phase::Closed)
+        self.is_closed
     }
 
-    /// What the login settled; `None` before full-feature phase.
-    pub fn agreed(&self) -> Option<&Agreed> {
-        matches!(self.phase, Phase::FullFeature).then_some(&self.agreed)
+    /// What its login settled for a connection.
+    pub fn agreed(&self, connection: ConnectionId) -> Option<&Agreed> {
+        self.connection(connection).map(|connection| &connection.agreed)
     }
 
-    /// Most sealed blocks that fit one Data-In, given the block size and the length of an entry (sequence and record). 0
-    /// when the initiator takes less than a block.
+    /// What the leading login settled for all connections.
+    pub fn session_keys(&self) -> &Agreed {
+        &self.agreed
+    }
+
+    /// Its handle, which further connections name.
+    pub fn tsih(&self) -> u16 {
+        self.tsih
+    }
+
+    /// Most sealed blocks that fit one Data-In on whichever connection, given the block size and the length of an entry (sequence and
+    /// record). 0 when the initiator takes less than a block.
     pub fn sealed_blocks_max(&self, block_bytes: u32, entry_bytes: usize) -> usize {
-        let by_segment = self.agreed.send_segment_bytes_max.min(self.agreed.max_burst_bytes) / block_bytes.max(1);
+        let segments = self.connections.iter().map(|connection| connection.agreed.send_segment_bytes_max);
+        let segment_bytes = segments.min().unwrap_or(self.agreed.send_segment_bytes_max);
+        let by_segment = segment_bytes.min(self.agreed.max_burst_bytes) / block_bytes.max(1);
         (by_segment as usize).min(ahs::seal_records_max(entry_bytes.max(1), 0))
     }
 
@@ -345,234 +319,65 @@ impl Session {
         self.statistics
     }
 
-    fn handle_full_feature_pdu(&mut self, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        let max_bytes = self.config.offer.recv_segment_bytes_max.max(crate::login::LOGIN_SEGMENT_BYTES) as usize;
-        if pdu.data.len() > max_bytes {
-            return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
-        }
-        let request = match Request::decode(&pdu.bhs) {
-            Ok(request) => request,
-            Err(PduError::Opcode(_)) => return self.reject(&pdu, RejectReason::CommandNotSupported),
-            Err(_) => return self.reject(&pdu, RejectReason::InvalidPduField),
-        };
-        if pdu.sealed {
-            self.check_sealed(&request, &pdu)?;
-        }
-        if let Some(recovery) = &mut self.recovery {
-            let exp_stat_sn = Serial(pdu.bhs.u32_at(28));
-            if !self.stat_sn.is_before(exp_stat_sn) {
-                recovery.acknowledge(exp_stat_sn);
-            }
-        }
-        let cmd_sn = match &request {
-            Request::DataOut(data_out) => return self.handle_data_out(*data_out, pdu),
-            Request::Snack(snack) => return self.handle_snack(*snack, &pdu),
-            Request::Login(_) => return self.reject(&pdu, RejectReason::ProtocolError),
-            _ if pdu.bhs.is_immediate() => return self.execute(request, pdu),
-            Request::NopOut(request) => request.cmd_sn,
-            Request::ScsiCommand(request) => request.cmd_sn,
-            Request::TaskManagement(request) => request.cmd_sn,
-            Request::Text(request) => request.cmd_sn,
-            Request::Logout(request) => request.cmd_sn,
-        };
-        // RFC 7143 §4.2.2.1: a command outside the window is ignored without an answer.
-        let is_new = self.held.iter().all(|(held, _)| *held != cmd_sn);
-        if !cmd_sn.is_within(self.exp_cmd_sn, self.max_cmd_sn()) || !is_new {
-            self.statistics.ignored += 1;
-            return Ok(());
-        }
-        if cmd_sn != self.exp_cmd_sn {
-            self.held.push((cmd_sn, Some(pdu)));
-            return Ok(());
-        }
-        self.exp_cmd_sn = self.exp_cmd_sn.next();
-        self.execute(request, pdu)?;
-        self.release_held()
-    }
-
-    /// Executes what was held back, as far as nothing is missing any more.
-    pub(in crate::target) fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
-        while let Some(at) = self.held.iter().position(|(cmd_sn, _)| *cmd_sn == self.exp_cmd_sn) {
-            let (_, pdu) = self.held.swap_remove(at);
-            self.exp_cmd_sn = self.exp_cmd_sn.next();
-            let Some(pdu) = pdu else { continue };
-            let request = Request::decode(&pdu.bhs)?;
-            self.execute(request, pdu)?;
-        }
-        Ok(())
-    }
-
-    fn execute(&mut self, request: Request, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        if matches!(self.phase, Phase::Closed) {
-            return Ok(());
-        }
-        let is_for_discovery = matches!(request, Request::NopOut(_) | Request::Text(_) | Request::Logout(_));
-        if self.discovery && !is_for_discovery {
-            return self.reject(&pdu, RejectReason::CommandNotSupported);
-        }
-        match request {
-            Request::NopOut(nop) => self.handle_nop(nop, pdu),
-            Request::ScsiCommand(command) => self.handle_command(command, pdu),
-            Request::TaskManagement(request) => self.handle_task_management(request, &pdu),
-            Request::Text(text) => self.handle_text(text, pdu),
-            Request::Logout(logout) => self.handle_logout(logout),
-            Request::DataOut(_) | Request::Snack(_) | Request::Login(_) => unreachable!("sorted out before"),
-        }
-    }
-
-    fn handle_nop(&mut self, nop: NopOut, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        if nop.initiator_task_tag == TAG_NONE {
-            return Ok(()); // The answer to our ping; that something came is all that it says.
-        }
-        let echo_bytes = pdu.data.len().min(self.agreed.send_segment_bytes_max as usize);
-        let answer = NopIn {
-            lun: Lun(0),
-            initiator_task_tag: nop.initiator_task_tag,
-            target_transfer_tag: TAG_NONE,
-            sequence: Sequence::default(),
-        };
-        self.answer(answer.encode(), pdu.data.slice(..echo_bytes), AnswerKind::Numbered)
-    }
-
-    fn handle_command(&mut self, command: ScsiCommand, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        let tag = command.initiator_task_tag;
-        if tag == TAG_NONE || (command.read && command.write) {
-            return self.reject(&pdu, RejectReason::InvalidPduField);
-        }
-        if self.by_tag.contains_key(&tag) {
-            return self.reject(&pdu, RejectReason::TaskInProgress);
-        }
-        if command.immediate {
-            if self.immediate_tasks >= IMMEDIATE_TASKS_MAX {
-                return self.reject(&pdu, RejectReason::TooManyImmediateCommands);
-            }
-            self.immediate_tasks += 1;
-        } else {
-            self.window_taken += 1;
-        }
-        let direction = match (command.read, command.write) {
-            (true, _) => Direction::Read,
-            (_, true) => Direction::Write,
-            _ => Direction::None,
-        };
-        let task = Task {
-            initiator_task_tag: tag,
-            lun: command.lun,
-            attribute: command.attribute,
-            direction,
-            expected_bytes: if direction == Direction::None { 0 } else { command.expected_data_transfer_bytes },
-            cdb: command.cdb,
-            ahs: pdu.ahs.clone(),
-            immediate: command.immediate,
-            reserved_bytes: 0,
-            r2t_count: 0,
-            state: State::Receiving(Receiving::default()),
-        };
-        self.ended.retain(|ended| *ended != tag);
-        let key = self.tasks.insert_with(|_| task);
-        self.by_tag.insert(tag, key);
-        self.start_receiving(key, command.is_final, pdu);
-        Ok(())
-    }
-
-    fn handle_logout(&mut self, logout: LogoutRequest) -> Result<(), PeerMisbehaved> {
-        let result = match logout.reason {
-            reason if reason == LogoutReason::CloseSession as u8 => LogoutResult::Closed,
-            reason if reason == LogoutReason::CloseConnection as u8 && logout.cid == self.cid => LogoutResult::Closed,
-            reason if reason == LogoutReason::CloseConnection as u8 => LogoutResult::CidNotFound,
-            _ => LogoutResult::RecoveryNotSupported,
-        };
-        let answer = LogoutResponse {
-            result,
-            initiator_task_tag: logout.initiator_task_tag,
-            sequence: Sequence::default(),
-            time2wait_s: 0,
-            time2retain_s: 0,
-        };
-        self.answer(answer.encode(), Buffer::empty(), AnswerKind::Numbered)?;
-        if result == LogoutResult::Closed {
-            self.end(CloseReason::LoggedOut);
-        }
-        Ok(())
-    }
-
     /// Tells the peer that one of its PDUs was not taken. The session goes on.
-    fn reject(&mut self, pdu: &Pdu, reason: RejectReason) -> Result<(), PeerMisbehaved> {
+    fn reject(&mut self, id: ConnectionId, pdu: &Pdu, reason: RejectReason) -> Result<(), PeerMisbehaved> {
         self.statistics.rejects += 1;
         let answer = Reject { reason: reason as u8, sequence: Sequence::default() };
         let header = Buffer::from(Bytes::copy_from_slice(&pdu.bhs.0));
-        self.answer(answer.encode(), header, AnswerKind::Numbered)
+        self.answer(id, answer.encode(), header, AnswerKind::Numbered)
     }
 
-    fn announce(&mut self, event: AsyncEvent, parameters: [u16; 3]) {
-        let message = AsyncMessage { event, sequence: Sequence::default(), parameters };
-        // A flooded session is about to end anyway; the message is a courtesy.
-        let _ = self.answer(message.encode(), Buffer::empty(), AnswerKind::Numbered);
+    /// Asks for a sign of life; returns the tag that the answer will have.
+    fn ping(&mut self, id: ConnectionId) -> Option<u32> {
+        let connection = self.connection_mut(id)?;
+        connection.ping_tag = connection.ping_tag.wrapping_add(1) & 0x00ff_ffff;
+        // The top bit keeps pings apart from the tags of R2Ts.
+        let target_transfer_tag = 0x8000_0000 | connection.ping_tag;
+        let ping =
+            NopIn { lun: Lun(0), initiator_task_tag: TAG_NONE, target_transfer_tag, sequence: Sequence::default() };
+        self.answer(id, ping.encode(), Buffer::empty(), AnswerKind::Ping).ok()?;
+        Some(target_transfer_tag)
     }
 
-    fn ping(&mut self) {
-        self.ping_tag = self.ping_tag.wrapping_add(1) & 0x00ff_ffff;
-        let ping = NopIn {
-            lun: Lun(0),
-            initiator_task_tag: TAG_NONE,
-            // The top bit keeps pings apart from the tags of R2Ts.
-            target_transfer_tag: 0x8000_0000 | self.ping_tag,
-            sequence: Sequence::default(),
-        };
-        let _ = self.answer(ping.encode(), Buffer::empty(), AnswerKind::Ping);
-    }
-
-    fn answer(&mut self, bhs: Bhs, data: Buffer, kind: AnswerKind) -> Result<(), PeerMisbehaved> {
-        if kind != AnswerKind::R2t {
-            if self.answers_counted >= ANSWERS_MAX {
-                return Err(PeerMisbehaved::Flood { what: "answers", limit: ANSWERS_MAX });
-            }
-            if self.answers_bytes + data.len() > ANSWERS_BYTES_MAX {
-                return Err(PeerMisbehaved::Flood { what: "bytes of answers", limit: ANSWERS_BYTES_MAX });
-            }
-            self.answers_counted += 1;
-            self.answers_bytes += data.len();
+    /// A connection that is gone is told nothing.
+    fn answer(&mut self, id: ConnectionId, bhs: Bhs, data: Buffer, kind: AnswerKind) -> Result<(), PeerMisbehaved> {
+        match self.connection_mut(id) {
+            Some(connection) => connection.outbox.push(bhs, data, kind),
+            None => Ok(()),
         }
-        self.answers.push_back(Waiting { bhs, data, kind });
-        Ok(())
     }
 
-    /// The end of the session. What waits in `answers` may still be sent; tasks are gone.
+    /// The end of the session. What waits in the outboxes may still be sent; tasks are gone.
     fn end(&mut self, reason: CloseReason) {
-        if matches!(self.phase, Phase::Closed) {
+        if std::mem::replace(&mut self.is_closed, true) {
             return;
         }
-        self.phase = Phase::Closed;
-        self.deadline = None;
-        self.answers.retain(|waiting| waiting.kind == AnswerKind::Numbered);
-        self.answers_counted = self.answers.len();
-        self.answers_bytes = self.answers.iter().map(|waiting| waiting.data.len()).sum();
+        self.close_all_connections();
         self.held.clear();
+        self.early.clear();
         self.tasks.clear();
         self.by_tag.clear();
         self.unadmitted.clear();
-        self.responding.clear();
         self.managements.clear();
-        self.question = None;
-        self.recovery = None;
-        self.reserved_bytes = 0;
+        self.barriers.clear();
+        (self.reserved_bytes, self.unsent_bytes) = (0, 0);
         self.events.push_back(Event::Closed(reason));
     }
 
-    /// The last CmdSN that fits: each task outstanding takes one place of the queue until its status has left.
-    fn max_cmd_sn(&self) -> Serial {
+    /// What the command window is now. Each task outstanding takes one place of the queue until its status has left.
+    fn window(&self) -> Window {
         let free = u32::from(self.config.queue_depth) - self.window_taken;
-        self.exp_cmd_sn.plus(free).previous()
+        Window { exp_cmd_sn: self.exp_cmd_sn, max_cmd_sn: self.exp_cmd_sn.plus(free).previous() }
     }
 
-    fn numbers(&self) -> Sequence {
-        Sequence { stat_sn: self.stat_sn, exp_cmd_sn: self.exp_cmd_sn, max_cmd_sn: self.max_cmd_sn() }
+    fn numbers(&self, id: ConnectionId) -> Sequence {
+        let window = self.window();
+        self.connection(id).map(|connection| connection.outbox.numbers(window)).unwrap_or_default()
     }
 
-    fn use_numbers(&mut self) -> Sequence {
-        let numbers = self.numbers();
-        self.stat_sn = self.stat_sn.next();
-        numbers
+    fn use_numbers(&mut self, id: ConnectionId) -> Sequence {
+        let window = self.window();
+        self.connection_mut(id).map(|connection| connection.outbox.use_numbers(window)).unwrap_or_default()
     }
 
     /// Forgets a task and gives back what it held.
@@ -583,6 +388,9 @@ impl Session {
             self.immediate_tasks -= 1;
         } else {
             self.window_taken -= 1;
+        }
+        if let State::Responding(responding) = &task.state {
+            self.unsent_bytes -= responding.held_bytes();
         }
         self.release_memory(task.reserved_bytes);
         Some(task)

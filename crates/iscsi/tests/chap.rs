@@ -8,7 +8,7 @@ use strongroom_block::Buffer;
 use strongroom_iscsi::chap::{Algorithm, CHALLENGE_BYTES, Challenge, Credentials, Secret};
 use strongroom_iscsi::initiator::{self, ChapLogin};
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
-use strongroom_iscsi::target::{self, ChapPolicy, ChapUser};
+use strongroom_iscsi::target::{self, ChapPolicy, ChapUser, LoginEvent};
 use strongroom_iscsi::text::Pairs;
 use strongroom_iscsi::{CloseReason, LoginStatus, Pdu, Serial};
 
@@ -61,22 +61,22 @@ fn pair_of(chap: Option<ChapLogin>) -> Pair {
 
 /// Logs in; who was let in, or the status that each side ended with.
 fn log_in(pair: &mut Pair, policy: ChapPolicy) -> Result<Option<String>, LoginStatus> {
-    assert!(matches!(pair.target.poll_event(), Some(target::Event::LoginRequested(_))));
-    pair.target.require_chap(pair.now, policy);
+    pair.target.requested();
+    pair.target.login().require_chap(policy);
     pair.settle();
-    let user = match pair.target.poll_event() {
-        Some(target::Event::Authenticated { user }) => {
-            pair.target.accept_login(pair.now, 7);
+    let user = match pair.target.login().poll_event() {
+        Some(LoginEvent::Authenticated { user }) => {
+            pair.target.accept(pair.now, 7);
             pair.settle();
             Ok(user)
         }
-        Some(target::Event::Closed(CloseReason::Misbehaved(_))) => Err(()),
+        Some(LoginEvent::Closed(CloseReason::Misbehaved(_))) => Err(()),
         None => Err(()),
         other => panic!("{other:?}"),
     };
     match pair.initiator.poll_event() {
         Some(initiator::Event::LoggedIn { tsih: 7, .. }) => {
-            assert!(matches!(pair.target.poll_event(), Some(target::Event::LoggedIn)));
+            assert!(pair.target.is_logged_in());
             Ok(user.expect("whoever is in was let in"))
         }
         Some(initiator::Event::LoginFailed { status, .. }) => Err(status),
@@ -145,8 +145,8 @@ fn chap_that_is_not_required_is_done_where_it_is_offered() {
     // A target without CHAP takes who offers both, and not who insists.
     for (login, is_in) in [(chap(), true), (mutual(), false)] {
         let mut pair = pair_of(Some(login));
-        assert!(matches!(pair.target.poll_event(), Some(target::Event::LoginRequested(_))));
-        pair.target.accept_login(pair.now, 7);
+        pair.target.requested();
+        pair.target.accept(pair.now, 7);
         pair.settle();
         let event = pair.initiator.poll_event();
         assert_eq!(matches!(event, Some(initiator::Event::LoggedIn { .. })), is_in, "{event:?}");
@@ -189,20 +189,20 @@ fn a_reflected_challenge_is_refused_by_both_sides() {
 /// An initiator by hand: what no decent one sends.
 struct By {
     now: std::time::Instant,
-    target: target::Session,
+    target: pair::Target,
     stage: u8,
 }
 
 impl By {
     fn hand() -> By {
         let now = pair::epoch();
-        By { now, target: target::Session::new(now, target::Config::default()), stage: 0 }
+        By { now, target: pair::Target::new(now, target::Config::default()), stage: 0 }
     }
 
     fn require(&mut self, policy: ChapPolicy) {
         self.push(&format!("InitiatorName={INITIATOR}\0TargetName={TARGET}\0AuthMethod=CHAP"));
-        assert!(matches!(self.target.poll_event(), Some(target::Event::LoginRequested(_))));
-        self.target.require_chap(self.now, policy);
+        self.target.requested();
+        self.target.login().require_chap(policy);
         assert!(self.answer().is_ok());
     }
 
@@ -290,10 +290,10 @@ fn the_security_stage_cannot_be_skipped() {
         let mut target = By::hand();
         target.stage = 1;
         target.push(&format!("InitiatorName={INITIATOR}\0TargetName={TARGET}"));
-        assert!(matches!(target.target.poll_event(), Some(target::Event::LoginRequested(_))));
-        target.target.require_chap(target.now, ChapPolicy { is_required, ..policy() });
-        let event = target.target.poll_event();
-        assert_eq!(matches!(event, Some(target::Event::Authenticated { user: None })), is_in, "{event:?}");
+        target.target.requested();
+        target.target.login().require_chap(ChapPolicy { is_required, ..policy() });
+        let event = target.target.login().poll_event();
+        assert_eq!(matches!(event, Some(LoginEvent::Authenticated { user: None })), is_in, "{event:?}");
     }
 }
 
@@ -312,8 +312,8 @@ fn names_are_text_whatever_they_begin_with() {
 fn a_login_is_sent_elsewhere() {
     for (permanent, expected) in [(false, LoginStatus(0x0101)), (true, LoginStatus(0x0102))] {
         let mut pair = pair_of(None);
-        assert!(matches!(pair.target.poll_event(), Some(target::Event::LoginRequested(_))));
-        pair.target.redirect_login("[2001:db8::1]:3260,1", permanent);
+        pair.target.requested();
+        pair.target.login().redirect("[2001:db8::1]:3260,1", permanent);
         pair.settle();
         match pair.initiator.poll_event() {
             Some(initiator::Event::LoginFailed { status, redirect }) => {

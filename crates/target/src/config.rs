@@ -129,6 +129,10 @@ pub struct Limits {
     pub connections_max: usize,
     /// From a connection's first byte to the end of its login, in seconds.
     pub login_timeout_s: u64,
+    /// Connections of one session (MaxConnections).
+    pub session_connections_max: u16,
+    /// How long the tasks of a lost connection are kept for an initiator that recovers it (error recovery level 2), in seconds.
+    pub time2retain_s: u16,
     /// Commands in flight per session.
     pub queue_depth: u16,
     /// Write data that one session can pin, in bytes.
@@ -148,6 +152,8 @@ impl Default for Limits {
         Limits {
             connections_max: 1024,
             login_timeout_s: 15,
+            session_connections_max: 4,
+            time2retain_s: 20,
             queue_depth: 128,
             write_memory_bytes: 64 << 20,
             read_memory_bytes: 64 << 20,
@@ -421,6 +427,7 @@ impl Limits {
         let positive = [
             ("connections_max", self.connections_max as u64),
             ("login_timeout_s", self.login_timeout_s),
+            ("session_connections_max", self.session_connections_max.into()),
             ("queue_depth", self.queue_depth.into()),
             ("ping_after_s", self.ping_after_s),
         ];

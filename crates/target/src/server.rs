@@ -20,9 +20,9 @@ use crate::config::{Config, Portal, RuntimeKind};
 use crate::error::{ConfigError, StartError};
 use crate::names::VolumeName;
 use crate::stats::{Counters, SessionInfo, Stats};
-use crate::unit::{ConnectionKey, Resting, Surroundings};
+use crate::unit::{Resting, SessionKey, Surroundings};
 use crate::volume::Volume;
-use crate::worker::{Message, Worker};
+use crate::worker::{ConnectionKey, Message, Worker};
 
 /// Hands out what wraps block keys of a volume of custody `target` on their way to rest. The error is for people.
 pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, String> + Send + Sync>;
@@ -106,7 +106,7 @@ pub(crate) struct Shared {
     mailboxes: OnceLock<Vec<Mailbox>>,
     /// Which worker owns which volume, while it is open or being opened.
     owners: Mutex<HashMap<VolumeName, usize>>,
-    next_connection: AtomicU64,
+    next_key: AtomicU64,
     next_tsih: AtomicU16,
 }
 
@@ -151,7 +151,7 @@ impl Target {
             identity: node_key.map(Arc::new),
             mailboxes: OnceLock::new(),
             owners: Mutex::new(HashMap::new()),
-            next_connection: AtomicU64::new(1),
+            next_key: AtomicU64::new(1),
             next_tsih: AtomicU16::new(1),
         });
         let workers = start_workers(&shared, &listeners)?;
@@ -367,7 +367,11 @@ impl Shared {
     }
 
     pub(crate) fn connection_key(&self) -> ConnectionKey {
-        ConnectionKey(self.next_connection.fetch_add(1, Ordering::Relaxed))
+        ConnectionKey(self.next_key.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn session_key(&self) -> SessionKey {
+        SessionKey(self.next_key.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A session handle: not 0, and not the same again soon.

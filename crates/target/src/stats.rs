@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_block::{CryptoBytes, CryptoCounters};
 use strongroom_iscsi::target::Statistics;
 
-use crate::unit::ConnectionKey;
+use crate::unit::SessionKey;
 
 /// A moment's picture of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ pub(crate) struct Counters {
     commands: AtomicU64,
     bytes_read: AtomicU64,
     bytes_written: AtomicU64,
-    sessions: Mutex<BTreeMap<ConnectionKey, SessionInfo>>,
+    sessions: Mutex<BTreeMap<SessionKey, SessionInfo>>,
 }
 
 impl Counters {
@@ -107,12 +107,12 @@ impl Counters {
         add(&self.bytes_written, before.bytes_written, now.bytes_written);
     }
 
-    pub(crate) fn session_begins(&self, key: ConnectionKey, info: SessionInfo) {
+    pub(crate) fn session_begins(&self, key: SessionKey, info: SessionInfo) {
         Counters::count(&self.logins);
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).insert(key, info);
     }
 
-    pub(crate) fn session_ends(&self, key: ConnectionKey) {
+    pub(crate) fn session_ends(&self, key: SessionKey) {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
     }
 

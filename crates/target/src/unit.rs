@@ -2,7 +2,7 @@
 //!
 //! A unit belongs to one worker and is never touched by another. What a command needs of the store is a [`Work`]: some operations,
 //! one after the other; [`Unit::poll`] moves all of them forward. Deliberately absent: sockets, sessions, login; a unit knows
-//! its users as [`ConnectionKey`]s with a nexus.
+//! its users as [`SessionKey`]s with a nexus.
 
 mod admission;
 mod answers;
@@ -48,9 +48,9 @@ pub(crate) use surroundings::Surroundings;
 pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
-/// Names a connection within its worker; never reused.
+/// Names a session; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ConnectionKey(pub(crate) u64);
+pub(crate) struct SessionKey(pub(crate) u64);
 
 /// One volume being served.
 pub(crate) struct Unit {
@@ -62,9 +62,9 @@ pub(crate) struct Unit {
     surroundings: Arc<Surroundings>,
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
-    users: HashMap<ConnectionKey, User>,
+    users: HashMap<SessionKey, User>,
     /// Sessions that are over while something of theirs is in flight.
-    leaving: HashMap<ConnectionKey, NexusId>,
+    leaving: HashMap<SessionKey, NexusId>,
     /// RESERVE (6) and (10).
     reservation: Reservation,
     persistent: PersistentReservations,
@@ -74,7 +74,7 @@ pub(crate) struct Unit {
     /// Cleared by START STOP UNIT.
     started: bool,
     /// Who has sent PREVENT MEDIUM REMOVAL.
-    preventing: HashSet<ConnectionKey>,
+    preventing: HashSet<SessionKey>,
     sanitize: Sanitize,
     /// SANITIZE's discard, until everything that was under way before it is over.
     held_back: Option<(Token, strongroom_store::Op)>,
@@ -105,7 +105,7 @@ struct User {
 
 /// What the store is working on for whom.
 struct Running {
-    connection: ConnectionKey,
+    connection: SessionKey,
     task: TaskId,
     work: Work,
     ending: Ending,
@@ -155,7 +155,7 @@ impl From<Sense> for Plan {
 /// A finished command.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    pub(crate) connection: ConnectionKey,
+    pub(crate) connection: SessionKey,
     pub(crate) task: TaskId,
     /// `None`: nobody wants it; the task is just over.
     pub(crate) response: Option<Response>,
@@ -205,13 +205,13 @@ impl Unit {
     }
 
     /// A session begins to use the unit: whose it is, and where it comes from.
-    pub(crate) fn attach(&mut self, connection: ConnectionKey, nexus: NexusId, origin: Origin, read_only: bool) {
+    pub(crate) fn attach(&mut self, connection: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
         let user = User { nexus, origin, read_only, attentions: UnitAttentions::at_power_on() };
         self.users.insert(connection, user);
     }
 
     /// A session ends. What it had in flight goes on and is answered to nobody.
-    pub(crate) fn detach(&mut self, connection: ConnectionKey) {
+    pub(crate) fn detach(&mut self, connection: SessionKey) {
         let Some(user) = self.users.remove(&connection) else { return };
         self.reservation.release(&user.nexus);
         self.preventing.remove(&connection);
@@ -221,19 +221,19 @@ impl Unit {
     }
 
     /// The session's nexus counts as lost for a moment (I_T NEXUS RESET): what hangs on it alone is gone, and it is told so.
-    pub(crate) fn nexus_lost(&mut self, connection: ConnectionKey) {
+    pub(crate) fn nexus_lost(&mut self, connection: SessionKey) {
         let Some(user) = self.users.get_mut(&connection) else { return };
         user.attentions.establish(UnitAttention::NexusLoss);
         self.reservation.release(&user.nexus);
     }
 
     /// The unit attention that the session's next command would meet.
-    pub(crate) fn waiting_attention(&self, connection: ConnectionKey) -> Option<Sense> {
+    pub(crate) fn waiting_attention(&self, connection: SessionKey) -> Option<Sense> {
         self.users.get(&connection).and_then(|user| user.attentions.peek())
     }
 
     /// The connection whose session is this nexus, and whose it is.
-    pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(ConnectionKey, Identity)> {
+    pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(SessionKey, Identity)> {
         self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.origin.identity.clone()))
     }
 
@@ -243,12 +243,12 @@ impl Unit {
     }
 
     /// Whether the session may not write: then it may not end what others do either.
-    pub(crate) fn is_read_only(&self, connection: ConnectionKey) -> bool {
+    pub(crate) fn is_read_only(&self, connection: SessionKey) -> bool {
         self.users.get(&connection).is_none_or(|user| user.read_only)
     }
 
     /// The rules changed: the session may write from now on, or not any more.
-    pub(crate) fn set_read_only(&mut self, connection: ConnectionKey, read_only: bool) {
+    pub(crate) fn set_read_only(&mut self, connection: SessionKey, read_only: bool) {
         if let Some(user) = self.users.get_mut(&connection) {
             user.read_only = read_only;
         }
@@ -260,17 +260,17 @@ impl Unit {
     }
 
     /// How many commands of one connection the store is working on.
-    pub(crate) fn in_flight_of(&self, connection: ConnectionKey) -> usize {
+    pub(crate) fn in_flight_of(&self, connection: SessionKey) -> usize {
         self.running.values().filter(|running| running.connection == connection).count()
     }
 
     /// The connections of every session.
-    pub(crate) fn connections(&self) -> Vec<ConnectionKey> {
+    pub(crate) fn connections(&self) -> Vec<SessionKey> {
         self.users.keys().copied().collect()
     }
 
     /// Every connection that may have something in flight: those of sessions that are over, too.
-    pub(crate) fn connections_at_work(&self) -> Vec<ConnectionKey> {
+    pub(crate) fn connections_at_work(&self) -> Vec<SessionKey> {
         self.users.keys().chain(self.leaving.keys()).copied().collect()
     }
 
@@ -286,21 +286,21 @@ impl Unit {
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
-    pub(crate) fn abort(&mut self, connection: ConnectionKey, task: Option<TaskId>) -> Vec<TaskId> {
+    pub(crate) fn abort(&mut self, connection: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
         self.changes.withdraw(connection, task);
         self.end_tasks(connection, task, Ending::Silence)
     }
 
     /// Another session ends the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
     /// Returns those that are still running.
-    pub(crate) fn abort_for_others(&mut self, connection: ConnectionKey) -> Vec<TaskId> {
+    pub(crate) fn abort_for_others(&mut self, connection: SessionKey) -> Vec<TaskId> {
         for task in self.changes.withdraw(connection, None) {
             self.answer_aborted(connection, task);
         }
         self.end_tasks(connection, None, Ending::TaskAborted)
     }
 
-    fn end_tasks(&mut self, connection: ConnectionKey, task: Option<TaskId>, ending: Ending) -> Vec<TaskId> {
+    fn end_tasks(&mut self, connection: SessionKey, task: Option<TaskId>, ending: Ending) -> Vec<TaskId> {
         let concerned =
             |running: &&mut Running| running.connection == connection && task.is_none_or(|task| running.task == task);
         self.running
@@ -327,7 +327,7 @@ impl Unit {
     /// Takes a command in. `sealed_blocks_max`: most sealed blocks that one PDU of this session takes.
     pub(crate) fn submit(
         &mut self,
-        connection: ConnectionKey,
+        connection: SessionKey,
         command: iscsi::Command,
         sealed_blocks_max: usize,
     ) -> Verdict {

@@ -1,4 +1,4 @@
-//! A worker: one thread with its runtime, the connections that belong to it, and the volumes that it owns.
+//! A worker: one thread with its runtime, the connections and sessions that belong to it, and the volumes that it owns.
 //!
 //! Every turn: wait, take what happened in, let every touched connection move forward, let every store move forward, send.
 //! Nothing here blocks: volumes are opened and closed in threads of their own, which report back by [`Message`]. The one exception is
@@ -8,6 +8,8 @@ mod connection;
 mod errands;
 mod login;
 mod orders;
+mod session;
+mod sessions;
 mod tasks;
 mod units;
 
@@ -18,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use strongroom_iscsi::target::Event as SessionEvent;
+use strongroom_iscsi::target::{Login, LoginEvent};
 use strongroom_iscsi::{CloseReason, Offer, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
@@ -28,10 +30,12 @@ use crate::names::{VolumeName, for_log};
 use crate::neighbours::Errand;
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
-use crate::unit::{ConnectionKey, Finished, Job};
+use crate::unit::{Finished, Job, SessionKey};
+pub(crate) use connection::ConnectionKey;
 use connection::{Connection, Moved, Stage};
 use errands::ErrandBack;
 pub(crate) use orders::{Order, Which, WorkerReport};
+use session::Session;
 use units::{OpenedUnit, Slot};
 
 /// How long streams may take to hand over their last bytes when the target stops.
@@ -63,6 +67,13 @@ enum Flow {
     Over,
 }
 
+/// Whose time it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Connection(ConnectionKey),
+    Session(SessionKey),
+}
+
 /// A stop in progress.
 struct Stopping {
     deadline: Instant,
@@ -80,12 +91,14 @@ pub(crate) struct Worker {
     inbox: Receiver<Message>,
     listeners: Vec<(ListenerId, Portal)>,
     connections: HashMap<ConnectionKey, Box<Connection>>,
+    sessions: HashMap<SessionKey, Box<Session>>,
     by_stream: HashMap<StreamId, ConnectionKey>,
     units: HashMap<VolumeName, Slot>,
     /// What the keeper of the target wants of volumes that are being opened.
     waiting_jobs: HashMap<VolumeName, Vec<Job>>,
-    timers: BTreeSet<(Instant, ConnectionKey)>,
+    timers: BTreeSet<(Instant, Timer)>,
     touched: Vec<ConnectionKey>,
+    touched_sessions: Vec<SessionKey>,
     finished: Vec<Finished>,
     now: Instant,
     stopping: Option<Stopping>,
@@ -115,11 +128,13 @@ impl Worker {
             inbox,
             listeners,
             connections: HashMap::new(),
+            sessions: HashMap::new(),
             by_stream: HashMap::new(),
             units: HashMap::new(),
             waiting_jobs: HashMap::new(),
             timers: BTreeSet::new(),
             touched: Vec::new(),
+            touched_sessions: Vec::new(),
             finished: Vec::new(),
             now: Instant::now(),
             stopping: None,
@@ -149,14 +164,19 @@ impl Worker {
         self.say_farewell();
     }
 
-    /// Lets touched connections and stores move until nothing is left to do now.
+    /// Lets touched connections, sessions and stores move until nothing is left to do now.
     fn move_forward(&mut self) {
         loop {
-            while let Some(key) = self.touched.pop() {
-                self.drive(key);
+            while !self.touched.is_empty() || !self.touched_sessions.is_empty() {
+                while let Some(key) = self.touched.pop() {
+                    self.drive(key);
+                }
+                while let Some(key) = self.touched_sessions.pop() {
+                    self.drive_session(key);
+                }
             }
             self.poll_units();
-            if self.touched.is_empty() && !self.has_mail() {
+            if self.touched.is_empty() && self.touched_sessions.is_empty() && !self.has_mail() {
                 return;
             }
         }
@@ -168,14 +188,13 @@ impl Worker {
                 Event::Received { stream, bytes } => {
                     let Some(key) = self.by_stream.get(&stream) else { continue };
                     if let Some(connection) = self.connections.get_mut(key) {
-                        connection.receive(self.now, bytes);
+                        connection.receive(bytes);
                         connection.touch(&mut self.touched);
                     }
                 }
                 Event::PeerFinished { stream } => self.on_stream(stream, |connection| connection.link.handle_eof()),
                 Event::SendLow { stream } => {
-                    let now = self.now;
-                    self.on_stream(stream, |connection| connection.send_low(now));
+                    self.on_stream(stream, Connection::send_low);
                 }
                 Event::Closed { stream, failure } => {
                     let reason = failure.to_string();
@@ -242,78 +261,84 @@ impl Worker {
         connection.touched = false;
         match self.advance(&mut connection) {
             Flow::Move(worker) => return self.hand_over(connection, worker),
-            Flow::Over => return self.finish(connection),
+            Flow::Over => return self.finish(connection, None),
             Flow::Stay => {}
         }
-        connection.transmit(&mut self.runtime);
-        connection.count(&self.shared.counters);
-        // What is sent makes room for commands that wait for memory.
-        if connection.may_start_queued(self.settings.config.limits.read_memory_bytes) {
-            self.start_queued(&mut connection);
+        match connection.stage.session().and_then(|(session, _)| self.sessions.get_mut(&session)) {
+            // It sends for all of its connections.
+            Some(session) => session.touch(&mut self.touched_sessions),
+            None => connection.transmit(&mut self.runtime, None),
         }
-        connection.hold_back(&mut self.runtime);
         self.arm(&mut connection);
         self.connections.insert(key, connection);
     }
 
     fn advance(&mut self, connection: &mut Connection) -> Flow {
         loop {
-            if let Some(event) = connection.link.poll_event() {
-                self.on_link_event(connection, event);
-                continue;
-            }
-            let Some(event) = connection.session.as_mut().and_then(iscsi::Session::poll_event) else { break };
-            match event {
-                SessionEvent::LoginRequested(request) => {
-                    if let Flow::Move(worker) = self.login_requested(connection, request) {
-                        return Flow::Move(worker);
-                    }
-                }
-                SessionEvent::Authenticated { user } => {
-                    if let Flow::Move(worker) = self.authenticated(connection, user) {
-                        return Flow::Move(worker);
-                    }
-                }
-                SessionEvent::LoggedIn => self.logged_in(connection),
-                SessionEvent::SendTargets(question) => self.send_targets(connection, &question),
-                SessionEvent::Command(command) => self.command(connection, command),
-                SessionEvent::TaskManagement(request) => self.task_management(connection, request),
-                SessionEvent::Closed(reason) => {
-                    self.session_closed(connection, &reason);
-                    return Flow::Over;
+            if let Some(event) = connection.login.as_mut().and_then(|login| login.poll_event()) {
+                match self.on_login_event(connection, event) {
+                    Flow::Stay => continue,
+                    flow => return flow,
                 }
             }
+            let Some(event) = connection.link.poll_event() else { break };
+            if let Flow::Over = self.on_link_event(connection, event) {
+                return Flow::Over;
+            }
+        }
+        if let Some((key, id)) = connection.stage.session() {
+            let Some(session) = self.sessions.get_mut(&key) else { return Flow::Over };
+            if std::mem::take(&mut connection.moved) {
+                session.machine.handle_progress(self.now, id);
+            }
+            if let Some(reason) = &connection.stream_lost {
+                session.machine.handle_closed(self.now, id, CloseReason::ConnectionLost(reason.clone()));
+            }
+            return Flow::Stay;
         }
         if connection.link.is_ended() { Flow::Over } else { Flow::Stay }
     }
 
-    fn on_link_event(&mut self, connection: &mut Connection, event: LinkEvent) {
+    fn on_login_event(&mut self, connection: &mut Connection, event: LoginEvent) -> Flow {
         match event {
-            LinkEvent::Established { peer } => {
+            LoginEvent::Requested(request) => self.login_requested(connection, request),
+            LoginEvent::Authenticated { user } => self.authenticated(connection, user),
+            LoginEvent::Done => self.logged_in(connection),
+            LoginEvent::Closed(reason) => {
+                self.login_failed(connection, &reason);
+                Flow::Over
+            }
+        }
+    }
+
+    fn on_link_event(&mut self, connection: &mut Connection, event: LinkEvent) -> Flow {
+        let session = connection.stage.session();
+        let session = session.and_then(|(key, id)| Some((&mut self.sessions.get_mut(&key)?.machine, id)));
+        match (event, &mut connection.login, session) {
+            (LinkEvent::Established { peer }, _, _) => {
                 connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
                 let config = self.session_config(peer.is_some(), connection.portal.group);
-                connection.session = Some(iscsi::Session::new(self.now, config));
+                connection.login = Some(Box::new(Login::new(self.now, config)));
             }
-            LinkEvent::Pdu(pdu) => {
-                if let Some(session) = &mut connection.session {
-                    session.handle_pdu(self.now, pdu);
-                }
+            (LinkEvent::Pdu(pdu), Some(login), _) => login.handle_pdu(&pdu),
+            (LinkEvent::Pdu(pdu), None, Some((session, id))) => session.handle_pdu(self.now, id, pdu),
+            (LinkEvent::Corrupt(pdu), _, Some((session, id))) => session.handle_corrupt_pdu(self.now, id, &pdu),
+            (LinkEvent::Pdu(_) | LinkEvent::Corrupt(_), ..) => {}
+            (LinkEvent::Ended(end), Some(login), _) => {
+                login.handle_closed(CloseReason::ConnectionLost(end.to_string()));
             }
-            LinkEvent::Corrupt(pdu) => {
-                if let Some(session) = &mut connection.session {
-                    session.handle_corrupt_pdu(self.now, &pdu);
-                }
+            (LinkEvent::Ended(end), None, Some((session, id))) => {
+                session.handle_closed(self.now, id, CloseReason::ConnectionLost(end.to_string()));
             }
-            LinkEvent::Ended(end) => match &mut connection.session {
-                Some(session) => session.handle_closed(CloseReason::ConnectionLost(end.to_string())),
-                None => {
-                    if !end.is_orderly() {
-                        Counters::count(&self.shared.counters.setups_failed);
-                        tracing::warn!(peer = %connection.peer, reason = %end, "a connection was not established");
-                    }
+            (LinkEvent::Ended(end), None, None) => {
+                if !end.is_orderly() {
+                    Counters::count(&self.shared.counters.setups_failed);
+                    tracing::warn!(peer = %connection.peer, reason = %end, "a connection was not established");
                 }
-            },
+                return Flow::Over;
+            }
         }
+        Flow::Stay
     }
 
     fn session_config(&self, in_channel: bool, portal_group_tag: u16) -> iscsi::Config {
@@ -330,11 +355,20 @@ impl Worker {
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
             write_memory_bytes_max: limits.write_memory_bytes,
             send_targets_all_in_normal_session: self.settings.config.send_targets_all,
-            offer: Offer { header_digest: digests, data_digest: digests, error_recovery_level: 1, ..Offer::default() },
+            offer: Offer {
+                header_digest: digests,
+                data_digest: digests,
+                error_recovery_level: 2,
+                connections_max: limits.session_connections_max,
+                time2wait_s: 0,
+                time2retain_s: limits.time2retain_s,
+                ..Offer::default()
+            },
         }
     }
 
-    fn session_closed(&self, connection: &Connection, reason: &CloseReason) {
+    /// A login came to nothing.
+    fn login_failed(&self, connection: &Connection, reason: &CloseReason) {
         let (peer, initiator) = (connection.peer, connection.initiator_name());
         match (&connection.stage, reason) {
             (Stage::Proving { .. }, CloseReason::Misbehaved(_)) => {
@@ -343,72 +377,59 @@ impl Worker {
             }
             (_, CloseReason::Misbehaved(_)) => {
                 Counters::count(&self.shared.counters.misbehaved);
-                tracing::warn!(%peer, initiator, %reason, "session ended");
+                tracing::warn!(%peer, initiator = %for_log(initiator), %reason, "a login ended");
             }
             // Refused logins were told where they were refused.
             (_, CloseReason::LoginRefused(_)) => {}
-            (Stage::LoggedIn { volume, .. }, reason) => {
-                let volume = volume.as_ref().map_or("", VolumeName::as_str);
-                tracing::info!(%peer, initiator, volume, %reason, "session ended");
-            }
             (_, reason) => {
                 Counters::count(&self.shared.counters.setups_failed);
-                tracing::warn!(%peer, initiator, %reason, "a login was not finished");
+                tracing::warn!(%peer, initiator = %for_log(initiator), %reason, "a login was not finished");
             }
         }
     }
 
-    /// The end of a connection: what can still be sent goes out, its unit forgets it.
-    fn finish(&mut self, mut connection: Box<Connection>) {
-        connection.count(&self.shared.counters);
-        connection.say_goodbye(&mut self.runtime);
+    /// The end of a connection: what can still be sent goes out.
+    fn finish(&mut self, mut connection: Box<Connection>, session: Option<(&mut iscsi::Session, iscsi::ConnectionId)>) {
+        connection.say_goodbye(&mut self.runtime, session);
         self.by_stream.remove(&connection.stream);
         self.disarm(&mut connection);
-        self.shared.counters.session_ends(connection.key);
         self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
-        if let Some(volume) = connection.stage.volume() {
-            self.leave_unit(volume, connection.key);
-        }
-    }
-
-    /// Ends another connection than the one being driven.
-    fn end_connection(&mut self, key: ConnectionKey, why: &str) {
-        if let Some(connection) = self.connections.get_mut(&key) {
-            if let Some(session) = &mut connection.session {
-                session.close(why);
-            }
-            connection.touch(&mut self.touched);
+        // A session that never began.
+        if let Stage::Admitted { key, joins: false, admitted } = &connection.stage
+            && let Some(volume) = &admitted.volume
+        {
+            self.leave_unit(volume, *key);
         }
     }
 
     fn arm(&mut self, connection: &mut Connection) {
-        let wanted = connection.poll_timeout();
-        if wanted == connection.armed {
-            return;
-        }
-        self.disarm(connection);
-        if let Some(at) = wanted {
-            self.timers.insert((at, connection.key));
-            connection.armed = wanted;
-        }
+        let (timer, wanted) = (Timer::Connection(connection.key), connection.poll_timeout());
+        set_timer(&mut self.timers, timer, &mut connection.armed, wanted);
     }
 
     fn disarm(&mut self, connection: &mut Connection) {
-        if let Some(at) = connection.armed.take() {
-            self.timers.remove(&(at, connection.key));
-        }
+        set_timer(&mut self.timers, Timer::Connection(connection.key), &mut connection.armed, None);
     }
 
     fn expire(&mut self) {
-        while let Some(&(at, key)) = self.timers.first() {
+        while let Some(&(at, timer)) = self.timers.first() {
             if at > self.now {
                 break;
             }
             self.timers.pop_first();
-            if let Some(connection) = self.connections.get_mut(&key) {
-                connection.armed = None;
-                connection.handle_timeout(self.now);
-                connection.touch(&mut self.touched);
+            match timer {
+                Timer::Connection(key) => {
+                    let Some(connection) = self.connections.get_mut(&key) else { continue };
+                    connection.armed = None;
+                    connection.handle_timeout(self.now);
+                    connection.touch(&mut self.touched);
+                }
+                Timer::Session(key) => {
+                    let Some(session) = self.sessions.get_mut(&key) else { continue };
+                    session.armed = None;
+                    session.machine.handle_timeout(self.now);
+                    session.touch(&mut self.touched_sessions);
+                }
             }
         }
         self.expire_stop();
@@ -430,8 +451,15 @@ impl Worker {
         for (listener, _) in self.listeners.drain(..) {
             self.runtime.stop_listening(listener);
         }
+        for session in self.sessions.values_mut() {
+            match session.connections.is_empty() {
+                true => session.machine.close("the target stops"),
+                false => session.machine.request_logout(self.now, grace),
+            }
+            session.touch(&mut self.touched_sessions);
+        }
         for connection in self.connections.values_mut() {
-            connection.request_logout(self.now, grace);
+            connection.refuse();
             connection.touch(&mut self.touched);
         }
     }
@@ -443,14 +471,18 @@ impl Worker {
         }
         stopping.forced = true;
         stopping.deadline = self.now + Duration::from_secs(3600); // Nothing more is waited for but the stores.
+        for session in self.sessions.values_mut() {
+            session.machine.close("the target stops");
+            session.touch(&mut self.touched_sessions);
+        }
         for connection in self.connections.values_mut() {
-            connection.lost_to_stop();
+            connection.refuse();
             connection.touch(&mut self.touched);
         }
     }
 
     fn has_stopped(&mut self) -> bool {
-        self.connections.is_empty() && !self.units.values().any(Slot::is_busy)
+        self.connections.is_empty() && self.sessions.is_empty() && !self.units.values().any(Slot::is_busy)
     }
 
     /// The last bytes of every stream go out.
@@ -462,5 +494,24 @@ impl Worker {
             }
             while self.runtime.next_event().is_some() {}
         }
+    }
+}
+
+/// Replaces the time for which a timer is set.
+fn set_timer(
+    timers: &mut BTreeSet<(Instant, Timer)>,
+    timer: Timer,
+    armed: &mut Option<Instant>,
+    wanted: Option<Instant>,
+) {
+    if *armed == wanted {
+        return;
+    }
+    if let Some(at) = armed.take() {
+        timers.remove(&(at, timer));
+    }
+    if let Some(at) = wanted {
+        timers.insert((at, timer));
+        *armed = wanted;
     }
 }

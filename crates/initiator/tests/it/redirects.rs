@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Host, SIZE};
 use strongroom_block::Lba;
 use strongroom_initiator::{AttachError, DiscoverOptions, RemoteDevice, VolumeUrl, discover, read_blocking};
-use strongroom_iscsi::target::{Config, Event, Session};
+use strongroom_iscsi::target::{Config, Login, LoginEvent};
 use strongroom_iscsi::{Digests, PlainFramer};
 use strongroom_target::VolumeSpec;
 
@@ -25,23 +25,23 @@ fn signpost(there: Option<SocketAddr>, is_permanent: bool) -> SocketAddr {
 }
 
 fn send_away(mut stream: TcpStream, there: &str, is_permanent: bool) -> std::io::Result<()> {
-    let mut session = Session::new(Instant::now(), Config::default());
+    let mut login = Login::new(Instant::now(), Config::default());
     let (mut framer, mut buffer) = (PlainFramer::default(), [0; 4096]);
-    while !session.is_closed() {
+    while !login.is_closed() {
         let count = stream.read(&mut buffer)?;
         let mut rest = &buffer[..count];
         while !rest.is_empty() {
             let taken = framer.handle_input(rest).map_err(std::io::Error::other)?;
             rest = &rest[taken..];
-            framer.poll_pdu().into_iter().for_each(|pdu| session.handle_pdu(Instant::now(), pdu));
+            framer.poll_pdu().into_iter().for_each(|pdu| login.handle_pdu(&pdu));
         }
-        while let Some(event) = session.poll_event() {
-            if matches!(event, Event::LoginRequested(_)) {
-                session.redirect_login(&format!("{there},1"), is_permanent);
+        while let Some(event) = login.poll_event() {
+            if matches!(event, LoginEvent::Requested(_)) {
+                login.redirect(&format!("{there},1"), is_permanent);
             }
         }
         let mut parts = Vec::new();
-        while let Some(pdu) = session.poll_transmit() {
+        while let Some(pdu) = login.poll_transmit() {
             PlainFramer::encode(pdu, Digests::default(), &mut parts);
         }
         parts.iter().try_for_each(|part| stream.write_all(part))?;

@@ -20,6 +20,7 @@ struct Stage {
     now: Instant,
     initiator: initiator::Session,
     target: target::Session,
+    id: target::ConnectionId,
     digests: Digests,
     to_target: VecDeque<Pdu>,
     to_initiator: VecDeque<Pdu>,
@@ -75,10 +76,24 @@ impl Stage {
             transfer_bytes_max: 32_768,
             ..target::Config::default()
         };
+        let mut initiator = initiator::Session::new(now, config);
+        let mut login = target::Login::new(now, target);
+        while let Some(pdu) = initiator.poll_transmit() {
+            login.handle_pdu(&pdu);
+            if let Some(target::LoginEvent::Requested(_)) = login.poll_event() {
+                login.accept(1);
+            }
+            while let Some(pdu) = login.poll_transmit() {
+                initiator.handle_pdu(now, pdu);
+            }
+        }
+        assert!(login.agreed().is_some(), "both sides are sound");
+        let (target, id) = target::Session::new(now, login);
         let mut stage = Stage {
             now,
-            initiator: initiator::Session::new(now, config),
-            target: target::Session::new(now, target),
+            initiator,
+            target,
+            id,
             digests: Digests::default(),
             to_target: VecDeque::new(),
             to_initiator: VecDeque::new(),
@@ -86,11 +101,6 @@ impl Stage {
             open: HashMap::new(),
             is_tampered: false,
         };
-        stage.settle();
-        assert!(matches!(stage.target.poll_event(), Some(target::Event::LoginRequested(_))));
-        stage.target.accept_login(now, 1);
-        stage.settle();
-        assert!(matches!(stage.target.poll_event(), Some(target::Event::LoggedIn)));
         let Some(initiator::Event::LoggedIn { agreed, .. }) = stage.initiator.poll_event() else {
             unreachable!("both sides are sound");
         };
@@ -143,7 +153,7 @@ impl Stage {
     }
 
     fn make_to_initiator(&mut self) -> bool {
-        let pdu = if self.to_initiator.len() < IN_FLIGHT_MAX { self.target.poll_transmit() } else { None };
+        let pdu = if self.to_initiator.len() < IN_FLIGHT_MAX { self.target.poll_transmit(self.id) } else { None };
         pdu.map(|pdu| self.to_initiator.push_back(pdu)).is_some()
     }
 
@@ -163,7 +173,7 @@ impl Stage {
         }
         let Some(pdu) = framer.poll_pdu() else { return };
         match towards_target {
-            true => self.target.handle_pdu(self.now, pdu),
+            true => self.target.handle_pdu(self.now, self.id, pdu),
             false => self.initiator.handle_pdu(self.now, pdu),
         }
     }
@@ -203,7 +213,7 @@ impl Stage {
             // A digest tells, and what it tells is recovered or ends the session. Without data there is nothing to damage.
             return match (towards_target, pdu.data.is_empty()) {
                 (_, true) => queue.push_front(pdu),
-                (true, _) => self.target.handle_corrupt_pdu(self.now, &pdu),
+                (true, _) => self.target.handle_corrupt_pdu(self.now, self.id, &pdu),
                 (false, _) => self.initiator.handle_corrupt_pdu(self.now, &pdu),
             };
         }
@@ -254,11 +264,9 @@ impl Stage {
                     self.held.retain(|command| !request.tasks.contains(&command.task));
                     self.target.answer_task_management(request.id, TaskManagementResult::Complete);
                 }
-                target::Event::SendTargets(_) => self.target.send_targets(&[]),
+                target::Event::SendTargets(id, _) => self.target.send_targets(id, &[]),
                 target::Event::Closed(_) => self.held.clear(),
-                target::Event::LoginRequested(_) | target::Event::Authenticated { .. } | target::Event::LoggedIn => {
-                    unreachable!("the login is over")
-                }
+                target::Event::ConnectionClosed { .. } => unreachable!("there is one connection"),
             }
         }
         while let Some(event) = self.initiator.poll_event() {

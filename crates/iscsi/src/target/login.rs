@@ -1,21 +1,37 @@
-//! The login as a target sees it (RFC 7143 §6.3): who is it, what for, may it, and with which parameters. The proof of who it
-//! is, where one is wanted, is in `chap`; inside a channel the channel has authenticated the peer already.
+//! The login of one connection as a target sees it (RFC 7143 §6.3): who is it, what for, may it, and with which parameters. The
+//! proof of who it is, where one is wanted, is in `chap`; inside a channel the channel has authenticated the peer already. What
+//! comes of it is a session, or a further connection of one.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::chap::{ChapPolicy, Exchange, Progress};
-use super::{AnswerKind, Event, LoginRequested, Phase, Session, SessionKind, TEXT_BYTES_MAX};
-use crate::login::{LOGIN_ROUNDS_MAX, LOGIN_SEGMENT_BYTES, Negotiation, Offer, stage};
+use super::outbox::{AnswerKind, Outbox, Window};
+use super::{Config, LoginEvent, LoginRequested, Session, SessionKind, TASKS_MAX, TEXT_BYTES_MAX};
+use crate::login::{Agreed, LOGIN_ROUNDS_MAX, LOGIN_SEGMENT_BYTES, Negotiation, stage};
 use crate::pdu::{LoginRequest, LoginResponse, Pdu, PduError, Request, Sequence};
 use crate::text::{Collector, Pairs};
-use crate::{CloseReason, LoginStatus, NAME_BYTES_MAX, PeerMisbehaved};
+use crate::{CloseReason, LoginStatus, NAME_BYTES_MAX, PeerMisbehaved, Serial};
 
-/// A login in progress.
+/// A login's machine: one connection, from its first byte to full-feature phase. After [`LoginEvent::Done`] it becomes a session
+/// ([`Session::new`]) or a further connection of one ([`Session::add_connection`]).
 #[derive(Debug)]
-pub(super) struct Login {
+pub struct Login {
+    pub(super) config: Config,
+    phase: Phase,
+    deadline: Instant,
+    events: VecDeque<LoginEvent>,
+    pub(super) outbox: Outbox,
+    /// What the answers show of the command window.
+    pub(super) window: Window,
+    pub(super) kind: SessionKind,
+    pub(super) cid: u16,
+    pub(super) tsih: Option<u16>,
+    pub(super) agreed: Agreed,
+
     negotiation: Negotiation,
     collector: Collector,
     rounds: u32,
@@ -30,10 +46,16 @@ pub(super) struct Login {
     answers: Pairs,
     /// AuthMethod has been settled.
     method_settled: bool,
-    tsih: Option<u16>,
     portal_group_declared: bool,
     /// The rest of an answer that is longer than a segment, and the request that it answers.
     rest: Option<(LoginRequest, Buffer)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    Done,
+    Closed,
 }
 
 /// Why a login cannot go on: what the initiator is told, and what the log says.
@@ -52,9 +74,23 @@ impl<E: Into<PeerMisbehaved>> From<E> for Refusal {
 }
 
 impl Login {
-    pub(super) fn new(offer: &Offer) -> Login {
+    /// A login on a connection that was made at `now`.
+    pub fn new(now: Instant, mut config: Config) -> Login {
+        config.offer = config.offer.clamped(config.in_channel);
+        config.queue_depth = config.queue_depth.clamp(1, (TASKS_MAX - super::IMMEDIATE_TASKS_MAX) as u16);
+        let nothing = Serial(0);
         Login {
-            negotiation: Negotiation::new(offer),
+            phase: Phase::Open,
+            deadline: now + config.login_timeout,
+            events: VecDeque::new(),
+            outbox: Outbox::new(nothing),
+            window: Window { exp_cmd_sn: nothing, max_cmd_sn: nothing },
+            kind: SessionKind::Discovery,
+            cid: 0,
+            tsih: None,
+            agreed: Agreed::default(),
+            negotiation: Negotiation::new(&config.offer),
+            config,
             collector: Collector::default(),
             rounds: 0,
             stage: stage::SECURITY,
@@ -63,10 +99,158 @@ impl Login {
             exchange: None,
             answers: Pairs::default(),
             method_settled: false,
-            tsih: None,
             portal_group_declared: false,
             rest: None,
         }
+    }
+
+    /// Takes a PDU from the peer.
+    pub fn handle_pdu(&mut self, pdu: &Pdu) {
+        match self.phase {
+            Phase::Open => {
+                if let Err(misbehaved) = self.take_pdu(pdu) {
+                    self.end(CloseReason::Misbehaved(misbehaved));
+                }
+            }
+            // A driver takes `Done` before it reads on.
+            Phase::Done | Phase::Closed => {}
+        }
+    }
+
+    /// The connection ended underneath, or its framing failed. Emits `Closed` unless that was already done.
+    pub fn handle_closed(&mut self, reason: CloseReason) {
+        self.outbox.clear();
+        self.end(reason);
+    }
+
+    /// The time of `poll_timeout` has come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.phase == Phase::Open && now >= self.deadline {
+            self.end(CloseReason::LoginTimedOut);
+        }
+    }
+
+    /// When `handle_timeout` wants to be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        (self.phase == Phase::Open).then_some(self.deadline)
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<LoginEvent> {
+        self.events.pop_front()
+    }
+
+    /// The next PDU to send.
+    pub fn poll_transmit(&mut self) -> Option<Pdu> {
+        self.outbox.pop(self.window).map(|(pdu, _)| pdu)
+    }
+
+    /// Whether `Closed` was emitted.
+    pub fn is_closed(&self) -> bool {
+        self.phase == Phase::Closed
+    }
+
+    /// What the login settled; `None` before `Done`.
+    pub fn agreed(&self) -> Option<&Agreed> {
+        (self.phase == Phase::Done).then_some(&self.agreed)
+    }
+
+    /// Lets the initiator in with a session of its own. `tsih` names it among those of its nexus; not 0.
+    ///
+    /// # Panics
+    /// If `tsih` is 0, which RFC 7143 keeps for "a new session".
+    pub fn accept(&mut self, tsih: u16) {
+        assert_ne!(tsih, 0, "0 asks for a new session");
+        self.go_on_with(tsih);
+    }
+
+    /// Lets the connection into `session`, which the initiator has named by its TSIH: the application has seen that it belongs to
+    /// the same initiator, and that the session takes it ([`Session::may_add`]).
+    pub fn accept_into(&mut self, session: &Session) {
+        self.window = session.window();
+        self.negotiation.join(session.session_keys());
+        self.go_on_with(session.tsih());
+    }
+
+    fn go_on_with(&mut self, tsih: u16) {
+        let Some((request, pairs)) = self.parked.take() else { return };
+        self.tsih = Some(tsih);
+        if let Err(refusal) = self.negotiate(&request, &pairs) {
+            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+        }
+    }
+
+    /// Has the initiator of `Requested` prove who it is; `Authenticated` or `Closed` follows. Not inside a channel, which has
+    /// proven it already.
+    pub fn require_chap(&mut self, policy: ChapPolicy) {
+        let Some((request, pairs)) = self.parked.take() else { return };
+        self.exchange = Some(Exchange::new(policy));
+        if let Err(refusal) = self.authenticate(request, pairs) {
+            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+        }
+    }
+
+    /// Sends the initiator of `Requested` elsewhere, to `address` (`host:port`, or `host:port,portal-group`; an IPv6 host in
+    /// brackets), for good or for a while (RFC 7143 §11.13.5, class 1); `Closed` follows.
+    pub fn redirect(&mut self, address: &str, is_permanent: bool) {
+        let status = match is_permanent {
+            true => LoginStatus::TARGET_MOVED_PERMANENTLY,
+            false => LoginStatus::TARGET_MOVED_TEMPORARILY,
+        };
+        let mut pairs = Pairs::default();
+        pairs.push("TargetAddress", address);
+        self.refuse_last(status, Buffer::from(Bytes::from(pairs.encode())));
+    }
+
+    /// Refuses the initiator; `Closed` follows.
+    pub fn reject(&mut self, status: LoginStatus) {
+        self.refuse_last(status, Buffer::empty());
+    }
+
+    fn refuse_last(&mut self, status: LoginStatus, text: Buffer) {
+        let reason = CloseReason::LoginRefused(status);
+        match self.parked.take().map(|(request, _)| request).or(self.first) {
+            Some(request) if self.phase == Phase::Open => self.refuse_with(&request, status, text, reason),
+            _ => self.end(reason),
+        }
+    }
+
+    fn take_pdu(&mut self, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        if pdu.data.len() > LOGIN_SEGMENT_BYTES as usize {
+            let max_bytes = LOGIN_SEGMENT_BYTES as usize;
+            return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
+        }
+        let Request::Login(request) = Request::decode(&pdu.bhs)? else {
+            let misplaced = PeerMisbehaved::OutOfPlace { what: "another PDU", expected: "a login request" };
+            if let Some(first) = self.first {
+                self.refuse(&first, LoginStatus::INVALID_DURING_LOGIN, CloseReason::Misbehaved(misplaced));
+                return Ok(());
+            }
+            return Err(misplaced);
+        };
+        if self.first.is_none() {
+            self.begin(&request);
+        }
+        if let Err(refusal) = self.take_login(request, pdu) {
+            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+        }
+        Ok(())
+    }
+
+    /// RFC 7143 §4.2.2: the numbers start where the first request says.
+    fn begin(&mut self, request: &LoginRequest) {
+        self.outbox = Outbox::new(request.exp_stat_sn);
+        self.cid = request.cid;
+        let exp_cmd_sn = match request.tsih {
+            0 => request.cmd_sn,
+            // Which session it joins, and where that is, is not known yet: a number that acknowledges nothing.
+            _ => Serial(request.cmd_sn.0.wrapping_sub(TASKS_MAX as u32)),
+        };
+        if request.tsih != 0 {
+            self.negotiation = Negotiation::joining(&self.config.offer, &Agreed::default());
+        }
+        let depth = if request.tsih == 0 { u32::from(self.config.queue_depth) } else { 0 };
+        self.window = Window { exp_cmd_sn, max_cmd_sn: exp_cmd_sn.plus(depth).previous() };
     }
 
     fn check(&mut self, request: &LoginRequest) -> Result<(), Refusal> {
@@ -80,11 +264,6 @@ impl Login {
         if request.version_min > 0 {
             return Err(Refusal(LoginStatus::UNSUPPORTED_VERSION, PeerMisbehaved::Login("protocol version above 0")));
         }
-        if request.tsih != 0 {
-            // Sessions have one connection: there is none to join.
-            let why = PeerMisbehaved::Login("a connection for a session that is not there");
-            return Err(Refusal(LoginStatus::SESSION_DOES_NOT_EXIST, why));
-        }
         if request.current_stage > stage::OPERATIONAL || request.current_stage < self.stage {
             return Err(Refusal::initiator("a stage out of order"));
         }
@@ -96,129 +275,42 @@ impl Login {
             None => self.first = Some(*request),
             Some(first) => {
                 let same = first.isid == request.isid
+                    && first.tsih == request.tsih
                     && first.cid == request.cid
                     && first.initiator_task_tag == request.initiator_task_tag;
                 if !same {
-                    return Err(Refusal::initiator("ISID, CID or task tag changed on the way"));
+                    return Err(Refusal::initiator("ISID, TSIH, CID or task tag changed on the way"));
                 }
             }
         }
         self.stage = request.current_stage;
         Ok(())
     }
-}
-
-impl Session {
-    /// Lets the initiator of `LoginRequested` in. `tsih` names the session among those of its nexus; not 0.
-    ///
-    /// # Panics
-    /// If `tsih` is 0, which RFC 7143 keeps for "a new session".
-    pub fn accept_login(&mut self, now: Instant, tsih: u16) {
-        assert_ne!(tsih, 0, "0 asks for a new session");
-        self.liveness.moved(now);
-        let Phase::Login(login) = &mut self.phase else { return };
-        let Some((request, pairs)) = login.parked.take() else { return };
-        login.tsih = Some(tsih);
-        if let Err(refusal) = self.negotiate(&request, &pairs) {
-            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
-        }
-    }
-
-    /// Has the initiator of `LoginRequested` prove who it is; `Authenticated` or `Closed` follows. Not inside a channel, which
-    /// has proven it already.
-    pub fn require_chap(&mut self, now: Instant, policy: ChapPolicy) {
-        self.liveness.moved(now);
-        let Phase::Login(login) = &mut self.phase else { return };
-        let Some((request, pairs)) = login.parked.take() else { return };
-        login.exchange = Some(Exchange::new(policy));
-        if let Err(refusal) = self.authenticate(request, pairs) {
-            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
-        }
-    }
-
-    /// Sends the initiator of `LoginRequested` elsewhere, to `address` (`host:port`, or `host:port,portal-group`; an IPv6 host in
-    /// brackets), for good or for a while (RFC 7143 §11.13.5, class 1); `Closed` follows.
-    pub fn redirect_login(&mut self, address: &str, is_permanent: bool) {
-        let Phase::Login(login) = &mut self.phase else { return };
-        let status = match is_permanent {
-            true => LoginStatus::TARGET_MOVED_PERMANENTLY,
-            false => LoginStatus::TARGET_MOVED_TEMPORARILY,
-        };
-        let Some(request) = login.parked.take().map(|(request, _)| request).or(login.first) else {
-            return self.end(CloseReason::LoginRefused(status));
-        };
-        let mut pairs = Pairs::default();
-        pairs.push("TargetAddress", address);
-        let text = Buffer::from(Bytes::from(pairs.encode()));
-        self.refuse_with(&request, status, text, CloseReason::LoginRefused(status));
-    }
-
-    /// Refuses the initiator of `LoginRequested`; `Closed` follows.
-    pub fn reject_login(&mut self, status: LoginStatus) {
-        let Phase::Login(login) = &mut self.phase else { return };
-        match login.parked.take().map(|(request, _)| request).or(login.first) {
-            Some(request) => self.refuse(&request, status, CloseReason::LoginRefused(status)),
-            None => self.end(CloseReason::LoginRefused(status)),
-        }
-    }
-
-    pub(super) fn handle_login_pdu(&mut self, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        if pdu.data.len() > LOGIN_SEGMENT_BYTES as usize {
-            let max_bytes = LOGIN_SEGMENT_BYTES as usize;
-            return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
-        }
-        let Request::Login(request) = Request::decode(&pdu.bhs)? else {
-            let misplaced = PeerMisbehaved::OutOfPlace { what: "another PDU", expected: "a login request" };
-            if let Some(first) = login.first {
-                self.refuse(&first, LoginStatus::INVALID_DURING_LOGIN, CloseReason::Misbehaved(misplaced));
-                return Ok(());
-            }
-            return Err(misplaced);
-        };
-        let is_first = login.first.is_none();
-        if is_first {
-            // RFC 7143 §4.2.2: the numbers start where the first request says.
-            self.exp_cmd_sn = request.cmd_sn;
-            self.stat_sn = request.exp_stat_sn;
-            self.cid = request.cid;
-        }
-        if let Err(refusal) = self.take_login(request, &pdu) {
-            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
-        }
-        Ok(())
-    }
 
     fn take_login(&mut self, request: LoginRequest, pdu: &Pdu) -> Result<(), Refusal> {
-        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        login.check(&request)?;
-        if let Some((original, rest)) = login.rest.take() {
+        self.check(&request)?;
+        if let Some((original, rest)) = self.rest.take() {
             if !pdu.data.is_empty() {
                 return Err(Refusal::initiator("text in the middle of the answer"));
             }
-            return self.send_login_text(&original, rest);
+            return self.send_text(&original, rest);
         }
-        let Some(pairs) = login.collector.push(&pdu.data, request.continues, TEXT_BYTES_MAX)? else {
+        let Some(pairs) = self.collector.push(&pdu.data, request.continues, TEXT_BYTES_MAX)? else {
             // Nothing to say before the text is whole (RFC 7143 §6.2).
-            return self.send_login_response(&request, Buffer::empty(), false, false);
+            return self.send_response(&request, Buffer::empty(), false, false);
         };
         pairs.check_unique()?;
-        if login.exchange.is_some() {
+        if self.exchange.is_some() {
             return self.authenticate(request, pairs);
         }
-        if login.tsih.is_none() {
+        if self.tsih.is_none() {
             let requested = identify(&request, &pairs)?;
-            self.discovery = requested.kind == SessionKind::Discovery;
-            self.target_name = match &requested.kind {
-                SessionKind::Normal { target_name } => Some(target_name.clone()),
-                SessionKind::Discovery => None,
-            };
-            let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-            if self.discovery {
-                login.negotiation.set_discovery();
+            self.kind = requested.kind.clone();
+            if self.kind == SessionKind::Discovery {
+                self.negotiation.set_discovery();
             }
-            login.parked = Some((request, pairs));
-            self.events.push_back(Event::LoginRequested(requested));
+            self.parked = Some((request, pairs));
+            self.events.push_back(LoginEvent::Requested(requested));
             return Ok(());
         }
         self.negotiate(&request, &pairs)
@@ -226,9 +318,7 @@ impl Session {
 
     /// Takes a text of the CHAP exchange.
     fn authenticate(&mut self, request: LoginRequest, pairs: Pairs) -> Result<(), Refusal> {
-        let is_discovery = self.discovery;
-        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        let Some(exchange) = &mut login.exchange else { return Ok(()) };
+        let Some(exchange) = &mut self.exchange else { return Ok(()) };
         let mut answers = Pairs::default();
         let progress = match request.current_stage {
             stage::SECURITY => exchange.take(&pairs, &mut answers)?,
@@ -240,83 +330,78 @@ impl Session {
         };
         match progress {
             Progress::Goes => {
-                if !std::mem::replace(&mut login.portal_group_declared, true) && !is_discovery {
-                    answers.push("TargetPortalGroupTag", self.config.portal_group_tag.to_string());
-                }
-                login.negotiation.take(&pairs, &mut answers)?;
+                self.declare_portal_group(&mut answers);
+                self.negotiation.take(&pairs, &mut answers)?;
                 // Not before it is over does the stage end, whatever the initiator would like.
-                self.send_login_response(&request, Buffer::from(Bytes::from(answers.encode())), false, false)
+                self.send_response(&request, Buffer::from(Bytes::from(answers.encode())), false, false)
             }
             Progress::Done { user } => {
-                login.exchange = None;
-                login.method_settled = true;
-                login.answers = answers;
-                login.parked = Some((request, pairs));
-                self.events.push_back(Event::Authenticated { user });
+                self.exchange = None;
+                self.method_settled = true;
+                self.answers = answers;
+                self.parked = Some((request, pairs));
+                self.events.push_back(LoginEvent::Authenticated { user });
                 Ok(())
             }
         }
     }
 
+    fn declare_portal_group(&mut self, answers: &mut Pairs) {
+        if self.kind != SessionKind::Discovery && !std::mem::replace(&mut self.portal_group_declared, true) {
+            answers.push("TargetPortalGroupTag", self.config.portal_group_tag.to_string());
+        }
+    }
+
     /// Answers a whole text.
     fn negotiate(&mut self, request: &LoginRequest, pairs: &Pairs) -> Result<(), Refusal> {
-        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-        let mut answers = std::mem::take(&mut login.answers);
-        if let Some(methods) = pairs.value("AuthMethod").filter(|_| !login.method_settled) {
+        let mut answers = std::mem::take(&mut self.answers);
+        if let Some(methods) = pairs.value("AuthMethod").filter(|_| !self.method_settled) {
             if !methods.split(',').any(|method| method == "None") {
                 let why = PeerMisbehaved::Login("the initiator insists on an authentication that is not offered here");
                 return Err(Refusal(LoginStatus::AUTHENTICATION_FAILED, why));
             }
-            login.method_settled = true;
+            self.method_settled = true;
             answers.push("AuthMethod", "None");
         }
-        if !std::mem::replace(&mut login.portal_group_declared, true) && !self.discovery {
-            answers.push("TargetPortalGroupTag", self.config.portal_group_tag.to_string());
-        }
+        self.declare_portal_group(&mut answers);
         if request.current_stage == stage::OPERATIONAL {
-            login.negotiation.declare(&mut answers);
+            self.negotiation.declare(&mut answers);
         }
-        login.negotiation.take(pairs, &mut answers)?;
-        self.send_login_text(request, Buffer::from(Bytes::from(answers.encode())))
+        self.negotiation.take(pairs, &mut answers)?;
+        self.send_text(request, Buffer::from(Bytes::from(answers.encode())))
     }
 
     /// Sends an answer's text, in several responses if it is long.
-    fn send_login_text(&mut self, request: &LoginRequest, text: Buffer) -> Result<(), Refusal> {
+    fn send_text(&mut self, request: &LoginRequest, text: Buffer) -> Result<(), Refusal> {
         let part_bytes = text.len().min(LOGIN_SEGMENT_BYTES as usize);
         let (part, rest) = (text.slice(..part_bytes), text.slice(part_bytes..));
         if !rest.is_empty() {
-            let Phase::Login(login) = &mut self.phase else { return Ok(()) };
-            login.rest = Some((*request, rest));
-            return self.send_login_response(request, part, false, true);
+            self.rest = Some((*request, rest));
+            return self.send_response(request, part, false, true);
         }
         let enters = request.transit && request.next_stage == stage::FULL_FEATURE;
-        let Phase::Login(login) = &self.phase else { return Ok(()) };
-        if enters && !login.negotiation.is_acceptable() {
+        if enters && !self.negotiation.is_acceptable() {
             return Err(Refusal::initiator("the initiator has no digests, which are required here"));
         }
-        self.send_login_response(request, part, request.transit, false)?;
-        let Phase::Login(login) = &mut self.phase else { return Ok(()) };
+        self.send_response(request, part, request.transit, false)?;
         if request.transit {
-            login.stage = request.next_stage;
+            self.stage = request.next_stage;
         }
         if enters {
-            self.agreed = login.negotiation.agreed();
-            self.recovery = (self.agreed.error_recovery_level > 0).then(Box::default);
-            self.phase = Phase::FullFeature;
-            self.deadline = None;
-            self.events.push_back(Event::LoggedIn);
+            self.agreed = self.negotiation.agreed();
+            self.phase = Phase::Done;
+            self.events.push_back(LoginEvent::Done);
         }
         Ok(())
     }
 
-    fn send_login_response(
+    fn send_response(
         &mut self,
         request: &LoginRequest,
         text: Buffer,
         transit: bool,
         continues: bool,
     ) -> Result<(), Refusal> {
-        let Phase::Login(login) = &self.phase else { return Ok(()) };
         let enters = transit && request.next_stage == stage::FULL_FEATURE;
         let response = LoginResponse {
             transit,
@@ -324,12 +409,13 @@ impl Session {
             current_stage: request.current_stage,
             next_stage: if transit { request.next_stage } else { 0 },
             isid: request.isid,
-            tsih: if enters { login.tsih.unwrap_or(0) } else { 0 },
+            // RFC 7143 §11.13.3: a new session learns its handle at the end; who joins one has it.
+            tsih: if enters { self.tsih.unwrap_or(0) } else { request.tsih },
             initiator_task_tag: request.initiator_task_tag,
             sequence: Sequence::default(),
             status: LoginStatus::SUCCESS,
         };
-        Ok(self.answer(response.encode(), text, AnswerKind::Numbered)?)
+        Ok(self.outbox.push(response.encode(), text, AnswerKind::Numbered)?)
     }
 
     fn refuse(&mut self, request: &LoginRequest, status: LoginStatus, reason: CloseReason) {
@@ -343,13 +429,23 @@ impl Session {
             current_stage: request.current_stage,
             next_stage: 0,
             isid: request.isid,
-            tsih: 0,
+            tsih: request.tsih,
             initiator_task_tag: request.initiator_task_tag,
             sequence: Sequence::default(),
             status,
         };
-        let _ = self.answer(response.encode(), text, AnswerKind::Numbered);
+        let _ = self.outbox.push(response.encode(), text, AnswerKind::Numbered);
         self.end(reason);
+    }
+
+    fn end(&mut self, reason: CloseReason) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        self.phase = Phase::Closed;
+        self.outbox.keep_last_words();
+        self.parked = None;
+        self.events.push_back(LoginEvent::Closed(reason));
     }
 }
 
@@ -373,6 +469,8 @@ fn identify(request: &LoginRequest, pairs: &Pairs) -> Result<LoginRequested, Ref
         initiator_name: initiator_name.to_owned(),
         initiator_alias: pairs.value("InitiatorAlias").map(str::to_owned),
         isid: request.isid,
+        tsih: request.tsih,
+        cid: request.cid,
         kind,
     })
 }

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
+use super::connection::{Connection, ConnectionId};
+use super::kept::Resumed;
 use super::{DataSegment, Direction, Response, Session, State, TaskId};
 use crate::pdu::{BHS_BYTES, CHANNEL_HEADER_BYTES_MAX, DataIn, Lun, Pdu, ScsiResponse, Sequence};
 use crate::slots::Key;
@@ -22,6 +24,8 @@ pub(super) mod sense {
     /// Parameter value invalid: MaxRecvDataSegmentLength is less than a sealed block.
     pub(in crate::target) const SEGMENT_TOO_SHORT: Sense = Sense(0x05, 0x26, 0x02);
     pub(in crate::target) const INVALID_FIELD_IN_CDB: Sense = Sense(0x05, 0x24, 0x00);
+    /// What has to be sent again is not kept any more.
+    pub(in crate::target) const RETRANSMISSION_FAILED: Sense = Sense(0x0b, 0x11, 0x13);
 
     impl Sense {
         pub(super) fn encode(self) -> Vec<u8> {
@@ -38,6 +42,21 @@ pub(super) mod sense {
 
 /// Longest sense data that is sent, in bytes.
 const SENSE_BYTES_MAX: usize = 252;
+
+/// Who is answered next on a connection.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Task(Key),
+    /// A task that is over, whose answer was lost with another connection.
+    Again(Box<Again>),
+}
+
+#[derive(Debug)]
+pub(super) struct Again {
+    pub(super) initiator_task_tag: u32,
+    pub(super) r2t_count: u32,
+    pub(super) responding: Responding,
+}
 
 /// An answer on its way out.
 #[derive(Debug)]
@@ -83,7 +102,9 @@ impl Session {
     }
 
     fn respond(&mut self, key: Key, response: Response) {
-        let response = match response.data.iter().all(|segment| self.can_send(segment)) {
+        let Some(task) = self.tasks.get(key) else { return };
+        let id = task.connection;
+        let response = match response.data.iter().all(|segment| self.can_send(id, segment)) {
             true => response,
             false => Response::check_condition(sense::SEGMENT_TOO_SHORT.encode()),
         };
@@ -102,89 +123,140 @@ impl Session {
         sense.truncate(SENSE_BYTES_MAX);
         let residual = Residual::of(task.expected_bytes, wanted);
         self.statistics.count_residual(residual);
-        task.state = State::Responding(Responding {
+        let segments = response.data.into_iter().filter(|segment| segment.covers_bytes > 0).collect();
+        let responding = Responding {
             status: response.status,
             sense,
-            segments: response.data.into_iter().filter(|segment| segment.covers_bytes > 0).collect(),
+            segments,
             sent: 0,
             to_send,
             burst: 0,
             next_data_sn: 0,
             residual,
-        });
+        };
+        self.unsent_bytes += responding.held_bytes();
+        task.state = State::Responding(responding);
         let reserved_bytes = std::mem::take(&mut task.reserved_bytes);
-        self.responding.push_back(key);
+        self.take_turn(id, Turn::Task(key));
         self.release_memory(reserved_bytes);
     }
 
-    /// Whether the peer takes a segment as it is, where it cannot be cut: an initiator may declare that it takes less than
+    /// Nothing happens if the connection is gone: whoever takes the task over takes its answer, too.
+    fn take_turn(&mut self, id: ConnectionId, turn: Turn) {
+        if let Some(connection) = self.connection_mut(id) {
+            connection.responding.push_back(turn);
+        }
+    }
+
+    /// Answers a task that another connection answered before.
+    pub(super) fn answer_again(&mut self, id: ConnectionId, mut again: Again) {
+        if !again.responding.segments.iter().all(|segment| self.can_send(id, segment)) {
+            again.responding = Responding::failed(sense::SEGMENT_TOO_SHORT);
+        }
+        self.unsent_bytes += again.responding.held_bytes();
+        self.take_turn(id, Turn::Again(Box::new(again)));
+    }
+
+    /// A task that was being answered goes on with another connection; `resumed`: what has to be sent once more, if it is there.
+    pub(super) fn resume_response(&mut self, key: Key, id: ConnectionId, resumed: Option<Resumed>) {
+        let Some(State::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) else { return };
+        let before = responding.held_bytes();
+        responding.resume(resumed);
+        let mut after = responding.held_bytes();
+        let segments = std::mem::take(&mut responding.segments);
+        let fits = segments.iter().all(|segment| self.can_send(id, segment));
+        if let Some(State::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) {
+            match fits {
+                true => responding.segments = segments,
+                false => (*responding, after) = (Responding::failed(sense::SEGMENT_TOO_SHORT), 0),
+            }
+        }
+        self.unsent_bytes = self.unsent_bytes + after - before;
+        self.take_turn(id, Turn::Task(key));
+    }
+
+    /// Nobody will poll these any more.
+    pub(super) fn forget_turns(&mut self, turns: VecDeque<Turn>) {
+        for turn in turns {
+            if let Turn::Again(again) = turn {
+                self.unsent_bytes -= again.responding.held_bytes();
+            }
+        }
+    }
+
+    /// Bytes of read data that have not left yet.
+    pub fn unsent_bytes(&self) -> u64 {
+        self.unsent_bytes
+    }
+
+    /// Whether a connection takes a segment as it is, where it cannot be cut: an initiator may declare that it takes less than
     /// a block.
-    fn can_send(&self, segment: &DataSegment) -> bool {
+    fn can_send(&self, id: ConnectionId, segment: &DataSegment) -> bool {
+        // One that is gone takes nothing; whoever takes the task over is asked then.
+        let takes = |connection: &Connection| segment.data.len() <= connection.agreed.send_segment_bytes_max as usize;
         is_plain(segment)
             || (self.config.in_channel
-                && segment.data.len() <= self.agreed.send_segment_bytes_max as usize
+                && self.connection(id).is_none_or(takes)
                 && BHS_BYTES + segment.ahs.len() <= CHANNEL_HEADER_BYTES_MAX)
     }
 
-    /// The next PDU of the task whose turn it is.
-    pub(super) fn next_response(&mut self) -> Option<Pdu> {
+    /// The next PDU of the task whose turn it is on a connection, and how much of the transfer it stands for, in bytes.
+    pub(super) fn next_response(&mut self, id: ConnectionId) -> Option<(Pdu, u32)> {
         loop {
-            let key = self.responding.pop_front()?;
-            let Some(task) = self.tasks.get_mut(key) else { continue };
-            let State::Responding(responding) = &mut task.state else { continue };
-            self.liveness.sent();
+            let connection = self.connection_mut(id)?;
+            let mut turn = connection.responding.pop_front()?;
+            connection.liveness.sent();
+            let segment_max = connection.agreed.send_segment_bytes_max;
+            let (responding, tag, r2t_count) = match &mut turn {
+                Turn::Task(key) => {
+                    let Some(task) = self.tasks.get_mut(*key) else { continue };
+                    let State::Responding(responding) = &mut task.state else { continue };
+                    (responding, task.initiator_task_tag, task.r2t_count)
+                }
+                Turn::Again(again) => (&mut again.responding, again.initiator_task_tag, again.r2t_count),
+            };
             if responding.sent == responding.to_send {
-                return Some(self.status_pdu(key));
+                let (mut header, data) = responding.status_pdu(tag, r2t_count);
+                self.unsent_bytes -= responding.held_bytes();
+                responding.segments.clear();
+                self.turn_over(&turn);
+                header.sequence = self.use_numbers(id);
+                return Some((Pdu::new(header.encode(), Bytes::new(), data, false), 0));
             }
-            let segment_max = self.agreed.send_segment_bytes_max;
             let piece = responding.next_piece(segment_max, self.agreed.max_burst_bytes);
             let collapses = piece.is_last && responding.status == 0 && responding.sense.is_empty();
             let mut header = DataIn {
                 is_final: piece.ends_burst,
                 status: collapses.then_some((responding.status, responding.residual)),
                 lun: Lun(0),
-                initiator_task_tag: task.initiator_task_tag,
+                initiator_task_tag: tag,
                 sequence: Sequence::default(),
                 data_sn: piece.data_sn,
                 buffer_offset: piece.offset,
             };
-            self.statistics.bytes_read += piece.segment.data.len() as u64;
+            let DataSegment { data, ahs, sealed, covers_bytes } = piece.segment;
+            self.statistics.bytes_read += data.len() as u64;
+            self.unsent_bytes -= data.len() as u64;
             if collapses {
+                self.unsent_bytes -= responding.held_bytes();
+                responding.segments.clear();
                 // The freed place shows in MaxCmdSN of this very PDU.
-                self.remove_task(key);
-                header.sequence = self.use_numbers();
+                self.turn_over(&turn);
+                header.sequence = self.use_numbers(id);
             } else {
-                self.responding.push_back(key);
-                header.sequence = self.numbers();
+                header.sequence = self.numbers(id);
                 // RFC 7143 §11.7.4: StatSN is reserved without the S bit.
                 header.sequence.stat_sn = crate::Serial(0);
+                self.take_turn(id, turn);
             }
-            let DataSegment { data, ahs, sealed, .. } = piece.segment;
-            return Some(Pdu::new(header.encode(), ahs, data, sealed));
+            return Some((Pdu::new(header.encode(), ahs, data, sealed), covers_bytes));
         }
     }
 
-    fn status_pdu(&mut self, key: Key) -> Pdu {
-        let task = self.remove_task(key).expect("the caller has just seen it");
-        let State::Responding(responding) = task.state else { unreachable!("the caller has just seen it") };
-        let header = ScsiResponse {
-            response: 0,
-            status: responding.status,
-            initiator_task_tag: task.initiator_task_tag,
-            sequence: self.use_numbers(),
-            exp_data_sn: responding.next_data_sn + task.r2t_count,
-            residual: responding.residual,
-        };
-        let data = match responding.sense.as_slice() {
-            [] => Buffer::empty(),
-            sense => {
-                let mut bytes = Vec::with_capacity(2 + sense.len());
-                bytes.extend_from_slice(&(sense.len() as u16).to_be_bytes());
-                bytes.extend_from_slice(sense);
-                Buffer::from(Bytes::from(bytes))
-            }
-        };
-        Pdu::new(header.encode(), Bytes::new(), data, false)
+    fn turn_over(&mut self, turn: &Turn) {
+        if let Turn::Task(key) = turn {
+            self.remove_task(*key);
+        }
     }
 }
 
@@ -198,6 +270,78 @@ struct Piece {
 }
 
 impl Responding {
+    /// An answer of which a part has been sent before.
+    pub(super) fn resumed(resumed: Resumed, status: u8, sense: Vec<u8>, residual: Residual) -> Responding {
+        let covers: u32 = resumed.segments.iter().map(|segment| segment.covers_bytes).sum();
+        Responding {
+            status,
+            sense,
+            segments: resumed.segments,
+            sent: resumed.offset,
+            to_send: resumed.offset + covers,
+            burst: 0,
+            next_data_sn: resumed.data_sn,
+            residual,
+        }
+    }
+
+    /// Where it stands: nothing has to be sent once more.
+    pub(super) fn position(&self) -> Resumed {
+        Resumed { offset: self.sent, data_sn: self.next_data_sn, ..Resumed::default() }
+    }
+
+    /// Goes back to what has to be sent once more, which stands in front of what was not sent; `None`: it is not there.
+    pub(super) fn resume(&mut self, resumed: Option<Resumed>) {
+        match resumed {
+            Some(mut resumed) => {
+                (self.sent, self.next_data_sn, self.burst) = (resumed.offset, resumed.data_sn, 0);
+                resumed.segments.append(&mut self.segments);
+                self.segments = resumed.segments;
+            }
+            None => *self = Responding::failed(sense::RETRANSMISSION_FAILED),
+        }
+    }
+
+    /// CHECK CONDITION without data.
+    pub(super) fn failed(sense: sense::Sense) -> Responding {
+        Responding {
+            status: 2,
+            sense: sense.encode(),
+            segments: VecDeque::new(),
+            sent: 0,
+            to_send: 0,
+            burst: 0,
+            next_data_sn: 0,
+            residual: Residual::None,
+        }
+    }
+
+    /// Data that it holds and that has not left, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.data.len() as u64).sum()
+    }
+
+    fn status_pdu(&self, initiator_task_tag: u32, r2t_count: u32) -> (ScsiResponse, Buffer) {
+        let header = ScsiResponse {
+            response: 0,
+            status: self.status,
+            initiator_task_tag,
+            sequence: Sequence::default(),
+            exp_data_sn: self.next_data_sn + r2t_count,
+            residual: self.residual,
+        };
+        let data = match self.sense.as_slice() {
+            [] => Buffer::empty(),
+            sense => {
+                let mut bytes = Vec::with_capacity(2 + sense.len());
+                bytes.extend_from_slice(&(sense.len() as u16).to_be_bytes());
+                bytes.extend_from_slice(sense);
+                Buffer::from(Bytes::from(bytes))
+            }
+        };
+        (header, data)
+    }
+
     fn next_piece(&mut self, segment_max: u32, burst_max: u32) -> Piece {
         let left = self.to_send - self.sent;
         let front = self.segments.front_mut().expect("to_send counts what the segments cover");

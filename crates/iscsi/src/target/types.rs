@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use strongroom_block::{Buffer, BufferMut};
 
+use super::ConnectionId;
 use crate::pdu::{Attribute, Lun};
 use crate::{CloseReason, Offer, Residual, ahs};
 
@@ -74,27 +75,41 @@ impl Default for Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub u64);
 
-/// What the application is told.
+/// What a login tells the application.
 #[derive(Debug)]
-pub enum Event {
-    /// An initiator names itself and what it wants. Answer with `accept_login`, `reject_login`, `redirect_login` or
-    /// `require_chap`, at once or later; the session may be moved to another thread in between.
-    LoginRequested(LoginRequested),
-    /// What `require_chap` asked for was done. Answer as `LoginRequested`, but for `require_chap`.
+pub enum LoginEvent {
+    /// An initiator names itself and what it wants. Answer with `accept`, `accept_into` (where it names a session), `reject`,
+    /// `redirect` or `require_chap`, at once or later; the login may be moved to another thread in between.
+    Requested(LoginRequested),
+    /// What `require_chap` asked for was done. Answer as `Requested`, but for `require_chap`.
     Authenticated {
         /// The CHAP name that was proven; `None` where CHAP was not required and the initiator offered none.
         user: Option<String>,
     },
-    /// Full-feature phase: from here on come commands (normal session) or SendTargets (discovery).
-    LoggedIn,
+    /// Full-feature phase: make a session of it, or add it to one, before another PDU is taken or sent. Always the last event.
+    Done,
+    /// It failed. Send what `poll_transmit` still gives, then close the connection. Always the last event.
+    Closed(CloseReason),
+}
+
+/// What a session tells the application.
+#[derive(Debug)]
+pub enum Event {
     /// Answer with `send_targets`.
-    SendTargets(SendTargets),
+    SendTargets(ConnectionId, SendTargets),
     /// A SCSI command, all its write data included. Answer with `complete`.
     Command(Command),
     /// Answer with `answer_task_management`.
     TaskManagement(TaskManagement),
-    /// The session is over; every task is gone and late completions are ignored. Send what `poll_transmit` still gives,
-    /// then close the connection. Always the last event.
+    /// A connection is over, and the session goes on. Send what `poll_transmit` still gives, then close it.
+    ConnectionClosed {
+        /// Which.
+        connection: ConnectionId,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// The session is over; every task is gone and late completions are ignored. Send what `poll_transmit` still gives on each
+    /// connection, then close it. Always the last event.
     Closed(CloseReason),
 }
 
@@ -108,6 +123,11 @@ pub struct LoginRequested {
     /// The initiator's part of the session's name; with its name and the portal group the nexus. A new login of the same
     /// nexus replaces the old session (RFC 7143 §6.3.5): close that one.
     pub isid: [u8; 6],
+    /// The session that it wants to join by a further connection; 0 for a new one. Only who has proven to be the initiator of that
+    /// session may be let in: names prove nothing.
+    pub tsih: u16,
+    /// The connection's name within its session.
+    pub cid: u16,
     /// What for.
     pub kind: SessionKind,
 }
@@ -280,6 +300,8 @@ pub enum ManagementFunction {
     },
     /// Stop this initiator's tasks on every logical unit and do what the loss of its nexus does.
     NexusReset,
+    /// A connection is gone: stop the tasks that came by it. Nobody waits for the tasks' answers.
+    ConnectionEnded,
     /// Answer `Succeeded` with what waits (`answer_query`) if a unit attention does, `Complete` if not.
     QueryAsyncEvent(Lun),
 }

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
+use super::connection::ConnectionId;
+use super::outbox::AnswerKind;
 use super::respond::sense;
-use super::{AnswerKind, Command, Direction, Event, Session, State, TaskId, WriteSegment};
+use super::{Command, Direction, Event, Session, State, TaskId, WriteSegment};
 use crate::pdu::{DataOut, Pdu, PduError, R2t, RejectReason, Request, Sequence, TAG_NONE};
 use crate::slots::{INDEX_BITS, Key};
 use crate::{PeerMisbehaved, ahs};
@@ -26,6 +28,7 @@ pub(super) struct Receiving {
     /// The R2Ts that are open, oldest first.
     solicited: VecDeque<Burst>,
     admitted: bool,
+    waits_for_memory: bool,
     /// Something was damaged on the way: what still comes of the open sequences is dropped.
     pub(super) is_broken: bool,
 }
@@ -45,6 +48,14 @@ impl Receiving {
             self.requested = self.received;
         }
         is_last
+    }
+
+    /// What was asked for will not come any more, nor the rest of what comes unasked.
+    pub(super) fn start_over(&mut self) {
+        self.unsolicited = None;
+        self.solicited.clear();
+        self.is_broken = false;
+        self.requested = self.received;
     }
 
     /// Whether a sequence is open under this tag.
@@ -125,19 +136,21 @@ impl Session {
         self.go_on(key);
     }
 
-    pub(super) fn handle_data_out(&mut self, header: DataOut, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+    pub(super) fn handle_data_out(
+        &mut self,
+        id: ConnectionId,
+        header: DataOut,
+        pdu: Pdu,
+    ) -> Result<(), PeerMisbehaved> {
         let tag = header.initiator_task_tag;
-        let Some(&key) = self.by_tag.get(&tag) else {
+        // RFC 7143 §4.2.2: data comes on the connection that brought the command.
+        let key = self.by_tag.get(&tag).copied();
+        let key = key.filter(|key| self.tasks.get(*key).is_some_and(|task| task.connection == id));
+        let task = key.and_then(|key| self.tasks.get_mut(key).map(|task| (key, &mut task.state)));
+        let Some((key, State::Receiving(receiving))) = task else {
             return match self.ended.contains(&tag) {
                 true => Ok(()),
-                false => self.reject(&pdu, RejectReason::InvalidPduField),
-            };
-        };
-        let Some(task) = self.tasks.get_mut(key) else { return Ok(()) };
-        let State::Receiving(receiving) = &mut task.state else {
-            return match self.ended.contains(&tag) {
-                true => Ok(()),
-                false => self.reject(&pdu, RejectReason::InvalidPduField),
+                false => self.reject(id, &pdu, RejectReason::InvalidPduField),
             };
         };
         if receiving.is_broken {
@@ -154,7 +167,7 @@ impl Session {
                 self.fail(key, sense::UNEXPECTED_UNSOLICITED_DATA);
                 return Ok(());
             }
-            return self.reject(&pdu, RejectReason::InvalidPduField);
+            return self.reject(id, &pdu, RejectReason::InvalidPduField);
         };
         let len = pdu.data.len() as u64;
         let end = u64::from(header.buffer_offset) + len;
@@ -198,7 +211,9 @@ impl Session {
         if receiving.admitted {
             return self.ask(key);
         }
-        self.unadmitted.push_back(key);
+        if !std::mem::replace(&mut receiving.waits_for_memory, true) {
+            self.unadmitted.push_back(key);
+        }
         self.admit();
     }
 
@@ -235,6 +250,11 @@ impl Session {
     fn ask(&mut self, key: Key) {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let State::Receiving(receiving) = &mut task.state else { return };
+        let id = task.connection;
+        if self.connections.iter().all(|connection| connection.id != id || connection.is_leaving) {
+            // Asked for when another connection takes the task over.
+            return;
+        }
         let mut r2ts = Vec::new();
         while receiving.requested < task.expected_bytes
             && receiving.solicited.len() < usize::from(self.agreed.max_outstanding_r2t)
@@ -255,7 +275,7 @@ impl Session {
             receiving.solicited.push_back(Burst { target_transfer_tag, next_data_sn: 0, end: receiving.requested });
         }
         for r2t in r2ts {
-            self.answer(r2t.encode(), strongroom_block::Buffer::empty(), AnswerKind::R2t)
+            self.answer(id, r2t.encode(), strongroom_block::Buffer::empty(), AnswerKind::R2t)
                 .expect("R2Ts are bounded by the tasks and not counted");
         }
     }
@@ -281,9 +301,9 @@ impl Session {
 
     /// Withdraws R2Ts that have not left yet.
     pub(super) fn withdraw_r2ts(&mut self, initiator_task_tag: u32) {
-        self.answers.retain(|waiting| {
-            waiting.kind != AnswerKind::R2t || waiting.bhs.initiator_task_tag() != initiator_task_tag
-        });
+        for connection in &mut self.connections {
+            connection.outbox.withdraw_r2ts(initiator_task_tag);
+        }
     }
 }
 

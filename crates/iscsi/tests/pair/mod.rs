@@ -5,11 +5,13 @@
 
 pub mod model;
 
+use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
-use strongroom_iscsi::{Digests, Pdu, PlainFramer, initiator, target};
+use strongroom_iscsi::target::{ConnectionId, Event, Login, LoginEvent, Session};
+use strongroom_iscsi::{Agreed, CloseReason, Digests, Pdu, PlainFramer, initiator, target};
 
 pub const TARGET: &str = "iqn.2026-11.org.strongroom:v";
 pub const INITIATOR: &str = "iqn.2026-11.org.example:host";
@@ -50,10 +52,148 @@ pub fn epoch() -> Instant {
     Instant::now()
 }
 
+/// A target's side of one connection: its login, and then its session, which is what it stands for.
+pub struct Target {
+    login: Option<Login>,
+    session: Option<(Session, ConnectionId)>,
+}
+
+impl Deref for Target {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session.as_ref().expect("logged in").0
+    }
+}
+
+impl DerefMut for Target {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session.as_mut().expect("logged in").0
+    }
+}
+
+impl Target {
+    pub fn new(now: Instant, config: target::Config) -> Target {
+        Target { login: Some(Login::new(now, config)), session: None }
+    }
+
+    pub fn id(&self) -> ConnectionId {
+        self.session.as_ref().expect("logged in").1
+    }
+
+    /// The login, while it lasts.
+    pub fn login(&mut self) -> &mut Login {
+        self.login.as_mut().expect("in its login")
+    }
+
+    /// Takes the login's question who may in.
+    pub fn requested(&mut self) -> target::LoginRequested {
+        match self.login().poll_event() {
+            Some(LoginEvent::Requested(request)) => request,
+            other => panic!("expected a login, got {other:?}"),
+        }
+    }
+
+    pub fn accept(&mut self, now: Instant, tsih: u16) {
+        self.login().accept(tsih);
+        self.enter(now);
+    }
+
+    /// A login that is done becomes a session.
+    pub fn enter(&mut self, now: Instant) {
+        if let Some(login) = self.login.take_if(|login| login.agreed().is_some()) {
+            self.session = Some(Session::new(now, login));
+        }
+    }
+
+    pub fn is_logged_in(&self) -> bool {
+        self.session.is_some()
+    }
+
+    pub fn handle_pdu(&mut self, now: Instant, pdu: Pdu) {
+        match (&mut self.login, &mut self.session) {
+            (Some(login), _) => {
+                login.handle_pdu(&pdu);
+                self.enter(now);
+            }
+            (None, Some((session, id))) => session.handle_pdu(now, *id, pdu),
+            (None, None) => unreachable!("one or the other"),
+        }
+    }
+
+    pub fn handle_corrupt_pdu(&mut self, now: Instant, pdu: &Pdu) {
+        let id = self.id();
+        Session::handle_corrupt_pdu(self, now, id, pdu);
+    }
+
+    pub fn handle_closed(&mut self, now: Instant, reason: CloseReason) {
+        let id = self.id();
+        Session::handle_closed(self, now, id, reason);
+    }
+
+    pub fn handle_progress(&mut self, now: Instant) {
+        let id = self.id();
+        Session::handle_progress(self, now, id);
+    }
+
+    pub fn handle_timeout(&mut self, now: Instant) {
+        match &mut self.login {
+            Some(login) => login.handle_timeout(now),
+            None => Session::handle_timeout(self, now),
+        }
+    }
+
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match &self.login {
+            Some(login) => login.poll_timeout(),
+            None => Session::poll_timeout(self),
+        }
+    }
+
+    pub fn poll_transmit(&mut self) -> Option<Pdu> {
+        match (&mut self.login, &mut self.session) {
+            (Some(login), _) => login.poll_transmit(),
+            (None, Some((session, id))) => session.poll_transmit(*id),
+            (None, None) => unreachable!("one or the other"),
+        }
+    }
+
+    pub fn accepts_input(&self) -> bool {
+        Session::accepts_input(self, self.id())
+    }
+
+    pub fn agreed(&self) -> Option<&Agreed> {
+        Session::agreed(self, self.id())
+    }
+
+    pub fn send_targets(&mut self, targets: &[target::TargetEntry]) {
+        let id = self.id();
+        Session::send_targets(self, id, targets);
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.login.as_ref().map_or_else(|| Session::is_closed(self), Login::is_closed)
+    }
+
+    /// The end, whatever was told before it.
+    pub fn closed(&mut self) -> Option<CloseReason> {
+        match &mut self.login {
+            Some(login) => std::iter::from_fn(|| login.poll_event()).find_map(|event| match event {
+                LoginEvent::Closed(reason) => Some(reason),
+                _ => None,
+            }),
+            None => std::iter::from_fn(|| self.poll_event()).find_map(|event| match event {
+                Event::Closed(reason) => Some(reason),
+                _ => None,
+            }),
+        }
+    }
+}
+
 pub struct Pair {
     pub now: Instant,
     pub initiator: initiator::Session,
-    pub target: target::Session,
+    pub target: Target,
     in_channel: bool,
     pub digests: Digests,
     to_target: PlainFramer,
@@ -80,7 +220,7 @@ impl Pair {
             to_target: PlainFramer::new(target.offer.recv_segment_bytes_max as usize),
             to_initiator: PlainFramer::new(initiator.offer.recv_segment_bytes_max as usize),
             initiator: initiator::Session::new(now, initiator),
-            target: target::Session::new(now, target),
+            target: Target::new(now, target),
             sent_to_initiator: Vec::new(),
             sent_to_target: Vec::new(),
             keep: false,
@@ -96,12 +236,10 @@ impl Pair {
 
     pub fn log_in(&mut self) {
         self.settle();
-        match self.target.poll_event() {
-            Some(target::Event::LoginRequested(_)) => self.target.accept_login(self.now, 7),
-            other => panic!("expected a login, got {other:?}"),
-        }
+        self.target.requested();
+        self.target.accept(self.now, 7);
         self.settle();
-        assert!(matches!(self.target.poll_event(), Some(target::Event::LoggedIn)));
+        assert!(self.target.is_logged_in());
         match self.initiator.poll_event() {
             Some(initiator::Event::LoggedIn { tsih: 7, agreed, .. }) => self.set_digests(agreed.digests),
             other => panic!("expected to be in, got {other:?}"),

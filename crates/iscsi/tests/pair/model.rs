@@ -338,7 +338,7 @@ fn plain_segments(random: &mut Random, data: &[u8]) -> Vec<DataSegment> {
     segments
 }
 
-fn sealed_segments(random: &mut Random, target: &target::Session, plan: &Plan) -> Vec<DataSegment> {
+fn sealed_segments(random: &mut Random, target: &super::Target, plan: &Plan) -> Vec<DataSegment> {
     let max = target.sealed_blocks_max(BLOCK as u32, ENTRY).max(1);
     let mut segments = Vec::new();
     let mut at = 0;

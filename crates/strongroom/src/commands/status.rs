@@ -168,6 +168,13 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
         for session in &report.sessions {
             let keys: Vec<String> = session.keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
             println!("  {}: queue depth {}, {}", session.id, session.queue_depth, keys.join(", "));
+            for connection in &session.connections {
+                let (header, data) = (&connection.header_digest, &connection.data_digest);
+                println!(
+                    "  {}: connection {} from {}, HeaderDigest={header}, DataDigest={data}",
+                    session.id, connection.cid, connection.address
+                );
+            }
         }
     }
     println!();

@@ -44,12 +44,12 @@ pub struct DrainReport {
     pub to: Option<String>,
 }
 
-/// One connection of a session.
+/// One session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionReport {
     /// Its number, for `session drop`.
     pub id: u64,
-    /// Where it comes from.
+    /// Where its oldest connection comes from; without a port while all connections are lost.
     pub address: SocketAddr,
     /// The configuration's name of its node; `None` over plain iSCSI.
     pub peer: Option<String>,
@@ -65,6 +65,9 @@ pub struct SessionReport {
     pub age_s: f64,
     /// What the login settled, by the keys' names in RFC 7143.
     pub keys: Vec<(String, String)>,
+    /// Its connections.
+    #[serde(default)]
+    pub connections: Vec<ConnectionReport>,
     /// Most commands in flight.
     pub queue_depth: u16,
     /// Commands that the store works on.
@@ -79,6 +82,19 @@ pub struct SessionReport {
     pub bytes_written: u64,
     /// PDUs rejected since the login.
     pub rejects: u64,
+}
+
+/// One connection of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConnectionReport {
+    /// Its name within the session.
+    pub cid: u16,
+    /// Where it comes from.
+    pub address: SocketAddr,
+    /// HeaderDigest: `None` or `CRC32C`.
+    pub header_digest: String,
+    /// DataDigest: `None` or `CRC32C`.
+    pub data_digest: String,
 }
 
 /// An open volume.

@@ -5,15 +5,10 @@ use strongroom_iscsi::{Lun, target as iscsi};
 use strongroom_scsi::{Command, Sense, Status};
 
 use super::modify::Sanitize;
-use super::{ConnectionKey, Plan, Unit, answers, status};
+use super::{Plan, SessionKey, Unit, answers, status};
 
 impl Unit {
-    pub(super) fn plan(
-        &mut self,
-        connection: ConnectionKey,
-        command: iscsi::Command,
-        sealed_blocks_max: usize,
-    ) -> Plan {
+    pub(super) fn plan(&mut self, connection: SessionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {
         let decoded = Command::decode(&command.cdb);
         // Only block data of a sealed unit may be left to its seal records; before anything else looks at the data.
         let may_be_sealed = decoded.as_ref().is_ok_and(|decoded| self.takes_sealed_data(decoded));
@@ -73,7 +68,7 @@ impl Unit {
 
     /// What stands before every command: unit attentions, what the unit has, reservations, whether it is started, and who may
     /// write. (SAM-5 §5.3.3 leaves the order to us, but a unit attention comes first.)
-    fn admit(&mut self, connection: ConnectionKey, command: &Command) -> Result<(), Box<Plan>> {
+    fn admit(&mut self, connection: SessionKey, command: &Command) -> Result<(), Box<Plan>> {
         let refuse = |sense: Sense| Err(Box::new(Plan::from(sense)));
         let Some(user) = self.users.get_mut(&connection) else {
             return refuse(Sense::INTERNAL_FAILURE);

@@ -12,7 +12,7 @@ use strongroom_scsi::{Command, Sense, UnitAttention, UnitKind, alua, defects, lu
 use strongroom_store::Op;
 
 use super::work::Work;
-use super::{ConnectionKey, Plan, Unit};
+use super::{Plan, SessionKey, Unit};
 use crate::TRANSFER_BYTES_MAX;
 
 /// Most bytes that one COMPARE AND WRITE compares.
@@ -89,7 +89,7 @@ fn request_sense(sense: Sense, descriptor: bool, allocation_len: u8) -> Plan {
 }
 
 impl Unit {
-    pub(super) fn plan_answer(&mut self, connection: ConnectionKey, command: Command) -> Plan {
+    pub(super) fn plan_answer(&mut self, connection: SessionKey, command: Command) -> Plan {
         let geometry = self.volume.geometry;
         match command {
             Command::TestUnitReady => Plan::Answer(Response::good()),
@@ -224,7 +224,7 @@ impl Unit {
     /// MODE SELECT: what is changed is changed for everybody, and everybody else is told.
     pub(super) fn plan_mode_select(
         &mut self,
-        connection: ConnectionKey,
+        connection: SessionKey,
         (ten, page_format, save): (bool, bool, bool),
         parameter_list_len: u16,
         request: &iscsi::Command,
@@ -253,7 +253,7 @@ impl Unit {
         self.volume.unit_kind() == UnitKind::Plain
     }
 
-    pub(super) fn plan_inquiry(&self, connection: ConnectionKey, vpd_page: Option<u8>, allocation_len: u16) -> Plan {
+    pub(super) fn plan_inquiry(&self, connection: SessionKey, vpd_page: Option<u8>, allocation_len: u16) -> Plan {
         let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
         match self.inquiry(vpd_page, user.nexus.target_portal_group) {
             Some(page) => data(page, allocation_len.into()),

@@ -11,7 +11,7 @@ use strongroom_scsi::{Command, NexusId, Sense, Status, UnitKind, cdb, inquiry, o
 use strongroom_store::{Extent, Op, OpError, Outcome};
 
 use super::work::{Next, Work};
-use super::{ConnectionKey, Ending, Plan, Running, Sanitize, Unit, check_condition, status};
+use super::{Ending, Plan, Running, Sanitize, SessionKey, Unit, check_condition, status};
 use crate::names::VolumeName;
 use crate::neighbours::{Asker, Errand, ErrandError, ErrandReply, ErrandResult};
 
@@ -54,7 +54,7 @@ pub(super) struct Serving {
 impl Unit {
     pub(super) fn plan_copy(
         &self,
-        connection: ConnectionKey,
+        connection: SessionKey,
         parameter_list_len: u32,
         request: &iscsi::Command,
     ) -> Result<Plan, Sense> {
@@ -177,7 +177,7 @@ impl Unit {
 
     pub(super) fn copy_results(
         &self,
-        connection: ConnectionKey,
+        connection: SessionKey,
         service_action: u8,
         list_id: u8,
     ) -> Result<Vec<u8>, Sense> {
@@ -240,7 +240,7 @@ impl Unit {
     }
 
     /// A session of the same initiator that could do `op` now by a command of its own.
-    fn session_for(&self, asker: &Asker, op: &Op, may_write: bool) -> Option<ConnectionKey> {
+    fn session_for(&self, asker: &Asker, op: &Op, may_write: bool) -> Option<SessionKey> {
         let writes = match op {
             Op::Read { .. } => false,
             Op::Write { .. } | Op::Discard { .. } => true,

@@ -12,11 +12,11 @@ use strongroom_scsi::persistent::{Effects, PersistentReservations, Refusal};
 use strongroom_scsi::{Command, NexusId, Sense, Status};
 
 use super::answers::data;
-use super::{ConnectionKey, Finished, Plan, Unit, check_condition, status};
+use super::{Finished, Plan, SessionKey, Unit, check_condition, status};
 
 /// An answer that waits for the tasks that its command ended to be over.
 pub(super) struct Delayed {
-    connection: ConnectionKey,
+    connection: SessionKey,
     task: TaskId,
     response: Response,
     tokens: Vec<Token>,
@@ -28,12 +28,12 @@ pub(super) struct Changes {
     /// The one that is being written.
     writing: Option<Box<Change>>,
     /// Commands that come after it. Bounded by the sessions' queue depths.
-    waiting: VecDeque<(ConnectionKey, iscsi::Command)>,
+    waiting: VecDeque<(SessionKey, iscsi::Command)>,
 }
 
 /// What reservations will be when it is on disk, and what is done then.
 struct Change {
-    connection: ConnectionKey,
+    connection: SessionKey,
     task: TaskId,
     after: PersistentReservations,
     effects: Effects,
@@ -41,8 +41,8 @@ struct Change {
 
 impl Changes {
     /// Takes back what waits, of one task or of all; which those were.
-    pub(super) fn withdraw(&mut self, connection: ConnectionKey, task: Option<TaskId>) -> Vec<TaskId> {
-        let concerned = |(key, command): &(ConnectionKey, iscsi::Command)| {
+    pub(super) fn withdraw(&mut self, connection: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        let concerned = |(key, command): &(SessionKey, iscsi::Command)| {
             *key == connection && task.is_none_or(|task| command.task == task)
         };
         let (gone, stay): (VecDeque<_>, VecDeque<_>) =
@@ -57,13 +57,13 @@ impl Changes {
 }
 
 impl Unit {
-    pub(super) fn plan_reserve(&mut self, connection: ConnectionKey) -> Plan {
+    pub(super) fn plan_reserve(&mut self, connection: SessionKey) -> Plan {
         let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
         let reserved = self.persistent.compatible(&user.nexus).unwrap_or_else(|| self.reservation.reserve(&user.nexus));
         Plan::Answer(if reserved { Response::good() } else { status(Status::ReservationConflict) })
     }
 
-    pub(super) fn plan_release(&mut self, connection: ConnectionKey) -> Plan {
+    pub(super) fn plan_release(&mut self, connection: SessionKey) -> Plan {
         let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
         if self.persistent.compatible(&user.nexus) == Some(false) {
             return Plan::Answer(status(Status::ReservationConflict));
@@ -80,7 +80,7 @@ impl Unit {
         }
     }
 
-    pub(super) fn plan_reserve_out(&mut self, connection: ConnectionKey, request: iscsi::Command) -> Plan {
+    pub(super) fn plan_reserve_out(&mut self, connection: SessionKey, request: iscsi::Command) -> Plan {
         if self.changes.writing.is_some() {
             self.changes.waiting.push_back((connection, request));
             return Plan::Delayed;
@@ -91,7 +91,7 @@ impl Unit {
         })
     }
 
-    fn reserve_out(&mut self, connection: ConnectionKey, request: &iscsi::Command) -> Result<Plan, Refusal> {
+    fn reserve_out(&mut self, connection: SessionKey, request: &iscsi::Command) -> Result<Plan, Refusal> {
         let Ok(Command::PersistentReserveOut { service_action, scope_type, parameter_list_len }) =
             Command::decode(&request.cdb)
         else {
@@ -146,7 +146,7 @@ impl Unit {
     }
 
     /// The connections of the nexus, with those that are gone but still have something in flight.
-    fn connections_of(&self, nexus: &NexusId) -> Vec<ConnectionKey> {
+    fn connections_of(&self, nexus: &NexusId) -> Vec<SessionKey> {
         let users = self.users.iter().map(|(key, user)| (key, &user.nexus));
         let all = users.chain(&self.leaving);
         all.filter(|(_, its)| *its == nexus).map(|(key, _)| *key).collect()
@@ -187,7 +187,7 @@ impl Unit {
     }
 
     /// A change that waited was taken back by another session's order: its initiator is told.
-    pub(super) fn answer_aborted(&mut self, connection: ConnectionKey, task: TaskId) {
+    pub(super) fn answer_aborted(&mut self, connection: SessionKey, task: TaskId) {
         self.delayed.push(Delayed { connection, task, response: Response::task_aborted(), tokens: Vec::new() });
     }
 }

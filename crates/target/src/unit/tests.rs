@@ -21,7 +21,7 @@ use crate::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 512;
 const BLOCKS: u64 = 256;
-const KEY: ConnectionKey = ConnectionKey(1);
+const KEY: SessionKey = SessionKey(1);
 /// A sync on a busy machine can take seconds; a lost task takes for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -290,7 +290,7 @@ fn a_task_that_another_session_ends_is_answered_when_it_is_over() {
 fn who_may_only_read_holds_up_nobody() {
     let mut bench = Bench::plain();
     let nexus = NexusId { initiator_name: "iqn.b".into(), isid: [1; 6], target_portal_group: 1 };
-    let reader = ConnectionKey(2);
+    let reader = SessionKey(2);
     bench.unit.attach(reader, nexus, here(), true);
     let mut ask = |cdb| {
         let command = bench.command(cdb, Direction::None, 0, &[]);

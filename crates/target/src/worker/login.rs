@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
 
 use strongroom_iscsi::LoginStatus;
-use strongroom_iscsi::target::{LoginRequested, SendTargets, SessionKind, TargetEntry};
+use strongroom_iscsi::target::{ConnectionId, LoginRequested, MayAdd, SendTargets, SessionKind, TargetEntry};
 use strongroom_scsi::NexusId;
 
 use super::connection::{Connection, Moved, Stage};
+use super::session::{Admitted, Session};
 use super::units::Slot;
 use super::{Flow, Worker};
 use crate::access::{Admission, ChapDemand, Identity, Refusal};
@@ -16,7 +16,7 @@ use crate::error::CatalogueError;
 use crate::names::{self, VolumeName, for_log};
 use crate::neighbours::Origin;
 use crate::protection;
-use crate::stats::{Counters, SessionInfo};
+use crate::stats::Counters;
 use crate::volume::Volume;
 
 /// Most targets in one answer to SendTargets.
@@ -67,8 +67,8 @@ impl Worker {
             return self.reject(connection, &request, LoginStatus::TARGET_ERROR, &format!("no randomness: {error}"));
         }
         connection.stage = Stage::Proving { request, asked_under: Arc::clone(&self.settings) };
-        if let Some(session) = &mut connection.session {
-            session.require_chap(self.now, self.settings.rules.chap_policy(demand, random));
+        if let Some(login) = &mut connection.login {
+            login.require_chap(self.settings.rules.chap_policy(demand, random));
         }
     }
 
@@ -193,6 +193,15 @@ impl Worker {
         };
         let store = store.clone();
         let (nexus, initiator_name) = (nexus_of(request, connection.portal.group), request.initiator_name.clone());
+        let (tsih, cid) = (request.tsih, request.cid);
+        if tsih != 0 {
+            return self.try_join(
+                connection,
+                tsih,
+                cid,
+                &Admitted { nexus, initiator_name, volume: Some(volume), read_only },
+            );
+        }
         if !self.units.contains_key(&volume)
             && let Err(error) = self.open_for(&volume, &store, connection.key)
         {
@@ -213,25 +222,72 @@ impl Worker {
         // But names prove nothing: nobody's session is ended by another node, or by plain iSCSI if it has a channel.
         let old = unit.unit.session_of(&nexus);
         if old.as_ref().is_some_and(|(_, identity)| *identity != connection.identity) {
-            let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else {
-                return;
-            };
             let reason =
                 "another node is logged in under the same initiator name and ISID; give each node its own name";
-            return self.reject(connection, &request, LoginStatus::AUTHORIZATION_FAILED, reason);
+            return self.refuse_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
         }
         if old.is_some() || unit.unit.is_leaving(&nexus) {
             unit.replacing.push(connection.key);
             if let Some((old, _)) = old {
-                self.end_connection(old, "replaced by a new login of the same initiator");
+                self.end_session(old, "replaced by a new login of the same initiator");
             }
             return;
         }
+        let key = self.shared.session_key();
         let (identity, from) = (connection.identity.clone(), connection.peer.ip());
         let origin = Origin { identity, from, scheme: connection.link.scheme() };
-        unit.unit.attach(connection.key, nexus, origin, read_only);
+        unit.unit.attach(key, nexus.clone(), origin, read_only);
         unit.unit_in_use();
-        self.let_in(connection, initiator_name, Some(volume.clone()), read_only);
+        self.admit_new(connection, key, Admitted { nexus, initiator_name, volume: Some(volume), read_only });
+    }
+
+    /// A further connection of a session (RFC 7143 §4.2.1): of the same initiator, target and portal group, with the same proof and the
+    /// same rights. Whoever else knows the session's names and handle is turned away, and the session does not notice.
+    fn try_join(&mut self, connection: &mut Connection, tsih: u16, cid: u16, admitted: &Admitted) {
+        let is_meant = |session: &&mut Box<Session>| {
+            session.machine.tsih() == tsih && session.nexus == admitted.nexus && session.volume == admitted.volume
+        };
+        let Some(session) = self.sessions.values_mut().find(is_meant) else {
+            let reason = "there is no such session to join; the initiator must log in anew";
+            return self.refuse_waiting(connection, LoginStatus::SESSION_DOES_NOT_EXIST, reason);
+        };
+        let is_same = session.is_of(&connection.identity, connection.peer.ip(), connection.link.scheme());
+        if !is_same || session.read_only != admitted.read_only {
+            let reason = "it would join a session of somebody else: another identity, or (over plain iSCSI without CHAP) another \
+                          address, or other rights; only who logged in first may add connections";
+            return self.refuse_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
+        }
+        let verdict = session.machine.may_add(self.now, cid);
+        // A connection with this CID may have gone by that.
+        session.touch(&mut self.touched_sessions);
+        match verdict {
+            MayAdd::Yes => {
+                if let Some(login) = &mut connection.login {
+                    login.accept_into(&session.machine);
+                }
+                connection.stage = Stage::Admitted { key: session.key, joins: true, admitted: admitted.clone() };
+            }
+            MayAdd::Later => {
+                let volume = admitted.volume.as_ref();
+                if let Some(Slot::Open(open)) = volume.and_then(|volume| self.units.get_mut(volume)) {
+                    open.replacing.push(connection.key);
+                }
+            }
+            MayAdd::TooMany => {
+                let reason = "its session has as many connections as were agreed on";
+                self.refuse_waiting(connection, LoginStatus::TOO_MANY_CONNECTIONS, reason);
+            }
+            MayAdd::Over => {
+                let reason = "the session that it would join is over; the initiator must log in anew";
+                self.refuse_waiting(connection, LoginStatus::SESSION_DOES_NOT_EXIST, reason);
+            }
+        }
+    }
+
+    fn refuse_waiting(&self, connection: &mut Connection, status: LoginStatus, reason: &str) {
+        if let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) {
+            self.reject(connection, &request, status, reason);
+        }
     }
 
     fn accept_discovery(&mut self, connection: &mut Connection, request: &LoginRequested) {
@@ -239,59 +295,13 @@ impl Worker {
             self.reject(connection, request, refusal.status(), &refusal.to_string());
             return;
         }
-        self.let_in(connection, request.initiator_name.clone(), None, true);
-    }
-
-    fn let_in(
-        &mut self,
-        connection: &mut Connection,
-        initiator_name: String,
-        volume: Option<VolumeName>,
-        read_only: bool,
-    ) {
-        let tsih = self.shared.tsih();
-        if let Some(session) = &mut connection.session {
-            session.accept_login(self.now, tsih);
+        if request.tsih != 0 {
+            let reason = "a discovery session has one connection";
+            return self.reject(connection, request, LoginStatus::SESSION_DOES_NOT_EXIST, reason);
         }
-        connection.stage = Stage::LoggedIn { initiator_name, volume, read_only };
-    }
-
-    /// The login is over: the session is in full-feature phase.
-    pub(super) fn logged_in(&mut self, connection: &mut Connection) {
-        let agreed = connection.session.as_ref().and_then(|session| session.agreed());
-        connection.link.login_finished(agreed.map(|agreed| agreed.digests).unwrap_or_default());
-        connection.since = Some(self.now);
-        let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return };
-        let peer = self.settings.rules.peer_name(&connection.identity).map(str::to_owned);
-        let info = SessionInfo {
-            peer_address: connection.peer,
-            peer: peer.clone(),
-            initiator_name: for_log(initiator_name),
-            volume: volume.as_ref().map(ToString::to_string),
-            read_only: *read_only,
-        };
-        tracing::info!(
-            address = %info.peer_address,
-            peer = peer.as_deref().unwrap_or("plain"),
-            initiator = info.initiator_name,
-            volume = info.volume.as_deref().unwrap_or("(discovery)"),
-            read_only,
-            "logged in"
-        );
-        self.shared.counters.session_begins(connection.key, info);
-        self.check_segments(connection);
-    }
-
-    /// A sealed block goes in one piece: an initiator that takes less cannot be served.
-    fn check_segments(&mut self, connection: &mut Connection) {
-        let Some(volume) = connection.stage.volume() else { return };
-        let Some(Slot::Open(open)) = self.units.get(volume) else { return };
-        let described = open.unit.volume();
-        let (Some(sealed), Some(session)) = (&described.sealed, &mut connection.session) else { return };
-        let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
-        if session.sealed_blocks_max(described.geometry.block_size.bytes(), entry_bytes) == 0 {
-            session.close("the initiator's MaxRecvDataSegmentLength is less than a block; it must be raised");
-        }
+        let (nexus, initiator_name) = (nexus_of(request, connection.portal.group), request.initiator_name.clone());
+        let key = self.shared.session_key();
+        self.admit_new(connection, key, Admitted { nexus, initiator_name, volume: None, read_only: true });
     }
 
     /// Refuses a login to a volume that is being drained: it is elsewhere now, or will be back.
@@ -301,8 +311,8 @@ impl Worker {
             return self.reject(connection, request, LoginStatus::SERVICE_UNAVAILABLE, reason);
         };
         tracing::info!(address = %connection.peer, initiator = %for_log(&request.initiator_name), to, "redirected a login");
-        if let Some(session) = &mut connection.session {
-            session.redirect_login(to, false);
+        if let Some(login) = &mut connection.login {
+            login.redirect(to, false);
         }
     }
 
@@ -317,8 +327,8 @@ impl Worker {
             reason,
             "refused a login"
         );
-        if let Some(session) = &mut connection.session {
-            session.reject_login(status);
+        if let Some(login) = &mut connection.login {
+            login.reject(status);
         }
     }
 
@@ -335,7 +345,7 @@ impl Worker {
 
     /// Gives a connection to the worker that owns its volume. Nothing is lost: what is queued and received goes along.
     pub(super) fn hand_over(&mut self, mut connection: Box<Connection>, worker: usize) {
-        connection.transmit(&mut self.runtime);
+        connection.transmit(&mut self.runtime, None);
         self.by_stream.remove(&connection.stream);
         self.disarm(&mut connection);
         match self.runtime.detach(connection.stream) {
@@ -345,7 +355,7 @@ impl Worker {
             }
             Err(error) => {
                 connection.lost(error.to_string());
-                self.finish(connection);
+                self.finish(connection, None);
             }
         }
     }
@@ -362,7 +372,7 @@ impl Worker {
         }
         connection.send_full = false;
         if self.stopping.is_some() {
-            connection.request_logout(self.now, Duration::ZERO);
+            connection.refuse();
             return self.insert(connection);
         }
         // Ownership may have changed while it was on its way: its volume was closed, and opened elsewhere.
@@ -376,8 +386,10 @@ impl Worker {
     }
 
     /// Answers SendTargets with what this initiator may use.
-    pub(super) fn send_targets(&mut self, connection: &mut Connection, question: &SendTargets) {
-        let initiator = connection.initiator_name().to_owned();
+    pub(super) fn send_targets(&self, session: &mut Session, id: ConnectionId, question: &SendTargets) {
+        let initiator = session.initiator_name.as_str();
+        let asking = session.connections.iter().find(|(other, _)| *other == id);
+        let Some(connection) = asking.and_then(|(_, key)| self.connections.get(key)) else { return };
         let base = &self.settings.config.base_name;
         let wanted = match question {
             SendTargets::All => self.shared.catalogue.exports().unwrap_or_else(|error| {
@@ -385,13 +397,13 @@ impl Worker {
                 Vec::new()
             }),
             SendTargets::Named(name) => names::volume_of(base, name).into_iter().collect(),
-            SendTargets::ThisTarget => connection.stage.volume().cloned().into_iter().collect(),
+            SendTargets::ThisTarget => session.volume.clone().into_iter().collect(),
         };
         let visible = |name: &VolumeName| {
             let volume = self.shared.catalogue.load(name);
             volume.is_ok_and(|volume| {
                 let admitted =
-                    self.settings.rules.admit(&connection.identity, connection.peer.ip(), &initiator, &volume);
+                    self.settings.rules.admit(&connection.identity, connection.peer.ip(), initiator, &volume);
                 // What wants CHAP is shown to who has not been asked for it yet: else nobody could find it.
                 let asks = self.settings.rules.chap_for_discovery().is_some();
                 admitted.is_ok() || (!asks && matches!(admitted, Err(Refusal::ChapNeeded { .. })))
@@ -404,9 +416,7 @@ impl Worker {
             .take(TARGETS_MAX)
             .map(|name| TargetEntry { name: names::target_name(base, name), addresses: addresses.clone() })
             .collect();
-        if let Some(session) = &mut connection.session {
-            session.send_targets(&targets);
-        }
+        session.machine.send_targets(id, &targets);
     }
 
     /// Where to reach this target, as told to this initiator.

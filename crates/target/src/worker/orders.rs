@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use strongroom_channel::Scheme;
 
-use super::connection::{Connection, Stage};
+use super::Worker;
+use super::session::Session;
 use super::units::Slot;
-use super::{ConnectionKey, Worker};
-use crate::admin::{SessionReport, VolumeReport};
+use crate::admin::{ConnectionReport, SessionReport, VolumeReport};
 use crate::names::{VolumeName, for_log};
-use crate::unit::Job;
+use crate::unit::{Job, SessionKey};
 use crate::volume::Volume;
 
 /// An order to every worker. Whoever gave it may have gone when the answer comes.
@@ -49,7 +49,7 @@ pub(crate) struct Which {
 }
 
 /// What the rules now say of a session.
-enum Standing {
+pub(super) enum Standing {
     AsBefore,
     ReadOnly(bool),
     Ended(String),
@@ -60,20 +60,20 @@ impl Worker {
         match order {
             Order::Report(reply) => drop(reply.send(self.report())),
             Order::Drop { which, reply } => {
-                let keys = self.logged_in_where(|connection, worker| worker.is_meant(connection, &which));
-                keys.iter().for_each(|key| self.end_connection(*key, "dropped by order of the target's keeper"));
+                let keys = self.sessions_where(|session, worker| worker.is_meant(session, &which));
+                keys.iter().for_each(|key| self.end_session(*key, "dropped by order of the target's keeper"));
                 let _ = reply.send(keys.len());
             }
             Order::Drain { volume, grace, reply } => {
-                let keys = self.logged_in_where(|connection, _| {
-                    let of = connection.stage.volume().map(VolumeName::volume);
+                let keys = self.sessions_where(|session, _| {
+                    let of = session.volume.as_ref().map(VolumeName::volume);
                     of.is_some() && (volume.is_none() || of == volume)
                 });
                 let now = self.now;
                 for key in &keys {
-                    if let Some(connection) = self.connections.get_mut(key) {
-                        connection.request_logout(now, grace);
-                        connection.touch(&mut self.touched);
+                    if let Some(session) = self.sessions.get_mut(key) {
+                        session.machine.request_logout(now, grace);
+                        session.touch(&mut self.touched_sessions);
                     }
                 }
                 let _ = reply.send(keys.len());
@@ -82,8 +82,8 @@ impl Worker {
             Order::Resized { store } => self.resized(&store),
             Order::Gone { export } => {
                 // None was there a moment ago, but one may have come in between.
-                let keys = self.logged_in_where(|connection, _| connection.stage.volume() == Some(&export));
-                keys.iter().for_each(|key| self.end_connection(*key, "what it used was deleted"));
+                let keys = self.sessions_where(|session, _| session.volume.as_ref() == Some(&export));
+                keys.iter().for_each(|key| self.end_session(*key, "what it used was deleted"));
                 self.forget_unit(&export);
             }
             Order::Recheck { volume, reply } => {
@@ -93,69 +93,90 @@ impl Worker {
         }
     }
 
-    fn logged_in_where(&self, is_meant: impl Fn(&Connection, &Worker) -> bool) -> Vec<ConnectionKey> {
-        let all = self.connections.values().map(|connection| &**connection);
-        let logged_in = all.filter(|connection| matches!(connection.stage, Stage::LoggedIn { .. }));
-        let meant = logged_in.filter(|connection| is_meant(connection, self));
-        meant.map(|connection| connection.key).collect()
+    fn sessions_where(&self, is_meant: impl Fn(&Session, &Worker) -> bool) -> Vec<SessionKey> {
+        let meant = self.sessions.values().filter(|session| is_meant(session, self));
+        meant.map(|session| session.key).collect()
     }
 
-    fn is_meant(&self, connection: &Connection, which: &Which) -> bool {
+    fn is_meant(&self, session: &Session, which: &Which) -> bool {
         let fits =
             |wanted: &Option<String>, is: Option<&str>| wanted.as_deref().is_none_or(|wanted| is == Some(wanted));
-        which.id.is_none_or(|id| connection.key.0 == id)
-            && fits(&which.initiator, Some(connection.initiator_name()))
-            && fits(&which.peer, self.settings.rules.peer_name(&connection.identity))
-            && fits(&which.volume, connection.stage.volume().map(VolumeName::as_str))
+        which.id.is_none_or(|id| session.key.0 == id)
+            && fits(&which.initiator, Some(&session.initiator_name))
+            && fits(&which.peer, self.settings.rules.peer_name(&session.identity))
+            && fits(&which.volume, session.volume.as_ref().map(VolumeName::as_str))
     }
 
     /// Ends the sessions that the rules do not admit any more. Reads each volume's description once.
     fn recheck(&mut self, of: Option<&VolumeName>) -> (usize, usize) {
         // A snapshot is for those whom its volume is for.
-        let keys = self.logged_in_where(|connection, _| {
-            of.is_none() || connection.stage.volume().map(VolumeName::volume).as_ref() == of
+        let keys = self.sessions_where(|session, _| {
+            of.is_none() || session.volume.as_ref().map(VolumeName::volume).as_ref() == of
         });
         let mut described: HashMap<VolumeName, Option<Volume>> = HashMap::new();
         let (mut ended, mut changed) = (0, 0);
         for key in keys {
-            let Some(connection) = self.connections.get(&key) else { continue };
-            let volume = connection.stage.volume().map(|name| {
-                let load = || self.shared.catalogue.load(name).ok();
-                (name.clone(), described.entry(name.clone()).or_insert_with(load).as_ref())
-            });
-            match self.standing(connection, volume.as_ref().map(|(_, volume)| *volume)) {
+            match self.recheck_session(key, &mut described) {
                 Standing::AsBefore => {}
-                Standing::ReadOnly(read_only) => {
-                    changed += 1;
-                    self.set_read_only(key, read_only);
-                }
-                Standing::Ended(reason) => {
-                    ended += 1;
-                    tracing::warn!(peer = %connection.peer, initiator = %for_log(connection.initiator_name()), reason,
-                        "the rules do not admit a session any more");
-                    self.end_connection(key, "the rules do not admit it any more");
-                }
+                Standing::ReadOnly(_) => changed += 1,
+                Standing::Ended(_) => ended += 1,
             }
         }
         (ended, changed)
     }
 
+    /// Has what the rules say of a session hold. `described`: descriptions that have been read.
+    pub(super) fn recheck_session(
+        &mut self,
+        key: SessionKey,
+        described: &mut HashMap<VolumeName, Option<Volume>>,
+    ) -> Standing {
+        let Some(session) = self.sessions.get(&key) else { return Standing::AsBefore };
+        let volume = session.volume.as_ref().map(|name| {
+            let load = || self.shared.catalogue.load(name).ok();
+            described.entry(name.clone()).or_insert_with(load).as_ref()
+        });
+        let standing = self.standing(session, volume);
+        match &standing {
+            Standing::AsBefore => {}
+            Standing::ReadOnly(read_only) => self.set_read_only(key, *read_only),
+            Standing::Ended(reason) => {
+                tracing::warn!(address = %session.address, initiator = %for_log(&session.initiator_name), reason,
+                    "the rules do not admit a session any more");
+                self.end_session(key, "the rules do not admit it any more");
+            }
+        }
+        standing
+    }
+
     /// `volume`: `None` for discovery; inside, its description, `None` if that cannot be read.
-    fn standing(&self, connection: &Connection, volume: Option<Option<&Volume>>) -> Standing {
-        let (rules, initiator) = (&self.settings.rules, connection.initiator_name());
-        let Stage::LoggedIn { read_only, .. } = &connection.stage else { return Standing::AsBefore };
-        match volume {
-            None => match rules.check_name(&connection.identity, initiator) {
-                Ok(()) => Standing::AsBefore,
-                Err(refusal) => Standing::Ended(refusal.to_string()),
-            },
+    fn standing(&self, session: &Session, volume: Option<Option<&Volume>>) -> Standing {
+        let (rules, initiator) = (&self.settings.rules, session.initiator_name.as_str());
+        let volume = match volume {
+            None => {
+                return match rules.check_name(&session.identity, initiator) {
+                    Ok(()) => Standing::AsBefore,
+                    Err(refusal) => Standing::Ended(refusal.to_string()),
+                };
+            }
             // What cannot be read says nothing about who may use it: the session goes on, a new login would not.
-            Some(None) => Standing::AsBefore,
-            Some(Some(volume)) => match self.may_use(connection, initiator, volume) {
-                Ok(admission) if admission.read_only == *read_only => Standing::AsBefore,
-                Ok(admission) => Standing::ReadOnly(admission.read_only),
-                Err(refusal) => Standing::Ended(refusal.to_string()),
-            },
+            Some(None) => return Standing::AsBefore,
+            Some(Some(volume)) => volume,
+        };
+        // Every connection must be welcome, wherever it comes from; the strictest rule holds.
+        let connections = session.connections.iter().filter_map(|(_, key)| self.connections.get(key));
+        let admissions = connections.map(|connection| self.may_use(connection, initiator, volume));
+        let leading = rules.admit(&session.identity, session.address, initiator, volume);
+        let mut read_only = false;
+        for admission in admissions.chain([leading]) {
+            match admission {
+                Ok(admission) => read_only |= admission.read_only,
+                Err(refusal) => return Standing::Ended(refusal.to_string()),
+            }
+        }
+        match read_only == session.read_only {
+            true => Standing::AsBefore,
+            false => Standing::ReadOnly(read_only),
         }
     }
 
@@ -172,17 +193,16 @@ impl Worker {
         }
     }
 
-    fn set_read_only(&mut self, key: ConnectionKey, now: bool) {
-        let Some(connection) = self.connections.get_mut(&key) else { return };
-        let Stage::LoggedIn { volume, read_only, .. } = &mut connection.stage else { return };
-        *read_only = now;
-        if let Some(Slot::Open(open)) = volume.as_ref().and_then(|volume| self.units.get_mut(volume)) {
+    fn set_read_only(&mut self, key: SessionKey, now: bool) {
+        let Some(session) = self.sessions.get_mut(&key) else { return };
+        session.read_only = now;
+        if let Some(Slot::Open(open)) = session.volume.as_ref().and_then(|volume| self.units.get_mut(volume)) {
             open.unit.set_read_only(key, now);
         }
     }
 
     fn report(&self) -> WorkerReport {
-        let sessions = self.connections.values().filter_map(|connection| self.session_report(connection)).collect();
+        let sessions = self.sessions.values().map(|session| self.session_report(session)).collect();
         let volumes = self.units.iter().filter_map(|(name, slot)| match slot {
             Slot::Open(open) => Some(self.volume_report(name, &open.unit)),
             Slot::Opening { .. } | Slot::Closing { .. } => None,
@@ -190,44 +210,56 @@ impl Worker {
         WorkerReport { sessions, volumes: volumes.collect() }
     }
 
-    fn session_report(&self, connection: &Connection) -> Option<SessionReport> {
-        let Stage::LoggedIn { initiator_name, volume, read_only } = &connection.stage else { return None };
-        let session = connection.session.as_ref()?;
-        let done = session.statistics();
-        let keys = session.agreed().map(|agreed| {
-            let yes = |value: bool| if value { "Yes" } else { "No" }.to_owned();
-            let keys = [
-                ("MaxRecvDataSegmentLength", agreed.recv_segment_bytes_max.to_string()),
-                ("MaxRecvDataSegmentLength (initiator)", agreed.send_segment_bytes_max.to_string()),
-                ("FirstBurstLength", agreed.first_burst_bytes.to_string()),
-                ("MaxBurstLength", agreed.max_burst_bytes.to_string()),
-                ("InitialR2T", yes(agreed.initial_r2t)),
-                ("ImmediateData", yes(agreed.immediate_data)),
-                ("MaxOutstandingR2T", agreed.max_outstanding_r2t.to_string()),
-            ];
-            keys.map(|(key, value)| (key.to_owned(), value)).to_vec()
+    fn session_report(&self, session: &Session) -> SessionReport {
+        let done = session.machine.statistics();
+        let agreed = session.machine.session_keys();
+        let yes = |value: bool| if value { "Yes" } else { "No" }.to_owned();
+        let keys = [
+            ("MaxRecvDataSegmentLength", agreed.recv_segment_bytes_max.to_string()),
+            ("MaxRecvDataSegmentLength (initiator)", agreed.send_segment_bytes_max.to_string()),
+            ("FirstBurstLength", agreed.first_burst_bytes.to_string()),
+            ("MaxBurstLength", agreed.max_burst_bytes.to_string()),
+            ("InitialR2T", yes(agreed.initial_r2t)),
+            ("ImmediateData", yes(agreed.immediate_data)),
+            ("MaxOutstandingR2T", agreed.max_outstanding_r2t.to_string()),
+            ("MaxConnections", agreed.connections_max.to_string()),
+            ("ErrorRecoveryLevel", agreed.error_recovery_level.to_string()),
+        ];
+        let connections = session.connections.iter().filter_map(|(id, key)| {
+            let connection = self.connections.get(key)?;
+            let digests = session.machine.agreed(*id)?.digests;
+            let crc = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
+            Some(ConnectionReport {
+                cid: session.machine.cid(*id)?,
+                address: connection.peer,
+                header_digest: crc(digests.header),
+                data_digest: crc(digests.data),
+            })
         });
-        Some(SessionReport {
-            id: connection.key.0,
-            address: connection.peer,
-            peer: self.settings.rules.peer_name(&connection.identity).map(str::to_owned),
-            initiator: for_log(initiator_name),
-            volume: volume.as_ref().map(ToString::to_string),
-            read_only: *read_only,
-            scheme: connection.link.scheme().map_or("S0", Scheme::name).to_owned(),
-            age_s: connection.since.map_or(0.0, |since| self.now.saturating_duration_since(since).as_secs_f64()),
-            keys: keys.unwrap_or_default(),
+        let connections: Vec<ConnectionReport> = connections.collect();
+        let mut links = session.connections.iter().filter_map(|(_, key)| self.connections.get(key));
+        SessionReport {
+            id: session.key.0,
+            address: links.next().map_or((session.address, 0).into(), |connection| connection.peer),
+            peer: self.settings.rules.peer_name(&session.identity).map(str::to_owned),
+            initiator: for_log(&session.initiator_name),
+            volume: session.volume.as_ref().map(ToString::to_string),
+            read_only: session.read_only,
+            scheme: session.scheme.map_or("S0", Scheme::name).to_owned(),
+            age_s: self.now.saturating_duration_since(session.since).as_secs_f64(),
+            keys: keys.map(|(key, value)| (key.to_owned(), value)).to_vec(),
+            connections,
             queue_depth: self.settings.config.limits.queue_depth,
-            in_flight: volume.as_ref().map_or(0, |volume| self.in_flight_of(volume, connection.key)),
-            waiting: connection.queued.len(),
+            in_flight: session.volume.as_ref().map_or(0, |volume| self.in_flight_of(volume, session.key)),
+            waiting: session.queued.len(),
             commands: done.commands,
             bytes_read: done.bytes_read,
             bytes_written: done.bytes_written,
             rejects: done.rejects,
-        })
+        }
     }
 
-    fn in_flight_of(&self, volume: &VolumeName, key: ConnectionKey) -> usize {
+    fn in_flight_of(&self, volume: &VolumeName, key: SessionKey) -> usize {
         match self.units.get(volume) {
             Some(Slot::Open(open)) => open.unit.in_flight_of(key),
             _ => 0,

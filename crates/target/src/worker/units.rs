@@ -10,14 +10,14 @@ use strongroom_block::BlockKeyWrap;
 use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::{Medium, Store, View};
 
-use super::{Message, Worker};
+use super::{ConnectionKey, Message, Worker};
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::store_handle::StoreHandle;
-use crate::unit::{ConnectionKey, Finished, Job, Keeper, Kept, Unit};
+use crate::unit::{Finished, Job, Keeper, Kept, SessionKey, Unit};
 use crate::volume::Volume;
 
 /// After so long without a command the store may tidy up.
@@ -88,9 +88,9 @@ pub(super) struct OpenUnit {
 
 /// A task management function that waits for tasks to end.
 pub(super) struct PendingManagement {
-    pub(super) connection: ConnectionKey,
+    pub(super) session: SessionKey,
     pub(super) id: ManagementId,
-    pub(super) waiting: HashSet<(ConnectionKey, TaskId)>,
+    pub(super) waiting: HashSet<(SessionKey, TaskId)>,
     pub(super) close_sessions: bool,
 }
 
@@ -129,9 +129,9 @@ impl OpenUnit {
         self.unused_since = self.unit.volume().medium.is_durable().then_some(now);
     }
 
-    fn task_over(&mut self, connection: ConnectionKey, task: TaskId) {
+    fn task_over(&mut self, session: SessionKey, task: TaskId) {
         for pending in &mut self.managements {
-            pending.waiting.remove(&(connection, task));
+            pending.waiting.remove(&(session, task));
         }
     }
 
@@ -257,8 +257,8 @@ impl Worker {
         }
     }
 
-    /// A connection that used a volume is over.
-    pub(super) fn leave_unit(&mut self, volume: &VolumeName, key: ConnectionKey) {
+    /// A session that used a volume is over.
+    pub(super) fn leave_unit(&mut self, volume: &VolumeName, key: SessionKey) {
         let Some(Slot::Open(open)) = self.units.get_mut(volume) else { return };
         open.unit.detach(key);
         open.submitted = true;

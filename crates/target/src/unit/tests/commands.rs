@@ -7,7 +7,7 @@ use strongroom_scsi::{UnitAttention, VendorCommand, inquiry, opcode, vendor};
 
 use super::*;
 
-const OTHER: ConnectionKey = ConnectionKey(2);
+const OTHER: SessionKey = SessionKey(2);
 
 fn cdb_of(bytes: &[u8]) -> [u8; 16] {
     let mut cdb = [0; 16];

@@ -1,0 +1,359 @@
+//! What one connection has sent and its initiator has not acknowledged: kept from error recovery level 1 on, to be sent again on this
+//! connection (SNACK) or on another one (TASK REASSIGN). Bounded in bytes and in number; what is beyond cannot be sent again.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::DataSegment;
+use crate::Serial;
+use crate::pdu::{Opcode, Pdu, TAG_NONE};
+
+/// Bytes of data and headers that are kept for an initiator that does not acknowledge.
+const KEPT_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Numbered answers that are kept.
+const ANSWERS_MAX: usize = 1024;
+/// Bytes that wait to be sent again: they may be all that is left of what was kept.
+const AGAIN_BYTES_MAX: usize = KEPT_BYTES_MAX;
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// Answers that used up a StatSN, in order.
+    answers: VecDeque<(Serial, Answer)>,
+    /// Data-In or R2T PDUs, by task tag.
+    tasks: HashMap<u32, Sent>,
+    bytes: usize,
+    again: VecDeque<Pdu>,
+    again_bytes: usize,
+}
+
+#[derive(Debug)]
+enum Answer {
+    Pdu(Box<Pdu>),
+    /// A status that rode in the last Data-In of the task with this tag.
+    InData(u32),
+}
+
+/// The Data-In or R2T PDUs of one task.
+#[derive(Debug, Default)]
+struct Sent {
+    /// Those that are kept, by number (DataSN or R2TSN).
+    pdus: Vec<SentPdu>,
+    /// So many were sent.
+    count: u32,
+    /// How much of the transfer they cover, in bytes.
+    end: u32,
+    are_r2ts: bool,
+}
+
+#[derive(Debug)]
+struct SentPdu {
+    number: u32,
+    covers_bytes: u32,
+    pdu: Pdu,
+}
+
+/// What of a read has to go out again, and where it begins.
+#[derive(Debug, Default)]
+pub(super) struct Resumed {
+    pub(super) segments: VecDeque<DataSegment>,
+    pub(super) offset: u32,
+    pub(super) data_sn: u32,
+    /// R2Ts that were sent for it, if it is a write.
+    pub(super) r2t_count: u32,
+}
+
+impl Kept {
+    /// The next PDU that is sent again, as it was.
+    pub(super) fn next_again(&mut self) -> Option<Pdu> {
+        let pdu = self.again.pop_front()?;
+        self.again_bytes -= cost_bytes(&pdu);
+        Some(pdu)
+    }
+
+    /// Remembers what has just been sent. `covers_bytes`: how much of its transfer a Data-In stands for.
+    pub(super) fn keep(&mut self, pdu: &Pdu, covers_bytes: u32) {
+        let tag = pdu.bhs.initiator_task_tag();
+        let is_numbered = match pdu.bhs.opcode() {
+            Some(Opcode::DataIn) => pdu.bhs.0[1] & 1 != 0,
+            Some(Opcode::R2t) => false,
+            Some(Opcode::NopIn) => tag != TAG_NONE,
+            _ => true,
+        };
+        let is_data = matches!(pdu.bhs.opcode(), Some(Opcode::DataIn | Opcode::R2t));
+        if is_data {
+            let number = pdu.bhs.u32_at(36);
+            if number == 0 {
+                // The tag is used again: what it stood for is over.
+                self.forget(tag);
+            }
+            let sent = self.tasks.entry(tag).or_default();
+            (sent.count, sent.end) = (number + 1, pdu.bhs.u32_at(40) + covers_bytes);
+            sent.are_r2ts = pdu.bhs.opcode() == Some(Opcode::R2t);
+            if self.bytes + cost_bytes(pdu) <= KEPT_BYTES_MAX {
+                self.bytes += cost_bytes(pdu);
+                sent.pdus.push(SentPdu { number, covers_bytes, pdu: pdu.clone() });
+            }
+        }
+        if is_numbered {
+            let answer = if is_data { Answer::InData(tag) } else { Answer::Pdu(Box::new(pdu.clone())) };
+            self.keep_answer(Serial(pdu.bhs.u32_at(24)), answer);
+        }
+    }
+
+    fn keep_answer(&mut self, stat_sn: Serial, answer: Answer) {
+        let cost = answer.cost_bytes();
+        while self.answers.len() >= ANSWERS_MAX || (self.bytes + cost > KEPT_BYTES_MAX && !self.answers.is_empty()) {
+            self.drop_oldest();
+        }
+        if self.bytes + cost <= KEPT_BYTES_MAX {
+            self.bytes += cost;
+            self.answers.push_back((stat_sn, answer));
+        }
+    }
+
+    /// The initiator has every answer before `exp_stat_sn`.
+    pub(super) fn acknowledge(&mut self, exp_stat_sn: Serial) {
+        while self.answers.front().is_some_and(|(stat_sn, _)| stat_sn.is_before(exp_stat_sn)) {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some((stat_sn, answer)) = self.answers.pop_front() else { return };
+        self.bytes -= answer.cost_bytes();
+        match answer {
+            Answer::InData(tag) if self.status_in_data(stat_sn, tag).is_some() => self.forget(tag),
+            Answer::Pdu(pdu) if pdu.bhs.opcode() == Some(Opcode::ScsiResponse) => {
+                self.forget(pdu.bhs.initiator_task_tag());
+            }
+            Answer::InData(_) | Answer::Pdu(_) => {}
+        }
+    }
+
+    /// A task is over, or was aborted: nobody will ask for its data any more.
+    pub(super) fn forget(&mut self, tag: u32) {
+        let sent = self.tasks.remove(&tag).unwrap_or_default();
+        self.bytes -= sent.pdus.iter().map(|sent| cost_bytes(&sent.pdu)).sum::<usize>();
+    }
+
+    /// Has a run of Data-In or R2T PDUs sent again; all from `begin` on if `count` is 0. False if they are not all there.
+    pub(super) fn send_sequence(&mut self, tag: u32, begin: u32, count: u32) -> bool {
+        let Some(sent) = self.tasks.get(&tag) else { return false };
+        let count = if count == 0 { sent.count.saturating_sub(begin) } else { count };
+        let is_wanted = |number: u32| number >= begin && number - begin < count;
+        let wanted = sent.pdus.iter().filter(|sent| is_wanted(sent.number)).map(|sent| sent.pdu.clone()).collect();
+        self.send(wanted, count)
+    }
+
+    /// The same for answers, by StatSN; `next` is the number that the next answer will have.
+    pub(super) fn send_answers(&mut self, begin: Serial, count: u32, next: Serial) -> bool {
+        let count = if count == 0 { begin.steps_to(next) } else { count };
+        let is_wanted = |stat_sn: Serial| !stat_sn.is_before(begin) && begin.steps_to(stat_sn) < count;
+        let wanted = self.answers.iter().filter(|(stat_sn, _)| is_wanted(*stat_sn));
+        let wanted = wanted.filter_map(|(stat_sn, answer)| self.pdu_of(*stat_sn, answer).cloned()).collect();
+        self.send(wanted, count)
+    }
+
+    fn send(&mut self, wanted: Vec<Pdu>, count: u32) -> bool {
+        let bytes: usize = wanted.iter().map(cost_bytes).sum();
+        if wanted.is_empty() || wanted.len() != count as usize || self.again_bytes + bytes > AGAIN_BYTES_MAX {
+            return false;
+        }
+        self.again_bytes += bytes;
+        self.again.extend(wanted);
+        true
+    }
+
+    /// The answer to a task, if it was sent and is kept: a SCSI Response, or a Data-In with a status.
+    pub(super) fn answer_to(&self, tag: u32) -> Option<&Pdu> {
+        let mut newest_first = self.answers.iter().rev();
+        newest_first.find_map(|(stat_sn, answer)| {
+            let pdu = self.pdu_of(*stat_sn, answer)?;
+            let is_status = matches!(pdu.bhs.opcode(), Some(Opcode::ScsiResponse | Opcode::DataIn));
+            (is_status && pdu.bhs.initiator_task_tag() == tag).then_some(pdu)
+        })
+    }
+
+    /// What was sent of a read, from the Data-In `first` on, to be cut anew. `None` if that is not all there.
+    pub(super) fn resume(&self, tag: u32, first: u32) -> Option<Resumed> {
+        let Some(sent) = self.tasks.get(&tag) else { return Some(Resumed::default()) };
+        if sent.are_r2ts {
+            return Some(Resumed { r2t_count: sent.count, ..Resumed::default() });
+        }
+        // RFC 7143 §11.5.6: a number that cannot be is ignored.
+        let first = if first > sent.count { 0 } else { first };
+        let wanted: Vec<&SentPdu> = sent.pdus.iter().filter(|sent| sent.number >= first).collect();
+        if wanted.len() != (sent.count - first) as usize {
+            return None;
+        }
+        let segments = wanted.iter().map(|sent| DataSegment {
+            data: sent.pdu.data.clone(),
+            ahs: sent.pdu.ahs.clone(),
+            sealed: sent.pdu.sealed,
+            covers_bytes: sent.covers_bytes,
+        });
+        let offset = wanted.first().map_or(sent.end, |sent| sent.pdu.bhs.u32_at(40));
+        Some(Resumed { segments: segments.collect(), offset, data_sn: first, r2t_count: 0 })
+    }
+
+    /// Whether any Data-In or R2T of a task went by this connection.
+    pub(super) fn has_sent(&self, tag: u32) -> bool {
+        self.tasks.contains_key(&tag)
+    }
+
+    /// The task goes on elsewhere.
+    pub(super) fn forget_answer(&mut self, tag: u32) {
+        let is_other = |kept: &Kept, (stat_sn, answer): &(Serial, Answer)| {
+            kept.pdu_of(*stat_sn, answer).is_none_or(|pdu| pdu.bhs.initiator_task_tag() != tag)
+        };
+        let (keep, drop): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.answers).into_iter().partition(|entry| is_other(self, entry));
+        self.bytes -= drop.iter().map(|(_, answer)| answer.cost_bytes()).sum::<usize>();
+        self.answers = keep;
+        self.forget(tag);
+    }
+
+    fn pdu_of<'a>(&'a self, stat_sn: Serial, answer: &'a Answer) -> Option<&'a Pdu> {
+        match answer {
+            Answer::Pdu(pdu) => Some(pdu),
+            Answer::InData(tag) => self.status_in_data(stat_sn, *tag),
+        }
+    }
+
+    /// The Data-In that carried a status, unless its tag has been used again since.
+    fn status_in_data(&self, stat_sn: Serial, tag: u32) -> Option<&Pdu> {
+        let last = self.tasks.get(&tag)?.pdus.last()?;
+        let has_status = last.pdu.bhs.opcode() == Some(Opcode::DataIn) && last.pdu.bhs.0[1] & 1 != 0;
+        (has_status && last.pdu.bhs.u32_at(24) == stat_sn.0).then_some(&last.pdu)
+    }
+}
+
+impl Answer {
+    fn cost_bytes(&self) -> usize {
+        size_of::<(Serial, Answer)>() + if let Answer::Pdu(pdu) = self { cost_bytes(pdu) } else { 0 }
+    }
+}
+
+/// What it costs to keep a PDU. An R2T has no data, and costs nevertheless.
+fn cost_bytes(pdu: &Pdu) -> usize {
+    size_of::<SentPdu>() + pdu.ahs.len() + pdu.data.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use strongroom_block::Buffer;
+
+    use super::*;
+    use crate::pdu::{DataIn, NopIn, R2t, Sequence};
+    use crate::{Lun, Residual};
+
+    fn r2t(tag: u32, r2t_sn: u32) -> Pdu {
+        let r2t = R2t {
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            target_transfer_tag: r2t_sn,
+            sequence: Sequence::default(),
+            r2t_sn,
+            buffer_offset: 0,
+            desired_data_transfer_bytes: 4,
+        };
+        Pdu::header_only(r2t.encode())
+    }
+
+    fn data_in(tag: u32, data_sn: u32, stat_sn: Option<u32>, len: usize) -> Pdu {
+        let header = DataIn {
+            is_final: stat_sn.is_some(),
+            status: stat_sn.map(|_| (0, Residual::None)),
+            lun: Lun(0),
+            initiator_task_tag: tag,
+            sequence: Sequence { stat_sn: Serial(stat_sn.unwrap_or(0)), ..Sequence::default() },
+            data_sn,
+            buffer_offset: data_sn * len as u32,
+        };
+        Pdu::new(header.encode(), Bytes::new(), Buffer::from(Bytes::from(vec![1; len])), false)
+    }
+
+    fn pong(stat_sn: u32, len: usize) -> Pdu {
+        let header = NopIn {
+            lun: Lun(0),
+            initiator_task_tag: 1,
+            target_transfer_tag: TAG_NONE,
+            sequence: Sequence { stat_sn: Serial(stat_sn), ..Sequence::default() },
+        };
+        Pdu::new(header.encode(), Bytes::new(), Buffer::from(Bytes::from(vec![1; len])), false)
+    }
+
+    #[test]
+    fn r2ts_count_although_they_have_no_data() {
+        let mut kept = Kept::default();
+        let kept_max = KEPT_BYTES_MAX / size_of::<SentPdu>();
+        for r2t_sn in 0..kept_max as u32 + 10 {
+            kept.keep(&r2t(5, r2t_sn), 0);
+        }
+        assert_eq!(kept.tasks[&5].pdus.len(), kept_max);
+        kept.forget(5);
+        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0));
+    }
+
+    #[test]
+    fn answers_are_bounded_in_bytes() {
+        let mut kept = Kept::default();
+        for stat_sn in 0..1000 {
+            kept.keep(&pong(stat_sn, 256 * 1024), 0);
+        }
+        let held: usize = kept.answers.iter().map(|(_, answer)| answer.cost_bytes()).sum();
+        assert_eq!(held, kept.bytes);
+        assert!(kept.bytes <= KEPT_BYTES_MAX && kept.answers.len() > 60, "{}", kept.answers.len());
+        assert_eq!(kept.answers.back().expect("the newest").0, Serial(999));
+        kept.acknowledge(Serial(1000));
+        assert_eq!(kept.bytes, 0);
+    }
+
+    #[test]
+    fn what_waits_to_be_sent_again_is_bounded_in_bytes() {
+        let mut kept = Kept::default();
+        kept.keep(&data_in(7, 0, Some(1), 3_000_000), 3_000_000);
+        let granted = (0..100).filter(|_| kept.send_sequence(7, 0, 1)).count();
+        assert_eq!(granted, 5, "of 3 MB each");
+        while kept.next_again().is_some() {}
+        assert_eq!(kept.again_bytes, 0);
+        assert!(kept.send_sequence(7, 0, 1));
+    }
+
+    #[test]
+    fn everything_is_not_granted_when_a_part_is_gone() {
+        let mut kept = Kept::default();
+        for data_sn in 0..20 {
+            kept.keep(&data_in(7, data_sn, (data_sn == 19).then_some(3), 1 << 20), 1 << 20);
+        }
+        assert!(kept.send_sequence(7, 3, 2), "these are there");
+        assert!(!kept.send_sequence(7, 3, 0), "the last ones are not");
+        assert!(!kept.send_answers(Serial(3), 0, Serial(4)) && kept.answer_to(7).is_none());
+        assert!(kept.resume(7, 3).is_none());
+    }
+
+    #[test]
+    fn a_tag_used_again_does_not_stand_for_the_old_answer() {
+        let mut kept = Kept::default();
+        kept.keep(&data_in(7, 0, Some(1), 4), 4);
+        kept.keep(&data_in(7, 0, Some(2), 8), 8);
+        assert!(!kept.send_answers(Serial(1), 1, Serial(3)));
+        assert!(kept.send_answers(Serial(2), 0, Serial(3)));
+        kept.acknowledge(Serial(2));
+        assert_eq!(kept.answer_to(7).map(|pdu| pdu.data.len()), Some(8), "the newer one is kept");
+        kept.acknowledge(Serial(3));
+        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_read_goes_on_where_the_initiator_says() {
+        let mut kept = Kept::default();
+        kept.keep(&data_in(7, 0, None, 512), 512);
+        kept.keep(&data_in(7, 1, None, 512), 512);
+        for (first, count, offset) in [(0, 2, 0), (1, 1, 512), (2, 0, 1024)] {
+            let resumed = kept.resume(7, first).expect("kept");
+            assert_eq!((resumed.segments.len(), resumed.offset, resumed.data_sn), (count, offset, first));
+        }
+        assert_eq!(kept.resume(7, 9).expect("kept").data_sn, 0, "a number that cannot be is ignored");
+    }
+}

@@ -1,0 +1,217 @@
+//! Commands in the order of their CmdSN, whichever connection of the session they came by (RFC 7143 §4.2.2.1), and the requests that are
+//! answered at once.
+
+use super::connection::ConnectionId;
+use super::outbox::AnswerKind;
+use super::write::Receiving;
+use super::{Direction, Held, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, State, Task, manage};
+use crate::pdu::{
+    DataOut, Lun, NopIn, NopOut, Opcode, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE,
+    TaskManagementRequest,
+};
+use crate::{PeerMisbehaved, Serial};
+
+impl Session {
+    pub(super) fn take_pdu(&mut self, id: ConnectionId, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        let max_bytes = self.config.offer.recv_segment_bytes_max.max(crate::login::LOGIN_SEGMENT_BYTES) as usize;
+        if pdu.data.len() > max_bytes {
+            return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
+        }
+        let request = match Request::decode(&pdu.bhs) {
+            Ok(request) => request,
+            Err(PduError::Opcode(_)) => return self.reject(id, &pdu, RejectReason::CommandNotSupported),
+            Err(_) => return self.reject(id, &pdu, RejectReason::InvalidPduField),
+        };
+        if pdu.sealed {
+            self.check_sealed(&request, &pdu)?;
+        }
+        self.take_acknowledgement(id, Serial(pdu.bhs.u32_at(28)));
+        let cmd_sn = match &request {
+            Request::DataOut(data_out) => {
+                return match self.held_write(id, data_out) {
+                    Some(at) => self.hold_data(id, at, pdu),
+                    None => self.handle_data_out(id, *data_out, pdu),
+                };
+            }
+            Request::Snack(snack) => return self.handle_snack(id, *snack, &pdu),
+            Request::Login(_) => return self.reject(id, &pdu, RejectReason::ProtocolError),
+            Request::TaskManagement(request) if self.is_early(request) => {
+                // What it is about has not all come.
+                if self.early.len() >= MANAGEMENTS_MAX {
+                    return self.reject(id, &pdu, RejectReason::TooManyImmediateCommands);
+                }
+                self.early.push((id, pdu));
+                return Ok(());
+            }
+            _ if pdu.bhs.is_immediate() => return self.execute(id, request, pdu),
+            Request::NopOut(request) => request.cmd_sn,
+            Request::ScsiCommand(request) => request.cmd_sn,
+            Request::TaskManagement(request) => request.cmd_sn,
+            Request::Text(request) => request.cmd_sn,
+            Request::Logout(request) => request.cmd_sn,
+        };
+        // RFC 7143 §4.2.2.1: a command outside the window is ignored without an answer.
+        let is_new = self.held.iter().all(|held| held.cmd_sn != cmd_sn);
+        if !cmd_sn.is_within(self.exp_cmd_sn, self.window().max_cmd_sn) || !is_new {
+            self.statistics.ignored += 1;
+            return Ok(());
+        }
+        if cmd_sn != self.exp_cmd_sn {
+            self.held.push(Held { cmd_sn, connection: Some(id), pdu: Some(pdu), data: Vec::new() });
+            return Ok(());
+        }
+        self.exp_cmd_sn = self.exp_cmd_sn.next();
+        self.execute(id, request, pdu)?;
+        self.release_held()
+    }
+
+    fn take_acknowledgement(&mut self, id: ConnectionId, exp_stat_sn: Serial) {
+        let Some(connection) = self.connection_mut(id) else { return };
+        if let Some(kept) = &mut connection.kept
+            && !connection.outbox.stat_sn().is_before(exp_stat_sn)
+        {
+            kept.acknowledge(exp_stat_sn);
+        }
+    }
+
+    /// Whether an immediate function over many tasks came by a faster connection than commands that were sent before it.
+    fn is_early(&self, request: &TaskManagementRequest) -> bool {
+        let is_ahead = self.exp_cmd_sn.is_before(request.cmd_sn);
+        request.immediate
+            && manage::is_for_many(request.function)
+            && self.agreed.connections_max > 1
+            && is_ahead
+            && request.cmd_sn.previous().is_within(self.exp_cmd_sn, self.window().max_cmd_sn)
+    }
+
+    /// Executes what was held back, as far as nothing is missing any more.
+    pub(super) fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
+        loop {
+            self.release_early()?;
+            let Some(at) = self.held.iter().position(|held| held.cmd_sn == self.exp_cmd_sn) else { return Ok(()) };
+            let Held { connection, pdu, data, .. } = self.held.swap_remove(at);
+            self.exp_cmd_sn = self.exp_cmd_sn.next();
+            let (Some(id), Some(pdu)) = (connection, pdu) else { continue };
+            let request = Request::decode(&pdu.bhs)?;
+            self.execute(id, request, pdu)?;
+            for pdu in data {
+                let Request::DataOut(header) = Request::decode(&pdu.bhs)? else { continue };
+                self.handle_data_out(id, header, pdu)?;
+            }
+        }
+    }
+
+    /// The command, held back, that unsolicited data belongs to.
+    fn held_write(&self, id: ConnectionId, header: &DataOut) -> Option<usize> {
+        let tag = header.initiator_task_tag;
+        let is_its = |held: &Held| {
+            let is_tag =
+                |pdu: &Pdu| pdu.bhs.opcode() == Some(Opcode::ScsiCommand) && pdu.bhs.initiator_task_tag() == tag;
+            held.connection == Some(id) && held.pdu.as_ref().is_some_and(is_tag)
+        };
+        if header.target_transfer_tag != TAG_NONE || self.held.is_empty() {
+            return None;
+        }
+        self.held.iter().position(is_its)
+    }
+
+    /// Keeps unsolicited data with its command: no more than FirstBurstLength of it, nor in more PDUs than so much is worth.
+    fn hold_data(&mut self, id: ConnectionId, at: usize, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        let held = &mut self.held[at];
+        let bytes: usize = held.data.iter().map(|pdu| pdu.data.len()).sum();
+        let first_burst = self.agreed.first_burst_bytes as usize;
+        if bytes + pdu.data.len() > first_burst || held.data.len() > first_burst / 512 {
+            return self.reject(id, &pdu, RejectReason::InvalidPduField);
+        }
+        held.data.push(pdu);
+        Ok(())
+    }
+
+    fn release_early(&mut self) -> Result<(), PeerMisbehaved> {
+        let exp_cmd_sn = self.exp_cmd_sn;
+        let is_due = |pdu: &Pdu| !exp_cmd_sn.is_before(Serial(pdu.bhs.u32_at(24)));
+        while let Some(at) = self.early.iter().position(|(_, pdu)| is_due(pdu)) {
+            let (id, pdu) = self.early.remove(at);
+            let request = Request::decode(&pdu.bhs)?;
+            self.execute(id, request, pdu)?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, id: ConnectionId, request: Request, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        if self.is_closed {
+            return Ok(());
+        }
+        let is_for_discovery = matches!(request, Request::NopOut(_) | Request::Text(_) | Request::Logout(_));
+        if self.is_discovery() && !is_for_discovery {
+            return self.reject(id, &pdu, RejectReason::CommandNotSupported);
+        }
+        match request {
+            Request::NopOut(nop) => self.handle_nop(id, nop, pdu),
+            Request::ScsiCommand(command) => self.handle_command(id, command, pdu),
+            Request::TaskManagement(request) => self.handle_task_management(id, request, &pdu),
+            Request::Text(text) => self.handle_text(id, text, pdu),
+            Request::Logout(logout) => self.handle_logout(id, logout),
+            Request::DataOut(_) | Request::Snack(_) | Request::Login(_) => unreachable!("sorted out before"),
+        }
+    }
+
+    fn handle_nop(&mut self, id: ConnectionId, nop: NopOut, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        if nop.initiator_task_tag == TAG_NONE {
+            // The answer to our ping: something came, and everything that went before has arrived.
+            self.take_pong(id, nop.target_transfer_tag);
+            return Ok(());
+        }
+        let Some(connection) = self.connection(id) else { return Ok(()) };
+        let echo_bytes = pdu.data.len().min(connection.agreed.send_segment_bytes_max as usize);
+        let answer = NopIn {
+            lun: Lun(0),
+            initiator_task_tag: nop.initiator_task_tag,
+            target_transfer_tag: TAG_NONE,
+            sequence: Sequence::default(),
+        };
+        self.answer(id, answer.encode(), pdu.data.slice(..echo_bytes), AnswerKind::Numbered)
+    }
+
+    fn handle_command(&mut self, id: ConnectionId, command: ScsiCommand, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+        let tag = command.initiator_task_tag;
+        if tag == TAG_NONE || (command.read && command.write) {
+            return self.reject(id, &pdu, RejectReason::InvalidPduField);
+        }
+        if self.by_tag.contains_key(&tag) {
+            return self.reject(id, &pdu, RejectReason::TaskInProgress);
+        }
+        if command.immediate {
+            if self.immediate_tasks >= IMMEDIATE_TASKS_MAX {
+                return self.reject(id, &pdu, RejectReason::TooManyImmediateCommands);
+            }
+            self.immediate_tasks += 1;
+        } else {
+            self.window_taken += 1;
+        }
+        let direction = match (command.read, command.write) {
+            (true, _) => Direction::Read,
+            (_, true) => Direction::Write,
+            _ => Direction::None,
+        };
+        let task = Task {
+            connection: id,
+            initiator_task_tag: tag,
+            lun: command.lun,
+            attribute: command.attribute,
+            direction,
+            expected_bytes: if direction == Direction::None { 0 } else { command.expected_data_transfer_bytes },
+            cdb: command.cdb,
+            ahs: pdu.ahs.clone(),
+            immediate: command.immediate,
+            reserved_bytes: 0,
+            r2t_count: 0,
+            state: State::Receiving(Receiving::default()),
+        };
+        self.ended.retain(|ended| *ended != tag);
+        let key = self.tasks.insert_with(|_| task);
+        self.by_tag.insert(tag, key);
+        self.start_receiving(key, command.is_final, pdu);
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! One session: its machine, its connections, and what it holds of memory. Lives where its volume's unit is.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::time::Instant;
+
+use strongroom_channel::Scheme;
+use strongroom_iscsi::target::{self as iscsi, ConnectionId, Direction, Response, TaskId};
+use strongroom_scsi::{NexusId, opcode};
+
+use super::connection::ConnectionKey;
+use crate::TRANSFER_BYTES_MAX;
+use crate::access::Identity;
+use crate::names::VolumeName;
+use crate::stats::Counters;
+use crate::unit::{SLICE_BYTES, SessionKey};
+
+/// Commands that wait for memory; the session's queue depth bounds them too.
+const QUEUED_MAX: usize = strongroom_iscsi::target::TASKS_MAX;
+
+pub(super) struct Session {
+    pub(super) key: SessionKey,
+    pub(super) machine: iscsi::Session,
+    pub(super) nexus: NexusId,
+    /// As it was said, not as it is compared.
+    pub(super) initiator_name: String,
+    /// Who has logged in by the leading connection; all others have to prove the same.
+    pub(super) identity: Identity,
+    /// Where that one came from: who has proven nothing has to come from there again.
+    pub(super) address: IpAddr,
+    /// What protects its connections; `None`: nothing.
+    pub(super) scheme: Option<Scheme>,
+    /// `None` for discovery.
+    pub(super) volume: Option<VolumeName>,
+    pub(super) read_only: bool,
+    pub(super) since: Instant,
+    pub(super) connections: Vec<(ConnectionId, ConnectionKey)>,
+    pub(super) touched: bool,
+    pub(super) armed: Option<Instant>,
+    /// Commands that wait until reads before them have been sent.
+    pub(super) queued: VecDeque<iscsi::Command>,
+    /// Reads that the store is working on, with the bytes they may bring.
+    reading: HashMap<TaskId, u64>,
+    reading_bytes: u64,
+    counted: iscsi::Statistics,
+}
+
+/// What a login was admitted to.
+#[derive(Clone)]
+pub(super) struct Admitted {
+    pub(super) nexus: NexusId,
+    pub(super) initiator_name: String,
+    pub(super) volume: Option<VolumeName>,
+    pub(super) read_only: bool,
+}
+
+impl Session {
+    pub(super) fn new(
+        key: SessionKey,
+        machine: iscsi::Session,
+        admitted: Admitted,
+        (identity, address, scheme): (Identity, IpAddr, Option<Scheme>),
+        now: Instant,
+    ) -> Session {
+        let Admitted { nexus, initiator_name, volume, read_only } = admitted;
+        Session {
+            key,
+            machine,
+            nexus,
+            initiator_name,
+            identity,
+            address,
+            scheme,
+            volume,
+            read_only,
+            since: now,
+            connections: Vec::new(),
+            touched: false,
+            armed: None,
+            queued: VecDeque::new(),
+            reading: HashMap::new(),
+            reading_bytes: 0,
+            counted: iscsi::Statistics::default(),
+        }
+    }
+
+    /// Has it driven in this turn.
+    pub(super) fn touch(&mut self, touched: &mut Vec<SessionKey>) {
+        if !std::mem::replace(&mut self.touched, true) {
+            touched.push(self.key);
+        }
+    }
+
+    /// Whether a login comes from the same initiator as the session, by the same protection: names prove nothing.
+    pub(super) fn is_of(&self, identity: &Identity, address: IpAddr, scheme: Option<Scheme>) -> bool {
+        let is_same = self.identity == *identity && self.scheme == scheme;
+        is_same && (*identity != Identity::Plain || self.address == address)
+    }
+
+    /// Adds what the session did to the target's counters.
+    pub(super) fn count(&mut self, counters: &Counters) {
+        let now = self.machine.statistics();
+        if now != self.counted {
+            counters.add_session(&self.counted, &now);
+            self.counted = now;
+        }
+    }
+
+    /// Whether its peer may send more.
+    pub(super) fn accepts_input(&self, connection: ConnectionId) -> bool {
+        self.machine.accepts_input(connection) && self.queued.len() < QUEUED_MAX
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.reading_bytes + self.machine.unsent_bytes()
+    }
+
+    /// Whether a read must wait until others have been sent.
+    pub(super) fn must_wait(&self, command: &iscsi::Command, limit: u64) -> bool {
+        let held = self.held_bytes();
+        !self.queued.is_empty() || held > 0 && held + cost(command) > limit
+    }
+
+    /// Whether the first command that waits need not wait any more.
+    pub(super) fn may_start_queued(&self, limit: u64) -> bool {
+        let held = self.held_bytes();
+        self.queued.front().is_some_and(|command| held == 0 || held + cost(command) <= limit)
+    }
+
+    /// The store works on it.
+    pub(super) fn started(&mut self, task: TaskId, cost: u64) {
+        if cost > 0 {
+            self.reading.insert(task, cost);
+            self.reading_bytes += cost;
+        }
+    }
+
+    /// The store has done with it; answers the initiator if there is an answer and a task.
+    pub(super) fn finished(&mut self, task: TaskId, response: Option<Response>) {
+        if let Some(cost) = self.reading.remove(&task) {
+            self.reading_bytes -= cost;
+        }
+        if let Some(response) = response {
+            self.machine.complete(task, response);
+        }
+    }
+}
+
+/// Bytes that a command may make the target hold until they are sent, or until the store has done with them.
+pub(super) fn cost(command: &iscsi::Command) -> u64 {
+    let moved = match command.direction {
+        Direction::Read => u64::from(command.expected_bytes.min(TRANSFER_BYTES_MAX)),
+        Direction::None | Direction::Write => 0,
+    };
+    // These read a slice of the medium at a time, however little the initiator expects.
+    let reads_slices = match command.cdb[0] {
+        opcode::VERIFY_10 | opcode::VERIFY_16 => true,
+        opcode::SERVICE_ACTION_IN_16 => command.cdb[1] & 0x1f == opcode::SA_GET_LBA_STATUS,
+        _ => false,
+    };
+    if reads_slices { moved.max(SLICE_BYTES.into()) } else { moved }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Proves that what a command makes the target hold is counted, whatever the initiator says that it expects.
+    use strongroom_block::Lba;
+    use strongroom_iscsi::Lun;
+    use strongroom_iscsi::pdu::Attribute;
+    use strongroom_scsi::cdb;
+
+    use super::*;
+
+    fn command(cdb: [u8; 16], direction: Direction, expected_bytes: u32) -> iscsi::Command {
+        iscsi::Command {
+            task: TaskId(1),
+            lun: Lun::single_level(0),
+            cdb,
+            ahs: bytes::Bytes::new(),
+            attribute: Attribute::Simple,
+            direction,
+            expected_bytes,
+            immediate: false,
+            data: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_reads_the_medium_costs_memory() {
+        let mut verify = [0; 16];
+        for opcode in [opcode::VERIFY_10, opcode::VERIFY_16] {
+            verify[0] = opcode;
+            assert_eq!(cost(&command(verify, Direction::None, 0)), u64::from(SLICE_BYTES));
+        }
+        let status = cdb::get_lba_status(Lba(0), 24);
+        assert_eq!(cost(&command(status, Direction::Read, 24)), u64::from(SLICE_BYTES));
+        assert_eq!(cost(&command(cdb::read_16(Lba(0), 3), Direction::Read, 12288)), 12288);
+        assert_eq!(cost(&command(cdb::write_16(Lba(0), 3, false), Direction::Write, 12288)), 0);
+    }
+}
