@@ -60,7 +60,7 @@ pub(crate) use read::item_checksum;
 pub use receive::{Receiver, ReceptionInfo};
 pub use runs::Run;
 use scrub::Scrub;
-pub use send::Sender;
+pub use send::{SendStep, Sender};
 use space::Space;
 
 /// Upper bound on the bytes that cleaning copies in one poll while nobody waits for space.

@@ -41,9 +41,9 @@ fn a_sealed_volume_is_sent_and_opens_elsewhere_with_its_key() {
     at(&here, &["snapshot", "create", "vault@wednesday"]).ok();
 
     let [full, difference, whole, rest] = ["full", "difference", "whole", "rest"].map(|name| world.text(name));
-    let busy = at(&here, &["send", "vault@monday", "--out", &full]);
-    assert!(busy.success || busy.stderr.contains("idle_close_s"), "{}", busy.stderr);
-    let _ = fs::remove_file(&full);
+    // Out of the target that serves it, or from its directory: it is the same.
+    at(&here, &["send", "vault@monday", "--out", &full]).ok();
+    fs::remove_file(&full).unwrap();
     server.stop();
 
     // What cannot be sent.

@@ -8,6 +8,7 @@ mod answer;
 mod client;
 mod drain;
 mod report;
+mod send;
 mod socket;
 
 use std::path::{Path, PathBuf};
@@ -25,6 +26,10 @@ pub(crate) use socket::AdminSocket;
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// Upper bound on one reply that [`Client`] takes, in bytes.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
+/// Upper bound on one slice of a stream, in bytes.
+pub const SLICE_BYTES_MAX: usize = 4 << 20;
+/// How long the receiver of a stream may take for one slice.
+pub const SLICE_PATIENCE: Duration = Duration::from_secs(600);
 /// Clients that are served at a time; more are turned away.
 pub const CLIENTS_MAX: usize = 16;
 /// How long a client may take to send a request, or to take a reply.
@@ -85,11 +90,38 @@ pub enum Request {
         /// What.
         operation: Operation,
     },
+    /// Gives out a snapshot as a stream (`docs/send-format.md`) while the volume is used. Answered by [`Reply::Stream`], and for each
+    /// slice by [`Reply::Slice`] followed by so many bytes; at the end by [`Reply::Done`].
+    Send {
+        /// The volume.
+        volume: String,
+        /// Its snapshot.
+        snapshot: String,
+        /// Only what it has that this older snapshot has not.
+        #[serde(default)]
+        from: Option<String>,
+        /// Where an interrupted transfer goes on.
+        #[serde(default)]
+        resume: Option<Resume>,
+    },
     /// Reads a volume's description again: who may use it may have changed. Answered by [`Reply::Sessions`].
     Refresh {
         /// The volume.
         volume: String,
     },
+}
+
+/// Where an interrupted transfer goes on, as its receiver has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resume {
+    /// The snapshot that was being sent.
+    pub to: u64,
+    /// The one that the stream builds on.
+    #[serde(default)]
+    pub from: Option<u64>,
+    /// The sender's position.
+    pub position: u64,
 }
 
 /// What a target answers.
@@ -104,6 +136,18 @@ pub enum Reply {
     Reloaded(Reloaded),
     /// What a volume's store has in it after an operation.
     Volume(Box<Description>),
+    /// A stream begins, of a volume of so many bytes.
+    Stream {
+        /// The volume's size.
+        size_bytes: u64,
+    },
+    /// So many bytes of a stream follow this line.
+    Slice {
+        /// How many; at most [`SLICE_BYTES_MAX`].
+        bytes: usize,
+        /// How much of the volume is done with them, in bytes.
+        done_bytes: u64,
+    },
     /// It is done.
     Done,
     /// It is not done, and why; for people.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strongroom_block::{Geometry, VolumeId};
-use strongroom_store::{BranchId, Op, OpError, Outcome, SnapshotInfo, View};
+use strongroom_store::{BranchId, Op, OpError, Outcome, Sender, SnapshotId, SnapshotInfo, View, VolumeInfo};
 
 use crate::admin::StoreReport;
 use crate::catalogue::{Catalogue, OpenVolume, random_id};
@@ -124,7 +124,7 @@ trait StoreAccess {
 }
 
 /// In a worker of this target.
-struct Served<'a> {
+pub(crate) struct Served<'a> {
     shared: &'a Arc<Shared>,
     store: VolumeName,
 }
@@ -156,7 +156,7 @@ pub(crate) fn operate_served(shared: &Arc<Shared>, volume: &str, operation: &Ope
     Ok(outcome)
 }
 
-fn load(catalogue: &Catalogue, volume: &str) -> Result<Volume, String> {
+pub(crate) fn load(catalogue: &Catalogue, volume: &str) -> Result<Volume, String> {
     let name = VolumeName::new(volume).map_err(|error| error.to_string())?;
     catalogue.load(&name).map_err(|error| error.to_string())
 }
@@ -386,7 +386,25 @@ impl StoreAccess for Served<'_> {
     }
 }
 
-impl Served<'_> {
+impl<'a> Served<'a> {
+    /// The store of a volume, and the snapshots of that volume by name.
+    pub(crate) fn with_snapshots(
+        shared: &'a Arc<Shared>,
+        volume: &Volume,
+        names: &[&str],
+    ) -> Result<(Served<'a>, VolumeInfo, Vec<SnapshotId>), String> {
+        let mut served = Served { shared, store: volume.store_name() };
+        let found =
+            names.iter().map(|name| find(&mut served, volume, name).map(|info| info.id)).collect::<Result<_, _>>()?;
+        let info = served.contents()?.info;
+        Ok((served, info, found))
+    }
+
+    /// The next bytes of a stream.
+    pub(crate) fn send(&self, stream: Box<Sender>) -> Result<(Box<Sender>, Option<Vec<u8>>), String> {
+        self.ask(|reply| Job::Send { stream, reply })?.map_err(|error| error.to_string())
+    }
+
     fn ask<T>(&self, job: impl FnOnce(mpsc::Sender<T>) -> Job) -> Result<T, String> {
         self.ask_within(STEP_PATIENCE, job).map_err(|error| match error {
             RecvTimeoutError::Timeout => "the store does not answer; look into the target's log".to_owned(),

@@ -8,7 +8,8 @@ use std::rc::Rc;
 
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
-    BranchInfo, Completion, IoKind, Op, Run, SnapshotInfo, SpaceState, Stats, Store, View, VolumeInfo,
+    BranchInfo, Completion, IoKind, Op, Outcome, Run, SendStep, Sender, SnapshotInfo, SpaceState, Stats, Store,
+    StreamError, View, VolumeInfo,
 };
 
 /// Bits of a token that are the unit's own; those above name its handle.
@@ -151,6 +152,16 @@ impl StoreHandle {
         self.shared.borrow().store.discard_slice(self.view, lba, count, mapped_max)
     }
 
+    /// What comes next in a stream of a snapshot.
+    pub(crate) fn send_step(&self, sender: &mut Sender) -> Result<SendStep, StreamError> {
+        self.shared.borrow().store.send_step(sender)
+    }
+
+    /// The bytes of blocks that were read for a stream.
+    pub(crate) fn send_blocks(&self, sender: &mut Sender, read: &Outcome) -> Vec<u8> {
+        self.shared.borrow().store.send_blocks(sender, read)
+    }
+
     /// Every snapshot in the store.
     pub(crate) fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.borrow().store.snapshots()
@@ -196,7 +207,7 @@ mod tests {
     use std::sync::Arc;
 
     use strongroom_block::{BlockSize, Buffer, Geometry, VolumeId};
-    use strongroom_store::{CreateOptions, OpenOptions, Outcome, UnitKind};
+    use strongroom_store::{CreateOptions, OpenOptions, UnitKind};
 
     use super::*;
 

@@ -4,10 +4,11 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use strongroom_block::Lba;
+use strongroom_block::{BlockSize, Geometry, Lba, VolumeId};
 use strongroom_iscsi::initiator::{Command, WriteSource};
 use strongroom_scsi::{Sense, cdb, provisioning};
-use strongroom_target::admin::{Client, Reply, Request, SpaceReport, StoreReport, default_socket};
+use strongroom_store::{CreateOptions, Extent, Op, OpenOptions, Receiver, Store, UnitKind, View};
+use strongroom_target::admin::{Client, Reply, Request, Resume, SpaceReport, StoreReport, default_socket};
 use strongroom_target::operate::{Description, Operation};
 use strongroom_target::{Catalogue, IoChoice, VolumeSpec};
 use support::*;
@@ -137,4 +138,99 @@ fn the_way_of_io_is_as_the_volume_says_and_told() {
     let any = report("any");
     assert!(["direct-uring", "direct", "buffered"].contains(&any.io.as_str()));
     assert_eq!(any.io == "direct-uring", any.io_reason.is_none(), "what is not the best is explained: {any:?}");
+}
+
+/// A stream of a snapshot, with something done between its slices; as far as it came within so many slices.
+fn stream_of(
+    host: &Host,
+    request: &Request,
+    slices_max: usize,
+    mut between: impl FnMut(usize),
+) -> Result<Vec<u8>, String> {
+    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
+    client.begin_stream(request, PATIENCE).map_err(|error| error.to_string())?;
+    let mut stream = Vec::new();
+    for slice in 0..slices_max {
+        between(slice);
+        match client.next_slice().map_err(|error| error.to_string())? {
+            Some((bytes, _)) => stream.extend_from_slice(&bytes),
+            None => break,
+        }
+    }
+    Ok(stream)
+}
+
+fn send(snapshot: &str, from: Option<&str>, resume: Option<Resume>) -> Request {
+    Request::Send { volume: "data".into(), snapshot: snapshot.into(), from: from.map(Into::into), resume }
+}
+
+/// A store elsewhere, for what is sent.
+fn receiving_store(size: u64) -> Store {
+    let geometry = Geometry::from_bytes(size, BlockSize::DEFAULT).unwrap();
+    let create = CreateOptions::new(VolumeId([9; 16]), geometry, UnitKind::Plain);
+    Store::open_in_memory(&create, &OpenOptions::default(), std::sync::Arc::new(|| {})).unwrap()
+}
+
+fn bytes_of(store: &mut Store, snapshot: &str) -> Vec<u8> {
+    let id = store.snapshots().into_iter().find(|info| info.name == snapshot).expect("it was received").id;
+    let count = store.info().geometry.blocks as u32;
+    let read = store.execute_on(View::Snapshot(id), Op::Read { lba: Lba(0), count }).unwrap();
+    let strongroom_store::Outcome::Read(extents) = read else { panic!("not read") };
+    let bytes = extents.into_iter().flat_map(|extent| match extent {
+        Extent::Blocks { data, .. } => data.to_vec(),
+        Extent::Hole { count, .. } => vec![0; count as usize * BLOCK],
+    });
+    bytes.collect()
+}
+
+#[test]
+fn a_snapshot_is_sent_while_its_volume_is_written_to() {
+    let host = Host::start(&[VolumeSpec::plain("data", 4 * MIB)]);
+    let mut data = host.plain("data");
+    let blocks = (4 * MIB) as usize / BLOCK;
+    let all =
+        |data: &mut Initiator| (0..blocks).step_by(64).flat_map(|lba| data.read(lba as u64, 64)).collect::<Vec<_>>();
+    (0..blocks / 2).step_by(64).for_each(|lba| data.write(lba as u64, &pattern(1, 64)));
+    let monday = all(&mut data);
+    operate(&host, "data", Operation::SnapshotCreate { snapshot: "monday".into() }).unwrap();
+    // Every slice meets other writes, over what is being sent as well.
+    let mut written = 0;
+    let stream = stream_of(&host, &send("monday", None, None), usize::MAX, |slice| {
+        data.write((slice * 64 % blocks) as u64, &pattern(slice as u8, 64));
+        written += 1;
+    });
+    let stream = stream.unwrap();
+    assert!(written > 4, "{written} slices");
+    let mut copy = receiving_store(4 * MIB);
+    let mut receiver = Receiver::new();
+    copy.receive(&mut receiver, &stream).unwrap();
+    assert!(receiver.is_done());
+    assert!(bytes_of(&mut copy, "monday") == monday, "the copy equals the snapshot");
+    // What came since, in two parts: the connection is cut in between.
+    let tuesday = all(&mut data);
+    operate(&host, "data", Operation::SnapshotCreate { snapshot: "tuesday".into() }).unwrap();
+    let part = stream_of(&host, &send("tuesday", Some("monday"), None), 3, |_| data.write(0, &pattern(7, 1))).unwrap();
+    let mut receiver = Receiver::new();
+    copy.receive(&mut receiver, &part).unwrap();
+    assert!(!receiver.is_done());
+    let rest = copy.receptions().remove(0);
+    let resume = Resume { to: rest.id.0, from: rest.from.map(|from| from.0), position: rest.position };
+    let stream = stream_of(&host, &send("tuesday", None, Some(resume.clone())), usize::MAX, |_| ()).unwrap();
+    let mut receiver = Receiver::new();
+    copy.receive(&mut receiver, &stream).unwrap();
+    assert!(receiver.is_done());
+    assert!(bytes_of(&mut copy, "tuesday") == tuesday, "and the copy of the next one equals that");
+    // What cannot be is said, before anything is sent.
+    let refused = |request| stream_of(&host, &request, 1, |_| ()).unwrap_err();
+    assert!(refused(send("never", None, None)).contains("no snapshot 'never'"));
+    assert!(refused(send("monday", None, Some(resume.clone()))).contains("another snapshot"));
+    assert!(refused(send("monday", Some("tuesday"), None)).contains("snapshot"), "not an ancestor");
+    // A snapshot that is deleted meanwhile ends the stream with a word, and nothing else.
+    let gone = stream_of(&host, &send("tuesday", None, None), usize::MAX, |slice| {
+        if slice == 2 {
+            operate(&host, "data", Operation::SnapshotDelete { snapshot: "tuesday".into() }).unwrap();
+        }
+    });
+    assert!(gone.unwrap_err().contains("no such snapshot"));
+    assert_eq!(data.read(0, 1), pattern(7, 1));
 }

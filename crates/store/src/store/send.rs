@@ -13,7 +13,7 @@ use crate::view::{SnapshotId, View};
 /// Bytes of data in one frame.
 const FRAME_BYTES: u64 = 256 << 10;
 /// Blocks of the index that one call looks at when it finds nothing to send.
-const LOOKED_AT_MAX: u64 = 1 << 20;
+const LOOKED_AT_MAX: u64 = 1 << 16;
 
 /// A stream on its way out. Made by [`Sender::new`], moved on by [`Store::send`].
 #[derive(Clone, Debug)]
@@ -52,6 +52,24 @@ impl Sender {
     }
 }
 
+/// What comes next in a stream; see [`Store::send_step`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SendStep {
+    /// These bytes, at most about 2 MiB; none where a slice of the volume has nothing to send.
+    Bytes(Vec<u8>),
+    /// Blocks that must be read first: [`Store::send_blocks`] makes the bytes of what was read.
+    Read {
+        /// What to ask.
+        view: View,
+        /// First block.
+        lba: Lba,
+        /// How many.
+        count: u32,
+    },
+    /// All was given out.
+    End,
+}
+
 impl Store {
     /// The next bytes of a stream, at most about 2 MiB; `None` when all was given out. Waits for its own reads. Keyless
     /// checksums are checked on the way.
@@ -59,8 +77,24 @@ impl Store {
     /// # Errors
     /// [`StreamError::Store`], [`StreamError::Unrelated`].
     pub fn send(&mut self, sender: &mut Sender) -> Result<Option<Vec<u8>>, StreamError> {
+        match self.send_step(sender)? {
+            SendStep::Bytes(bytes) => Ok(Some(bytes)),
+            SendStep::End => Ok(None),
+            SendStep::Read { view, lba, count } => {
+                let outcome = self.execute_on(view, Op::Read { lba, count })?;
+                Ok(Some(self.send_blocks(sender, &outcome)))
+            }
+        }
+    }
+
+    /// The same without waiting, for a store that others use: after [`SendStep::Read`] the caller reads, and hands what came of
+    /// it to [`Store::send_blocks`].
+    ///
+    /// # Errors
+    /// As [`Store::send`].
+    pub fn send_step(&self, sender: &mut Sender) -> Result<SendStep, StreamError> {
         if sender.done {
-            return Ok(None);
+            return Ok(SendStep::End);
         }
         let nodes = self.nodes_to_send(sender.from, sender.to)?;
         if !std::mem::replace(&mut sender.begun, true) {
@@ -76,27 +110,25 @@ impl Store {
                 created_seconds: snapshot.created,
                 name: snapshot.name.clone(),
             };
-            return Ok(Some(Frame::Begin(info).encode(sender.position, &mut sender.chain)));
+            return Ok(SendStep::Bytes(Frame::Begin(info).encode(sender.position, &mut sender.chain)));
         }
         if sender.position < BLOCKS_FROM {
             if let Some(bytes) = self.send_holes(&nodes, sender) {
-                return Ok(Some(bytes));
+                return Ok(SendStep::Bytes(bytes));
             }
             sender.position = BLOCKS_FROM;
         }
         match self.next_to_send(&nodes, sender.position - BLOCKS_FROM) {
             Next::Blocks { lba, count } => {
-                let frames = self.send_blocks(sender, lba, count)?;
-                sender.position = BLOCKS_FROM + lba + count;
-                Ok(Some(frames))
+                Ok(SendStep::Read { view: View::Snapshot(sender.to), lba: Lba(lba), count: count as u32 })
             }
             Next::LookOn { lba } => {
                 sender.position = BLOCKS_FROM + lba;
-                Ok(Some(Vec::new()))
+                Ok(SendStep::Bytes(Vec::new()))
             }
             Next::End => {
                 sender.done = true;
-                Ok(Some(Frame::End.encode(u64::MAX, &mut sender.chain)))
+                Ok(SendStep::Bytes(Frame::End.encode(u64::MAX, &mut sender.chain)))
             }
         }
     }
@@ -154,9 +186,12 @@ impl Store {
         }
     }
 
-    fn send_blocks(&mut self, sender: &mut Sender, lba: u64, count: u64) -> Result<Vec<u8>, StreamError> {
-        let read = self.execute_on(View::Snapshot(sender.to), Op::Read { lba: Lba(lba), count: count as u32 })?;
-        let Outcome::Read(extents) = read else { unreachable!("a read is answered by a read") };
+    /// The bytes of blocks that were read as [`SendStep::Read`] says. The sender is beyond them.
+    ///
+    /// # Panics
+    /// If they come of another request than a read.
+    pub fn send_blocks(&self, sender: &mut Sender, outcome: &Outcome) -> Vec<u8> {
+        let Outcome::Read(extents) = outcome else { panic!("what was read is asked for") };
         let mut out = Vec::new();
         for extent in extents {
             let Extent::Blocks { lba, data, sequences, records } = extent else { continue };
@@ -171,8 +206,9 @@ impl Store {
             let position = BLOCKS_FROM + lba.0 + u64::from(count);
             let frame = Frame::Blocks { lba: lba.0, count, items, data: data.to_vec() };
             out.extend_from_slice(&frame.encode(position, &mut sender.chain));
+            sender.position = position;
         }
-        Ok(out)
+        out
     }
 }
 

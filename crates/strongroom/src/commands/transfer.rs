@@ -17,12 +17,15 @@ use strongroom_block::Mode;
 use strongroom_store::{
     IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo, UnitKind,
 };
+use strongroom_target::admin::{Client, Request, Resume};
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
 use super::contents::parse_snapshot;
 use super::volume::{RootArgs, usable_wrapping_key, warn_of_unknown_peers};
 use crate::units::show_size;
 
+/// How long a target may take to open a volume.
+const OPEN_PATIENCE: Duration = Duration::from_secs(300);
 /// Bytes of a stream that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -32,7 +35,7 @@ const READ_BYTES: usize = 1 << 20;
     strongroom volume send vault@monday --out vault-monday.stream\n  \
     strongroom volume send vault@tuesday --from monday | ssh backup strongroom volume receive vault\n  \
     strongroom volume send vault@monday --resume-from $(ssh backup strongroom volume receive vault --position) --out rest.stream\n\n\
-    Nobody may use the volume meanwhile: a target closes it some seconds after its last session (idle_close_s). Blocks travel \
+    The volume may be used meanwhile: a target that runs sends it, slice by slice. Blocks travel \
     as they lie at rest: a sealed volume's are ciphertext, a plain volume's are plain. Send them through something that protects \
     the stream.")]
 pub(crate) struct SendArgs {
@@ -142,6 +145,9 @@ pub(crate) fn send(args: &SendArgs) -> Result<()> {
     if args.out.is_none() && io::stdout().is_terminal() {
         bail!("the stream is no text for a terminal; name a file with --out FILE, or pipe it to where it is received");
     }
+    if let Some(client) = Client::connect(&args.target.admin_socket()?)? {
+        return send_served(args, client);
+    }
     let mut volume = open(&args.target, &args.target.open()?, name)?;
     let sent = start(args, &volume).and_then(|sender| {
         let (mut out, made) = output(args.out.as_deref())?;
@@ -153,9 +159,47 @@ pub(crate) fn send(args: &SendArgs) -> Result<()> {
     });
     volume.close()?;
     let bytes = sent.with_context(|| format!("cannot send {name}@{snapshot}"))?;
+    said(args, bytes);
+    Ok(())
+}
+
+/// Out of a running target, which goes on serving the volume.
+fn send_served(args: &SendArgs, mut client: Client) -> Result<()> {
+    let (name, snapshot) = &args.snapshot;
+    let resume = args.resume_from.map(|place| Resume {
+        to: place.to.0,
+        from: place.from.map(|from| from.0),
+        position: place.position,
+    });
+    let request = Request::Send { volume: name.clone(), snapshot: snapshot.clone(), from: args.from.clone(), resume };
+    let what = || format!("cannot send {name}@{snapshot}");
+    let size_bytes = client.begin_stream(&request, OPEN_PATIENCE).with_context(what)?;
+    let (mut out, made) = output(args.out.as_deref())?;
+    let bar = progress_bar("sending", Some(size_bytes), args.quiet);
+    let sent = copy_slices(&mut client, out.as_mut(), &bar);
+    if let (Err(_), Some(path)) = (&sent, made) {
+        let _ = fs::remove_file(path);
+    }
+    bar.finish_and_clear();
+    said(args, sent.with_context(what)?);
+    Ok(())
+}
+
+fn copy_slices(client: &mut Client, out: &mut dyn Write, bar: &ProgressBar) -> Result<u64> {
+    let mut sent = 0;
+    while let Some((slice, done_bytes)) = client.next_slice()? {
+        out.write_all(&slice).context("the stream cannot be written")?;
+        sent += slice.len() as u64;
+        bar.set_position(done_bytes);
+    }
+    out.flush().context("the stream cannot be written")?;
+    Ok(sent)
+}
+
+fn said(args: &SendArgs, bytes: u64) {
+    let (name, snapshot) = &args.snapshot;
     let to = args.out.as_deref().map(|path| format!(" to {}", path.display())).unwrap_or_default();
     eprintln!("sent {name}@{snapshot}{to}: {}", show_size(bytes));
-    Ok(())
 }
 
 /// What is to be sent, from where on.

@@ -30,6 +30,7 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
         Request::Volume { volume, operation } => in_words(
             operate_served(shared, &volume, &operation).map(|description| Reply::Volume(Box::new(description))),
         ),
+        Request::Send { .. } => Reply::Error("a stream is asked for on a connection of its own".to_owned()),
         Request::Refresh { volume } => in_words(parse(&volume).map(|volume| {
             let (ended, changed) = recheck(shared, Some(volume));
             Reply::Sessions(ended + changed)

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{REPLY_BYTES_MAX, Reply, Request};
+use super::{REPLY_BYTES_MAX, Reply, Request, SLICE_BYTES_MAX};
 
 /// A connection to a running target.
 #[derive(Debug)]
@@ -68,19 +68,57 @@ impl Client {
         }
     }
 
+    /// Asks for a stream; the volume's size in bytes. [`Client::next_slice`] brings the stream.
+    ///
+    /// # Errors
+    /// [`AdminError`].
+    pub fn begin_stream(&mut self, request: &Request, patience: Duration) -> Result<u64, AdminError> {
+        match self.ask(request, patience)? {
+            Reply::Stream { size_bytes } => Ok(size_bytes),
+            _ => Err(self.broken("it answered something else; it is of another version, restart it")),
+        }
+    }
+
+    /// The next bytes of a stream, and how much of the volume is done with them, in bytes; `None` at its end.
+    ///
+    /// # Errors
+    /// [`AdminError`]: then the stream ends in the middle.
+    pub fn next_slice(&mut self) -> Result<Option<(Vec<u8>, u64)>, AdminError> {
+        match self.read_reply().map_err(|error| self.broken(error))? {
+            Reply::Slice { bytes, done_bytes } if bytes <= SLICE_BYTES_MAX => {
+                let mut slice = vec![0; bytes];
+                self.stream.read_exact(&mut slice).map_err(|error| self.broken(error))?;
+                Ok(Some((slice, done_bytes)))
+            }
+            Reply::Done => Ok(None),
+            Reply::Error(problem) => Err(AdminError::Refused(problem)),
+            _ => Err(self.broken("it broke the stream off with something else")),
+        }
+    }
+
+    fn broken(&self, problem: impl ToString) -> AdminError {
+        AdminError::Broken { path: self.path.clone(), problem: problem.to_string() }
+    }
+
+    fn read_reply(&mut self) -> io::Result<Reply> {
+        let mut reply = Vec::new();
+        (&mut self.stream).take(REPLY_BYTES_MAX as u64).read_until(b'\n', &mut reply)?;
+        if reply.last() != Some(&b'\n') {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        serde_json::from_slice(&reply).map_err(io::Error::other)
+    }
+
     fn exchange(&mut self, line: &[u8], patience: Duration) -> io::Result<Reply> {
         let stream = self.stream.get_mut();
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
         // A target that turns us away answers before it has read: its words count more than our broken pipe.
         let sent = stream.write_all(line);
-        let mut reply = Vec::new();
-        let read = (&mut self.stream).take(REPLY_BYTES_MAX as u64).read_until(b'\n', &mut reply);
-        if reply.last() != Some(&b'\n') {
+        let reply = self.read_reply();
+        if reply.is_err() {
             sent?;
-            read?;
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        serde_json::from_slice(&reply).map_err(io::Error::other)
+        reply
     }
 }

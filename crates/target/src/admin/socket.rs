@@ -157,6 +157,14 @@ fn serve(mut stream: UnixStream, shared: &Arc<Shared>) {
             Err(error) => return refuse(stream, &format!("no request in one line: {error}")),
         };
         let reply = match serde_json::from_slice::<Request>(&line) {
+            Ok(Request::Send { volume, snapshot, from, resume }) => {
+                tracing::info!(volume, snapshot, from, "sending a snapshot to an admin client");
+                match super::send::send(&mut stream, shared, (&volume, &snapshot, from.as_deref()), resume.as_ref()) {
+                    Ok(reply) => reply,
+                    // It went away, or is too slow.
+                    Err(_) => return,
+                }
+            }
             Ok(request) => {
                 tracing::debug!(?request, "admin");
                 super::answer::answer(shared, request)
@@ -203,7 +211,7 @@ fn read_line(stream: &mut UnixStream, held: &mut Vec<u8>) -> io::Result<Option<V
     }
 }
 
-fn send(stream: &mut UnixStream, reply: &Reply) -> io::Result<()> {
+pub(super) fn send(stream: &mut UnixStream, reply: &Reply) -> io::Result<()> {
     let mut line = serde_json::to_vec(reply).map_err(io::Error::other)?;
     line.push(b'\n');
     stream.write_all(&line)

@@ -5,7 +5,10 @@ use std::sync::mpsc::Sender;
 
 use strongroom_block::{Geometry, Token};
 use strongroom_scsi::UnitAttention;
-use strongroom_store::{BranchInfo, Op, OpError, Outcome, SnapshotInfo, SpaceState, Stats, View, VolumeInfo};
+use strongroom_store::{
+    self as stream, BranchInfo, Op, OpError, Outcome, SendStep, SnapshotInfo, SpaceState, Stats, StreamError, View,
+    VolumeInfo,
+};
 
 use super::Unit;
 use crate::volume::Volume;
@@ -22,13 +25,25 @@ pub(crate) struct StoreContents {
 /// One thing to do. Whoever wanted it may have gone when it is done.
 pub(crate) enum Job {
     Describe(Sender<Box<StoreContents>>),
-    Run { view: View, op: Op, reply: Sender<Result<Outcome, OpError>> },
+    Run {
+        view: View,
+        op: Op,
+        reply: Sender<Result<Outcome, OpError>>,
+    },
+    /// The next bytes of a stream.
+    Send {
+        stream: Box<stream::Sender>,
+        reply: Sender<Sent>,
+    },
 }
 
+/// A stream with its next bytes (`None`: it has ended), or why it cannot go on.
+pub(crate) type Sent = Result<(Box<stream::Sender>, Option<Vec<u8>>), StreamError>;
+
 /// A job that the store works on.
-pub(super) struct RunningJob {
-    reply: Sender<Result<Outcome, OpError>>,
-    grows: bool,
+pub(super) enum RunningJob {
+    Run { reply: Sender<Result<Outcome, OpError>>, grows: bool },
+    Send { stream: Box<stream::Sender>, reply: Sender<Sent> },
 }
 
 impl Unit {
@@ -43,20 +58,45 @@ impl Unit {
             }
             Job::Run { view, op, reply } => {
                 let grows = matches!(op, Op::Grow { .. });
-                self.next_token += 1;
-                let token = Token(self.next_token);
-                self.jobs.insert(token, RunningJob { reply, grows });
-                self.store.submit_to(token, view, op);
+                self.start_job(RunningJob::Run { reply, grows }, view, op);
             }
+            Job::Send { mut stream, reply } => match self.store.send_step(&mut stream) {
+                Ok(SendStep::Bytes(bytes)) => drop(reply.send(Ok((stream, Some(bytes))))),
+                Ok(SendStep::End) => drop(reply.send(Ok((stream, None)))),
+                Ok(SendStep::Read { view, lba, count }) => {
+                    self.start_job(RunningJob::Send { stream, reply }, view, Op::Read { lba, count });
+                }
+                Err(error) => drop(reply.send(Err(error))),
+            },
         }
     }
 
+    fn start_job(&mut self, job: RunningJob, view: View, op: Op) {
+        self.next_token += 1;
+        let token = Token(self.next_token);
+        self.jobs.insert(token, job);
+        self.store.submit_to(token, view, op);
+    }
+
     pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
-        let Some(RunningJob { reply, grows }) = self.jobs.remove(&token) else { return };
-        if grows && result.is_ok() {
-            self.take_size(self.store.info().geometry);
+        match self.jobs.remove(&token) {
+            None => {}
+            Some(RunningJob::Run { reply, grows }) => {
+                if grows && result.is_ok() {
+                    self.take_size(self.store.info().geometry);
+                }
+                let _ = reply.send(result);
+            }
+            Some(RunningJob::Send { mut stream, reply }) => {
+                let bytes = match result {
+                    Ok(read) => Ok(self.store.send_blocks(&mut stream, &read)),
+                    // Others have filled the queue: the same again, later.
+                    Err(OpError::Busy) => Ok(Vec::new()),
+                    Err(error) => Err(error.into()),
+                };
+                let _ = reply.send(bytes.map(|bytes| (stream, Some(bytes))));
+            }
         }
-        let _ = reply.send(result);
     }
 
     /// Tells users when space becomes scarce (SBC-3 §4.7.3.7), once each time that it gets worse.
