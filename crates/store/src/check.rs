@@ -12,9 +12,10 @@ use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
 use crate::options::VolumeInfo;
 use crate::planted::Planted;
-use crate::recover::{Scanner, Unit, recover, superblocks};
+use crate::recover::{Rebuilt, Scanner, Unit, rebuild, recover, superblocks};
 use crate::store::{Recovered, Store, blocking, item_checksum};
-use crate::unit::{Entry, Place, record_block_generation, record_block_intact};
+use crate::superblock::Superblock;
+use crate::unit::{self, Entry, Place, record_block_generation, record_block_intact};
 
 /// Upper bound on the bad blocks that a report lists.
 const LISTED_MAX: usize = 10_000;
@@ -54,6 +55,10 @@ impl fmt::Display for Problem {
 pub struct CheckReport {
     /// The volume.
     pub info: VolumeInfo,
+    /// Why the store does not open. All else is then what a repair would find: what units are left, and what is wrong with them.
+    pub unopenable: Option<String>,
+    /// What a repair would give up, if it does not open.
+    pub losses: Vec<String>,
     /// Units of the log read, all of whose record blocks were intact.
     pub units: u64,
     /// Newest versions of blocks that were read.
@@ -75,7 +80,10 @@ pub struct CheckReport {
 impl CheckReport {
     /// Whether everything that counts is as it was written.
     pub fn is_sound(&self) -> bool {
-        self.problems.is_empty() && self.bad_blocks.is_empty() && self.bad_versions.is_empty()
+        self.unopenable.is_none()
+            && self.problems.is_empty()
+            && self.bad_blocks.is_empty()
+            && self.bad_versions.is_empty()
     }
 
     fn problem(&mut self, problem: Problem) {
@@ -89,7 +97,7 @@ impl Store {
     /// Checks the store in `dir`, which must not be open. Changes nothing.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] and the like where opening would fail too; `InUse` if it is open.
+    /// [`StoreError::Superblock`] and the like if nothing can be told of it; `InUse` if it is open. A damaged log is reported.
     pub fn check(dir: &Path) -> Result<CheckReport, StoreError> {
         Store::check_telling(dir, &mut |_, _| ())
     }
@@ -113,9 +121,11 @@ impl Store {
 }
 
 fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
-    let recovered = recover(backend, 0, Planted::default())?;
+    let (recovered, unopenable, losses) = recovered_or_rebuilt(backend)?;
     let mut report = CheckReport {
         info: recovered.superblock.info(),
+        unopenable,
+        losses,
         units: 0,
         blocks: 0,
         versions: 0,
@@ -152,15 +162,54 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
             done += u64::from(unit.header.blocks()) * RECORD_BLOCK as u64;
             progress(done, total);
         }
+        if report.unopenable.is_some() {
+            missed.extend(damaged_behind(backend, &recovered, segment, end, generation));
+        }
         if !missed.is_empty() {
             look_at_missed(backend, &recovered, segment, &missed, &mut report);
         }
     }
-    if report.problems.is_empty() {
+    if report.problems.is_empty() && report.unopenable.is_none() {
         all_accounted_for(&recovered, layout.segment_at(0), &mut report);
     }
     report.bad_blocks.sort_unstable();
     Ok(report)
+}
+
+/// The store as it would be opened; if it does not open, as it could be rebuilt, with why, and what that would lose. So one
+/// damage does not hide the others.
+fn recovered_or_rebuilt(backend: &mut dyn Backend) -> Result<(Recovered, Option<String>, Vec<String>), StoreError> {
+    let error = match recover(backend, 0, Planted::default()) {
+        Ok(recovered) => return Ok((recovered, None, Vec::new())),
+        Err(error @ StoreError::Damaged { .. }) => error,
+        Err(error) => return Err(error),
+    };
+    let whole = superblocks(backend).into_iter().enumerate().filter_map(|(copy, read)| Some((copy, read.ok()?)));
+    let better: Option<(usize, Superblock)> = whole.max_by_key(|(_, superblock)| superblock.serial);
+    let (copy, superblock) = better.expect("a log is found to be damaged by what a superblock says");
+    let Rebuilt { recovered, losses, .. } = rebuild(backend, &superblock, copy, 0)?;
+    Ok((recovered, Some(error.to_string()), losses))
+}
+
+/// Record blocks of this generation behind the last whole unit of a segment that are not as they were written.
+fn damaged_behind(
+    backend: &mut dyn Backend,
+    recovered: &Recovered,
+    segment: u32,
+    end: u32,
+    generation: u64,
+) -> Vec<u32> {
+    let layout = recovered.superblock.layout();
+    let mut is_damaged = |block: u32| {
+        let buffer = strongroom_block::BufferMut::zeroed(RECORD_BLOCK);
+        let read = blocking(backend, Io::Read { offset: layout.block_at(segment, block), buffer });
+        let Ok(Some(bytes)) = read else { return true };
+        let place = Place { store_id: recovered.superblock.store_id, segment, block };
+        bytes.starts_with(&unit::MAGIC)
+            && record_block_generation(&bytes) == generation
+            && !record_block_intact(&bytes, place)
+    };
+    (end..layout.segment_blocks()).filter(|&block| is_damaged(block)).collect()
 }
 
 /// Whether a version of a block counts.
@@ -191,15 +240,20 @@ fn look_at_missed(
     report: &mut CheckReport,
 ) {
     let layout = recovered.superblock.layout();
-    let block = missed[0];
-    report.problem(Problem {
-        lba: None,
-        sequence: None,
-        newest: false,
-        older: None,
-        offset: layout.block_at(segment, block),
-        what: format!("the record blocks of a unit in segment {segment} are damaged or cannot be read"),
-    });
+    for run in missed.chunk_by(|before, after| before + 1 == *after) {
+        report.problem(Problem {
+            lba: None,
+            sequence: None,
+            newest: false,
+            older: None,
+            offset: layout.block_at(segment, run[0]),
+            what: format!(
+                "the record blocks of a unit in segment {segment} are damaged or cannot be read; nothing can be told of \
+                 {} KiB",
+                run.len() * RECORD_BLOCK / 1024
+            ),
+        });
+    }
     let mut behind = Vec::new();
     let is_behind = |version: Version| {
         let block = version.item_at() / RECORD_BLOCK as u32;

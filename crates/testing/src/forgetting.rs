@@ -44,6 +44,12 @@ pub enum FailingIo {
     Space,
     /// Syncs, with an I/O error.
     Syncs,
+    /// Allocations, with an I/O error.
+    Allocations,
+    /// Discards, with an I/O error.
+    Discards,
+    /// Making a file longer, for want of space.
+    Growth,
 }
 
 struct Tree {
@@ -178,6 +184,7 @@ impl Tree {
     }
 
     fn resize(&mut self, ino: INodeNo, size: u64) -> Reply<()> {
+        self.admit(FailingIo::Growth, Errno::ENOSPC)?;
         let (bytes, len) = self.file(ino)?;
         if size < *len {
             let gone = vec![0; ((*len).min(size.next_multiple_of(PAGE as u64)) - size) as usize];
@@ -216,8 +223,10 @@ impl Tree {
 
     fn allocate(&mut self, ino: INodeNo, offset: u64, length: u64, mode: i32) -> Reply<()> {
         self.admit(FailingIo::Space, Errno::ENOSPC)?;
+        let discards = mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
+        self.admit(if discards { FailingIo::Discards } else { FailingIo::Allocations }, Errno::EIO)?;
         let (bytes, len) = self.file(ino)?;
-        if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
+        if discards {
             bytes.punch(offset, length);
         } else if mode & libc::FALLOC_FL_KEEP_SIZE == 0 {
             *len = (*len).max(offset + length);

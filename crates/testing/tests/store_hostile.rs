@@ -92,6 +92,8 @@ impl Sample {
         let mut store = match open(&disk) {
             Ok(store) => store,
             Err(StoreError::Damaged { .. } | StoreError::Superblock(_) | StoreError::Version { .. }) => {
+                let named = report.is_ok_and(|report| report.unopenable.is_none());
+                assert!(!named, "{what}: it does not open, and the check does not say so");
                 return "refused";
             }
             Err(other) => panic!("{what}: {other}"),

@@ -1,5 +1,6 @@
 //! Proves that every way of doing I/O tells its errors, and that the store does with each what it promises: a failed read is
-//! that block's error, want of space fails the write and nothing else, a failed write or sync refuses writes until reopened.
+//! that block's error, want of space fails the write and nothing else, a failed write, sync or allocation refuses writes until
+//! reopened, a failed discard costs space alone, and what cannot grow stays as it is.
 //!
 //! The errors come from a file system (FUSE), so they go through the kernel like a real disk's. Needs root and /dev/fuse.
 
@@ -110,4 +111,60 @@ fn a_failed_write_or_sync_refuses_writes_until_reopened() {
             assert!(open().is_err(), "opening writes too");
         });
     }
+}
+
+#[test]
+fn a_failed_allocation_refuses_writes_until_reopened() {
+    with_each(|disk, open| {
+        let mut store = open().unwrap();
+        write(&mut store, 5, 7, true).unwrap();
+        disk.fail(Some(FailingIo::Allocations));
+        // As soon as another segment is needed.
+        let failed = (0..64).find_map(|_| write(&mut store, 6, 8, false).err());
+        assert!(matches!(failed, Some(OpError::WritesRefused { .. })), "{failed:?}");
+        assert_eq!(first_byte(&mut store, 5), Ok(7), "reads go on");
+        assert!(store.close().is_err(), "closing tells");
+        disk.fail(None);
+        let mut store = open().unwrap();
+        assert_eq!(first_byte(&mut store, 5), Ok(7));
+        write(&mut store, 6, 9, true).unwrap();
+    });
+}
+
+#[test]
+fn a_failed_discard_costs_space_and_nothing_else() {
+    with_each(|disk, open| {
+        let mut store = open().unwrap();
+        disk.fail(Some(FailingIo::Discards));
+        // Several times what the log has room for: segments become free, and are used again.
+        for round in 0..4 {
+            for lba in 0..256 {
+                write(&mut store, lba, round * 16 + lba as u8 % 16, false).unwrap();
+            }
+        }
+        store.idle();
+        store.close().unwrap();
+        let mut store = open().unwrap();
+        for lba in 0..256 {
+            assert_eq!(first_byte(&mut store, lba), Ok(48 + lba as u8 % 16));
+        }
+    });
+}
+
+#[test]
+fn what_cannot_grow_stays_as_it_is() {
+    with_each(|disk, open| {
+        let mut store = open().unwrap();
+        write(&mut store, 5, 7, true).unwrap();
+        disk.fail(Some(FailingIo::Growth));
+        assert_eq!(store.execute(Op::Grow { blocks: 4096 }), Err(OpError::NoSpace));
+        assert_eq!(store.info().geometry.blocks, 256);
+        write(&mut store, 255, 8, true).unwrap();
+        disk.fail(None);
+        store.execute(Op::Grow { blocks: 4096 }).unwrap();
+        write(&mut store, 4095, 9, true).unwrap();
+        drop(store);
+        let mut store = open().unwrap();
+        assert_eq!([5, 255, 4095].map(|lba| first_byte(&mut store, lba)), [Ok(7), Ok(8), Ok(9)]);
+    });
 }

@@ -16,12 +16,16 @@ fn write(store: &mut Store, op: u64, lba: u64) {
 
 /// A store that was used; its disk.
 fn used() -> (SimDisk, Store) {
+    used_with(&OpenOptions::default())
+}
+
+fn used_with(open: &OpenOptions) -> (SimDisk, Store) {
     let disk = SimDisk::new(1);
     let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
     let mut options = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
     options.segment_bytes = 64 << 10;
     Store::create_on(Box::new(disk.backend(true)), &options).unwrap();
-    let mut store = Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    let mut store = Store::open_on(Box::new(disk.backend(true)), open, Arc::new(|| {})).unwrap();
     for op in 1..4 {
         for lba in 0..BLOCKS {
             write(&mut store, op, lba);
@@ -110,4 +114,26 @@ fn the_check_says_where() {
     assert_eq!((problem.lba, problem.offset, problem.newest), (Some(Lba(9)), at, true));
     assert!(problem.to_string().contains("block 9") && problem.to_string().contains(&at.to_string()), "{problem}");
     assert_eq!(report.bad_blocks, [Lba(9)]);
+}
+
+/// Without a checkpoint opening needs every record block: the first damage that it meets is no reason to be silent about the rest.
+#[test]
+fn the_check_of_a_store_that_does_not_open_lists_every_damage() {
+    let (disk, store) = used_with(&OpenOptions { checkpoint_log_bytes: Some(1 << 40), ..OpenOptions::default() });
+    store.close().unwrap();
+    let damaged = [5, 25, 45].map(|lba| find(&disk, 3, lba) - 4096);
+    for at in damaged {
+        disk.flip(at + 200, 1);
+    }
+    let rotten = find(&disk, 3, 60);
+    disk.flip(rotten, 1);
+    let opened = Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {}));
+    let Err(error) = opened else { panic!("it opens") };
+    let report = Store::check_on(&mut disk.backend(true)).unwrap();
+    assert_eq!(report.unopenable, Some(error.to_string()));
+    assert!(!report.is_sound() && report.losses.len() >= 3, "{:?}", report.losses);
+    for at in damaged {
+        assert!(report.problems.iter().any(|problem| problem.offset == at), "byte {at}: {:?}", report.problems);
+    }
+    assert_eq!(report.bad_blocks, [Lba(60)], "what rotted besides");
 }

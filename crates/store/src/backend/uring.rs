@@ -9,8 +9,8 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use io_uring::types::{Fd, FsyncFlags};
@@ -65,12 +65,14 @@ pub struct UringBackend {
     untold: usize,
     /// Completed without the kernel.
     ready: Vec<IoDone>,
+    /// `None` once an eventfd of the caller's is counted up instead.
     watcher: Option<Watcher>,
 }
 
 /// The thread that turns the ring's eventfd into calls of the waker.
 struct Watcher {
     eventfd: Arc<OwnedFd>,
+    waker: Arc<Mutex<Option<Waker>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -85,6 +87,9 @@ impl UringBackend {
         if !needed.iter().all(|&code| probe.is_supported(code)) {
             return Err(io::ErrorKind::Unsupported.into());
         }
+        // Here, where a failure means that another way of doing I/O is chosen, and not where nobody would be woken.
+        let watcher = Watcher::start()?;
+        ring.submitter().register_eventfd(watcher.eventfd.as_raw_fd())?;
         Ok(UringBackend {
             ring,
             file: file.try_clone()?,
@@ -96,7 +101,7 @@ impl UringBackend {
             waiting: VecDeque::new(),
             untold: 0,
             ready: Vec::new(),
-            watcher: None,
+            watcher: Some(watcher),
         })
     }
 
@@ -252,17 +257,25 @@ fn sync_entry(_fd: Fd) -> squeue::Entry {
 
 impl Backend for UringBackend {
     fn set_waker(&mut self, waker: Waker) {
-        if let Ok(watcher) = Watcher::start(waker)
-            && self.ring.submitter().register_eventfd(watcher.eventfd.as_raw_fd()).is_ok()
-        {
-            self.watcher = Some(watcher);
+        if let Some(watcher) = &self.watcher {
+            *watcher.waker.lock().expect("a waker does not panic") = Some(waker);
         }
     }
 
     fn set_completion_fd(&mut self, fd: &OwnedFd) -> bool {
-        let _ = self.ring.submitter().unregister_eventfd();
-        self.watcher = None;
-        self.ring.submitter().register_eventfd(fd.as_raw_fd()).is_ok()
+        let submitter = self.ring.submitter();
+        if submitter.unregister_eventfd().is_err() {
+            return false;
+        }
+        if submitter.register_eventfd(fd.as_raw_fd()).is_ok() {
+            self.watcher = None;
+            return true;
+        }
+        if let Some(watcher) = &self.watcher {
+            let again = submitter.register_eventfd(watcher.eventfd.as_raw_fd());
+            again.expect("the kernel had this eventfd a moment ago");
+        }
+        false
     }
 
     fn size_bytes(&mut self) -> io::Result<Option<u64>> {
@@ -347,19 +360,23 @@ impl Drop for UringBackend {
 }
 
 impl Watcher {
-    fn start(waker: Waker) -> io::Result<Watcher> {
+    fn start() -> io::Result<Watcher> {
         let eventfd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let waker: Arc<Mutex<Option<Waker>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("store-waker".to_owned()).spawn({
-            let (eventfd, stop) = (Arc::clone(&eventfd), Arc::clone(&stop));
+            let (eventfd, stop, waker) = (Arc::clone(&eventfd), Arc::clone(&stop), Arc::clone(&waker));
             move || {
                 let mut counter = [0; 8];
                 while rustix::io::read(eventfd.as_fd(), &mut counter).is_ok() && !stop.load(Ordering::Acquire) {
-                    waker();
+                    let waker = waker.lock().expect("a waker does not panic").clone();
+                    if let Some(waker) = waker {
+                        waker();
+                    }
                 }
             }
         })?;
-        Ok(Watcher { eventfd, stop, thread: Some(thread) })
+        Ok(Watcher { eventfd, waker, stop, thread: Some(thread) })
     }
 }
 
@@ -394,6 +411,33 @@ mod tests {
         assert!(outcome(&mut work, 300).unwrap().is_ok());
         let mut stuck = Work::Write { offset: 0, done: 0, _buffers: Vec::new(), slices: made_of(&[100]), first: 0 };
         assert_eq!(outcome(&mut stuck, 0).unwrap().unwrap_err().kind(), io::ErrorKind::WriteZero);
+    }
+
+    /// Where there is no ring, or no direct I/O, there is nothing to test.
+    #[test]
+    fn a_waker_is_called_until_an_eventfd_takes_its_place() {
+        let path = std::env::temp_dir().join(format!("strongroom-uring-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let made = super::super::direct::make_direct(&file).and_then(|found| UringBackend::new(&file, found, false));
+        let Ok(mut backend) = made else { return };
+        let (sender, woken) = std::sync::mpsc::channel();
+        let sender = Mutex::new(sender);
+        backend.set_waker(Arc::new(move || drop(sender.lock().unwrap().send(()))));
+        let sync = |backend: &mut UringBackend| {
+            backend.submit(1, Io::Sync);
+            backend.poll(&mut Vec::new());
+            backend.wait();
+            backend.poll(&mut Vec::new());
+        };
+        let no_eventfd = OwnedFd::from(File::open("/dev/null").unwrap());
+        assert!(!backend.set_completion_fd(&no_eventfd), "that counts nothing");
+        sync(&mut backend);
+        woken.recv_timeout(std::time::Duration::from_secs(20)).expect("the waker is still called");
+        let counter = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        assert!(backend.set_completion_fd(&counter));
+        sync(&mut backend);
+        assert_eq!(rustix::io::read(&counter, &mut [0; 8]), Ok(8), "it was counted up");
     }
 
     #[test]

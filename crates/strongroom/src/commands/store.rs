@@ -78,10 +78,13 @@ fn check(args: &StoreArgs) -> Result<ExitCode> {
                 println!("{:#}", report_as_json(&report));
             } else {
                 print_report(&report);
+                if report.unopenable.is_some() {
+                    println!("see what can be done: strongroom store repair {}", args.dir.display());
+                }
             }
             Ok(ExitCode::from(u8::from(!report.is_sound())))
         }
-        Err(error @ (StoreError::Damaged { .. } | StoreError::Superblock(_))) => {
+        Err(error @ StoreError::Superblock(_)) => {
             if args.json {
                 println!("{:#}", json!({ "opens": false, "sound": false, "problem": error.to_string() }));
             } else {
@@ -104,6 +107,10 @@ fn progress_bar(hidden: bool) -> ProgressBar {
 }
 
 fn print_report(report: &CheckReport) {
+    if let Some(why) = &report.unopenable {
+        println!("the store does not open: {why}");
+        println!("what follows is what can be found in spite of that");
+    }
     println!(
         "{} units, {} blocks, {} older versions and {} holes were read",
         report.units, report.blocks, report.versions, report.holes
@@ -114,9 +121,12 @@ fn print_report(report: &CheckReport) {
     for problem in &report.problems {
         println!("{problem}");
     }
+    for loss in &report.losses {
+        println!("a repair would lose: {loss}");
+    }
     if report.is_sound() {
         println!("all are as they were written");
-    } else {
+    } else if report.unopenable.is_none() {
         println!(
             "{} blocks cannot be read and {} older versions are damaged; reads of them fail with a medium error. Write \
              those blocks anew from a backup; of a sealed volume an initiator can bring an older version back: strongroom \
@@ -143,7 +153,9 @@ fn report_as_json(report: &CheckReport) -> Value {
         })
         .collect();
     json!({
-        "opens": true,
+        "opens": report.unopenable.is_none(),
+        "problem": report.unopenable,
+        "would_lose": report.losses,
         "sound": report.is_sound(),
         "format_version": report.info.format_version,
         "units": report.units,

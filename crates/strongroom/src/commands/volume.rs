@@ -465,6 +465,9 @@ fn check(args: &CheckArgs) -> Result<()> {
     let volume = catalogue.show(&args.name)?.volume;
     let store = catalogue.root().join(volume.name.as_str()).join("store");
     let report = Store::check(&store).with_context(|| format!("cannot check '{}'", args.name))?;
+    if let Some(why) = &report.unopenable {
+        bail!("'{}' does not open: {why}. All that is damaged: strongroom store check {}", args.name, store.display());
+    }
     println!(
         "'{}': {} blocks, {} older versions and {} holes were read",
         args.name, report.blocks, report.versions, report.holes
