@@ -1,7 +1,7 @@
-//! The reference model: what every block may hold, after any history of writes, flushes and crashes.
+//! The reference model: what every block may hold, after any history of writes, flushes, rollbacks and crashes.
 //!
 //! The store promises a prefix: the state after a crash is that after some write (in the order of store sequences), not
-//! older than the last flush. So the model needs one number for what is durable.
+//! older than the last flush, on all branches at once. So the model needs one number for what is durable.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -20,6 +20,19 @@ pub enum Content {
     Data(u64),
     /// A hole. Which one is told by the sequence.
     Hole,
+    /// Neither: a sealed volume that was not formatted there.
+    Nothing,
+}
+
+/// One block as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Which.
+    pub lba: u64,
+    /// Its version; 0 for what was never written.
+    pub sequence: u64,
+    /// What it holds.
+    pub content: Content,
 }
 
 /// The bytes that operation `op` writes to block `lba`.
@@ -55,19 +68,70 @@ pub fn content_of(bytes: &[u8], lba: u64) -> Content {
     Content::Data(op)
 }
 
+/// Every block of a read, checked against its record.
+///
+/// # Panics
+/// If a record is of another block, or nobody wrote the data.
+pub fn held(extents: &[Extent], block_size: BlockSize) -> Vec<Held> {
+    extents.iter().flat_map(|extent| flatten(extent, block_size)).collect()
+}
+
+fn flatten(extent: &Extent, block_size: BlockSize) -> Vec<Held> {
+    match extent {
+        Extent::Blocks { lba, data, sequences, records } => {
+            assert_eq!(data.len(), sequences.len() * block_size.len());
+            assert!(records.is_empty() || records.len() == sequences.len());
+            let blocks = data.chunks_exact(block_size.len()).zip(sequences).enumerate();
+            blocks
+                .map(|(at, (bytes, sequence))| {
+                    let lba = lba.0 + at as u64;
+                    if let Some(record) = records.get(at) {
+                        assert_eq!(record.checksum(), keyless_checksum(bytes), "the record is of another block");
+                    }
+                    Held { lba, sequence: sequence.0, content: content_of(bytes, lba) }
+                })
+                .collect()
+        }
+        Extent::Hole { lba, count, sequence, hole } => {
+            if let Some(hole) = hole {
+                assert!(hole.covers(*lba) && hole.covers(Lba(lba.0 + count - 1)));
+            }
+            let hole = |lba| Held { lba, sequence: sequence.0, content: Content::Hole };
+            (lba.0..lba.0 + count).map(hole).collect()
+        }
+    }
+}
+
 /// An operation that was submitted and not answered.
+#[derive(Clone)]
 struct Pending {
-    lba: u64,
-    count: u64,
+    branch: u32,
+    /// First block and count; a hole request may have several.
+    ranges: Vec<(u64, u64)>,
     /// What was durable when it was submitted: what its unit will tell of.
     durable: u64,
 }
 
-/// The model.
+impl Pending {
+    fn covers(&self, branch: u32, lba: u64) -> bool {
+        self.branch == branch && self.ranges.iter().any(|&(start, count)| lba >= start && lba - start < count)
+    }
+
+    fn weight(&self) -> u64 {
+        self.ranges.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// Of each block of a branch: sequence to content, of everything answered (or seen) that could still count.
+type Head = Vec<BTreeMap<u64, Content>>;
+
+/// The model. Branch 0 is the volume.
+#[derive(Clone)]
 pub struct Model {
     block_size: BlockSize,
-    /// Of each block: sequence to content, of everything answered (or seen) that could still count.
-    answered: Vec<BTreeMap<u64, Content>>,
+    heads: BTreeMap<u32, Head>,
+    /// Every version that was ever answered or seen, by sequence and block.
+    ever: HashMap<(u64, u64), Content>,
     pending: HashMap<u64, Pending>,
     /// Everything answered up to this sequence is durable.
     durable: u64,
@@ -80,8 +144,8 @@ pub struct Model {
     retained: Retained,
 }
 
-/// What is known of older versions.
-#[derive(Default)]
+/// What is known of older versions, on branch 0.
+#[derive(Clone, Default)]
 struct Retained {
     /// How many older versions the store keeps at least, before it lets the oldest go.
     budget: u64,
@@ -94,10 +158,11 @@ struct Retained {
 impl Model {
     /// A volume of `blocks`, all of which are one hole of sequence `hole`.
     pub fn new(blocks: u64, block_size: BlockSize, hole: u64) -> Model {
-        let answered = (0..blocks).map(|_| BTreeMap::from([(hole, Content::Hole)])).collect();
+        let head = (0..blocks).map(|_| BTreeMap::from([(hole, Content::Hole)])).collect();
         Model {
             block_size,
-            answered,
+            heads: BTreeMap::from([(0, head)]),
+            ever: HashMap::new(),
             pending: HashMap::new(),
             durable: hole,
             highest: hole,
@@ -117,9 +182,34 @@ impl Model {
         (lba..lba + count).flat_map(|lba| block_bytes(op, lba, self.block_size)).collect()
     }
 
-    /// A write was submitted.
-    pub fn submitted(&mut self, op: u64, lba: u64, count: u64) {
-        self.pending.insert(op, Pending { lba, count, durable: self.durable });
+    /// The volume has so many blocks now; the new ones hold `content`.
+    pub fn grow(&mut self, blocks: u64, content: Content) {
+        for head in self.heads.values_mut() {
+            head.resize_with(blocks as usize, || BTreeMap::from([(0, content)]));
+        }
+    }
+
+    /// A branch holds this now, and everything that came before is durable: a clone was made, or rolled back.
+    pub fn branch_holds(&mut self, branch: u32, holds: &[Held]) {
+        let head = holds.iter().map(|held| BTreeMap::from([(held.sequence, held.content)])).collect();
+        self.heads.insert(branch, head);
+        self.flushed(self.highest);
+    }
+
+    /// A branch is gone, and everything that came before is durable.
+    pub fn branch_gone(&mut self, branch: u32) {
+        self.heads.remove(&branch);
+        self.flushed(self.highest);
+    }
+
+    /// All branches.
+    pub fn branches(&self) -> Vec<u32> {
+        self.heads.keys().copied().collect()
+    }
+
+    /// A write of one range, or a hole of some, was submitted.
+    pub fn submitted(&mut self, op: u64, branch: u32, ranges: &[(u64, u64)]) {
+        self.pending.insert(op, Pending { branch, ranges: ranges.to_vec(), durable: self.durable });
     }
 
     /// A write failed; it must not have happened, nor may it ever.
@@ -129,9 +219,10 @@ impl Model {
 
     /// A write was answered with its first sequence.
     pub fn written(&mut self, op: u64, first: u64, fua: bool) {
-        let Pending { lba, count, durable } = self.pending.remove(&op).expect("submitted before");
+        let Pending { branch, ranges, durable } = self.pending.remove(&op).expect("submitted before");
+        let [(lba, count)] = ranges[..] else { panic!("a write has one range") };
         for index in 0..count {
-            self.note(lba + index, first + index, Content::Data(op));
+            self.note(branch, lba + index, first + index, Content::Data(op));
             self.retained.weights.insert(first + index, 1);
         }
         self.claims.insert(first, durable);
@@ -140,26 +231,30 @@ impl Model {
         }
     }
 
-    /// A hole that was submitted like a write was answered with this sequence (0: there was nothing to do).
-    pub fn holed(&mut self, op: u64, sequence: u64) {
-        let Pending { lba, count, durable } = self.pending.remove(&op).expect("submitted before");
-        if sequence > 0 {
-            self.hole(lba, count, sequence);
-            self.claims.insert(sequence, durable);
+    /// Holes that were submitted were answered with the first one's sequence (0: there was nothing to do).
+    pub fn holed(&mut self, op: u64, first: u64) {
+        let Pending { branch, ranges, durable } = self.pending.remove(&op).expect("submitted before");
+        if first > 0 {
+            for (sequence, (lba, count)) in (first..).zip(ranges) {
+                self.hole(branch, lba, count, sequence);
+            }
+            self.claims.insert(first, durable);
         }
     }
 
     /// A range became a hole.
-    pub fn hole(&mut self, lba: u64, count: u64, sequence: u64) {
+    pub fn hole(&mut self, branch: u32, lba: u64, count: u64, sequence: u64) {
         self.retained.weights.insert(sequence, count);
         for lba in lba..lba + count {
-            self.note(lba, sequence, Content::Hole);
+            self.note(branch, lba, sequence, Content::Hole);
         }
     }
 
-    fn note(&mut self, lba: u64, sequence: u64, content: Content) {
+    fn note(&mut self, branch: u32, lba: u64, sequence: u64, content: Content) {
         self.highest = self.highest.max(sequence);
-        let old = self.answered[lba as usize].insert(sequence, content);
+        let head = self.heads.get_mut(&branch).expect("written to, so it is there");
+        head[lba as usize].insert(sequence, content);
+        let old = self.ever.insert((sequence, lba), content);
         assert!(old.is_none_or(|old| old == content), "sequence {sequence} names two versions of block {lba}");
     }
 
@@ -184,42 +279,54 @@ impl Model {
 
     /// The version of a block before `older_than` that the store must still have if asked now.
     pub fn must_have(&self, lba: u64, older_than: u64) -> Option<u64> {
-        let (&sequence, content) = self.answered[lba as usize].range(..older_than).next_back()?;
+        let (&sequence, content) = self.heads[&0][lba as usize].range(..older_than).next_back()?;
         let released = self.retained.verified.get(&lba).is_some_and(|&verified| sequence < verified);
         let Content::Data(_) = content else { return None };
         let later: u64 = self.retained.weights.range(sequence + 1..).map(|(_, weight)| weight).sum();
-        let pending: u64 = self.pending.values().map(|pending| pending.count).sum();
+        let pending: u64 = self.pending.values().map(Pending::weight).sum();
         (!released && later + pending < self.retained.budget).then_some(sequence)
     }
 
     /// The newest answered sequence of each block of a range: what a read submitted now must at least see.
-    pub fn floor(&self, lba: u64, count: u64) -> Vec<u64> {
-        (lba..lba + count).map(|lba| *self.answered[lba as usize].keys().next_back().expect("never empty")).collect()
+    pub fn floor(&self, branch: u32, lba: u64, count: u64) -> Vec<u64> {
+        let blocks = self.heads[&branch][lba as usize..(lba + count) as usize].iter();
+        blocks.map(|block| *block.keys().next_back().expect("never empty")).collect()
     }
 
     /// Checks the answer to a read of `lba` on; `floor` is what [`Model::floor`] said when it was submitted.
     ///
     /// # Panics
     /// If it is wrong.
-    pub fn check_read(&mut self, lba: u64, floor: &[u64], extents: &[Extent]) {
-        let blocks: Vec<_> = extents.iter().flat_map(|extent| flatten(extent, self.block_size)).collect();
+    pub fn check_read(&mut self, branch: u32, lba: u64, floor: &[u64], extents: &[Extent]) {
+        let blocks = held(extents, self.block_size);
         assert_eq!(blocks.len(), floor.len(), "the read covers what was asked");
-        for (index, ((at, sequence, content), floor)) in blocks.into_iter().zip(floor).enumerate() {
+        for (index, (held, floor)) in blocks.into_iter().zip(floor).enumerate() {
+            let Held { lba: at, sequence, .. } = held;
             assert_eq!(at, lba + index as u64, "extents are in order");
-            assert!(sequence >= *floor, "block {at}: version {sequence} is older than {floor}, which was answered");
-            self.check_known(at, sequence, content);
+            assert!(
+                sequence >= *floor,
+                "block {at} of branch {branch}: version {sequence} is older than {floor}, answered"
+            );
+            self.known(branch, held).unwrap_or_else(|wrong| panic!("{wrong}"));
         }
     }
 
-    fn check_known(&mut self, lba: u64, sequence: u64, content: Content) {
-        match self.answered[lba as usize].get(&sequence) {
-            Some(known) => assert_eq!(*known, content, "block {lba}, version {sequence}"),
-            None => {
-                if let Content::Data(op) = content {
-                    let known = self.pending.get(&op).is_some_and(|p| lba >= p.lba && lba - p.lba < p.count);
-                    assert!(known, "block {lba} holds data of operation {op}, which never wrote it or failed");
-                }
-            }
+    /// Somebody wrote that there, or may have.
+    fn known(&self, branch: u32, Held { lba, sequence, content }: Held) -> Result<(), String> {
+        if let Some(known) = self.heads[&branch][lba as usize].get(&sequence) {
+            return match *known == content {
+                true => Ok(()),
+                false => Err(format!("block {lba}, version {sequence}: {content:?} instead of {known:?}")),
+            };
+        }
+        let possible = match content {
+            Content::Data(op) => self.pending.get(&op).is_some_and(|pending| pending.covers(branch, lba)),
+            Content::Hole => self.pending.values().any(|pending| pending.covers(branch, lba)),
+            Content::Nothing => false,
+        };
+        match possible {
+            true => Ok(()),
+            false => Err(format!("block {lba} of branch {branch} holds {content:?}, version {sequence}, of nobody")),
         }
     }
 
@@ -229,75 +336,112 @@ impl Model {
     /// If it is wrong.
     pub fn check_version(&mut self, lba: u64, older_than: u64, extent: &Extent) -> u64 {
         let blocks = flatten(extent, self.block_size);
-        let [(at, sequence, content)] = blocks[..] else { panic!("one block was asked for") };
+        let [Held { lba: at, sequence, content }] = blocks[..] else { panic!("one block was asked for") };
         assert!(at == lba && sequence < older_than);
         if let Content::Data(op) = content {
             assert!(op > 0, "written by somebody");
         }
-        if let Some(known) = self.answered[lba as usize].get(&sequence) {
+        if let Some(known) = self.ever.get(&(sequence, lba)) {
             assert_eq!(*known, content, "block {lba}, version {sequence}");
         }
         sequence
     }
 
-    /// Checks a snapshot of the whole volume, and tells what it holds: of each block the newest of some moment, at least
-    /// `floor`, and nothing of operations from `before_op` on.
+    /// Checks a snapshot of a whole branch when it is seen for the first time: it holds of each block the newest of some
+    /// moment, at least `floor`, and nothing of operations from `before_op` on.
     ///
     /// # Panics
     /// If it is wrong.
-    pub fn check_snapshot(&mut self, all: &[Extent], floor: &[u64], before_op: u64) -> Vec<(u64, u64, Content)> {
-        let holds: Vec<(u64, u64, Content)> = all.iter().flat_map(|extent| flatten(extent, self.block_size)).collect();
-        assert_eq!(holds.len(), self.answered.len(), "the whole volume was read");
-        let newest = holds.iter().map(|&(_, sequence, _)| sequence).max().unwrap_or(0);
-        for &(lba, sequence, content) in &holds {
-            let least = self.answered[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
+    pub fn check_snapshot(&mut self, branch: u32, holds: &[Held], floor: &[u64], before_op: u64) {
+        let head = &self.heads[&branch];
+        assert_eq!(holds.len(), head.len(), "the whole volume was read");
+        let newest = holds.iter().map(|held| held.sequence).max().unwrap_or(0);
+        for &Held { lba, sequence, content } in holds {
+            let least = head[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
             assert!(sequence >= least, "a snapshot has version {sequence} of block {lba}, but not {least}");
             assert!(floor.get(lba as usize).is_none_or(|&floor| sequence >= floor), "block {lba} was written before");
             assert!(!matches!(content, Content::Data(op) if op >= before_op), "block {lba} was written afterwards");
         }
-        holds
     }
 
-    /// Checks the whole volume after a crash and takes over what survived. `all` are the extents of a read of it all.
+    /// What is wrong with what the branches hold after a crash: anything flushed is lost, a write is there in part, or the
+    /// state is not a prefix. `newest`: that sequence survived somewhere else.
     ///
-    /// # Panics
-    /// If anything flushed is lost, a write is there in part, or the state is not a prefix.
-    pub fn after_crash(&mut self, all: &[Extent]) {
-        let survived: Vec<(u64, u64, Content)> =
-            all.iter().flat_map(|extent| flatten(extent, self.block_size)).collect();
-        assert_eq!(survived.len(), self.answered.len(), "the whole volume was read");
-        let newest = survived.iter().map(|&(_, sequence, _)| sequence).max().unwrap_or(0).max(self.durable);
+    /// # Errors
+    /// What is wrong.
+    pub fn judge(&self, survived: &BTreeMap<u32, Vec<Held>>, newest: u64) -> Result<(), String> {
+        if !survived.keys().eq(self.heads.keys()) {
+            let there: Vec<_> = survived.keys().collect();
+            return Err(format!("there are the branches {there:?} instead of {:?}", self.branches()));
+        }
+        let newest = self.newest(survived, newest);
+        for (&branch, blocks) in survived {
+            self.judge_branch(branch, blocks, newest)?;
+        }
+        Ok(())
+    }
+
+    fn newest(&self, survived: &BTreeMap<u32, Vec<Held>>, elsewhere: u64) -> u64 {
+        let sequences = survived.values().flatten().map(|held| held.sequence);
+        sequences.max().unwrap_or(0).max(self.durable).max(elsewhere)
+    }
+
+    fn judge_branch(&self, branch: u32, survived: &[Held], newest: u64) -> Result<(), String> {
+        let head = &self.heads[&branch];
+        if survived.len() != head.len() {
+            return Err(format!("branch {branch} has {} blocks instead of {}", survived.len(), head.len()));
+        }
         let mut firsts: HashMap<u64, u64> = HashMap::new();
-        for &(lba, sequence, content) in &survived {
-            let least = self.answered[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
-            assert!(
-                sequence >= least,
-                "block {lba} has version {sequence}, but {least} was answered and {} (durable through {})",
-                if least <= self.durable { "flushed" } else { "followed by something that survived" },
-                self.durable
-            );
-            self.check_known(lba, sequence, content);
+        for &held in survived {
+            let Held { lba, sequence, content } = held;
+            let least = head[lba as usize].range(..=newest).next_back().map_or(0, |(&sequence, _)| sequence);
+            if sequence < least {
+                return Err(format!(
+                    "block {lba} of branch {branch} has version {sequence}, but {least} was answered and {} (durable \
+                     through {})",
+                    if least <= self.durable { "flushed" } else { "followed by something that survived" },
+                    self.durable
+                ));
+            }
+            self.known(branch, held)?;
             if let Content::Data(op) = content
-                && let Some(pending) = self.pending.get(&op)
+                && let Some(pending) = self.pending.get(&op).filter(|pending| pending.branch == branch)
             {
-                let first = sequence - (lba - pending.lba);
-                assert_eq!(*firsts.entry(op).or_insert(first), first, "operation {op} is torn");
+                let first = sequence - (lba - pending.ranges[0].0);
+                if *firsts.entry(op).or_insert(first) != first {
+                    return Err(format!("operation {op} is torn"));
+                }
             }
         }
         for (op, first) in firsts {
-            let Pending { lba, count, .. } = self.pending[&op];
+            let (lba, count) = self.pending[&op].ranges[0];
             for index in 0..count {
-                let (_, sequence, _) = survived[(lba + index) as usize];
-                assert!(sequence >= first + index, "operation {op} is torn at block {}", lba + index);
+                if survived[(lba + index) as usize].sequence < first + index {
+                    return Err(format!("operation {op} is torn at block {}", lba + index));
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Checks every branch after a crash, as [`Model::judge`], and takes over what survived.
+    ///
+    /// # Panics
+    /// If anything is wrong.
+    pub fn after_crash(&mut self, survived: &BTreeMap<u32, Vec<Held>>, newest: u64) {
+        self.judge(survived, newest).unwrap_or_else(|wrong| panic!("{wrong}"));
+        let newest = self.newest(survived, newest);
         // Whatever was on its way may be among the older versions now.
-        let pending: u64 = self.pending.drain().map(|(_, pending)| pending.count).sum();
-        for (lba, sequence, content) in survived {
-            self.highest = self.highest.max(sequence);
-            let answered = &mut self.answered[lba as usize];
-            answered.split_off(&(newest + 1));
-            answered.insert(sequence, content);
+        let pending: u64 = self.pending.drain().map(|(_, pending)| pending.weight()).sum();
+        for (branch, blocks) in survived {
+            let head = self.heads.get_mut(branch).expect("just judged");
+            for &Held { lba, sequence, content } in blocks {
+                self.highest = self.highest.max(sequence);
+                let answered = &mut head[lba as usize];
+                answered.split_off(&(newest + 1));
+                answered.insert(sequence, content);
+                self.ever.insert((sequence, lba), content);
+            }
         }
         self.retained.weights.split_off(&(newest + 1));
         *self.retained.weights.entry(self.highest).or_default() += pending;
@@ -311,51 +455,23 @@ impl Model {
         self.claimed = 0;
     }
 
-    /// Checks one block after the disk lied: the answer may be an error, but not what was never there, nor anything older
-    /// than what the disk itself still tells of.
+    /// Checks one block of the volume after the disk lied: it may be an error, but not what was never there, nor anything
+    /// older than what the disk itself still tells of.
     ///
     /// # Panics
     /// If it is wrong.
-    pub fn after_lie(&mut self, lba: u64, extents: &[Extent]) {
-        let blocks: Vec<_> = extents.iter().flat_map(|extent| flatten(extent, self.block_size)).collect();
-        let [(at, sequence, content)] = blocks[..] else { panic!("one block was asked for") };
-        assert_eq!(at, lba);
-        let least = self.answered[lba as usize].range(..=self.claimed).next_back().map_or(0, |(&sequence, _)| sequence);
+    pub fn after_lie(&mut self, Held { lba, sequence, content }: Held) {
+        let least =
+            self.heads[&0][lba as usize].range(..=self.claimed).next_back().map_or(0, |(&sequence, _)| sequence);
         assert!(
             sequence >= least,
             "block {lba} has version {sequence} in silence, but {least} was flushed and told of"
         );
-        self.check_known(lba, sequence, content);
-    }
-
-    /// The highest sequence seen so far; a new one must be larger.
-    pub fn highest(&self) -> u64 {
-        self.highest
-    }
-}
-
-/// Address, sequence and content of every block of an extent.
-fn flatten(extent: &Extent, block_size: BlockSize) -> Vec<(u64, u64, Content)> {
-    match extent {
-        Extent::Blocks { lba, data, sequences, records } => {
-            assert_eq!(data.len(), sequences.len() * block_size.len());
-            assert!(records.is_empty() || records.len() == sequences.len());
-            let blocks = data.chunks_exact(block_size.len()).zip(sequences).enumerate();
-            blocks
-                .map(|(at, (bytes, sequence))| {
-                    let lba = lba.0 + at as u64;
-                    if let Some(record) = records.get(at) {
-                        assert_eq!(record.checksum(), keyless_checksum(bytes), "the record is of another block");
-                    }
-                    (lba, sequence.0, content_of(bytes, lba))
-                })
-                .collect()
-        }
-        Extent::Hole { lba, count, sequence, hole } => {
-            if let Some(hole) = hole {
-                assert!(hole.covers(*lba) && hole.covers(Lba(lba.0 + count - 1)));
-            }
-            (lba.0..lba.0 + count).map(|lba| (lba, sequence.0, Content::Hole)).collect()
+        if let Some(known) = self.ever.get(&(sequence, lba)) {
+            assert_eq!(*known, content, "block {lba}, version {sequence}");
+        } else if let Content::Data(op) = content {
+            let pending = self.pending.get(&op);
+            assert!(pending.is_some_and(|pending| pending.covers(0, lba)), "block {lba} holds data of nobody: {op}");
         }
     }
 }

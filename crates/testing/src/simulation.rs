@@ -4,10 +4,11 @@
 //! [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
 
 mod answers;
+mod replica;
 mod requests;
 mod run;
 mod seen;
-mod snapshots;
+mod views;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -25,7 +26,7 @@ use crate::{Faults, Stray};
 pub fn simulate(seed: u64, planted: Planted) -> Seen {
     let mut run = Run::new(seed, planted);
     run.format();
-    run.take_snapshots_at_times();
+    run.choose_what_goes_on();
     let rounds = 1 + run.random.below(6);
     for _ in 0..rounds {
         let steps = 20 + run.random.below(200);
@@ -57,6 +58,7 @@ pub fn simulate_every_io(seed: u64, planted: Planted) -> u64 {
     for ios in 0.. {
         let mut run = Run::new(seed, planted);
         run.format();
+        run.choose_what_goes_on();
         run.disk.stir(ios);
         if !run.cut_off_at(ios) {
             return ios;
@@ -73,6 +75,8 @@ pub fn simulate_every_io(seed: u64, planted: Planted) -> u64 {
 pub fn simulate_stray(seed: u64) -> Seen {
     let mut run = Run::new(seed, Planted::default());
     run.format();
+    run.choose_what_goes_on();
+    run.lies = true;
     let stray = if run.random.once_in(2) { Stray::Misdirected } else { Stray::Lost };
     run.with_stray(stray);
     run.seen
@@ -86,16 +90,22 @@ pub fn simulate_stray(seed: u64) -> Seen {
 pub fn simulate_repair(seed: u64) -> Seen {
     let mut run = Run::new(seed, Planted::default());
     run.format();
+    run.choose_what_goes_on();
+    run.lies = true;
     run.with_damage();
     run.seen
 }
 
-/// The seeds to run: `STRONGROOM_SEED` alone, or `STRONGROOM_SEEDS` of them, or `count`.
+/// How many seeds [`simulate`] runs in `make test`.
+pub const SEEDS: u64 = 2500;
+
+/// The seeds to run: `STRONGROOM_SEED` alone, or `count`. `STRONGROOM_SEEDS` says how many for [`SEEDS`], others in proportion.
 pub fn seeds(count: u64) -> Vec<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    match number("STRONGROOM_SEED") {
-        Some(seed) => vec![seed],
-        None => (0..number("STRONGROOM_SEEDS").unwrap_or(count)).collect(),
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match (number("STRONGROOM_SEED"), number("STRONGROOM_SEEDS")) {
+        (Some(seed), _) => vec![seed],
+        (None, Some(seeds)) => (0..(seeds * count).div_ceil(SEEDS)).collect(),
+        (None, None) => (0..count).collect(),
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use strongroom_block::{BlockSize, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
 use strongroom_store::{CreateOptions, Op, OpenOptions, Outcome, SnapshotId, Store, UnitKind, View};
-use strongroom_testing::{ForgettingDisk, Model, Random, record_for};
+use strongroom_testing::{ForgettingDisk, Model, Random, held, record_for};
 
 const BLOCKS: u64 = 2048;
 
@@ -136,13 +136,13 @@ impl Crashes {
             let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
             match (what, &numbers[..]) {
                 ("S", [op, lba, count, _]) => {
-                    self.model.submitted(*op, *lba, *count);
+                    self.model.submitted(*op, 0, &[(*lba, *count)]);
                     self.next_op = self.next_op.max(op + 1);
                 }
                 ("W", [op, sequence]) => self.model.written(*op, *sequence, false),
-                ("H", [lba, count, sequence]) => self.model.hole(*lba, *count, *sequence),
+                ("H", [lba, count, sequence]) => self.model.hole(0, *lba, *count, *sequence),
                 ("X", [op]) => self.model.failed(*op),
-                ("T", [op]) => self.snapshots.asked(*op, self.model.floor(0, BLOCKS)),
+                ("T", [op]) => self.snapshots.asked(*op, self.model.floor(0, 0, BLOCKS)),
                 ("N", [op, snapshot]) => self.snapshots.answered(*op, *snapshot, self.next_op),
                 ("D", [snapshot]) => self.snapshots.deleted(*snapshot),
                 ("P", _) => marks.push_back(self.model.flush_mark()),
@@ -164,13 +164,14 @@ impl Crashes {
         else {
             panic!("reads are answered with data")
         };
-        self.model.after_crash(&extents);
+        let survived = held(&extents, BlockSize::DEFAULT);
+        self.model.after_crash(&BTreeMap::from([(0, survived)]), 0);
         for (id, (floor, before_op)) in &self.snapshots.answered {
             let read = Op::Read { lba: Lba(0), count: BLOCKS as u32 };
             let Ok(Outcome::Read(extents)) = store.execute_on(View::Snapshot(SnapshotId(*id)), read) else {
                 panic!("snapshot {id} was answered and is gone")
             };
-            self.model.check_snapshot(&extents, floor, *before_op);
+            self.model.check_snapshot(0, &held(&extents, BlockSize::DEFAULT), floor, *before_op);
         }
         if self.random.once_in(2) {
             store.close().unwrap();

@@ -1,10 +1,17 @@
 //! What the store answers, and which answers are right.
 
+use std::collections::BTreeSet;
+
 use strongroom_block::{Lba, StoreSequence};
-use strongroom_store::{Extent, Op, OpError, Outcome, Store};
+use strongroom_store::{CheckReport, Op, OpError, Outcome, Store, View};
 
 use super::requests::Asked;
 use super::run::Run;
+use crate::model::held;
+use crate::{Content, Held};
+
+/// Upper bound on the polls until everything is answered.
+const POLLS_MAX: u64 = 1_000_000;
 
 impl Run {
     pub(super) fn take_answers(&mut self, store: &mut Store) {
@@ -13,69 +20,130 @@ impl Run {
         for completion in done {
             let op = completion.token.0;
             let asked = self.asked.remove(&op).expect("asked once, answered once");
-            match (asked, completion.result) {
-                (Asked::Write { fua }, Ok(Outcome::Written { first, repeated: 0 })) => {
-                    self.model.written(op, first.0, fua);
-                }
-                (Asked::Hole, Ok(Outcome::Written { first, .. })) => self.model.holed(op, first.0),
-                (Asked::Read { lba, floor }, Ok(Outcome::Read(extents))) => {
-                    self.model.check_read(lba, &floor, &extents);
-                }
-                (Asked::Version { lba, older_than, must }, Ok(Outcome::Read(extents))) => {
-                    let sequence = self.model.check_version(lba, older_than, &extents[0]);
-                    self.seen.versions_demanded += u64::from(must.is_some());
-                    assert!(must.is_none_or(|must| sequence >= must), "a version of block {lba} was passed over");
-                }
-                (Asked::Version { lba, must, .. }, Err(OpError::NoVersion { .. })) => {
-                    assert_eq!(must, None, "a version of block {lba} that nobody verified a newer one of is gone");
-                }
-                (Asked::Flush { mark }, Ok(Outcome::Flushed)) => self.model.flushed(mark),
-                (Asked::Other, Ok(_)) => {}
-                (Asked::SnapshotCreate { floor }, Ok(Outcome::SnapshotCreated { id })) => {
-                    self.snapshot_taken(store, id.0, floor);
-                }
-                (Asked::SnapshotDelete { id }, Ok(_)) => self.snapshot_deleted(id),
-                // What snapshots hold on to is not to be had.
-                (Asked::Write { .. } | Asked::Hole, Err(OpError::NoSpace)) if self.snapshots.wanted => {
-                    self.seen.full += 1;
-                    self.model.failed(op);
-                }
-                (Asked::SnapshotCreate { .. }, Err(OpError::NoSpace)) => {}
-                (Asked::SnapshotDelete { .. }, Err(OpError::NoSpace)) => self.snapshots_stay(),
-                (Asked::Write { .. } | Asked::Hole, Err(OpError::NoSpace)) if self.fills_up => {
-                    self.seen.full += 1;
-                    self.model.failed(op);
-                }
-                (_, Err(OpError::WritesRefused { .. })) if self.failing_syncs => self.seen.refusals += 1,
-                (Asked::Read { .. } | Asked::Version { .. }, Err(OpError::Medium { .. })) if self.reads_may_fail() => {
-                    self.seen.failed_reads += 1;
-                }
-                // Cut off, or a sync failed: whatever happened to the request, a crash follows.
-                (_, Err(OpError::WritesRefused { .. } | OpError::Medium { .. })) if self.disk.is_cut_off() => {}
-                (_, result) => panic!("unexpected answer {result:?}"),
+            match completion.result {
+                Ok(outcome) => self.take_outcome(store, op, asked, outcome),
+                Err(error) => self.take_error(op, &asked, error),
             }
         }
     }
 
-    fn reads_may_fail(&self) -> bool {
+    /// Until everything that was asked is answered.
+    pub(super) fn settle(&mut self, store: &mut Store) {
+        for _ in 0..POLLS_MAX {
+            self.take_answers(store);
+            if self.asked.is_empty() {
+                return;
+            }
+        }
+        panic!("{} requests are never answered", self.asked.len());
+    }
+
+    fn take_outcome(&mut self, store: &mut Store, op: u64, asked: Asked, outcome: Outcome) {
+        match (asked, outcome) {
+            (Asked::Write { fua }, Outcome::Written { first, repeated: 0 }) => self.model.written(op, first.0, fua),
+            (Asked::Hole, Outcome::Written { first, .. }) => self.model.holed(op, first.0),
+            (Asked::Read { branch, lba, floor }, Outcome::Read(extents)) => {
+                self.model.check_read(branch, lba, &floor, &extents);
+            }
+            (Asked::Version { lba, older_than, must }, Outcome::Read(extents)) => {
+                let sequence = self.model.check_version(lba, older_than, &extents[0]);
+                self.seen.versions_demanded += u64::from(must.is_some());
+                assert!(must.is_none_or(|must| sequence >= must), "a version of block {lba} was passed over");
+            }
+            (Asked::Flush { mark }, Outcome::Flushed) => self.model.flushed(mark),
+            (Asked::Verified, Outcome::Verified { .. }) => {}
+            (Asked::SnapshotCreate { branch, floor }, Outcome::SnapshotCreated { id }) => {
+                self.snapshot_taken(store, id.0, branch, floor);
+            }
+            (Asked::SnapshotDelete { id }, Outcome::Changed) => self.snapshot_deleted(id),
+            (Asked::Change, Outcome::Changed) => self.view_changed(store, None),
+            (Asked::Change, Outcome::CloneCreated { branch }) => self.view_changed(store, Some(branch.0)),
+            (Asked::Grow, Outcome::Changed) => {
+                let blocks = self.growing.take().expect("it was asked for");
+                assert_eq!(store.info().geometry.blocks, blocks);
+                self.grown(blocks);
+            }
+            (_, outcome) => panic!("the answer {outcome:?} is of another request"),
+        }
+    }
+
+    fn take_error(&mut self, op: u64, asked: &Asked, error: OpError) {
+        let writes = matches!(asked, Asked::Write { .. } | Asked::Hole);
+        match (asked, &error) {
+            (Asked::Version { lba, must, .. }, OpError::NoVersion { .. }) => {
+                assert_eq!(*must, None, "a version of block {lba} that nobody verified a newer one of is gone");
+            }
+            (Asked::Read { lba, floor, .. }, OpError::NotFormatted { lba: at }) => {
+                let floor = floor[(at.0 - lba) as usize];
+                assert!(floor == 0 && self.never_written() == Content::Nothing, "block {at} was written");
+                self.seen.not_formatted += 1;
+            }
+            (_, OpError::Busy) if self.few_requests => {
+                self.seen.busy += 1;
+                self.did_not_happen(op, asked);
+            }
+            // What snapshots hold on to is not to be had, and what the volume grows by has to be found.
+            (_, OpError::NoSpace) if self.fills_up || self.views.wanted || self.grows => {
+                let gives = matches!(asked, Asked::SnapshotDelete { .. } | Asked::Flush { .. } | Asked::Verified);
+                assert!(self.fills_up || !gives, "full means stuck");
+                self.seen.full += u64::from(writes);
+                self.did_not_happen(op, asked);
+            }
+            (_, OpError::WritesRefused { .. }) if self.failing_syncs => self.seen.refusals += 1,
+            (Asked::Read { .. } | Asked::Version { .. }, OpError::Medium { .. }) if self.reads_may_fail() => {
+                self.seen.failed_reads += 1;
+            }
+            // Cut off, or a sync failed: whatever happened to the request, a crash follows.
+            (_, OpError::WritesRefused { .. } | OpError::Medium { .. }) if self.disk.is_cut_off() => {}
+            (_, error) => panic!("unexpected answer {error:?}"),
+        }
+    }
+
+    fn did_not_happen(&mut self, op: u64, asked: &Asked) {
+        match asked {
+            Asked::Write { .. } | Asked::Hole => self.model.failed(op),
+            Asked::SnapshotDelete { .. } => self.views.going = None,
+            Asked::Change => self.views.limbo = None,
+            // One that reached a superblock may yet be found after a crash.
+            Asked::Grow if self.fills_up => {}
+            Asked::Grow => self.growing = None,
+            _ => {}
+        }
+    }
+
+    pub(super) fn reads_may_fail(&self) -> bool {
         self.failing_reads || self.disk.has_strayed()
     }
 
-    /// The whole volume, or `None` if the disk was cut off meanwhile.
-    pub(super) fn read_all(&mut self, store: &mut Store) -> Option<Vec<Extent>> {
-        match store.execute(Op::Read { lba: Lba(0), count: self.blocks as u32 }) {
-            Ok(Outcome::Read(extents)) => Some(extents),
-            other => {
-                assert!(self.disk.is_cut_off(), "the volume cannot be read: {other:?}");
-                None
+    /// A whole view, or `None` if the disk was cut off meanwhile, or a read failed that may.
+    pub(super) fn read_view(&mut self, store: &mut Store, view: View, blocks: u64) -> Option<Vec<Held>> {
+        let mut all = Vec::new();
+        let (mut lba, mut until) = (0, blocks);
+        while lba < blocks {
+            match store.execute_on(view, Op::Read { lba: Lba(lba), count: (until - lba) as u32 }) {
+                Ok(Outcome::Read(extents)) => {
+                    all.extend(held(&extents, self.block_size));
+                    (lba, until) = (until, blocks);
+                }
+                Err(OpError::NotFormatted { lba: Lba(at) }) if at == lba => {
+                    all.push(Held { lba, sequence: 0, content: Content::Nothing });
+                    lba += 1;
+                }
+                // Up to there it can be read.
+                Err(OpError::NotFormatted { lba: Lba(at) }) => until = at,
+                Err(OpError::Medium { .. }) if self.reads_may_fail() || self.disk.is_cut_off() => return None,
+                Err(OpError::Busy) if self.few_requests => return None,
+                other => panic!("{view:?} cannot be read: {other:?}"),
             }
         }
+        assert_eq!(all.len() as u64, blocks, "the whole view was read");
+        Some(all)
     }
 
     /// Every older version that must still be there is there.
     pub(super) fn demand_versions(&mut self, store: &mut Store) {
         for lba in 0..self.blocks {
-            let newest = self.model.floor(lba, 1)[0];
+            let newest = self.model.floor(0, lba, 1)[0];
             let Some(must) = self.model.must_have(lba, newest) else { continue };
             let request = Op::ReadVersion { lba: Lba(lba), older_than: StoreSequence(newest) };
             match store.execute(request) {
@@ -89,15 +157,24 @@ impl Run {
         }
     }
 
-    /// Looks at every block by itself after the disk lied.
-    pub(super) fn compare_after_lie(&mut self, store: &mut Store) {
-        for lba in 0..self.blocks {
+    /// Looks at every block by itself after the disk lied. What the check said must be what reads find.
+    pub(super) fn compare_after_lie(&mut self, store: &mut Store, report: Option<&CheckReport>) {
+        let mut bad = BTreeSet::new();
+        for lba in 0..self.blocks.min(store.info().geometry.blocks) {
             match store.execute(Op::Read { lba: Lba(lba), count: 1 }) {
-                Ok(Outcome::Read(extents)) => self.model.after_lie(lba, &extents),
-                Err(OpError::Medium { .. }) => self.seen.bad_blocks += 1,
-                Err(OpError::NotFormatted { .. }) if self.seen.repairs > 0 => self.seen.not_formatted += 1,
+                Ok(Outcome::Read(extents)) => self.model.after_lie(held(&extents, self.block_size)[0]),
+                Err(OpError::Medium { .. }) => drop(bad.insert(lba)),
+                Err(OpError::NotFormatted { .. }) if self.seen.repairs > 0 || self.grows => {
+                    self.seen.not_formatted += 1;
+                }
                 other => panic!("block {lba}: {other:?}"),
             }
         }
+        self.seen.bad_blocks += bad.len() as u64;
+        let Some(report) = report else { return };
+        let listed: BTreeSet<u64> = report.bad_blocks.iter().map(|lba| lba.0).collect();
+        // Blocks of other views are listed too.
+        let agree = if self.views.wanted { bad.is_subset(&listed) } else { bad == listed };
+        assert!(agree, "the check and the reads disagree: {bad:?}, {report:?}");
     }
 }

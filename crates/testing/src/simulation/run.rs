@@ -8,9 +8,10 @@ use strongroom_store::{
     CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, Store, StoreError, StoreId, UnitKind,
 };
 
+use super::replica::Replica;
 use super::requests::Asked;
 use super::seen::Seen;
-use super::snapshots::Snapshots;
+use super::views::Views;
 use crate::{Faults, Model, Random, SimDisk, Stray};
 
 /// One run.
@@ -19,6 +20,7 @@ pub(super) struct Run {
     pub(super) disk: SimDisk,
     pub(super) kind: UnitKind,
     pub(super) block_size: BlockSize,
+    pub(super) segment_bytes: u32,
     pub(super) blocks: u64,
     pub(super) model: Model,
     pub(super) asked: HashMap<u64, Asked>,
@@ -30,10 +32,22 @@ pub(super) struct Run {
     pub(super) failing_reads: bool,
     /// The disk may be full.
     pub(super) fills_up: bool,
+    /// The store takes in few requests at a time.
+    pub(super) few_requests: bool,
     /// The faults of a disk on which nothing goes wrong.
     pub(super) harmless: Faults,
     planted: Planted,
-    pub(super) snapshots: Snapshots,
+    pub(super) views: Views,
+    /// The disk lies, or will be damaged: what a branch held before may be back.
+    pub(super) lies: bool,
+    /// Whether the volume grows at times.
+    pub(super) grows: bool,
+    /// Growing to so many blocks was asked for and not answered.
+    pub(super) growing: Option<u64>,
+    /// What has to be formatted first: first block and count.
+    pub(super) unformatted: Option<(u64, u64)>,
+    /// The store that snapshots are sent to.
+    pub(super) replica: Option<Replica>,
 }
 
 impl Run {
@@ -46,18 +60,15 @@ impl Run {
             false => UnitKind::Plain,
         };
         let block_size = BlockSize::new([512, 4096, 4096, 2048][random.below(4) as usize]).expect("possible");
+        let segment_bytes = [64 << 10, 64 << 10, 128 << 10, 256 << 10][random.below(4) as usize];
         let blocks = 20 + random.below(300);
         let disk = SimDisk::new(random.number());
-        let mut options = CreateOptions::new(VolumeId([1; 16]), Geometry { block_size, blocks }, kind);
-        options.segment_bytes = 64 << 10;
-        options.retention_percent = [10, 50, 100][random.below(3) as usize];
-        options.store_id = Some(StoreId([7; 16]));
-        Store::create_on(Box::new(disk.backend(true)), &options).expect("the disk is new");
-        Run {
+        let mut run = Run {
             random,
             disk,
             kind,
             block_size,
+            segment_bytes,
             blocks,
             model: Model::new(blocks, block_size, 1),
             asked: HashMap::new(),
@@ -66,36 +77,66 @@ impl Run {
             failing_syncs: false,
             failing_reads: false,
             fills_up: false,
+            few_requests: false,
             harmless: Faults::default(),
             planted,
-            snapshots: Snapshots::default(),
+            views: Views::default(),
+            lies: false,
+            grows: false,
+            growing: None,
+            unformatted: None,
+            replica: None,
+        };
+        let options = run.create_options(1);
+        Store::create_on(Box::new(run.disk.backend(true)), &options).expect("the disk is new");
+        run
+    }
+
+    /// How the store, or the other one, is made.
+    pub(super) fn create_options(&mut self, number: u8) -> CreateOptions {
+        let geometry = Geometry { block_size: self.block_size, blocks: self.blocks };
+        let mut options = CreateOptions::new(VolumeId([number; 16]), geometry, self.kind);
+        options.segment_bytes = self.segment_bytes;
+        options.retention_percent = [10, 50, 100][self.random.below(3) as usize];
+        options.store_id = Some(StoreId([6 + number; 16]));
+        options
+    }
+
+    /// What else goes on in this run. What snapshots pin counts as retained in other ways, so nothing is demanded then.
+    pub(super) fn choose_what_goes_on(&mut self) {
+        self.grows = self.random.once_in(3);
+        self.views.wanted = self.random.once_in(2);
+        if self.views.wanted {
+            self.model.retains(0);
+            self.replica = self.random.once_in(2).then(|| Replica::new(self));
         }
     }
 
-    /// Every other run takes snapshots. What they pin counts as retained in other ways, so nothing is demanded then.
-    pub(super) fn take_snapshots_at_times(&mut self) {
-        self.snapshots.wanted = self.random.once_in(2);
-        if self.snapshots.wanted {
-            self.model.retains(0);
+    pub(super) fn open_options(&mut self) -> OpenOptions {
+        let checkpoint_log_bytes = match self.random.below(4) {
+            0 => None,
+            1 => Some(self.random.below(20_000)),
+            2 => Some(100_000),
+            _ => Some(400_000),
+        };
+        self.few_requests = self.random.once_in(6);
+        OpenOptions {
+            open_id: Some(self.random.number()),
+            planted: self.planted,
+            checkpoint_log_bytes,
+            // Small units: then several are often in flight, of which any may reach the disk and any may not.
+            append_unit_bytes_max: [12 << 10, 24 << 10, 528 << 10][self.random.below(3) as usize],
+            data_cache_bytes: if self.random.once_in(2) { 0 } else { 64 << 10 },
+            record_cache_bytes: [0, 20_000, 32 << 20][self.random.below(3) as usize],
+            queue_ops_max: if self.few_requests { 6 } else { 4096 },
+            clock_seconds: || 1_700_000_000,
+            ..OpenOptions::default()
         }
     }
 
     fn try_open(&mut self) -> Result<Store, StoreError> {
         let orderly = self.random.once_in(4);
-        let open_id = Some(self.random.number());
-        let checkpoint_log_bytes = [None, Some(100_000), Some(400_000)][self.random.below(3) as usize];
-        // Small units: then several are often in flight, of which any may reach the disk and any may not.
-        let append_unit_bytes_max = if self.random.once_in(2) { 24 << 10 } else { 528 << 10 };
-        let data_cache_bytes = if self.random.once_in(2) { 0 } else { 64 << 10 };
-        let planted = self.planted;
-        let options = OpenOptions {
-            open_id,
-            planted,
-            checkpoint_log_bytes,
-            append_unit_bytes_max,
-            data_cache_bytes,
-            ..OpenOptions::default()
-        };
+        let options = self.open_options();
         Store::open_on(Box::new(self.disk.backend(orderly)), &options, Arc::new(|| {}))
     }
 
@@ -133,7 +174,8 @@ impl Run {
     }
 
     /// Opens (again and again, if the disk is cut off meanwhile) and compares.
-    fn reopen(&mut self) -> Store {
+    pub(super) fn reopen(&mut self) -> Store {
+        (self.failing_syncs, self.failing_reads, self.fills_up) = (false, false, false);
         self.check_now_and_then();
         loop {
             self.seen.reopenings += 1;
@@ -141,10 +183,8 @@ impl Run {
                 self.disk.cut_off_after(self.random.below(60));
             }
             if let Some(mut store) = self.open() {
-                if let Some(all) = self.read_all(&mut store) {
-                    self.model.after_crash(&all);
+                if self.compare_worlds(&mut store) {
                     self.demand_versions(&mut store);
-                    self.compare_snapshots(&mut store);
                     self.disk.cut_off_after(u64::MAX);
                     if !self.disk.is_cut_off() {
                         return store;
@@ -188,20 +228,17 @@ impl Run {
             } else if self.random.once_in(8) {
                 self.disk.set_faults(faults);
             }
-            for _ in 0..self.random.below(5) {
-                self.submit_something(&mut store);
-            }
-            if self.random.once_in(40) {
-                store.idle();
-            }
-            self.take_answers(&mut store);
-            if self.disk.is_cut_off() {
+            self.step(&mut store);
+            if self.disk.is_cut_off() || self.views.limbo.is_some() {
                 break;
             }
         }
         self.disk.set_faults(self.harmless);
         self.seen.add(store.stats());
         let refused = store.stats().writes_refused;
+        if self.few_requests {
+            self.settle(&mut store);
+        }
         if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
             // After a reopening what went too soon may be back: it is still in the log.
             self.demand_versions(&mut store);
@@ -213,6 +250,26 @@ impl Run {
             drop(store);
         }
         self.power_cut();
+    }
+
+    /// Some requests and whatever else goes on, then a look at what was answered.
+    fn step(&mut self, store: &mut Store) {
+        for _ in 0..self.random.below(5) {
+            self.submit_something(store);
+        }
+        if self.random.once_in(40) {
+            store.idle();
+        }
+        if self.random.once_in(20) {
+            store.scrub();
+        }
+        if self.views.wanted && self.random.once_in(40) {
+            self.change_views(store);
+        }
+        if self.replica.is_some() && self.random.once_in(12) {
+            self.replicate(store);
+        }
+        self.take_answers(store);
     }
 
     /// An orderly end: everything answered is durable.
@@ -232,8 +289,10 @@ impl Run {
     /// Nothing goes wrong any more: is everything there?
     pub(super) fn last_look(&mut self) {
         let mut store = self.reopen();
-        let all = self.read_all(&mut store).expect("nothing goes wrong any more");
-        self.model.after_crash(&all);
+        if self.replica.is_some() {
+            self.replicate_all(&mut store);
+        }
+        assert!(self.compare_worlds(&mut store), "nothing goes wrong any more");
         self.seen.ios = self.disk.ios();
     }
 
@@ -244,14 +303,8 @@ impl Run {
         if let Some(mut store) = self.open() {
             for _ in 0..60 {
                 self.random = requests.fork();
-                for _ in 0..self.random.below(5) {
-                    self.submit_something(&mut store);
-                }
-                if self.random.once_in(20) {
-                    store.idle();
-                }
-                self.take_answers(&mut store);
-                if self.disk.is_cut_off() {
+                self.step(&mut store);
+                if self.disk.is_cut_off() || self.views.limbo.is_some() {
                     break;
                 }
             }
@@ -263,8 +316,7 @@ impl Run {
         let cut_off = self.disk.is_cut_off();
         self.power_cut();
         let mut store = self.open().expect("nothing goes wrong any more");
-        let all = self.read_all(&mut store).expect("nothing goes wrong any more");
-        self.model.after_crash(&all);
+        assert!(self.compare_worlds(&mut store), "nothing goes wrong any more");
         self.demand_versions(&mut store);
         cut_off
     }
@@ -274,18 +326,15 @@ impl Run {
         let mut store = self.open().expect("nothing goes wrong yet");
         self.disk.stray_after(self.random.below(150), stray);
         for _ in 0..20 + self.random.below(200) {
-            for _ in 0..self.random.below(5) {
-                self.submit_something(&mut store);
-            }
-            if self.random.once_in(40) {
-                store.idle();
-            }
-            self.take_answers(&mut store);
+            self.step(&mut store);
         }
         self.seen.add(store.stats());
         match self.random.below(3) {
             0 => drop(store.close()),
-            1 => self.compare_after_lie(&mut store),
+            1 => {
+                self.settle(&mut store);
+                self.compare_after_lie(&mut store, None);
+            }
             _ => {}
         }
         self.disk.stray_after(u64::MAX, stray);
@@ -294,12 +343,9 @@ impl Run {
         let report = Store::check_on(&mut self.disk.backend(true));
         match self.try_open() {
             Ok(mut store) => {
-                let before = self.seen.bad_blocks;
-                self.compare_after_lie(&mut store);
-                let bad = self.seen.bad_blocks - before;
                 let report = report.expect("what opens can be checked");
-                let listed = report.bad_blocks.len() as u64;
-                assert_eq!(bad, listed, "the check and the reads disagree: {report:?}");
+                self.compare_after_lie(&mut store, Some(&report));
+                self.compare_snapshots_after_lie(&mut store);
             }
             Err(StoreError::Damaged { .. } | StoreError::Superblock(_)) => {
                 assert!(self.disk.has_strayed(), "nothing was wrong");
@@ -313,17 +359,19 @@ impl Run {
     pub(super) fn with_damage(&mut self) {
         for _ in 0..3 {
             let mut store = self.open().expect("nothing goes wrong yet");
-            for _ in 0..100 {
-                self.submit_something(&mut store);
-                self.take_answers(&mut store);
+            for _ in 0..30 {
+                self.step(&mut store);
             }
+            self.settle(&mut store);
+            self.seen.add(store.stats());
             self.close(store);
         }
         let segments = Store::survey_on(&mut self.disk.backend(true)).info().expect("whole").segments;
+        let segment_pages = u64::from(self.segment_bytes / 4096);
         for _ in 0..1 + self.random.below(3) {
             let page = match self.random.below(8) {
                 0 => 0,
-                _ => 256 + self.random.below(u64::from(segments) * 16),
+                _ => 256 + self.random.below(u64::from(segments) * segment_pages),
             };
             self.disk.overwrite(page * 4096, &[0x5a; 4096]);
         }
@@ -346,11 +394,9 @@ impl Run {
         self.seen.repairs += u64::from(needed);
         self.model.forget_claims();
         let report = Store::check_on(&mut self.disk.backend(true)).expect("it opens after its repair");
-        let before = self.seen.bad_blocks;
         let mut store = self.open().expect("it opens after its repair");
-        self.compare_after_lie(&mut store);
-        assert_eq!(self.seen.bad_blocks - before, report.bad_blocks.len() as u64, "the check and the reads disagree");
+        self.compare_after_lie(&mut store, Some(&report));
         self.seen.checks += 1;
-        self.close(store);
+        drop(store.close());
     }
 }

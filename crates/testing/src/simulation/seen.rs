@@ -2,55 +2,103 @@
 
 use strongroom_store::Stats;
 
-/// Counts of what happened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of what happened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Seen {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Seen {
+            /// Adds another run's.
+            pub fn merge(&mut self, other: Seen) {
+                $(self.$name += other.$name;)*
+            }
+
+            /// What never happened.
+            pub fn never(&self) -> Vec<&'static str> {
+                [$((stringify!($name), self.$name)),*].into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
+            }
+        }
+    };
+}
+
+counters! {
     /// Openings of the store.
-    pub reopenings: u64,
+    reopenings,
     /// Openings that a crash cut short.
-    pub cut_offs_while_opening: u64,
+    cut_offs_while_opening,
     /// Data written by requests, in bytes.
-    pub written_bytes: u64,
+    written_bytes,
     /// Copied by cleaning, in bytes.
-    pub cleaned_bytes: u64,
-    /// Blocks of data that reads found in memory.
-    pub data_cache_hits: u64,
+    cleaned_bytes,
     /// Units that went to the log beside others.
-    pub units_alongside: u64,
+    units_alongside,
+    /// Blocks that reads found in the data cache.
+    data_cache_hits,
     /// Written as tables and notes, in bytes.
-    pub table_bytes: u64,
+    table_bytes,
     /// Older versions that the budget cost.
-    pub versions_evicted: u64,
+    versions_evicted,
     /// Older versions that feedback let go.
-    pub versions_released: u64,
+    versions_released,
     /// Older versions that had to be there, and were.
-    pub versions_demanded: u64,
+    versions_demanded,
     /// Snapshots taken.
-    pub snapshots: u64,
+    snapshots,
+    /// Snapshots deleted.
+    snapshots_deleted,
+    /// Rollbacks.
+    rollbacks,
+    /// Clones made.
+    clones,
+    /// Clones deleted.
+    clones_deleted,
+    /// Changes of views that a crash met, and that had happened.
+    changes_survived,
+    /// Changes of views that a crash met, and that had not.
+    changes_lost,
+    /// Growths answered.
+    grown,
+    /// Snapshots that arrived at the other store in full.
+    sent_in_full,
+    /// Snapshots that arrived as a difference.
+    sent_as_difference,
+    /// Streams that went on where an earlier one stopped.
+    sent_resumed,
+    /// Crashes of the other store.
+    replica_crashes,
+    /// Streams that lost a frame, or in which a bit flipped, and that were refused.
+    streams_refused,
     /// Checkpoints written.
-    pub checkpoints: u64,
+    checkpoints,
     /// Openings that began at one.
-    pub from_checkpoints: u64,
+    from_checkpoints,
+    /// Scrubbed, in bytes.
+    scrubbed_bytes,
     /// Requests refused after a failed sync.
-    pub refusals: u64,
+    refusals,
+    /// Requests refused because too many were queued.
+    busy,
     /// Requests that found no space.
-    pub full: u64,
+    full,
     /// Reads that failed.
-    pub failed_reads: u64,
+    failed_reads,
     /// Runs in which a write went astray.
-    pub strays: u64,
+    strays,
     /// Stores that were rightly not opened.
-    pub refused_to_open: u64,
+    refused_to_open,
     /// Blocks that were rightly answered with an error.
-    pub bad_blocks: u64,
+    bad_blocks,
     /// Stores that had to be rebuilt.
-    pub repairs: u64,
-    /// Blocks of which repair found nothing.
-    pub not_formatted: u64,
+    repairs,
+    /// Blocks of which nothing was ever written or found.
+    not_formatted,
     /// Offline checks.
-    pub checks: u64,
+    checks,
     /// I/Os of the disk.
-    pub ios: u64,
+    ios,
 }
 
 impl Seen {
@@ -60,62 +108,13 @@ impl Seen {
         self.cleaned_bytes += stats.cleaned_bytes;
         self.data_cache_hits += stats.data_cache_hits;
         self.units_alongside += stats.units_alongside;
+        self.units_alongside += stats.units_alongside;
+        self.data_cache_hits += stats.data_cache_hits;
         self.table_bytes += stats.table_bytes;
         self.versions_evicted += stats.versions_evicted;
         self.versions_released += stats.versions_released;
         self.checkpoints += stats.checkpoints;
+        self.scrubbed_bytes += stats.scrubbed_bytes;
         self.from_checkpoints += u64::from(stats.opened_from_checkpoint);
-    }
-
-    /// Adds another run's.
-    pub fn merge(&mut self, other: Seen) {
-        let Seen {
-            reopenings,
-            cut_offs_while_opening,
-            written_bytes,
-            cleaned_bytes,
-            data_cache_hits,
-            units_alongside,
-            table_bytes,
-            versions_evicted,
-            versions_released,
-            versions_demanded,
-            snapshots,
-            checkpoints,
-            from_checkpoints,
-            refusals,
-            full,
-            failed_reads,
-            strays,
-            refused_to_open,
-            bad_blocks,
-            repairs,
-            not_formatted,
-            checks,
-            ios,
-        } = other;
-        self.reopenings += reopenings;
-        self.cut_offs_while_opening += cut_offs_while_opening;
-        self.written_bytes += written_bytes;
-        self.cleaned_bytes += cleaned_bytes;
-        self.data_cache_hits += data_cache_hits;
-        self.units_alongside += units_alongside;
-        self.table_bytes += table_bytes;
-        self.versions_evicted += versions_evicted;
-        self.versions_released += versions_released;
-        self.versions_demanded += versions_demanded;
-        self.snapshots += snapshots;
-        self.checkpoints += checkpoints;
-        self.from_checkpoints += from_checkpoints;
-        self.refusals += refusals;
-        self.full += full;
-        self.failed_reads += failed_reads;
-        self.strays += strays;
-        self.refused_to_open += refused_to_open;
-        self.bad_blocks += bad_blocks;
-        self.repairs += repairs;
-        self.not_formatted += not_formatted;
-        self.checks += checks;
-        self.ios += ios;
     }
 }
