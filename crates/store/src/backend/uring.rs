@@ -423,7 +423,9 @@ mod tests {
         let Ok(mut backend) = made else { return };
         let (sender, woken) = std::sync::mpsc::channel();
         let sender = Mutex::new(sender);
-        backend.set_waker(Arc::new(move || drop(sender.lock().unwrap().send(()))));
+        backend.set_waker(Arc::new(move || {
+            let _ = sender.lock().unwrap().send(());
+        }));
         let sync = |backend: &mut UringBackend| {
             backend.submit(1, Io::Sync);
             backend.poll(&mut Vec::new());
