@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::Buffer;
 
-use super::kept::Kept;
+use super::kept::{KEPT_BYTES_MAX, Kept};
 use super::login::Login;
 use super::manage::Asked;
 use super::outbox::{AnswerKind, Outbox};
@@ -17,6 +17,9 @@ use crate::liveness::Liveness;
 use crate::login::Agreed;
 use crate::pdu::{AsyncEvent, LogoutReason, LogoutRequest, LogoutResponse, LogoutResult, Sequence};
 use crate::{CloseReason, PeerMisbehaved};
+
+/// Lost connections whose tasks wait, for each that the session may have.
+const LOST_PER_PLACE_MAX: usize = 4;
 
 /// Names a connection of one session; never used again there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -192,7 +195,12 @@ impl Session {
         let seconds = u64::from(self.agreed.time2wait_s) + u64::from(self.agreed.time2retain_s);
         let until = self.now + Duration::from_secs(seconds);
         self.lost.push(Lost { id, cid, until, kept, again });
-        if self.lost.len() > usize::from(self.agreed.connections_max.max(1)) {
+        // As much as as many connections that stand could have kept; a session that is cut again and again has several to a place.
+        let places = usize::from(self.agreed.connections_max.max(1));
+        let bytes = |lost: &[Lost]| lost.iter().filter_map(|lost| Some(lost.kept.as_ref()?.bytes())).sum::<usize>();
+        while self.lost.len() > LOST_PER_PLACE_MAX * places
+            || (self.lost.len() > places && bytes(&self.lost) > KEPT_BYTES_MAX * places)
+        {
             let oldest = self.lost.remove(0);
             self.end_tasks_of(oldest.id, Asked::Nothing { closes: oldest.id });
         }

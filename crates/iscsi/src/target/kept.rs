@@ -8,7 +8,7 @@ use crate::Serial;
 use crate::pdu::{Opcode, Pdu, TAG_NONE};
 
 /// Bytes of data and headers that are kept for an initiator that does not acknowledge.
-const KEPT_BYTES_MAX: usize = 16 * 1024 * 1024;
+pub(super) const KEPT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Numbered answers that are kept.
 const ANSWERS_MAX: usize = 1024;
 /// Bytes that wait to be sent again: they may be all that is left of what was kept.
@@ -193,6 +193,11 @@ impl Kept {
         });
         let offset = wanted.first().map_or(sent.end, |sent| sent.pdu.bhs.u32_at(40));
         Some(Resumed { segments: segments.collect(), offset, data_sn: first, r2t_count: 0 })
+    }
+
+    /// What it holds, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Whether any Data-In or R2T of a task went by this connection.
