@@ -7,7 +7,7 @@
 mod bytes;
 mod change;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use strongroom_block::VolumeId;
 
@@ -91,6 +91,35 @@ impl Labels {
     }
 }
 
+/// Changes made once more, from the log: when they were made the first time, nodes that no view needed were merged or
+/// dropped in between, or there would have been too many.
+pub(crate) struct Replay {
+    catalogue: Catalogue,
+    /// With so many spans it is time for that.
+    crowded: usize,
+}
+
+impl Replay {
+    pub(crate) fn new(catalogue: Catalogue) -> Replay {
+        Replay { catalogue, crowded: 0 }
+    }
+
+    /// Makes a change at its sequence.
+    pub(crate) fn apply(&mut self, change: &Change, sequence: u64) -> Result<(), OpError> {
+        if self.catalogue.spans.len() >= self.crowded {
+            self.catalogue.collapse();
+            self.crowded = (2 * self.catalogue.spans.len() + 64).min(SPANS_MAX - 2);
+        }
+        self.catalogue.apply(change, sequence).map(drop)
+    }
+
+    /// The tree, without what no view needs.
+    pub(crate) fn finish(mut self) -> Catalogue {
+        self.catalogue.collapse();
+        self.catalogue
+    }
+}
+
 /// What is to be done about a node that no view needs for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -150,8 +179,13 @@ impl Catalogue {
 
     /// The node to which an entry of the log belongs; `None` if no view needs it any more.
     pub(crate) fn node_of(&self, branch: u32, sequence: u64) -> Option<NodeId> {
+        self.node_until(branch, sequence).map(|(node, _)| node)
+    }
+
+    /// As [`Catalogue::node_of`], and the end (exclusively) of the sequences of the branch that belong to it as well.
+    pub(crate) fn node_until(&self, branch: u32, sequence: u64) -> Option<(NodeId, u64)> {
         let (&(of, _), span) = self.spans.range(..=(branch, sequence)).next_back()?;
-        (of == branch && sequence < span.to).then_some(span.node)
+        (of == branch && sequence < span.to).then_some((span.node, span.to))
     }
 
     pub(crate) fn parent(&self, node: NodeId) -> Option<NodeId> {
@@ -191,14 +225,19 @@ impl Catalogue {
 
     /// What is to be done next about nodes that no view needs.
     pub(crate) fn work(&self) -> Option<Work> {
-        self.nodes.keys().rev().find_map(|&node| {
-            let seen = self.is_head(node) || self.snapshots.iter().any(|snapshot| snapshot.node == node);
-            let mut children = self.nodes.iter().filter(|(_, child)| child.parent == Some(node)).map(|(&id, _)| id);
-            match (seen, children.next(), children.next()) {
-                (false, None, _) => Some(Work::Drop(node)),
-                (false, Some(to), None) => Some(Work::Merge { from: node, to }),
-                _ => None,
+        let heads = self.branches.values().map(|branch| branch.node);
+        let seen: BTreeSet<NodeId> = heads.chain(self.snapshots.iter().map(|snapshot| snapshot.node)).collect();
+        // Of each node one child, and whether there are more.
+        let mut children: BTreeMap<NodeId, (NodeId, bool)> = BTreeMap::new();
+        for (&child, node) in &self.nodes {
+            if let Some(parent) = node.parent {
+                children.entry(parent).and_modify(|(_, more)| *more = true).or_insert((child, false));
             }
+        }
+        self.nodes.keys().rev().filter(|node| !seen.contains(node)).find_map(|&node| match children.get(&node) {
+            None => Some(Work::Drop(node)),
+            Some(&(to, false)) => Some(Work::Merge { from: node, to }),
+            Some((_, true)) => None,
         })
     }
 

@@ -149,7 +149,8 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
         let (mut block, mut missed) = (0, Vec::new());
         while block < end {
             let mut scanner = Scanner::lone(backend, &recovered.superblock);
-            let unit = scanner.unit_at(segment, block)?.filter(|unit| unit.header.generation == generation);
+            let unit =
+                scanner.unit_at(segment, block).ok().flatten().filter(|unit| unit.header.generation == generation);
             // Behind a damaged unit others may be whole.
             let Some(unit) = unit else {
                 missed.push(block);
@@ -181,7 +182,7 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
 fn recovered_or_rebuilt(backend: &mut dyn Backend) -> Result<(Recovered, Option<String>, Vec<String>), StoreError> {
     let error = match recover(backend, 0, Planted::default()) {
         Ok(recovered) => return Ok((recovered, None, Vec::new())),
-        Err(error @ StoreError::Damaged { .. }) => error,
+        Err(error @ (StoreError::Damaged { .. } | StoreError::Unreadable { .. })) => error,
         Err(error) => return Err(error),
     };
     let whole = superblocks(backend).into_iter().enumerate().filter_map(|(copy, read)| Some((copy, read.ok()?)));

@@ -49,6 +49,19 @@ pub enum StoreError {
         "the store is being erased: that goes on when the volume is opened; serve it, or run `strongroom volume erase`"
     )]
     Erasing,
+    /// The medium fails to read what opening needs. It may be there all the same.
+    #[error(
+        "segment {segment} of the log cannot be read at byte {offset}: {source}. Check the medium and its connection and try \
+         again; if it stays so, a repair of the store tells what would be lost without it, and goes on without it"
+    )]
+    Unreadable {
+        /// Which segment.
+        segment: u32,
+        /// Where in the segment, in bytes.
+        offset: u64,
+        /// What the system said.
+        source: io::Error,
+    },
     /// No segment is free to go on in; cannot happen with the geometry that `create` chooses.
     #[error("the store has no free segment left to open; this is a defect, please report it with the store's info")]
     NoFreeSegment,

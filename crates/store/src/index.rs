@@ -101,6 +101,15 @@ fn split(lba: u64) -> (usize, usize, u32) {
     ((lba / LEAF_BLOCKS) as usize, (lba % LEAF_BLOCKS / CHUNK_BLOCKS) as usize, (lba % CHUNK_BLOCKS) as u32)
 }
 
+/// The set bits, lowest first.
+fn bits(mut word: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros())?;
+        word &= word - 1;
+        Some(bit)
+    })
+}
+
 impl BlockIndex {
     /// How many blocks are mapped.
     pub(crate) fn len(&self) -> u64 {
@@ -294,9 +303,7 @@ impl BlockIndex {
             let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
             for (chunk_at, chunk) in leaf.iter().enumerate().skip(skip) {
                 let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
-                let mut versions = chunk.versions.iter();
-                for bit in (0..64).filter(|&bit| chunk.has(bit)) {
-                    let version = *versions.next().expect("one version per bit");
+                for (bit, &version) in bits(chunk.present).zip(&chunk.versions) {
                     let at = base + u64::from(bit);
                     if at >= lba && !visit(at, version) {
                         return;
@@ -312,9 +319,8 @@ impl BlockIndex {
             let Some(leaf) = leaf else { continue };
             for (chunk_at, chunk) in leaf.iter().enumerate() {
                 let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
-                let mut versions = chunk.versions.iter();
-                for bit in (0..64).filter(|&bit| chunk.has(bit)) {
-                    visit(base + u64::from(bit), *versions.next().expect("one version per bit"));
+                for (bit, &version) in bits(chunk.present).zip(&chunk.versions) {
+                    visit(base + u64::from(bit), version);
                 }
             }
         }

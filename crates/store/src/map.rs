@@ -37,6 +37,8 @@ pub(crate) struct BlockMap {
     pub(crate) versions: Versions,
     /// What [`BlockMap::work`] is at.
     at_work: Option<AtWork>,
+    /// There is no work, and the tree has not changed since that was seen: nobody has to look for any.
+    settled: bool,
 }
 
 struct AtWork {
@@ -60,7 +62,7 @@ pub(crate) enum Gone {
 impl BlockMap {
     pub(crate) fn new(catalogue: Catalogue) -> BlockMap {
         let tables = catalogue.nodes().map(|node| (node, Table::default())).collect();
-        BlockMap { catalogue, tables, versions: Versions::default(), at_work: None }
+        BlockMap { catalogue, tables, versions: Versions::default(), at_work: None, settled: false }
     }
 
     pub(crate) fn table(&self, node: NodeId) -> &Table {
@@ -83,6 +85,7 @@ impl BlockMap {
 
     /// After a change of the tree: new nodes get their tables.
     pub(crate) fn grown(&mut self) {
+        self.settled = false;
         for node in self.catalogue.nodes() {
             self.tables.entry(node).or_default();
         }
@@ -210,16 +213,22 @@ impl BlockMap {
             .evict(|branch, sequence| catalogue.node_of(branch, sequence).map(|node| (node, !catalogue.is_head(node))))
     }
 
-    /// Whether nodes wait to be merged or dropped.
+    /// Whether nodes may wait to be merged or dropped.
     pub(crate) fn has_work(&self) -> bool {
-        self.at_work.is_some() || self.catalogue.work().is_some()
+        self.at_work.is_some() || !self.settled
     }
 
     /// Merges or drops nodes that no view needs, a slice of about `steps` blocks; tells what nothing sees any more.
     /// False if there is nothing to do.
     pub(crate) fn work(&mut self, steps: usize, gone: &mut Vec<Gone>) -> bool {
         if self.at_work.is_none() {
-            let Some(work) = self.catalogue.work() else { return false };
+            if self.settled {
+                return false;
+            }
+            let Some(work) = self.catalogue.work() else {
+                self.settled = true;
+                return false;
+            };
             self.at_work = Some(AtWork { work, lba: 0, holes: None });
         }
         let mut at_work = self.at_work.take().expect("set above");

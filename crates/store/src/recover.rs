@@ -17,7 +17,7 @@ use scan::Found;
 pub(crate) use scan::{Scanner, Unit};
 
 use crate::backend::{Backend, Io};
-use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change};
+use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change, Replay};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
 use crate::planted::{Planted, PlantedFault};
@@ -43,14 +43,14 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     if superblock.erasing {
         return Err(StoreError::Erasing);
     }
-    let mut scanner = Scanner::new(backend, &superblock)?;
+    let mut scanner = Scanner::new(backend, &superblock);
     scanner.planted = planted;
     scanner.check_no_newer_opening()?;
-    let (table_end_lsn, listed, mut catalogue) = read_table(&mut scanner)?;
+    let (table_end_lsn, listed, catalogue) = read_table(&mut scanner)?;
     let tail = follow_tail(&mut scanner, table_end_lsn)?;
 
-    apply_changes(&mut scanner, &tail, &mut catalogue)?;
-    let listed = in_order_of_lsn(&scanner, listed)?;
+    let catalogue = apply_changes(&mut scanner, &tail, catalogue)?;
+    let listed = in_order_of_log(listed);
     let mut segments: BTreeMap<u32, Extent> = listed.iter().copied().collect();
     for found in &tail.accepted {
         let end = found.block + found.header.blocks();
@@ -82,6 +82,7 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     }
     let rows = checkpoint.as_ref().map_or(&[][..], |description| &description.rows);
     state.adopt_checkpoint(rows.iter().map(|row| (row.segment, row.generation)));
+    state.avoid(&scanner.unreadable);
     let bytes = checkpoint.as_ref().map_or(0, |description| description.bytes());
     let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
     let checkpoints = Checkpoints::recovered(checkpoint_segments, bytes, replayed);
@@ -199,6 +200,8 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), Store
 /// What follows from the table on.
 struct Tail {
     accepted: Vec<Found>,
+    /// Units with changes of the catalogue; not all of them accepted.
+    changes: Vec<u64>,
     accepted_lsn: u64,
     durable_lsn: u64,
 }
@@ -206,11 +209,14 @@ struct Tail {
 /// Follows the log from the table on, and decides how much of it counts.
 fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, StoreError> {
     let mut chain = scanner.chain();
-    let mut found = Vec::new();
+    let (mut found, mut changes) = (Vec::new(), Vec::new());
     let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn);
     while let Some(unit) = scanner.next(&mut chain)? {
         durable = durable.max(unit.header.durable_lsn);
         found.push(unit.found());
+        if unit.entries(&scanner.layout).iter().any(|entry| matches!(entry, Entry::Change { .. })) {
+            changes.push(unit.header.lsn);
+        }
     }
     // Units beyond a gap still tell what was durable: a gap before that is damage, not a torn tail.
     durable = durable.max(scanner.durable_claimed_beyond(&chain)?);
@@ -244,40 +250,32 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
         // What was told to be durable stays: a later recovery, when the rest is overwritten, would miss it.
         found.retain(|unit| unit.header.lsn <= durable);
     }
-    Ok(Tail { accepted: found, accepted_lsn, durable_lsn: durable })
+    Ok(Tail { accepted: found, changes, accepted_lsn, durable_lsn: durable })
 }
 
 /// Takes changes of the catalogue since the table in.
-fn apply_changes(scanner: &mut Scanner<'_>, tail: &Tail, catalogue: &mut Catalogue) -> Result<(), StoreError> {
-    for found in &tail.accepted {
+fn apply_changes(scanner: &mut Scanner<'_>, tail: &Tail, catalogue: Catalogue) -> Result<Catalogue, StoreError> {
+    let mut replay = Replay::new(catalogue);
+    for found in tail.accepted.iter().filter(|found| tail.changes.binary_search(&found.header.lsn).is_ok()) {
         let unit = scanner.unit_again(found)?;
         for entry in unit.entries(&scanner.layout) {
             let Entry::Change { branch, sequence, bytes } = entry else { continue };
             let change = Change::decode(branch, bytes);
-            let applied = change.filter(|_| sequence < SEQUENCE_MAX).map(|change| catalogue.apply(&change, sequence));
+            let applied = change.filter(|_| sequence < SEQUENCE_MAX).map(|change| replay.apply(&change, sequence));
             if !matches!(applied, Some(Ok(_))) {
                 return Err(scan::damaged(found.segment, found.block, "a possible change of the catalogue"));
             }
         }
     }
-    catalogue.collapse();
-    Ok(())
+    Ok(replay.finish())
 }
 
-/// Copies that cleaning made come after their originals in the log; so later ones win when loaded in this order.
-fn in_order_of_lsn(scanner: &Scanner<'_>, listed: Vec<(u32, Extent)>) -> Result<Vec<(u32, Extent)>, StoreError> {
-    let mut ordered = Vec::new();
-    for (segment, row) in listed {
-        if row.end == 0 {
-            continue; // The table is the first thing in it.
-        }
-        match scanner.first_unit(segment) {
-            Some(first) if first.generation == row.generation => ordered.push((first.lsn, segment, row)),
-            _ => return Err(scan::damaged(segment, 0, "the first unit of a segment that the segment table lists")),
-        }
-    }
-    ordered.sort_unstable_by_key(|&(lsn, ..)| lsn);
-    Ok(ordered.into_iter().map(|(_, segment, row)| (segment, row)).collect())
+/// Copies that cleaning made come after their originals in the log; so later ones win when loaded in this order. Generations
+/// and LSNs grow together.
+fn in_order_of_log(mut listed: Rows) -> Rows {
+    listed.retain(|(_, row)| row.end > 0); // Else the table is the first thing in it.
+    listed.sort_unstable_by_key(|&(_, row)| row.generation);
+    listed
 }
 
 fn load_segment(scanner: &mut Scanner<'_>, loader: &mut Loader, segment: u32, row: Extent) -> Result<(), StoreError> {

@@ -100,7 +100,7 @@ impl Store {
         };
         match recover(backend.as_mut(), 0, Planted::default()) {
             Ok(_) => Ok(RepairPlan::default()),
-            Err(error @ StoreError::Damaged { .. }) => {
+            Err(error @ (StoreError::Damaged { .. } | StoreError::Unreadable { .. })) => {
                 let rebuilt = rebuild(backend.as_mut(), &superblock, copy, u64::from_be_bytes(random()?))?;
                 let step = Store::replace_table(backend, rebuilt, &error, options, save)?;
                 Ok(RepairPlan { steps: vec![step], saved: None })

@@ -1,6 +1,6 @@
 //! What each segment of the log is for, how much of it is live, and which may be used next.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use crate::layout::{Layout, RECORD_BLOCK};
 
@@ -106,6 +106,11 @@ impl Segments {
         }
         let all = &self.all;
         self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));
+    }
+
+    /// During recovery: these are not used, if they are free, until the store is opened the next time.
+    pub(crate) fn avoid(&mut self, unreadable: &BTreeSet<u32>) {
+        self.free.retain(|free| !unreadable.contains(free));
     }
 
     /// Takes a free segment as the head.

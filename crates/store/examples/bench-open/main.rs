@@ -1,21 +1,26 @@
 //! How long a store takes to open after a crash: a thin 1 TiB volume of 4 KiB blocks, ten million of them mapped at random.
 //!
-//! `cargo run --release -p strongroom-store --example bench-open -- DIR [BLOCKS]`
+//! `cargo run --release -p strongroom-store --example bench-open -- DIR [BLOCKS [keep]]`
 //!
 //! The blocks hold zeros, which are left out of the file (a hole of a file reads as zeros): so it takes the disk space of the
-//! records and checkpoints, and everything that opening reads is there. The store is dropped as it is, never closed.
+//! records and checkpoints, and everything that opening reads is there. The store is dropped as it is, never closed. It is
+//! opened once as it is then, and once with as much log after its checkpoint as there can be: blocks are overwritten one at a
+//! time, with data that does not compress into a hole, until the next checkpoint would be due. Every opening begins with an
+//! empty page cache, and must find every block. With `keep` the store stays there, and is only opened the next time.
 
 use std::fs::OpenOptions as FileOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_block::{BlockSize, Buffer, BufferMut, Geometry, Lba, Token, VolumeId};
 use strongroom_store::backend::{Backend, Io, IoDone};
-use strongroom_store::{CreateOptions, FileBackend, Op, OpenOptions, Store, UnitKind, Waker};
+use strongroom_store::{CreateOptions, Extent, FileBackend, Op, OpenOptions, Outcome, Store, UnitKind, Waker};
 
 /// Requests in flight.
-const DEPTH: u64 = 32;
+const DEPTH: u64 = 256;
+/// How many times its own size the log grows before the next checkpoint, at most.
+const LOG_PER_CHECKPOINT: u64 = 8;
 
 /// A file in which what is zeros stays a hole.
 struct Thin(FileBackend);
@@ -38,6 +43,9 @@ impl Backend for Thin {
         };
         self.0.submit(token, io);
     }
+    fn data_from(&mut self, from: u64) -> Option<std::ops::Range<u64>> {
+        self.0.data_from(from)
+    }
     fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
         self.0.poll(done)
     }
@@ -46,28 +54,26 @@ impl Backend for Thin {
     }
 }
 
-fn open(dir: &std::path::Path) -> Store {
+fn open(dir: &Path) -> Store {
     let file = FileOptions::new().read(true).write(true).open(dir.join("log")).expect("the log is there");
     let backend = Thin(FileBackend::new(file).expect("the log opens"));
     Store::open_on(Box::new(backend), &OpenOptions::default(), Arc::new(|| {})).expect("the store opens")
 }
 
-fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let dir = PathBuf::from(arguments.next().expect("usage: bench-open DIR [BLOCKS]")).join("bench-open");
-    let blocks: u64 = arguments.next().map_or(10_000_000, |text| text.parse().expect("a number of blocks"));
-    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 1 << 28 };
-    Store::create(&dir, &CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)).expect("the store is made");
-    let mut store = open(&dir);
-    let data: Buffer = BufferMut::zeroed(4096).freeze();
-    let begun = Instant::now();
-    let (mut random, mut done, mut sent, mut completed) = (1u64, Vec::new(), 0, 0);
-    while completed < blocks {
-        while sent < blocks && sent - completed < DEPTH {
-            // An odd multiplier: every block once, in no order.
-            random = random.wrapping_add(0x9e37_79b1);
-            let lba = Lba((random.wrapping_mul(0x00c2_b2ae_3d27_d4eb)) % geometry.blocks);
-            store.submit(Token(sent), Op::Write { lba, data: vec![data.clone()], records: Vec::new(), fua: false });
+/// Where the block with this number goes: an odd multiplier makes it every block once, in no order.
+fn lba_of(number: u64, blocks: u64) -> Lba {
+    Lba((number + 1).wrapping_mul(0x9e37_79b1).wrapping_mul(0x00c2_b2ae_3d27_d4eb) % blocks)
+}
+
+/// Writes block after block, the first `blocks` again and again, `depth` at a time, as long as there is `more`.
+fn write(store: &mut Store, blocks: u64, data: &Buffer, depth: u64, more: impl Fn(&Store, u64) -> bool) {
+    let (mut done, mut sent, mut completed) = (Vec::new(), 0, 0);
+    let all = store.info().geometry.blocks;
+    while completed < sent || more(store, sent) {
+        while sent - completed < depth && more(store, sent) {
+            let lba = lba_of(sent % blocks, all);
+            let write = Op::Write { lba, data: vec![data.clone()], records: Vec::new(), fua: false };
+            store.submit(Token(sent), write);
             sent += 1;
         }
         store.poll_completions(&mut done);
@@ -76,27 +82,84 @@ fn main() {
             completion.result.expect("it is written");
         }
     }
+}
+
+/// User and system time of this process so far, in seconds.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
+    let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
+    let ticks: Vec<u64> = fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+    ticks.iter().sum::<u64>() as f64 / 100.0
+}
+
+fn measure(dir: &Path, blocks: u64) {
+    for _ in 0..3 {
+        let (begun, cpu) = (Instant::now(), cpu_seconds());
+        let mut store = open(dir);
+        let (took, cpu) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        let stats = store.stats();
+        println!(
+            "opened in {took:.2} s ({cpu:.2} s of CPU), {}; {} blocks mapped, index of {} MiB",
+            if stats.opened_from_checkpoint { "from a checkpoint" } else { "reading the whole log" },
+            stats.blocks_mapped,
+            stats.index_bytes >> 20,
+        );
+        assert_eq!(stats.blocks_mapped, blocks, "every block is there");
+        for number in (0..blocks).step_by(997) {
+            let lba = lba_of(number, store.info().geometry.blocks);
+            let Ok(Outcome::Read(extents)) = store.execute(Op::Read { lba, count: 1 }) else {
+                panic!("{lba:?} is read")
+            };
+            assert!(matches!(extents[..], [Extent::Blocks { .. }]), "{lba:?} was written");
+        }
+    }
+}
+
+fn log_bytes(store: &Store) -> u64 {
+    let stats = store.stats();
+    stats.appended_bytes + stats.table_bytes
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let dir = PathBuf::from(arguments.next().expect("usage: bench-open DIR [BLOCKS [keep]]")).join("bench-open");
+    let blocks: u64 = arguments.next().map_or(10_000_000, |text| text.parse().expect("a number of blocks"));
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 1 << 28 };
+    if dir.exists() {
+        return measure(&dir, blocks);
+    }
+    Store::create(&dir, &CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)).expect("the store is made");
+    let mut store = open(&dir);
+    let zeros: Buffer = BufferMut::zeroed(4096).freeze();
+    let begun = Instant::now();
+    write(&mut store, blocks, &zeros, DEPTH, |_, sent| sent < blocks);
     store.execute(Op::Flush).expect("it is flushed");
     let stats = store.stats();
     println!(
         "wrote {blocks} blocks in {:.1} s: {} mapped, {} MiB of log, {} checkpoints of {} MiB in all",
         begun.elapsed().as_secs_f64(),
         stats.blocks_mapped,
-        (stats.appended_bytes + stats.table_bytes) >> 20,
+        log_bytes(&store) >> 20,
         stats.checkpoints,
         stats.checkpoint_bytes >> 20,
     );
     drop(store);
-    for _ in 0..3 {
-        let begun = Instant::now();
-        let store = open(&dir);
-        println!(
-            "opened in {:.2} s, {}; {} blocks mapped, index of {} MiB",
-            begun.elapsed().as_secs_f64(),
-            if store.stats().opened_from_checkpoint { "from a checkpoint" } else { "reading the whole log" },
-            store.stats().blocks_mapped,
-            store.stats().index_bytes >> 20,
-        );
+    measure(&dir, blocks);
+
+    // A checkpoint; then none for as long as the rules allow.
+    let mut store = open(&dir);
+    let before = store.stats();
+    write(&mut store, blocks, &zeros, 1, |store, _| store.stats().checkpoints == before.checkpoints);
+    let (checkpoint, begun) = (store.stats().checkpoint_bytes - before.checkpoint_bytes, log_bytes(&store));
+    let data: Buffer = BufferMut::copy_from(&[0xa5; 4096]).freeze();
+    let next = LOG_PER_CHECKPOINT * checkpoint;
+    write(&mut store, blocks, &data, 1, |store, _| log_bytes(store) - begun < next - next / 32);
+    store.execute(Op::Flush).expect("it is flushed");
+    let (log, checkpoints) = (log_bytes(&store) - begun, store.stats().checkpoints - before.checkpoints);
+    println!("{} MiB of log after a checkpoint of {} MiB ({checkpoints} since)", log >> 20, checkpoint >> 20);
+    drop(store);
+    measure(&dir, blocks);
+    if arguments.next().is_none() {
+        std::fs::remove_dir_all(&dir).expect("the store is removed again");
     }
-    std::fs::remove_dir_all(&dir).expect("the store is removed again");
 }

@@ -69,3 +69,37 @@ fn what_cannot_be_a_tree_is_refused() {
     }
     assert!(Catalogue::decode(&good[..good.len() - 1]).is_none());
 }
+
+/// What replaying the log makes again was made while nodes were merged in between.
+#[test]
+fn a_log_of_any_number_of_changes_is_replayed() {
+    let mut replay = Replay::new(Catalogue::new(VolumeId([1; 16])));
+    replay.apply(&create(1, 0, "first"), 1).unwrap();
+    for at in 2..2 * SPANS_MAX as u64 {
+        replay.apply(&create(at, 0, "next"), 2 * at).unwrap();
+        replay.apply(&Change::SnapshotDelete { id: at }, 2 * at + 1).unwrap();
+    }
+    let catalogue = replay.finish();
+    assert_eq!((catalogue.nodes.len(), catalogue.spans.len(), catalogue.snapshots.len()), (2, 2, 1));
+    assert_eq!(catalogue.node_of(0, 5), catalogue.head(0));
+    assert_eq!(catalogue.node_of(0, 0), catalogue.snapshot(1).map(|snapshot| snapshot.node));
+}
+
+/// As many snapshots as there may be, with nothing to merge: each look is one pass over the tree.
+#[test]
+fn work_is_found_among_many_snapshots() {
+    let mut changes: Vec<(Change, u64)> = Vec::new();
+    for at in 1..=Op::SNAPSHOTS_MAX as u64 {
+        changes.push((create(at, 0, &at.to_string()), 10 * at));
+    }
+    let mut catalogue = Catalogue::new(VolumeId([1; 16]));
+    for (change, sequence) in &changes {
+        catalogue.apply(change, *sequence).unwrap();
+    }
+    assert_eq!(catalogue.work(), None);
+    let nodes: Vec<NodeId> = catalogue.nodes().collect();
+    catalogue.apply(&Change::SnapshotDelete { id: 500 }, 1_000_000).unwrap();
+    assert_eq!(catalogue.work(), Some(Work::Merge { from: nodes[499], to: nodes[500] }));
+    catalogue.collapse();
+    assert_eq!((catalogue.work(), catalogue.nodes.len()), (None, nodes.len() - 1));
+}

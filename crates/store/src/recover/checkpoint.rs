@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use strongroom_block::BufferMut;
+
 use super::Extent;
 use super::load::Loader;
-use crate::backend::{Backend, Io};
+use crate::backend::{Backend, Io, IoDone};
 use crate::checkpoint::{Block, Content, Row, place_of};
-use crate::layout::RECORD_BLOCK;
+use crate::layout::{Layout, RECORD_BLOCK};
 use crate::store::blocking;
 use crate::superblock::Superblock;
 use crate::unit::Place;
@@ -71,12 +73,12 @@ pub(super) fn load(
     used: &BTreeMap<u32, Extent>,
     loader: &mut Loader,
 ) -> Result<(), &'static str> {
-    let layout = superblock.layout();
+    if description.rows.iter().any(|row| used.contains_key(&row.segment)) {
+        return Err("the log has taken one of its segments");
+    }
+    let mut segments = ReadAhead::new(backend, superblock.layout(), &description.rows);
     for row in &description.rows {
-        if used.contains_key(&row.segment) {
-            return Err("the log has taken one of its segments");
-        }
-        let bytes = read(backend, layout.segment_at(row.segment), row.blocks)?;
+        let bytes = segments.next()?;
         for (at, bytes) in bytes.chunks_exact(RECORD_BLOCK).enumerate() {
             let place = Place { store_id: superblock.store_id, segment: row.segment, block: at as u32 };
             let block = Block::decode(bytes, place, description.begin_lsn, row.generation).ok_or("it is damaged")?;
@@ -102,8 +104,60 @@ pub(super) fn load(
     Ok(())
 }
 
-fn read(backend: &mut dyn Backend, offset: u64, blocks: u32) -> Result<strongroom_block::BufferMut, &'static str> {
-    let buffer = strongroom_block::BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
+/// Reads the segments of a checkpoint, one after the other: while one is taken in, the next are on their way.
+struct ReadAhead<'a> {
+    backend: &'a mut dyn Backend,
+    layout: Layout,
+    rows: &'a [Row],
+    told: usize,
+    submitted: usize,
+    arrived: BTreeMap<u64, Option<BufferMut>>,
+}
+
+/// How many segments are read at a time.
+const READS_IN_FLIGHT: usize = 4;
+
+impl<'a> ReadAhead<'a> {
+    fn new(backend: &'a mut dyn Backend, layout: Layout, rows: &'a [Row]) -> ReadAhead<'a> {
+        ReadAhead { backend, layout, rows, told: 0, submitted: 0, arrived: BTreeMap::new() }
+    }
+
+    fn next(&mut self) -> Result<BufferMut, &'static str> {
+        while self.submitted < self.rows.len().min(self.told + READS_IN_FLIGHT) {
+            let row = self.rows[self.submitted];
+            let (offset, len) = (self.layout.segment_at(row.segment), row.blocks as usize * RECORD_BLOCK);
+            self.backend.submit(self.submitted as u64, Io::Read { offset, buffer: BufferMut::zeroed(len) });
+            self.submitted += 1;
+        }
+        loop {
+            if let Some(bytes) = self.arrived.remove(&(self.told as u64)) {
+                self.told += 1;
+                return bytes.ok_or("it cannot be read");
+            }
+            self.take();
+        }
+    }
+
+    fn take(&mut self) {
+        let mut done = Vec::new();
+        if self.backend.poll(&mut done) == 0 {
+            self.backend.wait();
+        }
+        self.arrived.extend(done.into_iter().map(|IoDone { token, result }| (token, result.ok().flatten())));
+    }
+}
+
+impl Drop for ReadAhead<'_> {
+    /// Whoever uses the backend next finds nothing in flight.
+    fn drop(&mut self) {
+        while self.told + self.arrived.len() < self.submitted {
+            self.take();
+        }
+    }
+}
+
+fn read(backend: &mut dyn Backend, offset: u64, blocks: u32) -> Result<BufferMut, &'static str> {
+    let buffer = BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
     let read = blocking(backend, Io::Read { offset, buffer });
     read.ok().flatten().ok_or("it cannot be read")
 }

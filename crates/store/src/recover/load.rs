@@ -3,7 +3,7 @@
 use strongroom_block::{SealRecord, Stamp};
 
 use super::scan::{Unit, damaged};
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, NodeId};
 use crate::checkpoint::Run;
 use crate::error::StoreError;
 use crate::holes::{Hole, ItemPlace};
@@ -80,13 +80,11 @@ impl Loader {
         match entry {
             Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } => {
                 self.possible(lba, u64::from(count), sequence)?;
-                for (at, item) in (0..count).zip(items.chunks_exact(self.layout.item_bytes as usize)) {
-                    let data_at = unit.data_at() + (data_index + at) * self.layout.block_bytes;
-                    let item_at = unit_at + item_at + at * self.layout.item_bytes;
-                    let sequence = sequence + u64::from(at);
-                    let version = Version::new(&self.layout, sequence, unit.segment, data_at, item_at);
-                    self.block(branch, lba + u64::from(at), version);
-                    if self.sealed {
+                let data_at = unit.data_at() + data_index * self.layout.block_bytes;
+                let first = Version::new(&self.layout, sequence, unit.segment, data_at, unit_at + item_at);
+                self.blocks(branch, Run { lba, count, first });
+                if self.sealed {
+                    for item in items.chunks_exact(self.layout.item_bytes as usize) {
                         self.stamps.note(Stamp::from_bytes(item[8..32].try_into().expect("24 bytes")));
                     }
                 }
@@ -122,9 +120,7 @@ impl Loader {
         }
         self.possible(run.lba, u64::from(run.count), sequence)?;
         if counts(segment) {
-            for at in 0..run.count {
-                self.block(branch, run.lba + u64::from(at), run.first.step(&self.layout, at));
-            }
+            self.blocks(branch, run);
         }
         Some(())
     }
@@ -153,16 +149,36 @@ impl Loader {
         (lba.checked_add(count)? <= self.blocks).then_some(())
     }
 
-    fn block(&mut self, branch: u32, lba: u64, version: Version) {
-        let Some(node) = self.map.catalogue.node_of(branch, version.sequence()) else { return };
+    fn blocks(&mut self, branch: u32, run: Run) {
+        let mut at = 0;
+        while at < run.count {
+            let sequence = run.first.sequence() + u64::from(at);
+            // One look at the spans for all that are in the same.
+            match self.map.catalogue.node_until(branch, sequence) {
+                None => at += 1,
+                Some((node, to)) => {
+                    let end = u64::from(at).saturating_add(to - sequence).min(u64::from(run.count)) as u32;
+                    for at in at..end {
+                        let version = run.first.step(&self.layout, at);
+                        self.block(node, branch, run.lba + u64::from(at), version);
+                    }
+                    at = end;
+                }
+            }
+        }
+    }
+
+    fn block(&mut self, node: NodeId, branch: u32, lba: u64, version: Version) {
         let table = self.map.table_mut(node);
-        let newest = table.index.find(lba);
         let above = table.holes.covering(lba).is_some_and(|(.., sequence)| sequence > version.sequence());
-        if newest.is_some_and(|newest| newest.sequence() > version.sequence()) || above {
+        if above {
             return self.older(branch, lba, version);
         }
-        let same = newest.is_some_and(|newest| newest.sequence() == version.sequence());
-        if let (Some(old), false) = (table.index.insert(lba, version), same) {
+        let Some(old) = table.index.insert(lba, version) else { return };
+        if old.sequence() > version.sequence() {
+            table.index.insert(lba, old);
+            self.older(branch, lba, version);
+        } else if old.sequence() < version.sequence() {
             let branch = self.map.labels(node).branch(old.sequence()).expect("it was put there by its span");
             self.older(branch, lba, old);
         }
@@ -198,6 +214,8 @@ impl Loader {
     /// The state, with everything live counted in its segment.
     pub(crate) fn finish(mut self, segments: &mut Segments) -> (BlockMap, StampFilter) {
         self.verified.release(&mut self.map);
+        // What was pinned while the tree was not known as a whole is looked at again.
+        self.map.versions.unpin();
         evict_to(&mut self.map, self.retention_blocks);
         let (layout, weight) = (self.layout, self.layout.live_block_bytes());
         for (_, table) in self.map.tables() {

@@ -9,7 +9,7 @@ use super::load::Loader;
 use super::scan::{Found, Scanner};
 use super::{Extent, Head, Recovered};
 use crate::backend::Backend;
-use crate::catalogue::{Catalogue, Change};
+use crate::catalogue::{Catalogue, Change, Replay};
 use crate::error::StoreError;
 use crate::layout::{RECORD_BLOCK, SEQUENCE_MAX};
 use crate::segments::Segments;
@@ -41,13 +41,13 @@ pub(crate) fn rebuild(
     superblock_copy: usize,
     open_id: u64,
 ) -> Result<Rebuilt, StoreError> {
-    let mut scanner = Scanner::new(backend, superblock)?;
-    let units = intact_units(&mut scanner)?;
+    let mut scanner = Scanner::new(backend, superblock);
+    let mut losses = Vec::new();
+    let units = intact_units(&mut scanner, &mut losses);
     let highest = |of: fn(&UnitHeader) -> u64| units.iter().map(|unit| of(&unit.header)).max().unwrap_or(0);
     let (highest_lsn, highest_epoch) = (highest(|header| header.lsn), highest(|header| header.open_epoch));
     let highest_generation = highest(|header| header.generation);
     let durable = highest(|header| header.durable_lsn).max(superblock.durable_lsn);
-    let mut losses = Vec::new();
     let chained = in_chain(units, &mut losses);
     let kept = whole_groups(&mut scanner, chained, durable, &mut losses)?;
     if durable > kept.last().map_or(0, |unit| unit.header.lsn) {
@@ -102,25 +102,33 @@ pub(crate) fn rebuild(
 }
 
 /// Every intact unit of the newest generation of each segment, in the order of the log.
-fn intact_units(scanner: &mut Scanner<'_>) -> Result<Vec<Found>, StoreError> {
+fn intact_units(scanner: &mut Scanner<'_>, losses: &mut Vec<String>) -> Vec<Found> {
     let mut all = Vec::new();
     for segment in 0..scanner.layout.segments {
         let mut here: Vec<Found> = Vec::new();
-        let mut block = 0;
+        let (mut block, mut unreadable) = (0, None);
         while block < scanner.layout.segment_blocks() {
-            match scanner.unit_at(segment, block)? {
-                Some(unit) => {
+            match scanner.unit_at(segment, block) {
+                Ok(Some(unit)) => {
                     here.push(unit.found());
                     block += unit.header.blocks();
                 }
-                None => block += 1,
+                Ok(None) => block += 1,
+                Err(_) => {
+                    unreadable.get_or_insert(block);
+                    block += 1;
+                }
             }
+        }
+        if let Some(block) = unreadable {
+            let at = u64::from(block) * RECORD_BLOCK as u64;
+            losses.push(format!("what segment {segment} has where it cannot be read, from byte {at} on"));
         }
         let newest = here.iter().map(|unit| unit.header.generation).max();
         all.extend(here.into_iter().filter(|unit| Some(unit.header.generation) == newest));
     }
     all.sort_unstable_by_key(|unit| (unit.header.open_epoch, unit.header.lsn));
-    Ok(all)
+    all
 }
 
 /// Leaves out units that a later one passes by: failed ones, and tails that an opening did not accept.
@@ -164,7 +172,7 @@ fn whole_groups(
             losses.push(format!("what unit {} of the log wrote: its request is not whole", header.lsn));
             continue;
         }
-        if header.lsn > durable && !scanner.data_intact(&unit)? {
+        if header.lsn > durable && !scanner.data_intact(&unit).unwrap_or(false) {
             return Ok(kept);
         }
         group.push(unit);
@@ -192,7 +200,7 @@ fn newest_catalogue(
 ) -> Result<Catalogue, StoreError> {
     let is_first = |unit: &&Found| unit.header.has(flag::TABLE) && unit.header.has(flag::FIRST);
     let from = units.iter().filter(is_first).map(|unit| unit.header.lsn).next_back().unwrap_or(0);
-    let mut catalogue = Catalogue::new(scanner.superblock.volume_id);
+    let mut replay = Replay::new(Catalogue::new(scanner.superblock.volume_id));
     if from == 0 {
         losses.push("snapshots and clones: no segment table is left that names them".to_owned());
     }
@@ -203,10 +211,10 @@ fn newest_catalogue(
             match entry {
                 Entry::Catalogue { bytes: piece, .. } => {
                     bytes.extend_from_slice(piece);
-                    catalogue = Catalogue::decode(&bytes).unwrap_or(catalogue);
+                    replay = Catalogue::decode(&bytes).map_or(replay, Replay::new);
                 }
                 Entry::Change { branch, sequence, bytes } if sequence < SEQUENCE_MAX => {
-                    let applied = Change::decode(branch, bytes).map(|change| catalogue.apply(&change, sequence));
+                    let applied = Change::decode(branch, bytes).map(|change| replay.apply(&change, sequence));
                     if !matches!(applied, Some(Ok(_))) {
                         losses.push(format!("a change of snapshots or clones, in unit {}", found.header.lsn));
                     }
@@ -215,8 +223,7 @@ fn newest_catalogue(
             }
         }
     }
-    catalogue.collapse();
-    Ok(catalogue)
+    Ok(replay.finish())
 }
 
 /// Plans fillers for the gaps of one segment; returns how many of its units can be reached with them.

@@ -1,12 +1,12 @@
 //! Finding units: at a place, along the chain of the log, and beyond a gap.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use strongroom_block::{Buffer, BufferMut, keyless_checksum};
 
-use crate::backend::{Backend, Io};
+use crate::backend::{Backend, Io, IoDone};
 use crate::error::StoreError;
-use crate::layout::{Layout, RECORD_BLOCK};
+use crate::layout::{LOG_START, Layout, RECORD_BLOCK};
 use crate::planted::Planted;
 use crate::store::{blocking, item_checksum};
 use crate::superblock::Superblock;
@@ -73,6 +73,8 @@ pub(crate) struct Scanner<'a> {
     pub(crate) layout: Layout,
     /// The first unit of each segment, where there is an intact one of any age.
     first_units: Vec<Option<UnitHeader>>,
+    /// Segments whose first 4 KiB cannot be read.
+    pub(crate) unreadable: BTreeSet<u32>,
     /// Segments of the superblock's opening by the number of the unit before their first.
     by_prev_lsn: HashMap<u64, u32>,
     pub(crate) planted: Planted,
@@ -85,7 +87,34 @@ pub(crate) struct Scanner<'a> {
 /// Units of so many 4 KiB blocks are small.
 const SMALL_UNIT_BLOCKS: u32 = 16;
 /// What is read ahead then.
-const AHEAD_BLOCKS: u32 = 64;
+const AHEAD_BLOCKS: u32 = 256;
+/// How many segments are looked at at a time.
+const LOOKS_IN_FLIGHT: usize = 64;
+
+/// The segments that may begin with something, one after the other.
+#[derive(Default)]
+struct Places {
+    next: u32,
+    /// Before this byte there is nothing from the next segment on.
+    data_at: u64,
+}
+
+impl Places {
+    fn next(&mut self, backend: &mut dyn Backend, layout: &Layout) -> Option<u32> {
+        while self.next < layout.segments {
+            let (segment, offset) = (self.next, layout.segment_at(self.next));
+            if self.data_at <= offset {
+                self.data_at = backend.data_from(offset)?.start.max(offset);
+            }
+            let there = (self.data_at - LOG_START) / u64::from(layout.segment_bytes);
+            self.next = (segment + 1).max(there.min(u64::from(layout.segments)) as u32);
+            if self.data_at < offset + RECORD_BLOCK as u64 {
+                return Some(segment);
+            }
+        }
+        None
+    }
+}
 
 impl<'a> Scanner<'a> {
     /// Only reads units where it is told to.
@@ -97,6 +126,7 @@ impl<'a> Scanner<'a> {
             superblock,
             layout,
             first_units: Vec::new(),
+            unreadable: BTreeSet::new(),
             by_prev_lsn: HashMap::new(),
             planted: Planted::default(),
             window: None,
@@ -104,18 +134,43 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Looks at the first record block of every segment.
-    pub(crate) fn new(backend: &'a mut dyn Backend, superblock: &Superblock) -> Result<Scanner<'a>, StoreError> {
+    /// Looks at the first record block of every segment. What cannot be read there may not be needed.
+    pub(crate) fn new(backend: &'a mut dyn Backend, superblock: &Superblock) -> Scanner<'a> {
         let mut scanner = Scanner::lone(backend, superblock);
-        let layout = scanner.layout;
-        for segment in 0..layout.segments {
-            let header = scanner.header_at(segment, 0)?.map(|(header, _)| header);
-            if let Some(header) = header.filter(|header| header.open_id == superblock.open_id) {
-                scanner.by_prev_lsn.insert(header.prev_lsn, segment);
+        scanner.first_units = vec![None; scanner.layout.segments as usize];
+        let (mut places, mut in_flight) = (Places::default(), 0);
+        loop {
+            while in_flight < LOOKS_IN_FLIGHT
+                && let Some(segment) = places.next(scanner.backend, &scanner.layout)
+            {
+                let (offset, buffer) = (scanner.layout.segment_at(segment), BufferMut::zeroed(RECORD_BLOCK));
+                scanner.backend.submit(u64::from(segment), Io::Read { offset, buffer });
+                in_flight += 1;
             }
-            scanner.first_units.push(header);
+            if in_flight == 0 {
+                return scanner;
+            }
+            let mut done = Vec::new();
+            if scanner.backend.poll(&mut done) == 0 {
+                scanner.backend.wait();
+            }
+            in_flight -= done.len();
+            for IoDone { token, result } in done {
+                scanner.looked(token as u32, result.ok().flatten());
+            }
         }
-        Ok(scanner)
+    }
+
+    fn looked(&mut self, segment: u32, first: Option<BufferMut>) {
+        let Some(first) = first else {
+            self.unreadable.insert(segment);
+            return;
+        };
+        let header = decode_header(&first, self.place(segment, 0), &self.layout);
+        if let Some(header) = header.filter(|header| header.open_id == self.superblock.open_id) {
+            self.by_prev_lsn.insert(header.prev_lsn, segment);
+        }
+        self.first_units[segment as usize] = header;
     }
 
     fn read(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
@@ -142,8 +197,9 @@ impl<'a> Scanner<'a> {
         let offset = self.layout.block_at(segment, block);
         let buffer = BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
         let result = blocking(self.backend, Io::Read { offset, buffer });
-        let action = || format!("reading segment {segment} at byte {}", u64::from(block) * RECORD_BLOCK as u64);
-        Ok(result.map_err(StoreError::io(action()))?.expect("reads return their buffer"))
+        let place = u64::from(block) * RECORD_BLOCK as u64;
+        let unreadable = |source| StoreError::Unreadable { segment, offset: place, source };
+        Ok(result.map_err(unreadable)?.expect("reads return their buffer"))
     }
 
     pub(crate) fn backend(&mut self) -> &mut dyn Backend {
@@ -214,7 +270,13 @@ impl<'a> Scanner<'a> {
     }
 
     fn next_segment(&mut self, chain: &Chain) -> Result<Option<Unit>, StoreError> {
-        let Some(&segment) = chain.last.and_then(|(_, lsn)| self.by_prev_lsn.get(&lsn)) else { return Ok(None) };
+        let Some(&segment) = chain.last.and_then(|(_, lsn)| self.by_prev_lsn.get(&lsn)) else {
+            // Where the log would go on: what cannot be read there may be what was flushed last.
+            let Some(next) = chain.next_segment.filter(|next| self.unreadable.remove(next)) else { return Ok(None) };
+            let first = self.read_now(next, 0, 1)?;
+            self.looked(next, Some(first));
+            return self.next_segment(chain);
+        };
         let first = self.first_units[segment as usize].expect("listed by it");
         if first.prev_segment != chain.segment || first.prev_end != chain.block {
             return Ok(None);
@@ -227,6 +289,7 @@ impl<'a> Scanner<'a> {
     pub(crate) fn durable_claimed_beyond(&mut self, chain: &Chain) -> Result<u64, StoreError> {
         let mut durable = 0;
         let lsn = chain.last.map_or(0, |(_, lsn)| lsn);
+        self.ahead = AHEAD_BLOCKS;
         let rest = [Some((chain.segment, chain.block)), chain.next_segment.map(|segment| (segment, 0))];
         for (segment, from) in rest.into_iter().flatten() {
             for block in from..self.layout.segment_blocks() {
@@ -295,10 +358,6 @@ impl<'a> Scanner<'a> {
         });
         let mut items = items.flat_map(|items| items.chunks_exact(self.layout.item_bytes as usize));
         Ok(items.all(|item| data.next().is_some_and(|block| keyless_checksum(block) == item_checksum(item))))
-    }
-
-    pub(crate) fn first_unit(&self, segment: u32) -> Option<UnitHeader> {
-        self.first_units[segment as usize]
     }
 
     pub(crate) fn highest_generation(&self) -> u64 {
