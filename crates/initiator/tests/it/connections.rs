@@ -2,15 +2,23 @@
 //! where the target takes no more.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use strongroom_block::{BlockDevice, Buffer, BufferMut, Lba, Request, Token};
-use strongroom_initiator::{RemoteDevice, flush_blocking};
+use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
 
-use crate::support::{Host, SIZE};
+use crate::support::{Host, SIZE, Wire};
 
 const BLOCK: usize = 4096;
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
 
 fn block(mark: u8) -> Buffer {
     Buffer::copy_from(&[mark; BLOCK])
@@ -56,10 +64,91 @@ fn attach_both(host: &Host, connections: u16) -> Vec<Arc<RemoteDevice>> {
 
 #[test]
 fn one_connection_is_enough_where_the_target_takes_no_more() {
-    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let host = Host::start_with(&[VolumeSpec::plain("disk", SIZE)], |config| config.limits.session_connections_max = 1);
     for device in attach_both(&host, 4) {
         work(&device, 2);
         assert_eq!(device.status().wires, 1);
         device.detach().unwrap();
     }
+}
+
+/// What a session did beside carrying requests.
+fn sessions_and_resent(device: &RemoteDevice) -> (u64, u64) {
+    let status = device.status();
+    (status.connections, status.engine.commands_resent)
+}
+
+#[test]
+fn several_connections_carry_one_session() {
+    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    for device in attach_both(&host, 4) {
+        eventually("all connections are there", || device.status().wires == 4);
+        work(&device, 4);
+        assert_eq!(sessions_and_resent(&device), (1, 0));
+        device.detach().unwrap();
+    }
+}
+
+#[test]
+fn a_session_outlives_its_connections_and_sends_nothing_again() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let wire = Wire::before(&host);
+    for connections in [1, 3] {
+        let mut options = host.options(wire.url("vault"));
+        (options.connections, options.recovery_level) = (connections, Some(2));
+        let device = Arc::new(RemoteDevice::attach(options).unwrap());
+        device.format().unwrap();
+        let wires = usize::from(connections);
+        for cut_all in [false, true, false, true] {
+            eventually("all connections are there", || device.status().wires == wires);
+            let worker = {
+                let device = device.clone();
+                std::thread::spawn(move || work(&device, 6))
+            };
+            std::thread::sleep(Duration::from_millis(40));
+            if cut_all {
+                wire.cut()
+            } else {
+                wire.cut_one()
+            };
+            worker.join().unwrap();
+        }
+        assert_eq!(sessions_and_resent(&device), (1, 0), "{connections} connections");
+        device.detach().unwrap();
+    }
+}
+
+#[test]
+fn below_level_2_the_session_is_made_anew() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let wire = Wire::before(&host);
+    let mut options = host.options(wire.url("vault"));
+    (options.connections, options.recovery_level) = (3, Some(0));
+    let device = Arc::new(RemoteDevice::attach(options).unwrap());
+    device.format().unwrap();
+    eventually("all connections are there", || device.status().wires == 3);
+    let worker = {
+        let device = device.clone();
+        std::thread::spawn(move || work(&device, 6))
+    };
+    std::thread::sleep(Duration::from_millis(40));
+    wire.cut_one();
+    worker.join().unwrap();
+    eventually("there is another session", || device.status().connections == 2 && device.status().wires == 3);
+    device.detach().unwrap();
+}
+
+#[test]
+fn a_restarted_target_gets_a_new_session_of_as_many() {
+    let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let mut options = host.options(host.url("disk"));
+    options.connections = 3;
+    let device = Arc::new(RemoteDevice::attach(options).unwrap());
+    eventually("all connections are there", || device.status().wires == 3);
+    write_blocking(&*device, Lba(1), block(1), false).unwrap();
+    host.stop();
+    host.start_again();
+    assert_eq!(read_blocking(&*device, Lba(1), 1).unwrap()[..], [1; BLOCK]);
+    eventually("all connections are there again", || device.status().wires == 3);
+    assert_eq!(device.status().connections, 2);
 }

@@ -29,10 +29,16 @@ pub(crate) struct Host {
     target: Option<TargetHandle>,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) address: SocketAddr,
+    change: fn(&mut Config),
 }
 
 impl Host {
     pub(crate) fn start(volumes: &[VolumeSpec]) -> Host {
+        Host::start_with(volumes, |_| {})
+    }
+
+    /// With another configuration than the usual one.
+    pub(crate) fn start_with(volumes: &[VolumeSpec], change: fn(&mut Config)) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(dir.path()).unwrap();
         for spec in volumes {
@@ -43,9 +49,9 @@ impl Host {
             std::fs::write(dir.path().join(name), keys.to_text().as_bytes()).unwrap();
             std::fs::set_permissions(dir.path().join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
         }
-        let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap());
+        let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap(), change);
         let address = target.local_addresses()[0];
-        Host { target: Some(target), dir, address }
+        Host { target: Some(target), dir, address, change }
     }
 
     /// What the target counts.
@@ -58,7 +64,7 @@ impl Host {
     }
 
     pub(crate) fn start_again(&mut self) {
-        self.target = Some(serve(self.dir.path(), self.address));
+        self.target = Some(serve(self.dir.path(), self.address, self.change));
     }
 
     pub(crate) fn url(&self, volume: &str) -> VolumeUrl {
@@ -106,7 +112,7 @@ impl Host {
     }
 }
 
-fn serve(root: &Path, address: SocketAddr) -> TargetHandle {
+fn serve(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> TargetHandle {
     let mut config = Config::new(root);
     config.listen = vec![address];
     config.workers = Some(1);
@@ -123,6 +129,7 @@ fn serve(root: &Path, address: SocketAddr) -> TargetHandle {
             read_only: false,
         });
     }
+    change(&mut config);
     let mut options = TargetOptions::new(config);
     options.node_key = Some(NodeKey::from_seed(&[0x7a; 32]));
     Target::start(options).unwrap()
@@ -191,6 +198,15 @@ impl Wire {
     /// Cuts every connection.
     pub(crate) fn cut(&self) {
         for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Cuts the connection that was made last.
+    pub(crate) fn cut_one(&self) {
+        let mut open = self.open.lock().unwrap();
+        let from = open.len().saturating_sub(2);
+        for stream in open.drain(from..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

@@ -115,12 +115,12 @@ impl Session {
         self.held.iter().position(is_its)
     }
 
-    /// Keeps unsolicited data with its command: no more than FirstBurstLength of it, in pieces that hold some.
+    /// Keeps unsolicited data with its command: no more than FirstBurstLength of it, nor in more PDUs than so much is worth.
     fn hold_data(&mut self, id: ConnectionId, at: usize, pdu: Pdu) -> Result<(), PeerMisbehaved> {
         let held = &mut self.held[at];
         let bytes: usize = held.data.iter().map(|pdu| pdu.data.len()).sum();
-        let is_last_empty = held.data.last().is_some_and(|pdu| pdu.data.is_empty());
-        if bytes + pdu.data.len() > self.agreed.first_burst_bytes as usize || is_last_empty {
+        let first_burst = self.agreed.first_burst_bytes as usize;
+        if bytes + pdu.data.len() > first_burst || held.data.len() > first_burst / 512 {
             return self.reject(id, &pdu, RejectReason::InvalidPduField);
         }
         held.data.push(pdu);
