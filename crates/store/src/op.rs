@@ -15,6 +15,13 @@ pub enum Op {
         /// [`Op::READ_BYTES_MAX`] bytes.
         count: u32,
     },
+    /// The same from the medium, whatever is cached (the FUA bit of READ, and VERIFY: SBC-3 §5.8, §5.34).
+    ReadMedium {
+        /// First block.
+        lba: Lba,
+        /// As in [`Op::Read`].
+        count: u32,
+    },
     /// The newest kept version of one block that is strictly older than `older_than` (zero: the newest of all).
     /// Answered by [`Outcome::Read`] with one extent of one block, or [`OpError::NoVersion`].
     ReadVersion {

@@ -381,9 +381,7 @@ impl Store {
     pub fn close(mut self) -> Result<(), StoreError> {
         self.cleaner.stop = true;
         self.feedback.wanted = true;
-        if let Some(erasing) = &mut self.erasing {
-            erasing.halt();
-        }
+        self.halt_erase();
         self.settle();
         let flushed = self.execute(Op::Flush);
         self.settle();

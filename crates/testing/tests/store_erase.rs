@@ -402,3 +402,48 @@ fn what_is_in_memory_is_dropped() {
     fill(&mut store);
     assert!(reads_all(&mut store));
 }
+
+/// A flush or a write with FUA that waits for its sync is answered before the store is erased, not forgotten with it.
+#[test]
+fn who_waits_for_durability_is_answered_before_an_erase() {
+    for slow in [false, true] {
+        let disk = new_disk(UnitKind::Plain, 77);
+        let mut store = if slow { open_slowly(&disk) } else { open(&disk) };
+        write(&mut store, 1, 1).unwrap();
+        store.submit(Token(1), Op::Flush);
+        let fua = Op::Write { lba: Lba(2), data: vec![block_of(2)], records: Vec::new(), fua: true };
+        store.submit(Token(2), fua);
+        store.submit(Token(3), Op::Erase);
+        let mut answered = HashSet::new();
+        let mut completions = Vec::new();
+        for _ in 0..100_000 {
+            store.poll_completions(&mut completions);
+            for completion in completions.drain(..) {
+                assert!(completion.result.is_ok(), "{:?}", completion.result);
+                answered.insert(completion.token.0);
+            }
+            if answered.len() == 3 {
+                break;
+            }
+        }
+        assert_eq!(answered, HashSet::from([1, 2, 3]));
+        assert!(reads_zeros(&mut store));
+    }
+}
+
+/// A store that is closed before an erase began is as it was: nothing is erased by half, nothing written is lost.
+#[test]
+fn an_erase_that_had_not_begun_is_forgotten_at_closing() {
+    let disk = new_disk(UnitKind::Plain, 78);
+    let mut store = open_slowly(&disk);
+    write(&mut store, 1, 1).unwrap();
+    store
+        .submit(Token(2), Op::Write { lba: Lba(2), data: vec![block_of(2)], records: Vec::new(), fua: false })
+        .unwrap();
+    store.submit(Token(3), Op::Erase);
+    store.close().unwrap();
+    let mut store = open(&disk);
+    assert!(store.erase_progress().is_none());
+    let Outcome::Read(extents) = store.execute(Op::Read { lba: Lba(1), count: 2 }).unwrap() else { panic!() };
+    assert!(matches!(&extents[..], [Extent::Blocks { .. }]), "{extents:?}");
+}

@@ -40,6 +40,13 @@ pub(super) struct Syncs {
     pub(super) force: bool,
 }
 
+impl Syncs {
+    /// Whether no sync is in flight, and nobody waits for one.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_none() && self.waiters.is_empty()
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
     #[default]

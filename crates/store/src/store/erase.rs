@@ -45,6 +45,8 @@ pub(super) struct Erasing {
     at: u64,
     data_until: u64,
     ios_left: u32,
+    /// It goes on from an earlier opening.
+    resumed: bool,
     /// The store is being closed: nothing more is begun.
     halted: bool,
     /// The superblock on its way.
@@ -106,12 +108,22 @@ impl Step {
 
 impl Erasing {
     fn new(caller: Option<(Token, usize)>, step: Step) -> Erasing {
-        Erasing { caller, step, in_flight: 0, at: 0, data_until: 0, ios_left: 0, halted: false, writing: None }
+        Erasing {
+            caller,
+            step,
+            resumed: false,
+            in_flight: 0,
+            at: 0,
+            data_until: 0,
+            ios_left: 0,
+            halted: false,
+            writing: None,
+        }
     }
 
     /// Of a store that was being erased when it was closed, or crashed.
     pub(super) fn resumed() -> Erasing {
-        Erasing::new(None, Step::Quiet)
+        Erasing { resumed: true, ..Erasing::new(None, Step::Quiet) }
     }
 
     /// A new poll: so much may be begun again.
@@ -119,9 +131,9 @@ impl Erasing {
         self.ios_left = IOS_PER_POLL;
     }
 
-    /// The store is being closed.
-    pub(super) fn halt(&mut self) {
-        self.halted = true;
+    /// Asked for in this opening, and not yet in the superblock: nothing has happened.
+    fn is_mere_wish(&self) -> bool {
+        self.step == Step::Quiet && !self.resumed
     }
 
     /// Whether the ordinary work of the store is over, or not begun again.
@@ -222,6 +234,18 @@ impl Store {
         }
     }
 
+    /// The store is being closed: what has not begun does not begin any more, and what was written counts; the rest goes on at the next
+    /// opening.
+    pub(super) fn halt_erase(&mut self) {
+        if self.erasing.as_ref().is_some_and(Erasing::is_mere_wish) {
+            self.answer_erase(Err(OpError::Busy));
+            self.erasing = None;
+        }
+        if let Some(erasing) = &mut self.erasing {
+            erasing.halted = true;
+        }
+    }
+
     fn answer_erase(&mut self, result: Result<Outcome, OpError>) -> bool {
         let caller = self.erasing.as_mut().and_then(|erasing| erasing.caller.take());
         if let Some((token, bytes)) = caller {
@@ -232,7 +256,9 @@ impl Store {
 
     fn is_quiet(&self) -> bool {
         let nothing_queued = self.queue.is_empty() && self.appends.is_empty() && !self.group.open;
-        nothing_queued && self.reads.is_empty() && self.ios.is_empty() && self.round.is_idle() && self.growing.is_none()
+        // Whoever waits for what was written to be durable is answered first.
+        let nothing_waits = nothing_queued && self.syncs.is_idle();
+        nothing_waits && self.reads.is_empty() && self.ios.is_empty() && self.round.is_idle() && self.growing.is_none()
     }
 
     /// Everything taken in before is over: a snapshot may have come of it.
@@ -288,8 +314,13 @@ impl Store {
     pub(super) fn erase_io_done(&mut self, result: io::Result<()>) {
         let erasing = self.erasing.as_mut().expect("an erase ends with its last I/O");
         erasing.in_flight -= 1;
-        if let Err(error) = result {
-            return self.refuse_writes("erasing the store", &error);
+        match result {
+            // The zeros are durable by now: a medium that keeps the space is no reason to refuse anything.
+            Err(error) if erasing.step == Step::GiveBack => {
+                tracing::warn!(%error, "erasing goes on, but the medium did not take space back");
+            }
+            Err(error) => return self.refuse_writes("erasing the store", &error),
+            Ok(()) => {}
         }
         match erasing.step {
             Step::Overwrite | Step::GiveBack => {}

@@ -33,10 +33,10 @@ impl Store {
         let Content::Blocks { lba, count, .. } = &op.content else { unreachable!("only blocks have conditions") };
         let (lba, count, branch) = (*lba, u64::from(*count), op.branch);
         let gate = std::mem::replace(&mut op.gate, Gate::Open);
-        let with_data = matches!(gate, Gate::Compare(_));
+        let wanted = if matches!(gate, Gate::Compare(_)) { Wanted::Data } else { Wanted::Records };
         op.gate = Gate::Reading(Box::new(gate), ticket);
         let node = self.map.catalogue.head(branch).expect("the caller saw the branch");
-        self.start_read(Owner::Gate(ticket), node, lba, count, with_data);
+        self.start_read(Owner::Gate(ticket), node, lba, count, wanted);
         true
     }
 

@@ -32,6 +32,15 @@ pub(super) enum Owner {
     Scrub,
 }
 
+/// What a read is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Records,
+    Data,
+    /// Data that is read from the medium now, whatever the cache has.
+    DataOfMedium,
+}
+
 /// What a part of a read came to.
 enum Part {
     Blocks {
@@ -58,7 +67,7 @@ pub(super) struct ReadOp {
     parts: Vec<Part>,
     records: FxHashMap<RecordKey, Result<Buffer, String>>,
     waiting: usize,
-    with_data: bool,
+    wanted: Wanted,
 }
 
 /// The keyless checksum that an item names: a plain one is nothing else, a seal record has it at byte 32.
@@ -72,9 +81,10 @@ fn by_sequence(version: Version) -> (u64, Version) {
 
 impl Store {
     /// Starts a read of the newest versions in a view.
-    pub(super) fn start_read(&mut self, owner: Owner, node: NodeId, lba: u64, count: u64, with_data: bool) {
-        let parts = self.resolve(node, lba, count, if with_data { READ_BYTES_MAX } else { usize::MAX });
-        self.start_parts(owner, parts, with_data);
+    pub(super) fn start_read(&mut self, owner: Owner, node: NodeId, lba: u64, count: u64, wanted: Wanted) {
+        let run_bytes_max = if wanted == Wanted::Records { usize::MAX } else { READ_BYTES_MAX };
+        let parts = self.resolve(node, lba, count, run_bytes_max);
+        self.start_parts(owner, parts, wanted);
     }
 
     /// Starts a read of the newest version of a block older than `below`.
@@ -98,14 +108,14 @@ impl Store {
             (_, Some(sequence)) => Ok(self.hole_part(lba, sequence)),
             _ => Err(OpError::NoVersion { lba: Lba(lba) }),
         };
-        self.start_parts(owner, part.map(|part| vec![part]), true);
+        self.start_parts(owner, part.map(|part| vec![part]), Wanted::Data);
     }
 
     /// Reads one version, whatever it is of, to see whether it can be.
     pub(super) fn start_scrub_read(&mut self, lba: u64, version: Version) {
         let segment = version.segment(&self.layout);
         let part = Part::Blocks { lba, versions: vec![version], segment, data: Ok(None), cached: false };
-        self.start_parts(Owner::Scrub, Ok(vec![part]), true);
+        self.start_parts(Owner::Scrub, Ok(vec![part]), Wanted::DataOfMedium);
     }
 
     fn hole_part(&self, lba: u64, sequence: u64) -> Part {
@@ -169,18 +179,18 @@ impl Store {
         Ok(parts)
     }
 
-    fn start_parts(&mut self, owner: Owner, parts: Result<Vec<Part>, OpError>, with_data: bool) {
+    fn start_parts(&mut self, owner: Owner, parts: Result<Vec<Part>, OpError>, wanted: Wanted) {
         let mut parts = match parts {
             Ok(parts) => parts,
             Err(error) => return self.read_finished(owner, Err(error)),
         };
         let id = self.reads.vacant_key();
-        let mut read = ReadOp { owner, parts: Vec::new(), records: FxHashMap::default(), waiting: 0, with_data };
+        let mut read = ReadOp { owner, parts: Vec::new(), records: FxHashMap::default(), waiting: 0, wanted };
         let block_bytes = self.layout.block_bytes as usize;
         for (at, part) in parts.iter_mut().enumerate() {
             let Part::Blocks { versions, segment, data, cached, .. } = part else { continue };
             self.segments.pin(*segment);
-            if with_data && self.may_be_cached(owner, versions.len()) {
+            if self.may_be_cached(wanted, versions.len()) {
                 *data = Ok(self.find_data(versions, *segment));
                 *cached = matches!(data, Ok(Some(_)));
             }
@@ -190,7 +200,7 @@ impl Store {
             for version in versions.iter() {
                 self.want_record(id, *version, *segment, &mut read);
             }
-            if with_data && !*cached {
+            if wanted != Wanted::Records && !*cached {
                 let buffer = BufferMut::to_fill(versions.len() * block_bytes);
                 read.waiting += 1;
                 self.start_io(
@@ -208,9 +218,9 @@ impl Store {
         }
     }
 
-    /// Whether so many blocks in a row are looked for in the cache, and go there. What scrubbing reads is on the medium.
-    fn may_be_cached(&self, owner: Owner, blocks: usize) -> bool {
-        self.data.is_on() && owner != Owner::Scrub && blocks * self.layout.block_bytes as usize <= CACHED_BYTES_MAX
+    /// Whether so many blocks in a row are looked for in the cache, and go there.
+    fn may_be_cached(&self, wanted: Wanted, blocks: usize) -> bool {
+        self.data.is_on() && wanted == Wanted::Data && blocks * self.layout.block_bytes as usize <= CACHED_BYTES_MAX
     }
 
     fn data_key(&self, version: Version, segment: u32) -> DataKey {
@@ -242,9 +252,9 @@ impl Store {
     }
 
     /// Keeps what was just read and matched its checksums.
-    fn keep_data(&mut self, part: &Part, owner: Owner) {
+    fn keep_data(&mut self, part: &Part, wanted: Wanted) {
         let Part::Blocks { versions, segment, data: Ok(Some(data)), cached: false, .. } = part else { return };
-        if !self.may_be_cached(owner, versions.len()) {
+        if !self.may_be_cached(wanted, versions.len()) {
             return;
         }
         let block_bytes = self.layout.block_bytes as usize;
@@ -330,9 +340,7 @@ impl Store {
                 match self.extent(part, &read) {
                     Ok(extent) => {
                         list.push(extent);
-                        if read.with_data {
-                            self.keep_data(part, read.owner);
-                        }
+                        self.keep_data(part, read.wanted);
                     }
                     Err(error) => extents = Err(error),
                 }
@@ -375,7 +383,7 @@ impl Store {
                 for (at, version) in wanted.iter().enumerate() {
                     let item = self.item(*version, *segment, read).map_err(|reason| medium(at, reason))?;
                     let block_bytes = self.layout.block_bytes as usize;
-                    if read.with_data
+                    if read.wanted != Wanted::Records
                         && !cached
                         && keyless_checksum(&data[at * block_bytes..][..block_bytes]) != item_checksum(item)
                     {

@@ -241,6 +241,9 @@ impl Store {
     fn execute_change(&mut self, change: Change) -> Result<Outcome, OpError> {
         const TOKEN: Token = Token(u64::MAX);
         let branch = change.branch();
+        if self.erasing.is_some() {
+            return Err(if self.refused.is_some() { self.refusal() } else { OpError::Erasing });
+        }
         self.ops_in_flight += 1;
         if let Err(error) = self.enqueue(TOKEN, branch, Content::Change(Box::new(change)), Gate::Open, true, 0) {
             self.ops_in_flight -= 1;

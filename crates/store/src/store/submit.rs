@@ -46,13 +46,15 @@ impl Store {
             View::Snapshot(_) => None,
         };
         let writable = branch.ok_or(OpError::ReadOnly);
+        let from_medium = matches!(op, Op::ReadMedium { .. });
         match op {
-            Op::Read { lba, count } => {
+            Op::Read { lba, count } | Op::ReadMedium { lba, count } => {
                 self.check_range(lba, u64::from(count))?;
                 check(count <= Op::READ_BLOCKS_MAX, "more than Op::READ_BLOCKS_MAX blocks in one read")?;
                 let len = count as usize * self.layout.block_bytes as usize;
                 check(len <= Op::READ_BYTES_MAX, "more than Op::READ_BYTES_MAX bytes in one read")?;
-                self.start_read(Owner::Caller { token, bytes }, node, lba.0, u64::from(count), true);
+                let wanted = if from_medium { Wanted::DataOfMedium } else { Wanted::Data };
+                self.start_read(Owner::Caller { token, bytes }, node, lba.0, u64::from(count), wanted);
             }
             Op::ReadVersion { lba, older_than } => {
                 self.check_range(lba, 1)?;
@@ -117,7 +119,9 @@ impl Store {
             Op::CompareAndWrite { compare, data, .. } => compare.len() + data.len(),
             Op::Hole { holes } => holes.len() * 160,
             // What is more than a read may ask for is refused as such.
-            Op::Read { count, .. } => (*count as usize).saturating_mul(block_bytes).min(Op::READ_BYTES_MAX),
+            Op::Read { count, .. } | Op::ReadMedium { count, .. } => {
+                (*count as usize).saturating_mul(block_bytes).min(Op::READ_BYTES_MAX)
+            }
             Op::ReadVersion { .. } => block_bytes,
             _ => 0,
         }

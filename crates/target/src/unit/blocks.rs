@@ -27,7 +27,7 @@ pub(super) struct Transfer {
 impl Unit {
     pub(super) fn plan_blocks(&mut self, command: Command, request: &iscsi::Command, sealed_blocks_max: usize) -> Plan {
         let planned = match command {
-            Command::Read { lba, count, .. } => self.plan_read(lba, count, request, sealed_blocks_max),
+            Command::Read { lba, count, fua, .. } => self.plan_read(lba, count, fua, request, sealed_blocks_max),
             Command::Write { lba, count, fua, .. } => self.plan_write(lba, count, fua, request),
             Command::Verify { lba, count, byte_check } => self.plan_verify(lba, count, byte_check, request),
             Command::SynchronizeCache { lba, count, immediate } => self.plan_synchronize(lba, count, immediate),
@@ -54,6 +54,7 @@ impl Unit {
         &mut self,
         lba: Lba,
         count: u32,
+        fua: bool,
         request: &iscsi::Command,
         sealed_blocks_max: usize,
     ) -> Result<Plan, Sense> {
@@ -65,7 +66,8 @@ impl Unit {
         self.counters.reads += 1;
         self.counters.blocks_sent += u64::from(transfer.blocks);
         let work = Work::Read { wanted_bytes: transfer.wanted_bytes, sealed_blocks_max };
-        Ok(Plan::Start(work, Op::Read { lba, count: transfer.blocks }))
+        let count = transfer.blocks;
+        Ok(Plan::Start(work, if fua { Op::ReadMedium { lba, count } } else { Op::Read { lba, count } }))
     }
 
     /// One operation of the store is all or nothing after a crash, so there is nothing to do for WRITE ATOMIC but to keep it one; no

@@ -105,7 +105,7 @@ impl Work {
             slice_blocks: slice_blocks.max(1),
             wanted_bytes: None,
         };
-        (work, Op::Read { lba, count: first })
+        (work, Op::ReadMedium { lba, count: first })
     }
 }
 
@@ -212,7 +212,7 @@ impl Unit {
         let next = Lba(lba.0 + u64::from(blocks));
         let left = left - blocks;
         let work = Work::Verify { lba: next, left, compare, compared_bytes: position, slice_blocks, wanted_bytes };
-        Next::Again(work, Op::Read { lba, count: blocks })
+        Next::Again(work, Op::ReadMedium { lba, count: blocks })
     }
 
     /// The store could not; what that means to the command.
