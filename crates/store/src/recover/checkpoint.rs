@@ -76,6 +76,11 @@ pub(super) fn load(
     if description.rows.iter().any(|row| used.contains_key(&row.segment)) {
         return Err("the log has taken one of its segments");
     }
+    // By segment; 0: it does not count.
+    let mut generations = vec![0; superblock.segments as usize];
+    for (&segment, extent) in used {
+        generations[segment as usize] = extent.generation;
+    }
     let mut segments = ReadAhead::new(backend, superblock.layout(), &description.rows);
     for row in &description.rows {
         let bytes = segments.next()?;
@@ -83,8 +88,7 @@ pub(super) fn load(
             let place = Place { store_id: superblock.store_id, segment: row.segment, block: at as u32 };
             let block = Block::decode(bytes, place, description.begin_lsn, row.generation).ok_or("it is damaged")?;
             // What lay in a segment that was used anew since then is outdated; something later replaces it.
-            let counts =
-                |segment: u32| used.get(&segment).is_some_and(|extent| extent.generation < block.next_generation);
+            let counts = |segment: u32| (1..block.next_generation).contains(&generations[segment as usize]);
             match block.content {
                 Content::Runs(runs) => {
                     for run in runs {
