@@ -7,7 +7,7 @@ use strongroom_block::{Buffer, HoleRecord, Lba, Stamp, StoreSequence};
 
 use super::Store;
 use super::append::{Content, WriteOp};
-use super::read::Owner;
+use super::read::{Owner, Wanted};
 use crate::op::{Extent, OpError, Outcome};
 
 /// What must hold before a queued request may be written.

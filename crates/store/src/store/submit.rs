@@ -6,7 +6,7 @@ use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Token};
 use super::Store;
 use super::append::{Content, WriteOp};
 use super::gate::Gate;
-use super::read::Owner;
+use super::read::{Owner, Wanted};
 use crate::op::{Completion, Op, OpError, Outcome};
 use crate::view::{BranchId, View};
 
