@@ -125,6 +125,8 @@ pub struct Link {
     setup_deadline: Option<Instant>,
     established: bool,
     peer: Option<PublicKey>,
+    /// Data that is not sealed block data is encrypted under every scheme.
+    conceals: bool,
     /// This end said that it sends no more PDUs.
     closed: bool,
     digests: Digests,
@@ -179,6 +181,7 @@ impl Link {
             options,
             established: false,
             peer: None,
+            conceals: false,
             closed: false,
             digests: Digests::default(),
             held: None,
@@ -270,6 +273,12 @@ impl Link {
         }
     }
 
+    /// The unit is sealed: whatever is sent to it that is not sealed block data is a list of parameters, which may hold block keys
+    /// (SEAL HOLE, custody `target`), and is encrypted from now on even under a scheme that leaves such data readable.
+    pub fn conceal_parameters(&mut self) {
+        self.conceals = true;
+    }
+
     /// Whether there are events.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
@@ -289,7 +298,7 @@ impl Link {
             State::Channel(channel) => {
                 self.header.clear();
                 pdu.channel_header(&mut self.header);
-                let kind = frame_kind(&pdu);
+                let kind = frame_kind(&pdu, self.conceals);
                 channel.encode(kind, &self.header, pdu.data, &mut self.out).map_err(LinkEnd::from)
             }
             _ => Err(LinkEnd::SentTooEarly),
@@ -461,11 +470,13 @@ impl Link {
     }
 }
 
-/// How much of a PDU a channel has to protect: the login whole, whatever the scheme; of the rest, what the scheme says.
-fn frame_kind(pdu: &Pdu) -> FrameKind {
+/// How much of a PDU a channel has to protect: the login whole, whatever the scheme, and what has to be concealed; of the rest,
+/// what the scheme says.
+fn frame_kind(pdu: &Pdu, conceals: bool) -> FrameKind {
     match pdu.bhs.opcode() {
         Some(Opcode::LoginRequest | Opcode::LoginResponse) => FrameKind::Private,
         _ if pdu.sealed => FrameKind::Sealed,
+        _ if conceals && !pdu.data.is_empty() => FrameKind::Private,
         _ => FrameKind::Protected,
     }
 }

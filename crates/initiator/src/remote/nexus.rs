@@ -56,6 +56,8 @@ pub(super) struct Nexus {
     ended: Vec<StreamId>,
     /// Wires that the session may have.
     wires_wanted: usize,
+    /// The unit is sealed: see [`strongroom_net::Link::conceal_parameters`].
+    conceals: bool,
     /// No further wire is called before.
     call_at: Option<Instant>,
     backoff: Duration,
@@ -91,6 +93,7 @@ impl Nexus {
             wires: vec![wire],
             ended: Vec::new(),
             wires_wanted: 1,
+            conceals: false,
             call_at: None,
             backoff: options.timeouts.backoff_min,
             was_suspended: false,
@@ -157,7 +160,10 @@ impl Nexus {
     }
 
     /// A further wire is being called.
-    pub(super) fn add_wire(&mut self, wire: Wire) {
+    pub(super) fn add_wire(&mut self, mut wire: Wire) {
+        if self.conceals {
+            wire.link.conceal_parameters();
+        }
         self.wires.push(wire);
     }
 
@@ -207,7 +213,11 @@ impl Nexus {
     }
 
     /// Commands of the engine may flow from now on.
-    pub(super) fn open(&mut self, now: Instant) {
+    pub(super) fn open(&mut self, now: Instant, is_sealed: bool) {
+        self.conceals = is_sealed;
+        if is_sealed {
+            self.wires.iter_mut().for_each(|wire| wire.link.conceal_parameters());
+        }
         self.is_open = true;
         self.deadline = None;
         self.call_at = Some(now);

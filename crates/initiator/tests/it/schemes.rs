@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use strongroom_block::{Buffer, CryptoBytes, CryptoCounters, Lba, Mode};
 use strongroom_channel::Scheme;
-use strongroom_initiator::{AttachError, AttachOptions, RemoteDevice, flush_blocking, read_blocking, write_blocking};
+use strongroom_initiator::{
+    AttachError, AttachOptions, RemoteDevice, discard_blocking, flush_blocking, read_blocking, write_blocking,
+};
 use strongroom_target::{Access, Protection, Service, VolumeSpec};
 
 use crate::support::{Host, SIZE};
@@ -54,6 +56,8 @@ struct Seen {
     encrypted_to_initiator: u64,
     authenticated_to_initiator: u64,
     canaries: u64,
+    /// Readable data that is not sealed block data, towards the target.
+    readable_parameters: u64,
 }
 
 /// Passes connections on and reads what is in the clear.
@@ -121,6 +125,7 @@ fn message(bytes: &[u8], to_target: bool, seen: &Mutex<Seen>) -> Option<usize> {
     let mut seen = seen.lock().unwrap();
     let (encrypted, authenticated) = (encrypted as u64, authenticated as u64);
     if to_target {
+        seen.readable_parameters += if prefix[0] == 0x58 { data as u64 } else { 0 };
         seen.encrypted_to_target += encrypted;
         seen.authenticated_to_target += authenticated;
     } else {
@@ -214,6 +219,10 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
         assert_eq!(encrypted >= blocks, body_is_encrypted, "{volume} {scheme}: {encrypted}");
         assert!(authenticated - if body_has_tag { blocks } else { 0 } < 4000, "headers: {authenticated}");
     }
+    // What parameters hold (a hole's block key, in custody `target`) is never readable on the way to a sealed unit.
+    discard_blocking(&device, Lba(0), 2).unwrap();
+    let readable = tap.seen.lock().unwrap().readable_parameters;
+    assert_eq!(readable > 0, volume == "disk" && !scheme.is_confidential(), "{volume} {scheme}: {readable}");
     // And what the wire shows.
     let is_readable = volume != "vault" && !body_is_encrypted;
     assert_eq!(seen.canaries > 0, is_readable, "{volume} {scheme}: {} canaries", seen.canaries);

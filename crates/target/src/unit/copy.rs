@@ -73,8 +73,13 @@ impl Unit {
         let list = CopyList::parse(&list, |kind, designator, block_bytes| self.place(kind, designator, block_bytes))?;
         for segment in &list.segments {
             for (place, lba) in [(&segment.source, segment.from), (&segment.destination, segment.to)] {
-                if place.is_none() {
-                    self.check_range(lba, segment.blocks.into()).map_err(|_| Sense::COPY_ABORTED)?;
+                let fits = match place {
+                    None => self.check_range(lba, segment.blocks.into()).is_ok(),
+                    // How large it is, only the other unit knows.
+                    Some(_) => lba.0.checked_add(segment.blocks.into()).is_some(),
+                };
+                if !fits {
+                    return Err(Sense::COPY_ABORTED);
                 }
             }
         }

@@ -120,7 +120,7 @@ impl Driver {
         });
         engine.connected(unit.clone(), restarted);
         if let State::Active(nexus) = &mut self.state {
-            nexus.open(Instant::now());
+            nexus.open(Instant::now(), unit.sealed.is_some());
         }
         self.backoff = self.options.timeouts.backoff_min;
         self.hops = 0;
