@@ -62,6 +62,8 @@ pub struct Session {
     next_connection: u32,
     /// At error recovery level 2.
     lost: Vec<Lost>,
+    /// Below that: when the session ends unless the connection has come that its last one makes way for.
+    vacant_until: Option<Instant>,
     damaged: u32,
     events: VecDeque<Event>,
 
@@ -142,6 +144,7 @@ impl Session {
             connections: Vec::new(),
             next_connection: 0,
             lost: Vec::new(),
+            vacant_until: None,
             damaged: 0,
             events: VecDeque::new(),
             exp_cmd_sn: login.window.exp_cmd_sn,
@@ -201,6 +204,9 @@ impl Session {
             self.announce(AsyncEvent::ConnectionDropped, |cid| [cid, 2, 0]);
             return self.end(CloseReason::DrainTimedOut);
         }
+        if self.vacant_until.is_some_and(|at| now >= at) {
+            return self.end(CloseReason::NotRecovered);
+        }
         if !self.lost.is_empty() {
             self.expire_lost();
         }
@@ -220,7 +226,7 @@ impl Session {
             return None;
         }
         let alive = self.connections.iter().map(|connection| connection.liveness.deadline()).min();
-        [self.drain_until, self.lost_deadline(), alive].into_iter().flatten().min()
+        [self.drain_until, self.vacant_until, self.lost_deadline(), alive].into_iter().flatten().min()
     }
 
     /// The next event.

@@ -17,10 +17,6 @@ fn write(len: usize) -> Command {
     Command::write(LUN, [0x2a; 16], WriteSource::plain(Buffer::copy_from(&data)))
 }
 
-fn logged_in() -> Pair {
-    Pair::logged_in(initiator_config(), target::Config::default())
-}
-
 #[test]
 fn a_login_settles_the_smaller_and_the_stricter() {
     let mut initiator = initiator_config();

@@ -20,6 +20,9 @@ use crate::{CloseReason, PeerMisbehaved};
 
 /// Lost connections whose tasks wait, for each that the session may have.
 const LOST_PER_PLACE_MAX: usize = 4;
+/// As much of Time2Wait as counts when the initiator wants more than we do, in seconds: it must not choose how long a session without a
+/// connection stays.
+const TIME2WAIT_MAX_S: u16 = 5;
 
 /// Names a connection of one session; never used again there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,7 +94,7 @@ impl Session {
         if let Some(old) = self.connections.iter().find(of_cid) {
             let (id, is_leaving) = (old.id, old.is_leaving);
             if !is_leaving {
-                self.reinstate(id);
+                self.reinstate(id, cid);
             }
             if self.connections.iter().any(|connection| connection.id == id && !connection.is_over) {
                 return MayAdd::Later;
@@ -103,8 +106,15 @@ impl Session {
         if self.is_full() { MayAdd::TooMany } else { MayAdd::Yes }
     }
 
+    /// Whether a login that `may_add` let begin may still become a connection: the session may have ended meanwhile, and others come, one
+    /// with the same CID among them.
+    pub fn has_place_for(&self, login: &Login) -> bool {
+        let is_there = |connection: &Connection| connection.cid == login.cid && !connection.is_over;
+        !self.is_closed && !self.is_full() && !self.connections.iter().any(is_there)
+    }
+
     /// Whether there are as many connections as were agreed on.
-    pub fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.connections_count() >= usize::from(self.agreed.connections_max.max(1))
     }
 
@@ -115,6 +125,7 @@ impl Session {
     pub fn add_connection(&mut self, now: Instant, login: Login) -> ConnectionId {
         assert!(login.agreed().is_some(), "a login is over before its connection is used");
         self.now = now;
+        self.vacant_until = None;
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
         let config = &self.config;
@@ -165,13 +176,17 @@ impl Session {
     }
 
     /// RFC 7143 §6.3.4: a login with the CID of a connection that is still there.
-    fn reinstate(&mut self, id: ConnectionId) {
+    fn reinstate(&mut self, id: ConnectionId, cid: u16) {
         let reason = CloseReason::ClosedHere("replaced by a new connection with the same CID".to_owned());
         if self.agreed.error_recovery_level == 2 {
             self.keep_tasks_of(id);
             return self.close_connection(id, reason);
         }
-        self.leave(id, Asked::Nothing { closes: id });
+        if self.connections_count() == 1 {
+            // Its login may come to nothing.
+            self.vacant_until = Some(self.now + self.config.login_timeout);
+        }
+        self.leave(id, Asked::Nothing { closes: id, cid });
     }
 
     /// Has a connection's tasks kept for another one.
@@ -192,7 +207,8 @@ impl Session {
         // What may not have been seen to arrive is sent again by the initiator, under the same number.
         self.held.retain(|held| held.connection != Some(id));
         self.early.retain(|(connection, _)| *connection != id);
-        let seconds = u64::from(self.agreed.time2wait_s) + u64::from(self.agreed.time2retain_s);
+        let wait_s = self.agreed.time2wait_s.min(TIME2WAIT_MAX_S.max(self.config.offer.time2wait_s));
+        let seconds = u64::from(wait_s) + u64::from(self.agreed.time2retain_s);
         let until = self.now + Duration::from_secs(seconds);
         self.lost.push(Lost { id, cid, until, kept, again });
         // As much as as many connections that stand could have kept; a session that is cut again and again has several to a place.
@@ -202,7 +218,7 @@ impl Session {
             || (self.lost.len() > places && bytes(&self.lost) > KEPT_BYTES_MAX * places)
         {
             let oldest = self.lost.remove(0);
-            self.end_tasks_of(oldest.id, Asked::Nothing { closes: oldest.id });
+            self.end_tasks_of(oldest.id, Asked::Nothing { closes: oldest.id, cid: oldest.cid });
         }
     }
 
@@ -210,7 +226,7 @@ impl Session {
     pub(super) fn expire_lost(&mut self) {
         while let Some(at) = self.lost.iter().position(|lost| lost.until <= self.now) {
             let lost = self.lost.remove(at);
-            self.end_tasks_of(lost.id, Asked::Nothing { closes: lost.id });
+            self.end_tasks_of(lost.id, Asked::Nothing { closes: lost.id, cid: lost.cid });
         }
         if self.connections_count() == 0 && self.lost.is_empty() && !self.is_closed {
             self.end(CloseReason::NotRecovered);
@@ -234,12 +250,14 @@ impl Session {
             CONNECTION if meant.is_some() && self.connections_count() == 1 => self.log_out(id, tag),
             CONNECTION => match (meant, lost) {
                 (Some(meant), _) => {
-                    self.leave(meant, Asked::Logout { connection: id, initiator_task_tag: tag, closes: meant });
+                    let cid = logout.cid;
+                    self.leave(meant, Asked::Logout { connection: id, initiator_task_tag: tag, closes: meant, cid });
                     Ok(())
                 }
                 (None, Some(lost)) => {
                     let lost = self.lost.remove(lost);
-                    let asked = Asked::Logout { connection: id, initiator_task_tag: tag, closes: lost.id };
+                    let (closes, cid) = (lost.id, lost.cid);
+                    let asked = Asked::Logout { connection: id, initiator_task_tag: tag, closes, cid };
                     self.end_tasks_of(lost.id, asked);
                     Ok(())
                 }
@@ -304,13 +322,13 @@ impl Session {
     /// A connection's tasks have ended: it is over.
     pub(super) fn left(&mut self, asked: &Asked) {
         match *asked {
-            Asked::Logout { connection, initiator_task_tag, closes } => {
+            Asked::Logout { connection, initiator_task_tag, closes, .. } => {
                 if let Err(flood) = self.answer_logout(connection, initiator_task_tag, LogoutResult::Closed) {
                     return self.end(CloseReason::Misbehaved(flood));
                 }
                 self.close_connection(closes, CloseReason::LoggedOut);
             }
-            Asked::Nothing { closes } => {
+            Asked::Nothing { closes, .. } => {
                 let reason = CloseReason::ClosedHere("replaced by a new connection with the same CID".to_owned());
                 self.close_connection(closes, reason);
             }
@@ -346,6 +364,22 @@ impl Session {
         }
         self.connections.retain(|connection| !connection.outbox.is_empty());
         self.lost.clear();
+    }
+
+    /// The tag names another task from now on: no connection, nor a lost one, may answer for what it named before.
+    pub(super) fn retire_tag(&mut self, tag: u32) {
+        let kept = self.connections.iter_mut().filter_map(|connection| connection.kept.as_mut());
+        let kept = kept.chain(self.lost.iter_mut().filter_map(|lost| lost.kept.as_mut()));
+        kept.for_each(|kept| kept.retire(tag));
+        for lost in &mut self.lost {
+            lost.again.retain(|again| again.initiator_task_tag != tag);
+        }
+    }
+
+    /// Whether an older task of this tag is being answered once more.
+    pub(super) fn is_answered_again(&self, tag: u32) -> bool {
+        let is_its = |turn: &Turn| matches!(turn, Turn::Again(again) if again.initiator_task_tag == tag);
+        self.agreed.error_recovery_level == 2 && self.connections.iter().any(|open| open.responding.iter().any(is_its))
     }
 
     /// Has every connection told something.

@@ -28,6 +28,8 @@ pub(super) struct Kept {
 #[derive(Debug)]
 enum Answer {
     Pdu(Box<Pdu>),
+    /// Likewise, of a task whose tag names another one by now: it may be sent again here, but nowhere else.
+    Retired(Box<Pdu>),
     /// A status that rode in the last Data-In of the task with this tag.
     InData(u32),
 }
@@ -125,7 +127,7 @@ impl Kept {
             Answer::Pdu(pdu) if pdu.bhs.opcode() == Some(Opcode::ScsiResponse) => {
                 self.forget(pdu.bhs.initiator_task_tag());
             }
-            Answer::InData(_) | Answer::Pdu(_) => {}
+            Answer::InData(_) | Answer::Pdu(_) | Answer::Retired(_) => {}
         }
     }
 
@@ -167,7 +169,10 @@ impl Kept {
     pub(super) fn answer_to(&self, tag: u32) -> Option<&Pdu> {
         let mut newest_first = self.answers.iter().rev();
         newest_first.find_map(|(stat_sn, answer)| {
-            let pdu = self.pdu_of(*stat_sn, answer)?;
+            let pdu = match answer {
+                Answer::Retired(_) => return None,
+                answer => self.pdu_of(*stat_sn, answer)?,
+            };
             let is_status = matches!(pdu.bhs.opcode(), Some(Opcode::ScsiResponse | Opcode::DataIn));
             (is_status && pdu.bhs.initiator_task_tag() == tag).then_some(pdu)
         })
@@ -217,9 +222,23 @@ impl Kept {
         self.forget(tag);
     }
 
+    /// The tag names another task from now on.
+    pub(super) fn retire(&mut self, tag: u32) {
+        self.forget(tag);
+        for (_, answer) in &mut self.answers {
+            if let Answer::Pdu(pdu) = answer
+                && pdu.bhs.opcode() == Some(Opcode::ScsiResponse)
+                && pdu.bhs.initiator_task_tag() == tag
+            {
+                let pdu = Pdu::clone(pdu);
+                *answer = Answer::Retired(Box::new(pdu));
+            }
+        }
+    }
+
     fn pdu_of<'a>(&'a self, stat_sn: Serial, answer: &'a Answer) -> Option<&'a Pdu> {
         match answer {
-            Answer::Pdu(pdu) => Some(pdu),
+            Answer::Pdu(pdu) | Answer::Retired(pdu) => Some(pdu),
             Answer::InData(tag) => self.status_in_data(stat_sn, *tag),
         }
     }
@@ -234,7 +253,11 @@ impl Kept {
 
 impl Answer {
     fn cost_bytes(&self) -> usize {
-        size_of::<(Serial, Answer)>() + if let Answer::Pdu(pdu) = self { cost_bytes(pdu) } else { 0 }
+        size_of::<(Serial, Answer)>()
+            + match self {
+                Answer::Pdu(pdu) | Answer::Retired(pdu) => cost_bytes(pdu),
+                Answer::InData(_) => 0,
+            }
     }
 }
 

@@ -28,10 +28,10 @@ pub(super) struct Management {
 pub(super) enum Asked {
     /// A task management function.
     Function { connection: ConnectionId, initiator_task_tag: u32, is_for_many: bool },
-    /// A logout of the connection `closes`.
-    Logout { connection: ConnectionId, initiator_task_tag: u32, closes: ConnectionId },
+    /// A logout of the connection `closes`, which has or had this CID.
+    Logout { connection: ConnectionId, initiator_task_tag: u32, closes: ConnectionId, cid: u16 },
     /// Nobody that is to be answered: the connection `closes` is gone.
-    Nothing { closes: ConnectionId },
+    Nothing { closes: ConnectionId, cid: u16 },
 }
 
 /// An answer that must not overtake others: those that the function's tasks got on other connections before it was carried out (RFC 7143
@@ -118,7 +118,7 @@ impl Session {
     /// Whether tasks of an earlier connection with this CID are still being ended.
     pub(super) fn is_ending(&self, cid: u16) -> bool {
         self.managements.iter().any(|management| match management.asked {
-            Asked::Logout { closes, .. } | Asked::Nothing { closes } => self.cid(closes) == Some(cid),
+            Asked::Logout { cid: of, .. } | Asked::Nothing { cid: of, .. } => of == cid,
             Asked::Function { .. } => false,
         })
     }

@@ -178,7 +178,7 @@ impl Session {
         if tag == TAG_NONE || (command.read && command.write) {
             return self.reject(id, &pdu, RejectReason::InvalidPduField);
         }
-        if self.by_tag.contains_key(&tag) {
+        if self.by_tag.contains_key(&tag) || self.is_answered_again(tag) {
             return self.reject(id, &pdu, RejectReason::TaskInProgress);
         }
         if command.immediate {
@@ -209,6 +209,7 @@ impl Session {
             state: State::Receiving(Receiving::default()),
         };
         self.ended.retain(|ended| *ended != tag);
+        self.retire_tag(tag);
         let key = self.tasks.insert_with(|_| task);
         self.by_tag.insert(tag, key);
         self.start_receiving(key, command.is_final, pdu);

@@ -23,7 +23,7 @@ impl Worker {
         let digests = login.agreed().map(|agreed| agreed.digests).unwrap_or_default();
         let id = if joins {
             let Some(session) = self.sessions.get_mut(&key) else { return Flow::Over };
-            if session.machine.is_closed() || session.machine.is_full() {
+            if !session.machine.has_place_for(&login) {
                 // It went, or others came, while this one logged in.
                 tracing::warn!(address = %connection.peer, "a connection came too late for its session");
                 return Flow::Over;

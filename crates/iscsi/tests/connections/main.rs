@@ -1,214 +1,20 @@
 //! Proves sessions of several connections: commands in the order of their numbers whichever way they come, data and answers where the
 //! command came, ends of connections, and error recovery level 2, where the tasks of a lost connection go on with another one.
 
+mod host;
+mod limits;
+#[path = "../pair/mod.rs"]
 mod pair;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::Bytes;
-use pair::{TARGET, epoch};
+use host::{Host, LUN};
 use strongroom_block::Buffer;
 use strongroom_iscsi::pdu::{
-    Answer, Attribute, DataOut, LoginRequest, LogoutRequest, LogoutResult, NopOut, RejectReason, ScsiCommand, TAG_NONE,
-    TaskFunction, TaskManagementRequest, TaskManagementResult,
+    Answer, DataOut, LogoutResult, NopOut, RejectReason, TAG_NONE, TaskFunction, TaskManagementResult,
 };
-use strongroom_iscsi::target::{
-    self, Config, ConnectionId, Event, Login, LoginEvent, ManagementFunction, MayAdd, Response, Session,
-};
-use strongroom_iscsi::{Bhs, CloseReason, LoginStatus, Lun, Offer, Pdu, Serial};
-
-const LUN: Lun = Lun(0);
-const TSIH: u16 = 9;
-
-/// An initiator by hand, and the target's machine that it talks to.
-struct Host {
-    now: Instant,
-    session: Session,
-    cmd_sn: u32,
-}
-
-fn request(cid: u16, tsih: u16, cmd_sn: u32) -> LoginRequest {
-    LoginRequest {
-        transit: true,
-        continues: false,
-        current_stage: 1,
-        next_stage: 3,
-        version_max: 0,
-        version_min: 0,
-        isid: [0x80, 0, 0, 0, 0, 1],
-        tsih,
-        initiator_task_tag: 1,
-        cid,
-        cmd_sn: Serial(cmd_sn),
-        exp_stat_sn: Serial(u32::from(cid) * 1000),
-    }
-}
-
-fn pdu(bhs: Bhs, data: &[u8]) -> Pdu {
-    Pdu::new(bhs, Bytes::new(), Buffer::copy_from(data), false)
-}
-
-fn config(level: u8) -> Config {
-    let offer = Offer {
-        connections_max: 3,
-        error_recovery_level: level,
-        time2retain_s: 10,
-        first_burst_bytes: 1024,
-        max_burst_bytes: 2048,
-        ..Offer::default()
-    };
-    Config { offer, ..Config::default() }
-}
-
-fn begin(now: Instant, cid: u16, tsih: u16, cmd_sn: u32, keys: &str, config: Config) -> Login {
-    let mut login = Login::new(now, config);
-    let text = format!("InitiatorName=iqn.x:a\0TargetName={TARGET}\0MaxRecvDataSegmentLength=512\0{keys}");
-    login.handle_pdu(&pdu(request(cid, tsih, cmd_sn).encode(), text.as_bytes()));
-    match login.poll_event() {
-        Some(LoginEvent::Requested(request)) => assert_eq!((request.tsih, request.cid), (tsih, cid)),
-        other => panic!("{other:?}"),
-    }
-    login
-}
-
-impl Host {
-    /// A session with `count` connections, CIDs from 0 on.
-    fn new(level: u8, count: u16) -> (Host, Vec<ConnectionId>) {
-        Host::with_keys(level, count, "InitialR2T=Yes")
-    }
-
-    fn with_keys(level: u8, count: u16, initial_r2t: &str) -> (Host, Vec<ConnectionId>) {
-        let now = epoch();
-        let keys = format!(
-            "MaxConnections=3\0{initial_r2t}\0FirstBurstLength=1024\0ErrorRecoveryLevel={level}\0DefaultTime2Wait=1\0DefaultTime2Retain=10\0"
-        );
-        let mut login = begin(now, 0, 0, 100, &keys, config(level));
-        login.accept(TSIH);
-        assert!(matches!(login.poll_event(), Some(LoginEvent::Done)));
-        let (session, first) = Session::new(now, login);
-        let mut host = Host { now, session, cmd_sn: 100 };
-        host.hear(first);
-        let mut ids = vec![first];
-        ids.extend((1..count).map(|cid| host.join(cid)));
-        (host, ids)
-    }
-
-    fn join(&mut self, cid: u16) -> ConnectionId {
-        assert_eq!(self.session.may_add(self.now, cid), MayAdd::Yes);
-        self.enter(cid)
-    }
-
-    fn enter(&mut self, cid: u16) -> ConnectionId {
-        let mut login = begin(self.now, cid, TSIH, self.cmd_sn, "", config(2));
-        login.accept_into(&self.session);
-        assert!(matches!(login.poll_event(), Some(LoginEvent::Done)));
-        let id = self.session.add_connection(self.now, login);
-        match self.hear(id) {
-            Some((Answer::Login(answer), _)) => {
-                assert_eq!((answer.status, answer.tsih), (LoginStatus::SUCCESS, TSIH));
-                assert_eq!(answer.sequence.stat_sn, Serial(u32::from(cid) * 1000), "each connection counts for itself");
-            }
-            other => panic!("{other:?}"),
-        }
-        id
-    }
-
-    fn say(&mut self, id: ConnectionId, bhs: Bhs, data: &[u8]) {
-        self.session.handle_pdu(self.now, id, pdu(bhs, data));
-    }
-
-    fn hear(&mut self, id: ConnectionId) -> Option<(Answer, Pdu)> {
-        let pdu = self.session.poll_transmit(id)?;
-        Some((Answer::decode(&pdu.bhs).expect("we send sound headers"), pdu))
-    }
-
-    fn command(&mut self, tag: u32, cmd_sn: u32, direction: target::Direction, expected: u32) -> Bhs {
-        self.cmd_sn = self.cmd_sn.max(cmd_sn + 1);
-        let command = ScsiCommand {
-            immediate: false,
-            is_final: true,
-            read: direction == target::Direction::Read,
-            write: direction == target::Direction::Write,
-            attribute: Attribute::Simple,
-            lun: LUN,
-            initiator_task_tag: tag,
-            expected_data_transfer_bytes: expected,
-            cmd_sn: Serial(cmd_sn),
-            exp_stat_sn: Serial(0),
-            cdb: [0; 16],
-        };
-        command.encode()
-    }
-
-    /// Sends a command without data and takes it at the application's side.
-    fn start(&mut self, id: ConnectionId, tag: u32) -> target::Command {
-        let bhs = self.command(tag, self.cmd_sn, target::Direction::None, 0);
-        self.say(id, bhs, &[]);
-        self.taken()
-    }
-
-    fn taken(&mut self) -> target::Command {
-        match self.session.poll_event() {
-            Some(Event::Command(command)) => command,
-            other => panic!("expected a command, got {other:?}"),
-        }
-    }
-
-    fn manage(&mut self, id: ConnectionId, function: TaskFunction, referenced: u32, exp_data_sn: u32) {
-        let request = TaskManagementRequest {
-            immediate: true,
-            function: function as u8,
-            lun: LUN,
-            initiator_task_tag: 0x7777,
-            referenced_task_tag: referenced,
-            cmd_sn: Serial(self.cmd_sn),
-            exp_stat_sn: Serial(0),
-            ref_cmd_sn: Serial(0),
-            exp_data_sn,
-        };
-        self.say(id, request.encode(), &[]);
-    }
-
-    #[track_caller]
-    fn managed(&mut self, id: ConnectionId) -> TaskManagementResult {
-        match self.hear(id) {
-            Some((Answer::TaskManagement(answer), _)) => answer.result,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn log_out(&mut self, id: ConnectionId, reason: u8, cid: u16) {
-        let logout = LogoutRequest {
-            immediate: true,
-            reason,
-            initiator_task_tag: 0x8888,
-            cid,
-            cmd_sn: Serial(self.cmd_sn),
-            exp_stat_sn: Serial(0),
-        };
-        self.say(id, logout.encode(), &[]);
-    }
-
-    #[track_caller]
-    fn logged_out(&mut self, id: ConnectionId) -> LogoutResult {
-        match self.hear(id) {
-            Some((Answer::Logout(answer), _)) => answer.result,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn lose(&mut self, id: ConnectionId) {
-        self.session.handle_closed(self.now, id, CloseReason::ConnectionLost("cut".into()));
-    }
-
-    #[track_caller]
-    fn connection_closed(&mut self) -> ConnectionId {
-        match self.session.poll_event() {
-            Some(Event::ConnectionClosed { connection, .. }) => connection,
-            other => panic!("{other:?}"),
-        }
-    }
-}
+use strongroom_iscsi::target::{self, ConnectionId, Event, ManagementFunction, MayAdd, Response};
+use strongroom_iscsi::{CloseReason, Serial};
 
 #[test]
 fn commands_are_executed_in_the_order_of_their_numbers() {
@@ -565,7 +371,7 @@ fn a_session_without_connections_is_found_again() {
 fn commands_held_back_are_forgotten_with_their_connection() {
     let (mut host, ids) = Host::new(2, 2);
     let held = host.command(6, 101, target::Direction::None, 0);
-    host.say(ids[1], held.clone(), &[]);
+    host.say(ids[1], held, &[]);
     host.lose(ids[1]);
     host.connection_closed();
     host.say(ids[0], held, &[]);
