@@ -125,7 +125,7 @@ pub enum RuntimeKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Connections, those still logging in included.
+    /// Connections, those still logging in included, and sessions that wait for a connection to recover them.
     pub connections_max: usize,
     /// From a connection's first byte to the end of its login, in seconds.
     pub login_timeout_s: u64,

@@ -76,6 +76,8 @@ pub struct SessionInfo {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) connections: AtomicUsize,
+    /// Sessions that wait for a connection; each takes a place of `connections_max`.
+    pub(crate) sessions_vacant: AtomicUsize,
     pub(crate) volumes_open: AtomicU64,
     pub(crate) connections_accepted: AtomicU64,
     pub(crate) connections_refused: AtomicU64,

@@ -55,6 +55,8 @@ pub(crate) enum Message {
     Errand(Box<Errand>),
     /// The answer to one of ours.
     ErrandBack(Box<ErrandBack>),
+    /// There is no place for a connection, and sessions without one take some.
+    PlaceNeeded,
     /// Stop: initiators have `grace` to finish.
     Stop { grace: Duration },
 }
@@ -218,16 +220,24 @@ impl Worker {
     fn accept_stream(&mut self, listener: ListenerId, stream: StreamId, peer: SocketAddr) {
         let counters = &self.shared.counters;
         let limit = self.settings.config.limits.connections_max;
-        if self.stopping.is_some() || counters.connections.fetch_add(1, Ordering::Relaxed) >= limit {
-            if self.stopping.is_none() {
-                counters.connections.fetch_sub(1, Ordering::Relaxed);
-                Counters::count(&counters.connections_refused);
-                tracing::warn!(%peer, limit, "turned a connection away: raise limits.connections_max if it was welcome");
+        if self.stopping.is_some() {
+            return self.runtime.abort(stream);
+        }
+        let connections = counters.connections.fetch_add(1, Ordering::Relaxed);
+        let is_full = connections + counters.sessions_vacant.load(Ordering::Relaxed) >= limit;
+        if is_full && (connections >= limit || !self.end_oldest_vacant()) {
+            if connections < limit {
+                // Other workers have what takes the place: it will be free for whoever tries again.
+                self.shared.tell_all(|| Message::PlaceNeeded);
             }
+            let counters = &self.shared.counters;
+            counters.connections.fetch_sub(1, Ordering::Relaxed);
+            Counters::count(&counters.connections_refused);
+            tracing::warn!(%peer, limit, "turned a connection away: raise limits.connections_max if it was welcome");
             self.runtime.abort(stream);
             return;
         }
-        Counters::count(&counters.connections_accepted);
+        Counters::count(&self.shared.counters.connections_accepted);
         let known = self.listeners.iter().find(|(id, _)| *id == listener);
         let portal = known.expect("only stopping removes listeners, and then nobody is accepted").1;
         let key = self.shared.connection_key();
@@ -251,6 +261,7 @@ impl Worker {
             Message::Order(order) => self.order(order),
             Message::Errand(errand) => self.errand(*errand),
             Message::ErrandBack(back) => self.errand_back(*back),
+            Message::PlaceNeeded => drop(self.end_oldest_vacant()),
             Message::Stop { grace } => self.begin_stop(grace),
         }
     }

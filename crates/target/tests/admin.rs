@@ -4,15 +4,18 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use strongroom_block::{BlockKeyWrap, Custody, Mode, WrapError};
-use strongroom_iscsi::LoginStatus;
+use bytes::Bytes;
+use strongroom_block::{BlockKeyWrap, Buffer, Custody, Mode, WrapError};
 use strongroom_iscsi::initiator::Event;
+use strongroom_iscsi::pdu::{Answer, LoginRequest};
+use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer, Serial};
 use strongroom_target::admin::{
     self, CLIENTS_MAX, Client, Operation, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
 };
@@ -145,6 +148,63 @@ fn a_drain_sends_initiators_elsewhere_until_it_ends() {
     let end = Request::Undrain { volume: Some("data".into()) };
     assert_eq!(ask(&host, &end), Ok(Reply::Done));
     assert!(ask(&host, &end).is_err());
+    host.plain("data").read(0, 1);
+}
+
+/// A login that was let in and is not over yet: the first of its requests was answered.
+fn begin_login(host: &Host) -> TcpStream {
+    let request = LoginRequest {
+        transit: true,
+        continues: false,
+        current_stage: 0,
+        next_stage: 1,
+        version_max: 0,
+        version_min: 0,
+        isid: [0x80, 0, 0, 0, 0, 1],
+        tsih: 0,
+        initiator_task_tag: 1,
+        cid: 0,
+        cmd_sn: Serial(1),
+        exp_stat_sn: Serial(1),
+    };
+    let text =
+        format!("InitiatorName={ALICE}\0TargetName={}\0SessionType=Normal\0AuthMethod=None\0", target_name("data"));
+    let pdu = Pdu::new(request.encode(), Bytes::new(), Buffer::copy_from(text.as_bytes()), false);
+    let mut out = Vec::new();
+    PlainFramer::encode(pdu, Digests::default(), &mut out);
+    let mut stream = TcpStream::connect(host.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    out.iter().for_each(|bytes| stream.write_all(bytes).unwrap());
+    assert_eq!(login_status(&mut stream), LoginStatus::SUCCESS);
+    stream
+}
+
+fn login_status(stream: &mut TcpStream) -> LoginStatus {
+    let mut header = [0; 48];
+    stream.read_exact(&mut header).unwrap();
+    let len = u32::from_be_bytes([0, header[5], header[6], header[7]]).next_multiple_of(4);
+    stream.read_exact(&mut vec![0; len as usize]).unwrap();
+    match Answer::decode(&Bhs(header)) {
+        Ok(Answer::Login(answer)) => answer.status,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_is_on_the_way_in_is_drained_and_dropped_like_who_is_in() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB), VolumeSpec::plain("other", MIB)]);
+    let drain = |volume: &str| Request::Drain { to: None, volume: Some(volume.into()), grace_s: 30 };
+    let mut on_the_way = begin_login(&host);
+    assert_eq!(ask(&host, &drop_where(None, Some("other"))), Ok(Reply::Sessions(0)));
+    assert_eq!(ask(&host, &drain("other")), Ok(Reply::Sessions(0)));
+    assert_eq!(ask(&host, &drop_where(None, Some("data"))), Ok(Reply::Sessions(1)));
+    assert_eq!(login_status(&mut on_the_way), LoginStatus::SERVICE_UNAVAILABLE);
+    assert_eq!(on_the_way.read(&mut [0; 1]).unwrap(), 0, "that is all");
+    let mut on_the_way = begin_login(&host);
+    assert_eq!(ask(&host, &drain("data")), Ok(Reply::Sessions(1)));
+    assert_eq!(login_status(&mut on_the_way), LoginStatus::SERVICE_UNAVAILABLE);
+    assert_eq!(on_the_way.read(&mut [0; 1]).unwrap(), 0);
+    ask(&host, &Request::Undrain { volume: Some("data".into()) }).unwrap();
     host.plain("data").read(0, 1);
 }
 

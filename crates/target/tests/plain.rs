@@ -454,6 +454,35 @@ fn connections_beyond_the_limit_are_turned_away() {
     initiator.write(0, &pattern(1, 1));
 }
 
+/// At error recovery level 2 a session outlives its connections: it must not be had for nothing, nor keep others out.
+#[test]
+fn sessions_without_connections_take_places_and_make_way() {
+    for workers in [1, 2] {
+        let host = Host::start_with(&[VolumeSpec::plain("disk", MIB), VolumeSpec::plain("other", MIB)], |config| {
+            config.workers = Some(workers);
+            (config.limits.connections_max, config.limits.time2retain_s) = (2, 600);
+        });
+        let gone = ["disk", "other"].map(|volume| {
+            let mut config = normal(ALICE, volume);
+            (config.offer.error_recovery_level, config.offer.time2retain_s) = (2, 600);
+            Initiator::log_in(&host, None, config).expect("admitted")
+        });
+        drop(gone);
+        eventually("both are lost", || host.handle().stats().connections == 0);
+        assert_eq!(host.handle().stats().sessions, 2, "and may be recovered");
+        let mut idle = Vec::new();
+        eventually("they make way", || {
+            idle.push(TcpStream::connect(host.address()).unwrap());
+            host.handle().stats().sessions == 0
+        });
+        assert!(host.handle().stats().connections <= 2);
+        drop(idle);
+        eventually("places are free", || host.handle().stats().connections == 0);
+        let mut initiators = ["disk", "other"].map(|volume| host.plain(volume));
+        initiators.iter_mut().for_each(|initiator| initiator.write(0, &pattern(1, 1)));
+    }
+}
+
 #[test]
 fn a_stop_asks_initiators_to_leave_and_keeps_what_they_wrote() {
     let mut host = Host::start_with(&[VolumeSpec::plain("disk", MIB)], |config| config.limits.stop_timeout_s = 1);

@@ -7,8 +7,10 @@ use std::time::Duration;
 use strongroom_channel::Scheme;
 
 use super::Worker;
-use super::session::Session;
+use super::connection::{Connection, ConnectionKey, Stage};
+use super::session::{Admitted, Session};
 use super::units::Slot;
+use crate::access::Identity;
 use crate::admin::{ConnectionReport, SessionReport, VolumeReport};
 use crate::names::{VolumeName, for_log};
 use crate::unit::{Job, SessionKey};
@@ -62,11 +64,18 @@ impl Worker {
             Order::Drop { which, reply } => {
                 let keys = self.sessions_where(|session, worker| worker.is_meant(session, &which));
                 keys.iter().for_each(|key| self.end_session(*key, "dropped by order of the target's keeper"));
-                let _ = reply.send(keys.len());
+                let begun = self.refuse_begun(|connection, key, admitted, worker| {
+                    worker.fits(&which, key, &admitted.initiator_name, &connection.identity, admitted.volume.as_ref())
+                });
+                let _ = reply.send(keys.len() + begun);
             }
             Order::Drain { volume, grace, reply } => {
                 let keys = self.sessions_where(|session, _| {
                     let of = session.volume.as_ref().map(VolumeName::volume);
+                    of.is_some() && (volume.is_none() || of == volume)
+                });
+                let begun = self.refuse_begun(|_, _, admitted, _| {
+                    let of = admitted.volume.as_ref().map(VolumeName::volume);
                     of.is_some() && (volume.is_none() || of == volume)
                 });
                 let now = self.now;
@@ -76,7 +85,7 @@ impl Worker {
                         session.touch(&mut self.touched_sessions);
                     }
                 }
-                let _ = reply.send(keys.len());
+                let _ = reply.send(keys.len() + begun);
             }
             Order::Job { volume, job } => self.take_job(&volume, *job),
             Order::Resized { store } => self.resized(&store),
@@ -84,6 +93,7 @@ impl Worker {
                 // None was there a moment ago, but one may have come in between.
                 let keys = self.sessions_where(|session, _| session.volume.as_ref() == Some(&export));
                 keys.iter().for_each(|key| self.end_session(*key, "what it used was deleted"));
+                self.refuse_begun(|_, _, admitted, _| admitted.volume.as_ref() == Some(&export));
                 self.forget_unit(&export);
             }
             Order::Recheck { volume, reply } => {
@@ -98,13 +108,40 @@ impl Worker {
         meant.map(|session| session.key).collect()
     }
 
+    /// Refuses logins that were let in and are not over: they would make sessions that the order did not see. How many.
+    fn refuse_begun(&mut self, is_meant: impl Fn(&Connection, SessionKey, &Admitted, &Worker) -> bool) -> usize {
+        let begun = self.connections.values().filter(|connection| match &connection.stage {
+            Stage::Admitted { key, joins: false, admitted } => is_meant(connection, *key, admitted, self),
+            _ => false,
+        });
+        let begun: Vec<ConnectionKey> = begun.map(|connection| connection.key).collect();
+        for key in &begun {
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.refuse();
+                connection.touch(&mut self.touched);
+            }
+        }
+        begun.len()
+    }
+
     fn is_meant(&self, session: &Session, which: &Which) -> bool {
+        self.fits(which, session.key, &session.initiator_name, &session.identity, session.volume.as_ref())
+    }
+
+    fn fits(
+        &self,
+        which: &Which,
+        key: SessionKey,
+        initiator: &str,
+        identity: &Identity,
+        volume: Option<&VolumeName>,
+    ) -> bool {
         let fits =
             |wanted: &Option<String>, is: Option<&str>| wanted.as_deref().is_none_or(|wanted| is == Some(wanted));
-        which.id.is_none_or(|id| session.key.0 == id)
-            && fits(&which.initiator, Some(&session.initiator_name))
-            && fits(&which.peer, self.settings.rules.peer_name(&session.identity))
-            && fits(&which.volume, session.volume.as_ref().map(VolumeName::as_str))
+        which.id.is_none_or(|id| key.0 == id)
+            && fits(&which.initiator, Some(initiator))
+            && fits(&which.peer, self.settings.rules.peer_name(identity))
+            && fits(&which.volume, volume.map(VolumeName::as_str))
     }
 
     /// Ends the sessions that the rules do not admit any more. Reads each volume's description once.

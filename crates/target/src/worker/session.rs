@@ -35,6 +35,8 @@ pub(super) struct Session {
     pub(super) read_only: bool,
     pub(super) since: Instant,
     pub(super) connections: Vec<(ConnectionId, ConnectionKey)>,
+    /// When it was found to have none.
+    pub(super) vacant_since: Option<Instant>,
     pub(super) touched: bool,
     pub(super) armed: Option<Instant>,
     /// Commands that wait until reads before them have been sent.
@@ -75,6 +77,7 @@ impl Session {
             read_only,
             since: now,
             connections: Vec::new(),
+            vacant_since: None,
             touched: false,
             armed: None,
             queued: VecDeque::new(),

@@ -1,6 +1,7 @@
 //! Sessions at work: what their machines tell, their connections' coming and going, and their end.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use strongroom_iscsi::target::{ConnectionId, Event};
 use strongroom_iscsi::{CloseReason, target as iscsi};
@@ -111,6 +112,7 @@ impl Worker {
         if session.may_start_queued(self.settings.config.limits.read_memory_bytes) {
             self.start_queued(&mut session);
         }
+        self.count_vacant(&mut session, false);
         let wanted = session.machine.poll_timeout();
         set_timer(&mut self.timers, Timer::Session(key), &mut session.armed, wanted);
         self.sessions.insert(key, session);
@@ -141,11 +143,37 @@ impl Worker {
                 self.finish(connection, Some((&mut session.machine, id)));
             }
         }
+        self.count_vacant(&mut session, true);
         set_timer(&mut self.timers, Timer::Session(session.key), &mut session.armed, None);
         self.shared.counters.session_ends(session.key);
         if let Some(volume) = &session.volume {
             self.leave_unit(volume, session.key);
         }
+    }
+
+    /// A session without a connection takes a place among connections until it is over.
+    fn count_vacant(&mut self, session: &mut Session, is_over: bool) {
+        let vacant = &self.shared.counters.sessions_vacant;
+        match (session.vacant_since, !is_over && session.connections.is_empty()) {
+            (None, true) => {
+                vacant.fetch_add(1, Ordering::Relaxed);
+                session.vacant_since = Some(self.now);
+            }
+            (Some(_), false) => {
+                vacant.fetch_sub(1, Ordering::Relaxed);
+                session.vacant_since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends the session here that has had no connection for longest, for the sake of a new connection; false if there is none.
+    pub(super) fn end_oldest_vacant(&mut self) -> bool {
+        let vacant = self.sessions.values().filter(|session| !session.machine.is_closed());
+        let vacant = vacant.filter_map(|session| Some((session.vacant_since?, session.key)));
+        let Some((_, key)) = vacant.min() else { return false };
+        self.end_session(key, "it had no connection, and another initiator needed the place");
+        true
     }
 
     /// Ends another session than the one being driven.
