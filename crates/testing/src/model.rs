@@ -330,14 +330,19 @@ impl Model {
         }
     }
 
-    /// Checks an older version; returns its sequence.
+    /// Checks an older version (older than zero: the newest of all); returns its sequence.
     ///
     /// # Panics
     /// If it is wrong.
     pub fn check_version(&mut self, lba: u64, older_than: u64, extent: &Extent) -> u64 {
         let blocks = flatten(extent, self.block_size);
         let [Held { lba: at, sequence, content }] = blocks[..] else { panic!("one block was asked for") };
-        assert!(at == lba && sequence < older_than);
+        assert_eq!(at, lba, "the answer is of the block that was asked for");
+        if older_than == 0 {
+            self.known(0, blocks[0]).unwrap_or_else(|wrong| panic!("{wrong}"));
+        } else {
+            assert!(sequence < older_than, "block {lba}: version {sequence} is not older than {older_than}");
+        }
         if let Content::Data(op) = content {
             assert!(op > 0, "written by somebody");
         }
