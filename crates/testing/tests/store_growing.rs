@@ -8,7 +8,7 @@ use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
     CreateOptions, Extent, MemoryBackend, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind, Waker,
 };
-use strongroom_testing::SimDisk;
+use strongroom_testing::{Faults, SimDisk};
 
 const BLOCKS: u64 = 256;
 const GROWN: u64 = 4 * BLOCKS;
@@ -81,6 +81,23 @@ fn what_is_no_growth_is_refused() {
     }
     assert!(done.iter().any(|done| done.result == Err(OpError::Busy)), "one at a time: {done:?}");
     assert_eq!(store.info().geometry.blocks, GROWN);
+}
+
+/// The segment table that would come with it does not get onto the medium, in however many polls.
+#[test]
+fn a_growth_on_a_full_medium_is_answered() {
+    let disk = disk(UnitKind::Plain, 1);
+    let mut store = try_open(&disk).unwrap();
+    write(&mut store, 3, 9).unwrap();
+    disk.set_faults(Faults { pages_max: disk.pages(), ..Faults::default() });
+    assert_eq!(store.execute(Op::Grow { blocks: GROWN }), Err(OpError::NoSpace));
+    assert_eq!(store.info().geometry.blocks, BLOCKS);
+    disk.set_faults(Faults::default());
+    assert_eq!(store.execute(Op::Grow { blocks: GROWN }), Ok(Outcome::Changed));
+    write(&mut store, GROWN - 1, 6).unwrap();
+    drop(store);
+    let mut store = try_open(&disk).unwrap();
+    assert_eq!((fill_at(&mut store, 3), fill_at(&mut store, GROWN - 1)), (Some(9), Some(6)));
 }
 
 #[test]

@@ -260,7 +260,7 @@ impl Store {
     fn begin_table(&mut self) {
         self.round.phase = Phase::Table;
         self.checkpoint_at_table();
-        self.grow_at_table(true);
+        self.grow_at_table();
         self.round.segments_since = 0;
         self.round.dying = self.segments.take_dead();
         let mut rows = Vec::new();
@@ -290,7 +290,7 @@ impl Store {
 
     pub(super) fn table_failed(&mut self) {
         self.round.phase = Phase::Idle;
-        self.grow_at_table(false);
+        self.grow_table_failed();
         for segment in std::mem::take(&mut self.round.dying) {
             self.segments.spare(segment);
         }

@@ -78,14 +78,18 @@ impl Store {
         self.growing.as_ref().is_some_and(|growing| growing.step == Step::Wanted)
     }
 
-    /// A table is being begun, or (`false`) failed: the round that it belongs to is the growth's.
-    pub(super) fn grow_at_table(&mut self, begun: bool) {
-        if let Some(growing) = &mut self.growing {
-            growing.step = match growing.step {
-                Step::Wanted if begun => Step::InRound,
-                Step::InRound if !begun => Step::Wanted,
-                step => step,
-            };
+    /// A table is being begun: the round that it belongs to is the growth's.
+    pub(super) fn grow_at_table(&mut self) {
+        if let Some(growing) = self.growing.as_mut().filter(|growing| growing.step == Step::Wanted) {
+            growing.step = Step::InRound;
+        }
+    }
+
+    /// There was no space for the table of a round. A growth in it does not wait for another, which would meet the same end
+    /// for as long as the medium is full.
+    pub(super) fn grow_table_failed(&mut self) {
+        if self.growing.as_ref().is_some_and(|growing| growing.step == Step::InRound) {
+            self.fail_grow(OpError::NoSpace);
         }
     }
 
