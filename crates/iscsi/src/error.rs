@@ -54,8 +54,8 @@ impl fmt::Display for LoginStatus {
                 "authentication failed; check the identities (or the CHAP secret) of both sides"
             }
             Self::AUTHORIZATION_FAILED => {
-                "this initiator may not use the target; ask its keeper to add your name to the access list, and use a \
-                 strongroom:// URL for a sealed volume"
+                "this initiator may not use the target, or not in this way, and the target's log says why; ask its keeper to add your \
+                 name to the access list, use a strongroom:// URL for a sealed volume, or another --scheme"
             }
             Self::NOT_FOUND => "no such target; list what there is by discovery",
             Self::TARGET_REMOVED => "the target was removed",

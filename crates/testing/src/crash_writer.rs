@@ -1,8 +1,8 @@
 //! The process that gets killed: writes, discards and flushes at random on a store, and tells on standard output what it
 //! submitted and what was answered, in that order.
 //!
-//! `crash-writer DIR SEED FIRST-OP`. Lines: `S op lba count fua` submitted, `W op sequence` written, `H lba count sequence`
-//! became a hole, `P` flush submitted, `F` flush answered (of the oldest `P`), `T op` snapshot submitted, `N op snapshot` taken,
+//! `crash-writer DIR SEED FIRST-OP`. Lines: `S op lba count fua` submitted, `W op sequence` written, `H op sequence`
+//! became a hole (0: was one), `P` flush submitted, `F` flush answered (of the oldest `P`), `T op` snapshot submitted, `N op snapshot` taken,
 //! `D snapshot` its deletion submitted, `X op` no space.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use strongroom_store::{Completion, Op, OpError, OpenOptions, Outcome, Store};
 
 enum Asked {
     Write,
-    Hole { lba: u64, count: u64 },
+    Hole,
     Flush,
     Snapshot,
 }
@@ -95,11 +95,14 @@ impl Writer {
                 (Asked::Flush, Op::Flush)
             }
             2 if self.random.once_in(6) => (Asked::Snapshot, self.snapshot(op, store, lines)),
-            1 if sealed => {
+            1 => {
+                writeln!(lines, "S {op} {lba} {count} 0").expect("strings take everything");
+                if !sealed {
+                    return (Asked::Hole, Op::Discard { lba: Lba(lba), count });
+                }
                 let hole = HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) };
-                (Asked::Hole { lba, count }, Op::Hole { holes: vec![hole] })
+                (Asked::Hole, Op::Hole { holes: vec![hole] })
             }
-            1 => (Asked::Hole { lba, count }, Op::Discard { lba: Lba(lba), count }),
             _ => {
                 let fua = self.random.once_in(16);
                 let blocks: Vec<_> = (lba..lba + count).map(|lba| block_bytes(op, lba, geometry.block_size)).collect();
@@ -143,9 +146,7 @@ impl Writer {
             match (asked, outcome) {
                 (Asked::Snapshot, Outcome::SnapshotCreated { id }) => writeln!(lines, "N {} {}", token.0, id.0),
                 (Asked::Write, Outcome::Written { first, .. }) => writeln!(lines, "W {} {first}", token.0),
-                (Asked::Hole { lba, count }, Outcome::Written { first, .. }) if first.0 > 0 => {
-                    writeln!(lines, "H {lba} {count} {first}")
-                }
+                (Asked::Hole, Outcome::Written { first, .. }) => writeln!(lines, "H {} {first}", token.0),
                 (Asked::Flush, _) => writeln!(lines, "F"),
                 _ => Ok(()),
             }

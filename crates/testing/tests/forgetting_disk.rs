@@ -140,7 +140,7 @@ impl Crashes {
                     self.next_op = self.next_op.max(op + 1);
                 }
                 ("W", [op, sequence]) => self.model.written(*op, *sequence, false),
-                ("H", [lba, count, sequence]) => self.model.hole(0, *lba, *count, *sequence),
+                ("H", [op, sequence]) => self.model.holed(*op, *sequence),
                 ("X", [op]) => self.model.failed(*op),
                 ("T", [op]) => self.snapshots.asked(*op, self.model.floor(0, 0, BLOCKS)),
                 ("N", [op, snapshot]) => self.snapshots.answered(*op, *snapshot, self.next_op),

@@ -253,7 +253,7 @@ impl Driver {
         let Some(engine) = &mut self.engine else { return };
         self.intake.finish(engine.take_finished());
         let wires = match &self.state {
-            State::Active(nexus) => nexus.wires().iter().filter(|wire| wire.is_connected).count(),
+            State::Active(nexus) => nexus.wires().iter().filter(|wire| wire.is_in_session).count(),
             State::Idle { .. } | State::Refused => 0,
         };
         let mut status = lock(&self.status);

@@ -393,6 +393,7 @@ impl Nexus {
                 }
                 Event::ConnectionJoined { id, agreed } => {
                     if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == Some(id)) {
+                        wire.is_in_session = true;
                         wire.link.login_finished(agreed.digests);
                     }
                     self.backoff = options.timeouts.backoff_min;
@@ -449,6 +450,7 @@ impl Nexus {
     }
 
     fn logged_in(&mut self, agreed: &Agreed, options: &AttachOptions) {
+        self.wires[0].is_in_session = true;
         self.wires[0].link.login_finished(agreed.digests);
         self.wires_wanted = usize::from(agreed.connections_max.min(options.connections.max(1)));
         if self.wires_wanted < usize::from(options.connections) {

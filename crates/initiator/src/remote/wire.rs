@@ -23,6 +23,8 @@ pub(super) struct Wire {
     pub(super) is_blocked: bool,
     /// Its name in the session, once it is logging in.
     pub(super) id: Option<ConnectionId>,
+    /// Its login is over: commands may go by it.
+    pub(super) is_in_session: bool,
     pub(super) link: Link,
     pub(super) out: Vec<Buffer>,
 }
@@ -42,6 +44,7 @@ impl Wire {
             is_connected: false,
             is_blocked: false,
             id: None,
+            is_in_session: false,
             link: link(now, options)?,
             out: Vec::new(),
         })

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Host, SIZE, Wire};
 use strongroom_block::{BlockDevice, Buffer, DeviceErrorKind, Lba, Mode, Request, Token};
+use strongroom_channel::Scheme;
 use strongroom_initiator::{
     AttachOptions, ExpectedUnit, RemoteDevice, flush_blocking, read_blocking, write_blocking, write_part_blocking,
 };
@@ -83,8 +84,14 @@ fn a_sealed_volume_that_claims_to_be_plain() {
 #[test]
 fn an_encrypted_volume_that_claims_to_be_authenticated_only() {
     let lie = |host: &Host| becomes(host, "\"encrypt\"", "\"authenticate-only\"");
-    refuses(lie, |_| {}, "add --authenticate-only");
-    refuses(lie, |options| options.expected = ExpectedUnit::default(), "add --authenticate-only");
+    // A target that tells the truth would refuse the usual scheme for such a volume; one that lies goes along.
+    let lured = |options: &mut AttachOptions| options.scheme = Some(Scheme::EncryptAll);
+    refuses(lie, lured, "add --authenticate-only");
+    let unaware = |options: &mut AttachOptions| {
+        lured(options);
+        options.expected = ExpectedUnit::default();
+    };
+    refuses(lie, unaware, "add --authenticate-only");
     // And the other way round, for one who asked for it.
     refuses(|_| {}, |options| options.mode = Mode::AuthenticateOnly, "the volume is encrypted");
 }
