@@ -421,10 +421,10 @@ impl Driver {
     }
 
     fn process(&mut self, now: Instant) {
-        if let State::Active(nexus) = &mut self.state {
-            if let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut()) {
-                self.act(now, notice);
-            }
+        if let State::Active(nexus) = &mut self.state
+            && let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut())
+        {
+            self.act(now, notice);
         }
         if let State::Active(nexus) = &mut self.state {
             for stream in nexus.take_ended() {
