@@ -67,6 +67,10 @@ pub(crate) fn run(args: AttachArgs) -> Result<()> {
 }
 
 /// What is attached; undone in the reverse order, each step only if the one before it went well.
+/// How often it is looked whether a device has been given up, and how many times at most.
+const ABANDON_LOOK_EVERY: Duration = Duration::from_millis(10);
+const ABANDON_LOOKS_MAX: u32 = 500;
+
 struct Attached {
     file_system: Option<FileSystemMount>,
     fuse: FuseMount,
@@ -167,6 +171,13 @@ fn end_when_forced(force: ForceSignal, device: &Arc<RemoteDevice>) -> Result<()>
         if let Some(device) = device.upgrade() {
             tracing::warn!("asked to detach by force: what is not written is lost");
             device.abandon();
+            // The device's own thread has to have seen it, or the detach would still be refused.
+            for _ in 0..ABANDON_LOOKS_MAX {
+                if device.status().is_abandoned {
+                    break;
+                }
+                std::thread::sleep(ABANDON_LOOK_EVERY);
+            }
         }
         let _ = kill_process(getpid(), Signal::TERM);
     })?;
