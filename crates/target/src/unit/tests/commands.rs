@@ -378,17 +378,22 @@ fn reserve_out(action: u8, kind: u8, key: u64, action_key: u64, persist: bool) -
     (cdb_of(&[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0]), list)
 }
 
-#[test]
-fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
+/// Both are registered, with keys 1 and 2, and the other is writing; its task.
+fn with_a_victim_that_writes() -> (Bench, TaskId) {
     let mut bench = Bench::with_other();
     let (cdb, list) = reserve_out(0, 0, 0, 1, false);
     assert_eq!(bench.out(cdb, &list).status, 0);
     let (cdb, list) = reserve_out(0, 0, 0, 2, false);
     assert_eq!(bench.as_other(cdb, &list).status, 0);
-    // The victim is writing.
     let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, 8 * BLOCK as u32, &[1; 8 * BLOCK]);
     let written = command.task;
     assert!(matches!(bench.unit.submit(OTHER, command, 16), Verdict::Later));
+    (bench, written)
+}
+
+#[test]
+fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
+    let (mut bench, written) = with_a_victim_that_writes();
     let (cdb, list) = reserve_out(5, 1, 1, 2, false);
     let command = bench.command(cdb, Direction::Write, 24, &list);
     let preempted = command.task;
@@ -407,14 +412,7 @@ fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
 /// A write of a session that is gone could still land on what whoever fenced it off writes next.
 #[test]
 fn preempt_and_abort_waits_for_the_tasks_of_a_session_that_has_gone() {
-    let mut bench = Bench::with_other();
-    let (cdb, list) = reserve_out(0, 0, 0, 1, false);
-    assert_eq!(bench.out(cdb, &list).status, 0);
-    let (cdb, list) = reserve_out(0, 0, 0, 2, false);
-    assert_eq!(bench.as_other(cdb, &list).status, 0);
-    let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, 8 * BLOCK as u32, &[1; 8 * BLOCK]);
-    let written = command.task;
-    assert!(matches!(bench.unit.submit(OTHER, command, 16), Verdict::Later));
+    let (mut bench, written) = with_a_victim_that_writes();
     bench.unit.detach(OTHER);
     assert!(bench.unit.connections_at_work().contains(&OTHER));
     let (cdb, list) = reserve_out(5, 1, 1, 2, false);
