@@ -14,6 +14,7 @@ use super::session::Admitted;
 use crate::access::Identity;
 use crate::config::Portal;
 use crate::names::VolumeName;
+use crate::neighbours::Origin;
 use crate::server::Settings;
 use crate::unit::SessionKey;
 
@@ -78,6 +79,11 @@ pub(crate) struct Moved {
 }
 
 impl Connection {
+    /// Whom the access rules are asked about.
+    pub(super) fn origin(&self) -> Origin {
+        Origin { identity: self.identity.clone(), from: self.peer.ip(), scheme: self.link.scheme() }
+    }
+
     pub(super) fn new(
         key: ConnectionKey,
         stream: StreamId,

@@ -8,8 +8,7 @@ use strongroom_block::Token;
 use super::units::Slot;
 use super::{Message, Worker};
 use crate::names::VolumeName;
-use crate::neighbours::{Errand, ErrandReply, ErrandResult, Origin};
-use crate::protection;
+use crate::neighbours::{Errand, ErrandReply, ErrandResult};
 use crate::unit::OutwardErrand;
 
 /// The answer to an errand, on its way to the unit that asked.
@@ -49,12 +48,9 @@ impl Worker {
     /// Whether whoever asks could log in to the unit; inside, whether it could write.
     fn errand_may_write(&self, errand: &Errand) -> Option<bool> {
         let (volume, asker) = (self.shared.catalogue.load(&errand.volume).ok()?, &errand.asker);
-        let rules = &self.settings.rules;
-        let Origin { identity, from, scheme } = &asker.origin;
-        rules.check_name(identity, &asker.initiator_name).ok()?;
-        let admission = rules.admit(identity, *from, &asker.initiator_name, &volume).ok()?;
+        self.settings.rules.check_name(&asker.origin.identity, &asker.initiator_name).ok()?;
         // Less protection than the volume asks for would let others say what is read from it, and written to it.
-        protection::suffices(&volume, *scheme).ok()?;
+        let admission = self.may_use(&asker.origin, &asker.initiator_name, &volume).ok()?;
         let drained = self.shared.drain().of(&errand.volume).is_some();
         (!drained).then_some(!admission.read_only)
     }

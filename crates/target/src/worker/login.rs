@@ -145,22 +145,17 @@ impl Worker {
             CatalogueError::Missing { .. } => missing(),
             other => Denied::Refused(LoginStatus::TARGET_ERROR, other.to_string()),
         })?;
-        let admission = self.may_use(connection, initiator, &volume).map_err(refused)?;
+        let admission = self.may_use(&connection.origin(), initiator, &volume).map_err(refused)?;
         match self.shared.drain().of(&name) {
             Some(to) => Err(Denied::Drained(to.map(str::to_owned))),
             None => Ok((volume, admission)),
         }
     }
 
-    /// Whether the rules let this connection use a volume, and its protection is what the volume asks for.
-    pub(super) fn may_use(
-        &self,
-        connection: &Connection,
-        initiator: &str,
-        volume: &Volume,
-    ) -> Result<Admission, Refusal> {
-        let admission = self.settings.rules.admit(&connection.identity, connection.peer.ip(), initiator, volume)?;
-        protection::suffices(volume, connection.link.scheme())
+    /// Whether the rules let somebody use a volume, and the protection on the way is what the volume asks for.
+    pub(super) fn may_use(&self, origin: &Origin, initiator: &str, volume: &Volume) -> Result<Admission, Refusal> {
+        let admission = self.settings.rules.admit(&origin.identity, origin.from, initiator, volume)?;
+        protection::suffices(volume, origin.scheme)
             .map_err(|reason| Refusal::Unprotected { volume: volume.name.to_string(), reason })?;
         Ok(admission)
     }
@@ -234,9 +229,7 @@ impl Worker {
             return;
         }
         let key = self.shared.session_key();
-        let (identity, from) = (connection.identity.clone(), connection.peer.ip());
-        let origin = Origin { identity, from, scheme: connection.link.scheme() };
-        unit.unit.attach(key, nexus.clone(), origin, read_only);
+        unit.unit.attach(key, nexus.clone(), connection.origin(), read_only);
         unit.unit_in_use();
         self.admit_new(connection, key, Admitted { nexus, initiator_name, volume: Some(volume), read_only });
     }

@@ -202,7 +202,7 @@ impl Worker {
         };
         // Every connection must be welcome, wherever it comes from; the strictest rule holds.
         let connections = session.connections.iter().filter_map(|(_, key)| self.connections.get(key));
-        let admissions = connections.map(|connection| self.may_use(connection, initiator, volume));
+        let admissions = connections.map(|connection| self.may_use(&connection.origin(), initiator, volume));
         let leading = rules.admit(&session.identity, session.address, initiator, volume);
         let mut read_only = false;
         for admission in admissions.chain([leading]) {
