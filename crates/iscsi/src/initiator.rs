@@ -20,6 +20,7 @@ use strongroom_block::Buffer;
 use self::connection::{Connection, cost_bytes};
 use self::login::Login;
 use self::reassign::{Lost, Reassign};
+use self::recover::Early;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
 use crate::pdu::{LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TaskManagementRequest, TextRequest};
@@ -101,8 +102,8 @@ struct Task {
     r2ts_open: u32,
     /// What is missing of a read has been asked for.
     is_asked_again: bool,
-    /// The status, where it came before all of the data: how many Data-In PDUs there are, and the rest.
-    early: Option<(u32, Completed)>,
+    /// The answer, where it came before all of the data.
+    early: Option<Early>,
 }
 
 #[derive(Debug)]
@@ -481,6 +482,20 @@ impl Session {
         connection.requests.push_back((nop.encode(), Buffer::empty()));
     }
 
+    /// Uses up the number of a command that did not arrive and will not be sent again: commands behind it would wait for it for ever
+    /// (RFC 7143 §4.2.2.1).
+    fn fill(&mut self, at: usize, cmd_sn: Serial) {
+        let nop = NopOut {
+            immediate: false,
+            lun: Lun(0),
+            initiator_task_tag: self.control_tag(),
+            target_transfer_tag: TAG_NONE,
+            cmd_sn,
+            exp_stat_sn: Serial(0),
+        };
+        self.connections[at].requests.push_back((nop.encode(), Buffer::empty()));
+    }
+
     /// Begins a text exchange, by the application or because the target wants one.
     fn ask(&mut self, at: usize, text: Buffer, is_asked: bool) {
         let tag = self.control_tag();
@@ -514,13 +529,22 @@ impl Session {
     /// Forgets a task and its data. False if it was gone.
     fn forget(&mut self, key: Key) -> bool {
         let Some(task) = self.tasks.remove(key) else { return false };
-        let connection = self.connections.iter_mut().find(|connection| connection.id == task.via);
-        if let Some(connection) = connection.filter(|_| !task.is_orphan) {
+        let at = self.index_of(task.via).filter(|_| !task.is_orphan);
+        if let Some(at) = at {
+            if let Some(early) = &task.early {
+                // Beyond anything that is missing at most by as much as was seen already.
+                let _ = self.take_stat_sn(at, early.stat_sn);
+            }
+            let connection = &mut self.connections[at];
             connection.load_bytes = connection.load_bytes.saturating_sub(cost_bytes(&task.command));
             if task.cmd_sn.is_none() {
                 connection.waiting.retain(|waiting| *waiting != key);
             }
-            connection.retries.retain(|retry| *retry != key);
+            if let Some(cmd_sn) = task.cmd_sn.filter(|_| connection.retries.contains(&key)) {
+                connection.retries.retain(|retry| *retry != key);
+                self.fill(at, cmd_sn);
+            }
+            let connection = &mut self.connections[at];
             if task.command.write.is_some() {
                 connection.bursts.retain(|burst| burst.key != key);
             }

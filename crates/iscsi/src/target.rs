@@ -29,7 +29,7 @@ use self::outbox::{AnswerKind, Window};
 use self::write::Receiving;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
-use crate::pdu::{AsyncEvent, Attribute, Bhs, Lun, NopIn, Pdu, Reject, RejectReason, Sequence, TAG_NONE};
+use crate::pdu::{AsyncEvent, Attribute, Bhs, DataOut, Lun, NopIn, Pdu, Reject, RejectReason, Sequence, TAG_NONE};
 use crate::slots::{Key, Slots};
 use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 
@@ -100,7 +100,16 @@ struct Held {
     /// `None` if it was ended before its turn came.
     pdu: Option<Pdu>,
     /// Its unsolicited data, which does not wait for its turn to be sent.
-    data: Vec<Pdu>,
+    data: Vec<HeldData>,
+}
+
+/// A Data-Out of a command that is held.
+#[derive(Debug)]
+struct HeldData {
+    header: DataOut,
+    pdu: Pdu,
+    /// Its data cannot be used, as its digest showed.
+    is_damaged: bool,
 }
 
 /// A task from its command PDU until the last PDU of its response was taken.

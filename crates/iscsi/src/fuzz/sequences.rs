@@ -9,8 +9,9 @@ use strongroom_block::Buffer;
 
 use super::Source;
 use crate::initiator::{self, Command, TaskFunction, WriteSource};
+use crate::pdu::Opcode;
 use crate::target::{self, Response, TaskManagementResult};
-use crate::{DigestOffer, Digests, Lun, Offer, Pdu, PlainFramer};
+use crate::{CloseReason, DigestOffer, Digests, Lun, Offer, Pdu, PeerMisbehaved, PlainFramer};
 
 /// Commands and PDUs that a script may have in flight.
 const IN_FLIGHT_MAX: usize = 64;
@@ -265,7 +266,10 @@ impl Stage {
                     self.target.answer_task_management(request.id, TaskManagementResult::Complete);
                 }
                 target::Event::SendTargets(id, _) => self.target.send_targets(id, &[]),
-                target::Event::Closed(_) => self.held.clear(),
+                target::Event::Closed(reason) => {
+                    self.held.clear();
+                    self.check_end(&reason);
+                }
                 target::Event::ConnectionClosed { .. } => unreachable!("there is one connection"),
             }
         }
@@ -286,10 +290,26 @@ impl Stage {
                         assert!(self.open.remove(&task).is_some(), "only open tasks end");
                     }
                 }
-                initiator::Event::Closed(_) => self.open.clear(),
+                initiator::Event::Closed(reason) => {
+                    self.open.clear();
+                    self.check_end(&reason);
+                }
                 _ => {}
             }
         }
+    }
+
+    /// Neither side takes the other for a liar. What cannot be recovered is a question that was damaged, and anything at level 0.
+    fn check_end(&self, reason: &CloseReason) {
+        let is_recovered = self.target.session_keys().error_recovery_level > 0;
+        let is_sound = match reason {
+            CloseReason::Misbehaved(PeerMisbehaved::Rejected { opcode, .. }) => {
+                !is_recovered || *opcode == Opcode::TextRequest as u8
+            }
+            CloseReason::Misbehaved(_) => false,
+            _ => true,
+        };
+        assert!(self.is_tampered || is_sound, "{reason:?}");
     }
 
     /// An untouched session that is still there answers everything.

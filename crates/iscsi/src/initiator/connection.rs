@@ -41,7 +41,7 @@ pub(super) struct Connection {
     pub(super) liveness: Liveness,
     /// What this login settled: the session's values, and its own segment lengths and digests.
     pub(super) agreed: Agreed,
-    /// Small requests, all immediate; numbers are put in when they leave.
+    /// Small requests; the numbers of immediate ones are put in when they leave.
     pub(super) requests: VecDeque<(Bhs, Buffer)>,
     /// Commands that wait for the command window.
     pub(super) waiting: VecDeque<Key>,

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::Buffer;
 
+use super::recover::Early;
 use super::transmit::Burst;
 use super::{
     Completed, ConnectionId, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, Task,
@@ -37,7 +38,12 @@ impl Session {
         let recovers = self.connections[at].recovery.is_some();
         if recovers {
             let is_awaited = match &answer {
+                Answer::DataIn(header) if self.is_over(header) => {
+                    self.end_early(at, header);
+                    false
+                }
                 Answer::DataIn(header) => self.is_in_sequence(at, header),
+                Answer::ScsiResponse(header) => !self.keep_early(at, header, sense_of(&pdu.data)),
                 _ => true,
             };
             // One that comes again, or too early, is as if it had not come.
@@ -124,11 +130,9 @@ impl Session {
                 covers_bytes,
             }));
         }
-        let early = match &task.early {
-            Some((data_pdus, _)) if *data_pdus <= task.next_data_sn => task.early.take(),
-            _ => None,
-        };
-        if let Some((_, completed)) = early {
+        let next_data_sn = task.next_data_sn;
+        if let Some(Early { stat_sn, completed, .. }) = task.early.take_if(|early| early.data_pdus <= next_data_sn) {
+            self.take_stat_sn(at, stat_sn)?;
             self.finish(task_id, completed.status, completed.response, completed.sense, completed.residual);
         } else if let Some((status, residual)) = header.status {
             self.finish(task_id, status, 0, Vec::new(), residual);
@@ -139,21 +143,13 @@ impl Session {
     fn handle_response(&mut self, at: usize, header: ScsiResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
         let connection = &self.connections[at];
-        let task = self.tasks.get_mut(TaskId(task_tag).key()).filter(|task| task.is_at(connection.id));
-        let Some(task) = task else {
-            return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag });
-        };
-        let sense = sense_of(&pdu.data);
-        if connection.recovery.is_some()
-            && task.command.direction == Direction::Read
-            && header.exp_data_sn > task.next_data_sn
-        {
-            // Data before it was damaged and comes again.
-            let (status, response, residual) = (header.status, header.response, header.residual);
-            let completed = Completed { task: TaskId(task_tag), status, response, sense, residual, moved_bytes: 0 };
-            task.early = Some((header.exp_data_sn, completed));
-            return Ok(());
+        match self.tasks.get(TaskId(task_tag).key()) {
+            Some(task) if task.is_at(connection.id) => {}
+            // Damaged, and sent again when the task had ended.
+            None if connection.recovery.is_some() => return Ok(()),
+            _ => return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag }),
         }
+        let sense = sense_of(&pdu.data);
         self.finish(TaskId(task_tag), header.status, header.response, sense, header.residual);
         Ok(())
     }
@@ -365,7 +361,11 @@ impl Session {
         let recovers = self.connections[at].recovery.is_some();
         let is_damaged = recovers && reason == pdu::RejectReason::DataDigestError as u8;
         match header.opcode() {
-            Some(Opcode::ScsiCommand) if is_damaged => self.send_again(at, TaskId(tag).key()),
+            Some(Opcode::ScsiCommand) if is_damaged => {
+                self.send_again(at, TaskId(tag).key(), Serial(header.u32_at(24)))
+            }
+            // For data of a task that has ended meanwhile.
+            Some(Opcode::Snack) if tag != TAG_NONE && self.tasks.get(TaskId(tag).key()).is_none() => Ok(()),
             // The target asks again for what it misses; data of a command that it did not get goes with that once more.
             Some(Opcode::DataOut) if recovers => Ok(()),
             Some(Opcode::TaskManagementRequest) => {

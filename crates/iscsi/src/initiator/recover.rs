@@ -2,8 +2,8 @@
 //! what the target found damaged is sent again. Answers may then come twice or beyond a gap. Absent: level 2 (`reassign`).
 
 use super::connection::Connection;
-use super::{ConnectionId, Session, TAG_NONE, TaskId};
-use crate::pdu::{Answer, DataIn, Pdu, Snack};
+use super::{Completed, ConnectionId, Direction, Session, TAG_NONE, TaskId};
+use crate::pdu::{Answer, DataIn, Pdu, ScsiResponse, Snack};
 use crate::slots::Key;
 use crate::{CloseReason, PeerMisbehaved, Serial};
 
@@ -18,6 +18,16 @@ pub(super) struct Recovery {
     /// StatSNs that were seen beyond one that is missing.
     beyond: Vec<Serial>,
     damaged: u32,
+}
+
+/// A SCSI Response of a read whose data was damaged and comes again. Its StatSN is not counted before the data is there: that would
+/// acknowledge the data, too (RFC 7143 §4.2.2.4).
+#[derive(Debug)]
+pub(super) struct Early {
+    pub(super) stat_sn: Serial,
+    /// How many Data-In PDUs there are.
+    pub(super) data_pdus: u32,
+    pub(super) completed: Completed,
 }
 
 impl Session {
@@ -41,6 +51,7 @@ impl Session {
             return self.end(CloseReason::Damaged);
         }
         match answer {
+            Answer::DataIn(header) if self.is_over(&header) => self.end_early(at, &header),
             Answer::DataIn(header) => self.data_missing(at, header, true),
             _ => self.send_snack(at, STATUS, TAG_NONE, answer.sequence().stat_sn.0, 1),
         }
@@ -65,6 +76,35 @@ impl Session {
         Ok(true)
     }
 
+    /// Whether the task of a Data-In has ended meanwhile, by a task management function.
+    pub(super) fn is_over(&self, header: &DataIn) -> bool {
+        self.tasks.get(TaskId(header.initiator_task_tag).key()).is_none()
+    }
+
+    /// Nobody wants the data; its status counts all the same.
+    pub(super) fn end_early(&mut self, at: usize, header: &DataIn) {
+        if header.status.is_some()
+            && let Err(misbehaved) = self.take_stat_sn(at, header.sequence.stat_sn)
+        {
+            self.end(CloseReason::Misbehaved(misbehaved));
+        }
+    }
+
+    /// Whether a SCSI Response came before the data, which was damaged and comes again; then it is kept until that is there.
+    pub(super) fn keep_early(&mut self, at: usize, header: &ScsiResponse, sense: Vec<u8>) -> bool {
+        let id = self.connections[at].id;
+        let task = TaskId(header.initiator_task_tag);
+        let found = self.tasks.get_mut(task.key()).filter(|task| task.is_at(id));
+        let Some(found) = found.filter(|found| found.command.direction == Direction::Read) else { return false };
+        if header.exp_data_sn <= found.next_data_sn {
+            return false;
+        }
+        let (status, response, residual) = (header.status, header.response, header.residual);
+        let completed = Completed { task, status, response, sense, residual, moved_bytes: 0 };
+        found.early = Some(Early { stat_sn: header.sequence.stat_sn, data_pdus: header.exp_data_sn, completed });
+        true
+    }
+
     /// Whether a Data-In is the one that is awaited. If not, it came before, or others before it are missing.
     pub(super) fn is_in_sequence(&mut self, at: usize, header: &DataIn) -> bool {
         let key = TaskId(header.initiator_task_tag).key();
@@ -83,6 +123,10 @@ impl Session {
     fn data_missing(&mut self, at: usize, header: DataIn, is_damaged: bool) {
         let tag = header.initiator_task_tag;
         let Some(task) = self.tasks.get_mut(TaskId(tag).key()) else { return };
+        if header.data_sn < task.next_data_sn {
+            // It came before.
+            return;
+        }
         // What was sent before the question came to the target is still on its way.
         let is_new = is_damaged && header.data_sn == task.next_data_sn;
         if is_new || !task.is_asked_again {
@@ -101,7 +145,12 @@ impl Session {
     }
 
     /// The target has found a PDU of ours damaged. A command is sent again; write data it asks for by itself.
-    pub(super) fn send_again(&mut self, at: usize, key: Key) -> Result<(), PeerMisbehaved> {
+    pub(super) fn send_again(&mut self, at: usize, key: Key, cmd_sn: Serial) -> Result<(), PeerMisbehaved> {
+        if self.tasks.get(key).is_none() {
+            self.check_flood(at)?;
+            self.fill(at, cmd_sn);
+            return Ok(());
+        }
         let connection = &mut self.connections[at];
         let is_ours = self.tasks.get(key).is_some_and(|task| task.cmd_sn.is_some() && task.via == connection.id);
         if is_ours && !connection.retries.contains(&key) {

@@ -43,8 +43,8 @@ impl Session {
             if bhs.opcode() != Some(Opcode::NopOut) || Some(bhs.initiator_task_tag()) != connection.ping_tag {
                 connection.liveness.sent();
             }
-            // All of them are immediate: they show the next CmdSN and do not use it up.
-            if bhs.opcode() != Some(Opcode::Snack) {
+            // Immediate ones show the next CmdSN and do not use it up; one that is not takes the place of a lost command.
+            if bhs.opcode() != Some(Opcode::Snack) && bhs.is_immediate() {
                 bhs.set_u32(24, self.cmd_sn.0);
             }
             bhs.set_u32(28, connection.exp_stat_sn.0);

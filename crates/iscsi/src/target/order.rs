@@ -4,7 +4,7 @@
 use super::connection::ConnectionId;
 use super::outbox::AnswerKind;
 use super::write::Receiving;
-use super::{Direction, Held, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, State, Task, manage};
+use super::{Direction, Held, HeldData, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, State, Task, manage};
 use crate::pdu::{
     DataOut, Lun, NopIn, NopOut, Opcode, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE,
     TaskManagementRequest,
@@ -29,7 +29,7 @@ impl Session {
         let cmd_sn = match &request {
             Request::DataOut(data_out) => {
                 return match self.held_write(id, data_out) {
-                    Some(at) => self.hold_data(id, at, pdu),
+                    Some(at) => self.hold_data(id, at, HeldData { header: *data_out, pdu, is_damaged: false }),
                     None => self.handle_data_out(id, *data_out, pdu),
                 };
             }
@@ -74,12 +74,13 @@ impl Session {
         }
     }
 
-    /// Whether an immediate function over many tasks came by a faster connection than commands that were sent before it.
+    /// Whether an immediate function over many tasks came before commands that were sent before it: by a faster connection, or because
+    /// they were damaged on the way and will be sent again.
     fn is_early(&self, request: &TaskManagementRequest) -> bool {
         let is_ahead = self.exp_cmd_sn.is_before(request.cmd_sn);
         request.immediate
             && manage::is_for_many(request.function)
-            && self.agreed.connections_max > 1
+            && (self.agreed.connections_max > 1 || self.agreed.error_recovery_level > 0)
             && is_ahead
             && request.cmd_sn.previous().is_within(self.exp_cmd_sn, self.window().max_cmd_sn)
     }
@@ -94,15 +95,17 @@ impl Session {
             let (Some(id), Some(pdu)) = (connection, pdu) else { continue };
             let request = Request::decode(&pdu.bhs)?;
             self.execute(id, request, pdu)?;
-            for pdu in data {
-                let Request::DataOut(header) = Request::decode(&pdu.bhs)? else { continue };
-                self.handle_data_out(id, header, pdu)?;
+            for HeldData { header, pdu, is_damaged } in data {
+                match is_damaged {
+                    true => self.data_lost(id, header, pdu.data.len()),
+                    false => self.handle_data_out(id, header, pdu)?,
+                }
             }
         }
     }
 
     /// The command, held back, that unsolicited data belongs to.
-    fn held_write(&self, id: ConnectionId, header: &DataOut) -> Option<usize> {
+    pub(super) fn held_write(&self, id: ConnectionId, header: &DataOut) -> Option<usize> {
         let tag = header.initiator_task_tag;
         let is_its = |held: &Held| {
             let is_tag =
@@ -116,14 +119,14 @@ impl Session {
     }
 
     /// Keeps unsolicited data with its command: no more than FirstBurstLength of it, nor in more PDUs than so much is worth.
-    fn hold_data(&mut self, id: ConnectionId, at: usize, pdu: Pdu) -> Result<(), PeerMisbehaved> {
+    pub(super) fn hold_data(&mut self, id: ConnectionId, at: usize, data: HeldData) -> Result<(), PeerMisbehaved> {
         let held = &mut self.held[at];
-        let bytes: usize = held.data.iter().map(|pdu| pdu.data.len()).sum();
+        let bytes: usize = held.data.iter().map(|data| data.pdu.data.len()).sum();
         let first_burst = self.agreed.first_burst_bytes as usize;
-        if bytes + pdu.data.len() > first_burst || held.data.len() > first_burst / 512 {
-            return self.reject(id, &pdu, RejectReason::InvalidPduField);
+        if bytes + data.pdu.data.len() > first_burst || held.data.len() > first_burst / 512 {
+            return self.reject(id, &data.pdu, RejectReason::InvalidPduField);
         }
-        held.data.push(pdu);
+        held.data.push(data);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 use super::connection::ConnectionId;
 use super::respond::{Again, Responding, sense};
 use super::write::Receiving;
-use super::{Session, State};
+use super::{HeldData, Session, State};
 use crate::pdu::{Answer, DataOut, Pdu, RejectReason, Request, Snack, TaskManagementRequest, TaskManagementResult};
 use crate::slots::Key;
 use crate::{PeerMisbehaved, Serial};
@@ -23,7 +23,13 @@ impl Session {
             return false;
         }
         if let Ok(Request::DataOut(header)) = Request::decode(&pdu.bhs) {
-            self.data_lost(id, header, pdu.data.len());
+            match self.held_write(id, &header) {
+                Some(at) => {
+                    let data = HeldData { header, pdu: pdu.clone(), is_damaged: true };
+                    return self.hold_data(id, at, data).is_ok();
+                }
+                None => self.data_lost(id, header, pdu.data.len()),
+            }
         }
         // A command was not received: its CmdSN stays open until the initiator sends it again.
         true
@@ -46,7 +52,7 @@ impl Session {
 
     /// Data of a write was damaged: what follows of the open sequences is of no use, and all of it is asked for again when they
     /// are over. Data must come in order here.
-    fn data_lost(&mut self, id: ConnectionId, header: DataOut, len: usize) {
+    pub(super) fn data_lost(&mut self, id: ConnectionId, header: DataOut, len: usize) {
         let Some(&key) = self.by_tag.get(&header.initiator_task_tag) else { return };
         if self.tasks.get(key).is_none_or(|task| task.connection != id) {
             return;
