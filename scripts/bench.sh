@@ -74,7 +74,7 @@ experiment btio "${btio[@]}"
 if [ "$(id -u)" -eq 0 ] && command -v dbench >/dev/null 2>&1; then
   experiment dbench "${dbench[@]}"
 else
-  say "dbench: left out; it takes root, and scripts/deps.sh --bench"
+  say "dbench: left out; it takes root"
 fi
 # The kernel's IPsec, where it has it. It says so where not.
 if scripts/ipsec.sh --check; then

@@ -5,7 +5,7 @@
 #   scripts/deps.sh            Debian packages and Rust
 #   scripts/deps.sh --checks   also cargo-deny, which `make check` uses
 #   scripts/deps.sh --kernel   also what the virtual machine of `make test-kernel` needs
-#   scripts/deps.sh --bench    also the programs that `strongroom bench` compares us with, and dbench
+#   scripts/deps.sh --bench    also the programs in front of tgt and istgt that `strongroom bench peers` compares us with
 #
 # With root it installs directly, otherwise through sudo. Nothing outside the system's packages, ~/.rustup and ~/.cargo
 # is touched.
@@ -31,6 +31,7 @@ qemu-block-extra  /usr/lib/*/qemu/block-iscsi.so
 fio               fio
 tgt               tgtd
 istgt             istgt
+dbench            dbench
 "
 
 # Who takes part in `strongroom bench peers` and `bench dbench`. Each is left out, with a word, where it is missing.
@@ -40,7 +41,6 @@ openssl           openssl
 wireguard-go      wireguard-go
 wireguard-tools   wg
 iproute2          ip
-dbench            dbench
 "
 
 # A virtual machine without KVM, and what its root file system is made with.

@@ -46,7 +46,7 @@ pub struct DbenchPlan {
 pub fn check() -> Result<(), BenchError> {
     let asked = |text: &str| Err(BenchError::Asked(text.into()));
     if !crate::programs::is_installed("dbench") {
-        return asked("there is no dbench; install it with scripts/deps.sh --bench (Debian: dbench)");
+        return asked("there is no dbench; install it with scripts/deps.sh (Debian: dbench)");
     }
     if !crate::programs::is_installed("mkfs.ext4") {
         return asked("there is no mkfs.ext4; install it with scripts/deps.sh (Debian: e2fsprogs)");

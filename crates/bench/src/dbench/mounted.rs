@@ -135,6 +135,12 @@ fn add_access(command: &mut Command, how: &How) {
     for key in &how.target_keys {
         command.arg("--target-key").arg(key);
     }
+    if let Some(scheme) = &how.scheme {
+        command.args(["--scheme", scheme]);
+    }
+    if how.authenticate_only {
+        command.arg("--authenticate-only");
+    }
 }
 
 fn is_mounted(path: &Path) -> bool {
