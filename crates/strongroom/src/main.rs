@@ -11,6 +11,7 @@ mod config;
 mod demo;
 mod keys;
 mod logging;
+mod memory;
 mod sd_notify;
 mod secret_file;
 mod signals;
@@ -62,6 +63,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    memory::keep_large_buffers();
     let cli = Cli::parse();
     if let Err(error) = logging::start(&cli.logging, matches!(cli.command, Command::Serve(_) | Command::Attach(_))) {
         eprintln!("strongroom: {}", in_words(&error));
