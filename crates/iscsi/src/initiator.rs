@@ -102,6 +102,8 @@ struct Task {
     r2ts_open: u32,
     /// What is missing of a read has been asked for.
     is_asked_again: bool,
+    /// The target asked whether its data came, under this tag.
+    acknowledging: Option<u32>,
     /// The answer, where it came before all of the data.
     early: Option<Early>,
 }
@@ -279,6 +281,7 @@ impl Session {
             was_reassigned: false,
             r2ts_open: 0,
             is_asked_again: false,
+            acknowledging: None,
             early: None,
         };
         let key = self.tasks.insert_with(|_| task);
@@ -536,6 +539,10 @@ impl Session {
                 let _ = self.take_stat_sn(at, early.stat_sn);
             }
             let connection = &mut self.connections[at];
+            if let Some(tag) = task.acknowledging {
+                // The status says as much, and nothing may come after that (RFC 7143 §11.7.2).
+                connection.requests.retain(|(bhs, _)| !recover::is_acknowledgement(bhs, tag));
+            }
             connection.load_bytes = connection.load_bytes.saturating_sub(cost_bytes(&task.command));
             if task.cmd_sn.is_none() {
                 connection.waiting.retain(|waiting| *waiting != key);

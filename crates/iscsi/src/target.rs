@@ -329,6 +329,11 @@ impl Session {
         (by_segment as usize).min(ahs::seal_records_max(entry_bytes.max(1), 0))
     }
 
+    /// Commands that the application has.
+    pub fn executing(&self) -> usize {
+        self.tasks.iter().filter(|(_, task)| matches!(task.state, State::Executing)).count()
+    }
+
     /// Counters.
     pub fn statistics(&self) -> Statistics {
         self.statistics

@@ -290,7 +290,14 @@ fn what_was_sent_for_an_aborted_task_is_not_kept() {
         let mut victim = at_level_1();
         victim.write(9, 2048, true, &[]);
         victim.r2t();
-        let snack = Snack { kind: 0, initiator_task_tag: 9, begin_run: 0, run_length: 1 };
+        let snack = Snack {
+            kind: 0,
+            lun: Lun(0),
+            initiator_task_tag: 9,
+            target_transfer_tag: TAG_NONE,
+            begin_run: 0,
+            run_length: 1,
+        };
         victim.say(snack.encode(), &[]);
         victim.r2t();
         let abort = TaskManagementRequest {

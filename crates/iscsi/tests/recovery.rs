@@ -6,9 +6,9 @@ mod pair;
 use pair::{Pair, initiator_config};
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{Command, WriteSource};
-use strongroom_iscsi::pdu::{Answer, Opcode, Request, Snack, TAG_NONE};
+use strongroom_iscsi::pdu::{Answer, DataIn, Opcode, Request, Snack, TAG_NONE, TextRequest};
 use strongroom_iscsi::target::{self, Response};
-use strongroom_iscsi::{DigestOffer, Lun, Offer, Pdu};
+use strongroom_iscsi::{DigestOffer, Lun, Offer, Pdu, Serial};
 
 const LUN: Lun = Lun(0);
 
@@ -86,8 +86,8 @@ fn damaged_read_data_comes_again() {
         settle(&mut pair, never, once(Opcode::DataIn, damaged));
         let (read, completed) = pair.completed();
         assert!(read == data && completed.status == 0, "Data-In {damaged}");
-        let snack = pair.sent_to_target.iter().find(|pdu| pdu.bhs.opcode() == Some(Opcode::Snack)).expect("asked");
-        let snack = Snack::decode(&snack.bhs);
+        let sent = pair.sent_to_target.iter().filter(|pdu| pdu.bhs.opcode() == Some(Opcode::Snack));
+        let snack = sent.map(|pdu| Snack::decode(&pdu.bhs)).find(|snack| snack.kind != 2).expect("asked");
         assert_eq!((snack.kind, snack.begin_run, snack.run_length), (0, damaged as u32, 0));
     }
 }
@@ -180,10 +180,10 @@ fn a_command_with_damaged_data_is_sent_again_under_its_number() {
 #[test]
 fn a_snack_for_what_is_not_there_is_rejected() {
     for (kind, tag, begin_run, run_length) in
-        [(0, 5, 0, 0), (1, TAG_NONE, 0, 1), (1, TAG_NONE, 1 << 30, 1), (2, 5, 0, 1), (3, 5, 0, 0)]
+        [(0, 5, 0, 0), (1, TAG_NONE, 0, 1), (1, TAG_NONE, 1 << 30, 1), (3, 5, 0, 0), (4, 5, 0, 0)]
     {
         let mut pair = at_level_1();
-        let snack = Snack { kind, initiator_task_tag: tag, begin_run, run_length };
+        let snack = Snack { begin_run, run_length, ..snack(kind, tag, TAG_NONE) };
         assert_eq!(Snack::decode(&snack.encode()), snack);
         pair.target.handle_pdu(pair.now, Pdu::header_only(snack.encode()));
         let answer = pair.target.poll_transmit().expect("rejected");
@@ -191,4 +191,156 @@ fn a_snack_for_what_is_not_there_is_rejected() {
         assert_eq!(reject.reason, 3, "{snack:?}");
         assert!(!pair.target.is_closed());
     }
+}
+
+fn snack(kind: u8, initiator_task_tag: u32, target_transfer_tag: u32) -> Snack {
+    Snack { kind, lun: LUN, initiator_task_tag, target_transfer_tag, begin_run: 0, run_length: 0 }
+}
+
+/// A number in a header.
+fn word(pdu: &Pdu, at: usize) -> u32 {
+    u32::from_be_bytes(pdu.bhs.0[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// What a target answers to a PDU, all of it.
+fn answers(pair: &mut Pair, request: &Snack) -> Vec<Pdu> {
+    pair.target.handle_pdu(pair.now, Pdu::header_only(request.encode()));
+    std::iter::from_fn(|| pair.target.poll_transmit()).collect()
+}
+
+fn reject_reason(answers: &[Pdu]) -> Option<u8> {
+    match Answer::decode(&answers.first()?.bhs) {
+        Ok(Answer::Reject(reject)) => Some(reject.reason),
+        _ => None,
+    }
+}
+
+/// Of a long read the target asks once per burst whether it came, is told so, and keeps what it may still be asked for.
+#[test]
+fn data_is_acknowledged_burst_by_burst() {
+    let mut pair = at_level_1();
+    let data = content(60_000);
+    pair.initiator.submit(Command::read(LUN, [0x28; 16], 60_000)).expect("in");
+    pair.settle();
+    let command = pair.command();
+    pair.target.complete(command.task, Response::good_data(Buffer::copy_from(&data)));
+    // All but the last burst; then the answers to what was asked on the way.
+    let sent: Vec<Pdu> = (0..13).map(|_| pair.target.poll_transmit().expect("data")).collect();
+    let tag = sent[0].bhs.initiator_task_tag();
+    let asks: Vec<usize> = (0..13).filter(|at| DataIn::asked_acknowledgement(&sent[*at].bhs).is_some()).collect();
+    assert_eq!(asks, [3, 7, 11]);
+    sent.into_iter().for_each(|pdu| pair.initiator.handle_pdu(pair.now, pdu));
+    let told: Vec<Pdu> = std::iter::from_fn(|| pair.initiator.poll_transmit()).collect();
+    let told: Vec<Snack> = told.iter().map(|pdu| Snack::decode(&pdu.bhs)).collect();
+    assert_eq!(told.iter().map(|snack| (snack.kind, snack.begin_run)).collect::<Vec<_>>(), [(2, 4), (2, 8), (2, 12)]);
+    assert!(told.iter().all(|snack| snack.initiator_task_tag == TAG_NONE && snack.run_length == 0));
+    // More than was sent cannot have come.
+    assert_eq!(reject_reason(&answers(&mut pair, &Snack { begin_run: 14, ..told[2] })), Some(3));
+    pair.target.handle_pdu(pair.now, Pdu::header_only(told[1].encode()));
+    let again = |begin_run| Snack { begin_run, run_length: 1, ..snack(0, tag, TAG_NONE) };
+    assert_eq!(reject_reason(&answers(&mut pair, &again(7))), Some(3), "it has let go of that");
+    pair.target.handle_pdu(pair.now, Pdu::header_only(again(8).encode()));
+    let kept = pair.target.poll_transmit().expect("it is there");
+    assert_eq!((word(&kept, 36), word(&kept, 40)), (8, 8 * 4096));
+}
+
+/// An acknowledgement that crosses the end of its task harms nobody, and a task that is over is not acknowledged.
+#[test]
+fn an_acknowledgement_does_not_outlive_its_task() {
+    let mut pair = at_level_1();
+    pair.initiator.submit(Command::read(LUN, [0x28; 16], 20_000)).expect("in");
+    pair.settle();
+    let command = pair.command();
+    pair.target.complete(command.task, Response::good_data(Buffer::copy_from(&content(20_000))));
+    while let Some(pdu) = pair.target.poll_transmit() {
+        pair.initiator.handle_pdu(pair.now, pdu);
+    }
+    assert_eq!(pair.completed().0, content(20_000));
+    assert!(pair.initiator.poll_transmit().is_none(), "the status says all of it");
+    assert!(answers(&mut pair, &Snack { begin_run: 4, ..snack(2, TAG_NONE, 77) }).is_empty());
+    assert!(!pair.target.is_closed());
+}
+
+/// Declares another MaxRecvDataSegmentLength to the target, behind the back of the pair's initiator.
+fn declare_segment(pair: &mut Pair, bytes: u32) {
+    let request = TextRequest {
+        immediate: true,
+        is_final: true,
+        continues: false,
+        lun: LUN,
+        initiator_task_tag: 0x8000_7777,
+        target_transfer_tag: TAG_NONE,
+        cmd_sn: Serial(2),
+        exp_stat_sn: Serial(0),
+    };
+    let text = Buffer::copy_from(format!("MaxRecvDataSegmentLength={bytes}\0").as_bytes());
+    pair.target.handle_pdu(pair.now, Pdu::new(request.encode(), bytes::Bytes::new(), text, false));
+    let answer = pair.target.poll_transmit().expect("an answer");
+    assert_eq!(answer.bhs.opcode(), Some(Opcode::TextResponse));
+}
+
+/// RFC 7143 §11.16.3: who takes shorter segments than before has a read cut anew, from what it acknowledged on, whether its status was
+/// sent before or not; a response copies the tag, and the status keeps its number.
+#[test]
+fn a_read_is_cut_anew_for_an_initiator_that_takes_less() {
+    let data = content(24_000);
+    for (sent, acknowledged) in [(2, 0), (5, 0), (5, 4), (6, 0), (6, 4)] {
+        let mut pair = at_level_1();
+        pair.initiator.submit(Command::read(LUN, [0x28; 16], 24_000)).expect("in");
+        pair.settle();
+        let command = pair.command();
+        pair.target.complete(command.task, Response::good_data(Buffer::copy_from(&data)));
+        let first: Vec<Pdu> = (0..sent).map(|_| pair.target.poll_transmit().expect("data")).collect();
+        let tag = first[0].bhs.initiator_task_tag();
+        let status = first.last().filter(|pdu| pdu.bhs.0[1] & 1 != 0).map(|pdu| word(pdu, 24));
+        assert_eq!(status.is_some(), sent == 6);
+        if acknowledged > 0 {
+            let told = Snack { begin_run: acknowledged, ..snack(2, TAG_NONE, tag) };
+            pair.target.handle_pdu(pair.now, Pdu::header_only(told.encode()));
+        }
+        declare_segment(&mut pair, 1000);
+        let again = answers(&mut pair, &snack(3, tag, 0x51));
+        let (response, parts) = again.split_last().expect("answered");
+        let (mut data_sn, mut at) = (acknowledged, acknowledged as usize * 4096);
+        for part in parts {
+            let Ok(Answer::DataIn(header)) = Answer::decode(&part.bhs) else { panic!("{part:?}") };
+            assert_eq!((header.data_sn, header.buffer_offset as usize, header.status), (data_sn, at, None));
+            assert!(part.data.len() <= 1000 && part.data.to_vec() == data[at..at + part.data.len()]);
+            (data_sn, at) = (data_sn + 1, at + part.data.len());
+        }
+        assert_eq!(at, data.len(), "{sent} {acknowledged}");
+        let Ok(Answer::ScsiResponse(header)) = Answer::decode(&response.bhs) else { panic!("{response:?}") };
+        assert_eq!((header.status, header.exp_data_sn, word(response, 20)), (0, data_sn, 0x51));
+        if let Some(status) = status {
+            assert_eq!(header.sequence.stat_sn.0, status, "the same answer as before");
+        }
+        // What can be asked for by its number is the new answer, once.
+        let number = header.sequence.stat_sn.0;
+        let once_more = answers(&mut pair, &Snack { begin_run: number, run_length: 1, ..snack(1, TAG_NONE, TAG_NONE) });
+        assert_eq!(once_more.len(), 1);
+        assert_eq!(word(&once_more[0], 20), 0x51);
+        pair.target.handle_pdu(pair.now, Pdu::header_only(snack(3, tag, 0).encode()));
+        assert_eq!(reject_reason(&[pair.target.poll_transmit().expect("answered")]), Some(3), "it needs a tag");
+    }
+}
+
+/// Asking again and again for the same costs the target no memory: there is one answer at a time.
+#[test]
+fn one_cut_at_a_time() {
+    let mut pair = at_level_1();
+    pair.initiator.submit(Command::read(LUN, [0x28; 16], 24_000)).expect("in");
+    pair.settle();
+    let command = pair.command();
+    pair.target.complete(command.task, Response::good_data(Buffer::copy_from(&content(24_000))));
+    let first: Vec<Pdu> = (0..6).map(|_| pair.target.poll_transmit().expect("data")).collect();
+    let request = snack(3, first[0].bhs.initiator_task_tag(), 9);
+    pair.target.handle_pdu(pair.now, Pdu::header_only(request.encode()));
+    for _ in 0..100 {
+        pair.target.handle_pdu(pair.now, Pdu::header_only(request.encode()));
+    }
+    let all: Vec<Pdu> = std::iter::from_fn(|| pair.target.poll_transmit()).collect();
+    let is_reject = |pdu: &&Pdu| pdu.bhs.opcode() == Some(Opcode::Reject);
+    assert_eq!(all.iter().filter(is_reject).count(), 100);
+    assert_eq!(all.len(), 100 + 7);
+    assert_eq!(pair.target.unsent_bytes(), 0);
 }

@@ -109,6 +109,7 @@ impl Session {
             return Err(misplaced("data for a command that reads none"));
         }
         let covers_bytes = covered_bytes(&pdu, task.command.sealed_block_bytes).map_err(misplaced)?;
+        let asked = pdu::DataIn::asked_acknowledgement(&pdu.bhs).filter(|_| header.status.is_none());
         if covers_bytes > 0 || header.status.is_none() {
             if header.data_sn != task.next_data_sn {
                 return Err(misplaced("DataSN out of order"));
@@ -136,6 +137,9 @@ impl Session {
             self.finish(task_id, completed.status, completed.response, completed.sense, completed.residual);
         } else if let Some((status, residual)) = header.status {
             self.finish(task_id, status, 0, Vec::new(), residual);
+        }
+        if let Some((lun, target_transfer_tag)) = asked {
+            self.acknowledge_data(at, key, lun, target_transfer_tag);
         }
         Ok(())
     }

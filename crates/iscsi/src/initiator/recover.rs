@@ -2,8 +2,8 @@
 //! what the target found damaged is sent again. Answers may then come twice or beyond a gap. Absent: level 2 (`reassign`).
 
 use super::connection::Connection;
-use super::{Completed, ConnectionId, Direction, Session, TAG_NONE, TaskId};
-use crate::pdu::{Answer, DataIn, Pdu, ScsiResponse, Snack};
+use super::{Completed, ConnectionId, Direction, Lun, REQUESTS_MAX, Session, TAG_NONE, TaskId};
+use crate::pdu::{Answer, Bhs, DataIn, Opcode, Pdu, ScsiResponse, Snack};
 use crate::slots::Key;
 use crate::{CloseReason, PeerMisbehaved, Serial};
 
@@ -21,7 +21,7 @@ pub(super) struct Recovery {
 }
 
 /// A SCSI Response of a read whose data was damaged and comes again. Its StatSN is not counted before the data is there: that would
-/// acknowledge the data, too (RFC 7143 §4.2.2.4).
+/// acknowledge the data, too (RFC 7143 §11.7.2).
 #[derive(Debug)]
 pub(super) struct Early {
     pub(super) stat_sn: Serial,
@@ -136,11 +136,33 @@ impl Session {
         }
     }
 
+    /// Tells the target that all of a read up to a Data-In has come, which it wants to know (RFC 7143 §11.7.2).
+    pub(super) fn acknowledge_data(&mut self, at: usize, key: Key, lun: Lun, target_transfer_tag: u32) {
+        let Some(task) = self.tasks.get_mut(key) else { return };
+        let next_data_sn = task.next_data_sn;
+        task.acknowledging = Some(target_transfer_tag);
+        let connection = &mut self.connections[at];
+        // One that finds many requests waiting is left out: a later one, or the status, says as much.
+        if connection.recovery.is_none() || connection.requests.len() > REQUESTS_MAX / 2 {
+            return;
+        }
+        let snack = Snack {
+            kind: DATA_ACK,
+            lun,
+            initiator_task_tag: TAG_NONE,
+            target_transfer_tag,
+            begin_run: next_data_sn,
+            run_length: 0,
+        };
+        connection.requests.push_back((snack.encode(), strongroom_block::Buffer::empty()));
+    }
+
     fn send_snack(&mut self, at: usize, kind: u8, initiator_task_tag: u32, begin_run: u32, run_length: u32) {
         if let Err(flood) = self.check_flood(at) {
             return self.end(CloseReason::Misbehaved(flood));
         }
-        let snack = Snack { kind, initiator_task_tag, begin_run, run_length };
+        let (lun, target_transfer_tag) = (Lun(0), TAG_NONE);
+        let snack = Snack { kind, lun, initiator_task_tag, target_transfer_tag, begin_run, run_length };
         self.connections[at].requests.push_back((snack.encode(), strongroom_block::Buffer::empty()));
     }
 
@@ -161,5 +183,12 @@ impl Session {
     }
 }
 
+/// Whether a request is a Data ACK under this tag.
+pub(super) fn is_acknowledgement(bhs: &Bhs, target_transfer_tag: u32) -> bool {
+    let snack = (bhs.opcode() == Some(Opcode::Snack)).then(|| Snack::decode(bhs));
+    snack.is_some_and(|snack| snack.kind == DATA_ACK && snack.target_transfer_tag == target_transfer_tag)
+}
+
 const DATA: u8 = 0;
 const STATUS: u8 = 1;
+const DATA_ACK: u8 = 2;

@@ -87,6 +87,11 @@ impl ScsiResponse {
         bhs
     }
 
+    /// Copies the tag of the R-Data SNACK that it answers; 0: of none.
+    pub fn put_snack_tag(bhs: &mut Bhs, tag: u32) {
+        bhs.set_u32(20, tag);
+    }
+
     /// Reads the header.
     ///
     /// # Errors
@@ -103,6 +108,8 @@ impl ScsiResponse {
     }
 }
 
+const ACKNOWLEDGE: u8 = 0x40;
+
 /// SCSI Data-In, §11.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataIn {
@@ -110,7 +117,7 @@ pub struct DataIn {
     pub is_final: bool,
     /// The status of the finished command and the residual: the S bit. Only then does StatSN count.
     pub status: Option<(u8, Residual)>,
-    /// Zero: no acknowledgement is asked for at error recovery level 0.
+    /// Zero unless an acknowledgement is asked for.
     pub lun: Lun,
     /// The task.
     pub initiator_task_tag: u32,
@@ -142,7 +149,19 @@ impl DataIn {
         bhs
     }
 
-    /// Reads the header. An A bit is not reported: this side never offers a level above 0.
+    /// Has the initiator say when everything up to this PDU has arrived: the A bit. Its Data ACK names the task by the tag.
+    pub fn ask_acknowledgement(bhs: &mut Bhs, lun: Lun, target_transfer_tag: u32) {
+        bhs.0[1] |= ACKNOWLEDGE;
+        bhs.set_lun(lun);
+        bhs.set_u32(20, target_transfer_tag);
+    }
+
+    /// What a Data ACK has to name, if this PDU asks for one.
+    pub fn asked_acknowledgement(bhs: &Bhs) -> Option<(Lun, u32)> {
+        (bhs.0[1] & ACKNOWLEDGE != 0).then(|| (bhs.lun(), bhs.u32_at(20)))
+    }
+
+    /// Reads the header, but for the A bit.
     ///
     /// # Errors
     /// [`PduError::Field`] when it claims an overflow and an underflow at once.

@@ -469,10 +469,14 @@ impl NopOut {
 /// SNACK Request, §11.16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snack {
-    /// What is asked for again: 0 Data-In or R2T PDUs, 1 answers; 2 acknowledges data.
+    /// What is asked for again: 0 Data-In or R2T PDUs, 1 answers, 3 Data-In PDUs cut anew; 2 acknowledges data.
     pub kind: u8,
-    /// The task; [`super::TAG_NONE`] for answers.
+    /// That of the Data-In that is acknowledged.
+    pub lun: Lun,
+    /// The task; [`super::TAG_NONE`] for answers and acknowledgements.
     pub initiator_task_tag: u32,
+    /// That of the Data-In that is acknowledged; the SNACK Tag of kind 3; else [`super::TAG_NONE`].
+    pub target_transfer_tag: u32,
     /// First number missed.
     pub begin_run: u32,
     /// How many.
@@ -484,8 +488,9 @@ impl Snack {
     pub fn encode(&self) -> Bhs {
         let mut bhs = Bhs::new(Opcode::Snack);
         bhs.0[1] = FINAL | (self.kind & 0x0f);
+        bhs.set_lun(self.lun);
         bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, super::TAG_NONE);
+        bhs.set_u32(20, self.target_transfer_tag);
         bhs.set_u32(40, self.begin_run);
         bhs.set_u32(44, self.run_length);
         bhs
@@ -495,7 +500,9 @@ impl Snack {
     pub fn decode(bhs: &Bhs) -> Snack {
         Snack {
             kind: bhs.0[1] & 0x0f,
+            lun: bhs.lun(),
             initiator_task_tag: bhs.initiator_task_tag(),
+            target_transfer_tag: bhs.u32_at(20),
             begin_run: bhs.u32_at(40),
             run_length: bhs.u32_at(44),
         }

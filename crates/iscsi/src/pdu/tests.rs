@@ -135,8 +135,15 @@ fn requests_have_the_bytes_of_the_rfc() {
     assert_eq!(nop.encode().0, bytes.0);
     assert_eq!(Request::decode(&bytes), Ok(Request::NopOut(nop)));
 
-    let bytes = golden(&[(0, &[0x10, 0x81]), TAG, (40, &[0, 0, 0, 5, 0, 0, 0, 6])]);
-    let snack = Snack { kind: 1, initiator_task_tag: 0x2a, begin_run: 5, run_length: 6 };
+    let bytes = golden(&[(0, &[0x10, 0x81]), TAG, (20, NO_TAG), (40, &[0, 0, 0, 5, 0, 0, 0, 6])]);
+    let snack = Snack {
+        kind: 1,
+        lun: Lun(0),
+        initiator_task_tag: 0x2a,
+        target_transfer_tag: TAG_NONE,
+        begin_run: 5,
+        run_length: 6,
+    };
     assert_eq!(Request::decode(&bytes), Ok(Request::Snack(snack)));
 }
 

@@ -379,7 +379,7 @@ impl Session {
     /// Whether an older task of this tag is being answered once more.
     pub(super) fn is_answered_again(&self, tag: u32) -> bool {
         let is_its = |turn: &Turn| matches!(turn, Turn::Again(again) if again.initiator_task_tag == tag);
-        self.agreed.error_recovery_level == 2 && self.connections.iter().any(|open| open.responding.iter().any(is_its))
+        self.agreed.error_recovery_level > 0 && self.connections.iter().any(|open| open.responding.iter().any(is_its))
     }
 
     /// Has every connection told something.

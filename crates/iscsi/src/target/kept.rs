@@ -43,6 +43,8 @@ struct Sent {
     count: u32,
     /// How much of the transfer they cover, in bytes.
     end: u32,
+    /// The initiator has said that it has all before this number.
+    acknowledged: u32,
     are_r2ts: bool,
 }
 
@@ -103,6 +105,14 @@ impl Kept {
 
     fn keep_answer(&mut self, stat_sn: Serial, answer: Answer) {
         let cost = answer.cost_bytes();
+        if self.answers.back().is_some_and(|(last, _)| !last.is_before(stat_sn)) {
+            // A second answer under a number that one had before (RFC 7143 §11.16.3).
+            if let Some((_, held)) = self.answers.iter_mut().find(|(of, _)| *of == stat_sn) {
+                self.bytes = self.bytes + cost - held.cost_bytes();
+                *held = answer;
+            }
+            return;
+        }
         while self.answers.len() >= ANSWERS_MAX || (self.bytes + cost > KEPT_BYTES_MAX && !self.answers.is_empty()) {
             self.drop_oldest();
         }
@@ -117,6 +127,33 @@ impl Kept {
         while self.answers.front().is_some_and(|(stat_sn, _)| stat_sn.is_before(exp_stat_sn)) {
             self.drop_oldest();
         }
+    }
+
+    /// The initiator has every Data-In of a task before this number. False if so many were not sent.
+    pub(super) fn acknowledge_data(&mut self, tag: u32, before: u32) -> bool {
+        // A task that is over needs no acknowledgement any more.
+        let Some(sent) = self.tasks.get_mut(&tag) else { return true };
+        if sent.are_r2ts || before > sent.count {
+            return false;
+        }
+        sent.acknowledged = sent.acknowledged.max(before);
+        let (gone, left) = std::mem::take(&mut sent.pdus).into_iter().partition(|sent| sent.number < before);
+        sent.pdus = left;
+        let gone: Vec<SentPdu> = gone;
+        self.bytes -= gone.iter().map(|sent| cost_bytes(&sent.pdu)).sum::<usize>();
+        true
+    }
+
+    /// Takes back every Data-In of a task that was not acknowledged, to be cut anew. `None` if it is not all there.
+    pub(super) fn take_unacknowledged(&mut self, tag: u32) -> Option<Resumed> {
+        let resumed = self.resume(tag, 0)?;
+        let sent = self.tasks.get_mut(&tag).filter(|sent| !sent.are_r2ts)?;
+        self.bytes -= sent.pdus.iter().map(|sent| cost_bytes(&sent.pdu)).sum::<usize>();
+        sent.pdus.clear();
+        (sent.count, sent.end) = (resumed.data_sn, resumed.offset);
+        self.again.retain(|pdu| pdu.bhs.initiator_task_tag() != tag || pdu.bhs.opcode() != Some(Opcode::DataIn));
+        self.again_bytes = self.again.iter().map(cost_bytes).sum();
+        Some(resumed)
     }
 
     fn drop_oldest(&mut self) {
@@ -184,8 +221,8 @@ impl Kept {
         if sent.are_r2ts {
             return Some(Resumed { r2t_count: sent.count, ..Resumed::default() });
         }
-        // RFC 7143 §11.5.6: a number that cannot be is ignored.
-        let first = if first > sent.count { 0 } else { first };
+        // RFC 7143 §11.5.6: 0, or a number that cannot be, leaves it at what was acknowledged.
+        let first = if first > sent.count { sent.acknowledged } else { first.max(sent.acknowledged) };
         let wanted: Vec<&SentPdu> = sent.pdus.iter().filter(|sent| sent.number >= first).collect();
         if wanted.len() != (sent.count - first) as usize {
             return None;

@@ -2,10 +2,13 @@
 //! connection go on with another one. What was sent and may be sent again is in `kept`.
 
 use super::connection::ConnectionId;
+use super::kept::Resumed;
 use super::respond::{Again, Responding, sense};
 use super::write::Receiving;
-use super::{HeldData, Session, State};
-use crate::pdu::{Answer, DataOut, Pdu, RejectReason, Request, Snack, TaskManagementRequest, TaskManagementResult};
+use super::{Direction, HeldData, Session, State};
+use crate::pdu::{
+    Answer, DataOut, Pdu, RejectReason, Request, Snack, TAG_NONE, TaskManagementRequest, TaskManagementResult,
+};
 use crate::slots::Key;
 use crate::{PeerMisbehaved, Serial};
 
@@ -38,16 +41,56 @@ impl Session {
     pub(super) fn handle_snack(&mut self, id: ConnectionId, snack: Snack, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         const DATA_OR_R2T: u8 = 0;
         const STATUS: u8 = 1;
+        const DATA_ACK: u8 = 2;
+        const R_DATA: u8 = 3;
+        if snack.kind == R_DATA {
+            let is_granted = self.cut_anew(id, &snack);
+            return if is_granted { Ok(()) } else { self.reject(id, pdu, RejectReason::SnackReject) };
+        }
         let Some(connection) = self.connection_mut(id) else { return Ok(()) };
         let next = connection.outbox.stat_sn();
         let is_granted = match (&mut connection.kept, snack.kind) {
             (Some(kept), DATA_OR_R2T) => {
                 kept.send_sequence(snack.initiator_task_tag, snack.begin_run, snack.run_length)
             }
+            (Some(kept), DATA_ACK) => kept.acknowledge_data(snack.target_transfer_tag, snack.begin_run),
             (Some(kept), STATUS) => kept.send_answers(Serial(snack.begin_run), snack.run_length, next),
             _ => false,
         };
         if is_granted { Ok(()) } else { self.reject(id, pdu, RejectReason::SnackReject) }
+    }
+
+    /// R-Data SNACK (RFC 7143 §11.16.3): the initiator takes other lengths than before, and has thrown away what of a read it did not
+    /// acknowledge. It is cut anew, and the status comes in a SCSI Response that has the SNACK's tag. False if that cannot be.
+    fn cut_anew(&mut self, id: ConnectionId, snack: &Snack) -> bool {
+        let (tag, snack_tag) = (snack.initiator_task_tag, snack.target_transfer_tag);
+        if [0, TAG_NONE].contains(&snack_tag) || self.is_answered_again(tag) {
+            return false;
+        }
+        let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) else { return false };
+        let Some(kept) = &mut connection.kept else { return false };
+        if let Some(&key) = self.by_tag.get(&tag) {
+            let Some(task) = self.tasks.get(key).filter(|task| task.connection == id) else { return false };
+            let State::Responding(responding) = &task.state else { return false };
+            if task.direction != Direction::Read {
+                return false;
+            }
+            let position = responding.position();
+            let resumed = if kept.has_sent(tag) { kept.take_unacknowledged(tag) } else { Some(position) };
+            let is_there = resumed.is_some();
+            if is_there {
+                self.start_anew(key, id, resumed, snack_tag);
+            }
+            return is_there;
+        }
+        let Some(answer) = kept.answer_to(tag).cloned() else { return false };
+        let Some(resumed) = kept.take_unacknowledged(tag) else { return false };
+        let Some(mut again) = Again::of(tag, &answer, Some(resumed)) else { return false };
+        // §11.16.3: under the number that the status had.
+        again.stat_sn = Some(Serial(answer.bhs.u32_at(24)));
+        again.responding.snack_tag = snack_tag;
+        self.answer_again(id, again);
+        true
     }
 
     /// Data of a write was damaged: what follows of the open sequences is of no use, and all of it is asked for again when they
@@ -138,6 +181,7 @@ impl Session {
         let unfinished = self.lost.iter_mut().find_map(|lost| {
             let at = lost.again.iter().position(|again| again.initiator_task_tag == tag)?;
             let mut again = lost.again.swap_remove(at);
+            (again.stat_sn, again.responding.snack_tag) = (None, 0);
             if let Some(kept) = lost.kept.as_mut().filter(|kept| kept.has_sent(tag)) {
                 again.responding.resume(kept.resume(tag, first));
                 kept.forget(tag);
@@ -156,30 +200,34 @@ impl Session {
             Some((answer, resumed))
         });
         let Some((pdu, resumed)) = answered else { return false };
-        let (status, residual, sense) = match Answer::decode(&pdu.bhs) {
+        match Again::of(tag, &pdu, resumed) {
+            Some(again) => {
+                self.answer_again(id, again);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Again {
+    /// An answer once more, of which `resumed` has to be sent again; `None`: that is not there any more.
+    fn of(tag: u32, answer: &Pdu, resumed: Option<Resumed>) -> Option<Again> {
+        let (status, residual, sense) = match Answer::decode(&answer.bhs) {
             // Sense data has its length in front (RFC 7143 §11.4.7).
-            Ok(Answer::ScsiResponse(answer)) => {
-                (answer.status, answer.residual, pdu.data.get(2..).unwrap_or_default().to_vec())
+            Ok(Answer::ScsiResponse(header)) => {
+                (header.status, header.residual, answer.data.get(2..).unwrap_or_default().to_vec())
             }
             Ok(Answer::DataIn(data)) => {
                 let (status, residual) = data.status.unwrap_or_default();
                 (status, residual, Vec::new())
             }
-            _ => return false,
+            _ => return None,
         };
-        let again = match resumed {
-            Some(resumed) => Again {
-                initiator_task_tag: tag,
-                r2t_count: resumed.r2t_count,
-                responding: Responding::resumed(resumed, status, sense, residual),
-            },
-            None => Again {
-                initiator_task_tag: tag,
-                r2t_count: 0,
-                responding: Responding::failed(sense::RETRANSMISSION_FAILED),
-            },
+        let (r2t_count, responding) = match resumed {
+            Some(resumed) => (resumed.r2t_count, Responding::resumed(resumed, status, sense, residual)),
+            None => (0, Responding::failed(sense::RETRANSMISSION_FAILED)),
         };
-        self.answer_again(id, again);
-        true
+        Some(Again { initiator_task_tag: tag, r2t_count, stat_sn: None, responding })
     }
 }

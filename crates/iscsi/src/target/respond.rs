@@ -11,7 +11,7 @@ use super::kept::Resumed;
 use super::{DataSegment, Direction, Response, Session, State, TaskId};
 use crate::pdu::{BHS_BYTES, CHANNEL_HEADER_BYTES_MAX, DataIn, Lun, Pdu, ScsiResponse, Sequence};
 use crate::slots::Key;
-use crate::{Residual, ahs};
+use crate::{Residual, Serial, ahs};
 
 /// Sense data that the session itself gives (RFC 7143 §11.4.7.2), fixed format (SPC-4 §4.5.3).
 pub(super) mod sense {
@@ -55,6 +55,8 @@ pub(super) enum Turn {
 pub(super) struct Again {
     pub(super) initiator_task_tag: u32,
     pub(super) r2t_count: u32,
+    /// The number that its status had before, on the same connection.
+    pub(super) stat_sn: Option<Serial>,
     pub(super) responding: Responding,
 }
 
@@ -72,6 +74,8 @@ pub(super) struct Responding {
     burst: u32,
     next_data_sn: u32,
     residual: Residual,
+    /// Of the R-Data SNACK that had it begin anew; 0: none.
+    pub(super) snack_tag: u32,
 }
 
 impl Session {
@@ -133,6 +137,7 @@ impl Session {
             burst: 0,
             next_data_sn: 0,
             residual,
+            snack_tag: 0,
         };
         self.unsent_bytes += responding.held_bytes();
         task.state = State::Responding(responding);
@@ -159,6 +164,12 @@ impl Session {
 
     /// A task that was being answered goes on with another connection; `resumed`: what has to be sent once more, if it is there.
     pub(super) fn resume_response(&mut self, key: Key, id: ConnectionId, resumed: Option<Resumed>) {
+        self.start_anew(key, id, resumed, 0);
+        self.take_turn(id, Turn::Task(key));
+    }
+
+    /// Has an answer go back to what has to be sent once more.
+    pub(super) fn start_anew(&mut self, key: Key, id: ConnectionId, resumed: Option<Resumed>, snack_tag: u32) {
         let Some(State::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) else { return };
         let before = responding.held_bytes();
         responding.resume(resumed);
@@ -170,9 +181,9 @@ impl Session {
                 true => responding.segments = segments,
                 false => (*responding, after) = (Responding::failed(sense::SEGMENT_TOO_SHORT), 0),
             }
+            responding.snack_tag = snack_tag;
         }
         self.unsent_bytes = self.unsent_bytes + after - before;
-        self.take_turn(id, Turn::Task(key));
     }
 
     /// Nobody will poll these any more.
@@ -207,24 +218,34 @@ impl Session {
             let mut turn = connection.responding.pop_front()?;
             connection.liveness.sent();
             let segment_max = connection.agreed.send_segment_bytes_max;
-            let (responding, tag, r2t_count) = match &mut turn {
+            let (responding, tag, r2t_count, stat_sn, lun) = match &mut turn {
                 Turn::Task(key) => {
                     let Some(task) = self.tasks.get_mut(*key) else { continue };
                     let State::Responding(responding) = &mut task.state else { continue };
-                    (responding, task.initiator_task_tag, task.r2t_count)
+                    (responding, task.initiator_task_tag, task.r2t_count, None, Some(task.lun))
                 }
-                Turn::Again(again) => (&mut again.responding, again.initiator_task_tag, again.r2t_count),
+                Turn::Again(again) => {
+                    (&mut again.responding, again.initiator_task_tag, again.r2t_count, again.stat_sn, None)
+                }
             };
             if responding.sent == responding.to_send {
                 let (mut header, data) = responding.status_pdu(tag, r2t_count);
+                let snack_tag = responding.snack_tag;
                 self.unsent_bytes -= responding.held_bytes();
                 responding.segments.clear();
                 self.turn_over(&turn);
-                header.sequence = self.use_numbers(id);
-                return Some((Pdu::new(header.encode(), Bytes::new(), data, false), 0));
+                header.sequence = match stat_sn {
+                    Some(stat_sn) => Sequence { stat_sn, ..self.numbers(id) },
+                    None => self.use_numbers(id),
+                };
+                let mut bhs = header.encode();
+                ScsiResponse::put_snack_tag(&mut bhs, snack_tag);
+                return Some((Pdu::new(bhs, Bytes::new(), data, false), 0));
             }
             let piece = responding.next_piece(segment_max, self.agreed.max_burst_bytes);
-            let collapses = piece.is_last && responding.status == 0 && responding.sense.is_empty();
+            // RFC 7143 §11.16.3: the tag of an R-Data SNACK takes a SCSI Response to copy it.
+            let has_tag = responding.snack_tag != 0;
+            let collapses = piece.is_last && responding.status == 0 && responding.sense.is_empty() && !has_tag;
             let mut header = DataIn {
                 is_final: piece.ends_burst,
                 status: collapses.then_some((responding.status, responding.residual)),
@@ -246,10 +267,17 @@ impl Session {
             } else {
                 header.sequence = self.numbers(id);
                 // RFC 7143 §11.7.4: StatSN is reserved without the S bit.
-                header.sequence.stat_sn = crate::Serial(0);
+                header.sequence.stat_sn = Serial(0);
                 self.take_turn(id, turn);
             }
-            return Some((Pdu::new(header.encode(), ahs, data, sealed), covers_bytes));
+            let mut bhs = header.encode();
+            if let Some(lun) =
+                lun.filter(|_| self.agreed.error_recovery_level > 0 && piece.ends_burst && !piece.is_last)
+            {
+                // Once per burst at most (§11.7.2). The task's own tag names it.
+                DataIn::ask_acknowledgement(&mut bhs, lun, tag);
+            }
+            return Some((Pdu::new(bhs, ahs, data, sealed), covers_bytes));
         }
     }
 
@@ -282,6 +310,7 @@ impl Responding {
             burst: 0,
             next_data_sn: resumed.data_sn,
             residual,
+            snack_tag: 0,
         }
     }
 
@@ -313,6 +342,7 @@ impl Responding {
             burst: 0,
             next_data_sn: 0,
             residual: Residual::None,
+            snack_tag: 0,
         }
     }
 
