@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -22,7 +22,7 @@ use crate::names::VolumeName;
 use crate::stats::{Counters, SessionInfo, Stats};
 use crate::unit::{Resting, SessionKey, Surroundings};
 use crate::volume::Volume;
-use crate::worker::{ConnectionKey, Message, Worker};
+use crate::worker::{ConnectionKey, Message, Road, Worker};
 
 /// Hands out what wraps block keys of a volume of custody `target` on their way to rest. The error is for people.
 pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, String> + Send + Sync>;
@@ -106,6 +106,8 @@ pub(crate) struct Shared {
     mailboxes: OnceLock<Vec<Mailbox>>,
     /// Which worker owns which volume, while it is open or being opened.
     owners: Mutex<HashMap<VolumeName, usize>>,
+    /// How many sessions with a volume each worker has.
+    pub(crate) placed: Vec<AtomicUsize>,
     next_key: AtomicU64,
     next_tsih: AtomicU16,
 }
@@ -125,6 +127,7 @@ impl Target {
         let TargetOptions { config, node_key, wraps, reread, chap_secrets } = options;
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
+        let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
         let catalogue = Catalogue::open(&config.root)?;
         let mut portals = config.portals();
         let listeners: Vec<Listener> =
@@ -151,6 +154,7 @@ impl Target {
             identity: node_key.map(Arc::new),
             mailboxes: OnceLock::new(),
             owners: Mutex::new(HashMap::new()),
+            placed: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             next_key: AtomicU64::new(1),
             next_tsih: AtomicU16::new(1),
         });
@@ -174,12 +178,14 @@ impl Target {
 fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<JoinHandle<()>>, StartError> {
     let cpus = affinity::available_cpus();
     let settings = shared.settings();
-    let count = settings.config.workers.unwrap_or(cpus.len()).max(1);
+    let count = shared.placed.len();
     let mut mailboxes = Vec::with_capacity(count);
     let mut inboxes = Vec::with_capacity(count);
+    let mut roads = Vec::with_capacity(count);
     for _ in 0..count {
         let (sender, inbox) = mpsc::channel();
         let waker = Waker::new()?;
+        roads.push((sender.clone(), waker.clone()));
         mailboxes.push(Mailbox { sender: Mutex::new(sender), waker: waker.clone() });
         inboxes.push((inbox, waker));
     }
@@ -192,7 +198,8 @@ fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<Joi
         let own = listeners.iter().map(Listener::try_clone).collect::<Result<Vec<_>, _>>()?;
         let cpu = settings.config.pin_workers.then(|| cpus[index % cpus.len()]);
         let (shared, told) = (Arc::clone(shared), told.clone());
-        let body = move || match Worker::new(index, shared, own, inbox, waker) {
+        let roads = roads.iter().map(|(sender, waker)| Road::new(sender.clone(), waker.clone())).collect();
+        let body = move || match Worker::new(index, shared, own, (inbox, roads), waker) {
             Ok(worker) => {
                 let _ = told.send(Ok(()));
                 drop(told);

@@ -242,11 +242,6 @@ impl Unit {
         self.leaving.values().any(|leaving| leaving == nexus)
     }
 
-    /// Whether the session may not write: then it may not end what others do either.
-    pub(crate) fn is_read_only(&self, connection: SessionKey) -> bool {
-        self.users.get(&connection).is_none_or(|user| user.read_only)
-    }
-
     /// The rules changed: the session may write from now on, or not any more.
     pub(crate) fn set_read_only(&mut self, connection: SessionKey, read_only: bool) {
         if let Some(user) = self.users.get_mut(&connection) {
@@ -259,9 +254,9 @@ impl Unit {
         self.store.stats()
     }
 
-    /// How many commands of one connection the store is working on.
-    pub(crate) fn in_flight_of(&self, connection: SessionKey) -> usize {
-        self.running.values().filter(|running| running.connection == connection).count()
+    /// Whether a session uses it.
+    pub(crate) fn has_user(&self, connection: SessionKey) -> bool {
+        self.users.contains_key(&connection)
     }
 
     /// The connections of every session.

@@ -5,6 +5,7 @@
 //! reading a small description file at a login.
 
 mod connection;
+mod crossing;
 mod errands;
 mod login;
 mod orders;
@@ -33,6 +34,8 @@ use crate::stats::Counters;
 use crate::unit::{Finished, Job, SessionKey};
 pub(crate) use connection::ConnectionKey;
 use connection::{Connection, Moved, Stage};
+use crossing::Crossing;
+pub(crate) use crossing::Road;
 use errands::ErrandBack;
 pub(crate) use orders::{Order, Which, WorkerReport};
 use session::Session;
@@ -43,8 +46,10 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a worker is told from outside.
 pub(crate) enum Message {
-    /// A connection whose volume this worker owns.
+    /// A connection whose volume this worker owns, or whose session is to be here.
     Adopt(Box<Moved>),
+    /// What sessions and units of another worker say to units and sessions here.
+    Crossings { from: usize, crossings: Vec<Crossing> },
     /// A volume was opened, or could not be.
     Opened { volume: VolumeName, outcome: Box<Result<OpenedUnit, crate::CatalogueError>> },
     /// A volume's store was closed.
@@ -64,7 +69,7 @@ pub(crate) enum Message {
 /// Whether a connection stays with this worker.
 enum Flow {
     Stay,
-    /// Its volume belongs to another worker.
+    /// Its volume belongs to another worker, or its session does.
     Move(usize),
     Over,
 }
@@ -91,11 +96,17 @@ pub(crate) struct Worker {
     runtime: Runtime,
     waker: Waker,
     inbox: Receiver<Message>,
+    /// To every worker, by number.
+    roads: Vec<Road>,
     listeners: Vec<(ListenerId, Portal)>,
     connections: HashMap<ConnectionKey, Box<Connection>>,
     sessions: HashMap<SessionKey, Box<Session>>,
     by_stream: HashMap<StreamId, ConnectionKey>,
     units: HashMap<VolumeName, Slot>,
+    /// Sessions of units here that other workers have, and which.
+    abroad: HashMap<SessionKey, usize>,
+    /// Logins that waited for something that has happened.
+    retries: Vec<ConnectionKey>,
     /// What the keeper of the target wants of volumes that are being opened.
     waiting_jobs: HashMap<VolumeName, Vec<Job>>,
     timers: BTreeSet<(Instant, Timer)>,
@@ -112,7 +123,7 @@ impl Worker {
         index: usize,
         shared: Arc<Shared>,
         listeners: Vec<Listener>,
-        inbox: Receiver<Message>,
+        (inbox, roads): (Receiver<Message>, Vec<Road>),
         waker: Waker,
     ) -> Result<Worker, NetError> {
         let mut runtime = Runtime::with_waker(shared.runtime_options(), waker.clone())?;
@@ -128,11 +139,14 @@ impl Worker {
             runtime,
             waker,
             inbox,
+            roads,
             listeners,
             connections: HashMap::new(),
             sessions: HashMap::new(),
             by_stream: HashMap::new(),
             units: HashMap::new(),
+            abroad: HashMap::new(),
+            retries: Vec::new(),
             waiting_jobs: HashMap::new(),
             timers: BTreeSet::new(),
             touched: Vec::new(),
@@ -158,10 +172,12 @@ impl Worker {
             self.expire();
             self.tend_units();
             self.move_forward();
+            self.depart();
             if self.stopping.is_some() && self.has_stopped() {
                 break;
             }
         }
+        self.leave_everything();
         self.close_units_now();
         self.say_farewell();
     }
@@ -178,6 +194,8 @@ impl Worker {
                 }
             }
             self.poll_units();
+            let retries = std::mem::take(&mut self.retries);
+            self.login_again(&retries);
             if self.touched.is_empty() && self.touched_sessions.is_empty() && !self.has_mail() {
                 return;
             }
@@ -256,6 +274,7 @@ impl Worker {
     fn take_message(&mut self, message: Message) {
         match message {
             Message::Adopt(moved) => self.adopt(*moved),
+            Message::Crossings { from, crossings } => self.arrive(from, crossings),
             Message::Opened { volume, outcome } => self.opened(volume, *outcome),
             Message::Closed { volume } => self.closed(&volume),
             Message::Order(order) => self.order(order),
@@ -407,9 +426,9 @@ impl Worker {
         self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
         // A session that never began.
         if let Stage::Admitted { key, joins: false, admitted } = &connection.stage
-            && let Some(volume) = &admitted.volume
+            && let Some(place) = &admitted.place
         {
-            self.leave_unit(volume, *key);
+            self.leave_unit(place, *key);
         }
     }
 
@@ -447,6 +466,9 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Duration {
+        if !self.touched_sessions.is_empty() || !self.retries.is_empty() {
+            return Duration::ZERO;
+        }
         let timer = self.timers.first().map(|(at, _)| *at);
         let stop = self.stopping.as_ref().map(|stopping| stopping.deadline);
         let earliest = [timer, stop, self.unit_deadline()].into_iter().flatten().min();
@@ -493,7 +515,10 @@ impl Worker {
     }
 
     fn has_stopped(&mut self) -> bool {
-        self.connections.is_empty() && self.sessions.is_empty() && !self.units.values().any(Slot::is_busy)
+        // Sessions that other workers have say when they are over; after the deadline that is not waited for.
+        let is_forced = self.stopping.as_ref().is_some_and(|stopping| stopping.forced);
+        let is_alone = self.abroad.is_empty() || is_forced;
+        self.connections.is_empty() && self.sessions.is_empty() && is_alone && !self.units.values().any(Slot::is_busy)
     }
 
     /// The last bytes of every stream go out.

@@ -245,6 +245,41 @@ fn block_data_in_a_protected_frame_ends_the_session() {
     ended_for_misbehaviour(&host, 1);
 }
 
+/// A session need not be with the worker that has the volume: its blocks and records cross, and so does what it broke.
+#[test]
+fn sessions_of_every_worker_get_blocks_with_their_records() {
+    let host = Host::start_with(&[VolumeSpec::sealed("vault", 64 * MIB)], |config| config.workers = Some(3));
+    let mut sessions: Vec<Initiator> = (0..3)
+        .map(|which| {
+            let mut config = normal(ALICE, "vault");
+            config.isid[5] = 10 + which;
+            Initiator::log_in(&host, Some(alice_key()), config).expect("admitted")
+        })
+        .collect();
+    format(&mut sessions[0], 16384);
+    let data: Vec<Vec<u8>> = (1..=3).map(|seed| pattern(seed, 100)).collect();
+    for (which, session) in sessions.iter_mut().enumerate() {
+        let lba = which as u64 * 1000;
+        session.run(sealed_write(lba, &data[which], &records(1 + lba, &data[which]))).good();
+    }
+    for session in &mut sessions {
+        for (which, data) in data.iter().enumerate() {
+            let lba = which as u64 * 1000;
+            let outcome = read(session, lba, 110);
+            let (blocks, holes) = returned(&outcome);
+            let found: Vec<SealRecord> = blocks.into_iter().map(|(_, record)| record).collect();
+            assert_eq!((found, holes.len()), (records(1 + lba, data), 1));
+            assert_eq!(outcome.good(), *data);
+        }
+    }
+    for session in &mut sessions {
+        let plain = WriteSource::plain(Buffer::copy_from(&pattern(1, 1)));
+        let task = session.submit(Command::write(LUN, cdb::write_16(Lba(0), 1, false), plain));
+        session.try_wait(task).unwrap_err();
+    }
+    ended_for_misbehaviour(&host, 3);
+}
+
 #[test]
 fn a_sealed_frame_on_a_plain_unit_or_for_parameters_ends_the_session() {
     let host = Host::start(&[VolumeSpec::sealed("vault", MIB), VolumeSpec::plain("disk", MIB)]);

@@ -68,6 +68,9 @@ pub struct SessionReport {
     /// Its connections.
     #[serde(default)]
     pub connections: Vec<ConnectionReport>,
+    /// The worker thread that it is with; a volume's need not be the same.
+    #[serde(default)]
+    pub worker: usize,
     /// Most commands in flight.
     pub queue_depth: u16,
     /// Commands that the store works on.

@@ -10,6 +10,7 @@ use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login, LoginRequested};
 use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId};
 
+use super::crossing::Place;
 use super::session::Admitted;
 use crate::access::Identity;
 use crate::config::Portal;
@@ -42,6 +43,8 @@ pub(super) struct Connection {
     receiving: bool,
     /// Something came, or left, since its session was told.
     pub(super) moved: bool,
+    /// It was sent to the worker of the session that it would join.
+    pub(super) is_directed: bool,
     /// Why the stream is gone: nothing can be sent.
     pub(super) stream_lost: Option<String>,
     out: Vec<Buffer>,
@@ -105,6 +108,7 @@ impl Connection {
             armed: None,
             receiving: true,
             moved: false,
+            is_directed: false,
             stream_lost: None,
             out: Vec::new(),
         }
@@ -156,6 +160,14 @@ impl Connection {
         self.link.handle_timeout(now);
         if let Some(login) = &mut self.login {
             login.handle_timeout(now);
+        }
+    }
+
+    /// The session that it would begin with a unit of another worker.
+    pub(super) fn admitted_apart(&self) -> Option<(SessionKey, Place)> {
+        match &self.stage {
+            Stage::Admitted { key, joins: false, admitted } => Some((*key, admitted.place.clone()?)),
+            _ => None,
         }
     }
 

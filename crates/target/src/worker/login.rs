@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::target::{ConnectionId, LoginRequested, MayAdd, SendTargets, SessionKind, TargetEntry};
 use strongroom_scsi::NexusId;
 
 use super::connection::{Connection, Moved, Stage};
+use super::crossing::Place;
 use super::session::{Admitted, Session};
 use super::units::Slot;
 use super::{Flow, Worker};
@@ -115,11 +117,10 @@ impl Worker {
     fn route(&mut self, connection: &mut Connection) -> Flow {
         let Stage::Waiting { store, .. } = &connection.stage else { return Flow::Stay };
         let owner = self.shared.owner(store);
-        if owner != self.index {
+        if owner != self.index && !connection.is_directed {
             return Flow::Move(owner);
         }
-        self.try_login(connection);
-        Flow::Stay
+        self.try_login(connection)
     }
 
     fn admit(
@@ -168,9 +169,9 @@ impl Worker {
     }
 
     /// Lets the connection in if its volume is open and nothing of the session that it replaces is in flight; otherwise it
-    /// waits, and this is called again.
-    pub(super) fn try_login(&mut self, connection: &mut Connection) {
-        let Stage::Waiting { request, target_name, store } = &connection.stage else { return };
+    /// waits, and this is called again. Its session may be another worker's.
+    pub(super) fn try_login(&mut self, connection: &mut Connection) -> Flow {
+        let Stage::Waiting { request, target_name, store } = &connection.stage else { return Flow::Stay };
         // Asked again: while it waited, or moved here, the rules may have changed or a drain begun, and whoever did that was told
         // that it holds.
         let (volume, read_only) = match self.admit(connection, request, target_name) {
@@ -180,27 +181,29 @@ impl Worker {
                     let reason = "the volume was made anew while the login waited; try again".to_owned();
                     Denied::Refused(LoginStatus::SERVICE_UNAVAILABLE, reason)
                 });
-                let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) else {
-                    return;
-                };
-                return self.deny(connection, &request, denied);
+                if let Stage::Waiting { request, .. } = std::mem::replace(&mut connection.stage, Stage::Before) {
+                    self.deny(connection, &request, denied);
+                }
+                return Flow::Stay;
             }
         };
         let store = store.clone();
         let (nexus, initiator_name) = (nexus_of(request, connection.portal.group), request.initiator_name.clone());
         let (tsih, cid) = (request.tsih, request.cid);
         if tsih != 0 {
-            return self.try_join(
-                connection,
-                tsih,
-                cid,
-                &Admitted { nexus, initiator_name, volume: Some(volume), read_only },
-            );
+            if let Some(home) = self.home_of(&volume, &nexus).filter(|_| !connection.is_directed) {
+                connection.is_directed = true;
+                return Flow::Move(home);
+            }
+            let admitted = Admitted { nexus, initiator_name, volume: Some(volume), place: None, read_only };
+            self.try_join(connection, tsih, cid, &admitted);
+            return Flow::Stay;
         }
         if !self.units.contains_key(&volume)
             && let Err(error) = self.open_for(&volume, &store, connection.key)
         {
-            return self.reject_waiting(connection, &error);
+            self.reject_waiting(connection, &error);
+            return Flow::Stay;
         }
         let unit = match self.units.get_mut(&volume) {
             Some(Slot::Open(open)) => open,
@@ -208,10 +211,10 @@ impl Worker {
                 if !waiting.contains(&connection.key) {
                     waiting.push(connection.key);
                 }
-                return;
+                return Flow::Stay;
             }
             // A clone or snapshot, whose store is on its way.
-            None => return,
+            None => return Flow::Stay,
         };
         // RFC 7143 §6.3.5: the same nexus again replaces the old session, and is let in when the old one's tasks have ended.
         // But names prove nothing: nobody's session is ended by another node, or by plain iSCSI if it has a channel.
@@ -219,19 +222,44 @@ impl Worker {
         if old.as_ref().is_some_and(|(_, identity)| *identity != connection.identity) {
             let reason =
                 "another node is logged in under the same initiator name and ISID; give each node its own name";
-            return self.refuse_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
+            self.refuse_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
+            return Flow::Stay;
         }
         if old.is_some() || unit.unit.is_leaving(&nexus) {
             unit.replacing.push(connection.key);
             if let Some((old, _)) = old {
                 self.end_session(old, "replaced by a new login of the same initiator");
             }
-            return;
+            return Flow::Stay;
         }
+        let home = self.home_for(&volume);
+        let Some(Slot::Open(unit)) = self.units.get_mut(&volume) else { return Flow::Stay };
         let key = self.shared.session_key();
         unit.unit.attach(key, nexus.clone(), connection.origin(), read_only);
         unit.unit_in_use();
-        self.admit_new(connection, key, Admitted { nexus, initiator_name, volume: Some(volume), read_only });
+        let sealed = unit.unit.volume().sealed.as_ref().map(|sealed| {
+            let block_bytes = unit.unit.volume().geometry.block_size.bytes();
+            (block_bytes, 8 + sealed.custody.record_bytes_in_channel())
+        });
+        let place = Place { unit: self.index, home, volume: Arc::new(volume.clone()), sealed };
+        self.shared.placed[home].fetch_add(1, Ordering::Relaxed);
+        self.admit_new(
+            connection,
+            key,
+            Admitted { nexus, initiator_name, volume: Some(volume), place: Some(place), read_only },
+        );
+        if home == self.index {
+            return Flow::Stay;
+        }
+        self.abroad.insert(key, home);
+        Flow::Move(home)
+    }
+
+    /// The other worker that has the session of a nexus.
+    fn home_of(&self, volume: &VolumeName, nexus: &NexusId) -> Option<usize> {
+        let Some(Slot::Open(open)) = self.units.get(volume) else { return None };
+        let (key, _) = open.unit.session_of(nexus)?;
+        self.abroad.get(&key).copied()
     }
 
     /// A further connection of a session (RFC 7143 §4.2.1): of the same initiator, target and portal group, with the same proof and the
@@ -260,12 +288,7 @@ impl Worker {
                 }
                 connection.stage = Stage::Admitted { key: session.key, joins: true, admitted: admitted.clone() };
             }
-            MayAdd::Later => {
-                let volume = admitted.volume.as_ref();
-                if let Some(Slot::Open(open)) = volume.and_then(|volume| self.units.get_mut(volume)) {
-                    open.replacing.push(connection.key);
-                }
-            }
+            MayAdd::Later => session.joining.push(connection.key),
             MayAdd::TooMany => {
                 let reason = "its session has as many connections as were agreed on";
                 self.refuse_waiting(connection, LoginStatus::TOO_MANY_CONNECTIONS, reason);
@@ -294,7 +317,7 @@ impl Worker {
         }
         let (nexus, initiator_name) = (nexus_of(request, connection.portal.group), request.initiator_name.clone());
         let key = self.shared.session_key();
-        self.admit_new(connection, key, Admitted { nexus, initiator_name, volume: None, read_only: true });
+        self.admit_new(connection, key, Admitted { nexus, initiator_name, volume: None, place: None, read_only: true });
     }
 
     /// Refuses a login to a volume that is being drained: it is elsewhere now, or will be back.
@@ -363,8 +386,14 @@ impl Worker {
                 connection.lost(error.to_string());
             }
         }
-        connection.send_full = false;
-        if self.stopping.is_some() {
+        (connection.send_full, connection.touched) = (false, false);
+        // A drain that began while it was on its way did not see it.
+        let is_drained = |volume: &VolumeName| self.shared.drain().of(volume).is_some();
+        let is_late = match &connection.stage {
+            Stage::Admitted { admitted, .. } => admitted.volume.as_ref().is_some_and(is_drained),
+            _ => false,
+        };
+        if self.stopping.is_some() || is_late {
             connection.refuse();
             return self.insert(connection);
         }

@@ -8,6 +8,7 @@ use strongroom_channel::Scheme;
 
 use super::Worker;
 use super::connection::{Connection, ConnectionKey, Stage};
+use super::crossing::Request;
 use super::session::{Admitted, Session};
 use super::units::Slot;
 use crate::access::Identity;
@@ -91,9 +92,11 @@ impl Worker {
             Order::Resized { store } => self.resized(&store),
             Order::Gone { export } => {
                 // None was there a moment ago, but one may have come in between.
-                let keys = self.sessions_where(|session, _| session.volume.as_ref() == Some(&export));
-                keys.iter().for_each(|key| self.end_session(*key, "what it used was deleted"));
-                self.refuse_begun(|_, _, admitted, _| admitted.volume.as_ref() == Some(&export));
+                let users = match self.units.get(&export) {
+                    Some(Slot::Open(open)) => open.unit.connections(),
+                    _ => Vec::new(),
+                };
+                users.iter().for_each(|key| self.end_session(*key, "what it used was deleted"));
                 self.forget_unit(&export);
             }
             Order::Recheck { volume, reply } => {
@@ -233,7 +236,10 @@ impl Worker {
     fn set_read_only(&mut self, key: SessionKey, now: bool) {
         let Some(session) = self.sessions.get_mut(&key) else { return };
         session.read_only = now;
-        if let Some(Slot::Open(open)) = session.volume.as_ref().and_then(|volume| self.units.get_mut(volume)) {
+        let Some(place) = session.place.clone() else { return };
+        if place.unit != self.index {
+            self.ask_unit(key, &place, Request::ReadOnly(now));
+        } else if let Some(Slot::Open(open)) = self.units.get_mut(&*place.volume) {
             open.unit.set_read_only(key, now);
         }
     }
@@ -287,19 +293,13 @@ impl Worker {
             keys: keys.map(|(key, value)| (key.to_owned(), value)).to_vec(),
             connections,
             queue_depth: self.settings.config.limits.queue_depth,
-            in_flight: session.volume.as_ref().map_or(0, |volume| self.in_flight_of(volume, session.key)),
+            worker: self.index,
+            in_flight: session.machine.executing() - session.queued.len(),
             waiting: session.queued.len(),
             commands: done.commands,
             bytes_read: done.bytes_read,
             bytes_written: done.bytes_written,
             rejects: done.rejects,
-        }
-    }
-
-    fn in_flight_of(&self, volume: &VolumeName, key: SessionKey) -> usize {
-        match self.units.get(volume) {
-            Some(Slot::Open(open)) => open.unit.in_flight_of(key),
-            _ => 0,
         }
     }
 

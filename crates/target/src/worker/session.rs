@@ -1,4 +1,4 @@
-//! One session: its machine, its connections, and what it holds of memory. Lives where its volume's unit is.
+//! One session: its machine, its connections, and what it holds of memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -9,6 +9,7 @@ use strongroom_iscsi::target::{self as iscsi, ConnectionId, Direction, Response,
 use strongroom_scsi::{NexusId, opcode};
 
 use super::connection::ConnectionKey;
+use super::crossing::Place;
 use crate::TRANSFER_BYTES_MAX;
 use crate::access::Identity;
 use crate::names::VolumeName;
@@ -32,9 +33,13 @@ pub(super) struct Session {
     pub(super) scheme: Option<Scheme>,
     /// `None` for discovery.
     pub(super) volume: Option<VolumeName>,
+    /// Where the volume's unit is.
+    pub(super) place: Option<Place>,
     pub(super) read_only: bool,
     pub(super) since: Instant,
     pub(super) connections: Vec<(ConnectionId, ConnectionKey)>,
+    /// Logins that wait until tasks of the connection that they replace have ended.
+    pub(super) joining: Vec<ConnectionKey>,
     /// When it was found to have none.
     pub(super) vacant_since: Option<Instant>,
     pub(super) touched: bool,
@@ -53,6 +58,8 @@ pub(super) struct Admitted {
     pub(super) nexus: NexusId,
     pub(super) initiator_name: String,
     pub(super) volume: Option<VolumeName>,
+    /// With the volume, unless it joins a session.
+    pub(super) place: Option<Place>,
     pub(super) read_only: bool,
 }
 
@@ -64,7 +71,7 @@ impl Session {
         (identity, address, scheme): (Identity, IpAddr, Option<Scheme>),
         now: Instant,
     ) -> Session {
-        let Admitted { nexus, initiator_name, volume, read_only } = admitted;
+        let Admitted { nexus, initiator_name, volume, place, read_only } = admitted;
         Session {
             key,
             machine,
@@ -74,9 +81,11 @@ impl Session {
             address,
             scheme,
             volume,
+            place,
             read_only,
             since: now,
             connections: Vec::new(),
+            joining: Vec::new(),
             vacant_since: None,
             touched: false,
             armed: None,
@@ -135,6 +144,18 @@ impl Session {
         if cost > 0 {
             self.reading.insert(task, cost);
             self.reading_bytes += cost;
+        }
+    }
+
+    /// Another session's function ends all of its tasks. What the store works on is answered when that is over; the rest at once.
+    pub(super) fn end_tasks(&mut self, closes: bool) {
+        let queued = std::mem::take(&mut self.queued);
+        self.machine.abort_tasks(None);
+        for command in queued {
+            self.machine.complete(command.task, Response::task_aborted());
+        }
+        if closes {
+            self.machine.close("target cold reset");
         }
     }
 

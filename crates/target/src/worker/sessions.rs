@@ -7,8 +7,8 @@ use strongroom_iscsi::target::{ConnectionId, Event};
 use strongroom_iscsi::{CloseReason, target as iscsi};
 
 use super::connection::{Connection, Stage};
+use super::crossing::Notice;
 use super::session::{Admitted, Session};
-use super::units::Slot;
 use super::{Flow, Timer, Worker, set_timer};
 use crate::names::{VolumeName, for_log};
 use crate::stats::{Counters, SessionInfo};
@@ -77,11 +77,8 @@ impl Worker {
     /// A sealed block goes in one piece: an initiator that takes less cannot be served.
     fn check_segments(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.get_mut(&key) else { return };
-        let Some(Slot::Open(open)) = session.volume.as_ref().and_then(|volume| self.units.get(volume)) else { return };
-        let described = open.unit.volume();
-        let Some(sealed) = &described.sealed else { return };
-        let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
-        if session.machine.sealed_blocks_max(described.geometry.block_size.bytes(), entry_bytes) == 0 {
+        let Some(place) = session.place.as_ref().filter(|place| place.sealed.is_some()) else { return };
+        if place.sealed_blocks_max(&session.machine) == 0 {
             session.machine.close("the initiator's MaxRecvDataSegmentLength is less than a block; it must be raised");
         }
     }
@@ -145,10 +142,11 @@ impl Worker {
         }
         self.count_vacant(&mut session, true);
         set_timer(&mut self.timers, Timer::Session(session.key), &mut session.armed, None);
-        self.shared.counters.session_ends(session.key);
-        if let Some(volume) = &session.volume {
-            self.leave_unit(volume, session.key);
+        self.retries.append(&mut session.joining);
+        if let Some(place) = &session.place {
+            self.leave_unit(place, session.key);
         }
+        self.shared.counters.session_ends(session.key);
     }
 
     /// A session without a connection takes a place among connections until it is over.
@@ -177,10 +175,13 @@ impl Worker {
     }
 
     /// Ends another session than the one being driven.
-    pub(super) fn end_session(&mut self, key: SessionKey, why: &str) {
+    pub(super) fn end_session(&mut self, key: SessionKey, why: &'static str) {
         if let Some(session) = self.sessions.get_mut(&key) {
             session.machine.close(why);
             return session.touch(&mut self.touched_sessions);
+        }
+        if self.abroad.contains_key(&key) {
+            return self.tell_session(key, Notice::End { why });
         }
         // It may still be on its way in.
         let is_it = |stage: &Stage| matches!(stage, Stage::Admitted { key: of, joins: false, .. } if *of == key);

@@ -9,9 +9,10 @@ use strongroom_iscsi::target::{
 use strongroom_scsi::Sense;
 
 use super::Worker;
+use super::crossing::{Answer, Managed, Notice, Request};
 use super::session::{Session, cost};
 use super::units::{PendingManagement, Slot};
-use crate::stats::Counters;
+use crate::names::VolumeName;
 use crate::unit::{SessionKey, Verdict};
 
 impl Worker {
@@ -36,42 +37,41 @@ impl Worker {
 
     fn start_command(&mut self, session: &mut Session, command: iscsi::Command) {
         let (task, cost) = (command.task, cost(&command));
-        let open = session.volume.as_ref().and_then(|volume| match self.units.get_mut(volume) {
-            Some(Slot::Open(open)) => Some(open),
-            _ => None,
-        });
-        let Some(open) = open else {
+        let Some(place) = &session.place else {
             session.machine.complete(task, Response::check_condition(Sense::INTERNAL_FAILURE.encode()));
             return;
         };
-        let volume = std::sync::Arc::clone(open.unit.volume());
-        let sealed_blocks_max = volume.sealed.as_ref().map_or(0, |sealed| {
-            let entry_bytes = 8 + sealed.custody.record_bytes_in_channel();
-            session.machine.sealed_blocks_max(volume.geometry.block_size.bytes(), entry_bytes)
-        });
+        let sealed_blocks_max = place.sealed_blocks_max(&session.machine);
+        if place.unit != self.index {
+            self.ask_unit(session.key, place, Request::Command { command, sealed_blocks_max });
+            return session.started(task, cost);
+        }
+        let Some(Slot::Open(open)) = self.units.get_mut(&*place.volume) else {
+            session.machine.complete(task, Response::check_condition(Sense::INTERNAL_FAILURE.encode()));
+            return;
+        };
         open.activity(self.now);
         match open.unit.submit(session.key, command, sealed_blocks_max) {
             Verdict::Answer(response) => session.finished(task, Some(response)),
             Verdict::Later => session.started(task, cost),
-            Verdict::Violation(what) => {
-                Counters::count(&self.shared.counters.misbehaved);
-                tracing::warn!(address = %session.address, volume = %volume.name, what, "broke the frame discipline");
-                session.machine.close(format!("{what}: the initiator breaks the frame discipline; update it"));
-            }
+            Verdict::Violation(what) => self.violated(session, what),
         }
     }
 
     /// The store has finished something.
     pub(super) fn task_finished(&mut self, key: SessionKey, task: TaskId, response: Option<Response>) {
-        if let Some(session) = self.sessions.get_mut(&key) {
-            session.finished(task, response);
-            session.touch(&mut self.touched_sessions);
+        match self.sessions.get_mut(&key) {
+            Some(session) => {
+                session.finished(task, response);
+                session.touch(&mut self.touched_sessions);
+            }
+            None => self.tell_session(key, Notice::Finished { task, response }),
         }
     }
 
-    /// Carries out a task management function. Its answer comes when nothing that it ends can take effect any more.
+    /// Has a task management function carried out. Its answer comes when nothing that it ends can take effect any more.
     pub(super) fn task_management(&mut self, session: &mut Session, request: TaskManagement) {
-        let TaskManagement { id, function, tasks } = request;
+        let (id, function) = (request.id, request.function);
         let answer = |session: &mut Session, result| session.machine.answer_task_management(id, result);
         let lun = match function {
             ManagementFunction::ClearAca(_) => return answer(session, TaskManagementResult::NotSupported),
@@ -89,104 +89,100 @@ impl Worker {
         if lun.index() != Some(0) {
             return answer(session, TaskManagementResult::LunDoesNotExist);
         }
-        let Some(volume) = session.volume.clone() else {
+        let Some(place) = session.place.clone() else {
             return answer(session, TaskManagementResult::NotSupported);
         };
-        match function {
-            ManagementFunction::QueryTaskSet { any: true, .. } => {
-                return answer(session, TaskManagementResult::Succeeded);
-            }
-            ManagementFunction::QueryTaskSet { any: false, .. } => {
-                return answer(session, TaskManagementResult::Complete);
-            }
-            ManagementFunction::QueryAsyncEvent(_) => {
-                let waits = match self.units.get(&volume) {
-                    Some(Slot::Open(open)) => open.unit.waiting_attention(session.key),
-                    _ => None,
-                };
-                return match waits {
-                    Some(sense) => session.machine.answer_query(id, [sense.key as u8, sense.asc, sense.ascq]),
-                    None => answer(session, TaskManagementResult::Complete),
-                };
-            }
-            _ => {}
+        if let ManagementFunction::QueryTaskSet { any, .. } = function {
+            let found = if any { TaskManagementResult::Succeeded } else { TaskManagementResult::Complete };
+            return answer(session, found);
         }
-        let own = matches!(
-            function,
-            ManagementFunction::AbortTask(_)
-                | ManagementFunction::AbortTaskSet(_)
-                | ManagementFunction::ConnectionEnded
-                | ManagementFunction::NexusReset
-        );
-        let others = !own;
-        if let (true, Some(Slot::Open(open))) = (others, self.units.get(&volume))
-            && open.unit.is_read_only(session.key)
-        {
+        if is_about_others(function) && session.read_only {
+            let volume = &*place.volume;
             tracing::warn!(address = %session.address, %volume, ?function, "refused to one who may only read");
             return answer(session, TaskManagementResult::AuthorizationFailed);
         }
-        session.queued.retain(|command| !tasks.contains(&command.task));
-        let Some(Slot::Open(open)) = self.units.get_mut(&volume) else {
-            return answer(session, TaskManagementResult::Rejected);
+        session.queued.retain(|command| !request.tasks.contains(&command.task));
+        if place.unit != self.index {
+            return self.ask_unit(session.key, &place, Request::Manage(request));
+        }
+        if let Some(managed) = self.manage(session.key, &place.volume, request) {
+            self.managed(session, &managed);
+        }
+    }
+
+    /// Carries out a function at the unit. `None`: it has to wait, and the session is told later.
+    pub(super) fn manage(&mut self, key: SessionKey, volume: &VolumeName, request: TaskManagement) -> Option<Managed> {
+        let TaskManagement { id, function, tasks } = request;
+        let Some(Slot::Open(open)) = self.units.get_mut(volume) else {
+            return Some(Managed::result(id, TaskManagementResult::Rejected));
         };
+        if let ManagementFunction::QueryAsyncEvent(_) = function {
+            let answer = match open.unit.waiting_attention(key) {
+                Some(sense) => Answer::Found([sense.key as u8, sense.asc, sense.ascq]),
+                None => Answer::Result(TaskManagementResult::Complete),
+            };
+            return Some(Managed { id, answer, closes: false });
+        }
         let mut waiting: HashSet<(SessionKey, TaskId)> = HashSet::new();
         for task in tasks {
-            waiting.extend(open.unit.abort(session.key, Some(task)).into_iter().map(|task| (session.key, task)));
+            waiting.extend(open.unit.abort(key, Some(task)).into_iter().map(|task| (key, task)));
         }
         if function == ManagementFunction::NexusReset {
-            open.unit.nexus_lost(session.key);
+            open.unit.nexus_lost(key);
         }
         let mut end_others = Vec::new();
-        if others {
-            for key in open.unit.connections_at_work().into_iter().filter(|key| *key != session.key) {
-                waiting.extend(open.unit.abort_for_others(key).into_iter().map(|task| (key, task)));
-                end_others.push(key);
+        if is_about_others(function) {
+            for other in open.unit.connections_at_work().into_iter().filter(|other| *other != key) {
+                waiting.extend(open.unit.abort_for_others(other).into_iter().map(|task| (other, task)));
+                end_others.push(other);
             }
             // With TAS=1 cleared commands are answered, and no unit attention tells of them (SAM-5 §5.14).
             if !matches!(function, ManagementFunction::ClearTaskSet(_)) {
                 open.unit.reset();
             }
         }
-        let close_sessions = function == ManagementFunction::TargetColdReset;
-        let pending = PendingManagement { session: session.key, id, waiting, close_sessions };
-        if pending.waiting.is_empty() {
-            answer(session, TaskManagementResult::Complete);
-            if close_sessions {
-                session.machine.close("target cold reset");
-            }
-            // Logins may have waited for this.
-            if let Some(Slot::Open(open)) = self.units.get_mut(&volume) {
-                open.activity(self.now);
-            }
-        } else {
+        let closes = function == ManagementFunction::TargetColdReset;
+        let pending = PendingManagement { session: key, id, waiting, closes };
+        // Logins may have waited for this.
+        open.activity(self.now);
+        let is_done = pending.waiting.is_empty();
+        if !is_done {
             open.managements.push(pending);
         }
-        for key in end_others {
-            self.end_tasks_of_other(key, close_sessions);
+        for other in end_others {
+            self.tell_session(other, Notice::EndTasks { closes });
         }
-    }
-
-    /// Another session's reset reaches this one. What the store works on is answered when that is over; the rest at once.
-    fn end_tasks_of_other(&mut self, key: SessionKey, close_session: bool) {
-        let Some(other) = self.sessions.get_mut(&key) else { return };
-        let queued = std::mem::take(&mut other.queued);
-        other.machine.abort_tasks(None);
-        for command in queued {
-            other.machine.complete(command.task, Response::task_aborted());
-        }
-        if close_session {
-            other.machine.close("target cold reset");
-        }
-        other.touch(&mut self.touched_sessions);
+        is_done.then(|| Managed { closes, ..Managed::result(id, TaskManagementResult::Complete) })
     }
 
     /// A management function has nothing left to wait for.
     pub(super) fn management_done(&mut self, pending: &PendingManagement) {
-        let Some(session) = self.sessions.get_mut(&pending.session) else { return };
-        session.machine.answer_task_management(pending.id, TaskManagementResult::Complete);
-        if pending.close_sessions {
+        let done = Managed::result(pending.id, TaskManagementResult::Complete);
+        self.tell_session(pending.session, Notice::Managed(Managed { closes: pending.closes, ..done }));
+    }
+
+    /// Answers the initiator.
+    pub(super) fn managed(&mut self, session: &mut Session, managed: &Managed) {
+        match managed.answer {
+            Answer::Result(result) => session.machine.answer_task_management(managed.id, result),
+            Answer::Found(sense) => session.machine.answer_query(managed.id, sense),
+        }
+        if managed.closes {
             session.machine.close("target cold reset");
         }
-        session.touch(&mut self.touched_sessions);
+        self.retries.append(&mut session.joining);
     }
+}
+
+/// Functions that reach the tasks of other sessions.
+fn is_about_others(function: ManagementFunction) -> bool {
+    !matches!(
+        function,
+        ManagementFunction::AbortTask(_)
+            | ManagementFunction::AbortTaskSet(_)
+            | ManagementFunction::ConnectionEnded
+            | ManagementFunction::NexusReset
+            | ManagementFunction::QueryTaskSet { .. }
+            | ManagementFunction::QueryAsyncEvent(_)
+    )
 }

@@ -10,7 +10,7 @@ use strongroom_block::BlockKeyWrap;
 use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::{Medium, Store, View};
 
-use super::{ConnectionKey, Message, Worker};
+use super::{ConnectionKey, Flow, Message, Worker};
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
@@ -91,7 +91,7 @@ pub(super) struct PendingManagement {
     pub(super) session: SessionKey,
     pub(super) id: ManagementId,
     pub(super) waiting: HashSet<(SessionKey, TaskId)>,
-    pub(super) close_sessions: bool,
+    pub(super) closes: bool,
 }
 
 impl OpenUnit {
@@ -247,18 +247,22 @@ impl Worker {
         }
     }
 
-    fn login_again(&mut self, waiting: &[ConnectionKey]) {
+    pub(super) fn login_again(&mut self, waiting: &[ConnectionKey]) {
         for &key in waiting {
-            if let Some(mut connection) = self.connections.remove(&key) {
-                self.try_login(&mut connection);
-                connection.touch(&mut self.touched);
-                self.connections.insert(key, connection);
+            let Some(mut connection) = self.connections.remove(&key) else { continue };
+            match self.try_login(&mut connection) {
+                Flow::Move(worker) => self.hand_over(connection, worker),
+                Flow::Stay | Flow::Over => {
+                    connection.touch(&mut self.touched);
+                    self.connections.insert(key, connection);
+                }
             }
         }
     }
 
-    /// A session that used a volume is over.
-    pub(super) fn leave_unit(&mut self, volume: &VolumeName, key: SessionKey) {
+    /// A session that used a unit here is over, wherever it was.
+    pub(super) fn detach(&mut self, volume: &VolumeName, key: SessionKey) {
+        self.abroad.remove(&key);
         let Some(Slot::Open(open)) = self.units.get_mut(volume) else { return };
         open.unit.detach(key);
         open.submitted = true;
