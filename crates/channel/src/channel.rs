@@ -189,6 +189,14 @@ impl Channel {
         self.outbound.pdu(kind, header, data, out)
     }
 
+    /// Changes the keys of the sending direction now, for a limit that the channel does not see, such as time. Does nothing if
+    /// they have protected nothing yet, on a dead or closed channel, or before the confirmation.
+    pub fn rekey(&mut self, out: &mut Vec<Buffer>) {
+        if self.failed.is_none() && self.confirmed {
+            self.outbound.rekey_if_used(out);
+        }
+    }
+
     /// Says goodbye: nothing more will be sent. What the peer still sends can be received. Does nothing twice, on a
     /// dead channel, or before the confirmation.
     pub fn close(&mut self, out: &mut Vec<Buffer>) {
@@ -224,6 +232,11 @@ impl Channel {
     /// How often this end has changed its keys.
     pub fn rekeys(&self) -> u64 {
         self.outbound.generation()
+    }
+
+    /// How often the peer has changed its keys.
+    pub fn peer_rekeys(&self) -> u64 {
+        self.inbound.generation()
     }
 
     fn accept(&mut self, arrival: Arrival) -> Result<(), ChannelError> {

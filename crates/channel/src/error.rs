@@ -63,6 +63,9 @@ pub enum ChannelError {
     /// Peer: it used one generation of keys for too long.
     #[error("the peer did not change its keys in time; the connection was ended")]
     RekeyOverdue,
+    /// Peer: it changed keys that had protected nothing.
+    #[error("the peer changes its keys without using them; it breaks the protocol")]
+    EmptyGeneration,
     /// Peer: bytes after it said that no more would come.
     #[error("the peer sent data after it had closed the connection")]
     AfterClose,

@@ -113,6 +113,10 @@ impl Inbound {
         self.closed
     }
 
+    pub(crate) fn generation(&self) -> u64 {
+        self.keys.generation()
+    }
+
     /// Takes bytes until one frame is whole. Returns how many it took and the frame, if it is.
     pub(crate) fn take(&mut self, mut bytes: &[u8]) -> Result<(usize, Option<Arrival>), ChannelError> {
         let offered = bytes.len();
@@ -180,6 +184,10 @@ impl Inbound {
         }
         if self.keys.tags() >= GENERATION_TAGS_CAP {
             return Err(ChannelError::RekeyOverdue);
+        }
+        // New keys cost the receiver far more than the 24 bytes that ask for them.
+        if prefix.frame_type == FrameType::Rekey && self.keys.tags() == 0 {
+            return Err(ChannelError::EmptyGeneration);
         }
         let is_control = matches!(prefix.frame_type, FrameType::Confirm | FrameType::Rekey | FrameType::Close);
         if !is_control && self.scheme.kind_of(prefix.frame_type).is_none() {

@@ -155,3 +155,46 @@ impl KeyType for Len {
 fn expand(prk: &Prk, info: &[&[u8]], out: &mut [u8]) {
     prk.expand(info, Len(out.len())).and_then(|material| material.fill(out)).expect("far below 255 hashes of output");
 }
+
+#[cfg(test)]
+mod tests {
+    //! Proves that keys come from the exporter as docs/protocol.md says; the values are of an independent implementation.
+    use super::*;
+
+    #[test]
+    fn keys_are_derived_as_specified() {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let golden = [
+            (
+                Scheme::MacAll,
+                "1e19b17f7d7e35de2bb144bb1f38e85eab00a60b27b9dd6bca32c77fa2658b35",
+                "4e42404c1a01ed40cbe4aeea",
+            ),
+            (
+                Scheme::LazyAuth,
+                "e5d446656ef3c1c5f6c6183c80649a8e68f4454bd1fc2907d1bfe4a5d7a62497",
+                "3b952961e1925533d8c0d14b",
+            ),
+            (
+                Scheme::EncryptAll,
+                "ba9586aa663b10b3cfe92d9a4039288d59287f858a15a00b1df505f28b720d7e",
+                "749e25c76e3121e0a0873f40",
+            ),
+            (
+                Scheme::LazyDecrypt,
+                "f3dc18e135a3710cb1d4348855de91d360f401f6133e87f7d7b38d0c397e861b",
+                "0f5079aa2b76742b133ff952",
+            ),
+            (
+                Scheme::Lazy,
+                "ea8e9b7dce35762fcb8527edf34f6be3175c6cfb923bd8c296aade53b226b237",
+                "8d8e43f45e65c40afaaef53c",
+            ),
+        ];
+        for (scheme, secret, iv) in golden {
+            let exporter = std::array::from_fn(|at| at as u8);
+            let keys = ChannelKeys::new(exporter, scheme).direction(Direction::ToTarget);
+            assert_eq!((hex(&keys.secret), hex(&keys.iv)), (secret.to_owned(), iv.to_owned()), "{scheme}");
+        }
+    }
+}

@@ -60,9 +60,8 @@ impl Outbound {
         let bytes = (header.len() + data.len()) as u64;
         let due = self.keys.tags() >= self.limits.rekey_tags
             || self.generation_bytes.saturating_add(bytes) > self.limits.rekey_bytes;
-        // A generation that has carried nothing is as fresh as the next one would be.
-        if due && self.keys.tags() > 0 {
-            self.rekey(out);
+        if due {
+            self.rekey_if_used(out);
         }
         self.generation_bytes = self.generation_bytes.saturating_add(bytes);
         let frame_type = self.scheme.frame_type(kind);
@@ -90,7 +89,14 @@ impl Outbound {
         out.push(frame);
     }
 
-    pub(crate) fn rekey(&mut self, out: &mut Vec<Buffer>) {
+    /// Changes keys, unless this generation is as fresh as the next one would be.
+    pub(crate) fn rekey_if_used(&mut self, out: &mut Vec<Buffer>) {
+        if self.keys.tags() > 0 && !self.closed {
+            self.rekey(out);
+        }
+    }
+
+    fn rekey(&mut self, out: &mut Vec<Buffer>) {
         let frame = self.frame(FrameType::Rekey, &[], &[], 0);
         out.push(frame);
         self.keys.advance();

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use strongroom_block::Mode;
+
 use crate::FrameKind;
 use crate::frame::FrameType;
 
@@ -62,6 +64,12 @@ impl Scheme {
     /// Whether the channel encrypts block data itself, so that even data that is not sealed is unreadable.
     pub fn encrypts_block_data(self) -> bool {
         self == Scheme::EncryptAll
+    }
+
+    /// Whether it would show sealed block data that its name promises to hide: blocks sealed in the mode authenticate-only are
+    /// readable, and S2-3 and S2-5 leave them as they are. Neither end uses such a pair.
+    pub fn would_show(self, mode: Mode) -> bool {
+        mode == Mode::AuthenticateOnly && self.is_confidential() && !self.encrypts_block_data()
     }
 
     /// Whether block data is authenticated when it arrives, not only when a reader opens it.
@@ -137,6 +145,13 @@ mod tests {
         for wrong in ["S0", "plain", "", "S2-7", "lazy "] {
             assert_eq!(wrong.parse::<Scheme>(), Err(UnknownScheme(wrong.to_owned())), "no channel has it");
         }
+    }
+
+    #[test]
+    fn readable_blocks_go_under_no_scheme_that_promises_secrecy() {
+        let showing = |mode| Scheme::ALL.iter().copied().filter(|scheme| scheme.would_show(mode)).collect::<Vec<_>>();
+        assert_eq!(showing(Mode::AuthenticateOnly), [Scheme::LazyDecrypt, Scheme::Lazy]);
+        assert_eq!(showing(Mode::Encrypt), []);
     }
 
     #[test]

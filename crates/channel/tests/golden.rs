@@ -119,3 +119,78 @@ fn every_scheme_is_as_specified() {
         assert_eq!(frames, golden, "{scheme}");
     }
 }
+
+/// After what the test before sends: REKEY, block data under the new keys, CLOSE; and the target's answer with block data, behind
+/// its confirmation.
+#[test]
+fn every_scheme_changes_keys_as_specified() {
+    let golden = [
+        (
+            Scheme::MacAll,
+            [
+                "540000000000000082db85d65f1050957263e981e92e0d43",
+                "5901003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f14641a5559f16de0b5081cd0f8f5bcb8b9a5f4a064617461cc33f22b722246aae0aff01371c6652a",
+                "5501000000000000a64e6a4a8eab0c04806aee91af7ffaf0",
+                "5900003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f509d54ab8d5ab70799ee95117cd165cdd137ddd964617461e13f9bd12551ff8826ad79e1245b67bd",
+            ],
+        ),
+        (
+            Scheme::LazyAuth,
+            [
+                "54000000000000000922adfd2a35c3a16fbda67041cb0a37",
+                "5a01003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f2198581bfd980df6c4dc9129f3d6d935fb98d93964617461",
+                "5501000000000000a68ce42dc06b85a25311614c9080068c",
+                "5a00003400000004000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2fc10536ec4267bd1335bc9d18c1bbe6edf82846b264617461",
+            ],
+        ),
+        (
+            Scheme::EncryptAll,
+            [
+                "5400000000000000a97192e60f245eabc1843498a1e69166",
+                "5601003400000004cbb779d93fd9303f1bf45415c23687457ce0bc06c878cda8fe11c8a2361f8d3f14c076bf7f919fb83182870c0b201fe131a03273e197fdffb4fa7e258fc93f52ccb885679de7eb17",
+                "550100000000000026410717d9c9bf0d0a0fca509c9244b6",
+                "56000034000000047d2d767b970a66b319a92aadb2f1062705ee1e0bc410bbabc4e6c632fbcf677a5fc5bc9f2fb739af7920824b1a113d2d8e12e62093841e387b1fd7a8a7a2971aff263480b8ff4c67",
+            ],
+        ),
+        (
+            Scheme::LazyDecrypt,
+            [
+                "54000000000000006f1139bca71cff6f37ff6589f9f6a467",
+                "570100340000000451dd6c13dc71b282d467e31b1c60b3b0fb7dd9209347ab91c11afbd900c1c82951736382288cd5aebe49e9a5928434d36fac273ff0f621ecba47d4632beb8f438f80a47b646174616a243e9d3caeda907305289f1fcf49c6",
+                "5501000000000000a0c701ac87971a9a5b29f1512f413b27",
+                "5700003400000004ab7e8957f2464ae3189310cbe355926ec97aaf0a97e463d9b7cbbdb849583ab7e725e34d60f5edc00fcbd434c37802a33b14a18a6cf1ee2a4f60d3b28fada1ac9379987e6461746145d591a4780af9aec7945dbda0f16621",
+            ],
+        ),
+        (
+            Scheme::Lazy,
+            [
+                "54000000000000000a6c2ef0fed0a64d360f3b91a97dbe80",
+                "5201003400000004f3084cde763367a7848c0e83aafc6cb5570bba7db262ff626079c809890314029018b8fe4d30fd3472addd9d35edfafd003585738514b7ca8634fd411a0ed5eb66e9a1cc64617461",
+                "55010000000000007a6d4789403ea3925b63004b66165b67",
+                "5200003400000004498a0c9ece7d2788d9cbe4850af9864f80c2a6de94c8c777642b4e573ede4fae68f05edffa2ae4d9077654ef45a3e999971bed8773f6352867f15ede3c55d435ddb0dd1b64617461",
+            ],
+        ),
+    ];
+    let header: Vec<u8> = (0..48).chain(*b"keys").collect();
+    for (scheme, golden) in golden {
+        let counters = Arc::new(CryptoCounters::new());
+        let mut wire = Vec::new();
+        let mut target = Channel::target(keys(scheme), ChannelLimits::default(), counters.clone(), &mut wire);
+        let mut initiator = Channel::initiator(keys(scheme), ChannelLimits::default(), counters);
+        initiator.handle_input(&wire[0]).unwrap();
+        let send = |channel: &mut Channel, kind: FrameKind| {
+            let mut frame = Vec::new();
+            channel.encode(kind, &header, Buffer::copy_from(b"data"), &mut frame).unwrap();
+            hex(&frame)
+        };
+        for kind in [FrameKind::Private, FrameKind::Protected, FrameKind::Sealed] {
+            send(&mut initiator, kind);
+        }
+        let (mut rekey, mut close) = (Vec::new(), Vec::new());
+        initiator.rekey(&mut rekey);
+        let blocks = send(&mut initiator, FrameKind::Sealed);
+        initiator.close(&mut close);
+        let answer = send(&mut target, FrameKind::Sealed);
+        assert_eq!([hex(&rekey), blocks, hex(&close), answer], golden, "{scheme}");
+    }
+}

@@ -420,7 +420,7 @@ fn a_frame_larger_than_a_generation_passes() {
 }
 
 #[test]
-fn a_held_back_rekey_ends_the_channel() {
+fn attack_rekey_held_back() {
     let mut pair = pair_with(1, ChannelLimits { rekey_tags: 1, ..ChannelLimits::default() });
     let first = encode(&mut pair.initiator, PROTECTED, b"first", b"");
     receive(&mut pair.target, &first).unwrap();
@@ -428,6 +428,57 @@ fn a_held_back_rekey_ends_the_channel() {
     let without_rekey = &second[PREFIX_BYTES + TAG_BYTES..];
     let error = receive(&mut pair.target, without_rekey).unwrap_err();
     assert_eq!(error, ChannelError::Generation { found: 1, expected: 0 });
+}
+
+/// New keys cost a receiver thousands of times what the frame costs its sender: none that were not used are changed.
+#[test]
+fn attack_rekey_flood() {
+    for mut pair in pairs() {
+        let mut wire = Vec::new();
+        pair.initiator.rekey(&mut wire);
+        assert!(wire.is_empty(), "we do not");
+        receive_one(&mut pair, b"used");
+        pair.initiator.rekey(&mut wire);
+        pair.initiator.rekey(&mut wire);
+        assert_eq!((wire.len(), receive(&mut pair.target, &flat(&wire))), (1, Ok(Vec::new())));
+        assert_eq!((pair.initiator.rekeys(), pair.target.peer_rekeys()), (1, 1));
+        // Refused on the prefix, before anything of it is opened.
+        let error = pair.target.handle_input(&[0x54, 1, 0, 0, 0, 0, 0, 0]).unwrap_err();
+        assert_eq!(error, ChannelError::EmptyGeneration);
+    }
+}
+
+fn receive_one(pair: &mut Pair, header: &[u8]) {
+    let frame = encode(&mut pair.initiator, PROTECTED, header, b"");
+    assert_eq!(receive(&mut pair.target, &frame).unwrap().len(), 1);
+}
+
+/// Forged, replayed in the next generation, and reflected.
+#[test]
+fn attack_rekey_forged() {
+    let rekeyed = |scheme: Scheme| {
+        let mut pair = pair_of(scheme, 1, ChannelLimits::default());
+        receive_one(&mut pair, b"used");
+        let mut wire = Vec::new();
+        pair.initiator.rekey(&mut wire);
+        (pair, flat(&wire))
+    };
+    for &scheme in Scheme::ALL {
+        for bit in 0..8 * (PREFIX_BYTES + TAG_BYTES) {
+            let (mut pair, mut rekey) = rekeyed(scheme);
+            rekey[bit / 8] ^= 1 << (bit % 8);
+            // What a changed length waits for never comes, and what came before it did not change the keys.
+            let result = receive(&mut pair.target, &rekey);
+            assert!(result.is_err() || pair.target.handle_eof().is_err(), "{scheme} bit {bit}");
+            assert_eq!(pair.target.peer_rekeys(), 0);
+        }
+        let (mut pair, rekey) = rekeyed(scheme);
+        receive(&mut pair.target, &rekey).unwrap();
+        receive_one(&mut pair, b"used");
+        assert_eq!(receive(&mut pair.target, &rekey), Err(ChannelError::Generation { found: 0, expected: 1 }));
+        let (mut pair, rekey) = rekeyed(scheme);
+        assert_eq!(receive(&mut pair.initiator, &rekey), Err(ChannelError::NotAuthentic));
+    }
 }
 
 #[test]

@@ -58,7 +58,8 @@
 //! and their cost are in `docs/iscsi.md`, "The initiator".
 //!
 //! This is the one room that holds keys *and* touches the network. Deliberately absent: protocol rules (`iscsi`, `scsi`,
-//! `channel`), cryptography (`seal`), and any path from a read that does not open to data: such a read is an error.
+//! `channel`), cryptography (`seal`), and any path from a read that does not open to data, but the one that has to be asked for
+//! at both ends ([`DamagedReads::Previous`]): such a read is an error.
 
 mod blocking;
 pub mod chap;
@@ -82,9 +83,10 @@ pub use error::AttachError;
 pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
 pub use memory::{MemoryCounts, MemoryDevice};
-pub use options::{AttachOptions, Limits, Timeouts, default_initiator_name};
+pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name};
 pub use remote::{
-    ConnectionStatus, EngineCounters, RecoverError, Recovered, RemoteDevice, SealedUnit, UnitDescription, inquire,
+    ConnectionStatus, EngineCounters, PreviousReads, RecoverError, Recovered, RemoteDevice, SealedUnit,
+    UnitDescription, VerifyProgress, VerifyReport, inquire,
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;

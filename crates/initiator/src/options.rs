@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strongroom_block::{CryptoCounters, Mode};
-use strongroom_channel::Scheme;
+use strongroom_channel::{ChannelLimits, Scheme};
 use strongroom_handshake::{NodeKey, PublicKey};
 
 use strongroom_iscsi::DigestOffer;
@@ -53,6 +53,10 @@ pub struct AttachOptions {
     pub timeouts: Timeouts,
     /// Tell the target which versions opened, so that it need not keep older ones.
     pub verified_feedback: bool,
+    /// What a read does with a block that does not open.
+    pub damaged_reads: DamagedReads,
+    /// When we change the keys of what we send through a channel.
+    pub rekey: Rekey,
     /// Where the bytes of our cryptography are counted.
     pub counters: Arc<CryptoCounters>,
 }
@@ -78,6 +82,8 @@ impl AttachOptions {
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             verified_feedback: true,
+            damaged_reads: DamagedReads::default(),
+            rekey: Rekey::default(),
             counters: Arc::new(CryptoCounters::new()),
         }
     }
@@ -139,6 +145,36 @@ impl Default for Limits {
             unflushed_bytes_max: 64 << 20,
         }
     }
+}
+
+/// When we change the keys of what we send through a channel; the target has limits of its own for what it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rekey {
+    /// After so many tags: one for each PDU, or two. At most 2^23.
+    pub tags: u64,
+    /// Before they have protected more bytes than that. At most 64 GiB.
+    pub bytes: u64,
+    /// After so long in use; zero: as long as the connection.
+    pub after: Duration,
+}
+
+impl Default for Rekey {
+    fn default() -> Rekey {
+        let limits = ChannelLimits::default();
+        Rekey { tags: limits.rekey_tags, bytes: limits.rekey_bytes, after: Duration::from_secs(3600) }
+    }
+}
+
+/// What a read does with a block whose newest version does not open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DamagedReads {
+    /// It fails, and names the block.
+    #[default]
+    Fail,
+    /// It goes back to the newest older version that opens, as in the lazy-crypto paper (§3.2.2); each such block is logged and
+    /// counted. Only where the volume's description allows it. Whoever can damage blocks on the way or in the store can
+    /// then choose, among the versions that are kept, which one is read.
+    Previous,
 }
 
 /// How long to wait for what.

@@ -7,13 +7,15 @@
 //! ```
 //!
 //! Requests may be split, retried, and sent again over another connection; a request that was submitted completes once.
-//! A block that does not open is a `Medium` error that names it, and never data.
+//! A block that does not open is a `Medium` error that names it, and never data, unless it was chosen that older versions may be
+//! read instead (`previous`).
 
 mod driver;
 mod engine;
 mod intake;
 mod nexus;
 mod order;
+mod previous;
 mod probe;
 mod recover;
 mod replay;
@@ -22,6 +24,8 @@ mod stamps;
 mod unit;
 mod verdict;
 mod verified;
+mod verify;
+mod versions;
 mod wire;
 mod work;
 
@@ -34,16 +38,20 @@ use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Ge
 use strongroom_net::Waker;
 
 use crate::completion::{device_error, lock};
-use crate::{AttachError, AttachOptions};
+use crate::{AttachError, AttachOptions, DamagedReads};
 use driver::{Attached, Driver, Purpose};
 use intake::Intake;
+use previous::Previous;
 use sealing::Sealing;
+use versions::Versions;
 use work::{Answer, NewOp, Reply, Work};
 
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
+pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};
 pub use unit::{SealedUnit, UnitDescription};
+pub use verify::{VerifyProgress, VerifyReport};
 
 /// Questions about absence in one call of [`RemoteDevice::hole_at`].
 const HOLE_QUESTIONS_MAX: u32 = 256;
@@ -56,6 +64,8 @@ pub struct RemoteDevice {
     unit: Arc<UnitDescription>,
     sealing: Option<Arc<Sealing>>,
     read_only: bool,
+    /// The target is told what opened.
+    gives_feedback: bool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -113,7 +123,8 @@ impl RemoteDevice {
     /// # Errors
     /// [`AttachError`]; the first failure is final, later ones (after an attach) are retried where that can help.
     pub fn attach(options: AttachOptions) -> Result<RemoteDevice, AttachError> {
-        let read_only = options.read_only;
+        let (read_only, damaged_reads) = (options.read_only, options.damaged_reads);
+        let gives_feedback = options.verified_feedback && !read_only;
         let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
         let Attached { unit, sealing } = attached;
         tracing::info!(
@@ -122,12 +133,25 @@ impl RemoteDevice {
             sealed = unit.sealed.is_some(),
             "attached"
         );
-        Ok(RemoteDevice { intake, status, unit, sealing, read_only, thread: Mutex::new(Some(thread)) })
+        let device =
+            RemoteDevice { intake, status, unit, sealing, read_only, gives_feedback, thread: Mutex::new(Some(thread)) };
+        if damaged_reads == DamagedReads::Previous
+            && let Some(versions) = device.versions()
+        {
+            let previous = Previous::start(versions)?;
+            assert!(device.intake.previous.set(previous).is_ok(), "a device is attached once");
+        }
+        Ok(device)
     }
 
     /// What the unit said about itself when it was attached.
     pub fn unit(&self) -> &UnitDescription {
         &self.unit
+    }
+
+    /// Blocks of which an older version was read ([`DamagedReads::Previous`]); none under the other policy.
+    pub fn previous_reads(&self) -> PreviousReads {
+        self.intake.previous.get().map(Previous::found).unwrap_or_default()
     }
 
     /// How the connection is doing.
@@ -240,9 +264,18 @@ impl RemoteDevice {
 
     fn end(&self) {
         self.intake.detach();
+        if let Some(previous) = self.intake.previous.get() {
+            previous.end();
+        }
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }
+    }
+
+    /// The kept versions of its blocks; `None` if it is plain.
+    fn versions(&self) -> Option<Versions> {
+        let sealing = self.sealing.clone()?;
+        Some(Versions { intake: self.intake.clone(), sealing })
     }
 
     fn writable(&self, lba: Option<Lba>) -> Result<(), DeviceError> {

@@ -47,6 +47,8 @@ pub struct LinkOptions {
     pub schemes: Vec<Scheme>,
     /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
     pub channel: ChannelLimits,
+    /// Keys of a channel that are in use serve us for so long; zero: for any time.
+    pub rekey_after: Duration,
     /// Counts the bytes of cryptography done for channels.
     pub counters: Arc<CryptoCounters>,
 }
@@ -58,6 +60,7 @@ impl Default for LinkOptions {
             data_bytes_max: 1 << 20,
             schemes: vec![Scheme::default()],
             channel: ChannelLimits::default(),
+            rekey_after: Duration::from_secs(3600),
             counters: Arc::new(CryptoCounters::new()),
         }
     }
@@ -123,6 +126,8 @@ pub struct Link {
     state: State,
     options: LinkOptions,
     setup_deadline: Option<Instant>,
+    /// When a channel next changes its keys for their age.
+    rekey_at: Option<Instant>,
     established: bool,
     peer: Option<PublicKey>,
     /// Data that is not sealed block data is encrypted under every scheme.
@@ -178,6 +183,7 @@ impl Link {
         Link {
             state,
             setup_deadline: Some(now + options.setup_timeout),
+            rekey_at: (!options.rekey_after.is_zero()).then(|| now + options.rekey_after),
             options,
             established: false,
             peer: None,
@@ -253,11 +259,26 @@ impl Link {
             let stage = if self.established { "the login" } else { "the handshake" };
             self.end(LinkEnd::TimedOut { stage, after: self.options.setup_timeout });
         }
+        if let State::Channel(channel) = &mut self.state
+            && self.rekey_at.is_some_and(|at| now >= at)
+        {
+            channel.rekey(&mut self.out);
+            self.rekey_at = Some(now + self.options.rekey_after);
+        }
     }
 
     /// When [`Link::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.setup_deadline
+        let rekey_at = self.rekey_at.filter(|_| self.in_channel());
+        [self.setup_deadline, rekey_at].into_iter().flatten().min()
+    }
+
+    /// How often we and the peer have changed keys on this connection.
+    pub fn rekeys(&self) -> (u64, u64) {
+        match &self.state {
+            State::Channel(channel) => (channel.rekeys(), channel.peer_rekeys()),
+            _ => (0, 0),
+        }
     }
 
     /// The session is in its full-feature phase: the set-up time limit no longer counts, and PDUs have `digests` from now on.

@@ -162,6 +162,9 @@ fn whole_entries(bytes: &[u8], entry_bytes: usize) -> Result<std::slice::ChunksE
     Ok(bytes.chunks_exact(entry_bytes))
 }
 
+/// In the policy byte of page 0xC0: older versions may be read in the place of blocks that do not open.
+const ALLOWS_PREVIOUS: u8 = 1;
+
 /// How a sealed unit is sealed, as far as its target knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sealing {
@@ -177,6 +180,8 @@ pub struct Sealing {
     pub record_bytes: u32,
     /// The key epoch of new writes.
     pub epoch: u32,
+    /// An initiator may choose to read older versions of blocks that do not open.
+    pub allows_previous: bool,
 }
 
 /// Vital product data page 0xC0: what an initiator must know to seal and open a unit's blocks.
@@ -205,7 +210,8 @@ impl UnitPage {
             Some(sealing) => (sealing.custody as u8, sealing.suite as u8, sealing.mode as u8),
             None => (0, 0, 0),
         };
-        page.extend_from_slice(&[self.sealing.is_some().into(), custody, suite, mode, 0, 0, 0]);
+        let policy = self.sealing.map_or(0, |sealing| u8::from(sealing.allows_previous) * ALLOWS_PREVIOUS);
+        page.extend_from_slice(&[self.sealing.is_some().into(), custody, suite, mode, 0, 0, policy]);
         page.extend_from_slice(&self.sealing.map_or([0; 16], |sealing| sealing.domain.0));
         page.extend_from_slice(&self.volume.0);
         page.extend_from_slice(&self.block_size.bytes().to_be_bytes());
@@ -243,6 +249,7 @@ impl UnitPage {
                 domain: SealingDomain(array(page, 12)?),
                 record_bytes: be32(page, 48)?,
                 epoch: be32(page, 52)?,
+                allows_previous: page[11] & ALLOWS_PREVIOUS != 0,
             }),
             _ => return None,
         };

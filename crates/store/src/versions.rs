@@ -152,6 +152,12 @@ impl Versions {
         self.kept.range((lba, sequence)..).map(|(&(lba, _), kept)| (kept.branch, lba, kept.version))
     }
 
+    /// The blocks of a branch from `lba` on of which a version is kept that no snapshot needs; a block once for each.
+    pub(crate) fn blocks_from(&self, branch: u32, lba: u64) -> impl Iterator<Item = u64> + '_ {
+        let counts = move |(name, kept): &(&Name, &Kept)| kept.branch == branch && !self.pinned.contains(name);
+        self.kept.range((lba, 0)..).filter(counts).map(|(&(lba, _), _)| lba)
+    }
+
     /// After recovery: age is the order of the sequences.
     pub(crate) fn order_by_sequence(&mut self) {
         let mut order: Vec<Name> = self.kept.keys().copied().collect();
@@ -201,7 +207,9 @@ mod tests {
         assert_eq!(versions.evict(node_of).map(Version::sequence), Some(21));
         assert_eq!((versions.len(), versions.pinned()), (0, 1));
         assert!(versions.find(1, 12).is_some());
+        assert_eq!(versions.blocks_from(0, 0).next(), None, "feedback does not release it");
         versions.unpin();
+        assert_eq!((versions.blocks_from(0, 0).next(), versions.blocks_from(1, 0).next()), (Some(1), None));
         assert_eq!(versions.evict(|_, _| Some((2, false))).map(Version::sequence), Some(12));
     }
 }

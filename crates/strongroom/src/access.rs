@@ -14,11 +14,11 @@ use strongroom_block::{DeviceErrorKind, Lba, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, DigestOffer, KeyFileSource, KnownVolumes, RemoteDevice, Scheme, VolumeUrl, default_initiator_name,
-    read_blocking,
+    AttachOptions, DamagedReads, DigestOffer, KeyFileSource, KnownVolumes, RemoteDevice, Scheme, VolumeUrl,
+    default_initiator_name, read_blocking,
 };
 
-use crate::units::parse_duration;
+use crate::units::{parse_duration, parse_size};
 use crate::{keys, secret_file};
 
 /// As whom, with which keys, and how patiently.
@@ -45,6 +45,16 @@ pub(crate) struct AccessArgs {
     /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy) [default: S2-5; S1-2 with --authenticate-only].
     #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
     pub(crate) scheme: Option<Scheme>,
+    /// If the newest version of a block does not open, read the newest older one that does, where the volume allows it (`strongroom
+    /// volume access --previous-versions`); each such block is logged and counted. Without this the read fails.
+    #[arg(long)]
+    pub(crate) previous_versions: bool,
+    /// Change the keys of the channel after so long in use; 0 keeps them as long as the connection.
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = parse_duration)]
+    pub(crate) rekey_after: Duration,
+    /// Change them before they have protected more than this, at most 64GiB.
+    #[arg(long, value_name = "SIZE", default_value = "64GiB", value_parser = parse_size)]
+    pub(crate) rekey_bytes: u64,
     /// The iSCSI name to log in by [default: one made from this machine's name].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
@@ -137,6 +147,11 @@ impl AccessArgs {
             DigestArg::Prefer => DigestOffer::Prefer,
             DigestArg::Require => DigestOffer::Require,
         };
+        options.rekey.after = self.rekey_after;
+        options.rekey.bytes = self.rekey_bytes;
+        if self.previous_versions {
+            options.damaged_reads = DamagedReads::Previous;
+        }
         options.connections = self.connections;
         options.recovery_level = self.recovery_level;
         options.timeouts.give_up = self.timeout;

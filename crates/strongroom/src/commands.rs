@@ -17,4 +17,5 @@ pub(crate) mod session;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod transfer;
+pub(crate) mod verify;
 pub(crate) mod volume;

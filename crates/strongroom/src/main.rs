@@ -15,6 +15,7 @@ mod memory;
 mod sd_notify;
 mod secret_file;
 mod signals;
+mod stats_file;
 mod table;
 mod units;
 

@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 pub use crate::operate::{CloneReport, Description, Operation, SnapshotReport};
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
-pub use report::{ConnectionReport, SessionReport, SpaceReport, StatusReport, StoreReport, VolumeReport};
+pub use report::{
+    ConnectionReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport, VolumeReport,
+};
 pub(crate) use socket::AdminSocket;
 
 /// Upper bound on one request, its newline included, in bytes.

@@ -2,11 +2,11 @@
 //!
 //! Reading files (the node key, wrapping keys) is the binary's: this room gets paths and hands them on.
 
+mod limits;
 mod portals;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strongroom_channel::{Scheme, UnknownScheme};
@@ -15,6 +15,7 @@ use strongroom_iscsi::DigestOffer;
 use crate::access::Network;
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
+pub use limits::Limits;
 pub(crate) use portals::Portal;
 pub use portals::{FIRST_GROUP, PortalGroupRule};
 
@@ -119,56 +120,6 @@ pub enum RuntimeKind {
     Epoll,
     /// io_uring, or an error.
     IoUring,
-}
-
-/// Bounds on what initiators can take, all together unless said otherwise.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Connections, those still logging in included, and sessions that wait for a connection to recover them.
-    pub connections_max: usize,
-    /// From a connection's first byte to the end of its login, in seconds.
-    pub login_timeout_s: u64,
-    /// Connections of one session (MaxConnections).
-    pub session_connections_max: u16,
-    /// How long the tasks of a lost connection are kept for an initiator that recovers it (error recovery level 2), in seconds.
-    pub time2retain_s: u16,
-    /// Commands in flight per session.
-    pub queue_depth: u16,
-    /// Write data that one session can pin, in bytes.
-    pub write_memory_bytes: u64,
-    /// Read data that one session can pin, in bytes.
-    pub read_memory_bytes: u64,
-    /// A connection on which nothing moved for so long is pinged, in seconds; as long again without an answer ends it.
-    pub ping_after_s: u64,
-    /// A volume that no session uses is closed after so many seconds (and can then be deleted while the target runs).
-    pub idle_close_s: u64,
-    /// How long a graceful stop waits for initiators to finish, in seconds.
-    pub stop_timeout_s: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            connections_max: 1024,
-            login_timeout_s: 15,
-            session_connections_max: 4,
-            time2retain_s: 20,
-            queue_depth: 128,
-            write_memory_bytes: 64 << 20,
-            read_memory_bytes: 64 << 20,
-            ping_after_s: 30,
-            idle_close_s: 10,
-            stop_timeout_s: 10,
-        }
-    }
-}
-
-impl Limits {
-    /// As a duration.
-    pub fn login_timeout(&self) -> Duration {
-        Duration::from_secs(self.login_timeout_s)
-    }
 }
 
 /// A node that may come through a channel: what a person puts into the file for each.
@@ -422,35 +373,6 @@ impl Config {
     }
 }
 
-impl Limits {
-    fn check(&self) -> Result<(), ConfigError> {
-        let positive = [
-            ("connections_max", self.connections_max as u64),
-            ("login_timeout_s", self.login_timeout_s),
-            ("session_connections_max", self.session_connections_max.into()),
-            ("queue_depth", self.queue_depth.into()),
-            ("ping_after_s", self.ping_after_s),
-        ];
-        for (field, value) in positive {
-            if value == 0 {
-                return Err(ConfigError::value(
-                    format!("limits.{field}"),
-                    "must be at least 1; leave it out for the default",
-                ));
-            }
-        }
-        for (field, value) in
-            [("write_memory_bytes", self.write_memory_bytes), ("read_memory_bytes", self.read_memory_bytes)]
-        {
-            if value < u64::from(crate::TRANSFER_BYTES_MAX) {
-                let problem = format!("must be at least {} (one largest transfer)", crate::TRANSFER_BYTES_MAX);
-                return Err(ConfigError::value(format!("limits.{field}"), problem));
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Whether it can stand in a TargetAddress.
 pub(crate) fn check_host_port(address: &str) -> Result<(), String> {
     let good = |host: &str, port: &str| {
@@ -565,6 +487,8 @@ mod tests {
             ("root = '/srv'\nmanagement_url = 'x'", "management_url"),
             ("root = '/srv'\n[limits]\nqueue_depth = 0", "limits.queue_depth"),
             ("root = '/srv'\n[limits]\nread_memory_bytes = 1", "limits.read_memory_bytes"),
+            ("root = '/srv'\n[limits]\nrekey_tags = 0", "limits.rekey_tags"),
+            ("root = '/srv'\n[limits]\nrekey_bytes = 68719476737", "limits.rekey_bytes"),
             ("root = '/srv'\n[[plain]]\ninitiators = []\nvolumes = ['a']", "plain[0].initiators"),
             ("root = '/srv'\n[[plain]]\ninitiators = ['Host']\nvolumes = ['a']", "plain[0].initiators"),
             ("root = '/srv'\n[[plain]]\ninitiators = ['*']\nvolumes = ['../a']", "plain[0].volumes"),

@@ -93,21 +93,22 @@ pub(crate) fn suffices(volume: &Volume, scheme: Option<Scheme>) -> Result<(), St
     if !asked.schemes.is_empty() && !asked.lists(scheme) {
         return Err(format!("it takes only scheme {}, not {name}", asked.schemes.join(", ")));
     }
-    let shows_blocks = volume.sealed.as_ref().is_some_and(|sealed| sealed.mode == Mode::AuthenticateOnly);
-    let is_confidential =
-        scheme.is_some_and(|scheme| scheme.is_confidential() && (!shows_blocks || scheme.encrypts_block_data()));
-    if scheme.is_some_and(Scheme::is_confidential) && !is_confidential {
+    let mode = volume.sealed.as_ref().map(|sealed| sealed.mode);
+    if let (Some(scheme), Some(mode)) = (scheme, mode)
+        && scheme.would_show(mode)
+    {
         return Err(format!(
             "it is sealed in the mode authenticate-only, and {name} leaves sealed blocks as they are, readable here; use \
              S1-2 (lazy-auth), S1-1 or S2-1"
         ));
     }
+    let is_confidential = scheme.is_some_and(Scheme::is_confidential);
     // What a plain unit reads and writes is protected with the headers in every channel.
     let is_checked = scheme.is_some_and(|scheme| scheme.checks_on_arrival() || volume.sealed.is_none());
     for service in &asked.services {
         let (is_given, schemes) = match service {
             Service::Integrity => (scheme.is_some(), "any scheme of a strongroom:// URL"),
-            Service::Confidentiality if shows_blocks => (is_confidential, "S2-1"),
+            Service::Confidentiality if mode == Some(Mode::AuthenticateOnly) => (is_confidential, "S2-1"),
             Service::Confidentiality => (is_confidential, "S2-5, S2-3 or S2-1"),
             Service::CheckedOnArrival => (is_checked, "S2-3, S2-1 or S1-1"),
         };

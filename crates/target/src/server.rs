@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockKeyWrap, CryptoCounters};
+use strongroom_block::{BlockKeyWrap, CryptoCounters, Opener};
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOptions, Waker, affinity};
 
@@ -27,6 +27,10 @@ use crate::worker::{ConnectionKey, Message, Road, Worker};
 /// Hands out what wraps block keys of a volume of custody `target` on their way to rest. The error is for people.
 pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, String> + Send + Sync>;
 
+/// Hands out what opens the blocks of a volume of custody `target`, for background verification; the bytes that it opens are counted
+/// where it is told. The error is for people.
+pub type OpenerFactory = Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, String> + Send + Sync>;
+
 /// What a target is started with: its configuration, and what the binary has read from files for it.
 pub struct TargetOptions {
     /// The configuration.
@@ -35,6 +39,8 @@ pub struct TargetOptions {
     pub node_key: Option<NodeKey>,
     /// For volumes of custody `target`; without it they cannot be opened.
     pub wraps: Option<WrapFactory>,
+    /// For volumes of custody `target`; without it they are not verified in the background.
+    pub openers: Option<OpenerFactory>,
     /// For reloads; without it there are none.
     pub reread: Option<ConfigReader>,
     /// The secrets of the `[[chap]]` users.
@@ -47,7 +53,14 @@ pub type ConfigReader = Arc<dyn Fn() -> Result<(Config, ChapSecrets), String> + 
 impl TargetOptions {
     /// A target without identity.
     pub fn new(config: Config) -> TargetOptions {
-        TargetOptions { config, node_key: None, wraps: None, reread: None, chap_secrets: ChapSecrets::default() }
+        TargetOptions {
+            config,
+            node_key: None,
+            wraps: None,
+            openers: None,
+            reread: None,
+            chap_secrets: ChapSecrets::default(),
+        }
     }
 }
 
@@ -87,6 +100,7 @@ pub(crate) struct Shared {
     settings: RwLock<Arc<Settings>>,
     pub(crate) catalogue: Catalogue,
     pub(crate) wraps: Option<WrapFactory>,
+    pub(crate) openers: Option<OpenerFactory>,
     pub(crate) reread: Option<ConfigReader>,
     /// Held while a reload is on its way.
     pub(crate) reloading: Mutex<()>,
@@ -102,6 +116,8 @@ pub(crate) struct Shared {
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) counters: Counters,
     pub(crate) crypto: Arc<CryptoCounters>,
+    /// What background verification does.
+    pub(crate) background_crypto: Arc<CryptoCounters>,
     identity: Option<Arc<NodeKey>>,
     mailboxes: OnceLock<Vec<Mailbox>>,
     /// Which worker owns which volume, while it is open or being opened.
@@ -124,7 +140,7 @@ impl Target {
     /// # Errors
     /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
-        let TargetOptions { config, node_key, wraps, reread, chap_secrets } = options;
+        let TargetOptions { config, node_key, wraps, openers, reread, chap_secrets } = options;
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
@@ -140,6 +156,7 @@ impl Target {
             settings: RwLock::new(Arc::new(settings)),
             catalogue,
             wraps,
+            openers,
             reread,
             reloading: Mutex::new(()),
             operating: Mutex::new(()),
@@ -151,6 +168,7 @@ impl Target {
             surroundings,
             counters: Counters::default(),
             crypto: Arc::new(CryptoCounters::new()),
+            background_crypto: Arc::new(CryptoCounters::new()),
             identity: node_key.map(Arc::new),
             mailboxes: OnceLock::new(),
             owners: Mutex::new(HashMap::new()),
@@ -305,7 +323,7 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.counters.snapshot(&self.crypto)
+        self.counters.snapshot(&self.crypto, &self.background_crypto)
     }
 
     /// Which volumes initiators are sent away from.
@@ -355,6 +373,8 @@ impl Shared {
             setup_timeout: config.limits.login_timeout(),
             schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
             counters: Arc::clone(&self.crypto),
+            channel: config.limits.channel(),
+            rekey_after: Duration::from_secs(config.limits.rekey_after_s),
             ..LinkOptions::default()
         }
     }

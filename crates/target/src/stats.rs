@@ -39,8 +39,11 @@ pub struct Stats {
     /// Bytes of block data and parameters written by initiators.
     pub bytes_written: u64,
     #[serde(with = "CryptoFields")]
-    /// Bytes of cryptography that this target did, for channels alone: it has no other.
+    /// Bytes of cryptography that this target did for channels: received are `decrypted` and `mac_checked`, sent the others.
     pub crypto: CryptoBytes,
+    #[serde(default, with = "CryptoFields")]
+    /// Bytes that it opened to verify volumes of custody `target` in the background.
+    pub background_crypto: CryptoBytes,
 }
 
 /// How [`CryptoBytes`] is written.
@@ -122,7 +125,7 @@ impl Counters {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    pub(crate) fn snapshot(&self, crypto: &Arc<CryptoCounters>) -> Stats {
+    pub(crate) fn snapshot(&self, crypto: &Arc<CryptoCounters>, background: &Arc<CryptoCounters>) -> Stats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             connections: self.connections.load(Ordering::Relaxed) as u64,
@@ -138,6 +141,7 @@ impl Counters {
             bytes_read: load(&self.bytes_read),
             bytes_written: load(&self.bytes_written),
             crypto: crypto.snapshot(),
+            background_crypto: background.snapshot(),
         }
     }
 }

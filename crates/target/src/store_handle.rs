@@ -62,6 +62,11 @@ impl StoreHandle {
         Rc::into_inner(shared).map(|shared| shared.into_inner().store)
     }
 
+    /// What it addresses.
+    pub(crate) fn view(&self) -> View {
+        self.view
+    }
+
     /// Takes a request in, addressed to the unit's view.
     pub(crate) fn submit(&mut self, token: Token, op: Op) {
         let view = self.view;
@@ -150,6 +155,14 @@ impl StoreHandle {
     /// How many of `count` blocks from `lba` on one discard should name; see [`Store::discard_slice`].
     pub(crate) fn discard_slice(&self, lba: Lba, count: u64, mapped_max: u64) -> u64 {
         self.shared.borrow().store.discard_slice(self.view, lba, count, mapped_max)
+    }
+
+    /// What to verify next, from `from` on: blocks of which older versions are kept. Nothing of a snapshot, which nobody writes to.
+    pub(crate) fn unverified_run(&self, from: Lba, blocks_max: u32) -> Option<(Lba, u32)> {
+        match self.view {
+            View::Head(branch) => self.shared.borrow().store.unverified_run(branch, from, blocks_max),
+            View::Snapshot(_) => None,
+        }
     }
 
     /// What comes next in a stream of a snapshot.

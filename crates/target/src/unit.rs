@@ -15,6 +15,7 @@ mod reserve;
 mod rest;
 mod sealed;
 mod surroundings;
+mod verify;
 mod work;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -92,6 +93,8 @@ pub(crate) struct Unit {
     space: SpaceState,
     /// What the keeper of the target wants of the store.
     jobs: HashMap<Token, RunningJob>,
+    /// Custody `target`, where the target was given what opens blocks.
+    verifier: Option<verify::Verifier>,
 }
 
 /// A session that uses the unit.
@@ -200,6 +203,7 @@ impl Unit {
             next_token: 0,
             completions: Vec::new(),
             jobs: HashMap::new(),
+            verifier: None,
             space: SpaceState::Ample,
         }
     }
@@ -332,6 +336,7 @@ impl Unit {
             Plan::Violation(what) => Verdict::Violation(what),
             Plan::Delayed => Verdict::Later,
             Plan::Start(work, op) => {
+                let work = self.checked_on_arrival(connection, work, &op);
                 self.start(Running { connection, task, work, ending: Ending::Answer }, op);
                 Verdict::Later
             }

@@ -82,6 +82,9 @@ pub struct Access {
     pub initiators: Vec<String>,
     /// Nobody may write.
     pub read_only: bool,
+    /// Sealed volumes: initiators may choose to read an older version of a block that does not open.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub previous_versions: bool,
     /// What the sessions that use it must have.
     pub protection: Protection,
 }
@@ -109,6 +112,7 @@ impl Volume {
                 domain: sealed.domain,
                 record_bytes: sealed.custody.record_bytes_in_channel() as u32,
                 epoch: sealed.epoch,
+                allows_previous: self.access.previous_versions,
             }),
             incarnation,
         }
@@ -372,7 +376,8 @@ pub(crate) mod tests {
         let plain = Volume { sealed: None, ..sample(Custody::KeyFile) };
         assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain.clone()));
         let protection = Protection { services: vec![Service::CheckedOnArrival], schemes: vec!["S2-3".into()] };
-        let asking = Volume { access: Access { protection, ..Access::default() }, ..plain.clone() };
+        let asking = Access { protection, previous_versions: true, ..Access::default() };
+        let asking = Volume { access: asking, ..plain.clone() };
         assert_eq!(Volume::from_toml(&asking.to_toml()), Ok(asking));
         for medium in [Medium::Memory, Medium::File("/srv/x".into()), Medium::Device("/dev/sdz".into())] {
             let volume = Volume { medium, ..plain.clone() };
@@ -383,7 +388,8 @@ pub(crate) mod tests {
             assert!(volume.to_toml().contains(&format!("io = \"{io}\"")));
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
-        assert!(!plain.to_toml().contains("io ="), "as before there was a choice");
+        let new = ["io =", "previous_versions"].iter().any(|field| plain.to_toml().contains(field));
+        assert!(!new, "as before there was a choice");
         let old = plain.to_toml().replace("medium = \"directory\"\n", "");
         assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");
     }

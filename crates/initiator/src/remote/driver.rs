@@ -51,8 +51,14 @@ pub struct ConnectionStatus {
     pub connections: u64,
     /// TCP connections of the session now.
     pub wires: usize,
+    /// How often we have changed the keys of these connections' channels.
+    pub rekeys: u64,
+    /// How often the target has.
+    pub peer_rekeys: u64,
     /// Bytes that the target has acknowledged and not made durable: kept here to be sent again should it forget them.
     pub unflushed_bytes: usize,
+    /// Versions that opened and of which the target was not told yet.
+    pub feedback_pending: usize,
     /// It was given up ([`crate::RemoteDevice::abandon`]).
     pub is_abandoned: bool,
     /// Why the last one ended.
@@ -251,15 +257,23 @@ impl Driver {
 
     fn publish(&mut self) {
         let Some(engine) = &mut self.engine else { return };
-        self.intake.finish(engine.take_finished());
+        let finished = engine.take_finished();
         let wires = match &self.state {
-            State::Active(nexus) => nexus.wires().iter().filter(|wire| wire.is_in_session).count(),
-            State::Idle { .. } | State::Refused => 0,
+            State::Active(nexus) => nexus.wires(),
+            State::Idle { .. } | State::Refused => &[],
         };
+        let rekeys = wires.iter().map(|wire| wire.link.rekeys());
+        let rekeys = rekeys.fold((0, 0), |(ours, theirs), (our, their)| (ours + our, theirs + their));
+        let wires = wires.iter().filter(|wire| wire.is_in_session).count();
         let mut status = lock(&self.status);
         status.engine = engine.counters;
         status.unflushed_bytes = engine.unflushed_bytes();
+        status.feedback_pending = engine.feedback_pending();
         status.wires = wires;
+        (status.rekeys, status.peer_rekeys) = rekeys;
+        drop(status);
+        // Whoever waited for them finds the status as it is behind them.
+        self.intake.finish(finished);
     }
 
     fn next_timeout(&self) -> Option<Instant> {

@@ -9,7 +9,7 @@
 //! A connection comes and goes underneath. When it goes, every command in flight is ready again, in its old order and with
 //! the very same bytes; when a new one comes to a target that was restarted, the log of unflushed writes goes first.
 //! Absent: the session (`connection`), sealing of new requests (the caller's side does it), policy of any kind about blocks
-//! that do not open: they fail.
+//! that do not open: here they fail (`previous` may look further).
 
 mod command;
 mod finish;
@@ -440,7 +440,7 @@ impl Engine {
         self.order = WriteOrder::default();
         for op in std::mem::take(&mut self.ops) {
             let (_, Op { reply, cost_bytes, .. }) = op;
-            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()) });
+            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()), failed_read: None });
         }
     }
 
@@ -535,6 +535,11 @@ impl Engine {
     }
 
     /// What has ended since the last call.
+    /// How much feedback is still to be given.
+    pub(super) fn feedback_pending(&self) -> usize {
+        self.verified.as_ref().map_or(0, VerifiedFeedback::pending)
+    }
+
     pub(super) fn take_finished(&mut self) -> Vec<FinishedOp> {
         std::mem::take(&mut self.finished)
     }

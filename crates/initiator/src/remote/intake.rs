@@ -1,11 +1,12 @@
 //! The door between callers and the engine's thread: requests in, within named limits, and completions out.
 
 use std::sync::mpsc::sync_channel;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use strongroom_block::{Completion, DeviceError, DeviceErrorKind, Token};
+use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Lba, Token};
 use strongroom_net::Waker;
 
+use super::previous::{FailedRead, Previous};
 use super::work::{Answer, FinishedOp, NewOp, Reply, Work};
 use crate::Limits;
 use crate::completion::{CompletionQueue, device_error, lock};
@@ -15,6 +16,8 @@ pub(super) struct Intake {
     state: Mutex<State>,
     room: Condvar,
     pub(super) completions: CompletionQueue,
+    /// What looks for older versions of blocks that do not open, if anybody does.
+    pub(super) previous: OnceLock<Previous>,
     waker: Waker,
     limits: Limits,
 }
@@ -39,7 +42,14 @@ impl std::fmt::Debug for Intake {
 
 impl Intake {
     pub(super) fn new(waker: Waker, limits: Limits) -> Intake {
-        Intake { state: Mutex::default(), room: Condvar::new(), completions: CompletionQueue::default(), waker, limits }
+        Intake {
+            state: Mutex::default(),
+            room: Condvar::new(),
+            completions: CompletionQueue::default(),
+            previous: OnceLock::new(),
+            waker,
+            limits,
+        }
     }
 
     /// Counts a request of `cost_bytes`; waits while the queue is at its limit. Must be followed by [`Intake::push`] or
@@ -101,7 +111,7 @@ impl Intake {
         }
         let mut completions = Vec::with_capacity(finished.len());
         let mut state = lock(&self.state);
-        for FinishedOp { reply, cost_bytes, result } in finished {
+        for FinishedOp { reply, cost_bytes, result, failed_read } in finished {
             match reply {
                 Reply::Nobody => continue,
                 Reply::Token(token) => {
@@ -109,7 +119,7 @@ impl Intake {
                         Answer::Read(buffer) => Some(buffer),
                         _ => None,
                     });
-                    completions.push(Completion { token, result });
+                    completions.extend(self.look_further(token, result, failed_read));
                 }
                 Reply::Caller(sender) => {
                     // The caller may have gone.
@@ -122,6 +132,23 @@ impl Intake {
         drop(state);
         self.room.notify_all();
         self.completions.append(&mut completions);
+    }
+
+    /// The completion of a request; `None` if an older version is looked for. That asks for places of its own, so the request's
+    /// are free from here on.
+    fn look_further(
+        &self,
+        token: Token,
+        result: Result<Option<BufferMut>, DeviceError>,
+        failed_read: Option<(Lba, BufferMut)>,
+    ) -> Option<Completion> {
+        match (result, failed_read, self.previous.get()) {
+            (Err(error), Some((lba, buffer)), Some(previous)) if error.kind == DeviceErrorKind::Medium => {
+                let refused = previous.take(FailedRead { token, lba, buffer, error }).err();
+                refused.map(|FailedRead { token, error, .. }| Completion { token, result: Err(error) })
+            }
+            (result, ..) => Some(Completion { token, result }),
+        }
     }
 
     /// From now on new requests fail with `error` (`None`: they are taken again, unless they were given up for good).

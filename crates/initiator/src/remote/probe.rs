@@ -150,6 +150,7 @@ impl Probe {
                     suite: sealing.suite,
                     mode: sealing.mode,
                     record_bytes: sealing.record_bytes as usize,
+                    allows_previous: sealing.allows_previous,
                 });
                 Ok(Some(Question::Capacity))
             }

@@ -83,6 +83,10 @@ impl Sealing {
         lock(&self.stamps).renew();
     }
 
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.block_size.len()
+    }
+
     pub(crate) fn record_bytes(&self) -> usize {
         self.record_bytes
     }

@@ -46,6 +46,8 @@ pub struct SealedUnit {
     pub mode: Mode,
     /// Length of a seal record inside a channel, in bytes.
     pub record_bytes: usize,
+    /// Initiators may choose to read older versions of blocks that do not open.
+    pub allows_previous: bool,
 }
 
 impl SealedUnit {

@@ -14,7 +14,7 @@ const BATCH_PAIRS: usize = 1024;
 const WAITING_PAIRS_MAX: usize = 16 * 1024;
 /// Remembered pairs that were told already.
 const TOLD_PAIRS_MAX: usize = 64 * 1024;
-/// From the first pair of a batch to its message.
+/// From the first pair of a batch to its message, if the batch is not full before.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Versions that opened and were not told yet.
@@ -36,9 +36,16 @@ impl VerifiedFeedback {
             return;
         }
         self.waiting.insert(lba, sequence);
-        if self.due.is_none() {
+        if self.waiting.len() >= BATCH_PAIRS {
+            self.due = Some(now);
+        } else if self.due.is_none() {
             self.due = Some(now + PAUSE);
         }
+    }
+
+    /// Pairs that were not told yet, or are being told.
+    pub(super) fn pending(&self) -> usize {
+        self.waiting.len() + usize::from(self.in_flight)
     }
 
     /// When the next message is due.
@@ -61,7 +68,8 @@ impl VerifiedFeedback {
             self.waiting.remove(lba);
             self.told.insert(*lba, *sequence);
         }
-        self.due = (!self.waiting.is_empty()).then(|| now + PAUSE);
+        let pause = if self.waiting.len() >= BATCH_PAIRS { Duration::ZERO } else { PAUSE };
+        self.due = (!self.waiting.is_empty()).then(|| now + pause);
         self.in_flight = !pairs.is_empty();
         (!pairs.is_empty()).then_some(pairs)
     }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use strongroom_block::Buffer;
+use strongroom_channel::ChannelLimits;
 use strongroom_iscsi::initiator::ConnectionId;
 use strongroom_net::{Link, LinkOptions, StreamId};
 
@@ -57,6 +58,12 @@ fn link(now: Instant, options: &AttachOptions) -> Result<Link, AttachError> {
         setup_timeout: options.timeouts.connect,
         counters: options.counters.clone(),
         schemes: vec![options.scheme()],
+        channel: ChannelLimits {
+            rekey_tags: options.rekey.tags,
+            rekey_bytes: options.rekey.bytes,
+            ..ChannelLimits::default()
+        },
+        rekey_after: options.rekey.after,
         ..LinkOptions::default()
     };
     if !options.url.is_channel() {

@@ -109,4 +109,6 @@ pub(super) struct FinishedOp {
     pub(super) reply: Reply,
     pub(super) cost_bytes: usize,
     pub(super) result: Result<Answer, DeviceError>,
+    /// Of a read that failed: where it began, and its buffer.
+    pub(super) failed_read: Option<(Lba, BufferMut)>,
 }

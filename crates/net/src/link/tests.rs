@@ -455,3 +455,40 @@ fn is_ignored(at: usize) -> bool {
     }
     false
 }
+
+/// By age, in both directions, and only what was used; a plain link has nothing to change.
+#[test]
+fn keys_change_when_they_are_old() {
+    let start = now();
+    let mut pair = Pair::established(1000);
+    let hour = options().rekey_after;
+    let say = |pair: &mut Pair| {
+        pair.initiator.send_pdu(login_request());
+        pair.target.send_pdu(login_request());
+        pair.exchange(1000);
+        assert_eq!((events(&mut pair.target).len(), events(&mut pair.initiator).len()), (1, 1));
+    };
+    pair.initiator.login_finished(Digests::default());
+    pair.target.login_finished(Digests::default());
+    say(&mut pair);
+    for round in 1..4_u32 {
+        for link in [&mut pair.initiator, &mut pair.target] {
+            let at = link.poll_timeout().expect("keys get old");
+            assert!(at >= start + hour * round);
+            link.handle_timeout(at - Duration::from_millis(1));
+            link.handle_timeout(at);
+            // Unused keys stay.
+            link.handle_timeout(at + hour);
+        }
+        say(&mut pair);
+        let round = u64::from(round);
+        assert_eq!((pair.initiator.rekeys(), pair.target.rekeys()), ((round, round), (round, round)));
+    }
+    let never = LinkOptions { rekey_after: Duration::ZERO, ..options() };
+    let mut plain = Link::initiator_plain(options(), start);
+    plain.login_finished(Digests::default());
+    assert_eq!((plain.poll_timeout(), plain.rekeys()), (None, (0, 0)));
+    let mut link = Link::initiator_channel(&node(1), &[node(2).public()], never, start).unwrap();
+    link.login_finished(Digests::default());
+    assert_eq!(link.poll_timeout(), None);
+}

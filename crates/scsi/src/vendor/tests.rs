@@ -37,6 +37,7 @@ fn golden_unit_page() {
             domain: SealingDomain([0x11; 16]),
             record_bytes: 56,
             epoch: 7,
+            allows_previous: false,
         }),
         incarnation: 9,
     };
@@ -46,6 +47,11 @@ fn golden_unit_page() {
     golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 9]);
     assert_eq!(page.encode(), golden);
     assert_eq!(UnitPage::parse(&golden), Some(page));
+
+    golden[11] = 1;
+    let allowing =
+        UnitPage { sealing: page.sealing.map(|sealing| Sealing { allows_previous: true, ..sealing }), ..page };
+    assert_eq!((allowing.encode(), UnitPage::parse(&golden)), (golden.clone(), Some(allowing)));
 
     let plain = UnitPage { sealing: None, ..page };
     assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));

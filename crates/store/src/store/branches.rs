@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use strongroom_block::Token;
+use strongroom_block::{Lba, Token};
 
 use super::Store;
 use super::append::{Content, WriteOp};
@@ -129,6 +129,21 @@ impl Store {
         }
         self.evict_over_budget();
         self.map.has_work()
+    }
+
+    /// The first run of blocks of a branch, from `from` on and at most `blocks_max` long, of each of which an older version is kept that
+    /// feedback could release. What to verify next, for whoever can.
+    pub fn unverified_run(&self, branch: BranchId, from: Lba, blocks_max: u32) -> Option<(Lba, u32)> {
+        let mut blocks = self.map.versions.blocks_from(branch.0, from.0);
+        let first = blocks.next()?;
+        let mut count = 1;
+        for lba in blocks {
+            if lba > first + u64::from(count) || count == blocks_max {
+                break;
+            }
+            count = (lba - first) as u32 + 1;
+        }
+        Some((Lba(first), count.min(blocks_max)))
     }
 
     /// Feedback released something: the log shall say so.

@@ -22,6 +22,7 @@ use crate::access::AccessArgs;
 use crate::attachments::{self, Registration};
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals};
+use crate::stats_file::AttachmentStatsFile;
 
 /// Tells the process in the background where its log is, so that it can remove it at a clean end.
 const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
@@ -51,6 +52,9 @@ pub(crate) struct AttachArgs {
     /// Let other users open the file, as its permissions allow.
     #[arg(long)]
     allow_other: bool,
+    /// Write counters (connection, cryptography, keys changed, damaged blocks) to this file as JSON, every second.
+    #[arg(long, value_name = "FILE")]
+    stats_file: Option<PathBuf>,
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
     foreground: bool,
@@ -87,7 +91,9 @@ fn serve(args: AttachArgs) -> Result<()> {
     args.access.forget_if_asked(&args.url)?;
     let mut options = args.access.options(&args.url)?;
     options.read_only = args.read_only;
+    let counters = options.counters.clone();
     let device = args.access.attach_for_use(options)?;
+    let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;
     end_when_forced(force, &device)?;
     let attached = show(&args, device)?;
     let directory = attached.fuse.mount_point().to_owned();
@@ -96,6 +102,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     tracing::info!(url = %args.url, file = %attached.fuse.file_path().display(), "attached");
     sd_notify::notify("READY=1");
     let ended = wait_and_detach(attached, &signals, &mut registration);
+    drop(stats);
     drop(registration);
     if let (Ok(()), Some(log)) = (&ended, std::env::var_os(LOG_VARIABLE)) {
         // What went well needs no log any more.

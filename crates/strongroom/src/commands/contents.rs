@@ -119,6 +119,10 @@ pub(crate) struct AccessArgs {
     /// Nobody may write to it.
     #[arg(long)]
     read_only: bool,
+    /// Sealed volumes: initiators may choose (`--previous-versions`) to read an older version of a block that does not open. Whoever
+    /// can damage blocks on the way or in the store then has a say in which version is read.
+    #[arg(long)]
+    previous_versions: bool,
     #[command(flatten)]
     protection: ProtectionArgs,
     #[command(flatten)]
@@ -234,13 +238,19 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
 
 /// Runs `volume access`.
 pub(crate) fn access(args: AccessArgs) -> Result<()> {
-    let AccessArgs { name, peers, initiators, read_only, protection, target } = args;
+    let AccessArgs { name, peers, initiators, read_only, previous_versions, protection, target } = args;
     let catalogue = target.open()?;
     let before = catalogue.show(&name)?.volume;
     if before.sealed.is_some() && !initiators.is_empty() {
         bail!("a sealed volume refuses plain sessions; name peers that may use it, not initiators");
     }
-    catalogue.set_access(&name, Access { peers, initiators, read_only, protection: protection.into() })?;
+    if before.sealed.is_none() && previous_versions {
+        bail!(
+            "a plain volume has no seals by which a good version could be told from a bad one; leave --previous-versions out"
+        );
+    }
+    let access = Access { peers, initiators, read_only, previous_versions, protection: protection.into() };
+    catalogue.set_access(&name, access)?;
     if let Some(mut client) = Client::connect(&target.admin_socket()?)?
         && let Reply::Sessions(count @ 1..) = ask(&mut client, &Request::Refresh { volume: name.clone() })?
     {

@@ -11,11 +11,14 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_initiator::copy::{CopyOptions, CopyReport, Endpoint, Phase, Progress, SparseDevice, copy};
-use strongroom_initiator::{RemoteDevice, VolumeUrl};
+use strongroom_initiator::{PreviousReads, RemoteDevice, VolumeUrl};
 
 use crate::access::AccessArgs;
 use crate::signals::StopSignals;
 use crate::units::show_size;
+
+/// Blocks that are named in one line.
+const PREVIOUS_NAMED_MAX: usize = 20;
 
 /// Copy between files and volumes, either way or between two volumes; what is absent is not moved.
 #[derive(Args)]
@@ -95,6 +98,9 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
     });
     bar.finish_and_clear();
     let report = outcome?;
+    if let Some(source) = &source_device {
+        tell_of_previous(&source.previous_reads());
+    }
     for device in [destination_device, source_device].into_iter().flatten() {
         device.detach()?;
     }
@@ -161,6 +167,20 @@ fn show(bar: &ProgressBar, progress: &Progress) {
         String::new()
     };
     bar.set_message(format!("{}/s{eta}", show_size(progress.bytes_per_second as u64)));
+}
+
+/// What was not what was written last: told apart from the report, which a script may read.
+fn tell_of_previous(found: &PreviousReads) {
+    if found.count == 0 {
+        return;
+    }
+    let named: Vec<String> = found.blocks.iter().take(PREVIOUS_NAMED_MAX).map(ToString::to_string).collect();
+    let more = if found.blocks.len() > named.len() { ", …" } else { "" };
+    eprintln!(
+        "the newest version of {} blocks did not open, and an older one was copied: {}{more}",
+        found.blocks.len(),
+        named.join(", ")
+    );
 }
 
 /// The copy is done, whether somebody reads of it or not: a closed pipe is no failure.

@@ -2,7 +2,6 @@
 //!
 //! Reads the files that the target itself must not know (identities and wrapping keys) and hands on what is in them.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,15 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::BlockKeyWrap;
-use strongroom_seal::KeyWrapper;
+use strongroom_block::{BlockKeyWrap, CryptoCounters, Opener};
+use strongroom_seal::{BlockKeys, KeyWrapper, SealContext, VolumeSealer};
 use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
 use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
 
 use super::volume::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, sd_notify};
+use crate::{keys, sd_notify, stats_file};
 
 /// Serve the volumes of this machine, until SIGTERM or SIGINT.
 #[derive(Args)]
@@ -145,7 +144,14 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             config.root.display()
         );
     }
-    let options = TargetOptions { config, node_key, wraps: Some(Arc::new(wrapper)), chap_secrets, reread };
+    let options = TargetOptions {
+        config,
+        node_key,
+        wraps: Some(Arc::new(wrapper)),
+        openers: Some(Arc::new(opener)),
+        chap_secrets,
+        reread,
+    };
     let handle = Target::start(options)?;
     for address in handle.local_addresses() {
         println!("serving on {address}");
@@ -189,13 +195,17 @@ fn wrapper(volume: &Volume) -> Result<Arc<dyn BlockKeyWrap>, String> {
     }
 }
 
+/// What opens the blocks of a volume of custody `target`, to verify them: its block keys come with them, unwrapped.
+fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, String> {
+    let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
+    let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch).with_mode(sealed.mode);
+    let keys = BlockKeys::new(context, Box::new(|_| unreachable!("what only opens draws no keys")), counters);
+    Ok(Arc::new(VolumeSealer::BlockKeys(Box::new(keys))))
+}
+
 fn write_stats(path: Option<&Path>, handle: &strongroom_target::TargetHandle) {
-    let Some(path) = path else { return };
-    let text = serde_json::to_string(&handle.stats()).expect("numbers are representable");
-    // A reader never sees half of it.
-    let new = path.with_extension("new");
-    if let Err(error) = fs::write(&new, &text).and_then(|()| fs::rename(&new, path)) {
-        tracing::warn!(%error, path = %path.display(), "cannot write the counters");
+    if let Some(path) = path {
+        stats_file::write(path, &handle.stats());
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::json;
-use strongroom_target::admin::{Client, Reply, Request, SessionReport, StatusReport};
+use strongroom_target::admin::{Client, Reply, Request, SessionReport, StatusReport, VolumeReport};
 
 use crate::admin::{AdminArgs, ask};
 use crate::table::Table;
@@ -174,6 +174,12 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
                     "  {}: connection {} from {}, HeaderDigest={header}, DataDigest={data}",
                     session.id, connection.cid, connection.address
                 );
+                if session.scheme != "S0" {
+                    println!(
+                        "  {}: connection {}: keys changed {} times by us, {} times by the initiator",
+                        session.id, connection.cid, connection.rekeys, connection.peer_rekeys
+                    );
+                }
             }
         }
     }
@@ -278,6 +284,7 @@ fn print_volumes(report: &StatusReport) {
             println!("{}: I/O is {}, because {why}", volume.name, volume.io);
         }
     }
+    report.volumes.iter().for_each(tell_of_verification);
     for volume in report.volumes.iter().filter(|volume| !volume.bad_blocks.is_empty()) {
         let listed: Vec<String> = volume.bad_blocks.iter().take(20).map(u64::to_string).collect();
         println!(
@@ -288,6 +295,18 @@ fn print_volumes(report: &StatusReport) {
             if listed.len() < volume.bad_blocks.len() { ", …" } else { "" }
         );
     }
+}
+
+fn tell_of_verification(volume: &VolumeReport) {
+    let Some(done) = volume.verification.as_ref().filter(|done| !done.bad_blocks.is_empty()) else { return };
+    let listed: Vec<String> = done.bad_blocks.iter().take(20).map(u64::to_string).collect();
+    println!(
+        "{}: {} blocks do not open ({}{}); older versions of them are kept, see: strongroom volume recover",
+        volume.name,
+        done.bad_blocks.len(),
+        listed.join(", "),
+        if listed.len() < done.bad_blocks.len() { ", …" } else { "" }
+    );
 }
 
 fn show_seconds(seconds: f64) -> String {

@@ -13,7 +13,7 @@ use strongroom_store::{IoChoice, Medium, Store};
 use strongroom_target::admin::{Client, Reply, Request, VolumeReport};
 use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, VolumeSpec, VolumeStatus};
 
-use super::{contents, erase, format, recover, transfer};
+use super::{contents, erase, format, recover, transfer, verify};
 use crate::admin::ask;
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
@@ -83,6 +83,7 @@ pub(crate) enum VolumeCommand {
     Grow(format::GrowArgs),
     Format(format::FormatArgs),
     Recover(recover::RecoverArgs),
+    Verify(verify::VerifyArgs),
 }
 
 /// Which target: its directory of volumes, or its configuration.
@@ -215,6 +216,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Grow(args) => format::grow(&args),
         VolumeCommand::Format(args) => format::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),
+        VolumeCommand::Verify(args) => verify::run(&args),
     }
 }
 
@@ -279,6 +281,7 @@ fn create(args: CreateArgs) -> Result<()> {
             peers: args.peers,
             initiators: args.initiators,
             read_only: args.read_only,
+            previous_versions: false,
             protection: args.protection.into(),
         },
     };
@@ -382,6 +385,9 @@ fn show(args: &ShowArgs) -> Result<()> {
     if volume.access.protection != Protection::default() {
         line("asks for", volume.access.protection.to_string());
     }
+    if volume.access.previous_versions {
+        line("damaged blocks", "initiators may choose to read older versions of them".to_owned());
+    }
     line("read only", if volume.access.read_only { "yes" } else { "no" }.to_owned());
     line("medium", medium_text(&volume.medium));
     line("I/O", volume.io.to_string());
@@ -424,6 +430,9 @@ fn show_served(served: &VolumeReport, line: &dyn Fn(&str, String)) {
                 store.versions_evicted
             ),
         );
+    }
+    if let Some(done) = &served.verification {
+        line("verified here", format!("{} blocks open, {} do not", done.opened, done.bad_blocks.len()));
     }
 }
 

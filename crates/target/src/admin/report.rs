@@ -98,6 +98,12 @@ pub struct ConnectionReport {
     pub header_digest: String,
     /// DataDigest: `None` or `CRC32C`.
     pub data_digest: String,
+    /// How often the target has changed the keys of the channel that it sends by.
+    #[serde(default)]
+    pub rekeys: u64,
+    /// How often the initiator has.
+    #[serde(default)]
+    pub peer_rekeys: u64,
 }
 
 /// An open volume.
@@ -129,6 +135,18 @@ pub struct VolumeReport {
     /// Its store.
     pub store: StoreReport,
     /// Addresses of blocks that scrubbing found to be bad (the first thousand).
+    pub bad_blocks: Vec<u64>,
+    /// What background verification did since the volume was opened (custody `target`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<VerificationReport>,
+}
+
+/// Background verification of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerificationReport {
+    /// Blocks that opened.
+    pub opened: u64,
+    /// Addresses of blocks that do not open (the first thousand).
     pub bad_blocks: Vec<u64>,
 }
 

@@ -11,7 +11,7 @@ use strongroom_store::{
 };
 
 use super::Unit;
-use crate::volume::Volume;
+use crate::volume::{Access, Volume};
 
 /// What a store has in it.
 #[derive(Clone, Debug)]
@@ -42,8 +42,16 @@ pub(crate) type Sent = Result<(Box<stream::Sender>, Option<Vec<u8>>), StreamErro
 
 /// A job that the store works on.
 pub(super) enum RunningJob {
-    Run { reply: Sender<Result<Outcome, OpError>>, grows: bool },
-    Send { stream: Box<stream::Sender>, reply: Sender<Sent> },
+    Run {
+        reply: Sender<Result<Outcome, OpError>>,
+        grows: bool,
+    },
+    Send {
+        stream: Box<stream::Sender>,
+        reply: Sender<Sent>,
+    },
+    /// A step of background verification.
+    Verify,
 }
 
 impl Unit {
@@ -71,7 +79,7 @@ impl Unit {
         }
     }
 
-    fn start_job(&mut self, job: RunningJob, view: View, op: Op) {
+    pub(super) fn start_job(&mut self, job: RunningJob, view: View, op: Op) {
         self.next_token += 1;
         let token = Token(self.next_token);
         self.jobs.insert(token, job);
@@ -81,6 +89,7 @@ impl Unit {
     pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
         match self.jobs.remove(&token) {
             None => {}
+            Some(RunningJob::Verify) => self.verify_step_done(result),
             Some(RunningJob::Run { reply, grows }) => {
                 if grows && result.is_ok() {
                     self.take_size(self.store.info().geometry);
@@ -108,6 +117,13 @@ impl Unit {
         let before = std::mem::replace(&mut self.space, now);
         if before == SpaceState::Ample {
             self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::SpaceThreshold));
+        }
+    }
+
+    /// Other rules hold for who may use the volume, and how.
+    pub(crate) fn take_access(&mut self, access: Access) {
+        if access != self.volume.access {
+            self.volume = Arc::new(Volume { access, ..(*self.volume).clone() });
         }
     }
 

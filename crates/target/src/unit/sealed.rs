@@ -1,6 +1,7 @@
 //! What is particular to sealed units: seal records beside the data, both ways, and the vendor commands.
 
 use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence, keyless_checksum};
+use strongroom_channel::Scheme;
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction};
 use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
@@ -9,7 +10,8 @@ use strongroom_store::{Extent, Op};
 use zeroize::Zeroizing;
 
 use super::work::Work;
-use super::{Plan, Unit};
+use super::{Plan, SessionKey, Unit};
+use crate::protection::Service;
 use crate::volume::Sealed;
 
 /// More than one HOLE segment takes, so that its buffer never grows.
@@ -74,7 +76,7 @@ impl Unit {
     }
 
     /// A record as the channel carries it: its block key, if it has one, unwrapped.
-    fn for_channel(&self, record: SealRecord) -> Result<SealRecord, Sense> {
+    pub(super) fn for_channel(&self, record: SealRecord) -> Result<SealRecord, Sense> {
         let Some(wrap) = &self.wrap else { return Ok(record) };
         let wrapped = record.wrapped_block_key().ok_or(Sense::INTERNAL_FAILURE)?;
         let mut key = wrap.unwrap(wrapped).map_err(|error| self.key_trouble(&error))?;
@@ -210,6 +212,26 @@ impl Unit {
         let fua = !self.mode.write_cache;
         let op = Op::ConditionalWrite { lba, expected, data, record, fua };
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
+    }
+
+    /// Versions that the channel proved to be what their initiator sent are not retained for readers to verify, where the volume asks that
+    /// every session do so: what such a write replaces may go at once.
+    pub(super) fn checked_on_arrival(&self, connection: SessionKey, work: Work, op: &Op) -> Work {
+        let asks = self.volume.access.protection.services.contains(&Service::CheckedOnArrival);
+        let scheme = self.users.get(&connection).and_then(|user| user.origin.scheme);
+        match (work, op) {
+            (Work::Write { wanted_bytes }, Op::Write { lba, records, .. })
+                if asks && !records.is_empty() && scheme.is_some_and(Scheme::checks_on_arrival) =>
+            {
+                Work::CheckedWrite { lba: *lba, count: records.len() as u64, wanted_bytes }
+            }
+            (Work::Write { wanted_bytes }, Op::ConditionalWrite { lba, .. })
+                if asks && scheme.is_some_and(Scheme::checks_on_arrival) =>
+            {
+                Work::CheckedWrite { lba: *lba, count: 1, wanted_bytes }
+            }
+            (work, _) => work,
+        }
     }
 
     fn parameter_list(&self, len: u32, request: &iscsi::Command) -> Result<strongroom_block::Buffer, Sense> {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
-use strongroom_block::{Buffer, BufferMut, Lba};
+use strongroom_block::{Buffer, BufferMut, Lba, StoreSequence};
 use strongroom_iscsi::target::{DataSegment, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
@@ -28,6 +28,8 @@ pub(super) enum Work {
     Read { wanted_bytes: u64, sealed_blocks_max: usize },
     /// Whatever takes data and answers GOOD.
     Write { wanted_bytes: u64 },
+    /// The same of sealed blocks that the channel has checked on arrival: older versions go.
+    CheckedWrite { lba: Lba, count: u64, wanted_bytes: u64 },
     /// SEAL HOLE.
     Hole { wanted_bytes: u64 },
     /// SYNCHRONIZE CACHE.
@@ -128,6 +130,14 @@ impl Unit {
                     tracing::debug!(volume = %self.volume.name, repeated, "blocks were there already under the same stamp");
                 }
                 Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
+            }
+            (Work::CheckedWrite { lba, count, wanted_bytes }, Outcome::Written { first, .. }) => {
+                let wanted = Work::Write { wanted_bytes };
+                if first == StoreSequence(0) {
+                    return Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() });
+                }
+                let pairs = (0..count).map(|at| (Lba(lba.0 + at), StoreSequence(first.0 + at))).collect();
+                Next::Again(wanted, Op::Verified { pairs })
             }
             (Work::Hole { wanted_bytes }, Outcome::Written { .. })
             | (Work::Write { wanted_bytes }, Outcome::Verified { .. }) => {

@@ -12,7 +12,7 @@ use super::crossing::Request;
 use super::session::{Admitted, Session};
 use super::units::Slot;
 use crate::access::Identity;
-use crate::admin::{ConnectionReport, SessionReport, VolumeReport};
+use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport};
 use crate::names::{VolumeName, for_log};
 use crate::unit::{Job, SessionKey};
 use crate::volume::Volume;
@@ -154,6 +154,14 @@ impl Worker {
             of.is_none() || session.volume.as_ref().map(VolumeName::volume).as_ref() == of
         });
         let mut described: HashMap<VolumeName, Option<Volume>> = HashMap::new();
+        for (name, slot) in &mut self.units {
+            if let Slot::Open(open) = slot
+                && of.is_none_or(|of| name.volume() == *of)
+                && let Ok(volume) = self.shared.catalogue.load(name)
+            {
+                open.unit.take_access(volume.access);
+            }
+        }
         let (mut ended, mut changed) = (0, 0);
         for key in keys {
             match self.recheck_session(key, &mut described) {
@@ -272,7 +280,10 @@ impl Worker {
             let connection = self.connections.get(key)?;
             let digests = session.machine.agreed(*id)?.digests;
             let crc = |on: bool| if on { "CRC32C" } else { "None" }.to_owned();
+            let (rekeys, peer_rekeys) = connection.link.rekeys();
             Some(ConnectionReport {
+                rekeys,
+                peer_rekeys,
                 cid: session.machine.cid(*id)?,
                 address: connection.peer,
                 header_digest: crc(digests.header),
@@ -318,6 +329,9 @@ impl Worker {
             retention_blocks: unit.store().info().retention_blocks,
             store: unit.store_stats().into(),
             bad_blocks: unit.bad_blocks(),
+            verification: unit
+                .verification()
+                .map(|done| VerificationReport { opened: done.opened, bad_blocks: done.bad }),
         }
     }
 }

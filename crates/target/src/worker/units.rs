@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use strongroom_block::BlockKeyWrap;
+use strongroom_block::{BlockKeyWrap, Opener};
 use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::{Medium, Store, View};
 
@@ -60,6 +60,7 @@ pub(crate) struct OpenedUnit {
     target_name: String,
     store: Store,
     wrap: Option<Arc<dyn BlockKeyWrap>>,
+    opener: Option<Arc<dyn Opener>>,
     keeper: (Keeper, Kept),
     lock: VolumeLock,
     ready: Arc<AtomicBool>,
@@ -79,6 +80,8 @@ pub(super) struct OpenUnit {
     /// When scrubbing goes on, if nothing is asked for; and how many times it went through the store.
     scrub_at: Instant,
     scrub_passes: u64,
+    /// When background verification goes on, if nothing is asked for.
+    verify_at: Instant,
     /// Since when no session uses it.
     unused_since: Option<Instant>,
     /// Logins that wait for the tasks of the session that they replace.
@@ -105,6 +108,7 @@ impl OpenUnit {
             told_idle: false,
             scrub_at: now + IDLE_AFTER,
             scrub_passes: 0,
+            verify_at: now + IDLE_AFTER,
             unused_since: None,
             replacing: Vec::new(),
             managements: Vec::new(),
@@ -140,7 +144,8 @@ impl OpenUnit {
         // What keeps it from being idle wakes the worker when it ends.
         let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
         let scrub = self.lock.is_some().then(|| self.scrub_at.max(self.last_activity + IDLE_AFTER));
-        [idle, close, scrub].into_iter().flatten().min()
+        let verify = self.unit.verifies().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
+        [idle, close, scrub, verify].into_iter().flatten().min()
     }
 }
 
@@ -193,13 +198,16 @@ impl Worker {
             Ok(opened) => {
                 Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
-                let OpenedUnit { volume: described, target_name, store, wrap, keeper, lock, ready } = opened;
+                let OpenedUnit { volume: described, target_name, store, wrap, opener, keeper, lock, ready } = opened;
                 let store = StoreHandle::new(store);
                 let rest = self.shared.resting().take(&described);
                 let surroundings = Arc::clone(&self.shared.surroundings);
                 let mut unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper, surroundings);
                 if let Some(rest) = rest {
                     unit.resume(rest);
+                }
+                if let Some(opener) = opener {
+                    unit.verify_with(opener);
                 }
                 unit.signal_completions(&self.waker);
                 let open = OpenUnit::new(unit, ready, Some(lock), self.now);
@@ -334,6 +342,10 @@ impl Worker {
                 let passes = open.unit.scrub();
                 let pause = if passes > open.scrub_passes { SCRUB_PAUSE } else { IDLE_AFTER };
                 (open.scrub_at, open.scrub_passes) = (self.now + pause, passes);
+                open.submitted = true;
+            }
+            if open.unit.verifies() && self.now >= open.verify_at.max(open.last_activity + IDLE_AFTER) {
+                open.verify_at = self.now + open.unit.verify_step();
                 open.submitted = true;
             }
             let unused = open.unused_since.is_some_and(|since| self.now >= since + idle_close);
@@ -473,7 +485,21 @@ fn open(
         };
         volume = shared.catalogue.change(name, mend)?;
     }
-    Ok(OpenedUnit { volume, target_name, store, wrap, keeper, lock, ready })
+    let opener = opener_of(shared, &volume);
+    Ok(OpenedUnit { volume, target_name, store, wrap, opener, keeper, lock, ready })
+}
+
+/// What opens the blocks of a volume, if the target is trusted to. Without it the volume is served all the same.
+fn opener_of(shared: &Shared, volume: &Volume) -> Option<Arc<dyn Opener>> {
+    let factory = shared.openers.as_ref()?;
+    volume.sealed.as_ref().filter(|sealed| !sealed.custody.is_blind())?;
+    match factory(volume, Arc::clone(&shared.background_crypto)) {
+        Ok(opener) => Some(opener),
+        Err(problem) => {
+            tracing::error!(volume = %volume.name, problem, "the volume is not verified in the background");
+            None
+        }
+    }
 }
 
 /// The unit of a clone or of a snapshot, on the store that its volume's unit has open.
@@ -507,6 +533,9 @@ fn derive(
     let surroundings = Arc::clone(&shared.surroundings);
     let described_here = Arc::new(described.clone());
     let mut unit = Unit::new(described_here, target_name, store, base.unit.wrap(), keeper, surroundings);
+    if let Some(opener) = opener_of(shared, described) {
+        unit.verify_with(opener);
+    }
     if let Some(rest) = shared.resting().take(described) {
         unit.resume(rest);
     }

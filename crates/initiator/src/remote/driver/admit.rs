@@ -13,7 +13,7 @@ use crate::remote::engine::Engine;
 use crate::remote::sealing::Sealing;
 use crate::remote::stamps::fill_random;
 use crate::remote::unit::UnitDescription;
-use crate::{AttachError, KeyRequest};
+use crate::{AttachError, DamagedReads, KeyRequest};
 
 impl Driver {
     /// The unit has said what it is.
@@ -73,11 +73,19 @@ impl Driver {
         let has_key = attaches && self.options.key_source.is_some();
         let refused = |what: &str| Err(AttachError::Unsupported(what.to_owned()));
         let scheme = self.options.scheme();
-        let shows_blocks = unit.sealed.as_ref().is_some_and(|sealed| sealed.mode == Mode::AuthenticateOnly);
-        if attaches && shows_blocks && scheme.is_confidential() && !scheme.encrypts_block_data() {
+        if attaches && unit.sealed.as_ref().is_some_and(|sealed| scheme.would_show(sealed.mode)) {
             return refused(
                 "the volume is sealed in the mode authenticate-only, so its blocks would be readable on the way, which the \
                  chosen scheme promises against; use --scheme S1-2 (lazy-auth) or S2-1 (encrypt-all)",
+            );
+        }
+        if attaches
+            && self.options.damaged_reads == DamagedReads::Previous
+            && !unit.sealed.as_ref().is_some_and(|sealed| sealed.allows_previous)
+        {
+            return refused(
+                "older versions of damaged blocks were asked for, which this volume does not allow; leave --previous-versions out, \
+                 or allow it at the target with 'strongroom volume access'",
             );
         }
         match &unit.sealed {

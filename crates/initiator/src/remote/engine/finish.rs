@@ -151,11 +151,12 @@ impl Engine {
         if matches!(reply, Reply::Nobody) {
             self.own_op_ended(&work, is_replay);
         } else {
-            let result = match error {
-                Some(error) => Err(error),
-                None => Ok(answer(work)),
+            let (result, failed_read) = match (error, work) {
+                (Some(error), OpWork::Plain(Work::Read { lba, buffer })) => (Err(error), Some((lba, buffer))),
+                (Some(error), _) => (Err(error), None),
+                (None, work) => (Ok(answer(work)), None),
             };
-            self.finished.push(FinishedOp { reply, cost_bytes, result });
+            self.finished.push(FinishedOp { reply, cost_bytes, result, failed_read });
         }
         if let Some(range) = holds {
             for granted in self.order.release(range) {

@@ -54,6 +54,7 @@ fn description(sealed: bool) -> UnitDescription {
             suite: strongroom_block::Suite::Aes256Gcm,
             mode: strongroom_block::Mode::Encrypt,
             record_bytes: 56,
+            allows_previous: false,
         }),
         target_key: None,
         transfer_blocks_max: Some(8),

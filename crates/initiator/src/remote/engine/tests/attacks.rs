@@ -10,7 +10,7 @@ use crate::Limits;
 
 /// Every way in which a store or a wire could cheat a reader. Each must end in a medium error that names a block.
 #[test]
-fn no_attack_on_a_reader_gives_wrong_data() {
+fn attack_target_lies_about_blocks() {
     type Attack = (&'static str, fn(&mut FakeUnit));
     let attacks: [Attack; 9] = [
         ("a flipped bit whose checksum was corrected", |unit| {
@@ -67,7 +67,7 @@ fn no_attack_on_a_reader_gives_wrong_data() {
 
 /// What the wire can do to a reply after the store: also never wrong data.
 #[test]
-fn no_change_of_a_reply_gives_wrong_data() {
+fn attack_target_sends_malformed_answers() {
     type Change = (&'static str, fn(&mut DataIn));
     let changes: [Change; 6] = [
         ("records taken away: zeros served", |data_in| {
@@ -94,7 +94,7 @@ fn no_change_of_a_reply_gives_wrong_data() {
 /// An older valid pair in place of the newest opens: that is rollback, which only freshness can tell. The threat model says
 /// so; this test keeps the statement true.
 #[test]
-fn an_older_valid_pair_is_rollback_and_opens() {
+fn attack_target_rolls_back() {
     let mut rig = Rig::new(true, Limits::default());
     rig.write(2, 1, 1).unwrap();
     rig.write(2, 2, 1).unwrap();

@@ -1,0 +1,188 @@
+//! `strongroom volume verify`: reads a sealed volume and names the blocks that do not open. Where the target is blind, nobody else can.
+
+use std::fs;
+use std::io::{ErrorKind, IsTerminal};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::{Deserialize, Serialize};
+use strongroom_block::Lba;
+use strongroom_initiator::{VerifyProgress, VolumeUrl};
+
+use crate::access::AccessArgs;
+use crate::signals::StopSignals;
+
+/// How often the position is written to a state file.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// The version of a state file that this build writes.
+const STATE_VERSION: u32 = 1;
+
+/// Read a sealed volume, see whether everything in it opens, and name the blocks that do not. The target lets go what is older than
+/// what opened.
+#[derive(Args)]
+#[command(
+    after_help = "Example: strongroom volume verify strongroom://storage/vault --key-file ~/vault.key --state /var/tmp/vault.verify\n\n\
+    Ends with failure if a block does not open; `strongroom volume recover URL --lba N` looks for an older version of it. Stopped \
+    with Ctrl-C it goes on later where it was, if a state file was given."
+)]
+pub(crate) struct VerifyArgs {
+    /// The volume.
+    url: VolumeUrl,
+    /// Keep the position in this file, and go on from there if it exists; removed at the end.
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// The block to begin at.
+    #[arg(long, value_name = "NUMBER", conflicts_with = "state")]
+    from: Option<u64>,
+    /// Change nothing at the target: it is not told what opened, and keeps older versions.
+    #[arg(long)]
+    read_only: bool,
+    /// No progress bar.
+    #[arg(long)]
+    quiet: bool,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+/// Where a verification that was stopped goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    version: u32,
+    /// The volume's identity: a state is of no use for another one.
+    volume: String,
+    next: u64,
+    bad: Vec<u64>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
+    let signals = StopSignals::block().context("cannot wait for signals")?;
+    let mut options = args.access.options(&args.url)?;
+    options.read_only = args.read_only;
+    let device = args.access.attach(options)?;
+    let volume = device.unit().sealed.map(|sealed| sealed.claims.volume_id.to_string()).unwrap_or_default();
+    let before = args.state.as_deref().map(|path| load(path, &volume)).transpose()?.flatten();
+    let mut state =
+        before.unwrap_or(State { version: STATE_VERSION, volume, next: args.from.unwrap_or(0), bad: Vec::new() });
+    let earlier_bad = state.bad.clone();
+    if state.next > device.unit().geometry.blocks {
+        bail!("block {} is past the end of the volume; begin at a smaller one", state.next);
+    }
+    let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
+    let mut saved = Instant::now();
+    let report = device.verify(Lba(state.next), &mut |progress| {
+        show(&bar, progress, earlier_bad.len());
+        state.next = progress.next.0;
+        if let Some(path) = &args.state
+            && progress.bad == 0
+            && saved.elapsed() >= SAVE_EVERY
+        {
+            // With bad blocks the state is saved at the end, with their names.
+            saved = Instant::now();
+            if let Err(error) = save(path, &state) {
+                tracing::warn!(error = format!("{error:#}"), "the position was not saved");
+            }
+        }
+        if signals.wait(Duration::ZERO).is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    let told = if args.read_only { Ok(()) } else { device.detach() };
+    state.next = report.progress.next.0;
+    state.bad.extend(report.bad_blocks.iter().map(|lba| lba.0));
+    let VerifyProgress { opened, absent, blocks, .. } = report.progress;
+    let is_whole = state.next == blocks;
+    match &args.state {
+        Some(path) if is_whole => match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        },
+        Some(path) => save(path, &state)?,
+        None => {}
+    }
+    for lba in &state.bad {
+        println!("block {lba} does not open");
+    }
+    println!("{opened} blocks open, {absent} are absent, {} do not open", state.bad.len());
+    told?;
+    if !is_whole {
+        let how = match &args.state {
+            Some(path) => format!("the same command goes on from there, with --state {}", path.display()),
+            None => format!("to go on from there: --from {}", state.next),
+        };
+        bail!("stopped before block {} of {blocks}; {how}", state.next);
+    }
+    if !state.bad.is_empty() {
+        bail!(
+            "blocks do not open; look for older versions with: strongroom volume recover {} --lba NUMBER --yes",
+            args.url
+        );
+    }
+    Ok(())
+}
+
+fn load(path: &Path, volume: &str) -> Result<Option<State>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    let state: State = serde_json::from_str(&text).with_context(|| {
+        format!("{} is no state of a verification; name another file, or remove it to begin anew", path.display())
+    })?;
+    if state.version != STATE_VERSION || state.volume != volume {
+        bail!("{} is of another volume or version; name another file, or remove it to begin anew", path.display());
+    }
+    Ok(Some(state))
+}
+
+fn save(path: &Path, state: &State) -> Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, serde_json::to_vec(state)?)
+        .and_then(|()| fs::rename(&new, path))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn progress_bar(quiet: bool, blocks: u64) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template(
+        "verifying {bar:30} {percent:>3} %  block {pos} of {len}, about {eta} left  {msg}",
+    )
+    .expect("the template is constant");
+    ProgressBar::new(blocks).with_style(style.progress_chars("=> "))
+}
+
+fn show(bar: &ProgressBar, progress: &VerifyProgress, earlier_bad: usize) {
+    bar.set_position(progress.next.0);
+    let bad = progress.bad + earlier_bad as u64;
+    if bad > 0 {
+        bar.set_message(format!("{bad} do not open"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_is_for_its_own_volume() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        assert_eq!(load(&path, "a").unwrap(), None, "none yet");
+        let state = State { version: STATE_VERSION, volume: "a".into(), next: 7, bad: vec![3] };
+        save(&path, &state).unwrap();
+        assert_eq!(load(&path, "a").unwrap(), Some(state));
+        assert!(load(&path, "b").unwrap_err().to_string().contains("another volume"));
+        fs::write(&path, "{}").unwrap();
+        assert!(load(&path, "a").unwrap_err().to_string().contains("no state"));
+    }
+}

@@ -1,0 +1,115 @@
+//! Counters in a file of JSON, written anew again and again: what monitoring reads of a process that serves.
+//!
+//! Absent: what is counted.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::Serialize;
+use strongroom_block::{CryptoBytes, CryptoCounters};
+use strongroom_initiator::RemoteDevice;
+
+/// How often an attachment's counters are written.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
+
+/// Writes counters; a reader never sees half of them.
+pub(crate) fn write(path: &Path, counters: &impl Serialize) {
+    let text = serde_json::to_string(counters).expect("numbers are representable");
+    let new = path.with_extension("new");
+    if let Err(error) = fs::write(&new, &text).and_then(|()| fs::rename(&new, path)) {
+        tracing::warn!(%error, path = %path.display(), "cannot write the counters");
+    }
+}
+
+/// What an attachment tells of itself.
+#[derive(Serialize)]
+struct AttachmentStats {
+    is_connected: bool,
+    sessions: u64,
+    connections: usize,
+    unflushed_bytes: usize,
+    commands_sent: u64,
+    commands_resent: u64,
+    blocks_replayed: u64,
+    blocks_failed: u64,
+    /// Blocks of which an older version was read, because the newest does not open.
+    previous_reads: u64,
+    /// How often this end, and the target, have changed keys on the connections that there are now.
+    rekeys: u64,
+    peer_rekeys: u64,
+    /// Cryptography of this process, for channels and seals together: sent are `encrypted` and `mac_made`.
+    crypto: Crypto,
+}
+
+#[derive(Serialize)]
+struct Crypto {
+    encrypted_bytes: u64,
+    decrypted_bytes: u64,
+    mac_made_bytes: u64,
+    mac_checked_bytes: u64,
+}
+
+fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
+    let status = device.status();
+    let CryptoBytes { encrypted, decrypted, mac_made, mac_checked } = counters.snapshot();
+    AttachmentStats {
+        is_connected: status.is_connected,
+        sessions: status.connections,
+        connections: status.wires,
+        unflushed_bytes: status.unflushed_bytes,
+        commands_sent: status.engine.commands_sent,
+        commands_resent: status.engine.commands_resent,
+        blocks_replayed: status.engine.blocks_replayed,
+        blocks_failed: status.engine.blocks_failed,
+        previous_reads: device.previous_reads().count,
+        rekeys: status.rekeys,
+        peer_rekeys: status.peer_rekeys,
+        crypto: Crypto {
+            encrypted_bytes: encrypted,
+            decrypted_bytes: decrypted,
+            mac_made_bytes: mac_made,
+            mac_checked_bytes: mac_checked,
+        },
+    }
+}
+
+/// Writes an attachment's counters every second, and a last time when it is dropped.
+pub(crate) struct AttachmentStatsFile {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AttachmentStatsFile {
+    /// Begins.
+    pub(crate) fn start(
+        path: PathBuf,
+        device: &Arc<RemoteDevice>,
+        counters: Arc<CryptoCounters>,
+    ) -> std::io::Result<AttachmentStatsFile> {
+        let (end, ended) = channel::<()>();
+        let device = Arc::clone(device);
+        let thread = std::thread::Builder::new().name("stats".into()).spawn(move || {
+            loop {
+                write(&path, &stats(&device, &counters));
+                if ended.recv_timeout(WRITE_EVERY) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            write(&path, &stats(&device, &counters));
+        })?;
+        Ok(AttachmentStatsFile { end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for AttachmentStatsFile {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `[limits]` of the configuration: how much initiators can take, and for how long keys serve.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use strongroom_channel::{ChannelLimits, GENERATION_TAGS_CAP};
+
+use crate::error::ConfigError;
+
+/// Bounds on what initiators can take, all together unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Connections, those still logging in included, and sessions that wait for a connection to recover them.
+    pub connections_max: usize,
+    /// From a connection's first byte to the end of its login, in seconds.
+    pub login_timeout_s: u64,
+    /// Connections of one session (MaxConnections).
+    pub session_connections_max: u16,
+    /// How long the tasks of a lost connection are kept for an initiator that recovers it (error recovery level 2), in seconds.
+    pub time2retain_s: u16,
+    /// Commands in flight per session.
+    pub queue_depth: u16,
+    /// Write data that one session can pin, in bytes.
+    pub write_memory_bytes: u64,
+    /// Read data that one session can pin, in bytes.
+    pub read_memory_bytes: u64,
+    /// A connection on which nothing moved for so long is pinged, in seconds; as long again without an answer ends it.
+    pub ping_after_s: u64,
+    /// A volume that no session uses is closed after so many seconds (and can then be deleted while the target runs).
+    pub idle_close_s: u64,
+    /// Tags (one for each PDU, or two) after which the target changes the keys of what it sends through a channel; at most 2^23.
+    pub rekey_tags: u64,
+    /// Bytes after which it does; at most 64 GiB.
+    pub rekey_bytes: u64,
+    /// How old such keys may become while they are in use, in seconds; 0: as old as the connection.
+    pub rekey_after_s: u64,
+    /// How long a graceful stop waits for initiators to finish, in seconds.
+    pub stop_timeout_s: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections_max: 1024,
+            login_timeout_s: 15,
+            session_connections_max: 4,
+            time2retain_s: 20,
+            queue_depth: 128,
+            write_memory_bytes: 64 << 20,
+            read_memory_bytes: 64 << 20,
+            ping_after_s: 30,
+            idle_close_s: 10,
+            rekey_tags: ChannelLimits::default().rekey_tags,
+            rekey_bytes: ChannelLimits::default().rekey_bytes,
+            rekey_after_s: 3600,
+            stop_timeout_s: 10,
+        }
+    }
+}
+
+impl Limits {
+    /// As a duration.
+    pub fn login_timeout(&self) -> Duration {
+        Duration::from_secs(self.login_timeout_s)
+    }
+
+    /// When channels change keys.
+    pub(crate) fn channel(&self) -> ChannelLimits {
+        ChannelLimits { rekey_tags: self.rekey_tags, rekey_bytes: self.rekey_bytes, ..ChannelLimits::default() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let positive = [
+            ("connections_max", self.connections_max as u64),
+            ("login_timeout_s", self.login_timeout_s),
+            ("session_connections_max", self.session_connections_max.into()),
+            ("queue_depth", self.queue_depth.into()),
+            ("ping_after_s", self.ping_after_s),
+        ];
+        for (field, value) in positive {
+            if value == 0 {
+                return Err(ConfigError::value(
+                    format!("limits.{field}"),
+                    "must be at least 1; leave it out for the default",
+                ));
+            }
+        }
+        let at_most = [
+            ("rekey_tags", self.rekey_tags, GENERATION_TAGS_CAP / 2),
+            ("rekey_bytes", self.rekey_bytes, ChannelLimits::default().rekey_bytes),
+        ];
+        for (field, value, most) in at_most {
+            if value == 0 || value > most {
+                let problem = format!("must be 1 to {most}: keys that serve for longer lose their strength");
+                return Err(ConfigError::value(format!("limits.{field}"), problem));
+            }
+        }
+        for (field, value) in
+            [("write_memory_bytes", self.write_memory_bytes), ("read_memory_bytes", self.read_memory_bytes)]
+        {
+            if value < u64::from(crate::TRANSFER_BYTES_MAX) {
+                let problem = format!("must be at least {} (one largest transfer)", crate::TRANSFER_BYTES_MAX);
+                return Err(ConfigError::value(format!("limits.{field}"), problem));
+            }
+        }
+        Ok(())
+    }
+}
