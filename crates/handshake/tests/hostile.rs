@@ -214,14 +214,14 @@ fn a_client_that_does_everything_right_is_taken_and_understood() {
 }
 
 #[test]
-fn a_known_public_key_without_its_private_half_is_refused() {
+fn attack_initiators_public_key_without_its_private_half() {
     let key = Some(certified(public(INITIATOR_SEED), [9; 32]));
     let result = Client { key, ..Client::like_ours() }.meets_target();
     assert!(matches!(result, Err(HandshakeError::Tls(_))), "{result:?}");
 }
 
 #[test]
-fn a_target_without_the_private_half_of_its_key_is_refused() {
+fn attack_targets_public_key_without_its_private_half() {
     let result = server(certified(public(TARGET_SEED), [9; 32]), 0);
     assert!(matches!(result, Err(HandshakeError::Tls(_))), "{result:?}");
 }

@@ -300,6 +300,34 @@ fn the_documents_and_the_tree_agree() {
     }
 }
 
+/// The threat model's tables of attacks name exactly the tests that prove them.
+#[test]
+fn every_attack_is_in_the_threat_model() {
+    let tests = |text: &str| {
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        let named = |pair: &[&str]| {
+            let name = pair[1].strip_prefix("fn ")?.split('(').next()?;
+            (pair[0].starts_with("#[test]") && name.starts_with("attack_")).then(|| name.to_owned())
+        };
+        lines.windows(2).filter_map(named).collect::<Vec<String>>()
+    };
+    let texts = tracked_texts();
+    let proved: Vec<String> =
+        texts.iter().filter(|(path, _)| is_rust(path)).flat_map(|(_, text)| tests(text)).collect();
+    let model = fs::read_to_string(root().join("docs/threat-model.md")).expect("it is there");
+    // Names stand in backquotes, at the odd places.
+    let claimed: BTreeSet<String> = model
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| name.starts_with("attack_") && name.len() > "attack_".len())
+        .map(str::to_owned)
+        .collect();
+    let distinct: BTreeSet<String> = proved.iter().cloned().collect();
+    assert_eq!(proved.len(), distinct.len(), "two tests have one name: {proved:?}");
+    assert_eq!(distinct, claimed, "tests and docs/threat-model.md, its tables of attacks");
+}
+
 /// The targets of Markdown links that point into the repository.
 fn relative_links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).filter_map(|link| {

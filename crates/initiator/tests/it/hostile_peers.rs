@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::support::{Host, SIZE, Wire};
 use strongroom_block::{BlockDevice, Buffer, DeviceErrorKind, Lba, Mode, Request, Token};
 use strongroom_channel::Scheme;
+use strongroom_handshake::NodeKey;
 use strongroom_initiator::{
     AttachOptions, ExpectedUnit, RemoteDevice, flush_blocking, read_blocking, write_blocking, write_part_blocking,
 };
@@ -19,6 +20,8 @@ use strongroom_net::{Link, LinkEvent, LinkOptions};
 use strongroom_target::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 4096;
+/// Nothing here takes so long unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn block(mark: u8) -> Buffer {
     Buffer::copy_from(&[mark; BLOCK])
@@ -143,10 +146,10 @@ fn a_restart_must_not_undo_what_bob_flushed_before_it() {
 }
 
 /// A stock initiator, as far as needed.
-struct Raw {
+pub(crate) struct Raw {
     stream: TcpStream,
     link: Link,
-    session: Session,
+    pub(crate) session: Session,
 }
 
 impl Raw {
@@ -155,18 +158,42 @@ impl Raw {
         let stream = TcpStream::connect(host.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let mut link = Link::initiator_plain(LinkOptions::default(), now);
-        let kind = SessionKind::Normal { target_name: format!("iqn.2026-11.org.strongroom:{volume}") };
-        let session = Session::new(now, Config::new(name.to_owned(), [0x80, 1, 2, 3, 4, 5], kind));
         while link.poll_event().is_some() {}
+        let session = Session::new(now, Raw::config(volume, name));
         let mut raw = Raw { stream, link, session };
         raw.until(|e| matches!(e, Event::LoggedIn { .. }));
         raw.link.login_finished(strongroom_iscsi::Digests::default());
         raw
     }
-    fn turn(&mut self) -> Vec<Event> {
-        while let Some(pdu) = self.session.poll_transmit() {
-            self.link.send_pdu(pdu);
+
+    /// Through a channel to a sealed unit, whose key it does not need.
+    pub(crate) fn login_by_channel(host: &Host, volume: &str, name: &str, node: &NodeKey, scheme: Scheme) -> Raw {
+        let now = Instant::now();
+        let stream = TcpStream::connect(host.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let options = LinkOptions { schemes: vec![scheme], ..LinkOptions::default() };
+        let link = Link::initiator_channel(node, &[crate::support::key_of(0x7a).public()], options, now).unwrap();
+        let config = Config { in_channel: true, ..Raw::config(volume, name) };
+        let mut raw = Raw { stream, link, session: Session::new(now, config) };
+        let end = Instant::now() + PATIENCE;
+        while !raw.link.in_channel() {
+            assert!(Instant::now() < end, "no channel");
+            raw.exchange();
         }
+        while raw.link.poll_event().is_some() {}
+        raw.until(|e| matches!(e, Event::LoggedIn { .. }));
+        raw.link.login_finished(strongroom_iscsi::Digests::default());
+        raw.link.conceal_parameters();
+        raw
+    }
+
+    fn config(volume: &str, name: &str) -> Config {
+        let kind = SessionKind::Normal { target_name: format!("iqn.2026-11.org.strongroom:{volume}") };
+        Config::new(name.to_owned(), [0x80, 1, 2, 3, 4, 5], kind)
+    }
+
+    /// Sends what is to be sent, and takes what has come.
+    fn exchange(&mut self) {
         let mut out = Vec::new();
         self.link.poll_transmit(&mut out);
         for b in out {
@@ -176,6 +203,13 @@ impl Raw {
         if let Ok(n) = self.stream.read(&mut buf) {
             self.link.handle_input(&buf[..n]);
         }
+    }
+
+    fn turn(&mut self) -> Vec<Event> {
+        while let Some(pdu) = self.session.poll_transmit() {
+            self.link.send_pdu(pdu);
+        }
+        self.exchange();
         while let Some(e) = self.link.poll_event() {
             if let LinkEvent::Pdu(p) = e {
                 self.session.handle_pdu(Instant::now(), p);
@@ -183,8 +217,8 @@ impl Raw {
         }
         std::iter::from_fn(|| self.session.poll_event()).collect()
     }
-    fn until(&mut self, want: impl Fn(&Event) -> bool) -> Event {
-        let end = Instant::now() + Duration::from_secs(10);
+    pub(crate) fn until(&mut self, want: impl Fn(&Event) -> bool) -> Event {
+        let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
             for e in self.turn() {
                 if want(&e) {

@@ -2,11 +2,15 @@
 //! they share is built once.
 
 mod attach;
+mod attacks;
 mod connections;
 mod damage;
 mod file_system;
 mod hostile_peers;
 mod redirects;
+mod rekeying;
 mod schemes;
+mod sharing;
 mod support;
+mod verifying;
 mod wire;

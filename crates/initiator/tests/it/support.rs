@@ -12,7 +12,7 @@ use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 use strongroom_target::config::{PeerRule, PlainRule};
-use strongroom_target::{Catalogue, Config, Stats, Target, TargetHandle, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, ChapSecrets, Config, Stats, Target, TargetHandle, TargetOptions, VolumeSpec};
 
 pub(crate) const ALICE: &str = "iqn.2026-11.org.example:alice";
 pub(crate) const BOB: &str = "iqn.2026-11.org.example:bob";
@@ -30,6 +30,8 @@ pub(crate) struct Host {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) address: SocketAddr,
     change: fn(&mut Config),
+    /// What the next reload reads.
+    next_config: Arc<Mutex<Option<Config>>>,
 }
 
 impl Host {
@@ -49,9 +51,21 @@ impl Host {
             std::fs::write(dir.path().join(name), keys.to_text().as_bytes()).unwrap();
             std::fs::set_permissions(dir.path().join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
         }
-        let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap(), change);
+        let next_config = Arc::default();
+        let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap(), change, &next_config);
         let address = target.local_addresses()[0];
-        Host { target: Some(target), dir, address, change }
+        Host { target: Some(target), dir, address, change, next_config }
+    }
+
+    /// The configuration that it began with.
+    pub(crate) fn config(&self) -> Config {
+        config(self.dir.path(), self.address, self.change)
+    }
+
+    /// Has it read another one.
+    pub(crate) fn reload(&self, config: Config) {
+        *self.next_config.lock().unwrap() = Some(config);
+        self.target.as_ref().expect("it runs").reload().unwrap();
     }
 
     /// What the target counts.
@@ -64,7 +78,7 @@ impl Host {
     }
 
     pub(crate) fn start_again(&mut self) {
-        self.target = Some(serve(self.dir.path(), self.address, self.change));
+        self.target = Some(serve(self.dir.path(), self.address, self.change, &self.next_config));
     }
 
     pub(crate) fn url(&self, volume: &str) -> VolumeUrl {
@@ -112,7 +126,7 @@ impl Host {
     }
 }
 
-fn serve(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> TargetHandle {
+fn config(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> Config {
     let mut config = Config::new(root);
     config.listen = vec![address];
     config.workers = Some(1);
@@ -130,8 +144,22 @@ fn serve(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> TargetHan
         });
     }
     change(&mut config);
-    let mut options = TargetOptions::new(config);
+    config
+}
+
+fn serve(
+    root: &Path,
+    address: SocketAddr,
+    change: fn(&mut Config),
+    next_config: &Arc<Mutex<Option<Config>>>,
+) -> TargetHandle {
+    let mut options = TargetOptions::new(config(root, address, change));
     options.node_key = Some(NodeKey::from_seed(&[0x7a; 32]));
+    let next_config = next_config.clone();
+    options.reread = Some(Arc::new(move || {
+        let config = next_config.lock().unwrap().clone().ok_or("nothing new")?;
+        Ok((config, ChapSecrets::default()))
+    }));
     Target::start(options).unwrap()
 }
 
@@ -139,15 +167,29 @@ fn serve(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> TargetHan
 pub(crate) struct Message<'a> {
     /// The clear first byte.
     pub(crate) kind: u8,
-    /// Where the header's ciphertext is, in `bytes`.
+    /// Where the header is, in `bytes`; empty in a TLS record.
     pub(crate) header: std::ops::Range<usize>,
     /// Where the data is, in `bytes`; empty in a TLS record.
     pub(crate) data: std::ops::Range<usize>,
+    /// What is passed on; empty: nothing.
     pub(crate) bytes: &'a mut Vec<u8>,
+    /// Whether the stream ends behind it.
+    pub(crate) is_last: &'a mut bool,
 }
 
-pub(crate) const FRAME_PROTECTED: u8 = 0x51;
-pub(crate) const FRAME_SEALED: u8 = 0x52;
+impl Message<'_> {
+    /// Whether it is a frame, not a part of the handshake.
+    pub(crate) fn is_frame(&self) -> bool {
+        self.kind >= 0x40
+    }
+
+    /// Whether it carries block data of a sealed unit, under any scheme.
+    pub(crate) fn has_blocks(&self) -> bool {
+        matches!(self.kind, 0x52 | 0x56 | 0x57 | 0x59 | 0x5a)
+    }
+}
+
+const PREFIX_BYTES: usize = 8;
 const TAG_BYTES: usize = 16;
 
 type Tamper = Box<dyn FnMut(&mut Message<'_>) + Send>;
@@ -181,6 +223,10 @@ impl Wire {
                 }
                 let initiator = initiator.unwrap();
                 let Ok(target) = TcpStream::connect(target) else { continue };
+                // Messages are passed on one by one, and nobody waits for the last one's acknowledgement.
+                for stream in [&initiator, &target] {
+                    stream.set_nodelay(true).unwrap();
+                }
                 open.lock().unwrap().extend([initiator.try_clone().unwrap(), target.try_clone().unwrap()]);
                 let (from, to, tamper) = (initiator.try_clone().unwrap(), target.try_clone().unwrap(), up.clone());
                 std::thread::spawn(move || pass_on(from, to, &tamper));
@@ -235,11 +281,16 @@ impl Drop for Wire {
 
 fn pass_on(mut from: TcpStream, mut to: TcpStream, tamper: &Mutex<Option<Tamper>>) {
     while let Some(mut bytes) = read_message(&mut from) {
+        let mut is_last = false;
         if let Some(tamper) = &mut *tamper.lock().unwrap() {
             let (header, data) = parts(&bytes);
-            tamper(&mut Message { kind: bytes[0], header, data, bytes: &mut bytes });
+            tamper(&mut Message { kind: bytes[0], header, data, bytes: &mut bytes, is_last: &mut is_last });
         }
         if to.write_all(&bytes).is_err() {
+            break;
+        }
+        if is_last {
+            let _ = from.shutdown(Shutdown::Both);
             break;
         }
     }
@@ -249,29 +300,41 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, tamper: &Mutex<Option<Tamper>
 fn read_message(from: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 5];
     from.read_exact(&mut bytes).ok()?;
-    let rest = if bytes[0] < 0x40 {
-        usize::from(u16::from_be_bytes([bytes[3], bytes[4]]))
+    let message_bytes = if bytes[0] < 0x40 {
+        5 + usize::from(u16::from_be_bytes([bytes[3], bytes[4]]))
     } else {
-        bytes.resize(8, 0);
+        bytes.resize(PREFIX_BYTES, 0);
         from.read_exact(&mut bytes[5..]).ok()?;
-        let header = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
-        header + u32::from_be_bytes(bytes[4..8].try_into().unwrap()) as usize + TAG_BYTES
+        let (header, data) = lengths(&bytes);
+        let tags = match bytes[0] {
+            0x57 | 0x59 => 2,
+            0x58 if data > 0 => 2,
+            _ => 1,
+        };
+        PREFIX_BYTES + header + data + tags * TAG_BYTES
     };
     let start = bytes.len();
-    bytes.resize(start + rest, 0);
+    bytes.resize(message_bytes, 0);
     from.read_exact(&mut bytes[start..]).ok()?;
     Some(bytes)
+}
+
+/// Of header and data, as a frame's prefix says.
+fn lengths(bytes: &[u8]) -> (usize, usize) {
+    let header = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+    (header, u32::from_be_bytes(bytes[4..8].try_into().unwrap()) as usize)
 }
 
 fn parts(bytes: &[u8]) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
     if bytes[0] < 0x40 {
         return (0..0, 0..0);
     }
-    let header = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
-    let data = u32::from_be_bytes(bytes[4..8].try_into().unwrap()) as usize;
-    // SEALED: header, tag, data. PROTECTED: header and data, tag.
-    let data_at = if bytes[0] == FRAME_SEALED { 8 + header + TAG_BYTES } else { 8 + header };
-    (8..8 + header, data_at..data_at + data)
+    let (header, data) = lengths(bytes);
+    let header_end = PREFIX_BYTES + header;
+    // Data that is encrypted with the header lies before the tag, all other behind it (docs/protocol.md, Frames).
+    let is_inside = matches!(bytes[0], 0x51 | 0x53..=0x56);
+    let data_at = if is_inside { header_end } else { header_end + TAG_BYTES };
+    (PREFIX_BYTES..header_end, data_at..data_at + data)
 }
 
 /// Changes `block` so that no CRC-64 of it changes: a difference in the kernel of a linear map.

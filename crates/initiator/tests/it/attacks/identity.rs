@@ -1,0 +1,68 @@
+//! Attacks on who talks to whom and by which scheme: they end in the handshake or at the login, and nothing was read or written.
+
+use strongroom_channel::Scheme;
+use strongroom_handshake::alpn;
+use strongroom_initiator::{AttachError, RemoteDevice};
+
+use super::{AT, assert_holds, host};
+use crate::support::{BOB, Wire, key_of};
+
+/// Somebody strikes the scheme that is offered and puts another one in its place.
+#[test]
+fn attack_downgrade_the_negotiation() {
+    let host = host();
+    for (&offered, &instead) in Scheme::ALL.iter().flat_map(|one| Scheme::ALL.iter().map(move |other| (one, other))) {
+        let wire = Wire::before(&host);
+        let (from, to) = (alpn(offered), alpn(instead));
+        assert_eq!(from.len(), to.len(), "lengths stay as they are");
+        wire.tamper_towards_target(move |message| {
+            let found = message.bytes.windows(from.len()).position(|window| window == from);
+            if let Some(at) = found.filter(|_| !message.is_frame()) {
+                message.bytes[at..at + to.len()].copy_from_slice(to);
+            }
+        });
+        let mut options = host.options(wire.url("vault"));
+        options.scheme = Some(offered);
+        let attached = RemoteDevice::attach(options);
+        match attached {
+            Ok(device) if offered == instead => assert_holds(&device, AT, 2),
+            Ok(_) => panic!("{offered} became {instead}"),
+            Err(error) => {
+                assert_ne!(offered, instead, "{error}");
+                assert!(matches!(error, AttachError::Handshake(_) | AttachError::Unreachable(_)), "{error:?}");
+            }
+        }
+    }
+}
+
+/// A target that does not have the key it should have, and an initiator that nobody let in.
+#[test]
+fn attack_another_nodes_identity() {
+    let host = host();
+    for &scheme in Scheme::ALL {
+        let refused = |change: fn(&mut strongroom_initiator::AttachOptions)| {
+            let error = host.attach_error(|options| {
+                options.scheme = Some(scheme);
+                change(options);
+            });
+            assert!(!error.is_temporary(), "{scheme}: {error}");
+            error.to_string()
+        };
+        let message = refused(|options| options.target_keys = vec![key_of(0x11).public()]);
+        assert!(message.contains("not the expected one"), "{message}");
+        let message = refused(|options| options.node_key = Some(key_of(0x99)));
+        assert!(message.contains("[[peer]]"), "{message}");
+    }
+}
+
+#[test]
+fn attack_another_nodes_initiator_name() {
+    let host = host();
+    for &scheme in Scheme::ALL {
+        let error = host.attach_error(|options| {
+            options.scheme = Some(scheme);
+            options.initiator_name = BOB.into();
+        });
+        assert!(matches!(error, AttachError::LoginRefused(_)), "{scheme}: {error:?}");
+    }
+}

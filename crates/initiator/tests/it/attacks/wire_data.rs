@@ -1,0 +1,124 @@
+//! Attacks on the wire on block data. A scheme that checks on arrival ends the connection; a lazy one leaves it to the readers of
+//! the block, who notice by its seal, or by chance earlier by the keyless checksum.
+
+use std::sync::{Arc, Mutex};
+
+use strongroom_block::{Lba, keyless_checksum};
+use strongroom_channel::Scheme;
+
+use super::{AT, BLOCK, Scene, assert_holds, assert_noticed, host, with_blocks, write};
+use crate::support::keep_the_checksum;
+
+type Change = fn(&mut [u8]);
+
+/// Does `change` to the data of an answer, once under every scheme. `at`: the first block that does not open.
+fn change_an_answer(change: Change, at: Lba) {
+    let host = host();
+    for &scheme in Scheme::ALL {
+        let scene = Scene::new(&host, scheme);
+        scene.once_to_initiator(with_blocks, move |message| {
+            let range = message.data.clone();
+            change(&mut message.bytes[range]);
+        });
+        let checked = scheme.checks_on_arrival();
+        scene.ends_session(checked, || match checked {
+            true => assert_holds(&scene.device, AT, 2),
+            false => assert_noticed(&scene.device, at),
+        });
+        assert_holds(&scene.device, AT, 2);
+    }
+}
+
+/// Does `change` to the data of a write, once under every scheme, where the keyless checksum shows it: the target notices in
+/// any case, and the write is done in the end.
+fn change_a_write_visibly(change: Change) {
+    let host = host();
+    for &scheme in Scheme::ALL {
+        let scene = Scene::new(&host, scheme);
+        scene.once_to_target(with_blocks, move |message| {
+            let range = message.data.clone();
+            change(&mut message.bytes[range]);
+        });
+        scene.ends_session(scheme.checks_on_arrival(), || write(&scene.device, AT, 3));
+        assert_holds(&scene.device, AT, 3);
+    }
+}
+
+#[test]
+fn attack_flip_block_data() {
+    change_a_write_visibly(|data| data[BLOCK + 77] ^= 0x10);
+    change_an_answer(|data| data[BLOCK + 77] ^= 0x10, Lba(AT.0 + 1));
+}
+
+/// The target cannot know better: under the lazy schemes it acknowledges, and keeps the version before.
+#[test]
+fn attack_flip_block_data_keeping_the_checksum() {
+    let flip: Change = |data| {
+        let second = &mut data[BLOCK..2 * BLOCK];
+        let before = keyless_checksum(second);
+        keep_the_checksum(second, keyless_checksum);
+        assert_eq!(keyless_checksum(second), before);
+    };
+    change_an_answer(flip, Lba(AT.0 + 1));
+    let host = host();
+    for &scheme in Scheme::ALL {
+        let scene = Scene::new(&host, scheme);
+        scene.once_to_target(with_blocks, move |message| {
+            let range = message.data.clone();
+            flip(&mut message.bytes[range]);
+        });
+        let checked = scheme.checks_on_arrival();
+        scene.ends_session(checked, || write(&scene.device, AT, 3));
+        if checked {
+            assert_holds(&scene.device, AT, 3);
+        } else {
+            assert_noticed(&scene.device, Lba(AT.0 + 1));
+            // The version before is there, for those who ask for it.
+            scene.device.recover(Lba(AT.0 + 1), false).unwrap();
+            assert!(super::read(&scene.device).is_ok());
+        }
+        write(&scene.device, AT, 2);
+    }
+}
+
+#[test]
+fn attack_swap_two_blocks() {
+    // Blocks that are alike in the clear are not as they are sealed.
+    let swap: Change = |data| {
+        let (one, other) = data.split_at_mut(BLOCK);
+        one.swap_with_slice(&mut other[..BLOCK]);
+    };
+    change_a_write_visibly(swap);
+    change_an_answer(swap, AT);
+}
+
+#[test]
+fn attack_serve_zeros() {
+    change_an_answer(|data| data[..BLOCK].fill(0), AT);
+}
+
+/// An answer of before the last write, in the place of the answer now; its header is of now, so the records are.
+#[test]
+fn attack_swap_with_an_older_version() {
+    let host = host();
+    for &scheme in Scheme::ALL {
+        let scene = Scene::new(&host, scheme);
+        let older = Arc::new(Mutex::new(Vec::new()));
+        let kept = older.clone();
+        scene.once_to_initiator(with_blocks, move |message| {
+            *kept.lock().unwrap() = message.bytes[message.data.clone()].to_vec();
+        });
+        assert_holds(&scene.device, AT, 2);
+        write(&scene.device, AT, 3);
+        scene.once_to_initiator(with_blocks, move |message| {
+            let range = message.data.clone();
+            message.bytes[range].copy_from_slice(&older.lock().unwrap());
+        });
+        let checked = scheme.checks_on_arrival();
+        scene.ends_session(checked, || match checked {
+            true => assert_holds(&scene.device, AT, 3),
+            false => assert_noticed(&scene.device, AT),
+        });
+        write(&scene.device, AT, 2);
+    }
+}
