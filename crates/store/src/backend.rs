@@ -18,7 +18,7 @@ use strongroom_block::{Buffer, BufferMut};
 pub(crate) use choose::{Chosen, backend_on};
 pub use choose::{IoChoice, IoChoiceError, IoKind};
 pub use file::FileBackend;
-pub use memory::MemoryBackend;
+pub use memory::{MemoryBackend, SharedMemory};
 pub use pool::PoolBackend;
 pub use uring::UringBackend;
 

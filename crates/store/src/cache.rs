@@ -57,6 +57,11 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.slots.len() as u64 * self.block_bytes as u64
     }
 
+    /// What it holds at most, in bytes.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.slots_max as u64 * self.block_bytes as u64
+    }
+
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         *self = Cache::new(self.slots_max * self.block_bytes, self.block_bytes);

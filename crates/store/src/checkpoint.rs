@@ -9,7 +9,7 @@ use crate::layout::{Layout, RECORD_BLOCK, be_u16, be_u32, be_u64};
 use crate::superblock::CheckpointAt;
 use crate::unit::{Place, place_checksum};
 
-const MAGIC: [u8; 4] = *b"SRcp";
+pub(crate) const MAGIC: [u8; 4] = *b"SRcp";
 /// Bytes in front of the items.
 const HEADER: usize = 64;
 /// Bytes of a run of blocks.
@@ -203,6 +203,12 @@ impl Runs {
         }
         room
     }
+}
+
+/// For fuzzing: makes the checksum of a block fit.
+pub(crate) fn fit_checksum(block: &mut [u8], place: Place) {
+    let sum = place_checksum(block, place);
+    block[8..16].copy_from_slice(&sum.to_be_bytes());
 }
 
 /// The place of a description.

@@ -62,6 +62,15 @@ pub enum StoreError {
         /// What the system said.
         source: io::Error,
     },
+    /// There is nowhere to go on: the medium fails to read every segment that is free.
+    #[error(
+        "none of the log's {unreadable} free segments can be read, so there is nowhere to write. Check the medium and its \
+         connection and try again; if it stays so, copy the store to another medium and open it there"
+    )]
+    FreeUnreadable {
+        /// How many.
+        unreadable: u32,
+    },
     /// No segment is free to go on in; cannot happen with the geometry that `create` chooses.
     #[error("the store has no free segment left to open; this is a defect, please report it with the store's info")]
     NoFreeSegment,

@@ -3,6 +3,7 @@
 
 use crate::backend::{Backend, Io, IoDone, MemoryBackend, Waker};
 use crate::catalogue::{Catalogue, Change};
+use crate::checkpoint;
 use crate::layout::{Layout, RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::options::StoreId;
 use crate::repair::RepairOptions;
@@ -55,7 +56,7 @@ pub fn fuzz_catalogue(bytes: &[u8]) {
 pub fn fuzz_checkpoint(bytes: &[u8]) {
     let mut block = bytes.to_vec();
     block.resize(RECORD_BLOCK, 0);
-    let _ = crate::checkpoint::Block::decode_content(&block);
+    let _ = checkpoint::Block::decode_content(&block);
 }
 
 /// A whole store, as a list of offset (8 bytes), length (4 bytes), bytes: surveyed, checked, and its repair planned.
@@ -93,10 +94,13 @@ fn fit_checksums(memory: &mut MemoryBackend) {
                 return;
             }
             memory.read_at(at, &mut block);
-            if block.starts_with(&unit::MAGIC) {
-                unit::fit_checksum(&mut block, Place { store_id: superblock.store_id, segment, block: position });
-                memory.write_at(at, &block);
+            let place = Place { store_id: superblock.store_id, segment, block: position };
+            match block[..4].try_into().expect("4 bytes") {
+                unit::MAGIC => unit::fit_checksum(&mut block, place),
+                checkpoint::MAGIC => checkpoint::fit_checksum(&mut block, place),
+                _ => continue,
             }
+            memory.write_at(at, &block);
         }
     }
 }

@@ -35,7 +35,7 @@ mod unit;
 mod versions;
 mod view;
 
-pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryBackend, Waker};
+pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryBackend, SharedMemory, Waker};
 pub use check::{CheckReport, Problem};
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};

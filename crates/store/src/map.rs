@@ -9,6 +9,11 @@ use crate::holes::{Hole, HoleMap, ItemPlace};
 use crate::index::{BlockIndex, Version};
 use crate::versions::Versions;
 
+/// What an older version takes in memory, about, in bytes.
+const VERSION_BYTES: usize = 70;
+/// What a hole takes, about.
+const HOLE_BYTES: usize = 200;
+
 /// What was written in one node.
 #[derive(Default)]
 pub(crate) struct Table {
@@ -105,8 +110,11 @@ impl BlockMap {
         self.tables.values().map(|table| table.holes.len() as u64).sum()
     }
 
+    /// Memory taken, in bytes: counted for blocks, estimated for older versions and holes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.tables.values().map(|table| table.index.memory_bytes()).sum()
+        let blocks: usize = self.tables.values().map(|table| table.index.memory_bytes()).sum();
+        let versions = (self.versions.len() + self.versions.pinned()) as usize;
+        blocks + versions * VERSION_BYTES + self.holes() as usize * HOLE_BYTES
     }
 
     /// The hole of a sequence, if any of it counts.
@@ -206,11 +214,12 @@ impl BlockMap {
         }
     }
 
-    /// Lets the oldest version over a budget go.
-    pub(crate) fn evict(&mut self) -> Option<Version> {
+    /// Lets the oldest version over a budget go, if there is one.
+    pub(crate) fn evict(&mut self, budget: u64) -> Option<Version> {
         let catalogue = &self.catalogue;
-        self.versions
-            .evict(|branch, sequence| catalogue.node_of(branch, sequence).map(|node| (node, !catalogue.is_head(node))))
+        self.versions.evict(budget, |branch, sequence| {
+            catalogue.node_of(branch, sequence).map(|node| (node, !catalogue.is_head(node)))
+        })
     }
 
     /// Whether nodes may wait to be merged or dropped.

@@ -127,6 +127,11 @@ pub enum Op {
     /// taken in before is over first; what comes meanwhile is answered with [`OpError::Erasing`]. Once begun it cannot be
     /// stopped: a crash only puts it off. Answered, when durable, by [`Outcome::Changed`].
     Erase,
+    /// As [`Op::Erase`], for sealed units whose block keys are wrapped under a key that the caller can destroy: nothing is overwritten.
+    /// When nothing can undo it any more ([`Store::erase_awaits_key`](crate::Store::erase_awaits_key)) the caller destroys that key, and
+    /// says so ([`Store::key_destroyed`](crate::Store::key_destroyed)); then everything is forgotten and its space given back.
+    /// After a crash in between everything is overwritten, by the next opening.
+    CryptoErase,
     /// Lets a clone go. Answered, when durable, by [`Outcome::Changed`].
     CloneDelete {
         /// Which; it may have no snapshots.

@@ -108,6 +108,9 @@ pub struct OpenOptions {
     /// Upper bound on a unit of the log that holds writes, in bytes; when half as much is queued, units go side by side.
     #[doc(hidden)]
     pub append_unit_bytes_max: u32,
+    /// Upper bound on the blocks that holes hide in one poll.
+    #[doc(hidden)]
+    pub hide_blocks_per_poll: u64,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,
     /// The mistake that a simulation wants the store to make.
@@ -115,12 +118,19 @@ pub struct OpenOptions {
     pub planted: Planted,
 }
 
+impl OpenOptions {
+    /// Default bound on cached record blocks, in bytes.
+    pub const RECORD_CACHE_BYTES_DEFAULT: usize = 32 << 20;
+    /// Default bound on cached data, in bytes.
+    pub const DATA_CACHE_BYTES_DEFAULT: usize = 32 << 20;
+}
+
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
         OpenOptions {
             io: IoChoice::Auto,
-            record_cache_bytes: 32 << 20,
-            data_cache_bytes: 32 << 20,
+            record_cache_bytes: Self::RECORD_CACHE_BYTES_DEFAULT,
+            data_cache_bytes: Self::DATA_CACHE_BYTES_DEFAULT,
             queue_ops_max: 4096,
             queue_bytes_max: 256 << 20,
             clock_seconds: || {
@@ -130,6 +140,7 @@ impl Default for OpenOptions {
             checkpoint_log_bytes: None,
             // 512 KiB of 4 KiB blocks and their records.
             append_unit_bytes_max: 528 << 10,
+            hide_blocks_per_poll: 8192,
             open_id: None,
             planted: Planted::default(),
         }
@@ -194,12 +205,16 @@ pub struct Stats {
     pub live_bytes: u64,
     /// Bytes of segments in use (the host's space, nearly).
     pub used_bytes: u64,
-    /// Memory of the index, in bytes.
+    /// Memory of the index, in bytes: of blocks, and about what older versions and holes take.
     pub index_bytes: u64,
-    /// Memory of cached record blocks, in bytes.
+    /// Memory of cached record blocks, in bytes, and its bound.
     pub record_cache_bytes: u64,
-    /// Memory of cached data, in bytes.
+    /// See above.
+    pub record_cache_bytes_max: u64,
+    /// Memory of cached data, in bytes, and its bound; 0: none is cached.
     pub data_cache_bytes: u64,
+    /// See above.
+    pub data_cache_bytes_max: u64,
     /// Data bytes that callers wrote since opened.
     pub written_bytes: u64,
     /// Bytes appended to the log for them, records and padding included.

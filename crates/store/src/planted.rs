@@ -22,11 +22,13 @@ pub enum PlantedFault {
     CheckpointTooEarly,
     /// Recovery takes in a group of which only the first units arrived.
     GroupCut,
+    /// A write with a condition is written whatever is there.
+    ConditionIgnored,
 }
 
 impl PlantedFault {
     /// All of them.
-    pub const ALL: [PlantedFault; 8] = [
+    pub const ALL: [PlantedFault; 9] = [
         PlantedFault::CheckpointTooEarly,
         PlantedFault::SyncLeftOut,
         PlantedFault::TableTooEarly,
@@ -35,6 +37,7 @@ impl PlantedFault {
         PlantedFault::SegmentReusedTooSoon,
         PlantedFault::TailUnchecked,
         PlantedFault::GroupCut,
+        PlantedFault::ConditionIgnored,
     ];
 }
 

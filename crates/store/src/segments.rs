@@ -51,6 +51,8 @@ pub(crate) struct Segments {
     live_bytes: u64,
     /// Closed ones in which nothing is live.
     dead: u32,
+    /// Free ones that could not be read when the store was opened, and are left alone.
+    avoided: u32,
 }
 
 impl Segment {
@@ -71,7 +73,7 @@ impl Segments {
     /// All free and cold.
     pub(crate) fn new(layout: Layout) -> Segments {
         let all = vec![Segment::NEVER_USED; layout.segments as usize];
-        Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0 }
+        Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0, avoided: 0 }
     }
 
     /// There are so many now; the new ones are free and cold.
@@ -110,7 +112,14 @@ impl Segments {
 
     /// During recovery: these are not used, if they are free, until the store is opened the next time.
     pub(crate) fn avoid(&mut self, unreadable: &BTreeSet<u32>) {
+        let before = self.free.len();
         self.free.retain(|free| !unreadable.contains(free));
+        self.avoided = (before - self.free.len()) as u32;
+    }
+
+    /// How many free segments are left alone because they could not be read.
+    pub(crate) fn avoided(&self) -> u32 {
+        self.avoided
     }
 
     /// Takes a free segment as the head.

@@ -13,6 +13,7 @@ mod erase;
 mod gate;
 mod group;
 mod grow;
+mod hide;
 mod log;
 mod read;
 mod receive;
@@ -53,10 +54,11 @@ use durable::{Round, Syncs};
 use erase::Erasing;
 use group::Group;
 use grow::Growing;
+use hide::Hiding;
 use log::Appends;
 pub(crate) use log::Head;
-use read::ReadOp;
 pub(crate) use read::item_checksum;
+use read::{Along, ReadOp};
 pub use receive::{Receiver, ReceptionInfo};
 pub use runs::Run;
 use scrub::Scrub;
@@ -76,7 +78,7 @@ enum Purpose {
     Superblock,
     Discard { segment: u32 },
     Reserve { segment: u32 },
-    ReadData { read: usize, part: usize },
+    ReadData { read: usize, part: usize, along: Option<Along> },
     ReadRecord { key: RecordKey, segment: u32 },
     Clean,
     Scrub { segment: u32 },
@@ -148,6 +150,7 @@ pub struct Store {
     scrub: Scrub,
     growing: Option<Growing>,
     erasing: Option<Erasing>,
+    hiding: Hiding,
     space: Space,
 
     ios: Slab<Purpose>,
@@ -240,6 +243,7 @@ impl Store {
             scrub: Scrub::starting_at(open_id),
             growing: None,
             erasing: None,
+            hiding: Hiding::default(),
             space: Space::default(),
             ios: Slab::new(),
             io_done: Vec::new(),
@@ -300,7 +304,9 @@ impl Store {
             used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
             index_bytes: self.map.memory_bytes() as u64,
             record_cache_bytes: self.records.bytes(),
+            record_cache_bytes_max: self.records.bytes_max(),
             data_cache_bytes: self.data.bytes(),
+            data_cache_bytes_max: self.data.bytes_max(),
             space: self.space(),
             erasing: self.erase_progress(),
             writes_refused: self.refused.is_some(),
@@ -353,7 +359,7 @@ impl Store {
             if let Some(at) = self.done.iter().position(|completion| completion.token == token) {
                 return self.done.remove(at).result;
             }
-            let more = self.cleaner.held_back || self.erase_goes_on();
+            let more = self.cleaner.held_back || self.erase_goes_on() || self.hiding.is_busy();
             assert!(!self.ios.is_empty() || more, "a request waits for nothing");
             if !self.ios.is_empty() {
                 self.backend.wait();
@@ -400,6 +406,7 @@ impl Store {
         self.cleaner.blocked = false;
         self.round.blocked = false;
         self.checkpoints.may_write = true;
+        self.hiding.new_poll(self.options.hide_blocks_per_poll);
         if let Some(erasing) = &mut self.erasing {
             erasing.new_poll();
         }
@@ -422,6 +429,7 @@ impl Store {
             let mut progress = self.take_io() | self.drive_erase();
             if !self.erasing.as_ref().is_some_and(Erasing::is_alone) {
                 progress |= self.drive_append();
+                progress |= self.drive_hiding();
                 progress |= self.drive_cleaner();
                 progress |= self.drive_round();
                 progress |= self.drive_checkpoint();
@@ -433,13 +441,13 @@ impl Store {
             }
         }
         if self.erasing.is_some() {
-            if self.erase_goes_on() {
+            if self.erase_goes_on() || self.hiding.is_busy() {
                 (self.waker)();
             }
             return;
         }
         let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
-        if self.work_on_nodes() || self.cleaner.held_back || checkpoint {
+        if self.work_on_nodes() || self.cleaner.held_back || checkpoint || self.hiding.is_busy() {
             (self.waker)();
         }
     }
@@ -463,7 +471,7 @@ impl Store {
                 Purpose::Superblock => self.superblock_done(result.map(drop)),
                 Purpose::Reserve { segment } => self.reserve_done(segment, result.map(drop)),
                 Purpose::Discard { segment } => self.discard_done(segment, result.map(drop)),
-                Purpose::ReadData { read, part } => self.read_data_done(read, part, result),
+                Purpose::ReadData { read, part, along } => self.read_data_done(read, part, along, result),
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
                 Purpose::Clean => self.clean_read_done(result),
                 Purpose::Scrub { segment } => self.scrub_read_done(segment, result),

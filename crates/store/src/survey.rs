@@ -38,6 +38,8 @@ pub struct Contents {
     pub versions: u64,
     /// Holes.
     pub holes: u64,
+    /// Memory that the index takes while the store is open, in bytes, caches not counted.
+    pub index_bytes: u64,
     /// Bytes of blocks and records that count.
     pub live_bytes: u64,
     /// Snapshots.
@@ -92,6 +94,7 @@ impl Store {
             blocks: recovered.map.blocks(),
             versions: recovered.map.versions.len() + recovered.map.versions.pinned(),
             holes: recovered.map.holes(),
+            index_bytes: recovered.map.memory_bytes() as u64,
             live_bytes: recovered.segments.live_bytes(),
             snapshots: recovered.map.catalogue.snapshots.len() as u64,
             branches: recovered.map.catalogue.branches.len() as u64,

@@ -89,9 +89,11 @@ impl Versions {
         self.kept.remove(&name).map(|kept| kept.version)
     }
 
-    /// Lets go the one that has been old for longest. Those that a snapshot needs are pinned instead.
-    pub(crate) fn evict(&mut self, node_of: impl NodeOf) -> Option<Version> {
-        while let Some(name) = self.order.pop_front() {
+    /// Lets go the one that has been old for longest, if there are more than the budget. Those that a snapshot needs are pinned
+    /// instead, and do not count any more.
+    pub(crate) fn evict(&mut self, budget: u64, node_of: impl NodeOf) -> Option<Version> {
+        while self.len() > budget {
+            let name = self.order.pop_front()?;
             let Some(kept) = self.kept.get(&name) else { continue };
             if self.is_predecessor(name, kept.branch, &node_of) {
                 self.pinned.insert(name);
@@ -190,9 +192,20 @@ mod tests {
         versions.release_below(1, 13, all, |version| released.push(version.sequence()));
         assert_eq!(released, [12, 10]);
         let open = |_, _| Some((1, false));
-        assert_eq!(versions.evict(open).map(Version::sequence), Some(11));
-        assert_eq!(versions.evict(open).map(Version::sequence), Some(13));
-        assert_eq!(versions.evict(open), None);
+        assert_eq!(versions.evict(0, open).map(Version::sequence), Some(11));
+        assert_eq!(versions.evict(0, open).map(Version::sequence), Some(13));
+        assert_eq!(versions.evict(0, open), None);
+    }
+
+    #[test]
+    fn what_a_snapshot_pins_costs_nobody_else_its_place() {
+        let mut versions = Versions::default();
+        versions.keep(0, 1, version(12));
+        versions.keep(0, 2, version(21));
+        let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
+        assert_eq!(versions.evict(1, node_of), None);
+        assert_eq!((versions.len(), versions.pinned()), (1, 1));
+        assert!(versions.find(2, 21).is_some());
     }
 
     #[test]
@@ -203,13 +216,13 @@ mod tests {
         }
         // A snapshot at 20: of what is before it, 12 is the newest that is old.
         let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
-        assert_eq!(versions.evict(node_of).map(Version::sequence), Some(10));
-        assert_eq!(versions.evict(node_of).map(Version::sequence), Some(21));
+        assert_eq!(versions.evict(0, node_of).map(Version::sequence), Some(10));
+        assert_eq!(versions.evict(0, node_of).map(Version::sequence), Some(21));
         assert_eq!((versions.len(), versions.pinned()), (0, 1));
         assert!(versions.find(1, 12).is_some());
         assert_eq!(versions.blocks_from(0, 0).next(), None, "feedback does not release it");
         versions.unpin();
         assert_eq!((versions.blocks_from(0, 0).next(), versions.blocks_from(1, 0).next()), (Some(1), None));
-        assert_eq!(versions.evict(|_, _| Some((2, false))).map(Version::sequence), Some(12));
+        assert_eq!(versions.evict(0, |_, _| Some((2, false))).map(Version::sequence), Some(12));
     }
 }

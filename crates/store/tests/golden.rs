@@ -10,33 +10,15 @@ use strongroom_block::{
     AttachId, BlockSize, Buffer, BufferMut, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord,
     SealingDomain, Stamp, StoreSequence, Suite, VolumeId, keyless_checksum,
 };
-use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
-    CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Receiver, Sender, Store, StoreId, StreamInfo,
-    StreamSealing, UnitKind, View, Waker,
+    CreateOptions, Extent, Op, OpenOptions, Outcome, Receiver, Sender, SharedMemory, Store, StoreId, StreamInfo,
+    StreamSealing, UnitKind, View,
 };
 
 const BLOCKS: u64 = 32;
 const PAGE: usize = 512;
 
-/// A backend whose bytes outlive the store.
-#[derive(Clone, Default)]
-struct Shared(Arc<std::sync::Mutex<MemoryBackend>>);
-
-impl Backend for Shared {
-    fn set_waker(&mut self, _waker: Waker) {}
-    fn submit(&mut self, token: u64, io: Io) {
-        self.0.lock().unwrap().submit(token, io);
-    }
-    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
-        self.0.lock().unwrap().poll(done)
-    }
-    fn wait(&mut self) {}
-}
-
-fn sealed() -> UnitKind {
-    UnitKind::Sealed { domain: SealingDomain([0x33; 16]), custody: Custody::KeyFile }
-}
+const SEALED: UnitKind = UnitKind::Sealed { domain: SealingDomain([0x33; 16]), custody: Custody::KeyFile };
 
 fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
     let stamp = Stamp { attach_id: AttachId([0x44; 16]), counter };
@@ -44,16 +26,21 @@ fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
     SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0x55; 16])
 }
 
-fn open(backend: &Shared) -> Store {
+fn open(backend: &SharedMemory) -> Store {
+    open_with(backend, None)
+}
+
+fn open_with(backend: &SharedMemory, checkpoint_log_bytes: Option<u64>) -> Store {
     let clock_seconds = || 1_700_000_000;
-    let options = OpenOptions { open_id: Some(0x0102_0304_0506_0708), clock_seconds, ..OpenOptions::default() };
+    let open_id = Some(0x0102_0304_0506_0708);
+    let options = OpenOptions { open_id, clock_seconds, checkpoint_log_bytes, ..OpenOptions::default() };
     Store::open_on(Box::new(backend.clone()), &options, Arc::new(|| {})).unwrap()
 }
 
 /// A store with everything that version 1 has: holes, blocks, an older version, tables, two openings; and what came with
-/// version 2: a snapshot, a clone, feedback.
-fn make(kind: UnitKind) -> Shared {
-    let backend = Shared::default();
+/// version 2: a snapshot, a clone, feedback, and checkpoints if the log need grow by so little between them.
+fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
+    let backend = SharedMemory::default();
     let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
     let options = CreateOptions {
         segment_bytes: 64 << 10,
@@ -62,7 +49,7 @@ fn make(kind: UnitKind) -> Shared {
         ..CreateOptions::new(VolumeId([0x22; 16]), geometry, kind)
     };
     Store::create_on(Box::new(backend.clone()), &options).unwrap();
-    let mut store = open(&backend);
+    let mut store = open_with(&backend, checkpoint_log_bytes);
     if kind.is_sealed() {
         let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record(0, None) };
         store.execute(Op::Hole { holes: vec![hole] }).unwrap();
@@ -87,7 +74,7 @@ fn make(kind: UnitKind) -> Shared {
     let write = Op::Write { lba: Lba(5), data: vec![data], records, fua: true };
     store.execute_on(View::Head(branch), write).unwrap();
     store.close().unwrap();
-    let mut store = open(&backend);
+    let mut store = open_with(&backend, checkpoint_log_bytes);
     let gone = match kind.is_sealed() {
         true => Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record: record(99, None) }] },
         false => Op::Discard { lba: Lba(6), count: 4 },
@@ -97,7 +84,7 @@ fn make(kind: UnitKind) -> Shared {
     backend
 }
 
-fn check(backend: &Shared, kind: UnitKind) {
+fn check(backend: &SharedMemory, kind: UnitKind) {
     let mut probe = backend.clone();
     let report = Store::check_on(&mut probe).unwrap();
     assert!(report.is_sound(), "{report:?}");
@@ -124,8 +111,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-fn dump(backend: &Shared) -> Vec<u8> {
-    let backend = backend.0.lock().unwrap();
+fn dump(backend: &SharedMemory) -> Vec<u8> {
     let mut out = Vec::new();
     for at in 0..(4 << 20) / PAGE {
         let mut page = BufferMut::zeroed(PAGE);
@@ -140,13 +126,13 @@ fn dump(backend: &Shared) -> Vec<u8> {
     out
 }
 
-fn load(image: &[u8]) -> Shared {
-    let backend = Shared::default();
+fn load(image: &[u8]) -> SharedMemory {
+    let backend = SharedMemory::default();
     let mut rest = image;
     while let Some((head, tail)) = rest.split_at_checked(12) {
         let offset = u64::from_be_bytes(head[..8].try_into().unwrap());
         let len = u32::from_be_bytes(head[8..].try_into().unwrap()) as usize;
-        backend.0.lock().unwrap().write_at(offset, &tail[..len]);
+        backend.write_at(offset, &tail[..len]);
         rest = &tail[len..];
     }
     backend
@@ -154,19 +140,30 @@ fn load(image: &[u8]) -> Shared {
 
 #[test]
 fn every_version_stays_readable() {
-    for (name, kind) in [("plain.image", UnitKind::Plain), ("sealed.image", sealed())] {
+    for (name, kind, checkpoint_log_bytes) in VERSION_2 {
         if std::env::var_os("STRONGROOM_WRITE_GOLDEN").is_some() {
-            std::fs::write(path(&format!("v2-{name}")), dump(&make(kind))).unwrap();
+            std::fs::write(path(name), dump(&make(kind, checkpoint_log_bytes))).unwrap();
         }
-        check(&load(&std::fs::read(path(&format!("v1-{name}"))).unwrap()), kind);
-        let image = load(&std::fs::read(path(&format!("v2-{name}"))).unwrap());
+        let image = load(&std::fs::read(path(name)).unwrap());
+        assert_eq!(open(&load(&dump(&image))).stats().opened_from_checkpoint, checkpoint_log_bytes.is_some());
         check_branches(&image, kind);
         check(&image, kind);
     }
+    for (name, kind) in [("v1-plain.image", UnitKind::Plain), ("v1-sealed.image", SEALED)] {
+        check(&load(&std::fs::read(path(name)).unwrap()), kind);
+    }
 }
 
+/// The images of version 2, and how they are made.
+const VERSION_2: [(&str, UnitKind, Option<u64>); 4] = [
+    ("v2-plain.image", UnitKind::Plain, None),
+    ("v2-sealed.image", SEALED, None),
+    ("v2-checkpoint-plain.image", UnitKind::Plain, Some(1)),
+    ("v2-checkpoint-sealed.image", SEALED, Some(1)),
+];
+
 /// What version 2 has besides.
-fn check_branches(backend: &Shared, kind: UnitKind) {
+fn check_branches(backend: &SharedMemory, kind: UnitKind) {
     let mut store = open(backend);
     let (snapshots, branches) = (store.snapshots(), store.branches());
     assert_eq!((snapshots[0].name.as_str(), snapshots[0].created_seconds), ("golden", 1_700_000_000));
@@ -198,9 +195,12 @@ fn check_branches(backend: &Shared, kind: UnitKind) {
 /// The bytes of today are the bytes of version 2: a change of format needs a new version, and a new image.
 #[test]
 fn this_build_writes_version_2() {
-    for (name, kind) in [("v2-plain.image", UnitKind::Plain), ("v2-sealed.image", sealed())] {
+    for (name, kind, checkpoint_log_bytes) in VERSION_2 {
         let image = std::fs::read(path(name)).unwrap();
-        assert!(dump(&make(kind)) == image, "{name}: the format changed; bump its version and add an image");
+        assert!(
+            dump(&make(kind, checkpoint_log_bytes)) == image,
+            "{name}: the format changed; bump its version and add an image"
+        );
     }
 }
 
@@ -209,7 +209,7 @@ fn this_build_writes_version_2() {
 fn the_stream_stays_readable() {
     let sealing = Some(StreamSealing { suite: Suite::Aes256Gcm, mode: Mode::AuthenticateOnly, epoch: 3 });
     for (version, name, kind) in
-        [(1, "plain", UnitKind::Plain), (1, "sealed", sealed()), (2, "plain", UnitKind::Plain), (2, "sealed", sealed())]
+        [(1, "plain", UnitKind::Plain), (1, "sealed", SEALED), (2, "plain", UnitKind::Plain), (2, "sealed", SEALED)]
     {
         let mut store = open(&load(&std::fs::read(path(&format!("v2-{name}.image"))).unwrap()));
         let id = store.snapshots()[0].id;
@@ -229,7 +229,7 @@ fn the_stream_stays_readable() {
         let info = StreamInfo::peek(&golden).unwrap().unwrap();
         assert_eq!((info.version, info.kind, info.to), (version, kind, id));
         assert_eq!(info.sealing, sealing.filter(|_| version == 2 && kind.is_sealed()));
-        let backend = Shared::default();
+        let backend = SharedMemory::default();
         let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
         let options =
             CreateOptions { segment_bytes: 64 << 10, ..CreateOptions::new(VolumeId([0x22; 16]), geometry, kind) };

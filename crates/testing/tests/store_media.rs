@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, Token, VolumeId};
 use strongroom_store::{
-    CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpenOptions, Outcome, Store, StoreError, UnitKind,
+    CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind,
 };
 
 const BLOCK: usize = 4096;
@@ -104,6 +104,27 @@ fn a_preallocated_file_keeps_its_space() {
     drop(held);
     Store::remove_outside(&store).unwrap();
     assert!(!path.exists());
+}
+
+#[test]
+fn a_file_that_cannot_be_made_leaves_nothing_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log-elsewhere");
+    // Somebody else's.
+    std::fs::write(&path, "theirs").unwrap();
+    let store = dir.path().join("store");
+    assert!(matches!(Store::create(&store, &options(Medium::File(path.clone()))), Err(StoreError::Io { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+    assert!(!Store::exists(&store));
+    std::fs::remove_file(&path).unwrap();
+    // More than any file system here has.
+    let mut large = options(Medium::File(path.clone()));
+    large.geometry.blocks = 1 << 34;
+    large.segment_bytes = 4 << 20;
+    let error = Store::create(&store, &large).unwrap_err().to_string();
+    assert!(error.contains("log-elsewhere"), "{error}");
+    assert!(!path.exists() && !Store::exists(&store), "what was begun is gone again");
+    there_and_back(&store, Medium::File(path));
 }
 
 #[test]
@@ -231,6 +252,11 @@ fn a_raw_device() {
     // What is in use for a store, or for anything else, is not overwritten.
     let error = Store::create(&dir.path().join("other"), &options(medium.clone())).unwrap_err().to_string();
     assert!(error.contains("something on the device"), "{error}");
+    // Nor is it made larger than it is.
+    let mut opened = open(&store).unwrap();
+    assert_eq!(opened.execute(Op::Grow { blocks: 1 << 20 }), Err(OpError::NoSpace));
+    write(&mut opened, 3, 3);
+    opened.close().unwrap();
     Store::remove_outside(&store).unwrap();
     there_and_back(&dir.path().join("third"), medium);
     let not_a_device = options(Medium::Device(dir.path().join("disk")));

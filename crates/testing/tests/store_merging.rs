@@ -1,13 +1,12 @@
 //! Proves that what no view needs for itself is merged behind requests without a trace: a checkpoint written meanwhile has
 //! every block and hole, under its own branch.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
-use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{
-    BranchId, CreateOptions, Extent, MemoryBackend, Op, OpenOptions, Outcome, Receiver, Sender, SnapshotId, Store,
-    UnitKind, View, Waker,
+    BranchId, CreateOptions, Extent, Op, OpenOptions, Outcome, Receiver, Sender, SharedMemory, SnapshotId, Store,
+    UnitKind, View,
 };
 
 /// Merging takes ten polls.
@@ -16,22 +15,8 @@ const BLOCKS: u64 = 10 * 4096;
 const HOLE_EVERY: u64 = 64;
 
 /// A backend that outlives its store, as if the power had failed.
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<MemoryBackend>>);
-
-impl Backend for Shared {
-    fn set_waker(&mut self, _waker: Waker) {}
-    fn submit(&mut self, token: u64, io: Io) {
-        self.0.lock().unwrap().submit(token, io);
-    }
-    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
-        self.0.lock().unwrap().poll(done)
-    }
-    fn wait(&mut self) {}
-}
-
-fn made() -> Shared {
-    let backend = Shared::default();
+fn made() -> SharedMemory {
+    let backend = SharedMemory::default();
     let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
     let options = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
     let options = CreateOptions { segment_bytes: 256 << 10, ..options };
@@ -39,7 +24,7 @@ fn made() -> Shared {
     backend
 }
 
-fn open(backend: &Shared, checkpoint_log_bytes: u64) -> Store {
+fn open(backend: &SharedMemory, checkpoint_log_bytes: u64) -> Store {
     let options = OpenOptions { checkpoint_log_bytes: Some(checkpoint_log_bytes), ..OpenOptions::default() };
     Store::open_on(Box::new(backend.clone()), &options, Arc::new(|| {})).unwrap()
 }

@@ -1,6 +1,7 @@
 //! Proves what opening does with a medium that cannot be read everywhere, and with more old versions than it may keep: it needs
 //! what counts and is in no checkpoint, says which segment it misses, and pins no more than the snapshots need.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use strongroom_block::{
@@ -13,26 +14,26 @@ use strongroom_store::{
 };
 use strongroom_testing::record_for;
 
-/// A medium with a place that cannot be read until it is written again.
+/// A medium with places that cannot be read until they are written again.
 #[derive(Clone, Default)]
 struct Flawed {
     memory: Arc<Mutex<MemoryBackend>>,
-    flaw: Arc<Mutex<Option<u64>>>,
+    flaws: Arc<Mutex<BTreeSet<u64>>>,
     failed: Arc<Mutex<Vec<IoDone>>>,
 }
 
 impl Backend for Flawed {
     fn set_waker(&mut self, _waker: Waker) {}
     fn submit(&mut self, token: u64, io: Io) {
-        let mut flaw = self.flaw.lock().unwrap();
-        let hits = |from: u64, len: usize| flaw.is_some_and(|flaw| (from..from + len as u64).contains(&flaw));
+        let mut flaws = self.flaws.lock().unwrap();
         match &io {
-            Io::Read { offset, buffer } if hits(*offset, buffer.len()) => {
+            Io::Read { offset, buffer } if flaws.range(*offset..*offset + buffer.len() as u64).next().is_some() => {
                 let result = Err(std::io::Error::other("a bad sector"));
                 return self.failed.lock().unwrap().push(IoDone { token, result });
             }
-            Io::Write { offset, buffers } if hits(*offset, buffers.iter().map(|buffer| buffer.len()).sum()) => {
-                *flaw = None;
+            Io::Write { offset, buffers } => {
+                let end = offset + buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>();
+                flaws.retain(|flaw| !(*offset..end).contains(flaw));
             }
             _ => {}
         }
@@ -83,7 +84,7 @@ fn a_segment_that_cannot_be_read_matters_only_if_it_is_needed() {
         assert!(store.stats().checkpoints > 0);
         drop(store);
 
-        *medium.flaw.lock().unwrap() = Some((1 << 20) + u64::from(segment) * u64::from(SEGMENT));
+        medium.flaws.lock().unwrap().insert((1 << 20) + u64::from(segment) * u64::from(SEGMENT));
         let mut store = match open(&medium, &OpenOptions::default()) {
             Ok(store) => store,
             Err(error) => {
@@ -113,6 +114,28 @@ fn a_segment_that_cannot_be_read_matters_only_if_it_is_needed() {
         with_losses += u32::from(losses > 0);
     }
     assert!(opened > 0 && with_losses > 0 && refused > 0, "{opened} opened, {with_losses} with losses, {refused} not");
+}
+
+/// What is needed can be read, and nothing that is free: there is nowhere to go on, which is the medium's fault and said so.
+#[test]
+fn a_medium_whose_free_segments_cannot_be_read_is_named() {
+    const SEGMENT: u64 = 64 << 10;
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 64 };
+    let options = CreateOptions {
+        segment_bytes: SEGMENT as u32,
+        ..CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)
+    };
+    // Never opened: nothing says yet where the log would go on.
+    let medium = made(&options);
+    let segments = Store::survey_on(&mut medium.clone()).info().expect("it was made").segments;
+    medium.flaws.lock().unwrap().extend((1..u64::from(segments)).map(|segment| (1 << 20) + segment * SEGMENT));
+    let error = open(&medium, &OpenOptions::default()).err().expect("there is nowhere to write");
+    assert!(matches!(error, StoreError::FreeUnreadable { unreadable } if unreadable == segments - 1), "{error}");
+    assert!(error.to_string().contains("Check the medium"), "{error}");
+    // One that can be read is enough.
+    medium.flaws.lock().unwrap().pop_last();
+    let mut store = open(&medium, &OpenOptions::default()).unwrap();
+    assert!(matches!(store.execute(Op::Read { lba: Lba(5), count: 1 }), Ok(Outcome::Read(_))));
 }
 
 /// While the log is read, versions are looked at before what came after them is known.

@@ -1,37 +1,22 @@
 //! Proves that the store's work for one request is bounded, in time and memory, whatever state the log is in: cleaning that
 //! gains nothing ends, reads are counted, many pieces and large holes cost what their bytes cost.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use strongroom_block::{
     AttachId, BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord, SealingDomain,
     Stamp, Suite, Token, VolumeId, keyless_checksum,
 };
-use strongroom_store::backend::{Backend, Io, IoDone};
-use strongroom_store::{CreateOptions, MemoryBackend, Op, OpError, OpenOptions, Outcome, Store, UnitKind, Waker};
+use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, SharedMemory, Store, UnitKind};
 use strongroom_testing::Random;
 
 /// A backend whose bytes can be reached beside the store.
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<MemoryBackend>>);
-
-impl Backend for Shared {
-    fn set_waker(&mut self, _waker: Waker) {}
-    fn submit(&mut self, token: u64, io: Io) {
-        self.0.lock().unwrap().submit(token, io);
-    }
-    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
-        self.0.lock().unwrap().poll(done)
-    }
-    fn wait(&mut self) {}
-}
-
 fn sealed() -> UnitKind {
     UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile }
 }
 
-fn made(kind: UnitKind, blocks: u64, block_bytes: u64, segment_bytes: u32) -> (Shared, Store) {
-    let backend = Shared::default();
+fn made(kind: UnitKind, blocks: u64, block_bytes: u64, segment_bytes: u32) -> (SharedMemory, Store) {
+    let backend = SharedMemory::default();
     let geometry = Geometry { block_size: BlockSize::new(block_bytes).unwrap(), blocks };
     let options = CreateOptions { segment_bytes, ..CreateOptions::new(VolumeId([1; 16]), geometry, kind) };
     Store::create_on(Box::new(backend.clone()), &options).unwrap();
@@ -63,7 +48,7 @@ fn cleaning_that_gains_nothing_ends() {
             store.execute(plain(lba, data.clone())).unwrap();
         }
         for at in 0..damaged {
-            backend.0.lock().unwrap().write_at((1 << 20) + (1 + at) * SEGMENT, &[0; 4096]);
+            backend.write_at((1 << 20) + (1 + at) * SEGMENT, &[0; 4096]);
         }
         let mut random = Random::new(5);
         let mut done = Vec::new();

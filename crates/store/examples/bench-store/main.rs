@@ -1,14 +1,14 @@
 //! `make bench-store`: the store alone against fio on a raw file of the same file system, interleaved in one run; its write
-//! amplification; its processor time in memory. Prints a table and, with `--write FILE`, puts it between that document's
+//! amplification; its processor time in memory; how long it takes to open after a crash. Prints a table and, with `--write FILE`, puts it between that document's
 //! marks. Deliberately absent: the network and sealing, which `strongroom bench` measures.
 //!
 //! `cargo run --release -p strongroom-store --example bench-store -- [--dir DIR] [--size-mib N] [--rounds N] [--seconds N]
-//! [--ops N]
-//! [--only io|amplification|memory] [--write FILE]`
+//! [--ops N] [--mapped N] [--only io|amplification|memory|opening] [--write FILE]`
 
 mod amplification;
 mod fio;
 mod load;
+mod opening;
 mod table;
 
 use std::path::PathBuf;
@@ -25,6 +25,8 @@ pub(crate) struct Plan {
     seconds: u64,
     /// Requests for each line that is of memory.
     ops: u64,
+    /// Blocks of the volume that is opened.
+    mapped: u64,
     /// The load average when it began.
     load: String,
     only: Option<String>,
@@ -39,6 +41,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Plan {
         rounds: 3,
         seconds: 3,
         ops: 400_000,
+        mapped: 10_000_000,
         load: load.split(' ').next().unwrap_or_default().to_owned(),
         only: None,
         write: None,
@@ -52,6 +55,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Plan {
             "--rounds" => plan.rounds = number() as usize,
             "--seconds" => plan.seconds = number(),
             "--ops" => plan.ops = number(),
+            "--mapped" => plan.mapped = number(),
             "--only" => plan.only = Some(value),
             "--write" => plan.write = Some(value.into()),
             _ => panic!("{word} is not known; see the first lines of this example's source"),
@@ -82,6 +86,9 @@ fn measure(plan: &Plan) {
             load::in_memory(kind, plan.size_mib.min(256) * 256, plan.ops, &mut table);
         }
     }
+    if wanted("opening") {
+        opening::measure(&plan.dir, plan.mapped, &mut table);
+    }
     let text = table.to_markdown(plan);
     println!("{text}");
     if let Some(path) = &plan.write {
@@ -99,10 +106,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let document = dir.path().join("performance.md");
         std::fs::write(&document, "before\n").unwrap();
-        for only in ["memory", "amplification"] {
-            let words = ["--size-mib", "16", "--ops", "2000", "--only", only, "--write", document.to_str().unwrap()];
-            measure(&plan(words.into_iter().map(str::to_owned)));
-        }
+        let run = |only: &str| {
+            let (dir, document) = (dir.path().to_str().unwrap(), document.to_str().unwrap());
+            let words = ["--dir", dir, "--size-mib", "16", "--ops", "2000", "--mapped", "30000"];
+            let words = words.into_iter().chain(["--only", only, "--write", document]);
+            measure(&plan(words.map(str::to_owned)));
+            std::fs::read_to_string(document).unwrap()
+        };
+        let text = run("opening");
+        assert_eq!(text.lines().filter(|line| line.starts_with("| opening after a crash, 30000")).count(), 2, "{text}");
+        run("memory");
+        run("amplification");
         let text = std::fs::read_to_string(&document).unwrap();
         assert!(text.starts_with("before\n") && text.matches("bench-store: begin").count() == 1, "{text}");
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("| write amplification")).collect();

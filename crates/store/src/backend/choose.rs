@@ -112,3 +112,27 @@ pub(crate) fn backend_on(file: File, choice: IoChoice, keeps_space: bool) -> io:
     let backend = FileBackend::new(file)?;
     Ok((Box::new(if keeps_space { backend.keeping_space() } else { backend }), why))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_written() {
+        for choice in [IoChoice::Auto, IoChoice::DirectUring, IoChoice::Direct, IoChoice::Buffered] {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        let error = "fast".parse::<IoChoice>().unwrap_err().to_string();
+        assert!(error.contains("'fast'") && error.contains("direct-uring"), "{error}");
+    }
+
+    /// A medium that cannot be synced is not used, in no way; nor is one past whose cache nothing goes, if that is asked for.
+    #[test]
+    fn what_does_not_work_is_an_error() {
+        let null = || File::options().read(true).write(true).open("/dev/null").expect("every Linux has it");
+        for choice in [IoChoice::Auto, IoChoice::DirectUring, IoChoice::Direct, IoChoice::Buffered] {
+            assert!(backend_on(null(), choice, false).is_err(), "{choice}");
+        }
+        assert!(make_direct(&null()).is_err());
+    }
+}

@@ -1,6 +1,7 @@
 //! Bytes in memory: for tests and benchmarks. Sparse; every I/O completes at once and nothing survives the process.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
 
@@ -93,6 +94,40 @@ impl Backend for MemoryBackend {
         let count = self.ready.len();
         done.append(&mut self.ready);
         count
+    }
+
+    fn wait(&mut self) {}
+}
+
+/// Memory of which every clone is the same: what one store left in it is there for the next, as on a medium.
+#[derive(Clone, Default)]
+pub struct SharedMemory(Arc<Mutex<MemoryBackend>>);
+
+impl SharedMemory {
+    fn lock(&self) -> MutexGuard<'_, MemoryBackend> {
+        self.0.lock().expect("nothing panics while it holds the memory")
+    }
+
+    /// Copies from `offset` into `bytes`.
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) {
+        self.lock().read_at(offset, bytes);
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) {
+        self.lock().write_at(offset, bytes);
+    }
+}
+
+impl Backend for SharedMemory {
+    fn set_waker(&mut self, _waker: Waker) {}
+
+    fn submit(&mut self, token: u64, io: Io) {
+        self.lock().submit(token, io);
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        self.lock().poll(done)
     }
 
     fn wait(&mut self) {}

@@ -241,5 +241,5 @@ fn keep_within(map: &mut BlockMap, budget: u64, branch: u32, lba: u64, version: 
 
 fn evict_to(map: &mut BlockMap, budget: u64) {
     map.versions.order_by_sequence();
-    while map.versions.len() > budget && map.evict().is_some() {}
+    while map.evict(budget).is_some() {}
 }

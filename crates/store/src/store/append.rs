@@ -125,6 +125,9 @@ impl Store {
             self.cleaner.urgent = false;
             return None;
         };
+        if self.waits_for_hiding() {
+            return None;
+        }
         match front.gate {
             Gate::Open => {}
             Gate::Reading(..) => return None,
@@ -231,6 +234,7 @@ impl Store {
                 bytes: op.bytes,
                 first: op.first,
                 fua: op.fua,
+                holes: matches!(op.content, Content::Holes(_)),
                 outcome,
             });
         }

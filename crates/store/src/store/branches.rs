@@ -115,6 +115,9 @@ impl Store {
         if self.map.catalogue.is_trivial() || self.round.is_opening() || self.refused.is_some() {
             return false;
         }
+        if self.hiding.is_busy() {
+            return true;
+        }
         let mut gone = Vec::new();
         self.map.work(WORK_PER_POLL, &mut gone);
         let sealed = self.info.kind.is_sealed();

@@ -223,7 +223,7 @@ impl Store {
     fn release_checkpoint(&mut self, segments: Vec<u32>) {
         for segment in segments {
             self.segments.end_checkpoint(segment);
-            self.round.releasing.push(segment);
+            self.round.releasing.push_back(segment);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Being durable: syncs and who waits for them, and rounds: a segment table, a sync, a superblock, a sync; then the
 //! segments that the table does not list any more are free.
 
+use std::collections::VecDeque;
 use std::io;
 
 use strongroom_block::Token;
@@ -17,6 +18,8 @@ use crate::unit::{TABLE_ROW, UnitBuilder};
 
 /// How many segments may be opened before a new table: bounds what recovery has to follow unit by unit.
 const SEGMENTS_PER_TABLE: u32 = 256;
+/// Discards of free segments under way at a time: they share the medium with what somebody waits for.
+const DISCARDS_MAX: u32 = 4;
 /// How many store sequences a superblock allows beyond those handed out.
 const SEQUENCES_AHEAD: u64 = 1 << 32;
 
@@ -82,7 +85,7 @@ pub(super) struct Round {
     next_table: (u32, u32, u64),
     dying: Vec<u32>,
     /// Free but for reads in flight.
-    pub(super) releasing: Vec<u32>,
+    pub(super) releasing: VecDeque<u32>,
     discards_in_flight: u32,
     /// Segments opened since the last table.
     pub(super) segments_since: u32,
@@ -124,10 +127,10 @@ impl Store {
             }
             if self.round.blocked {
                 let error = io::Error::from(io::ErrorKind::StorageFull);
-                return Err(if self.segments.free_count() == 0 {
-                    StoreError::NoFreeSegment
-                } else {
-                    StoreError::io("opening the store")(error)
+                return Err(match (self.segments.free_count(), self.segments.avoided()) {
+                    (0, 0) => StoreError::NoFreeSegment,
+                    (0, unreadable) => StoreError::FreeUnreadable { unreadable },
+                    _ => StoreError::io("opening the store")(error),
                 });
             }
             if !self.ios.is_empty() {
@@ -283,7 +286,7 @@ impl Store {
 
     pub(super) fn table_written(&mut self, lsn: u64) {
         if self.options.planted.has(PlantedFault::SegmentReusedTooSoon) {
-            self.round.releasing.append(&mut self.round.dying);
+            self.round.releasing.extend(std::mem::take(&mut self.round.dying));
         }
         self.round.phase = Phase::TableSync { lsn };
     }
@@ -395,24 +398,29 @@ impl Store {
         self.settle();
     }
 
-    /// Frees what nothing reads any more; gives the space of most of it back to the host.
+    /// Frees what nothing reads any more; gives the space of most of it back to the host, a few segments at a time.
     fn release_segments(&mut self) -> bool {
         let mut progress = false;
-        for segment in std::mem::take(&mut self.round.releasing) {
-            if self.segments.segment(segment).pins > 0 {
-                self.round.releasing.push(segment);
+        for _ in 0..self.round.releasing.len() {
+            let Some(segment) = self.round.releasing.pop_front() else { break };
+            let entry = self.segments.segment(segment);
+            let stays_warm = entry.whole && self.segments.warm_count() < self.warm_max();
+            if entry.pins > 0 {
+                self.round.releasing.push_back(segment);
                 continue;
             }
-            progress = true;
-            let warm_max = self.warm_max();
-            if self.segments.warm_count() < warm_max && self.segments.segment(segment).whole {
+            if stays_warm {
                 self.segments.release(segment, true);
                 self.space_came();
-            } else {
+            } else if self.round.discards_in_flight < DISCARDS_MAX {
                 self.round.discards_in_flight += 1;
                 let (offset, len) = (self.layout.segment_at(segment), u64::from(self.layout.segment_bytes));
                 self.start_io(Purpose::Discard { segment }, Io::Discard { offset, len });
+            } else {
+                self.round.releasing.push_front(segment);
+                break;
             }
+            progress = true;
         }
         progress
     }

@@ -47,6 +47,8 @@ pub(super) struct Erasing {
     ios_left: u32,
     /// It goes on from an earlier opening.
     resumed: bool,
+    /// The caller destroys the key under which everything is wrapped: nothing has to be overwritten.
+    by_key: bool,
     /// The store is being closed: nothing more is begun.
     halted: bool,
     /// The superblock on its way.
@@ -66,6 +68,8 @@ enum Step {
     MarkSync {
         other: bool,
     },
+    /// The caller destroys the key.
+    Key,
     Overwrite,
     OverwriteSync,
     GiveBack,
@@ -84,6 +88,12 @@ enum Step {
 }
 
 impl Step {
+    /// Whether a crash cannot undo it any more: an opening that finds one superblock with the bit goes on.
+    fn is_certain(self) -> bool {
+        use Step::*;
+        !matches!(self, Quiet | Settle | Mark { other: false } | MarkSync { other: false })
+    }
+
     /// What comes when its I/Os are done.
     fn next(self) -> Step {
         use Step::*;
@@ -92,7 +102,7 @@ impl Step {
             Settle => Mark { other: false },
             Mark { other } => MarkSync { other },
             MarkSync { other: false } => Mark { other: true },
-            MarkSync { other: true } => Overwrite,
+            MarkSync { other: true } | Key => Overwrite,
             Overwrite => OverwriteSync,
             OverwriteSync => GiveBack,
             GiveBack => GiveBackSync,
@@ -112,6 +122,7 @@ impl Erasing {
             caller,
             step,
             resumed: false,
+            by_key: false,
             in_flight: 0,
             at: 0,
             data_until: 0,
@@ -155,7 +166,7 @@ impl Store {
         let end = self.layout.segment_at(self.layout.segments);
         let of_pass = |share: u64| erasing.at.saturating_sub(LOG_START) * share / (end - LOG_START);
         let done = match erasing.step {
-            Step::Quiet | Step::Settle | Step::Mark { .. } | Step::MarkSync { .. } => 0,
+            Step::Quiet | Step::Settle | Step::Mark { .. } | Step::MarkSync { .. } | Step::Key => 0,
             Step::Overwrite => of_pass(OVERWRITING_SHARE),
             Step::OverwriteSync => OVERWRITING_SHARE,
             Step::GiveBack => OVERWRITING_SHARE + of_pass(65_000 - OVERWRITING_SHARE),
@@ -164,8 +175,27 @@ impl Store {
         Some(done as u16)
     }
 
-    /// Begins to erase everything.
-    pub(super) fn start_erase(&mut self, token: Token, branch: u32, bytes: usize) -> Result<(), OpError> {
+    /// Whether an erase is under way that nothing can undo any more, no crash either.
+    pub fn erase_is_certain(&self) -> bool {
+        self.erasing.as_ref().is_some_and(|erasing| erasing.resumed || erasing.step.is_certain())
+    }
+
+    /// Whether a cryptographic erase waits for [`Store::key_destroyed`]: nothing can undo it any more.
+    pub fn erase_awaits_key(&self) -> bool {
+        self.erasing.as_ref().is_some_and(|erasing| erasing.step == Step::Key && !erasing.halted)
+    }
+
+    /// The key was destroyed, so that what is stored is worth nothing: it is forgotten, and its space given back. If it could not be,
+    /// everything is overwritten. Says nothing if no cryptographic erase waits for it.
+    pub fn key_destroyed(&mut self, is_destroyed: bool) {
+        if self.erase_awaits_key() && self.refused.is_none() {
+            self.begin_step(if is_destroyed { Step::GiveBack } else { Step::Overwrite });
+            (self.waker)();
+        }
+    }
+
+    /// Begins to erase everything. `by_key`: see [`Op::CryptoErase`].
+    pub(super) fn start_erase(&mut self, token: Token, branch: u32, bytes: usize, by_key: bool) -> Result<(), OpError> {
         self.check_writable()?;
         if BranchId(branch) != BranchId::VOLUME {
             return Err(OpError::Depended("a clone shares its blocks with its volume; delete the clone instead"));
@@ -175,7 +205,7 @@ impl Store {
             return Err(OpError::Busy);
         }
         self.cleaner.stop = true;
-        self.erasing = Some(Erasing::new(Some((token, bytes)), Step::Quiet));
+        self.erasing = Some(Erasing { by_key, ..Erasing::new(Some((token, bytes)), Step::Quiet) });
         (self.waker)();
         Ok(())
     }
@@ -183,7 +213,7 @@ impl Store {
     /// Requests while an erase is under way; `None`: there is none.
     pub(super) fn while_erasing(&mut self, token: Token, op: &Op, bytes: usize) -> Option<Result<(), OpError>> {
         let erasing = self.erasing.as_mut()?;
-        let wanted = matches!(op, Op::Erase);
+        let wanted = matches!(op, Op::Erase | Op::CryptoErase);
         Some(match &self.refused {
             Some(_) => Err(self.refusal()),
             None if wanted && erasing.caller.is_none() => {
@@ -257,7 +287,7 @@ impl Store {
     fn is_quiet(&self) -> bool {
         let nothing_queued = self.queue.is_empty() && self.appends.is_empty() && !self.group.open;
         // Whoever waits for what was written to be durable is answered first.
-        let nothing_waits = nothing_queued && self.syncs.is_idle();
+        let nothing_waits = nothing_queued && self.syncs.is_idle() && !self.hiding.is_busy();
         nothing_waits && self.reads.is_empty() && self.ios.is_empty() && self.round.is_idle() && self.growing.is_none()
     }
 
@@ -299,7 +329,7 @@ impl Store {
                 Err(error) => return self.refuse_writes("beginning the erased store anew", &error),
             },
             Step::Opening => return self.renew(),
-            Step::Quiet | Step::Overwrite | Step::GiveBack => return,
+            Step::Quiet | Step::Key | Step::Overwrite | Step::GiveBack => return,
         };
         self.start_erase_io(io);
     }
@@ -330,7 +360,9 @@ impl Store {
                     self.superblock = superblock;
                     self.superblock_copy ^= 1;
                 }
-                self.begin_step(step.next());
+                let by_key = self.erasing.as_ref().is_some_and(|erasing| erasing.by_key);
+                let marked = step == Step::MarkSync { other: true };
+                self.begin_step(if marked && by_key { Step::Key } else { step.next() });
             }
         }
     }

@@ -9,6 +9,7 @@ use super::Store;
 use super::append::{Content, WriteOp};
 use super::read::{Owner, Wanted};
 use crate::op::{Extent, OpError, Outcome};
+use crate::planted::PlantedFault;
 
 /// What must hold before a queued request may be written.
 pub(super) enum Gate {
@@ -33,6 +34,9 @@ impl Store {
         let Content::Blocks { lba, count, .. } = &op.content else { unreachable!("only blocks have conditions") };
         let (lba, count, branch) = (*lba, u64::from(*count), op.branch);
         let gate = std::mem::replace(&mut op.gate, Gate::Open);
+        if self.options.planted.has(PlantedFault::ConditionIgnored) {
+            return true;
+        }
         let wanted = if matches!(gate, Gate::Compare(_)) { Wanted::Data } else { Wanted::Records };
         op.gate = Gate::Reading(Box::new(gate), ticket);
         let node = self.map.catalogue.head(branch).expect("the caller saw the branch");

@@ -33,8 +33,18 @@ pub(super) struct Finished {
     pub(super) bytes: usize,
     pub(super) first: u64,
     pub(super) fua: bool,
+    /// It asked for holes.
+    pub(super) holes: bool,
     /// The answer, if it is not that it was written.
     pub(super) outcome: Option<Outcome>,
+}
+
+impl Finished {
+    /// Its answer.
+    pub(super) fn written(&self) -> Outcome {
+        let written = Outcome::Written { first: StoreSequence(self.first), repeated: 0 };
+        self.outcome.clone().unwrap_or(written)
+    }
 }
 
 /// The group being written.
@@ -65,13 +75,12 @@ impl Store {
             }
         }
         self.evict_over_budget();
-        for Finished { token, bytes, first, fua, outcome } in group.finished {
-            let written = Outcome::Written { first: StoreSequence(first), repeated: 0 };
-            let outcome = outcome.unwrap_or(written);
-            if fua {
-                self.complete_when_durable(lsn, token, bytes, outcome);
-            } else {
-                self.complete(token, bytes, Ok(outcome));
+        for finished in group.finished {
+            let Finished { token, bytes, .. } = finished;
+            match () {
+                () if finished.holes => self.complete_when_hidden(finished),
+                () if finished.fua => self.complete_when_durable(lsn, token, bytes, finished.written()),
+                () => self.complete(token, bytes, Ok(finished.written())),
             }
         }
         match group.kind {
@@ -141,27 +150,12 @@ impl Store {
 
     fn apply_hole(&mut self, branch: u32, hole: Hole) {
         let node = self.map.catalogue.head(branch).expect("a branch with writes in flight is not deleted");
-        let (start, end) = (hole.start, hole.start + hole.count);
-        let (sealed, weight) = (self.info.kind.is_sealed(), self.layout.live_block_bytes());
-        let layout = self.layout;
-        let mut hidden = Vec::new();
-        let table = self.map.table_mut(node);
+        let (range, sequence) = ((hole.start, hole.start + hole.count), hole.sequence);
         let segments = &mut self.segments;
-        table.index.remove_range(start, end, |lba, version| match sealed {
-            true => hidden.push((lba, version)),
-            false => segments.sub_live(version.segment(&layout), weight),
-        });
         segments.add_live(hole.place.segment, hole.live_bytes());
-        table.holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
-        let budget = self.info.retention_blocks as usize;
-        for (at, (lba, version)) in hidden.into_iter().enumerate() {
-            let of = self.map.label(node, branch, version.sequence());
-            self.map.versions.keep(of, lba, version);
-            // No more over the budget than it takes.
-            if at % (budget + 1) == budget {
-                self.evict_over_budget();
-            }
-        }
+        let holes = &mut self.map.table_mut(node).holes;
+        holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
+        self.cover(node, branch, range, sequence);
     }
 
     fn apply_copy(&mut self, branch: u32, lba: u64, from: Version, to: Version) {
@@ -181,8 +175,7 @@ impl Store {
 
     /// Retained versions never cost a write: the oldest go.
     pub(super) fn evict_over_budget(&mut self) {
-        while self.map.versions.len() > self.info.retention_blocks {
-            let Some(version) = self.map.evict() else { return };
+        while let Some(version) = self.map.evict(self.info.retention_blocks) {
             self.live_sub(version);
             self.stats.versions_evicted += 1;
         }

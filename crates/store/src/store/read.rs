@@ -21,6 +21,19 @@ const READ_BYTES_MAX: usize = 4 << 20;
 /// Up to this length, what one read finds in a row is cached. Longer reads would drive out what is asked for again, and are fast as they are.
 const CACHED_BYTES_MAX: usize = 64 << 10;
 
+/// Record blocks that lie no farther in front of the data than this come with it, in one read.
+const ALONG_BYTES_MAX: u64 = 16 << 10;
+
+/// What comes with a part's data: the record blocks in front of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Along {
+    segment: u32,
+    /// The first one, in 4 KiB blocks of the segment.
+    block: u32,
+    /// Bytes in front of the data.
+    bytes: usize,
+}
+
 /// Who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
@@ -197,16 +210,28 @@ impl Store {
             if *cached && !self.info.kind.is_sealed() {
                 continue;
             }
+            let mut missing = Vec::new();
             for version in versions.iter() {
-                self.want_record(id, *version, *segment, &mut read);
+                missing.extend(self.want_record(id, *version, *segment, &mut read));
             }
-            if wanted != Wanted::Records && !*cached {
-                let buffer = BufferMut::to_fill(versions.len() * block_bytes);
+            let reads_data = wanted != Wanted::Records && !*cached;
+            let offset = versions[0].data_offset();
+            let near = |key: &RecordKey| {
+                let at = self.layout.block_at(*segment, key.block);
+                reads_data && at < offset && offset - at <= ALONG_BYTES_MAX
+            };
+            let first = missing.iter().filter(|key| near(key)).map(|key| key.block).min();
+            missing.retain(|key| !near(key));
+            for key in missing {
+                self.start_record_read(key, *segment);
+            }
+            if reads_data {
+                let along = first.map(|block| {
+                    let bytes = (offset - self.layout.block_at(*segment, block)) as usize;
+                    Along { segment: *segment, block, bytes }
+                });
                 read.waiting += 1;
-                self.start_io(
-                    Purpose::ReadData { read: id, part: at },
-                    Io::Read { offset: versions[0].data_offset(), buffer },
-                );
+                self.start_data_read(id, at, offset, versions.len() * block_bytes, along);
             }
         }
         read.parts = parts;
@@ -270,43 +295,58 @@ impl Store {
         RecordKey { generation, block: version.item_at() / RECORD_BLOCK as u32 }
     }
 
-    /// Makes sure that the record block of a version is at hand or on its way.
-    fn want_record(&mut self, id: usize, version: Version, segment: u32, read: &mut ReadOp) {
+    fn start_data_read(&mut self, read: usize, part: usize, offset: u64, len: usize, along: Option<Along>) {
+        let before = along.map_or(0, |along| along.bytes);
+        let io = Io::Read { offset: offset - before as u64, buffer: BufferMut::to_fill(before + len) };
+        self.start_io(Purpose::ReadData { read, part, along }, io);
+    }
+
+    fn start_record_read(&mut self, key: RecordKey, segment: u32) {
+        let io =
+            Io::Read { offset: self.layout.block_at(segment, key.block), buffer: BufferMut::to_fill(RECORD_BLOCK) };
+        self.start_io(Purpose::ReadRecord { key, segment }, io);
+    }
+
+    /// Looks for the record block of a version; tells which one has to be read and is not on its way.
+    fn want_record(&mut self, id: usize, version: Version, segment: u32, read: &mut ReadOp) -> Option<RecordKey> {
         let key = self.record_key(version, segment);
         if read.records.contains_key(&key) {
-            return;
+            return None;
         }
         if let Some(block) = self.records.find(key) {
             self.stats.record_cache_hits += 1;
             read.records.insert(key, Ok(block));
-            return;
+            return None;
         }
         self.stats.record_cache_misses += 1;
         read.records.insert(key, Err("its record block is not there yet".to_owned()));
         read.waiting += 1;
         let waiters = self.record_waits.entry(key).or_default();
         waiters.push(id);
-        if waiters.len() == 1 {
-            let offset = self.layout.block_at(segment, key.block);
-            let io = Io::Read { offset, buffer: BufferMut::to_fill(RECORD_BLOCK) };
-            self.start_io(Purpose::ReadRecord { key, segment }, io);
-        }
+        (waiters.len() == 1).then_some(key)
     }
 
     pub(super) fn read_record_done(&mut self, key: RecordKey, segment: u32, result: io::Result<Option<BufferMut>>) {
+        match result {
+            Ok(buffer) => self.record_arrived(key, segment, buffer.expect("reads return their buffer").freeze()),
+            Err(error) => self.tell_record(key, &Err(format!("its record block cannot be read: {error}"))),
+        }
+    }
+
+    fn record_arrived(&mut self, key: RecordKey, segment: u32, block: Buffer) {
+        if !self.is_record_block(key, segment, &block) {
+            return self.tell_record(key, &Err("its record block is damaged".to_owned()));
+        }
+        self.records.insert(key, block.clone());
+        self.tell_record(key, &Ok(block));
+    }
+
+    fn is_record_block(&self, key: RecordKey, segment: u32, bytes: &[u8]) -> bool {
         let place = Place { store_id: self.info.store_id, segment, block: key.block };
-        let block = match result {
-            Ok(buffer) => {
-                let block = buffer.expect("reads return their buffer").freeze();
-                if record_block_intact(&block, place) && record_block_generation(&block) == key.generation {
-                    self.records.insert(key, block.clone());
-                    Ok(block)
-                } else {
-                    Err("its record block is damaged".to_owned())
-                }
-            }
-            Err(error) => Err(format!("its record block cannot be read: {error}")),
-        };
+        record_block_intact(bytes, place) && record_block_generation(bytes) == key.generation
+    }
+
+    fn tell_record(&mut self, key: RecordKey, block: &Result<Buffer, String>) {
         for id in self.record_waits.remove(&key).unwrap_or_default() {
             let read = self.reads.get_mut(id).expect("it waits");
             read.records.insert(key, block.clone());
@@ -314,14 +354,54 @@ impl Store {
         }
     }
 
-    pub(super) fn read_data_done(&mut self, id: usize, part: usize, result: io::Result<Option<BufferMut>>) {
-        let read = self.reads.get_mut(id).expect("it waits");
-        let Part::Blocks { data, .. } = &mut read.parts[part] else { unreachable!("only blocks have data") };
-        *data = match result {
-            Ok(buffer) => Ok(Some(buffer.expect("reads return their buffer").freeze())),
-            Err(error) => Err(format!("it cannot be read: {error}")),
+    pub(super) fn read_data_done(
+        &mut self,
+        id: usize,
+        part: usize,
+        along: Option<Along>,
+        result: io::Result<Option<BufferMut>>,
+    ) {
+        let result = result.map(|buffer| buffer.expect("reads return their buffer").freeze());
+        let data = match (result, along) {
+            (Ok(whole), Some(along)) => {
+                self.take_along(along, &whole);
+                let data = whole.slice(along.bytes..);
+                // A copy where a slice would keep its neighbours in the cache.
+                Ok(if data.len() <= CACHED_BYTES_MAX { Buffer::copy_from(&data) } else { data })
+            }
+            (Err(_), Some(along)) => return self.read_apart(id, part, along),
+            (Ok(data), None) => Ok(data),
+            (Err(error), None) => Err(format!("it cannot be read: {error}")),
         };
+        let read = self.reads.get_mut(id).expect("it waits");
+        let Part::Blocks { data: place, .. } = &mut read.parts[part] else { unreachable!("only blocks have data") };
+        *place = data.map(Some);
         self.read_step(id);
+    }
+
+    /// What stands in front of the data: record blocks, which somebody may wait for.
+    fn take_along(&mut self, along: Along, whole: &Buffer) {
+        for (key, bytes) in self.keys_along(along).zip(whole.chunks_exact(RECORD_BLOCK)) {
+            if self.record_waits.contains_key(&key) || self.is_record_block(key, along.segment, bytes) {
+                self.record_arrived(key, along.segment, Buffer::copy_from(bytes));
+            }
+        }
+    }
+
+    fn keys_along(&self, along: Along) -> impl Iterator<Item = RecordKey> + use<> {
+        let generation = self.segments.segment(along.segment).generation;
+        let blocks = (along.bytes / RECORD_BLOCK) as u32;
+        (along.block..along.block + blocks).map(move |block| RecordKey { generation, block })
+    }
+
+    /// Data and what should have come with it could not be read together: each by itself, to see which of them cannot be.
+    fn read_apart(&mut self, id: usize, part: usize, along: Along) {
+        for key in self.keys_along(along).filter(|key| self.record_waits.contains_key(key)).collect::<Vec<_>>() {
+            self.start_record_read(key, along.segment);
+        }
+        let Part::Blocks { versions, .. } = &self.reads[id].parts[part] else { unreachable!("only blocks have data") };
+        let (offset, len) = (versions[0].data_offset(), versions.len() * self.layout.block_bytes as usize);
+        self.start_data_read(id, part, offset, len, None);
     }
 
     fn read_step(&mut self, id: usize) {

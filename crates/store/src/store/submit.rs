@@ -101,7 +101,8 @@ impl Store {
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
             Op::Grow { blocks } => self.start_grow(token, blocks, bytes)?,
-            Op::Erase => self.start_erase(token, writable?, bytes)?,
+            Op::Erase => self.start_erase(token, writable?, bytes, false)?,
+            Op::CryptoErase => self.start_erase(token, writable?, bytes, true)?,
             Op::SnapshotCreate { .. }
             | Op::SnapshotDelete { .. }
             | Op::Rollback { .. }

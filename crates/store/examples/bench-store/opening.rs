@@ -1,15 +1,12 @@
-//! How long a store takes to open after a crash: a thin 1 TiB volume of 4 KiB blocks, ten million of them mapped at random.
-//!
-//! `cargo run --release -p strongroom-store --example bench-open -- DIR [BLOCKS [keep]]`
+//! How long a store takes to open after a crash: a thin 1 TiB volume of 4 KiB blocks, millions of them mapped at random.
 //!
 //! The blocks hold zeros, which are left out of the file (a hole of a file reads as zeros): so it takes the disk space of the
 //! records and checkpoints, and everything that opening reads is there. The store is dropped as it is, never closed. It is
-//! opened once as it is then, and once with as much log after its checkpoint as there can be: blocks are overwritten one at a
-//! time, with data that does not compress into a hole, until the next checkpoint would be due. Every opening begins with an
-//! empty page cache, and must find every block. With `keep` the store stays there, and is only opened the next time.
+//! opened as it is then, and with as much log after its checkpoint as there can be: blocks are overwritten one at a
+//! time until the next checkpoint would be due. Every opening begins with an empty page cache, and must find every block.
 
 use std::fs::OpenOptions as FileOptions;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,10 +14,16 @@ use strongroom_block::{BlockSize, Buffer, BufferMut, Geometry, Lba, Token, Volum
 use strongroom_store::backend::{Backend, Io, IoDone};
 use strongroom_store::{CreateOptions, Extent, FileBackend, Op, OpenOptions, Outcome, Store, UnitKind, Waker};
 
+use super::table::{Goal, Table, median};
+
 /// Requests in flight.
 const DEPTH: u64 = 256;
 /// How many times its own size the log grows before the next checkpoint, at most.
 const LOG_PER_CHECKPOINT: u64 = 8;
+/// How many times each is opened.
+const OPENINGS: usize = 3;
+/// What is to be reached, in seconds.
+const SECONDS_MAX: f64 = 5.0;
 
 /// A file in which what is zeros stays a hole.
 struct Thin(FileBackend);
@@ -92,18 +95,20 @@ fn cpu_seconds() -> f64 {
     ticks.iter().sum::<u64>() as f64 / 100.0
 }
 
-fn measure(dir: &Path, blocks: u64) {
-    for _ in 0..3 {
-        let (begun, cpu) = (Instant::now(), cpu_seconds());
+fn log_bytes(store: &Store) -> u64 {
+    let stats = store.stats();
+    stats.appended_bytes + stats.table_bytes
+}
+
+/// Opens it some times, and adds a line.
+fn open_again(dir: &Path, blocks: u64, what: &str, log: String, table: &mut Table) {
+    let (mut wall, mut cpu, mut how) = (Vec::new(), Vec::new(), String::new());
+    for _ in 0..OPENINGS {
+        let (begun, cpu_before) = (Instant::now(), cpu_seconds());
         let mut store = open(dir);
-        let (took, cpu) = (begun.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        wall.push(begun.elapsed().as_secs_f64());
+        cpu.push(cpu_seconds() - cpu_before);
         let stats = store.stats();
-        println!(
-            "opened in {took:.2} s ({cpu:.2} s of CPU), {}; {} blocks mapped, index of {} MiB",
-            if stats.opened_from_checkpoint { "from a checkpoint" } else { "reading the whole log" },
-            stats.blocks_mapped,
-            stats.index_bytes >> 20,
-        );
         assert_eq!(stats.blocks_mapped, blocks, "every block is there");
         for number in (0..blocks).step_by(997) {
             let lba = lba_of(number, store.info().geometry.blocks);
@@ -112,54 +117,39 @@ fn measure(dir: &Path, blocks: u64) {
             };
             assert!(matches!(extents[..], [Extent::Blocks { .. }]), "{lba:?} was written");
         }
+        let from = if stats.opened_from_checkpoint { "from a checkpoint" } else { "from the whole log" };
+        how = format!("{from}, index of {} MiB, ", stats.index_bytes >> 20);
     }
+    let what = format!("opening after a crash, {blocks} blocks of a thin TiB, {what}");
+    let cpu = format!("{how}{:.2} s CPU", median(cpu));
+    table.row(&what, cpu, log, (median(wall), " s"), Goal::AtMost(SECONDS_MAX));
 }
 
-fn log_bytes(store: &Store) -> u64 {
-    let stats = store.stats();
-    stats.appended_bytes + stats.table_bytes
-}
-
-fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let dir = PathBuf::from(arguments.next().expect("usage: bench-open DIR [BLOCKS [keep]]")).join("bench-open");
-    let blocks: u64 = arguments.next().map_or(10_000_000, |text| text.parse().expect("a number of blocks"));
+/// Writes, crashes, opens.
+pub(crate) fn measure(work: &Path, blocks: u64, table: &mut Table) {
+    let dir = work.join("strongroom-bench-opening");
+    let _ = std::fs::remove_dir_all(&dir);
     let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 1 << 28 };
-    if dir.exists() {
-        return measure(&dir, blocks);
-    }
     Store::create(&dir, &CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)).expect("the store is made");
     let mut store = open(&dir);
     let zeros: Buffer = BufferMut::zeroed(4096).freeze();
-    let begun = Instant::now();
     write(&mut store, blocks, &zeros, DEPTH, |_, sent| sent < blocks);
     store.execute(Op::Flush).expect("it is flushed");
-    let stats = store.stats();
-    println!(
-        "wrote {blocks} blocks in {:.1} s: {} mapped, {} MiB of log, {} checkpoints of {} MiB in all",
-        begun.elapsed().as_secs_f64(),
-        stats.blocks_mapped,
-        log_bytes(&store) >> 20,
-        stats.checkpoints,
-        stats.checkpoint_bytes >> 20,
-    );
+    let log = format!("{} MiB of log in all", log_bytes(&store) >> 20);
     drop(store);
-    measure(&dir, blocks);
+    open_again(&dir, blocks, "as written", log, table);
 
     // A checkpoint; then none for as long as the rules allow.
     let mut store = open(&dir);
     let before = store.stats();
     write(&mut store, blocks, &zeros, 1, |store, _| store.stats().checkpoints == before.checkpoints);
     let (checkpoint, begun) = (store.stats().checkpoint_bytes - before.checkpoint_bytes, log_bytes(&store));
-    let data: Buffer = BufferMut::copy_from(&[0xa5; 4096]).freeze();
     let next = LOG_PER_CHECKPOINT * checkpoint;
-    write(&mut store, blocks, &data, 1, |store, _| log_bytes(store) - begun < next - next / 32);
+    write(&mut store, blocks, &zeros, 1, |store, _| log_bytes(store) - begun < next - next / 32);
     store.execute(Op::Flush).expect("it is flushed");
-    let (log, checkpoints) = (log_bytes(&store) - begun, store.stats().checkpoints - before.checkpoints);
-    println!("{} MiB of log after a checkpoint of {} MiB ({checkpoints} since)", log >> 20, checkpoint >> 20);
+    let log =
+        format!("{} MiB of log after a checkpoint of {} MiB", (log_bytes(&store) - begun) >> 20, checkpoint >> 20);
     drop(store);
-    measure(&dir, blocks);
-    if arguments.next().is_none() {
-        std::fs::remove_dir_all(&dir).expect("the store is removed again");
-    }
+    open_again(&dir, blocks, "the longest log after a checkpoint", log, table);
+    std::fs::remove_dir_all(&dir).expect("the store is removed again");
 }
