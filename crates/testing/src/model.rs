@@ -47,9 +47,14 @@ pub fn block_bytes(op: u64, lba: u64, block_size: BlockSize) -> Vec<u8> {
     bytes
 }
 
+/// The stamp that operation `op` gives to the block at `index` in it.
+pub(crate) fn stamp(op: u64, index: u64) -> Stamp {
+    Stamp { attach_id: ATTACH, counter: (op << 20) + index }
+}
+
 /// A seal record for a block (or, with no bytes, a hole), with a stamp of its own.
 pub fn record_for(op: u64, index: u64, bytes: Option<&[u8]>) -> SealRecord {
-    let stamp = Stamp { attach_id: ATTACH, counter: (op << 20) + index };
+    let stamp = stamp(op, index);
     let (flags, sum) = match bytes {
         Some(bytes) => (RecordFlags(0), keyless_checksum(bytes)),
         None => (RecordFlags(RecordFlags::HOLE), 0),
@@ -110,11 +115,22 @@ struct Pending {
     ranges: Vec<(u64, u64)>,
     /// What was durable when it was submitted: what its unit will tell of.
     durable: u64,
+    /// Something else was under way at its blocks.
+    contended: bool,
+    /// Its condition cannot be met: it is never written.
+    impossible: bool,
 }
 
 impl Pending {
     fn covers(&self, branch: u32, lba: u64) -> bool {
         self.branch == branch && self.ranges.iter().any(|&(start, count)| lba >= start && lba - start < count)
+    }
+
+    fn meets(&self, branch: u32, ranges: &[(u64, u64)]) -> bool {
+        let meet = |&(start, count): &(u64, u64)| {
+            self.ranges.iter().any(|&(other, blocks)| start < other + blocks && other < start + count)
+        };
+        self.branch == branch && ranges.iter().any(meet)
     }
 
     fn weight(&self) -> u64 {
@@ -133,6 +149,8 @@ pub struct Model {
     /// Every version that was ever answered or seen, by sequence and block.
     ever: HashMap<(u64, u64), Content>,
     pending: HashMap<u64, Pending>,
+    /// The first block of every operation.
+    starts: HashMap<u64, u64>,
     /// Everything answered up to this sequence is durable.
     durable: u64,
     /// The highest sequence ever seen.
@@ -164,6 +182,7 @@ impl Model {
             heads: BTreeMap::from([(0, head)]),
             ever: HashMap::new(),
             pending: HashMap::new(),
+            starts: HashMap::new(),
             durable: hole,
             highest: hole,
             claims: BTreeMap::new(),
@@ -209,7 +228,53 @@ impl Model {
 
     /// A write of one range, or a hole of some, was submitted.
     pub fn submitted(&mut self, op: u64, branch: u32, ranges: &[(u64, u64)]) {
-        self.pending.insert(op, Pending { branch, ranges: ranges.to_vec(), durable: self.durable });
+        let mut contended = false;
+        for other in self.pending.values_mut().filter(|other| other.meets(branch, ranges)) {
+            (other.contended, contended) = (true, true);
+        }
+        let pending = Pending { branch, ranges: ranges.to_vec(), durable: self.durable, contended, impossible: false };
+        self.pending.insert(op, pending);
+        self.starts.insert(op, ranges[0].0);
+    }
+
+    /// A write was submitted whose condition nothing can meet.
+    pub fn cannot_be(&mut self, op: u64) {
+        self.pending.get_mut(&op).expect("submitted before").impossible = true;
+    }
+
+    /// Whether something else was under way where this one is.
+    pub fn is_contended(&self, op: u64) -> bool {
+        self.pending[&op].contended
+    }
+
+    /// What blocks hold, of what was answered.
+    pub fn contents(&self, branch: u32, lba: u64, count: u64) -> Vec<Content> {
+        let blocks = self.heads[&branch][lba as usize..(lba + count) as usize].iter();
+        blocks.map(|block| *block.values().next_back().expect("never empty")).collect()
+    }
+
+    /// What a block held before that, or what it holds if it never held anything else.
+    pub fn content_before(&self, branch: u32, lba: u64) -> Content {
+        let mut newest = self.heads[&branch][lba as usize].values().rev();
+        let now = *newest.next().expect("never empty");
+        newest.next().copied().unwrap_or(now)
+    }
+
+    /// The stamp under which a block was written; `None` for a hole.
+    pub fn stamp(&self, content: Content, lba: u64) -> Option<Stamp> {
+        match content {
+            Content::Data(op) => Some(stamp(op, lba - self.starts[&op])),
+            Content::Hole | Content::Nothing => None,
+        }
+    }
+
+    /// What reads of a plain unit find.
+    pub fn bytes_of(&self, contents: &[Content], lba: u64) -> Vec<u8> {
+        let bytes = contents.iter().zip(lba..).flat_map(|(content, lba)| match *content {
+            Content::Data(op) => block_bytes(op, lba, self.block_size),
+            Content::Hole | Content::Nothing => vec![0; self.block_size.len()],
+        });
+        bytes.collect()
     }
 
     /// A write failed; it must not have happened, nor may it ever.
@@ -219,7 +284,7 @@ impl Model {
 
     /// A write was answered with its first sequence.
     pub fn written(&mut self, op: u64, first: u64, fua: bool) {
-        let Pending { branch, ranges, durable } = self.pending.remove(&op).expect("submitted before");
+        let Pending { branch, ranges, durable, .. } = self.pending.remove(&op).expect("submitted before");
         let [(lba, count)] = ranges[..] else { panic!("a write has one range") };
         for index in 0..count {
             self.note(branch, lba + index, first + index, Content::Data(op));
@@ -233,7 +298,7 @@ impl Model {
 
     /// Holes that were submitted were answered with the first one's sequence (0: there was nothing to do).
     pub fn holed(&mut self, op: u64, first: u64) {
-        let Pending { branch, ranges, durable } = self.pending.remove(&op).expect("submitted before");
+        let Pending { branch, ranges, durable, .. } = self.pending.remove(&op).expect("submitted before");
         if first > 0 {
             for (sequence, (lba, count)) in (first..).zip(ranges) {
                 self.hole(branch, lba, count, sequence);
@@ -320,7 +385,9 @@ impl Model {
             };
         }
         let possible = match content {
-            Content::Data(op) => self.pending.get(&op).is_some_and(|pending| pending.covers(branch, lba)),
+            Content::Data(op) => {
+                self.pending.get(&op).is_some_and(|pending| pending.covers(branch, lba) && !pending.impossible)
+            }
             Content::Hole => self.pending.values().any(|pending| pending.covers(branch, lba)),
             Content::Nothing => false,
         };

@@ -4,6 +4,7 @@
 //! [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
 
 mod answers;
+mod conditions;
 mod replica;
 mod requests;
 mod run;

@@ -41,6 +41,11 @@ impl Run {
     fn take_outcome(&mut self, store: &mut Store, op: u64, asked: Asked, outcome: Outcome) {
         match (asked, outcome) {
             (Asked::Write { fua }, Outcome::Written { first, repeated: 0 }) => self.model.written(op, first.0, fua),
+            (Asked::Condition(condition), Outcome::Written { first, repeated: 0 }) => {
+                condition.was_met(self.model.is_contended(op));
+                self.seen.conditions_met += 1;
+                self.model.written(op, first.0, condition.fua);
+            }
             (Asked::Hole, Outcome::Written { first, .. }) => self.model.holed(op, first.0),
             (Asked::Read { branch, lba, floor }, Outcome::Read(extents)) => {
                 self.model.check_read(branch, lba, &floor, &extents);
@@ -68,8 +73,17 @@ impl Run {
     }
 
     fn take_error(&mut self, op: u64, asked: &Asked, error: OpError) {
-        let writes = matches!(asked, Asked::Write { .. } | Asked::Hole);
+        let writes = matches!(asked, Asked::Write { .. } | Asked::Condition(_) | Asked::Hole);
         match (asked, &error) {
+            (Asked::Condition(condition), OpError::Miscompare { .. } | OpError::StampDiffers { .. }) => {
+                condition.was_not_met(self.model.is_contended(op), &error);
+                self.seen.conditions_failed += 1;
+                self.model.failed(op);
+            }
+            (Asked::Condition(_), OpError::Medium { .. }) if self.reads_may_fail() => {
+                self.seen.failed_reads += 1;
+                self.model.failed(op);
+            }
             (Asked::Version { lba, must, .. }, OpError::NoVersion { .. }) => {
                 assert_eq!(*must, None, "a version of block {lba} that nobody verified a newer one of is gone");
             }
@@ -101,7 +115,7 @@ impl Run {
 
     fn did_not_happen(&mut self, op: u64, asked: &Asked) {
         match asked {
-            Asked::Write { .. } | Asked::Hole => self.model.failed(op),
+            Asked::Write { .. } | Asked::Condition(_) | Asked::Hole => self.model.failed(op),
             Asked::SnapshotDelete { .. } => self.views.going = None,
             Asked::Change => self.views.limbo = None,
             // One that reached a superblock may yet be found after a crash.

@@ -3,6 +3,7 @@
 use strongroom_block::{Buffer, Custody, HoleRecord, Lba, SealRecord, StoreSequence, Token};
 use strongroom_store::{BranchId, Op, Outcome, Store, UnitKind, View};
 
+use super::conditions::Condition;
 use super::run::Run;
 use crate::record_for;
 
@@ -12,6 +13,7 @@ const BLOCKS_MAX: u64 = 600;
 /// What was asked and not answered.
 pub(super) enum Asked {
     Write { fua: bool },
+    Condition(Condition),
     Hole,
     Read { branch: u32, lba: u64, floor: Vec<u64> },
     Version { lba: u64, older_than: u64, must: Option<u64> },
@@ -62,7 +64,7 @@ impl Run {
         }
     }
 
-    fn range(&mut self, most: u64) -> (u64, u64) {
+    pub(super) fn range(&mut self, most: u64) -> (u64, u64) {
         let lba = self.random.below(self.blocks);
         let count = 1 + self.random.below(most.min(self.blocks - lba));
         (lba, count)
@@ -104,7 +106,13 @@ impl Run {
         }
         let op = self.next_op();
         let branch = self.some_head();
-        let (asked, branch, request) = match self.random.below(20) {
+        let kind = self.random.below(20);
+        let conditional = matches!(kind, 8 | 9).then(|| self.conditional(op, branch)).flatten();
+        let (asked, branch, request) = match kind {
+            _ if conditional.is_some() => {
+                let (asked, request) = conditional.expect("just seen");
+                (asked, branch, request)
+            }
             _ if self.unformatted.is_some() => {
                 let (lba, count) = self.unformatted.take().expect("just seen");
                 (Asked::Hole, 0, self.holes(op, 0, &[(lba, count)]))

@@ -40,6 +40,8 @@ pub(super) struct Run {
     pub(super) views: Views,
     /// The disk lies, or will be damaged: what a branch held before may be back.
     pub(super) lies: bool,
+    /// Whether the power may go in the middle of a change of views.
+    pub(super) cuts: bool,
     /// Whether the volume grows at times.
     pub(super) grows: bool,
     /// Growing to so many blocks was asked for and not answered.
@@ -82,6 +84,7 @@ impl Run {
             planted,
             views: Views::default(),
             lies: false,
+            cuts: false,
             grows: false,
             growing: None,
             unformatted: None,
@@ -128,6 +131,7 @@ impl Run {
             append_unit_bytes_max: [12 << 10, 24 << 10, 528 << 10][self.random.below(3) as usize],
             data_cache_bytes: if self.random.once_in(2) { 0 } else { 64 << 10 },
             record_cache_bytes: [0, 20_000, 32 << 20][self.random.below(3) as usize],
+            hide_blocks_per_poll: [1, 300, 4096][self.random.below(3) as usize],
             queue_ops_max: if self.few_requests { 6 } else { 4096 },
             clock_seconds: || 1_700_000_000,
             ..OpenOptions::default()
@@ -221,6 +225,7 @@ impl Run {
             failing_read_once_in: if self.failing_reads { 30 } else { 0 },
             ..self.harmless
         };
+        self.cuts = true;
         for _ in 0..steps {
             if self.fills_up && self.random.once_in(8) {
                 let pages_max = self.disk.pages() + self.random.below(40) as usize;
@@ -233,6 +238,7 @@ impl Run {
                 break;
             }
         }
+        self.cuts = false;
         self.disk.set_faults(self.harmless);
         self.seen.add(store.stats());
         let refused = store.stats().writes_refused;

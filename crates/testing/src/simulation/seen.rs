@@ -45,6 +45,10 @@ counters! {
     versions_released,
     /// Older versions that had to be there, and were.
     versions_demanded,
+    /// Writes whose condition held.
+    conditions_met,
+    /// Writes whose condition did not.
+    conditions_failed,
     /// Snapshots taken.
     snapshots,
     /// Snapshots deleted.
@@ -108,8 +112,6 @@ impl Seen {
         self.cleaned_bytes += stats.cleaned_bytes;
         self.data_cache_hits += stats.data_cache_hits;
         self.units_alongside += stats.units_alongside;
-        self.units_alongside += stats.units_alongside;
-        self.data_cache_hits += stats.data_cache_hits;
         self.table_bytes += stats.table_bytes;
         self.versions_evicted += stats.versions_evicted;
         self.versions_released += stats.versions_released;

@@ -69,6 +69,13 @@ impl Run {
         }
     }
 
+    /// The power may go while the tree is being changed.
+    fn cut_now_and_then(&mut self) {
+        if self.cuts && self.random.once_in(3) {
+            self.disk.cut_off_after(self.random.below(8));
+        }
+    }
+
     /// Takes a snapshot or deletes one.
     pub(super) fn submit_snapshot(&mut self, store: &mut Store) {
         let deletable: Vec<u64> = self.views.taken.keys().copied().filter(|&id| !self.views.is_cloned(id)).collect();
@@ -79,11 +86,13 @@ impl Run {
             }
             let id = deletable[self.random.below(deletable.len() as u64) as usize];
             self.views.going = Some(id);
+            self.cut_now_and_then();
             let op = self.next_op();
             self.asked.insert(op, Asked::SnapshotDelete { id });
             return store.submit(Token(op), Op::SnapshotDelete { id: SnapshotId(id) });
         }
         let branch = self.some_head();
+        self.cut_now_and_then();
         let op = self.next_op();
         let floor = self.model.floor(branch, 0, self.blocks);
         self.asked.insert(op, Asked::SnapshotCreate { branch, floor });
@@ -111,6 +120,7 @@ impl Run {
         let op = self.next_op();
         self.views.limbo = Some(change);
         self.asked.insert(op, Asked::Change);
+        self.cut_now_and_then();
         store.submit(Token(op), request);
         self.settle(store);
     }

@@ -1,0 +1,94 @@
+//! Writes with a condition in the simulation: on what blocks hold (plain units), on the stamp of one (sealed ones). What must come of
+//! one is known if nothing else was under way at its blocks; one that nothing could meet must never be written.
+
+use strongroom_block::{Buffer, Lba, Stamp};
+use strongroom_store::{Op, OpError};
+
+use super::requests::Asked;
+use super::run::Run;
+use crate::Content;
+
+/// Upper bound on the blocks of one comparison.
+const BLOCKS_MAX: u64 = 3;
+
+/// A condition, and what it meets if nothing comes in between.
+pub(super) struct Condition {
+    pub(super) fua: bool,
+    /// Nobody ever wrote what it wants.
+    impossible: bool,
+    /// It holds now.
+    holds: bool,
+    /// Where what is there differs first, in bytes.
+    differs_at: u64,
+    /// The stamp that is there.
+    stamp: Option<Stamp>,
+}
+
+impl Condition {
+    /// The write was done.
+    pub(super) fn was_met(&self, contended: bool) {
+        assert!(!self.impossible, "written although nothing meets its condition");
+        assert!(contended || self.holds, "written although its condition did not hold");
+    }
+
+    /// The write was refused.
+    pub(super) fn was_not_met(&self, contended: bool, error: &OpError) {
+        if contended {
+            return;
+        }
+        assert!(!self.holds, "refused although its condition held: {error}");
+        match *error {
+            OpError::Miscompare { offset_bytes } => assert_eq!(offset_bytes, self.differs_at, "where it differs"),
+            OpError::StampDiffers { found, .. } => assert_eq!(found, self.stamp, "what is there"),
+            ref other => panic!("{other:?} is not about a condition"),
+        }
+    }
+}
+
+impl Run {
+    /// A write with a condition by operation `op`, noted in the model; `None` where nothing was ever written.
+    pub(super) fn conditional(&mut self, op: u64, branch: u32) -> Option<(Asked, Op)> {
+        let sealed = self.kind.is_sealed();
+        let (lba, count) = self.range(if sealed { 1 } else { BLOCKS_MAX });
+        let held = self.model.contents(branch, lba, count);
+        if held.contains(&Content::Nothing) {
+            return None;
+        }
+        let mut wanted = held.clone();
+        let impossible = match self.random.below(4) {
+            0 => true,
+            1 => {
+                let at = self.random.below(count);
+                wanted[at as usize] = self.model.content_before(branch, lba + at);
+                false
+            }
+            _ => false,
+        };
+        let fua = self.random.once_in(6);
+        self.model.submitted(op, branch, &[(lba, count)]);
+        if impossible {
+            self.model.cannot_be(op);
+        }
+        let data = Buffer::copy_from(&self.model.bytes(op, lba, count));
+        if sealed {
+            let stamp = self.model.stamp(held[0], lba);
+            let never = Stamp { counter: u64::MAX >> 1, ..crate::model::stamp(0, 0) };
+            let expected = if impossible { Some(never) } else { self.model.stamp(wanted[0], lba) };
+            let record = self.record(op, 0, Some(&data));
+            let condition = Condition { fua, impossible, holds: expected == stamp, differs_at: 0, stamp };
+            let request = Op::ConditionalWrite { lba: Lba(lba), expected, data: vec![data], record, fua };
+            return Some((Asked::Condition(condition), request));
+        }
+        let there = self.model.bytes_of(&held, lba);
+        let mut compare = self.model.bytes_of(&wanted, lba);
+        if impossible {
+            let at = self.random.below(compare.len() as u64) as usize;
+            compare[at] ^= 1;
+        }
+        let differs_at = there.iter().zip(&compare).position(|(there, wanted)| there != wanted);
+        let holds = differs_at.is_none();
+        let differs_at = differs_at.unwrap_or(0) as u64;
+        let request = Op::CompareAndWrite { lba: Lba(lba), compare: Buffer::copy_from(&compare), data, fua };
+        Some((Asked::Condition(Condition { fua, impossible, holds, differs_at, stamp: None }), request))
+    }
+}
