@@ -23,9 +23,6 @@ use crate::worker::{Message, Order};
 /// How long a store may take for one step; opening it first included.
 const STEP_PATIENCE: Duration = Duration::from_secs(300);
 
-/// How long something that takes long has to say that it cannot begin.
-const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
-
 /// One operation on a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case", deny_unknown_fields)]
@@ -114,8 +111,6 @@ pub struct CloneReport {
 /// The store that an operation needs, wherever it is open. Errors are for people.
 trait StoreAccess {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String>;
-    /// Begins something that may take hours; what is wrong with it at once is said at once.
-    fn begin(&mut self, op: Op) -> Result<(), String>;
     fn contents(&mut self) -> Result<Box<StoreContents>, String>;
     /// How many sessions use a volume or snapshot now.
     fn sessions(&self, export: &VolumeName) -> usize;
@@ -240,7 +235,7 @@ fn erase(access: &mut dyn StoreAccess, volume: &Volume) -> Result<(), String> {
              snapshot list {name}` shows them)"
         ));
     }
-    access.begin(Op::Erase)
+    access.run(View::default(), Op::Erase).map(drop)
 }
 
 fn resize(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume, size_bytes: u64) -> Result<(), String> {
@@ -362,15 +357,6 @@ impl StoreAccess for Served<'_> {
         self.ask(|reply| Job::Run { view, op, reply })?.map_err(|error: OpError| error.to_string())
     }
 
-    fn begin(&mut self, op: Op) -> Result<(), String> {
-        let begun = self.ask_within(BEGIN_PATIENCE, |reply| Job::Run { view: View::default(), op, reply });
-        match begun {
-            Ok(result) => result.map(drop).map_err(|error| error.to_string()),
-            Err(RecvTimeoutError::Timeout) => Ok(()),
-            Err(RecvTimeoutError::Disconnected) => Err(self.unopened()),
-        }
-    }
-
     fn contents(&mut self) -> Result<Box<StoreContents>, String> {
         self.ask(Job::Describe)
     }
@@ -406,35 +392,21 @@ impl<'a> Served<'a> {
     }
 
     fn ask<T>(&self, job: impl FnOnce(mpsc::Sender<T>) -> Job) -> Result<T, String> {
-        self.ask_within(STEP_PATIENCE, job).map_err(|error| match error {
-            RecvTimeoutError::Timeout => "the store does not answer; look into the target's log".to_owned(),
-            RecvTimeoutError::Disconnected => self.unopened(),
-        })
-    }
-
-    fn unopened(&self) -> String {
-        format!("the volume '{}' cannot be opened; the target's log says why", self.store)
-    }
-
-    fn ask_within<T>(
-        &self,
-        patience: Duration,
-        job: impl FnOnce(mpsc::Sender<T>) -> Job,
-    ) -> Result<T, RecvTimeoutError> {
         let (reply, answer) = mpsc::channel();
         let order = Order::Job { volume: self.store.clone(), job: Box::new(job(reply)) };
         self.shared.tell(self.shared.owner(&self.store), Message::Order(order));
-        answer.recv_timeout(patience)
+        answer.recv_timeout(STEP_PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => "the store does not answer; look into the target's log".to_owned(),
+            RecvTimeoutError::Disconnected => {
+                format!("the volume '{}' cannot be opened; the target's log says why", self.store)
+            }
+        })
     }
 }
 
 impl StoreAccess for OpenVolume {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String> {
         self.store.execute_on(view, op).map_err(|error| error.to_string())
-    }
-
-    fn begin(&mut self, op: Op) -> Result<(), String> {
-        self.run(View::default(), op).map(drop)
     }
 
     fn contents(&mut self) -> Result<Box<StoreContents>, String> {

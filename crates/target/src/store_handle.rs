@@ -127,6 +127,11 @@ impl StoreHandle {
         self.shared.borrow().store.erase_progress()
     }
 
+    /// Whether an erase is under way that nothing can undo any more.
+    pub(crate) fn erase_is_certain(&self) -> bool {
+        self.shared.borrow().store.erase_is_certain()
+    }
+
     /// The store's counters.
     pub(crate) fn stats(&self) -> Stats {
         self.shared.borrow().store.stats()

@@ -77,6 +77,8 @@ pub(crate) struct Unit {
     /// Who has sent PREVENT MEDIUM REMOVAL.
     preventing: HashSet<SessionKey>,
     sanitize: Sanitize,
+    /// The store was being erased when it was looked at last.
+    erasing: bool,
     /// SANITIZE's discard, until everything that was under way before it is over.
     held_back: Option<(Token, strongroom_store::Op)>,
     /// What came of EXTENDED COPY commands, oldest first.
@@ -125,6 +127,8 @@ enum Ending {
     Silence,
     /// Nothing: it was answered at once (IMMED), and goes on.
     Background,
+    /// SANITIZE with IMMED: GOOD as soon as nothing can undo it; what came of it, if that comes first.
+    WhenCertain,
 }
 
 /// What became of a command.
@@ -144,6 +148,8 @@ enum Plan {
     Start(Work, strongroom_store::Op),
     /// Start, and answer GOOD at once.
     Background(Work, strongroom_store::Op),
+    /// Start, and answer GOOD when nothing can undo it any more.
+    WhenCertain(Work, strongroom_store::Op),
     Violation(&'static str),
     /// It is done; its answer waits for something.
     Delayed,
@@ -193,6 +199,7 @@ impl Unit {
             started: true,
             preventing: HashSet::new(),
             sanitize: Sanitize::default(),
+            erasing: false,
             held_back: None,
             copies: VecDeque::new(),
             outward: Vec::new(),
@@ -281,7 +288,9 @@ impl Unit {
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let at_rest = self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy();
-        self.users.is_empty() && at_rest && self.store.erase_progress().is_none()
+        // An erase that the medium stopped goes on when the store is opened anew.
+        let erases = self.store.erase_progress().is_some() && !self.store.stats().writes_refused;
+        self.users.is_empty() && at_rest && !erases
     }
 
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
@@ -340,6 +349,10 @@ impl Unit {
                 self.start(Running { connection, task, work, ending: Ending::Answer }, op);
                 Verdict::Later
             }
+            Plan::WhenCertain(work, op) => {
+                self.start(Running { connection, task, work, ending: Ending::WhenCertain }, op);
+                Verdict::Later
+            }
             Plan::Background(work, op) => {
                 self.start(Running { connection, task, work, ending: Ending::Background }, op);
                 Verdict::Answer(Response::good())
@@ -381,6 +394,7 @@ impl Unit {
             self.poll_delayed(finished);
         }
         self.watch_space();
+        self.watch_erase(finished);
         if !self.leaving.is_empty() {
             let running = &self.running;
             self.leaving.retain(|key, _| running.values().any(|running| running.connection == *key));
@@ -414,7 +428,7 @@ impl Unit {
             Next::Again(work, op) => self.start(Running { connection, task, work, ending }, op),
             Next::Done(response) => {
                 let response = match ending {
-                    Ending::Answer => Some(self.in_format(response)),
+                    Ending::Answer | Ending::WhenCertain => Some(self.in_format(response)),
                     Ending::TaskAborted => Some(Response::task_aborted()),
                     Ending::Silence | Ending::Background => None,
                 };

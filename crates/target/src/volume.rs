@@ -12,6 +12,7 @@ use strongroom_scsi::UnitKind;
 use strongroom_scsi::vendor::{Sealing, UnitPage};
 use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, SnapshotInfo, VolumeInfo};
 
+use crate::config::Limits;
 use crate::names::VolumeName;
 use crate::protection::Protection;
 
@@ -162,9 +163,10 @@ impl Volume {
         options
     }
 
-    /// How its store is opened.
-    pub(crate) fn open_options(&self) -> OpenOptions {
-        OpenOptions { io: self.io, ..OpenOptions::default() }
+    /// How its store is opened, within these bounds.
+    pub(crate) fn open_options(&self, limits: &Limits) -> OpenOptions {
+        let &Limits { record_cache_bytes, data_cache_bytes, .. } = limits;
+        OpenOptions { io: self.io, record_cache_bytes, data_cache_bytes, ..OpenOptions::default() }
     }
 
     /// Whether a store's superblock belongs to this description; otherwise what contradicts.

@@ -17,6 +17,8 @@ use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
 use strongroom_iscsi::{LoginStatus, ahs};
 use strongroom_scsi::vendor::{self, UnitPage};
 use strongroom_scsi::{Sense, VendorCommand, cdb, supported};
+use strongroom_target::admin::{Client, Reply, Request, SpaceReport, StoreReport, default_socket};
+use strongroom_target::operate::Operation;
 use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
 use support::{ALICE, BLOCK, Host, Initiator, LUN, Outcome, Refused, alice_key, normal, pattern};
 
@@ -441,4 +443,66 @@ fn files_under(dir: &std::path::Path) -> Vec<u8> {
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len()).any(|window| window == needle)
+}
+
+fn operate(host: &Host, operation: Operation) -> StoreReport {
+    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
+    match client.ask(&Request::Volume { volume: "vault".into(), operation }, support::PATIENCE) {
+        Ok(Reply::Volume(description)) => description.store,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What holds for a plain volume (`space.rs`), and what only a sealed one has: feedback and sealed holes.
+#[test]
+fn full_stops_only_writes_of_a_sealed_volume() {
+    /// THIN PROVISIONING SOFT THRESHOLD REACHED.
+    const THRESHOLD: (u8, u8) = (0x38, 0x07);
+    const BLOCKS: u64 = 2048;
+    let host = Host::start(&[VolumeSpec::sealed("vault", 8 * MIB)]);
+    let mut initiator = host.channel("vault");
+    format(&mut initiator, BLOCKS);
+    let (mut stamps, mut thresholds, mut full) = (0, 0, None);
+    let mut write = |initiator: &mut Initiator, lba: u64, data: &[u8]| {
+        stamps += 64;
+        let outcome = initiator.run(sealed_write(lba, data, &records(stamps, data)));
+        let told = outcome.sense.is_some_and(|sense| (sense.asc, sense.ascq) == THRESHOLD);
+        thresholds += u32::from(told);
+        // A unit attention: the command was not done, and is sent again.
+        if told { initiator.run(sealed_write(lba, data, &records(stamps, data))) } else { outcome }
+    };
+    'filling: for round in 0..40u8 {
+        // The first blocks twice: that leaves an older version beside what the snapshots keep.
+        for lba in [0].into_iter().chain((0..BLOCKS).step_by(64)) {
+            let outcome = write(&mut initiator, lba, &pattern(round, 64));
+            if outcome.status != 0 {
+                full = Some((outcome.sense(), lba, round));
+                break 'filling;
+            }
+        }
+        operate(&host, Operation::SnapshotCreate { snapshot: format!("s{round}") });
+    }
+    let (sense, at, round) = full.expect("snapshots of a volume that is written again and again fill its store");
+    assert!(sense.is(&Sense::NO_SPACE), "SPACE ALLOCATION FAILED WRITE PROTECT: {sense}");
+    assert!(at > 64 && round > 0, "{at} in round {round}");
+    assert_eq!(operate(&host, Operation::Describe).space, SpaceReport::Full);
+    // Nothing is lost: what was acknowledged is there, what was refused left nothing.
+    assert_eq!(read(&mut initiator, at - 64, 64).good(), pattern(round, 64));
+    assert_eq!(read(&mut initiator, at, 64).good(), pattern(round - 1, 64));
+    initiator.synchronize();
+    // Feedback goes on, and lets go what it lets go.
+    let (blocks, _) = returned(&read(&mut initiator, 0, 1));
+    let list = vendor::encode_verified(&[(Lba(0), StoreSequence(blocks[0].0))]);
+    let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
+    initiator.run(Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(&list)))).good();
+    assert_eq!(operate(&host, Operation::Describe).versions_released, 1);
+    // So do holes, and the deletion of snapshots; and then there is room again.
+    initiator.run(seal_hole(&vendor::encode_holes(&[hole(0, BLOCKS / 2)]))).good();
+    assert_eq!(returned(&read(&mut initiator, 0, 1)).1.len(), 1);
+    for snapshot in 0..round {
+        operate(&host, Operation::SnapshotDelete { snapshot: format!("s{snapshot}") });
+    }
+    support::eventually("there is room again", || write(&mut initiator, at, &pattern(99, 64)).status == 0);
+    assert_eq!(read(&mut initiator, at, 64).good(), pattern(99, 64));
+    assert_eq!(thresholds, 1, "it was told, once");
 }

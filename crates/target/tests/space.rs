@@ -140,6 +140,26 @@ fn the_way_of_io_is_as_the_volume_says_and_told() {
     assert_eq!(any.io == "direct-uring", any.io_reason.is_none(), "what is not the best is explained: {any:?}");
 }
 
+#[test]
+fn caches_have_the_size_that_is_configured() {
+    let host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| {
+        (config.limits.record_cache_bytes, config.limits.data_cache_bytes) = (4 * BLOCK, 8 * BLOCK);
+    });
+    let mut data = host.plain("data");
+    (0..256).step_by(16).for_each(|lba| data.write(lba, &pattern(1, 16)));
+    (0..256).for_each(|lba| assert_eq!(data.read(lba, 1).len(), BLOCK));
+    let store = store_of(&host, "data");
+    assert_eq!(store.record_cache_bytes_max, 4 * BLOCK as u64);
+    assert!((1..=store.record_cache_bytes_max).contains(&store.record_cache_bytes), "{store:?}");
+    assert!(store.record_cache_hits + store.record_cache_misses >= 256);
+    // Only where I/O is direct: elsewhere the kernel caches.
+    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().unwrap();
+    let Ok(Reply::Status(status)) = client.ask(&Request::Status, PATIENCE) else { panic!("no status") };
+    let cached = if status.volumes[0].io.starts_with("direct") { 8 * BLOCK as u64 } else { 0 };
+    assert_eq!((store.data_cache_bytes_max, store.data_cache_bytes), (cached, cached));
+    assert!(store.index_bytes >= 256 * 16, "{store:?}");
+}
+
 /// A stream of a snapshot, with something done between its slices; as far as it came within so many slices.
 fn stream_of(
     host: &Host,

@@ -276,6 +276,7 @@ fn print_volumes(report: &StatusReport) {
         ]);
     }
     print!("{table}");
+    print_memory(report);
     for volume in &report.volumes {
         if let Some(progress) = volume.store.erasing {
             println!("{}: being erased, {} % done", volume.name, u32::from(progress) * 100 / 65536);
@@ -307,6 +308,29 @@ fn tell_of_verification(volume: &VolumeReport) {
         listed.join(", "),
         if listed.len() < done.bad_blocks.len() { ", …" } else { "" }
     );
+}
+
+/// What each volume's store has in memory, and how often that helped.
+fn print_memory(report: &StatusReport) {
+    let mut table = Table::new(&["MEMORY", ">INDEX", ">RECORDS", ">OF", ">FOUND", ">DATA", ">OF", ">FOUND"]);
+    let found = |hits: u64, misses: u64| match hits + misses {
+        0 => "-".to_owned(),
+        all => format!("{} %", hits * 100 / all),
+    };
+    for volume in &report.volumes {
+        let store = &volume.store;
+        table.row(vec![
+            volume.name.clone(),
+            show_size(store.index_bytes),
+            show_size(store.record_cache_bytes),
+            show_size(store.record_cache_bytes_max),
+            found(store.record_cache_hits, store.record_cache_misses),
+            show_size(store.data_cache_bytes),
+            show_size(store.data_cache_bytes_max),
+            found(store.data_cache_hits, store.data_cache_misses),
+        ]);
+    }
+    print!("\n{table}");
 }
 
 fn show_seconds(seconds: f64) -> String {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use strongroom_store::{CheckReport, RepairOptions, Store, StoreError, Survey};
+use strongroom_store::{CheckReport, OpenOptions, RepairOptions, Store, StoreError, Survey};
 
 use crate::units::show_size;
 
@@ -204,16 +204,25 @@ fn print_survey(survey: &Survey) {
         println!("retention:  at most {} older versions", info.retention_blocks);
     }
     match &survey.contents {
-        Ok(contents) => println!(
-            "contents:   {} blocks, {} older versions, {} holes, {} snapshots, {} clones; {} live in {} segments",
-            contents.blocks,
-            contents.versions,
-            contents.holes,
-            contents.snapshots,
-            contents.branches.saturating_sub(1),
-            show_size(contents.live_bytes),
-            contents.segments_used
-        ),
+        Ok(contents) => {
+            println!(
+                "contents:   {} blocks, {} older versions, {} holes, {} snapshots, {} clones; {} live in {} segments",
+                contents.blocks,
+                contents.versions,
+                contents.holes,
+                contents.snapshots,
+                contents.branches.saturating_sub(1),
+                show_size(contents.live_bytes),
+                contents.segments_used
+            );
+            println!(
+                "memory:     {} for the index while it is open; besides, caches as the target's limits say ({} of records and {} \
+                 of data unless set)",
+                show_size(contents.index_bytes),
+                show_size(OpenOptions::RECORD_CACHE_BYTES_DEFAULT as u64),
+                show_size(OpenOptions::DATA_CACHE_BYTES_DEFAULT as u64)
+            );
+        }
         Err(error) => println!("contents:   it does not open: {error}"),
     }
 }
@@ -251,6 +260,7 @@ fn survey_as_json(survey: &Survey) -> Value {
             "blocks": contents.blocks,
             "versions": contents.versions,
             "holes": contents.holes,
+            "index_bytes": contents.index_bytes,
             "live_bytes": contents.live_bytes,
             "snapshots": contents.snapshots,
             "clones": contents.branches.saturating_sub(1),

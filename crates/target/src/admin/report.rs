@@ -173,6 +173,22 @@ pub struct StoreReport {
     pub live_bytes: u64,
     pub used_bytes: u64,
     pub index_bytes: u64,
+    #[serde(default)]
+    pub record_cache_bytes: u64,
+    #[serde(default)]
+    pub record_cache_bytes_max: u64,
+    #[serde(default)]
+    pub record_cache_hits: u64,
+    #[serde(default)]
+    pub record_cache_misses: u64,
+    #[serde(default)]
+    pub data_cache_bytes: u64,
+    #[serde(default)]
+    pub data_cache_bytes_max: u64,
+    #[serde(default)]
+    pub data_cache_hits: u64,
+    #[serde(default)]
+    pub data_cache_misses: u64,
     pub written_bytes: u64,
     pub appended_bytes: u64,
     pub cleaned_bytes: u64,
@@ -234,6 +250,14 @@ impl From<strongroom_store::Stats> for StoreReport {
             live_bytes: stats.live_bytes,
             used_bytes: stats.used_bytes,
             index_bytes: stats.index_bytes,
+            record_cache_bytes: stats.record_cache_bytes,
+            record_cache_bytes_max: stats.record_cache_bytes_max,
+            record_cache_hits: stats.record_cache_hits,
+            record_cache_misses: stats.record_cache_misses,
+            data_cache_bytes: stats.data_cache_bytes,
+            data_cache_bytes_max: stats.data_cache_bytes_max,
+            data_cache_hits: stats.data_cache_hits,
+            data_cache_misses: stats.data_cache_misses,
             written_bytes: stats.written_bytes,
             appended_bytes: stats.appended_bytes,
             cleaned_bytes: stats.cleaned_bytes,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use strongroom_store::{Sender, SnapshotId, Store, StreamInfo, UnitKind};
 
 use super::{Catalogue, VolumeLock, VolumeSpec, describe, store_error};
+use crate::config::Limits;
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
 use crate::operate::branch_of;
@@ -30,7 +31,8 @@ impl Catalogue {
         let volume = self.load(&VolumeName::new(name)?)?;
         let name = volume.store_name();
         let lock = self.lock(&name)?;
-        let opened = Store::open(&self.store_dir(&name), &self.load(&name)?.open_options(), Arc::new(|| {}));
+        let opened =
+            Store::open(&self.store_dir(&name), &self.load(&name)?.open_options(&Limits::default()), Arc::new(|| {}));
         let store = opened.map_err(|source| store_error(&name, source))?;
         Ok(OpenVolume { catalogue: self.clone(), volume, store, _lock: lock })
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strongroom_channel::{ChannelLimits, GENERATION_TAGS_CAP};
+use strongroom_store::OpenOptions;
 
 use crate::error::ConfigError;
 
@@ -25,6 +26,10 @@ pub struct Limits {
     pub write_memory_bytes: u64,
     /// Read data that one session can pin, in bytes.
     pub read_memory_bytes: u64,
+    /// Checksums and seal records that each open volume may keep in memory, in bytes.
+    pub record_cache_bytes: usize,
+    /// Data that each open volume may keep in memory, in bytes; 0: none. Where I/O is not direct the kernel caches instead.
+    pub data_cache_bytes: usize,
     /// A connection on which nothing moved for so long is pinged, in seconds; as long again without an answer ends it.
     pub ping_after_s: u64,
     /// A volume that no session uses is closed after so many seconds (and can then be deleted while the target runs).
@@ -49,6 +54,8 @@ impl Default for Limits {
             queue_depth: 128,
             write_memory_bytes: 64 << 20,
             read_memory_bytes: 64 << 20,
+            record_cache_bytes: OpenOptions::RECORD_CACHE_BYTES_DEFAULT,
+            data_cache_bytes: OpenOptions::DATA_CACHE_BYTES_DEFAULT,
             ping_after_s: 30,
             idle_close_s: 10,
             rekey_tags: ChannelLimits::default().rekey_tags,

@@ -46,6 +46,10 @@ pub(super) enum RunningJob {
         reply: Sender<Result<Outcome, OpError>>,
         grows: bool,
     },
+    /// Answered when nothing can undo it any more, or when it is over; then there is no one to tell.
+    Erase {
+        reply: Option<Sender<Result<Outcome, OpError>>>,
+    },
     Send {
         stream: Box<stream::Sender>,
         reply: Sender<Sent>,
@@ -65,8 +69,11 @@ impl Unit {
                 let _ = reply.send(Box::new(contents));
             }
             Job::Run { view, op, reply } => {
-                let grows = matches!(op, Op::Grow { .. });
-                self.start_job(RunningJob::Run { reply, grows }, view, op);
+                let job = match op {
+                    Op::Erase => RunningJob::Erase { reply: Some(reply) },
+                    _ => RunningJob::Run { reply, grows: matches!(op, Op::Grow { .. }) },
+                };
+                self.start_job(job, view, op);
             }
             Job::Send { mut stream, reply } => match self.store.send_step(&mut stream) {
                 Ok(SendStep::Bytes(bytes)) => drop(reply.send(Ok((stream, Some(bytes))))),
@@ -86,9 +93,20 @@ impl Unit {
         self.store.submit_to(token, view, op);
     }
 
+    /// An erase is under way that nothing can undo any more.
+    pub(super) fn tell_certain_jobs(&mut self) {
+        for job in self.jobs.values_mut() {
+            if let RunningJob::Erase { reply } = job
+                && let Some(reply) = reply.take()
+            {
+                let _ = reply.send(Ok(Outcome::Changed));
+            }
+        }
+    }
+
     pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
         match self.jobs.remove(&token) {
-            None => {}
+            None | Some(RunningJob::Erase { reply: None }) => {}
             Some(RunningJob::Verify) => self.verify_step_done(result),
             Some(RunningJob::Run { reply, grows }) => {
                 if grows && result.is_ok() {
@@ -96,6 +114,7 @@ impl Unit {
                 }
                 let _ = reply.send(result);
             }
+            Some(RunningJob::Erase { reply: Some(reply) }) => drop(reply.send(result)),
             Some(RunningJob::Send { mut stream, reply }) => {
                 let bytes = match result {
                     Ok(read) => Ok(self.store.send_blocks(&mut stream, &read)),

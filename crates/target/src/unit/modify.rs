@@ -7,7 +7,7 @@ use strongroom_scsi::{Sense, Status, opcode};
 use strongroom_store::{Extent, Op, Outcome};
 
 use super::work::{Next, SLICE_BYTES, Work};
-use super::{Plan, Unit, check_condition, status};
+use super::{Ending, Finished, Plan, Running, Unit, check_condition, status};
 use crate::TRANSFER_BYTES_MAX;
 
 /// How often ORWRITE starts again because somebody else wrote in between; then the initiator is told BUSY.
@@ -183,7 +183,30 @@ impl Unit {
         self.sanitize = Sanitize::InProgress;
         tracing::warn!(volume = %self.volume.name, "SANITIZE: everything that is stored goes");
         let (work, op) = (Work::Sanitize, Op::Erase);
-        Ok(if immediate { Plan::Background(work, op) } else { Plan::Start(work, op) })
+        Ok(if immediate { Plan::WhenCertain(work, op) } else { Plan::Start(work, op) })
+    }
+
+    /// An erase that nothing can undo any more is answered to those who do not wait for its end. One that is over, whoever asked for it,
+    /// leaves no failure of an earlier one behind; one that the medium stopped has failed.
+    pub(super) fn watch_erase(&mut self, finished: &mut Vec<Finished>) {
+        let erasing = self.store.erase_progress().is_some();
+        let was_erasing = std::mem::replace(&mut self.erasing, erasing);
+        if !erasing {
+            if was_erasing && self.sanitize == Sanitize::Failed {
+                self.sanitize = Sanitize::Idle;
+            }
+            return;
+        }
+        if self.store.stats().writes_refused {
+            self.sanitize = Sanitize::Failed;
+        } else if self.store.erase_is_certain() {
+            self.tell_certain_jobs();
+            for running in self.running.values_mut().filter(|running| running.ending == Ending::WhenCertain) {
+                running.ending = Ending::Background;
+                let Running { connection, task, .. } = *running;
+                finished.push(Finished { connection, task, response: Some(Response::good()) });
+            }
+        }
     }
 
     /// Everything is gone, durably.

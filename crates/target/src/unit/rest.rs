@@ -38,6 +38,10 @@ impl Unit {
             self.persistent = rest.persistent;
         }
         (self.mode, self.started, self.sanitize) = (rest.mode, rest.started, rest.sanitize);
+        // What failed goes on.
+        if self.store.erase_progress().is_some() {
+            self.sanitize = Sanitize::Idle;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod commands;
 mod errands;
+mod sanitize;
 
 use std::time::{Duration, Instant};
 
@@ -41,11 +42,16 @@ impl Bench {
     }
 
     fn on(spec: &VolumeSpec) -> Bench {
+        Bench::serving(spec, |catalogue, volume| {
+            Store::open(&catalogue.store_dir(&volume.name), &OpenOptions::default(), Arc::new(|| {})).unwrap()
+        })
+    }
+
+    fn serving(spec: &VolumeSpec, open: impl FnOnce(&Catalogue, &Volume) -> Store) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(dir.path()).unwrap();
         let volume = catalogue.create(spec).unwrap();
-        let store_dir = catalogue.store_dir(&volume.name);
-        let store = Store::open(&store_dir, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+        let store = open(&catalogue, &volume);
         let keeper = Keeper::open(catalogue.volume_dir(&volume.name), Arc::new(|| {})).unwrap();
         let mut unit = Unit::new(
             Arc::new(volume),

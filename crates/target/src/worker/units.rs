@@ -471,7 +471,7 @@ fn open(
     };
     let dir = shared.catalogue.store_dir(name);
     let keeper = Keeper::open(shared.catalogue.volume_dir(name), Arc::clone(&waker))?;
-    let options = volume.open_options();
+    let options = volume.open_options(&shared.settings().config.limits);
     let store = match volume.medium {
         Medium::Memory => Store::open_in_memory(&volume.create_options(), &options, waker),
         _ => Store::open(&dir, &options, waker),

@@ -9,7 +9,7 @@ use super::*;
 
 const OTHER: SessionKey = SessionKey(2);
 
-fn cdb_of(bytes: &[u8]) -> [u8; 16] {
+pub(super) fn cdb_of(bytes: &[u8]) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[..bytes.len()].copy_from_slice(bytes);
     cdb
@@ -27,7 +27,7 @@ fn bytes_of(response: &Response) -> Vec<u8> {
     response.data.iter().flat_map(|segment| segment.data.to_vec()).collect()
 }
 
-fn sense_of(response: &Response) -> Sense {
+pub(super) fn sense_of(response: &Response) -> Sense {
     assert_eq!(response.status, 2);
     Sense::parse(&response.sense).expect("sense")
 }
