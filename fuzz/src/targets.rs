@@ -20,6 +20,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("iscsi_target", |bytes| strongroom_iscsi::fuzz::fuzz_target(Instant::now(), bytes)),
     ("iscsi_chap", strongroom_iscsi::chap::fuzz_chap),
     ("iscsi_sequences", |bytes| strongroom_iscsi::fuzz::fuzz_sequences(Instant::now(), bytes)),
+    ("iscsi_connections", |bytes| strongroom_iscsi::fuzz::fuzz_connections(Instant::now(), bytes)),
     ("iscsi_initiator", |bytes| strongroom_iscsi::fuzz::fuzz_initiator(Instant::now(), bytes)),
     ("scsi", strongroom_scsi::fuzz_decode),
     ("store_unit", strongroom_store::fuzz::fuzz_unit),

@@ -1,6 +1,7 @@
 //! Entry points for fuzzing the two machines: arbitrary bytes become the peer's PDUs, an obliging application answers. What
 //! must hold is asserted: no panic, nothing beyond the limits, nothing after `Closed`.
 
+mod connections;
 mod hosts;
 mod sequences;
 
@@ -13,6 +14,7 @@ use crate::chap::{self, Algorithm, Challenge, Credentials, Secret};
 use crate::pdu::{BHS_BYTES, Bhs, Opcode};
 use crate::{Lun, Pdu, initiator, target};
 
+pub use connections::fuzz_connections;
 pub use sequences::fuzz_sequences;
 
 /// Cuts PDUs out of arbitrary bytes without the patience of a framer: most of what comes is nearly right.

@@ -1,10 +1,11 @@
 //! The initiator's side of one session: commands in, events out, and back. Making connections, retrying and time-outs of
 //! commands are the application's business. The login is in `login` and `chap`, what arrives in `receive`, what is sent in
-//! `transmit`; several connections are in `connection`, damaged PDUs in `recover`, lost connections in `reassign`.
+//! `transmit`; task management is in `manage`, several connections are in `connection`, damaged PDUs in `recover`, lost connections in `reassign`.
 
 mod chap;
 mod connection;
 mod login;
+mod manage;
 mod reassign;
 mod receive;
 mod recover;
@@ -19,11 +20,12 @@ use strongroom_block::Buffer;
 
 use self::connection::{Connection, cost_bytes};
 use self::login::Login;
+use self::manage::Management;
 use self::reassign::{Lost, Reassign};
 use self::recover::Early;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
-use crate::pdu::{LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TaskManagementRequest, TextRequest};
+use crate::pdu::{LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TextRequest};
 use crate::slots::{INDEX_BITS, Key, Slots};
 use crate::text::{Collector, Pairs};
 use crate::{CloseReason, Lun, PeerMisbehaved, Serial};
@@ -36,8 +38,6 @@ pub use types::{
 
 /// Small requests that may wait to be sent; a target that makes us answer more pings than it reads is given up.
 const REQUESTS_MAX: usize = 256;
-/// Task management requests in flight.
-const MANAGEMENTS_MAX: usize = 16;
 /// Tags of requests that are not commands: the top bit is set, a command's is clear.
 const CONTROL_TAG: u32 = 0x8000_0000;
 
@@ -106,17 +106,6 @@ struct Task {
     acknowledging: Option<u32>,
     /// The answer, where it came before all of the data.
     early: Option<Early>,
-}
-
-#[derive(Debug)]
-struct Management {
-    tag: u32,
-    via: ConnectionId,
-    function: TaskFunction,
-    lun: Lun,
-    task: Option<Key>,
-    /// Commands from this one on were sent behind the request, and are not concerned.
-    before: Serial,
 }
 
 /// A text exchange: the answer may come in parts.
@@ -315,63 +304,6 @@ impl Session {
         let at = self.least_loaded().ok_or(SubmitError::NotLoggedIn)?;
         self.ask(at, Buffer::from(Bytes::from(pairs.encode())), true);
         Ok(())
-    }
-
-    /// Sends a task management function; `task` names the one of `AbortTask`. Answered by `TaskManagementDone` with the
-    /// name that is returned here.
-    ///
-    /// # Errors
-    /// [`SubmitError`]; nothing was sent.
-    pub fn manage_task(
-        &mut self,
-        function: TaskFunction,
-        lun: Lun,
-        task: Option<TaskId>,
-    ) -> Result<TaskId, SubmitError> {
-        self.check_logged_in()?;
-        if self.managements.len() >= MANAGEMENTS_MAX {
-            return Err(SubmitError::QueueFull);
-        }
-        let least_loaded = self.least_loaded().ok_or(SubmitError::NotLoggedIn)?;
-        let tag = self.control_tag();
-        let names_task = matches!(function, TaskFunction::AbortTask | TaskFunction::QueryTask);
-        let key = match task {
-            None if names_task => {
-                return Err(SubmitError::Malformed("the function is about a task, and none is named"));
-            }
-            Some(task) if names_task => Some(task.key()),
-            _ => None,
-        };
-        let referenced = key.and_then(|key| self.tasks.get(key));
-        if function == TaskFunction::AbortTask && referenced.is_none_or(|task| task.cmd_sn.is_none()) {
-            // Over already, or never sent: nobody has to be asked.
-            let ended = key.filter(|key| self.forget(*key)).map(TaskId::of);
-            let result = match ended {
-                Some(_) => TaskManagementResult::Complete,
-                None => TaskManagementResult::TaskDoesNotExist,
-            };
-            let ended = ended.into_iter().collect();
-            self.events.push_back(Event::TaskManagementDone { id: TaskId(tag), result, ended });
-            return Ok(TaskId(tag));
-        }
-        let lun = referenced.map_or(lun, |task| task.command.lun);
-        let request = TaskManagementRequest {
-            immediate: true,
-            function: function as u8,
-            lun,
-            initiator_task_tag: tag,
-            referenced_task_tag: key.map_or(TAG_NONE, |key| TaskId::of(key).0),
-            cmd_sn: Serial(0),
-            exp_stat_sn: Serial(0),
-            ref_cmd_sn: referenced.and_then(|task| task.cmd_sn).unwrap_or_default(),
-            exp_data_sn: 0,
-        };
-        // RFC 7143 §11.5.1: a task is aborted on the connection that it goes by.
-        let at = referenced.and_then(|task| self.index_of(task.via)).unwrap_or(least_loaded);
-        let connection = &mut self.connections[at];
-        self.managements.push(Management { tag, via: connection.id, function, lun, task: key, before: self.cmd_sn });
-        connection.requests.push_back((request.encode(), Buffer::empty()));
-        Ok(TaskId(tag))
     }
 
     /// Logs out; `Closed` follows when the target has answered, or not in time. Commands that are not over are lost.

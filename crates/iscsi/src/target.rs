@@ -123,6 +123,7 @@ struct Task {
     expected_bytes: u32,
     cdb: [u8; 16],
     ahs: Bytes,
+    cmd_sn: Serial,
     immediate: bool,
     /// Memory reserved for it, in bytes.
     reserved_bytes: u64,

@@ -5,11 +5,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::support::{Host, SIZE};
-use strongroom_block::Lba;
-use strongroom_initiator::{AttachError, DiscoverOptions, RemoteDevice, VolumeUrl, discover, read_blocking};
+use strongroom_block::{Buffer, Lba};
+use strongroom_initiator::{
+    AttachError, DiscoverOptions, RemoteDevice, VolumeUrl, discover, read_blocking, write_blocking,
+};
 use strongroom_iscsi::target::{Config, Login, LoginEvent};
 use strongroom_iscsi::{Digests, PlainFramer};
 use strongroom_target::VolumeSpec;
+use strongroom_target::admin::{Client, Reply, Request as AdminRequest, default_socket};
 
 /// A target that sends everybody to `there`, or to itself.
 fn signpost(there: Option<SocketAddr>, is_permanent: bool) -> SocketAddr {
@@ -93,5 +96,37 @@ fn an_attachment_finds_the_way_back() {
     host.stop();
     host.start_again();
     assert_eq!(read_blocking(&device, Lba(1), 1).unwrap().len(), 4096, "by way of the signpost again");
+    device.detach().unwrap();
+}
+
+/// RFC 7143 §11.9.1: who is asked to log out does so, long before it would be dropped; its requests wait, and are done when it is taken in again.
+#[test]
+fn a_drain_is_obeyed_and_work_goes_on_after_it() {
+    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let device = RemoteDevice::attach(host.options(host.url("disk"))).unwrap();
+    write_blocking(&device, Lba(1), Buffer::copy_from(&[1; 4096]), false).unwrap();
+    let ask = |request: &AdminRequest| {
+        let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
+        client.ask(request, Duration::from_secs(30)).unwrap()
+    };
+    let drain = AdminRequest::Drain { to: None, volume: Some("disk".into()), grace_s: 3600 };
+    assert_eq!(ask(&drain), Reply::Sessions(1));
+    let until = Instant::now() + Duration::from_secs(60);
+    while host.stats().sessions > 0 {
+        assert!(Instant::now() < until, "it was asked to log out");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_blocking(&device, Lba(2), Buffer::copy_from(&[2; 4096]), false));
+        // It comes to the door, and is sent away.
+        while host.stats().logins_refused == 0 {
+            assert!(Instant::now() < until, "it tries again");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(ask(&AdminRequest::Undrain { volume: Some("disk".into()) }), Reply::Done);
+        writer.join().unwrap().unwrap();
+    });
+    let read = [1, 2].map(|lba| read_blocking(&device, Lba(lba), 1).unwrap()[0]);
+    assert_eq!(read, [1, 2]);
     device.detach().unwrap();
 }

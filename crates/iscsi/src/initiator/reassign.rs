@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use strongroom_block::Buffer;
 
 use super::connection::{Connection, ConnectionId, cost_bytes};
+use super::manage::ends_many;
 use super::{Completed, Event, Phase, Session, Task, TaskFunction, TaskId, TaskManagementResult};
-use crate::pdu::{LogoutReason, LogoutRequest, LogoutResponse, LogoutResult, TaskManagementRequest};
+use crate::pdu::{LogoutReason, LogoutRequest, LogoutResponse, LogoutResult, TAG_NONE, TaskManagementRequest};
 use crate::slots::Key;
 use crate::{CloseReason, Residual, Serial};
 
@@ -69,10 +70,13 @@ impl Session {
         for key in of_it {
             self.tasks.get_mut(key).expect("just listed").is_orphan = true;
         }
-        // What it was to say, or was answered on it, nobody will know.
+        // What it was to say, or was answered on it, nobody will know. What ends tasks of other connections has to be known.
         for at in (0..self.managements.len()).rev() {
-            if self.managements[at].via == id {
-                self.end_management(at, TaskManagementResult::Rejected);
+            let management = &mut self.managements[at];
+            match management.via == Some(id) {
+                true if ends_many(management.function) => management.via = None,
+                true => self.end_management(at, TaskManagementResult::Rejected),
+                false => {}
             }
         }
         self.reassigns.retain(|reassign| reassign.via != id);
@@ -103,6 +107,21 @@ impl Session {
             self.ask(via, question.text, question.is_asked);
         }
         let via_id = self.connections[via].id;
+        for management in self.managements.iter_mut().filter(|management| management.via.is_none()) {
+            management.via = Some(via_id);
+            let request = TaskManagementRequest {
+                immediate: true,
+                function: management.function as u8,
+                lun: management.lun,
+                initiator_task_tag: management.tag,
+                referenced_task_tag: TAG_NONE,
+                cmd_sn: Serial(0),
+                exp_stat_sn: Serial(0),
+                ref_cmd_sn: Serial(0),
+                exp_data_sn: 0,
+            };
+            self.connections[via].requests.push_back((request.encode(), Buffer::empty()));
+        }
         for at in 0..self.lost.len() {
             let lost = &self.lost[at];
             // A login that takes its CID over stands for the logout.

@@ -8,7 +8,7 @@ use super::recover::Early;
 use super::transmit::Burst;
 use super::{
     Completed, ConnectionId, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, Task,
-    TaskFunction, TaskId, TaskManagementResult,
+    TaskId, TaskManagementResult,
 };
 use crate::ahs::{Hole, SealRecords};
 use crate::pdu::{
@@ -246,35 +246,11 @@ impl Session {
         if !self.reassigns.is_empty() && self.handle_reassigned(now, tag, header.result) {
             return Ok(());
         }
-        let via = self.connections[at].id;
+        let via = Some(self.connections[at].id);
         let at = self.managements.iter().position(|management| management.tag == tag && management.via == via);
         let at = at.ok_or(PeerMisbehaved::UnknownTask { what: "a task management response", task_tag: tag })?;
         self.end_management(at, header.result);
         Ok(())
-    }
-
-    pub(super) fn end_management(&mut self, at: usize, result: TaskManagementResult) {
-        let management = self.managements.swap_remove(at);
-        let mut ended = Vec::new();
-        if result == TaskManagementResult::Complete {
-            let lun = match management.function {
-                TaskFunction::AbortTask
-                | TaskFunction::ClearAca
-                | TaskFunction::TaskReassign
-                | TaskFunction::QueryTask
-                | TaskFunction::QueryTaskSet
-                | TaskFunction::QueryAsyncEvent => None,
-                TaskFunction::TargetWarmReset | TaskFunction::TargetColdReset | TaskFunction::NexusReset => Some(None),
-                _ => Some(Some(management.lun)),
-            };
-            let concerned = |of| lun.is_some_and(|lun| lun.is_none_or(|lun| lun == of));
-            let before = management.before;
-            let sent = self.tasks.iter().filter(|(_, task)| task.cmd_sn.is_some_and(|cmd_sn| cmd_sn.is_before(before)));
-            let mut keys: Vec<_> = sent.filter(|(_, task)| concerned(task.command.lun)).map(|(key, _)| key).collect();
-            keys.extend(management.task.filter(|_| management.function == TaskFunction::AbortTask));
-            ended = keys.into_iter().filter(|key| self.forget(*key)).map(TaskId::of).collect();
-        }
-        self.events.push_back(Event::TaskManagementDone { id: TaskId(management.tag), result, ended });
     }
 
     fn handle_text_response(&mut self, at: usize, header: TextResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {

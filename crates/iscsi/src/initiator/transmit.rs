@@ -47,6 +47,11 @@ impl Session {
             if bhs.opcode() != Some(Opcode::Snack) && bhs.is_immediate() {
                 bhs.set_u32(24, self.cmd_sn.0);
             }
+            let tag = bhs.initiator_task_tag();
+            if let Some(management) = self.managements.iter_mut().find(|management| management.tag == tag) {
+                // Other connections may have sent commands since it was asked for.
+                management.before = self.cmd_sn;
+            }
             bhs.set_u32(28, connection.exp_stat_sn.0);
             return Some(Pdu::new(bhs, Bytes::new(), data, false));
         }

@@ -172,14 +172,22 @@ impl Session {
                 }
                 (ManagementFunction::AbortTask(TaskId::of(key)), vec![key])
             }
-            Some(TaskFunction::AbortTaskSet) => (ManagementFunction::AbortTaskSet(lun), self.keys_of(Some(lun))),
-            Some(TaskFunction::ClearAca) => (ManagementFunction::ClearAca(lun), Vec::new()),
-            Some(TaskFunction::ClearTaskSet) => (ManagementFunction::ClearTaskSet(lun), self.keys_of(Some(lun))),
-            Some(TaskFunction::LogicalUnitReset) => {
-                (ManagementFunction::LogicalUnitReset(lun), self.keys_of(Some(lun)))
+            Some(TaskFunction::AbortTaskSet) => {
+                (ManagementFunction::AbortTaskSet(lun), self.keys_before(&request, Some(lun)))
             }
-            Some(TaskFunction::TargetWarmReset) => (ManagementFunction::TargetWarmReset, self.keys_of(None)),
-            Some(TaskFunction::TargetColdReset) => (ManagementFunction::TargetColdReset, self.keys_of(None)),
+            Some(TaskFunction::ClearAca) => (ManagementFunction::ClearAca(lun), Vec::new()),
+            Some(TaskFunction::ClearTaskSet) => {
+                (ManagementFunction::ClearTaskSet(lun), self.keys_before(&request, Some(lun)))
+            }
+            Some(TaskFunction::LogicalUnitReset) => {
+                (ManagementFunction::LogicalUnitReset(lun), self.keys_before(&request, Some(lun)))
+            }
+            Some(TaskFunction::TargetWarmReset) => {
+                (ManagementFunction::TargetWarmReset, self.keys_before(&request, None))
+            }
+            Some(TaskFunction::TargetColdReset) => {
+                (ManagementFunction::TargetColdReset, self.keys_before(&request, None))
+            }
             Some(TaskFunction::TaskReassign) => {
                 let (result, task) = self.reassign(id, &request);
                 answer(self, result)?;
@@ -195,10 +203,10 @@ impl Session {
                 );
             }
             Some(TaskFunction::QueryTaskSet) => {
-                let any = !self.keys_of(Some(lun)).is_empty();
+                let any = !self.keys_before(&request, Some(lun)).is_empty();
                 (ManagementFunction::QueryTaskSet { lun, any }, Vec::new())
             }
-            Some(TaskFunction::NexusReset) => (ManagementFunction::NexusReset, self.keys_of(None)),
+            Some(TaskFunction::NexusReset) => (ManagementFunction::NexusReset, self.keys_before(&request, None)),
             Some(TaskFunction::QueryAsyncEvent) => (ManagementFunction::QueryAsyncEvent(lun), Vec::new()),
             None => return answer(self, TaskManagementResult::NotSupported),
         };
@@ -262,6 +270,19 @@ impl Session {
     fn keys_of(&self, lun: Option<Lun>) -> Vec<Key> {
         let wanted = |of: Lun| lun.is_none_or(|lun| lun == of);
         self.tasks.iter().filter(|(_, task)| wanted(task.lun)).map(|(key, _)| key).collect()
+    }
+
+    /// Those of them that were sent before a request (RFC 7143 §11.5.1): later ones may have come by a faster connection.
+    fn keys_before(&self, request: &TaskManagementRequest, lun: Option<Lun>) -> Vec<Key> {
+        let mut keys = self.keys_of(lun);
+        keys.retain(|key| {
+            self.tasks.get(*key).is_some_and(|task| match task.immediate {
+                // It shows the number of the next command and does not use it up.
+                true => !request.cmd_sn.is_before(task.cmd_sn),
+                false => task.cmd_sn.is_before(request.cmd_sn),
+            })
+        });
+        keys
     }
 
     fn send_management_response(

@@ -206,6 +206,7 @@ impl Session {
             expected_bytes: if direction == Direction::None { 0 } else { command.expected_data_transfer_bytes },
             cdb: command.cdb,
             ahs: pdu.ahs.clone(),
+            cmd_sn: command.cmd_sn,
             immediate: command.immediate,
             reserved_bytes: 0,
             r2t_count: 0,

@@ -1,10 +1,10 @@
-//! Proves that a session at error recovery level 1 answers every command whatever is damaged on the way and whenever tasks are ended
-//! meanwhile: scripts from fixed seeds for the fuzz target of sequences, which fails unless everything arrives.
+//! Proves that a session answers every command, whatever is damaged on the way at error recovery level 1, whichever connections are cut at
+//! level 2, and whenever tasks are ended meanwhile: scripts from fixed seeds for the fuzz targets, which fail unless everything arrives.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use strongroom_iscsi::fuzz::fuzz_sequences;
+use strongroom_iscsi::fuzz::{fuzz_connections, fuzz_sequences};
 
 /// Knuth's MMIX generator: the same scripts everywhere.
 struct Random(u64);
@@ -42,13 +42,42 @@ fn script(seed: u64) -> Vec<u8> {
     script
 }
 
-#[test]
+/// Commands, task management, connections made and cut, time, and PDUs that move.
+fn script_of_connections(seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    let mut script = vec![random.byte() | 4];
+    let steps = 100 + 2 * usize::from(random.byte());
+    for _ in 0..steps {
+        match random.below(32) {
+            0..4 => script.extend([0, random.byte(), random.below(200)]),
+            4..18 => script.extend([3 + random.below(6), random.byte()]),
+            18..21 => script.extend([9, random.byte()]),
+            21..24 => script.push(10),
+            24 if random.below(3) == 0 => script.extend([11, random.byte()]),
+            25 if random.below(3) == 0 => script.extend([12, random.byte()]),
+            26 => script.extend([13, random.below(60)]),
+            _ => script.push(14),
+        }
+    }
+    script
+}
+
 #[allow(clippy::disallowed_methods)] // An Instant has no other beginning; it is never read again.
-fn every_command_is_answered_whatever_is_damaged() {
+fn run_all(scripts: u64, script: fn(u64) -> Vec<u8>, fuzz: fn(Instant, &[u8])) {
     let now = Instant::now();
-    for seed in 0..1000 {
+    for seed in 0..scripts {
         let script = script(seed);
-        let outcome = catch_unwind(AssertUnwindSafe(|| fuzz_sequences(now, &script)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| fuzz(now, &script)));
         assert!(outcome.is_ok(), "seed {seed}: {script:?}");
     }
+}
+
+#[test]
+fn every_command_is_answered_whatever_is_damaged() {
+    run_all(1000, script, fuzz_sequences);
+}
+
+#[test]
+fn every_command_is_answered_whatever_is_cut() {
+    run_all(1000, script_of_connections, fuzz_connections);
 }
