@@ -4,7 +4,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use strongroom_block::{
     AttachId, BlockKeyWrap, Buffer, Custody, HoleRecord, Lba, Mode, OpenError, Opener, RecordFlags, SealRecord, Stamp,
@@ -80,8 +80,8 @@ fn report(host: &Host) -> VolumeReport {
     }
 }
 
-#[test]
-fn a_trusted_target_verifies_by_itself() {
+/// A target of custody `target` that was handed what opens blocks, and a session with its formatted volume.
+fn trusted() -> (Host, Initiator) {
     let dir = tempfile::tempdir().unwrap();
     let sealed =
         SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key: Some("/etc/wrap.key".into()) };
@@ -98,6 +98,34 @@ fn a_trusted_target_verifies_by_itself() {
     let host = Host { target: Some(Target::start(options).unwrap()), dir, node };
     let mut initiator = host.channel("vault");
     format(&mut initiator, Some(&KEY));
+    (host, initiator)
+}
+
+/// While commands come in, verification waits.
+#[test]
+fn verification_pauses_under_load() {
+    /// It begins after a second without a command.
+    const IDLE: Duration = Duration::from_secs(1);
+    let (host, mut initiator) = trusted();
+    (1..=40).for_each(|counter| write(&mut initiator, counter % 20, counter, 1, Some(&KEY)));
+    let begun = Instant::now();
+    let (mut last, mut longest_pause) = (begun, Duration::ZERO);
+    while begun.elapsed() < 2 * IDLE {
+        write(&mut initiator, 100, 1000 + begun.elapsed().as_micros() as u64, 1, Some(&KEY));
+        longest_pause = longest_pause.max(last.elapsed());
+        last = Instant::now();
+    }
+    let now = report(&host);
+    // A machine that stood still for so long has shown nothing.
+    if longest_pause.max(last.elapsed()) < IDLE {
+        assert_eq!(now.verification.expect("it is verified").opened, 0, "{longest_pause:?}");
+        assert!(now.store.versions_retained >= 20);
+    }
+}
+
+#[test]
+fn a_trusted_target_verifies_by_itself() {
+    let (host, mut initiator) = trusted();
     let mut counter = 0;
     for version in 0..3 {
         for lba in 0..100 {
@@ -113,7 +141,7 @@ fn a_trusted_target_verifies_by_itself() {
             break report;
         }
         assert!(Instant::now() < until, "{report:?}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     };
     let verification = done.verification.expect("it is verified");
     assert_eq!(verification.bad_blocks, [55], "its older versions are the two that are kept");
@@ -122,7 +150,7 @@ fn a_trusted_target_verifies_by_itself() {
     write(&mut initiator, 55, counter + 1, 1, Some(&KEY));
     while report(&host).store.versions_retained > 0 {
         assert!(Instant::now() < until, "{:?}", report(&host));
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert!(report(&host).verification.unwrap().bad_blocks.is_empty());
 }

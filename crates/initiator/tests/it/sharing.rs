@@ -26,12 +26,12 @@ const BLOCK: usize = 4096;
 const SHARED: u64 = 4;
 /// Whole blocks of one's own begin here, and so far apart.
 const OWN: u64 = 100;
-/// Set for the process that is killed: URL, key file and scheme.
+/// Set for bob's process: URL, key file, scheme, and how many rounds it lasts.
 const VARIABLE: &str = "STRONGROOM_TEST_SHARING";
 /// Bob is killed after so many writes, each time.
 const KILLED_AFTER: [usize; 3] = [5, 12, 23];
-/// Rounds of his last life, in which he ends by himself.
-const ROUNDS: usize = 20;
+/// Rounds of his last life, in which he ends by himself; in the others he goes on until he is killed.
+const ROUNDS: u64 = 20;
 
 /// Places that one initiator counts in.
 fn places(who: u64) -> impl Iterator<Item = (Lba, u32)> + Clone {
@@ -75,7 +75,7 @@ fn round(device: &RemoteDevice, who: u64, mut tell: impl FnMut(&str, Lba, u64)) 
 #[ignore = "the process of the test below"]
 fn bobs_process() {
     let Ok(settings) = std::env::var(VARIABLE) else { return };
-    let [url, key_file, scheme] = settings.split(' ').collect::<Vec<_>>()[..] else { panic!("{settings}") };
+    let [url, key_file, scheme, rounds] = settings.split(' ').collect::<Vec<_>>()[..] else { panic!("{settings}") };
     let mut options = AttachOptions::new(url.parse().unwrap());
     options.initiator_name = BOB.into();
     options.node_key = Some(key_of(0xb0));
@@ -84,7 +84,7 @@ fn bobs_process() {
     options.scheme = Some(scheme.parse().unwrap());
     let device = RemoteDevice::attach(options).unwrap();
     let mut out = std::io::stdout();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds.parse::<u64>().unwrap() {
         round(&device, 1, |what, lba, value| {
             writeln!(out, "\n@ {what} {} {value}", lba.0).unwrap();
             out.flush().unwrap();
@@ -94,8 +94,9 @@ fn bobs_process() {
     writeln!(out, "\n@ end 0 0").unwrap();
 }
 
-fn start_bob(host: &Host, scheme: Scheme) -> Child {
-    let settings = format!("{} {} {scheme}", host.url("vault"), host.dir.path().join("volume.key").display());
+fn start_bob(host: &Host, scheme: Scheme, rounds: u64) -> Child {
+    let key_file = host.dir.path().join("volume.key");
+    let settings = format!("{} {} {scheme} {rounds}", host.url("vault"), key_file.display());
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sharing::bobs_process", "--ignored", "--nocapture"])
         .env(VARIABLE, settings)
@@ -107,7 +108,7 @@ fn start_bob(host: &Host, scheme: Scheme) -> Child {
 
 /// Follows bob until he has written `kill_after` times, then kills him; without it, until he ends. Notes what he says.
 fn follow_bob(host: &Host, scheme: Scheme, kill_after: Option<usize>, known: &mut HashMap<Lba, Known>) {
-    let mut bob = start_bob(host, scheme);
+    let mut bob = start_bob(host, scheme, if kill_after.is_some() { u64::MAX } else { ROUNDS });
     let (mut done, mut ended) = (0, false);
     for line in BufReader::new(bob.stdout.take().unwrap()).lines() {
         // What was in the pipe when he died counts too; half a line does not.
