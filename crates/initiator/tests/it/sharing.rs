@@ -133,7 +133,8 @@ fn follow_bob(host: &Host, scheme: Scheme, kill_after: Option<usize>, known: &mu
 
 #[test]
 fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
-    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    // On several workers, so that the two are not with the same.
+    let host = Host::start_with(&[VolumeSpec::sealed("vault", SIZE)], |config| config.workers = Some(2));
     for &scheme in Scheme::ALL {
         let attach =
             |options: AttachOptions| RemoteDevice::attach(AttachOptions { scheme: Some(scheme), ..options }).unwrap();
