@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-profile bench-sealing bench-runtime bench-store fuzz soak clean
+.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -62,6 +62,9 @@ bench-quick: build ## The same with shorter measurements, about 6 minutes
 bench-full: build ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
+
+bench-schemes: build ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/performance.md (about 8 minutes)
+	@scripts/bench-schemes.sh
 
 bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls (the profile in docs/performance.md)
 	@scripts/bench-profile.sh

@@ -24,6 +24,12 @@ pub struct Cell {
     pub scheme: String,
     /// The cipher suite that the two ends agreed on; `none` where nothing is encrypted.
     pub suite: String,
+    /// The paper's name for the row, S2-2 for S2-1 done by hardware; empty where it has none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub row: String,
+    /// `hardware` or `software`: whether both ends might use the processor's AES instructions.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub process: String,
     /// `seqread`, `seqwrite`, `randread`, `randwrite`, or the experiment's own word.
     pub pattern: String,
     /// Bytes of one I/O or message.

@@ -5,12 +5,16 @@ use serde::{Deserialize, Serialize};
 use crate::{BenchError, InitiatorProcess};
 
 /// What a contender is called in results.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// As tables name it.
     pub contender: String,
     /// The paper's row, or the nearest word.
     pub scheme: String,
+    /// The paper's name for it, S2-2 for S2-1 done by hardware; empty where it has none.
+    pub row: String,
+    /// `hardware` or `software`: who does the cryptography; empty where that is not ours to say.
+    pub process: String,
     /// What lies beneath it.
     pub medium: String,
 }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use serde::{Deserialize, Serialize};
 use strongroom_block::{
-    BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Mode, Request, Token,
+    BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Mode, Request, Suite, Token,
 };
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
@@ -87,6 +87,12 @@ pub struct How {
     /// What the channel protects, by its scheme's name; as usual if none is given.
     #[serde(default)]
     pub scheme: Option<String>,
+    /// The channel's cipher suite; as usual if none is given.
+    #[serde(default)]
+    pub suite: Option<String>,
+    /// Take suites that are for benchmarks alone.
+    #[serde(default)]
+    pub benchmark_suites: bool,
     /// The volume is sealed in the mode authenticate-only.
     #[serde(default)]
     pub authenticate_only: bool,
@@ -311,7 +317,14 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     for key in &how.target_keys {
         options.target_keys.push(key.parse().map_err(|error| format!("the target's key '{key}': {error}"))?);
     }
-    options.scheme = how.scheme.as_deref().map(str::parse).transpose().map_err(|error| format!("{error}"))?;
+    if let Some(scheme) = &how.scheme {
+        options.scheme = Some(scheme.parse().map_err(|error| format!("{error}"))?);
+    }
+    if let Some(suite) = &how.suite {
+        options.suite = suite.parse().map_err(|error| format!("{error}"))?;
+    }
+    options.benchmark_suites = how.benchmark_suites;
+    let channel_suite = options.url.is_channel().then_some(options.suite);
     if how.authenticate_only {
         options.mode = Mode::AuthenticateOnly;
     }
@@ -327,34 +340,17 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     if how.format {
         device.format().map_err(|error| format!("cannot format {}: {error}", how.url))?;
     }
-    let volume = describe(&device);
+    let volume = describe(&device, channel_suite);
     Ok(Attached { device: Device::Ours(device), counters: Some(counters), volume })
 }
 
-fn describe(device: &RemoteDevice) -> Volume {
+fn describe(device: &RemoteDevice, channel_suite: Option<Suite>) -> Volume {
     let unit = device.unit();
     Volume {
         bytes: unit.geometry.bytes(),
         block_bytes: unit.geometry.block_size.len() as u64,
-        suite: unit.sealed.as_ref().map_or_else(|| "none".to_owned(), |sealed| suite_name(sealed.suite)),
+        suite: unit.sealed.map(|sealed| sealed.suite).or(channel_suite).map_or("none", Suite::name).to_owned(),
     }
-}
-
-/// `Aes256Gcm` is `aes-256-gcm` in results and documents.
-fn suite_name(suite: strongroom_block::Suite) -> String {
-    let mut name = String::new();
-    let mut before: Option<char> = None;
-    for character in format!("{suite:?}").chars() {
-        let begins = before.is_some_and(|before| {
-            character.is_ascii_uppercase() || (character.is_ascii_digit() != before.is_ascii_digit())
-        });
-        if begins {
-            name.push('-');
-        }
-        name.push(character.to_ascii_lowercase());
-        before = Some(character);
-    }
-    name
 }
 
 /// Writes every byte once, so that reads find data and a memory-backed target has its memory.
@@ -387,7 +383,11 @@ fn fill(device: &dyn BlockDevice) -> Result<(), String> {
 fn refuse_impossible(work: &Work, device: &dyn BlockDevice) -> Result<(), String> {
     let geometry = device.geometry();
     let block_bytes = geometry.block_size.len() as u64;
-    if work.size == 0 || work.size > SIZE_MAX || !work.size.is_multiple_of(block_bytes) {
+    let is_part = work.parts && work.size > 0 && work.size < block_bytes;
+    if is_part && (!block_bytes.is_multiple_of(work.size) || !work.len.is_multiple_of(block_bytes)) {
+        return Err(format!("I/Os of {} bytes are no equal parts of blocks of {block_bytes}", work.size));
+    }
+    if !is_part && (work.size == 0 || work.size > SIZE_MAX || !work.size.is_multiple_of(block_bytes)) {
         return Err(format!("I/Os of {} bytes are not whole blocks of {block_bytes}", work.size));
     }
     let fits = work.start.checked_add(work.len).is_some_and(|end| end <= geometry.bytes());
@@ -409,11 +409,6 @@ fn refuse_impossible(work: &Work, device: &dyn BlockDevice) -> Result<(), String
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn suites_are_named_as_in_the_documents() {
-        assert_eq!(suite_name(strongroom_block::Suite::Aes256Gcm), "aes-256-gcm");
-    }
 
     #[test]
     fn orders_that_cannot_be_carried_out_are_answered() {

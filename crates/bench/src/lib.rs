@@ -6,6 +6,7 @@
 //! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
 //! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
 //! btio, dbench        the papers' applications
+//! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
 //! window, cpu         what it cost: CPU time of each end, how busy each processor was
 //! cell                what came out: one line of JSON for each cell and run
 //! report              tables, plots and words, from such lines alone
@@ -31,12 +32,14 @@ mod ours;
 mod pattern;
 pub mod peers;
 mod process;
+mod processor;
 mod programs;
 pub mod protocol;
 pub mod rawio;
 pub mod report;
 mod schedule;
 mod schemes;
+mod setup;
 mod stopwatch;
 pub mod stream;
 mod window;
@@ -51,7 +54,9 @@ pub use latency::{Latencies, LatencyCounts};
 pub use machine::Machine;
 pub use ours::{Crew, Elsewhere, Ours, OursOptions};
 pub use process::Background;
+pub use processor::{MASKED_RATE_MAX, ProcessKind, check as check_processes, seal_rate};
 pub use schedule::{Step, Watch, interleaved, measure_all, pause};
 pub use schemes::SchemeChoice;
+pub use setup::Setup;
 pub use stopwatch::best_ns;
 pub use window::{Used, Window};

@@ -12,7 +12,7 @@ use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 use crate::cpu::Placement;
 use crate::driver::{Engine, How};
 use crate::schemes::SchemeChoice;
-use crate::{Background, BenchError, Contender, Identity, InitiatorProcess, TargetWork};
+use crate::{Background, BenchError, Contender, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
 
 /// How long a target may take to start.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,8 +26,8 @@ const INITIATOR_NAME: &str = "iqn.2026-11.org.strongroom:bench";
 pub struct OursOptions {
     /// The binary.
     pub strongroom: PathBuf,
-    /// What it speaks.
-    pub scheme: SchemeChoice,
+    /// What it speaks, and what its volumes are like.
+    pub setup: Setup,
     /// What lies beneath the store, as `volume create --medium` takes it.
     pub medium: String,
     /// Bytes of each volume.
@@ -66,7 +66,9 @@ impl Ours {
         let target_key = options.run(&["identity", "new", "--out", text(&at("target.identity"))?])?;
         let initiator_key = options.run(&["identity", "new", "--out", text(&at("initiator.identity"))?])?;
         options.run(&["key", "new", "--out", text(&at("volume.key"))?])?;
-        for &block_size in &options.block_sizes {
+        options.run(&["key", "new", "--for", "wrapping", "--out", text(&at("wrapping.key"))?])?;
+        let sealed_at_once = options.setup.seal_bytes.map(|bytes| vec![bytes]);
+        for &block_size in sealed_at_once.as_ref().unwrap_or(&options.block_sizes) {
             options.create_volume(block_size)?;
         }
         let stats = at("stats.json");
@@ -77,15 +79,27 @@ impl Ours {
         command.args(["--plain", "initiators=*; volumes=*"]);
         command.arg("--peer").arg(format!("name=bench; key={}; initiators=*; volumes=*", initiator_key.trim()));
         command.args(&options.serve_args);
-        let name = format!("target-{}", options.scheme.name());
+        if options.setup.suite.is_for_benchmarks_only() {
+            command.arg("--benchmark-suites");
+        }
+        options.setup.process.apply(&mut command);
+        let name = format!("target-{}", options.setup.file_name());
         let mut target = Background::start(&name, command, &options.placement.target, &options.directory)?;
         let address = target.wait_until(READY_TIMEOUT, |target| {
             target.log().lines().find_map(|line| line.strip_prefix("serving on ").map(str::to_owned))
         })?;
         let medium = options.medium.split(':').next().unwrap_or_default().to_owned();
-        let name = options.scheme.name().to_owned();
+        let setup = options.setup;
+        let name = setup.file_name();
         let crew = Crew::new(&options.strongroom, &options.directory, Some(options.placement.clone()), &name);
-        let identity = Identity { contender: name.clone(), scheme: name, medium };
+        let identity = Identity {
+            contender: setup.label(),
+            scheme: setup.scheme.name().to_owned(),
+            row: setup.row().to_owned(),
+            process: setup.process.name().to_owned(),
+            medium,
+        };
+        let crew = crew.of_kind(setup.process);
         let target_key = target_key.trim().to_owned();
         Ok(Ours { identity, options, crew, target, address, stats, target_key, connections: 1 })
     }
@@ -124,17 +138,20 @@ impl Ours {
     pub fn how(&self, block_size: u64) -> How {
         let volume = Self::volume_name(block_size);
         let file = |name: &str| Some(self.options.directory.join(name));
-        let SchemeChoice::Channel(scheme) = self.options.scheme else {
+        let SchemeChoice::Channel(scheme) = self.options.setup.scheme else {
             let url = format!("iscsi://{}/{DEFAULT_BASE_IQN}:{volume}/0", self.address);
             return How { url, connections: self.connections, ..How::default() };
         };
-        let sealing = self.options.scheme.sealing();
+        let setup = self.options.setup;
+        let sealing = setup.scheme.sealing();
         How {
             url: format!("strongroom://{}/{volume}", self.address),
             identity: file("initiator.identity"),
             target_keys: vec![self.target_key.clone()],
-            key_file: sealing.and_then(|_| file("volume.key")),
+            key_file: sealing.filter(|_| setup.custody.is_blind()).and_then(|_| file("volume.key")),
             scheme: Some(scheme.name().to_owned()),
+            suite: Some(setup.suite.name().to_owned()),
+            benchmark_suites: true,
             authenticate_only: sealing == Some(Mode::AuthenticateOnly),
             connections: self.connections,
             ..How::default()
@@ -143,6 +160,9 @@ impl Ours {
 
     /// The largest block size of ours that divides `size`.
     fn block_size_for(&self, size: u64) -> Result<u64, BenchError> {
+        if let Some(bytes) = self.options.setup.seal_bytes {
+            return Ok(bytes);
+        }
         let fitting = self.options.block_sizes.iter().copied().filter(|block_size| size.is_multiple_of(*block_size));
         fitting.max().ok_or_else(|| BenchError::Asked(format!("there is no volume for I/Os of {size} bytes")))
     }
@@ -160,7 +180,7 @@ impl Contender for Ours {
     fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
         let block_size = self.block_size_for(size)?;
         let how = self.how(block_size);
-        let is_sealed = self.options.scheme.sealing().is_some();
+        let is_sealed = self.options.setup.scheme.sealing().is_some();
         self.crew.attach(count, &how, |how, is_new| how.format = is_new && is_sealed, true)
     }
 
@@ -180,13 +200,21 @@ impl OursOptions {
     fn create_volume(&self, block_size: u64) -> Result<(), BenchError> {
         let (name, root) = (Ours::volume_name(block_size), self.directory.join("volumes"));
         let (size, block_size) = (self.volume_bytes.to_string(), block_size.to_string());
+        let wrapping_key = self.directory.join("wrapping.key");
         let mut arguments = vec!["volume", "create", &name, "--size", &size, "--block-size", &block_size];
         arguments.extend(["--root", text(&root)?]);
-        arguments.extend(if self.scheme.is_channel() { ["--peer", "*"] } else { ["--initiator", "*"] });
-        match self.scheme.sealing() {
+        arguments.extend(if self.setup.scheme.is_channel() { ["--peer", "*"] } else { ["--initiator", "*"] });
+        match self.setup.scheme.sealing() {
             None => arguments.push("--plain"),
-            Some(Mode::AuthenticateOnly) => arguments.push("--authenticate-only"),
-            Some(Mode::Encrypt) => {}
+            Some(mode) => {
+                arguments.extend(["--suite", self.setup.suite.name()]);
+                if mode == Mode::AuthenticateOnly {
+                    arguments.push("--authenticate-only");
+                }
+                if !self.setup.custody.is_blind() {
+                    arguments.extend(["--custody", "target", "--wrapping-key", text(&wrapping_key)?]);
+                }
+            }
         }
         arguments.extend(["--medium", &self.medium]);
         self.run(&arguments).map(drop)
@@ -223,8 +251,12 @@ impl Elsewhere {
             how.url.parse().map_err(|error: strongroom_initiator::UrlError| BenchError::Asked(error.to_string()))?;
         let chosen = how.scheme.as_deref().unwrap_or(strongroom_channel::Scheme::default().name());
         let scheme = if url.is_channel() { chosen.to_owned() } else { "S0".to_owned() };
-        let identity =
-            Identity { contender: scheme.clone(), scheme: scheme.clone(), medium: format!("at {}", url.host()) };
+        let identity = Identity {
+            contender: scheme.clone(),
+            scheme: scheme.clone(),
+            medium: format!("at {}", url.host()),
+            ..Identity::default()
+        };
         Ok(Elsewhere { identity, how, fill, crew: Crew::new(strongroom, directory, None, &scheme) })
     }
 }
@@ -250,6 +282,7 @@ pub struct Crew {
     directory: PathBuf,
     placement: Option<Placement>,
     name: String,
+    kind: ProcessKind,
     processes: Vec<InitiatorProcess>,
     attached: Vec<Option<String>>,
     filled: Vec<String>,
@@ -263,10 +296,18 @@ impl Crew {
             directory: directory.to_owned(),
             placement,
             name: name.to_owned(),
+            kind: ProcessKind::default(),
             processes: Vec::new(),
             attached: Vec::new(),
             filled: Vec::new(),
         }
+    }
+
+    /// The same, of processes with or without the processor's AES instructions.
+    #[must_use]
+    pub fn of_kind(mut self, kind: ProcessKind) -> Crew {
+        self.kind = kind;
+        self
     }
 
     /// `count` of them, attached to `volume` (a name of the caller's) as `how` says: it is given the initiator's index, and
@@ -325,6 +366,7 @@ impl Crew {
     fn start_one(&mut self, index: usize) -> Result<(), BenchError> {
         let mut command = Command::new(&self.strongroom);
         command.args(["--log", "error", "bench", "initiator"]);
+        self.kind.apply(&mut command);
         let cpu = self.placement.as_ref().map(|placement| placement.initiator(index));
         let name = format!("initiator-{}-{index}", self.name);
         self.processes.push(InitiatorProcess::start(&name, command, cpu, &self.directory)?);

@@ -222,7 +222,8 @@ impl Peer {
         kind.check()?;
         let (contender, scheme) = kind.names();
         let contender = options.backing.label(&contender);
-        let identity = Identity { contender, scheme: scheme.into(), medium: options.backing.name().into() };
+        let identity =
+            Identity { contender, scheme: scheme.into(), medium: options.backing.name().into(), ..Identity::default() };
         let mut volumes = BTreeMap::new();
         for &block_bytes in &options.block_sizes {
             let name = format!("{}-{}-{block_bytes}", kind.word(), options.backing.name());

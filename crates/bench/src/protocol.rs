@@ -46,6 +46,9 @@ pub struct Work {
     pub len: u64,
     /// Compare what is read with what must be there, and read back what was written.
     pub verify: bool,
+    /// I/Os may be parts of a block: read with the rest of it, written by read, change and conditional write.
+    #[serde(default)]
+    pub parts: bool,
     /// For random addresses.
     pub seed: u64,
 }

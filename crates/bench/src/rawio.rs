@@ -30,6 +30,8 @@ pub struct RawioPlan {
     pub warm_up: Duration,
     /// Compare data.
     pub verify: bool,
+    /// I/Os may be smaller than what is sealed as one.
+    pub parts: bool,
     /// Who runs where; `None`: not ours to say.
     pub placement: Option<Placement>,
 }
@@ -70,6 +72,8 @@ fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u3
         bench: plan.bench.clone(),
         contender: identity.contender.clone(),
         scheme: identity.scheme.clone(),
+        row: identity.row.clone(),
+        process: identity.process.clone(),
         medium: identity.medium.clone(),
         pattern: point.pattern.name().into(),
         size: point.size,
@@ -175,6 +179,7 @@ fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Wo
         start: u64::from(index) * len,
         len,
         verify: plan.verify,
+        parts: plan.parts,
         seed: (u64::from(run) << 16) | (u64::from(index) + 1),
     };
     (0..point.initiators).map(work).collect()
@@ -196,6 +201,7 @@ mod tests {
             time: Duration::ZERO,
             warm_up: Duration::ZERO,
             verify: false,
+            parts: false,
             placement: None,
         };
         let shares = shares(&plan, point, 100 << 20, 2);

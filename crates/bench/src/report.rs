@@ -4,6 +4,7 @@
 mod chart;
 mod experiment;
 mod html;
+mod laziness;
 mod markdown;
 mod png;
 mod summary;
@@ -24,6 +25,8 @@ pub use summary::{Row, Spread, Summary};
 pub struct Outputs {
     /// The tables and plots as a section in this Markdown file, between its two `bench` marks; made if it is not there.
     pub markdown: Option<PathBuf>,
+    /// What laziness buys, likewise, between its two `schemes` marks.
+    pub laziness: Option<PathBuf>,
     /// One page with everything in it.
     pub html: Option<PathBuf>,
     /// A directory for plots, as SVG and (if it is built in) PNG.
@@ -31,8 +34,10 @@ pub struct Outputs {
 }
 
 /// Text before which, and after which, a Markdown file is left as it is.
-const BEGIN_MARK: &str = "<!-- bench: begin (made by `make bench`; do not edit) -->";
-const END_MARK: &str = "<!-- bench: end -->";
+const MARKS: [&str; 2] = ["<!-- bench: begin (made by `make bench`; do not edit) -->", "<!-- bench: end -->"];
+/// The same of the section about laziness.
+const LAZINESS_MARKS: [&str; 2] =
+    ["<!-- schemes: begin (made by `make bench-schemes`; do not edit) -->", "<!-- schemes: end -->"];
 
 /// Makes them; which files were written.
 ///
@@ -66,7 +71,12 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
         let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
         let section = markdown::section(results, &summaries, plots.as_deref());
         let before = fs::read_to_string(path).unwrap_or_default();
-        put(path, replace_section(&before, &section).as_bytes(), &mut written)?;
+        put(path, replace_section(&before, &section, MARKS).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.laziness {
+        let before = fs::read_to_string(path).unwrap_or_default();
+        let section = laziness::section(results, &summaries);
+        put(path, replace_section(&before, &section, LAZINESS_MARKS).as_bytes(), &mut written)?;
     }
     Ok(written)
 }
@@ -90,12 +100,12 @@ fn relative(directory: &Path, file: &Path) -> PathBuf {
 }
 
 /// Puts `section` between the marks, or at the end.
-fn replace_section(text: &str, section: &str) -> String {
-    let section = format!("{BEGIN_MARK}\n{}\n{END_MARK}\n", section.trim());
-    let found = text.find(BEGIN_MARK).zip(text.find(END_MARK)).filter(|(begin, end)| begin < end);
+fn replace_section(text: &str, section: &str, [begin_mark, end_mark]: [&str; 2]) -> String {
+    let section = format!("{begin_mark}\n{}\n{end_mark}\n", section.trim());
+    let found = text.find(begin_mark).zip(text.find(end_mark)).filter(|(begin, end)| begin < end);
     match found {
         Some((begin, end)) => {
-            let rest = text[end + END_MARK.len()..].trim_start_matches('\n');
+            let rest = text[end + end_mark.len()..].trim_start_matches('\n');
             let gap = if rest.is_empty() { "" } else { "\n" };
             format!("{}{section}{gap}{rest}", &text[..begin])
         }

@@ -45,7 +45,16 @@ impl SchemeChoice {
         }
     }
 
-    /// Reads a list as on the command line, `S0,S2-5`; `all` for all.
+    fn from_name(name: &str) -> Option<SchemeChoice> {
+        match name.parse::<Scheme>() {
+            Ok(scheme) => Some(SchemeChoice::Channel(scheme)),
+            Err(_) if ["S0", "PLAIN"].contains(&name.to_ascii_uppercase().as_str()) => Some(SchemeChoice::Plain),
+            Err(_) => None,
+        }
+    }
+
+    /// Reads a list as on the command line, `S0,S2-5` or `plain,lazy`; `all` for all. The paper's hardware rows are the software rows
+    /// before them.
     ///
     /// # Errors
     /// [`BenchError::Asked`] for a name that is none, or is not there yet.
@@ -56,14 +65,13 @@ impl SchemeChoice {
         }
         let mut chosen = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            let found = all.iter().find(|scheme| scheme.name().eq_ignore_ascii_case(name));
-            let Some(found) = found else {
+            let Some(found) = SchemeChoice::from_name(name) else {
                 let names = all.iter().map(|scheme| scheme.name()).collect::<Vec<_>>().join(", ");
                 let problem = format!("this build cannot speak scheme '{name}'; it can speak {names} (or write all)");
                 return Err(BenchError::Asked(problem));
             };
-            if !chosen.contains(found) {
-                chosen.push(*found);
+            if !chosen.contains(&found) {
+                chosen.push(found);
             }
         }
         if chosen.is_empty() {
@@ -85,6 +93,7 @@ mod tests {
             assert_eq!(SchemeChoice::list(&scheme.name().to_lowercase()).unwrap(), [*scheme]);
         }
         assert_eq!(SchemeChoice::list("S0, S0").unwrap().len(), 1);
+        assert_eq!(SchemeChoice::list("plain,lazy,S2-6").unwrap(), SchemeChoice::list("S0,S2-5").unwrap());
         let error = SchemeChoice::list("S0,S9-9").unwrap_err().to_string();
         assert!(error.contains("S9-9") && error.contains("S0, "), "{error}");
         assert!(SchemeChoice::list(",").is_err());

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use strongroom_block::Suite;
 use strongroom_channel::Scheme;
 
 use crate::driver::Engine;
@@ -20,7 +21,9 @@ use crate::ours::Crew;
 use crate::protocol::{Outcome, Volume, Work};
 use crate::rawio::{self, RawioPlan};
 use crate::schedule::Watch;
-use crate::{Background, BenchError, Cell, Contender, Grid, Identity, InitiatorProcess, Pattern, Placement};
+use crate::{
+    Background, BenchError, Cell, Contender, Grid, Identity, InitiatorProcess, Pattern, Placement, ProcessKind,
+};
 
 use ends::{Receiver, Sender};
 
@@ -33,36 +36,50 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 pub enum Protection {
     /// Nothing.
     Tcp,
-    /// A channel of this scheme, with block data in it: sealed by somebody else where the scheme leaves that to others.
-    Channel(Scheme),
+    /// A channel of this scheme and suite, with block data in it: sealed by somebody else where the scheme leaves that to others.
+    Channel(Scheme, Suite),
     /// TLS 1.3 with AES-256-GCM, by the library that our handshakes use.
     Tls,
 }
 
 impl Protection {
-    /// All of them, in the paper's order between nothing and TLS.
+    /// All of them with the usual suite, in the paper's order between nothing and TLS.
     pub fn all() -> Vec<Protection> {
-        let channels = Scheme::ALL.iter().copied().map(Protection::Channel);
+        let channels = Scheme::ALL.iter().map(|&scheme| Protection::Channel(scheme, Suite::default()));
         [Protection::Tcp].into_iter().chain(channels).chain([Protection::Tls]).collect()
     }
 
-    /// As on the command line and in results.
-    pub fn name(self) -> &'static str {
+    /// The same with another suite, where there is a choice of one.
+    #[must_use]
+    pub fn with_suite(self, suite: Suite) -> Protection {
         match self {
-            Protection::Tcp => "tcp",
-            Protection::Channel(scheme) => scheme.name(),
-            Protection::Tls => "tls",
+            Protection::Channel(scheme, _) => Protection::Channel(scheme, suite),
+            Protection::Tcp | Protection::Tls => self,
+        }
+    }
+
+    /// As on the command line and in results: `tcp`, `S2-5`, `S2-1 aes-128-gcm`.
+    pub fn name(self) -> String {
+        match self {
+            Protection::Tcp => "tcp".into(),
+            Protection::Channel(scheme, suite) if suite == Suite::default() => scheme.name().into(),
+            Protection::Channel(scheme, suite) => format!("{scheme} {suite}"),
+            Protection::Tls => "tls".into(),
         }
     }
 
     fn suite(self) -> &'static str {
-        if self == Protection::Tcp { "none" } else { "aes-256-gcm" }
+        match self {
+            Protection::Tcp => "none",
+            Protection::Channel(_, suite) => suite.name(),
+            Protection::Tls => Suite::Aes256Gcm.name(),
+        }
     }
 
     fn scheme(self) -> &'static str {
         match self {
             Protection::Tcp => "none",
-            Protection::Channel(scheme) => scheme.name(),
+            Protection::Channel(scheme, _) => scheme.name(),
             Protection::Tls => "TLS 1.3",
         }
     }
@@ -70,7 +87,7 @@ impl Protection {
 
 impl From<Protection> for String {
     fn from(protection: Protection) -> String {
-        protection.name().to_owned()
+        protection.name()
     }
 }
 
@@ -84,9 +101,14 @@ impl TryFrom<String> for Protection {
 impl std::str::FromStr for Protection {
     type Err = BenchError;
     fn from_str(text: &str) -> Result<Protection, BenchError> {
-        let all = Protection::all();
-        all.iter().copied().find(|protection| protection.name().eq_ignore_ascii_case(text)).ok_or_else(|| {
-            let names = all.iter().map(|protection| protection.name()).collect::<Vec<_>>().join(", ");
+        let (name, suite) = text.split_once(' ').map_or((text, None), |(name, suite)| (name, Some(suite)));
+        let suite = suite.map(str::parse::<Suite>).transpose().map_err(|error| BenchError::Asked(error.to_string()))?;
+        let found = match name.parse::<Scheme>() {
+            Ok(scheme) => Some(Protection::Channel(scheme, suite.unwrap_or_default())),
+            Err(_) => [Protection::Tcp, Protection::Tls].into_iter().find(|it| it.name().eq_ignore_ascii_case(text)),
+        };
+        found.ok_or_else(|| {
+            let names = Protection::all().into_iter().map(Protection::name).collect::<Vec<_>>().join(", ");
             BenchError::Asked(format!("'{text}' is no protection of a stream; choose from {names}"))
         })
     }
@@ -99,6 +121,8 @@ pub struct StreamPlan {
     pub strongroom: PathBuf,
     /// What to compare.
     pub protections: Vec<Protection>,
+    /// With the processor's AES instructions or without.
+    pub processes: Vec<ProcessKind>,
     /// Bytes of a message.
     pub sizes: Vec<u64>,
     /// Repetitions.
@@ -119,8 +143,11 @@ pub struct StreamPlan {
 /// As [`rawio::run`].
 pub fn run(plan: &StreamPlan, watch: &mut dyn Watch) -> Result<(), BenchError> {
     let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
-    for &protection in &plan.protections {
-        contenders.push(Box::new(Stream::start(plan, protection)?));
+    for (at, &process) in plan.processes.iter().enumerate() {
+        // Bare TCP is the same in every process.
+        for &protection in plan.protections.iter().filter(|it| at == 0 || **it != Protection::Tcp) {
+            contenders.push(Box::new(Stream::start(plan, protection, process)?));
+        }
     }
     let grid =
         Grid { patterns: vec![Pattern::SeqWrite], sizes: plan.sizes.clone(), depths: vec![1], initiators: vec![1] };
@@ -131,6 +158,7 @@ pub fn run(plan: &StreamPlan, watch: &mut dyn Watch) -> Result<(), BenchError> {
         time: plan.time,
         warm_up: plan.warm_up,
         verify: false,
+        parts: false,
         placement: Some(plan.placement.clone()),
     };
     rawio::run(&rawio, &mut contenders, &mut AsMessages(watch))
@@ -160,18 +188,28 @@ struct Stream {
 }
 
 impl Stream {
-    fn start(plan: &StreamPlan, protection: Protection) -> Result<Stream, BenchError> {
-        let name = protection.name();
+    fn start(plan: &StreamPlan, protection: Protection, process: ProcessKind) -> Result<Stream, BenchError> {
+        let mut name = protection.name();
         let mut command = Command::new(&plan.strongroom);
-        command.args(["--log", "error", "bench", "receiver", name]);
-        let label = format!("receiver-{name}");
+        command.args(["--log", "error", "bench", "receiver", &name]);
+        process.apply(&mut command);
+        if process == ProcessKind::Software && protection != Protection::Tcp {
+            name += " software";
+        }
+        let label = format!("receiver-{}", name.replace(' ', "-"));
         let mut receiver = Background::start(&label, command, &plan.placement.target, &plan.directory)?;
         let address = receiver.wait_until(READY_TIMEOUT, |receiver| {
             receiver.log().lines().find_map(|line| line.strip_prefix("receiving on ").map(str::to_owned))
         })?;
-        let crew = Crew::new(&plan.strongroom, &plan.directory, Some(plan.placement.clone()), name);
-        let identity =
-            Identity { contender: name.into(), scheme: protection.scheme().into(), medium: "nothing".into() };
+        let crew = Crew::new(&plan.strongroom, &plan.directory, Some(plan.placement.clone()), &name.replace(' ', "-"));
+        let crew = crew.of_kind(process);
+        let identity = Identity {
+            contender: name,
+            scheme: protection.scheme().into(),
+            row: String::new(),
+            process: process.name().into(),
+            medium: "nothing".into(),
+        };
         Ok(Stream { identity, crew, receiver, engine: Engine::Stream { address, protection } })
     }
 }
@@ -289,7 +327,8 @@ mod tests {
     fn every_protection_carries_every_byte() {
         let sizes = [512, 1, 65536, 1 << 20, 4096];
         let total: usize = sizes.iter().sum();
-        for protection in Protection::all() {
+        let with_suites = |it: Protection| Suite::ALL.map(|suite| it.with_suite(suite));
+        for protection in Protection::all().into_iter().flat_map(with_suites) {
             assert_eq!(sent_and_received(protection, &sizes), total as u64, "{protection:?}");
             assert_eq!(protection.name().parse::<Protection>().unwrap(), protection);
         }

@@ -125,6 +125,8 @@ impl Cell {
             contender: self.contender,
             scheme: self.scheme,
             suite: self.suite,
+            row: self.row,
+            process: self.process,
             pattern: self.pattern,
             size: self.size,
             depth: self.depth,

@@ -12,6 +12,7 @@ mod device;
 mod identity;
 mod opener;
 mod record;
+mod suite;
 
 pub use address::{BlockSize, Geometry, GeometryError, Lba};
 pub use buffer::{BUFFER_ALIGN, Buffer, BufferMut};
@@ -22,5 +23,6 @@ pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, 
 pub use opener::{BlockKeyWrap, OpenError, Opener, WrapError};
 pub use record::{
     BLOCK_KEY_BYTES, Custody, HoleRecord, Mode, RECORD_BYTES_MAX, RECORD_VERSION, RecordError, RecordFlags, SealRecord,
-    SealedBlock, Suite, TAG_BYTES, WRAPPED_KEY_BYTES,
+    SealedBlock, TAG_BYTES, WRAPPED_KEY_BYTES,
 };
+pub use suite::{Suite, UnknownSuite};

@@ -18,7 +18,7 @@ use std::fmt;
 
 use zeroize::Zeroize;
 
-use crate::{Buffer, Lba, Stamp};
+use crate::{Buffer, Lba, Stamp, Suite};
 
 /// The version of the record format that this build writes.
 pub const RECORD_VERSION: u8 = 1;
@@ -30,14 +30,6 @@ pub const TAG_BYTES: usize = 16;
 pub const BLOCK_KEY_BYTES: usize = 32;
 /// Bytes in a wrapped block key (RFC 3394 adds 8).
 pub const WRAPPED_KEY_BYTES: usize = 40;
-
-/// Which cipher sealed a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Suite {
-    /// AES-256-GCM; in the blind custodies composed to XAES-256-GCM with the stamp as nonce.
-    Aes256Gcm = 1,
-}
 
 /// What sealing does to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,16 +91,6 @@ pub enum RecordError {
     /// The flags and the length contradict each other.
     #[error("a seal record whose flags and length contradict each other")]
     Contradiction,
-}
-
-impl Suite {
-    /// From its byte on disk and wire.
-    pub fn from_byte(value: u8) -> Result<Suite, RecordError> {
-        match value {
-            1 => Ok(Suite::Aes256Gcm),
-            _ => Err(RecordError::Unknown { field: "suite", value }),
-        }
-    }
 }
 
 impl Mode {

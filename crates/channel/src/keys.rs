@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+use strongroom_block::Suite;
+use strongroom_cipher::{AeadKey, NotAuthentic};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 use crate::frame::TAG_BYTES;
@@ -30,11 +31,13 @@ pub struct ChannelKeys {
     exporter: [u8; EXPORTER_BYTES],
     #[zeroize(skip)]
     scheme: Scheme,
+    #[zeroize(skip)]
+    suite: Suite,
 }
 
 impl fmt::Debug for ChannelKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ChannelKeys({})", self.scheme)
+        write!(f, "ChannelKeys({}, {})", self.scheme, self.suite)
     }
 }
 
@@ -42,7 +45,19 @@ impl ChannelKeys {
     /// From a TLS exporter's output, for the scheme that the handshake agreed on; the caller wipes its own copy. The
     /// scheme is bound into every key: two ends that do not agree never understand each other.
     pub fn new(exporter: [u8; EXPORTER_BYTES], scheme: Scheme) -> ChannelKeys {
-        ChannelKeys { exporter, scheme }
+        ChannelKeys { exporter, scheme, suite: Suite::default() }
+    }
+
+    /// The same for a cipher suite that the handshake agreed on, bound into every key likewise.
+    #[must_use]
+    pub fn with_suite(mut self, suite: Suite) -> ChannelKeys {
+        self.suite = suite;
+        self
+    }
+
+    /// The cipher that protects frames.
+    pub fn suite(&self) -> Suite {
+        self.suite
     }
 
     /// What the keys are for.
@@ -54,8 +69,11 @@ impl ChannelKeys {
     pub(crate) fn direction(&self, direction: Direction) -> FrameKeys {
         let root = Salt::new(HKDF_SHA256, SALT).extract(&self.exporter);
         let mut secret = [0; KEY_BYTES];
-        expand(&root, &[b"direction", &[self.scheme as u8, direction as u8]], &mut secret);
-        FrameKeys::from_secret(secret, 0)
+        let way = [self.scheme as u8, direction as u8, self.suite as u8];
+        // The usual suite goes unsaid, as before there was a choice.
+        let way = if self.suite == Suite::default() { &way[..2] } else { &way[..] };
+        expand(&root, &[b"direction", way], &mut secret);
+        FrameKeys::from_secret(secret, self.suite, 0)
     }
 }
 
@@ -64,7 +82,8 @@ impl ChannelKeys {
 /// The ratchet goes one way: whoever takes a generation's secret from memory cannot open what earlier ones protected.
 pub(crate) struct FrameKeys {
     secret: [u8; KEY_BYTES],
-    aead: LessSafeKey,
+    suite: Suite,
+    aead: AeadKey,
     iv: [u8; IV_BYTES],
     generation: u64,
     tags: u64,
@@ -78,22 +97,22 @@ impl Drop for FrameKeys {
 }
 
 impl FrameKeys {
-    fn from_secret(secret: [u8; KEY_BYTES], generation: u64) -> FrameKeys {
+    fn from_secret(secret: [u8; KEY_BYTES], suite: Suite, generation: u64) -> FrameKeys {
         let prk = Prk::new_less_safe(HKDF_SHA256, &secret);
         let mut key = [0; KEY_BYTES];
         expand(&prk, &[b"key"], &mut key);
         let mut iv = [0; IV_BYTES];
         expand(&prk, &[b"iv"], &mut iv);
-        let aead = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("32 bytes are an AES-256 key"));
+        let aead = AeadKey::new(suite, &key);
         key.zeroize();
-        FrameKeys { secret, aead, iv, generation, tags: 0 }
+        FrameKeys { secret, suite, aead, iv, generation, tags: 0 }
     }
 
     /// Moves to the next generation, forgetting this one.
     pub(crate) fn advance(&mut self) {
         let mut next = [0; KEY_BYTES];
         expand(&Prk::new_less_safe(HKDF_SHA256, &self.secret), &[b"next"], &mut next);
-        *self = FrameKeys::from_secret(next, self.generation + 1);
+        *self = FrameKeys::from_secret(next, self.suite, self.generation + 1);
         next.zeroize();
     }
 
@@ -113,34 +132,27 @@ impl FrameKeys {
     }
 
     /// Encrypts `body` in place under the next number; the tag covers `clear` too. An empty body leaves a mere
-    /// authenticator over `clear` (GMAC).
+    /// authenticator over `clear`.
     pub(crate) fn seal(&mut self, clear: &[u8], body: &mut [u8]) -> [u8; TAG_BYTES] {
         let nonce = self.next_nonce();
-        let tag = self
-            .aead
-            .seal_in_place_separate_tag(nonce, Aad::from(clear), body)
-            .expect("a frame is far below the limit of GCM");
-        tag.as_ref().try_into().expect("a GCM tag is 16 bytes")
+        self.aead.seal(nonce, clear, body)
     }
 
     /// Decrypts `body` in place under the next number. Its last 16 bytes are the tag.
     pub(crate) fn open(&mut self, clear: &[u8], body: &mut [u8]) -> Result<(), ChannelError> {
         let nonce = self.next_nonce();
         let (text, tag) = body.split_last_chunk_mut::<TAG_BYTES>().ok_or(ChannelError::NotAuthentic)?;
-        self.aead
-            .open_in_place_separate_tag(nonce, Aad::from(clear), &*tag, text)
-            .map_err(|_| ChannelError::NotAuthentic)?;
-        Ok(())
+        self.aead.open(nonce, clear, tag, text).map_err(|NotAuthentic| ChannelError::NotAuthentic)
     }
 
     /// IV xor the number of the tag, as in TLS 1.3. The number never wraps: both ends bound a generation.
-    fn next_nonce(&mut self) -> Nonce {
+    fn next_nonce(&mut self) -> [u8; IV_BYTES] {
         let mut nonce = self.iv;
         for (byte, number) in nonce[IV_BYTES - 8..].iter_mut().zip(self.tags.to_be_bytes()) {
             *byte ^= number;
         }
         self.tags += 1;
-        Nonce::assume_unique_for_key(nonce)
+        nonce
     }
 }
 

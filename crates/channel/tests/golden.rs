@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use strongroom_block::{Buffer, CryptoCounters};
+use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Scheme};
 
 fn keys(scheme: Scheme) -> ChannelKeys {
@@ -192,5 +192,61 @@ fn every_scheme_changes_keys_as_specified() {
         initiator.close(&mut close);
         let answer = send(&mut target, FrameKind::Sealed);
         assert_eq!([hex(&rekey), blocks, hex(&close), answer], golden, "{scheme}");
+    }
+}
+
+/// S2-1 in every suite: the confirmation, and the first frame of the initiator with sealed block data. Computed by scripts/golden-suites.py.
+#[test]
+fn every_suite_is_as_specified() {
+    let golden = [
+        (
+            Suite::Aes256Gcm,
+            [
+                "5300001000000000a19f622174c78289e76b27919848aac75f562a1283374550b4f4189c8f76d4d6",
+                "56000034000000041d90a0770a38f9039635b685ed3f9d02e360e018629fcd9959ab9b45ceb56b01aab30244e326a7276a353cdefd0053e81dd9fb3d064083f800dc071102aecf56f81433bbfd415aa6",
+            ],
+        ),
+        (
+            Suite::Aes128Gcm,
+            [
+                "53000010000000004f07678bf4b9754f987b718760ef849557ec3dea65bf8bbccd6de6788c744e5d",
+                "5600003400000004d451d795f7768058ea779df6941b0c7c661486368347e9f0cbedbb270d3ce74e9a762c0a030d0e2162e115f968ee173f7ba0f6137c1b56fa828d72bdd66fd32b073210c98ab42b32",
+            ],
+        ),
+        (
+            Suite::ChaCha20Poly1305,
+            [
+                "5300001000000000a7e8c39225a65732a97e1c8abc4ef5ba4b98702df15bd5c9cedfc53a223ea2f1",
+                "5600003400000004cad335630d0bd4f88c29b2fa969cece150bbc57b6100e9a3085a026b411363d0e0426d288f22f139a96bbb2dbd80eaa1c5633435381a625047aa34e90cd98435ae956ce3a07f1e8b",
+            ],
+        ),
+        (
+            Suite::Aes192CbcHmacMd5,
+            [
+                "5300001000000000d06a1884ebb0665a55a69366548c90af7567ac16fd41a69f9a8c636839615b84",
+                "5600003400000004e3bdeb42120e96db167a3527ccc37fcdaa8d2ba2707763561755d596c32a9e084b29ccd215b6cdb3b22ae8502dad3dda0352b19d1550694e8de524baa477d40aba0e278787610c06",
+            ],
+        ),
+    ];
+    for (suite, [confirm, blocks]) in golden {
+        let keys = || keys(Scheme::EncryptAll).with_suite(suite);
+        let counters = Arc::new(CryptoCounters::new());
+        let mut wire = Vec::new();
+        let mut target = Channel::target(keys(), ChannelLimits::default(), counters.clone(), &mut wire);
+        assert_eq!(hex(&wire), confirm, "{suite}");
+        let mut initiator = Channel::initiator(keys(), ChannelLimits::default(), counters.clone());
+        initiator.handle_input(&wire[0]).unwrap();
+        let header: Vec<u8> = (0..48).chain(*b"keys").collect();
+        let mut frame = Vec::new();
+        initiator.encode(FrameKind::Sealed, &header, Buffer::copy_from(b"data"), &mut frame).unwrap();
+        assert_eq!(hex(&frame), blocks, "{suite}");
+        target.handle_input(&frame[0]).unwrap();
+        assert_eq!(&target.poll_frame().unwrap().data[..], b"data");
+        // An end with another suite understands nothing of it.
+        for other in Suite::ALL.into_iter().filter(|other| *other != suite) {
+            let keys = ChannelKeys::new(std::array::from_fn(|at| at as u8), Scheme::EncryptAll).with_suite(other);
+            let mut stranger = Channel::target(keys, ChannelLimits::default(), counters.clone(), &mut Vec::new());
+            stranger.handle_input(&frame[0]).unwrap_err();
+        }
     }
 }

@@ -78,10 +78,11 @@ pub enum HandshakeError {
         /// What does not fit.
         reason: &'static str,
     },
-    /// The two ends have no scheme in common, or not even a version of the protocol.
+    /// The two ends have no scheme or no suite in common, or not even a version of the protocol.
     #[error(
-        "the two nodes have no scheme in common: choose one with --scheme that the target's 'schemes' setting admits \
-         (S2-5 if in doubt), and run compatible Strongroom versions on both ends"
+        "the two nodes have no scheme and cipher suite in common: choose a --scheme that the target's 'schemes' setting \
+         admits (S2-5 if in doubt) and a --channel-suite that its 'suites' setting does (aes-256-gcm if in doubt), and run \
+         compatible Strongroom versions on both ends"
     )]
     NoCommonScheme,
     /// The peer broke the rules of TLS, or somebody changed its bytes.

@@ -10,6 +10,7 @@ use rustls::pki_types::ServerName;
 use rustls::server::{NoServerSessionStorage, ServerConnection};
 use rustls::{AlertDescription, ClientConfig, Connection, Error, ProtocolVersion, ServerConfig, version::TLS13};
 use rustls::{client::AlwaysResolvesClientRawPublicKeys, server::AlwaysResolvesServerRawPublicKeys};
+use strongroom_block::Suite;
 use strongroom_channel::{ChannelKeys, EXPORTER_BYTES, FRAME_TYPE_MIN, Role, Scheme};
 use zeroize::Zeroize;
 
@@ -25,16 +26,50 @@ pub const HANDSHAKE_BYTES_MAX: usize = 16 * 1024;
 const RECORD_HEADER_BYTES: usize = 5;
 const RECORD_BYTES_MAX: usize = 16_384 + 256;
 
-/// The application protocol (RFC 7301) that stands for a scheme: names the version of everything above TLS, and what the
-/// channel protects. Being part of the handshake, the choice cannot be talked down by anybody between the two nodes.
-pub fn alpn(scheme: Scheme) -> &'static [u8] {
-    match scheme {
-        Scheme::MacAll => b"strongroom/1 S1-1",
-        Scheme::LazyAuth => b"strongroom/1 S1-2",
-        Scheme::EncryptAll => b"strongroom/1 S2-1",
-        Scheme::LazyDecrypt => b"strongroom/1 S2-3",
-        Scheme::Lazy => b"strongroom/1 S2-5",
+/// The application protocol (RFC 7301) that stands for a scheme and a cipher suite: names the version of everything above
+/// TLS, and what the channel protects, and how. Being part of the handshake, the choice cannot be talked down by anybody
+/// between the two nodes. The usual suite, AES-256-GCM, goes unsaid.
+pub fn alpn(scheme: Scheme, suite: Suite) -> Vec<u8> {
+    let mut protocol = format!("strongroom/1 {}", scheme.name());
+    if suite != Suite::default() {
+        protocol.push(' ');
+        protocol.push_str(suite.name());
     }
+    protocol.into_bytes()
+}
+
+/// What an initiator offers, or a target admits: any of these schemes with any of these suites, the preferred ones first.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'a> {
+    /// The schemes.
+    pub schemes: &'a [Scheme],
+    /// The suites.
+    pub suites: &'a [Suite],
+}
+
+impl<'a> From<&'a [Scheme]> for Offer<'a> {
+    /// These schemes with the usual suite.
+    fn from(schemes: &'a [Scheme]) -> Offer<'a> {
+        Offer { schemes, suites: &[Suite::Aes256Gcm] }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Scheme; N]> for Offer<'a> {
+    fn from(schemes: &'a [Scheme; N]) -> Offer<'a> {
+        schemes.as_slice().into()
+    }
+}
+
+impl Offer<'_> {
+    fn protocols(self) -> Vec<Vec<u8>> {
+        let with_every_suite = |&scheme| self.suites.iter().map(move |&suite| alpn(scheme, suite));
+        self.schemes.iter().flat_map(with_every_suite).collect()
+    }
+}
+
+fn agreement(protocol: &[u8]) -> Option<(Scheme, Suite)> {
+    let mut all = Scheme::ALL.iter().flat_map(|&scheme| Suite::ALL.map(|suite| (scheme, suite)));
+    all.find(|&(scheme, suite)| alpn(scheme, suite) == protocol)
 }
 
 /// Says which initiators a target admits. Asked in every handshake, so that a change of the access list counts at once.
@@ -92,11 +127,15 @@ impl fmt::Debug for Handshake {
 }
 
 impl Handshake {
-    /// An initiator's side, for a target that has one of the `expected` keys, offering `schemes`.
+    /// An initiator's side, for a target that has one of the `expected` keys.
     ///
     /// # Errors
     /// [`HandshakeError::NoTargetKey`] if `expected` is empty.
-    pub fn initiator(node: &NodeKey, expected: &[PublicKey], schemes: &[Scheme]) -> Result<Handshake, HandshakeError> {
+    pub fn initiator<'a>(
+        node: &NodeKey,
+        expected: &[PublicKey],
+        offered: impl Into<Offer<'a>>,
+    ) -> Result<Handshake, HandshakeError> {
         if expected.is_empty() {
             return Err(HandshakeError::NoTargetKey);
         }
@@ -110,7 +149,7 @@ impl Handshake {
             .dangerous() // No certificates: the verifier compares raw public keys, which is stricter.
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(node.certified())));
-        config.alpn_protocols = protocols(schemes);
+        config.alpn_protocols = offered.into().protocols();
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
         config.enable_early_data = false;
@@ -120,14 +159,14 @@ impl Handshake {
         Ok(Self::new(Role::Initiator, node, connection.into(), refused))
     }
 
-    /// A target's side. Of `schemes` it takes the first that the initiator offers.
+    /// A target's side. Of what is `admitted` it takes the first that the initiator offers.
     ///
     /// # Errors
     /// [`HandshakeError::Tls`] if the library refuses our own configuration.
-    pub fn target(
+    pub fn target<'a>(
         node: &NodeKey,
         policy: Arc<dyn PeerPolicy>,
-        schemes: &[Scheme],
+        admitted: impl Into<Offer<'a>>,
     ) -> Result<Handshake, HandshakeError> {
         let (provider, refused) = (provider(), Refused::default());
         let accepts = Box::new(move |key: &PublicKey| policy.accepts(key));
@@ -137,7 +176,7 @@ impl Handshake {
             .map_err(tls)?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(node.certified())));
-        config.alpn_protocols = protocols(schemes);
+        config.alpn_protocols = admitted.into().protocols();
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
@@ -263,9 +302,7 @@ impl Handshake {
         if connection.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
             return Err(HandshakeError::Incompatible { reason: "not TLS 1.3" });
         }
-        let agreed = connection.alpn_protocol();
-        let scheme = Scheme::ALL.iter().copied().find(|&scheme| agreed == Some(alpn(scheme)));
-        let scheme = scheme.ok_or(HandshakeError::NoCommonScheme)?;
+        let (scheme, suite) = connection.alpn_protocol().and_then(agreement).ok_or(HandshakeError::NoCommonScheme)?;
         let presented = connection.peer_certificates().and_then(|keys| keys.first());
         let peer = presented
             .and_then(|spki| PublicKey::from_spki(spki))
@@ -274,10 +311,10 @@ impl Handshake {
             Role::Initiator => (self.own, peer),
             Role::Target => (peer, self.own),
         };
-        let context = [alpn(scheme), initiator.as_bytes(), target.as_bytes()].concat();
+        let context = [&alpn(scheme, suite)[..], initiator.as_bytes(), target.as_bytes()].concat();
         let mut exporter = [0; EXPORTER_BYTES];
         connection.export_keying_material(&mut exporter, EXPORTER_LABEL, Some(&context)).map_err(tls)?;
-        let keys = ChannelKeys::new(exporter, scheme);
+        let keys = ChannelKeys::new(exporter, scheme).with_suite(suite);
         exporter.zeroize();
         Ok(Finished { keys, peer })
     }
@@ -318,10 +355,6 @@ fn check_record_start(record: &[u8]) -> Result<(), HandshakeError> {
     let type_fits = record.first().is_none_or(|byte| (0x14..=0x17).contains(byte));
     let version_fits = record.get(1).is_none_or(|&byte| byte == 3);
     if type_fits && version_fits { Ok(()) } else { Err(HandshakeError::NotTls) }
-}
-
-fn protocols(schemes: &[Scheme]) -> Vec<Vec<u8>> {
-    schemes.iter().map(|&scheme| alpn(scheme).to_vec()).collect()
 }
 
 fn tls(error: Error) -> HandshakeError {

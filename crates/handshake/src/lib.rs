@@ -14,6 +14,6 @@ mod public_key;
 mod verify;
 
 pub use error::{HandshakeError, KeyTextError, TlsError};
-pub use handshake::{EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, PeerPolicy, alpn};
+pub use handshake::{EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, Offer, PeerPolicy, alpn};
 pub use node_key::{NODE_KEY_FILE_BYTES_MAX, NodeKey};
 pub use public_key::PublicKey;

@@ -17,8 +17,10 @@ use rustls::{
     ClientConfig, Connection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
 };
 use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, CryptoCounters, Scheme};
-use strongroom_handshake::{Finished, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey, alpn};
+use strongroom_handshake::{Finished, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
 
+/// What an initiator offers for S2-5.
+const ALPN: &[u8] = b"strongroom/1 S2-5";
 const INITIATOR_SEED: [u8; 32] = [1; 32];
 const TARGET_SEED: [u8; 32] = [2; 32];
 
@@ -141,7 +143,7 @@ impl Client {
     /// Not at all.
     fn like_ours() -> Client {
         let key = Some(certified(public(INITIATOR_SEED), INITIATOR_SEED));
-        Client { provider: default_provider(), raw: true, alpn: Some(alpn(Scheme::Lazy)), key }
+        Client { provider: default_provider(), raw: true, alpn: Some(ALPN), key }
     }
 
     /// What the target says to it.
@@ -287,7 +289,7 @@ fn server(key: Arc<CertifiedKey>, tickets: usize) -> Result<(), HandshakeError> 
         .unwrap()
         .with_client_cert_verifier(Arc::new(Credulous { raw: true }))
         .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(key)));
-    config.alpn_protocols = vec![alpn(Scheme::Lazy).to_vec()];
+    config.alpn_protocols = vec![ALPN.to_vec()];
     config.send_tls13_tickets = tickets;
     meet(&mut ServerConnection::new(Arc::new(config)).unwrap().into(), &mut initiator()).map(drop)
 }

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use strongroom_block::{Buffer, CryptoCounters};
+use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Scheme};
-use strongroom_handshake::{Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
+use strongroom_handshake::{
+    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, PublicKey, alpn,
+};
 
 fn node(seed: u8) -> NodeKey {
     NodeKey::from_seed(&[seed; 32])
@@ -124,6 +126,33 @@ fn nodes_without_a_common_scheme_do_not_settle_for_less() {
     let (at_initiator, at_target) = meeting(&[Scheme::Lazy, Scheme::EncryptAll], &[Scheme::MacAll, Scheme::LazyAuth]);
     assert_eq!(at_initiator.unwrap_err(), HandshakeError::NoCommonScheme);
     assert_eq!(at_target.unwrap_err(), HandshakeError::NoCommonScheme);
+}
+
+/// The suite is agreed on as the scheme is, and known to both ends: AES-256-GCM under the name that it had when it was the only one.
+#[test]
+fn the_suite_is_part_of_what_is_agreed_on() {
+    assert_eq!(alpn(Scheme::Lazy, Suite::Aes256Gcm), b"strongroom/1 S2-5");
+    assert_eq!(alpn(Scheme::MacAll, Suite::ChaCha20Poly1305), b"strongroom/1 S1-1 chacha20-poly1305");
+    let meeting = |offered: &[Suite], admitted: &[Suite]| {
+        let (initiator, target) = (node(1), node(2));
+        let schemes = &[Scheme::EncryptAll];
+        let mut pair = Pair {
+            initiator: Handshake::initiator(&initiator, &[target.public()], Offer { schemes, suites: offered })
+                .unwrap(),
+            target: Handshake::target(&target, only(initiator.public()), Offer { schemes, suites: admitted }).unwrap(),
+            piece_bytes: usize::MAX,
+        };
+        let (at_initiator, at_target) = pair.run();
+        let suite = |outcome: Option<Outcome>| outcome.expect("an outcome").map(|finished| finished.keys.suite());
+        (suite(at_initiator), suite(at_target))
+    };
+    for suite in Suite::ALL {
+        assert_eq!(meeting(&[suite], &Suite::ALL), (Ok(suite), Ok(suite)));
+    }
+    let (strong, weak) = (Suite::Aes256Gcm, Suite::Aes192CbcHmacMd5);
+    assert_eq!(meeting(&[weak, strong], &[strong, weak]), (Ok(strong), Ok(strong)), "as the target prefers");
+    let refused = Err(HandshakeError::NoCommonScheme);
+    assert_eq!(meeting(&[weak], &[strong]), (refused.clone(), refused));
 }
 
 /// Whoever stands between the two nodes strikes the better schemes from the offer, which is not encrypted: the handshake

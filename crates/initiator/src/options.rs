@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use strongroom_block::{CryptoCounters, Mode};
+use strongroom_block::{CryptoCounters, Mode, Suite};
 use strongroom_channel::{ChannelLimits, Scheme};
 use strongroom_handshake::{NodeKey, PublicKey};
 
@@ -40,6 +40,10 @@ pub struct AttachOptions {
     pub key_source: Option<Arc<dyn KeySource>>,
     /// What the channel of a `strongroom://` URL protects; `None` chooses by `mode`: see [`AttachOptions::scheme`].
     pub scheme: Option<Scheme>,
+    /// The cipher of that channel. How a volume's blocks are sealed is the volume's own.
+    pub suite: Suite,
+    /// Take suites that are for benchmarks alone, of a channel and of a volume.
+    pub benchmark_suites: bool,
     /// What is known of the volume beforehand.
     pub expected: ExpectedUnit,
     /// What sealing must do. A sealed volume that claims another mode is refused, unless we are `read_only`: only the target
@@ -64,6 +68,7 @@ pub struct AttachOptions {
 impl AttachOptions {
     /// The defaults for the volume at `url`.
     pub fn new(url: VolumeUrl) -> AttachOptions {
+        let (scheme, suite) = (url.scheme(), url.suite().unwrap_or_default());
         AttachOptions {
             url,
             base_iqn: DEFAULT_BASE_IQN.to_owned(),
@@ -75,7 +80,9 @@ impl AttachOptions {
             recovery_level: None,
             target_keys: Vec::new(),
             key_source: None,
-            scheme: None,
+            scheme,
+            suite,
+            benchmark_suites: false,
             expected: ExpectedUnit::default(),
             mode: Mode::Encrypt,
             read_only: false,

@@ -94,6 +94,11 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
                 .into(),
         ));
     }
+    if options.suite.is_for_benchmarks_only() && !options.benchmark_suites {
+        let problem =
+            format!("{} protects nothing today and is for benchmarks alone; choose another suite", options.suite);
+        return Err(AttachError::Options(problem));
+    }
     let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
     let intake = Arc::new(Intake::new(waker.clone(), options.limits));
     let status = Arc::new(Mutex::new(ConnectionStatus::default()));

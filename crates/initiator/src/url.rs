@@ -1,11 +1,14 @@
 //! Where a volume is, as a person writes it: two kinds of URL, parsed once.
 //!
-//! `strongroom://HOST[:PORT]/VOLUME` always means a channel and never falls back to plain iSCSI.
+//! `strongroom://HOST[:PORT]/VOLUME[?scheme=SCHEME&suite=SUITE]` always means a channel and never falls back to plain iSCSI.
 //! `iscsi://HOST[:PORT]/TARGET-IQN/LUN` is plain iSCSI (scheme S0): nothing is protected on the wire.
 //! Absent: name resolution.
 
 use std::fmt;
 use std::str::FromStr;
+
+use strongroom_block::Suite;
+use strongroom_channel::Scheme;
 
 /// The port of iSCSI (RFC 7143 §4.1), on which a Strongroom target answers both kinds of session.
 pub const DEFAULT_PORT: u16 = 3260;
@@ -27,6 +30,10 @@ pub enum VolumeUrl {
         port: u16,
         /// The volume's name.
         volume: String,
+        /// What the channel protects, if the URL says so.
+        scheme: Option<Scheme>,
+        /// The channel's cipher suite, if the URL says so.
+        suite: Option<Suite>,
     },
     /// Over plain iSCSI, by target name and logical unit.
     Iscsi {
@@ -60,6 +67,16 @@ pub enum UrlError {
         "'{0}' cannot name a volume; use 1 to 160 letters, digits, '.', '-' or '_', for instance strongroom://HOST/volume1"
     )]
     Volume(String),
+    /// Not what may follow a `?`.
+    #[error(
+        "'?{query}' cannot follow a volume: {problem}; write for instance ?scheme=S2-5 or ?scheme=S2-1&suite=aes-128-gcm"
+    )]
+    Query {
+        /// What stands behind the question mark.
+        query: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Not an iSCSI target name and a LUN.
     #[error("'{0}' is not TARGET-IQN/LUN; write for instance iscsi://HOST/iqn.2026-11.org.strongroom:disk/0")]
     Target(String),
@@ -83,6 +100,32 @@ impl VolumeUrl {
     /// Whether the session runs inside a channel.
     pub fn is_channel(&self) -> bool {
         matches!(self, VolumeUrl::Strongroom { .. })
+    }
+
+    /// What the channel protects, if the URL says so.
+    pub fn scheme(&self) -> Option<Scheme> {
+        match self {
+            VolumeUrl::Strongroom { scheme, .. } => *scheme,
+            VolumeUrl::Iscsi { .. } => None,
+        }
+    }
+
+    /// The channel's cipher suite, if the URL says so.
+    pub fn suite(&self) -> Option<Suite> {
+        match self {
+            VolumeUrl::Strongroom { suite, .. } => *suite,
+            VolumeUrl::Iscsi { .. } => None,
+        }
+    }
+
+    /// The URL without how it is protected on the way: the same for everybody who means the same volume.
+    pub fn place(&self) -> String {
+        let host = if self.host().contains(':') { format!("[{}]", self.host()) } else { self.host().to_owned() };
+        let port = if self.port() == DEFAULT_PORT { String::new() } else { format!(":{}", self.port()) };
+        match self {
+            VolumeUrl::Strongroom { volume, .. } => format!("strongroom://{host}{port}/{volume}"),
+            VolumeUrl::Iscsi { target_name, lun, .. } => format!("iscsi://{host}{port}/{target_name}/{lun}"),
+        }
     }
 
     /// The iSCSI target name to log in to, for a target whose names begin with `base_iqn`.
@@ -125,12 +168,14 @@ impl FromStr for VolumeUrl {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = parse_authority(authority, text)?;
         if channel {
+            let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
+            let (scheme, suite) = query.map_or(Ok((None, None)), parse_query)?;
             let volume = path.strip_suffix('/').unwrap_or(path);
             let (base, snapshot) = volume.split_once('@').unwrap_or((volume, volume));
             if !is_volume_name(base) || !is_volume_name(snapshot) {
                 return Err(UrlError::Volume(volume.to_owned()));
             }
-            Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned() })
+            Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned(), scheme, suite })
         } else {
             let bad = || UrlError::Target(path.to_owned());
             let (target_name, lun) = path.rsplit_once('/').ok_or_else(bad)?;
@@ -145,13 +190,37 @@ impl FromStr for VolumeUrl {
 
 impl fmt::Display for VolumeUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = if self.host().contains(':') { format!("[{}]", self.host()) } else { self.host().to_owned() };
-        let port = if self.port() == DEFAULT_PORT { String::new() } else { format!(":{}", self.port()) };
-        match self {
-            VolumeUrl::Strongroom { volume, .. } => write!(f, "strongroom://{host}{port}/{volume}"),
-            VolumeUrl::Iscsi { target_name, lun, .. } => write!(f, "iscsi://{host}{port}/{target_name}/{lun}"),
+        f.write_str(&self.place())?;
+        let scheme = self.scheme().map(|scheme| format!("scheme={scheme}"));
+        let suite = self.suite().map(|suite| format!("suite={}", suite.name().replace('+', "%2B")));
+        for (part, separator) in scheme.into_iter().chain(suite).zip(['?', '&']) {
+            write!(f, "{separator}{part}")?;
+        }
+        Ok(())
+    }
+}
+
+/// `scheme=S2-5&suite=aes-128-gcm`, each at most once, in any order.
+fn parse_query(query: &str) -> Result<(Option<Scheme>, Option<Suite>), UrlError> {
+    let wrong = |problem: String| UrlError::Query { query: query.to_owned(), problem };
+    let (mut scheme, mut suite) = (None, None);
+    for part in query.split('&') {
+        let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        // The names' only character that a URL may spell otherwise.
+        let value = value.replace("%2B", "+").replace("%2b", "+");
+        let before = match name {
+            "scheme" if ["S0", "PLAIN"].contains(&value.to_ascii_uppercase().as_str()) => {
+                return Err(wrong("S0 is plain iSCSI, without a channel, and has an iscsi:// URL".to_owned()));
+            }
+            "scheme" => scheme.replace(value.parse::<Scheme>().map_err(|error| wrong(error.to_string()))?).is_some(),
+            "suite" => suite.replace(value.parse::<Suite>().map_err(|error| wrong(error.to_string()))?).is_some(),
+            _ => return Err(wrong(format!("'{name}' is neither 'scheme' nor 'suite'"))),
+        };
+        if before {
+            return Err(wrong(format!("'{name}' is said twice")));
         }
     }
+    Ok((scheme, suite))
 }
 
 fn parse_authority(authority: &str, url: &str) -> Result<(String, u16), UrlError> {
@@ -233,6 +302,32 @@ mod tests {
     }
 
     #[test]
+    fn what_protects_the_way_is_part_of_the_url_and_not_of_the_place() {
+        for (text, scheme, suite, printed) in [
+            ("strongroom://h/v?scheme=lazy", Some(Scheme::Lazy), None, "strongroom://h/v?scheme=S2-5"),
+            ("strongroom://h/v?scheme=S2-2", Some(Scheme::EncryptAll), None, "strongroom://h/v?scheme=S2-1"),
+            ("strongroom://h/v?suite=aes-128-gcm", None, Some(Suite::Aes128Gcm), "strongroom://h/v?suite=aes-128-gcm"),
+            (
+                "strongroom://h/v?suite=chacha20-poly1305&scheme=mac-all",
+                Some(Scheme::MacAll),
+                Some(Suite::ChaCha20Poly1305),
+                "strongroom://h/v?scheme=S1-1&suite=chacha20-poly1305",
+            ),
+            (
+                "strongroom://h/v?scheme=lazy-decrypt+mac-all&suite=paper",
+                Some(Scheme::LazyDecrypt),
+                Some(Suite::Aes192CbcHmacMd5),
+                "strongroom://h/v?scheme=S2-3&suite=aes192-cbc%2Bhmac-md5",
+            ),
+        ] {
+            let url: VolumeUrl = text.parse().unwrap();
+            assert_eq!((url.scheme(), url.suite()), (scheme, suite), "{text}");
+            assert_eq!((url.to_string().as_str(), url.place().as_str()), (printed, "strongroom://h/v"));
+            assert_eq!(printed.parse::<VolumeUrl>().unwrap(), url);
+        }
+    }
+
+    #[test]
     fn target_addresses_are_read() {
         for (text, host, port) in [
             ("10.0.0.1:3261,1", "10.0.0.1", 3261),
@@ -260,6 +355,13 @@ mod tests {
             ("strongroom://h:99999/v", "not a port"),
             ("strongroom://[zz]/v", "names no host"),
             ("strongroom://user@h/v", "names no host"),
+            ("strongroom://h/v?scheme=S0", "iscsi:// URL"),
+            ("strongroom://h/v?scheme=S9", "no scheme"),
+            ("strongroom://h/v?scheme=S2-5&scheme=S1-1", "twice"),
+            ("strongroom://h/v?suite=rot13", "no cipher suite"),
+            ("strongroom://h/v?colour=red", "neither"),
+            ("strongroom://h/v?", "neither"),
+            ("iscsi://h/iqn.x:y/0?scheme=S0", "not TARGET-IQN/LUN"),
             ("iscsi://h/iqn.x", "not TARGET-IQN/LUN"),
             ("iscsi://h/disk/0", "not TARGET-IQN/LUN"),
             ("iscsi://h/iqn.x:y/70000", "not TARGET-IQN/LUN"),

@@ -23,9 +23,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Buffer, CryptoCounters};
+use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role, Scheme};
-use strongroom_handshake::{Handshake, HandshakeError, NodeKey, PeerPolicy, PublicKey};
+use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 
@@ -45,6 +45,8 @@ pub struct LinkOptions {
     pub data_bytes_max: usize,
     /// The schemes that an initiator offers, or that a target admits, the preferred one first.
     pub schemes: Vec<Scheme>,
+    /// The cipher suites, likewise.
+    pub suites: Vec<Suite>,
     /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
     pub channel: ChannelLimits,
     /// Keys of a channel that are in use serve us for so long; zero: for any time.
@@ -53,12 +55,19 @@ pub struct LinkOptions {
     pub counters: Arc<CryptoCounters>,
 }
 
+impl LinkOptions {
+    fn offer(&self) -> Offer<'_> {
+        Offer { schemes: &self.schemes, suites: &self.suites }
+    }
+}
+
 impl Default for LinkOptions {
     fn default() -> LinkOptions {
         LinkOptions {
             setup_timeout: Duration::from_secs(15),
             data_bytes_max: 1 << 20,
             schemes: vec![Scheme::default()],
+            suites: vec![Suite::default()],
             channel: ChannelLimits::default(),
             rekey_after: Duration::from_secs(3600),
             counters: Arc::new(CryptoCounters::new()),
@@ -165,7 +174,7 @@ impl Link {
         options: LinkOptions,
         now: Instant,
     ) -> Result<Link, HandshakeError> {
-        let handshake = Handshake::initiator(node, expected, &options.schemes)?;
+        let handshake = Handshake::initiator(node, expected, options.offer())?;
         let mut link = Self::new(State::Handshaking(Box::new(handshake), Role::Initiator), options, now);
         link.take_handshake_output();
         Ok(link)
@@ -411,7 +420,7 @@ impl Link {
         match first {
             TLS_HANDSHAKE_RECORD => {
                 let identity = admission.identity.ok_or(LinkEnd::ChannelRefused)?;
-                let handshake = Handshake::target(&identity, admission.peers, &self.options.schemes)?;
+                let handshake = Handshake::target(&identity, admission.peers, self.options.offer())?;
                 self.state = State::Handshaking(Box::new(handshake), Role::Target);
             }
             LOGIN_REQUEST if admission.allow_plain => {

@@ -237,10 +237,7 @@ impl UnitPage {
             0 => None,
             1 => Some(Sealing {
                 custody: Custody::from_byte(page[6]).ok()?,
-                suite: match page[7] {
-                    1 => Suite::Aes256Gcm,
-                    _ => return None,
-                },
+                suite: Suite::from_byte(page[7]).ok()?,
                 mode: match page[8] {
                     1 => Mode::Encrypt,
                     2 => Mode::AuthenticateOnly,

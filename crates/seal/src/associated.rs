@@ -3,7 +3,7 @@
 //! Block, 64 bytes, big-endian: `"SRB1"`, version, suite, mode, flags, domain 16, LBA 8, block size 4, epoch 4, stamp 24.
 //! Hole, 72 bytes: `"SRH1"`, version, suite, mode, flags, domain 16, start 8, count 8, block size 4, epoch 4, stamp 24.
 
-use strongroom_block::{Lba, Mode, RECORD_VERSION, RecordFlags, Stamp, Suite};
+use strongroom_block::{Lba, Mode, RECORD_VERSION, RecordFlags, Stamp};
 
 use crate::SealContext;
 
@@ -22,7 +22,7 @@ pub(crate) fn of_block(
 ) -> [u8; BLOCK_BYTES] {
     let mut bytes = [0; BLOCK_BYTES];
     bytes[0..4].copy_from_slice(b"SRB1");
-    bytes[4..8].copy_from_slice(&[RECORD_VERSION, Suite::Aes256Gcm as u8, mode as u8, flags.0]);
+    bytes[4..8].copy_from_slice(&[RECORD_VERSION, context.suite as u8, mode as u8, flags.0]);
     bytes[8..24].copy_from_slice(&context.domain.0);
     bytes[24..32].copy_from_slice(&lba.0.to_be_bytes());
     bytes[32..36].copy_from_slice(&context.block_size.bytes().to_be_bytes());
@@ -42,7 +42,7 @@ pub(crate) fn of_hole(
 ) -> [u8; HOLE_BYTES] {
     let mut bytes = [0; HOLE_BYTES];
     bytes[0..4].copy_from_slice(b"SRH1");
-    bytes[4..8].copy_from_slice(&[RECORD_VERSION, Suite::Aes256Gcm as u8, mode as u8, flags.0]);
+    bytes[4..8].copy_from_slice(&[RECORD_VERSION, context.suite as u8, mode as u8, flags.0]);
     bytes[8..24].copy_from_slice(&context.domain.0);
     bytes[24..32].copy_from_slice(&start.0.to_be_bytes());
     bytes[32..40].copy_from_slice(&count.to_be_bytes());

@@ -1,16 +1,19 @@
-//! Custodies `keyfile` and `keyserver`: XAES-256-GCM under a key that the target never sees, the stamp as nonce.
+//! Custodies `keyfile` and `keyserver`: sealing under a key that the target never sees, the stamp as nonce.
+//!
+//! Both compositions give each attach id a key of its own: XAES-256-GCM for AES-256-GCM, HKDF for the other suites.
 
 use std::array;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
 use strongroom_block::{
-    CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum,
+    AttachId, CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum,
 };
+use strongroom_cipher::NONCE_BYTES;
 
-use crate::gcm::{Binding, GcmKey};
+use crate::aead::{Binding, SealKey};
 use crate::secret::{KEY_BYTES, Secret, VolumeKey};
-use crate::xaes::{SELECTOR_BYTES, XaesKey, split};
+use crate::xaes::{XaesKey, split};
 use crate::{SealContext, associated};
 
 /// The HKDF salt of everything that comes from a volume key or a wrapping key.
@@ -49,7 +52,7 @@ pub(crate) fn derive_into(key: &Secret<KEY_BYTES>, info: &[&[u8]], out: &mut [u8
 #[derive(Debug)]
 pub struct BlindKeys {
     context: SealContext,
-    xaes: XaesKey,
+    root: Root,
     sub_keys: SubKeys,
     counters: Arc<CryptoCounters>,
 }
@@ -57,9 +60,8 @@ pub struct BlindKeys {
 impl BlindKeys {
     /// Derives the keys of `context`'s domain and epoch from `volume_key`.
     pub fn new(volume_key: &VolumeKey, context: SealContext, counters: Arc<CryptoCounters>) -> BlindKeys {
-        let info: [&[u8]; 3] = [b"seal", &context.domain.0, &context.epoch.to_be_bytes()];
-        let xaes = XaesKey::new(derive(&volume_key.0, &info).expose());
-        BlindKeys { context, xaes, sub_keys: SubKeys::default(), counters }
+        let root = Root::new(volume_key, &context);
+        BlindKeys { context, root, sub_keys: SubKeys::default(), counters }
     }
 
     /// What these keys seal for.
@@ -147,7 +149,7 @@ impl BlindKeys {
     }
 
     fn record(&self, flags: RecordFlags, stamp: Stamp, checksum: u64, tag: [u8; 16]) -> SealRecord {
-        SealRecord::new(Suite::Aes256Gcm, self.context.mode, flags, self.context.epoch, stamp, checksum, tag)
+        SealRecord::new(self.context.suite, self.context.mode, flags, self.context.epoch, stamp, checksum, tag)
     }
 
     /// Everything that must hold before the tag is looked at, and the associated data.
@@ -166,14 +168,58 @@ impl BlindKeys {
         Binding { mode: self.context.mode, nonce, associated }
     }
 
-    fn key_for(&self, stamp: Stamp) -> (Arc<GcmKey>, [u8; 12]) {
-        let (selector, nonce) = split(&stamp.to_bytes());
-        (self.sub_keys.lookup(&selector, &self.xaes), nonce)
+    fn key_for(&self, stamp: Stamp) -> (Arc<SealKey>, [u8; NONCE_BYTES]) {
+        (self.sub_keys.lookup(stamp.attach_id, &self.root), self.root.nonce(stamp))
+    }
+}
+
+/// What the key of each attach id comes from.
+#[derive(Debug)]
+enum Root {
+    /// AES-256-GCM: the composition XAES-256-GCM, of whose 24-byte nonce the stamp is one.
+    Xaes(XaesKey),
+    /// Every other suite: HKDF of the whole attach id; the nonce is the stamp's counter.
+    Derived { seal_key: Secret<KEY_BYTES>, suite: Suite },
+}
+
+impl Root {
+    fn new(volume_key: &VolumeKey, context: &SealContext) -> Root {
+        let epoch = context.epoch.to_be_bytes();
+        match context.suite {
+            Suite::Aes256Gcm => {
+                let seal_key = derive(&volume_key.0, &[b"seal", &context.domain.0, &epoch]);
+                Root::Xaes(XaesKey::new(seal_key.expose()))
+            }
+            suite => {
+                let seal_key = derive(&volume_key.0, &[b"seal", &context.domain.0, &epoch, &[suite as u8]]);
+                Root::Derived { seal_key, suite }
+            }
+        }
+    }
+
+    fn sub_key(&self, attach_id: AttachId) -> SealKey {
+        match self {
+            Root::Xaes(xaes) => xaes.sub_key(attach_id.0.first_chunk().expect("12 of 16 bytes")),
+            Root::Derived { seal_key, suite } => {
+                SealKey::new(*suite, derive(seal_key, &[b"attach", &attach_id.0]).expose())
+            }
+        }
+    }
+
+    fn nonce(&self, stamp: Stamp) -> [u8; NONCE_BYTES] {
+        match self {
+            Root::Xaes(_) => split(&stamp.to_bytes()).1,
+            Root::Derived { .. } => {
+                let mut nonce = [0; NONCE_BYTES];
+                nonce[NONCE_BYTES - 8..].copy_from_slice(&stamp.counter.to_be_bytes());
+                nonce
+            }
+        }
     }
 }
 
 /// One kept sub-key.
-type Entry = Option<([u8; SELECTOR_BYTES], Arc<GcmKey>)>;
+type Entry = Option<(AttachId, Arc<SealKey>)>;
 
 /// A set of the cache: entries, and where the next one goes.
 #[derive(Default)]
@@ -198,24 +244,24 @@ impl Default for SubKeys {
 }
 
 impl SubKeys {
-    fn lookup(&self, selector: &[u8; SELECTOR_BYTES], xaes: &XaesKey) -> Arc<GcmKey> {
+    fn lookup(&self, attach_id: AttachId, root: &Root) -> Arc<SealKey> {
         // Attach ids are random, so any byte spreads them.
-        let set = &self.0[usize::from(selector[0]) % SETS];
+        let set = &self.0[usize::from(attach_id.0[0]) % SETS];
         let kept = |set: &Set| {
-            let found = set.ways.iter().flatten().find(|(kept, _)| kept == selector);
+            let found = set.ways.iter().flatten().find(|(kept, _)| *kept == attach_id);
             found.map(|(_, key)| Arc::clone(key))
         };
         // Nothing panics while the lock is held, so a poisoned one still guards a whole set.
         if let Some(key) = kept(&set.read().unwrap_or_else(PoisonError::into_inner)) {
             return key;
         }
-        let key = Arc::new(xaes.sub_key(selector));
+        let key = Arc::new(root.sub_key(attach_id));
         let mut set = set.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(raced) = kept(&set) {
             return raced;
         }
         let way = set.next;
-        set.ways[way] = Some((*selector, Arc::clone(&key)));
+        set.ways[way] = Some((attach_id, Arc::clone(&key)));
         set.next = (way + 1) % WAYS;
         key
     }
@@ -227,20 +273,49 @@ mod tests {
 
     #[test]
     fn the_cache_stays_within_its_bound_and_returns_the_right_key() {
-        let xaes = XaesKey::new(&[5; 32]);
-        let cache = SubKeys::default();
-        let counters = CryptoCounters::new();
-        let binding = Binding { mode: strongroom_block::Mode::Encrypt, nonce: [0; 12], associated: b"" };
-        let tag_of = |key: &GcmKey| key.seal(&binding, &mut [], &counters);
-        for round in 0..2u8 {
-            for id in 0..=255u8 {
-                let selector = [id; SELECTOR_BYTES];
-                let cached = cache.lookup(&selector, &xaes);
-                assert_eq!(tag_of(&cached), tag_of(&xaes.sub_key(&selector)), "round {round}, id {id}");
-                assert!(Arc::ptr_eq(&cached, &cache.lookup(&selector, &xaes)), "kept for the next block");
+        for suite in Suite::ALL {
+            let block_size = strongroom_block::BlockSize::DEFAULT;
+            let context = SealContext::new(strongroom_block::SealingDomain([1; 16]), block_size, 1).with_suite(suite);
+            let root = Root::new(&VolumeKey::new([5; 32]), &context);
+            let cache = SubKeys::default();
+            let counters = CryptoCounters::new();
+            let binding = Binding { mode: strongroom_block::Mode::Encrypt, nonce: [0; NONCE_BYTES], associated: b"" };
+            let tag_of = |key: &SealKey| key.seal(&binding, &mut [], &counters);
+            for round in 0..2u8 {
+                for id in 0..=255u8 {
+                    let attach_id = AttachId([id; 16]);
+                    let cached = cache.lookup(attach_id, &root);
+                    assert_eq!(tag_of(&cached), tag_of(&root.sub_key(attach_id)), "round {round}, id {id}");
+                    assert!(Arc::ptr_eq(&cached, &cache.lookup(attach_id, &root)), "kept for the next block");
+                }
+            }
+            let kept: usize = cache.0.iter().map(|set| set.read().unwrap().ways.iter().flatten().count()).sum();
+            assert_eq!(kept, SUB_KEYS_CACHED_MAX);
+        }
+    }
+
+    /// Attach ids that differ in their last bytes alone have the same key in XAES, whose nonces then differ, and different
+    /// keys in the other suites.
+    #[test]
+    fn no_key_and_nonce_are_shared_by_two_stamps() {
+        for suite in Suite::ALL {
+            let block_size = strongroom_block::BlockSize::DEFAULT;
+            let context = SealContext::new(strongroom_block::SealingDomain([1; 16]), block_size, 1).with_suite(suite);
+            let root = Root::new(&VolumeKey::new([5; 32]), &context);
+            let counters = CryptoCounters::new();
+            let mut seen = std::collections::HashSet::new();
+            for last in 0..4 {
+                for counter in 0..4 {
+                    let mut id = [9; 16];
+                    id[15] = last;
+                    let stamp = Stamp { attach_id: AttachId(id), counter };
+                    let nonce = root.nonce(stamp);
+                    let binding = Binding { mode: strongroom_block::Mode::Encrypt, nonce, associated: b"" };
+                    let mut text = [0; 32];
+                    root.sub_key(stamp.attach_id).seal(&binding, &mut text, &counters);
+                    assert!(seen.insert(text), "{suite}: the same key stream twice");
+                }
             }
         }
-        let kept: usize = cache.0.iter().map(|set| set.read().unwrap().ways.iter().flatten().count()).sum();
-        assert_eq!(kept, SUB_KEYS_CACHED_MAX);
     }
 }

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aws_lc_rs::key_wrap::{AES_256, AesKek, KeyWrap};
 use strongroom_block::{
     BLOCK_KEY_BYTES, BlockKeyWrap, CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord, SealingDomain,
-    Stamp, Suite, WRAPPED_KEY_BYTES, WrapError, keyless_checksum,
+    Stamp, WRAPPED_KEY_BYTES, WrapError, keyless_checksum,
 };
+use strongroom_cipher::NONCE_BYTES;
 use zeroize::Zeroize;
 
+use crate::aead::{Binding, SealKey};
 use crate::blind::derive;
-use crate::gcm::{Binding, GcmKey, NONCE_BYTES};
 use crate::secret::{KEY_BYTES, Secret, WrappingKey};
 use crate::{SealContext, associated};
 
@@ -68,7 +69,8 @@ impl BlockKeys {
         let flags = RecordFlags(RecordFlags::BLOCK_KEY);
         let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
         let key = self.draw();
-        let tag = GcmKey::new(key.expose()).seal(&self.binding(&associated), block, &self.counters);
+        let tag =
+            SealKey::new(self.context.suite, key.expose()).seal(&self.binding(&associated), block, &self.counters);
         self.record(RecordFlags(0), stamp, keyless_checksum(block), tag, &key)
     }
 
@@ -82,7 +84,12 @@ impl BlockKeys {
         let flags = RecordFlags(RecordFlags::BLOCK_KEY);
         let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
         let key = self.draw();
-        let tag = GcmKey::new(key.expose()).seal_into(&self.binding(&associated), plain, out, &self.counters);
+        let tag = SealKey::new(self.context.suite, key.expose()).seal_into(
+            &self.binding(&associated),
+            plain,
+            out,
+            &self.counters,
+        );
         self.record(RecordFlags(0), stamp, keyless_checksum(out), tag, &key)
     }
 
@@ -117,7 +124,8 @@ impl BlockKeys {
         let flags = RecordFlags(RecordFlags::HOLE | RecordFlags::BLOCK_KEY);
         let associated = associated::of_hole(&self.context, self.context.mode, flags, start, count, stamp);
         let key = self.draw();
-        let tag = GcmKey::new(key.expose()).seal(&self.binding(&associated), &mut [], &self.counters);
+        let tag =
+            SealKey::new(self.context.suite, key.expose()).seal(&self.binding(&associated), &mut [], &self.counters);
         HoleRecord { start, count, record: self.record(RecordFlags(RecordFlags::HOLE), stamp, 0, tag, &key) }
     }
 
@@ -155,8 +163,8 @@ impl BlockKeys {
         tag: [u8; 16],
         key: &Secret<BLOCK_KEY_BYTES>,
     ) -> SealRecord {
-        let SealContext { mode, epoch, .. } = self.context;
-        SealRecord::new(Suite::Aes256Gcm, mode, flags, epoch, stamp, checksum, tag).with_block_key(key.expose())
+        let SealContext { suite, mode, epoch, .. } = self.context;
+        SealRecord::new(suite, mode, flags, epoch, stamp, checksum, tag).with_block_key(key.expose())
     }
 
     fn check_block(
@@ -164,7 +172,7 @@ impl BlockKeys {
         lba: Lba,
         record: &SealRecord,
         sealed: &[u8],
-    ) -> Result<([u8; associated::BLOCK_BYTES], GcmKey), OpenError> {
+    ) -> Result<([u8; associated::BLOCK_BYTES], SealKey), OpenError> {
         let flags = RecordFlags(RecordFlags::BLOCK_KEY);
         self.context.check_record(record, flags)?;
         self.context.check_body(record, sealed)?;
@@ -172,15 +180,15 @@ impl BlockKeys {
         Ok((associated::of_block(&self.context, self.context.mode, flags, lba, record.stamp()), key))
     }
 
-    fn key_of(&self, record: &SealRecord) -> Result<GcmKey, OpenError> {
+    fn key_of(&self, record: &SealRecord) -> Result<SealKey, OpenError> {
         if let Some(raw) = record.raw_block_key() {
-            return Ok(GcmKey::new(raw));
+            return Ok(SealKey::new(self.context.suite, raw));
         }
         let no_key = OpenError::NoKey { epoch: record.epoch() };
         let wrapper = self.wrapper.as_ref().ok_or(no_key)?;
         let wrapped = record.wrapped_block_key().ok_or(no_key)?;
         let mut raw = wrapper.unwrap(wrapped).map_err(|WrapError| OpenError::NotAuthentic)?;
-        let key = GcmKey::new(&raw);
+        let key = SealKey::new(self.context.suite, &raw);
         raw.zeroize();
         Ok(key)
     }

@@ -8,14 +8,14 @@
 //! |---|---|
 //! | [`VolumeSealer`] | what a pipeline holds: seals and opens blocks and holes of one volume, in any custody |
 //! | [`StampSource`] | names each write; its stamp is the nonce, so two writes never share one |
-//! | [`BlindKeys`] | custodies `keyfile` and `keyserver`: XAES-256-GCM under a key that the target never sees |
+//! | [`BlindKeys`] | custodies `keyfile` and `keyserver`: keys that the target never sees, the stamp as nonce |
 //! | [`BlockKeys`], [`KeyWrapper`] | custody `target`: a fresh key per write, wrapped for rest |
 //! | [`VolumeKeyFile`] | the text form of volume and wrapping keys |
 
+mod aead;
 mod associated;
 mod blind;
 mod block_keys;
-mod gcm;
 mod key_file;
 mod secret;
 mod stamp;

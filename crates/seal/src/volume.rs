@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use strongroom_block::{
     BlockSize, CryptoCounters, Custody, HoleRecord, Lba, Mode, OpenError, Opener, RecordFlags, SealRecord,
-    SealingDomain, Stamp, keyless_checksum,
+    SealingDomain, Stamp, Suite, keyless_checksum,
 };
 
 use crate::{BlindKeys, BlockKeys, FillRandom, KeyFileError, VolumeKeyFile};
@@ -20,12 +20,20 @@ pub struct SealContext {
     pub epoch: u32,
     /// Encrypt, or authenticate only.
     pub mode: Mode,
+    /// The volume's cipher suite, and no other.
+    pub suite: Suite,
 }
 
 impl SealContext {
-    /// The context of an encrypted volume.
+    /// The context of an encrypted volume of the usual suite.
     pub fn new(domain: SealingDomain, block_size: BlockSize, epoch: u32) -> SealContext {
-        SealContext { domain, block_size, epoch, mode: Mode::Encrypt }
+        SealContext { domain, block_size, epoch, mode: Mode::Encrypt, suite: Suite::default() }
+    }
+
+    /// The same in another suite.
+    #[must_use]
+    pub fn with_suite(self, suite: Suite) -> SealContext {
+        SealContext { suite, ..self }
     }
 
     /// The same in another mode.
@@ -47,8 +55,8 @@ impl SealContext {
         if record.epoch() != self.epoch {
             return Err(OpenError::NoKey { epoch: record.epoch() });
         }
-        // A mode that the volume does not have would be a downgrade; other flags, another kind of record.
-        if record.mode() != self.mode || record.flags() != flags {
+        // A suite or mode that the volume does not have would be a downgrade; other flags, another kind of record.
+        if record.suite() != self.suite || record.mode() != self.mode || record.flags() != flags {
             return Err(OpenError::NotAuthentic);
         }
         Ok(())

@@ -7,10 +7,11 @@
 use std::fmt;
 
 use aws_lc_rs::cipher::{AES_256, EncryptingKey, UnboundCipherKey};
-use strongroom_block::{CryptoCounters, Mode, OpenError, TAG_BYTES};
+use strongroom_block::{CryptoCounters, Mode, OpenError, Suite, TAG_BYTES};
+use strongroom_cipher::NONCE_BYTES;
 use zeroize::Zeroize;
 
-use crate::gcm::{Binding, GcmKey, NONCE_BYTES};
+use crate::aead::{Binding, SealKey};
 use crate::secret::{KEY_BYTES, Secret};
 
 /// Bytes of a stamp that choose the sub-key.
@@ -42,7 +43,7 @@ impl XaesKey {
     }
 
     /// The AES-256-GCM key for all stamps that start with `selector`.
-    pub(crate) fn sub_key(&self, selector: &[u8; SELECTOR_BYTES]) -> GcmKey {
+    pub(crate) fn sub_key(&self, selector: &[u8; SELECTOR_BYTES]) -> SealKey {
         let mut derived = [0; KEY_BYTES];
         for (counter, half) in (1u8..).zip(derived.chunks_exact_mut(AES_BLOCK_BYTES)) {
             // counter (16 bits) || label 'X' || 0x00 || context, as one CMAC block.
@@ -53,7 +54,7 @@ impl XaesKey {
             }
             encrypt(&self.aes, half);
         }
-        let key = GcmKey::new(&derived);
+        let key = SealKey::new(Suite::Aes256Gcm, &derived);
         derived.zeroize();
         key
     }
@@ -120,6 +121,6 @@ mod tests {
     #[test]
     fn debug_shows_no_key() {
         let key = XaesKey::new(&[0xa7; 32]);
-        assert_eq!(format!("{key:?} {:?}", key.sub_key(&[1; 12])), "XaesKey GcmKey");
+        assert_eq!(format!("{key:?} {:?}", key.sub_key(&[1; 12])), "XaesKey SealKey");
     }
 }

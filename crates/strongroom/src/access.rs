@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::{DeviceErrorKind, Lba, Mode};
+use strongroom_block::{DeviceErrorKind, Lba, Mode, Suite};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
@@ -42,7 +42,8 @@ pub(crate) struct AccessArgs {
     #[arg(long)]
     pub(crate) authenticate_only: bool,
     /// What the channel of a strongroom:// URL protects, by the paper's name or by what it does: S1-1 (mac-all), S1-2 (lazy-auth), S2-1
-    /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy) [default: S2-5; S1-2 with --authenticate-only].
+    /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy); S2-2, S2-4 and S2-6 are the paper's names for S2-1, S2-3 and S2-5 where
+    /// hardware does the cryptography. A URL can say it too: ?scheme=S2-5 [default: S2-5; S1-2 with --authenticate-only].
     #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
     pub(crate) scheme: Option<Scheme>,
     /// If the newest version of a block does not open, read the newest older one that does, where the volume allows it (`strongroom
@@ -55,6 +56,10 @@ pub(crate) struct AccessArgs {
     /// Change them before they have protected more than this, at most 64GiB.
     #[arg(long, value_name = "SIZE", default_value = "64GiB", value_parser = parse_size)]
     pub(crate) rekey_bytes: u64,
+    /// The channel's cipher: aes-256-gcm, aes-128-gcm, or chacha20-poly1305 where a processor has no AES instructions. A URL can say it
+    /// too: ?suite=aes-128-gcm. How blocks are sealed is the volume's own [default: aes-256-gcm].
+    #[arg(long = "channel-suite", value_name = "SUITE", env = "STRONGROOM_CHANNEL_SUITE")]
+    pub(crate) suite: Option<Suite>,
     /// The iSCSI name to log in by [default: one made from this machine's name].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
@@ -121,7 +126,7 @@ impl AccessArgs {
         let mut options = AttachOptions::new(url.clone());
         self.fill_session(&mut options)?;
         if url.is_channel() {
-            options.expected = self.known_volumes()?.expected(&url.to_string());
+            options.expected = self.known_volumes()?.expected(&url.place());
         }
         if self.authenticate_only {
             options.mode = Mode::AuthenticateOnly;
@@ -136,10 +141,11 @@ impl AccessArgs {
         if let Some(base) = &self.base_name {
             options.base_iqn.clone_from(base);
         }
-        options.scheme = self.scheme;
         if let (Some(scheme), false) = (self.scheme, options.url.is_channel()) {
             bail!("an iscsi:// URL is plain iSCSI, scheme S0; for scheme {scheme} use a strongroom:// URL");
         }
+        options.scheme = one_of("scheme", options.url.scheme(), self.scheme)?;
+        options.suite = one_of("suite", options.url.suite(), self.suite)?.unwrap_or_default();
         options.chap = self.chap()?;
         options.digests = match self.digests {
             DigestArg::Never => DigestOffer::Never,
@@ -196,7 +202,7 @@ impl AccessArgs {
         let device = RemoteDevice::attach(options).with_context(|| format!("cannot attach {url}"))?;
         if let Some(sealed) = device.unit().sealed {
             let mut known = self.known_volumes()?;
-            if known.remember(&url.to_string(), sealed.claims) {
+            if known.remember(&url.place(), sealed.claims) {
                 write_known_volumes(&known)?;
             }
         }
@@ -241,11 +247,21 @@ impl AccessArgs {
     pub(crate) fn forget_if_asked(&self, url: &VolumeUrl) -> Result<()> {
         if self.forget_volume {
             let mut known = self.known_volumes()?;
-            if known.forget(&url.to_string()) {
+            if known.forget(&url.place()) {
                 write_known_volumes(&known)?;
             }
         }
         Ok(())
+    }
+}
+
+/// What URL or argument says; both only if they say the same.
+fn one_of<T: PartialEq + std::fmt::Display>(what: &str, in_url: Option<T>, given: Option<T>) -> Result<Option<T>> {
+    match (in_url, given) {
+        (Some(in_url), Some(given)) if in_url != given => {
+            bail!("the URL says {what} {in_url}, and {given} was asked for beside it; leave one of them out")
+        }
+        (in_url, given) => Ok(in_url.or(given)),
     }
 }
 

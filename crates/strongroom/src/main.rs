@@ -18,6 +18,7 @@ mod signals;
 mod stats_file;
 mod table;
 mod units;
+mod wrapping;
 
 use std::process::ExitCode;
 
@@ -63,12 +64,41 @@ enum Command {
     Demo(demo::DemoArgs),
 }
 
+impl Command {
+    fn holds_keys(&self) -> bool {
+        match self {
+            Command::Identity(_)
+            | Command::Key(_)
+            | Command::Volume(_)
+            | Command::Serve(_)
+            | Command::Attach(_)
+            | Command::Copy(_)
+            | Command::Discover(_) => true,
+            Command::Store(_)
+            | Command::Status(_)
+            | Command::Session(_)
+            | Command::Drain(_)
+            | Command::Reload(_)
+            | Command::Detach(_)
+            | Command::Bench(_)
+            | Command::Demo(_) => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     memory::keep_large_buffers();
     let cli = Cli::parse();
     if let Err(error) = logging::start(&cli.logging, matches!(cli.command, Command::Serve(_) | Command::Attach(_))) {
         eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
+    }
+    if cli.command.holds_keys() {
+        // Keys of blocks, volumes and channels do not go into a core dump. It also keeps other users' debuggers away.
+        let refused = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+        if let Err(error) = refused {
+            tracing::warn!(%error, "cannot turn core dumps off; a crash may write keys to a file (ulimit -c 0 prevents it)");
+        }
     }
     let result = match cli.command {
         Command::Store(command) => return commands::store::run(command).unwrap_or_else(|error| failed(&error)),

@@ -76,6 +76,84 @@ fn rawio_measures_and_verifies_every_scheme_and_the_report_shows_it() {
     }
 }
 
+/// Every suite, a key for every block, and 64 KiB sealed at once under I/Os of 4 KiB: all of it verified.
+#[test]
+fn suites_custodies_and_block_sets_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let small = ["--volume-size", "8MiB", "--depths", "4", "--verify", "--json", &json];
+    let rawio = |arguments: &[&str]| {
+        run(&[&["bench", "rawio"], arguments, &small, &SHORT].concat()).ok();
+        let cells = cells(Path::new(&json));
+        assert!(cells.iter().all(|cell| cell["error"].is_null() && cell["verified"].as_u64() > Some(0)), "{cells:?}");
+        cells
+    };
+    let suites = ["aes-256-gcm", "aes-128-gcm", "chacha20-poly1305", "aes192-cbc+hmac-md5"];
+    let schemes =
+        ["--schemes", "plain,S1-2,encrypt-all,S2-6", "--suites", "aes-256-gcm,aes-128-gcm,chacha20-poly1305,paper"];
+    let measured = rawio(&[&schemes[..], &["--patterns", "seqwrite", "--sizes", "4k"]].concat());
+    assert_eq!(measured.len(), (1 + 3 * 4) * 2, "S0 has no suite");
+    for suite in suites {
+        let of_suite: Vec<&Value> = measured.iter().filter(|cell| cell["suite"] == suite).collect();
+        assert_eq!(of_suite.len(), 3 * 2, "{suite}");
+        for cell in of_suite {
+            let row = match cell["scheme"].as_str().unwrap() {
+                "S2-1" => "S2-2",
+                "S2-5" => "S2-6",
+                scheme => scheme,
+            };
+            assert_eq!((&cell["row"], &cell["process"]), (&row.into(), &"hardware".into()), "{cell}");
+        }
+    }
+    let sets = ["--schemes", "S2-5", "--custody", "keyfile,target", "--seal-bytes", "4k,64k", "--sizes", "4k"];
+    let measured = rawio(&[&sets[..], &["--patterns", "randread,randwrite"]].concat());
+    assert_eq!(measured.len(), 4 * 2 * 2);
+    for cell in &measured {
+        let whole = cell["contender"].as_str().unwrap().contains("sealing 64k");
+        let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
+        assert_eq!(whole, crypto > 20.0, "sixteen times as much is opened, and for a write sealed again: {cell}");
+    }
+}
+
+/// The software rows: that the processor's instructions are masked is measured before anything else is.
+#[test]
+fn software_processes_do_without_aes_instructions() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let rawio = [
+        "bench",
+        "rawio",
+        "--schemes",
+        "S2-1",
+        "--process",
+        "hardware,software",
+        "--sizes",
+        "64k",
+        "--patterns",
+        "seqread",
+    ];
+    let said = run(&[&rawio[..], &["--volume-size", "8MiB", "--json", &json], &SHORT].concat());
+    run(&["bench", "rawio", "--schemes", "S2-2", "--process", "software"]).failed(&["S2-2", "hardware does"]);
+    run(&["bench", "rawio", "--process", "both"]).failed(&["hardware,software"]);
+    if !has_aes_instructions() {
+        said.failed(&["--process software"]);
+        return;
+    }
+    said.ok();
+    for cell in cells(Path::new(&json)) {
+        let is_software = cell["process"] == "software";
+        assert_eq!(cell["row"], if is_software { "S2-1" } else { "S2-2" }, "{cell}");
+        assert_eq!(is_software, cell["contender"] == "S2-1 software", "{cell}");
+    }
+}
+
+fn has_aes_instructions() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes");
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
 #[test]
 fn any_target_can_be_measured_by_url_and_its_data_is_safe() {
     let world = World::new();
@@ -111,6 +189,9 @@ fn wrong_wishes_are_refused_with_advice() {
     refused(&["rawio", "--medium", "paper"], &["paper"]);
     refused(&["rawio", "--target-cpus", "4000"], &["no processor 4000"]);
     refused(&["rawio", "--work-dir", "/nonexistent"], &["--work-dir"]);
+    refused(&["rawio", "--suites", "rot13"], &["rot13", "chacha20-poly1305"]);
+    refused(&["rawio", "--custody", "keyserver"], &["keyfile and target"]);
+    refused(&["rawio", "--seal-bytes", "1000000"], &["512 to 64k"]);
     refused(&["stream", "--protections", "ssl"], &["S2-5"]);
     refused(&["report", "/nonexistent"], &["/nonexistent"]);
 }

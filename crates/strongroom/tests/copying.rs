@@ -3,6 +3,7 @@
 mod stage;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use stage::{World, has, noise, run};
@@ -67,6 +68,45 @@ fn custody_target_keeps_wrapped_keys() {
     fs::rename(world.path("elsewhere"), &wrapping).unwrap();
     let server = world.serve();
     world.alice_without_key(&["copy", &url, &world.text("out"), "--overwrite"]).ok();
+    assert!(fs::read(world.path("out")).unwrap() == contents);
+    server.stop();
+}
+
+/// Without a wrapping key of its own a volume gets one, beside the configuration and away from the store.
+#[test]
+fn custody_target_makes_its_wrapping_key() {
+    let world = World::new();
+    let config = world.text("strongroom.toml");
+    let create =
+        ["volume", "create", "trusted", "--size", "8MiB", "--custody", "target", "--suite", "chacha20-poly1305"];
+    let said = run(&[&create[..], &["--config", &config]].concat()).ok();
+    assert!(said.contains("keep a copy"), "{said}");
+    let shown = run(&["volume", "show", "trusted", "--json", "--config", &config]).ok();
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let path = shown["sealed"]["wrapping_key"].as_str().unwrap();
+    assert!(path.starts_with(&world.text("wrapping-keys")), "{path}");
+    assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(shown["sealed"]["suite"], "chacha20-poly1305");
+    assert_eq!(
+        (&shown["sealed"]["record_bytes"], &shown["sealed"]["record_bytes_in_all"]),
+        (&96.into(), &(2048 * 96).into())
+    );
+    // What is refused leaves no key behind.
+    run(&[&create[..], &["--config", &config]].concat()).failed(&["trusted"]);
+    assert_eq!(fs::read_dir(world.path("wrapping-keys")).unwrap().count(), 1);
+
+    let server = world.serve();
+    let url = format!("{}?scheme=encrypt-all&suite=chacha20-poly1305", world.url("trusted"));
+    world.alice_without_key(&["volume", "format", &url, "--yes"]).ok();
+    let contents = noise(7, 8 << 20);
+    fs::write(world.path("in"), &contents).unwrap();
+    world.alice_without_key(&["copy", &world.text("in"), &url, "--verify"]).ok();
+    world.alice_without_key(&["copy", &url, &world.text("out"), "--scheme", "lazy"]).failed(&[
+        "S2-1",
+        "S2-5",
+        "leave one",
+    ]);
+    world.alice_without_key(&["copy", &world.url("trusted"), &world.text("out"), "--scheme", "S2-6"]).ok();
     assert!(fs::read(world.path("out")).unwrap() == contents);
     server.stop();
 }

@@ -3,7 +3,10 @@
 mod stage;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 
 use stage::{World, run, strongroom};
 
@@ -135,4 +138,36 @@ fn chap_lets_in_who_has_the_secrets() {
     copy(&["--chap-user", "bob", "--chap-secret-file", &bob]).failed(&["chmod 600"]);
     server.stop();
     run(&["serve", "--config", &world.text("strongroom.toml"), "--check"]).failed(&["chmod 600"]);
+}
+
+/// What a crash would write to a file: the keys of channels, and of blocks in custody `target`.
+#[test]
+fn a_target_that_crashes_leaves_no_core() {
+    let world = World::new();
+    let binary = env!("CARGO_BIN_EXE_strongroom");
+    let dumps = |arguments: &[&str], ready: Option<&str>| {
+        let mut child = Command::new("sh")
+            .args(["-c", "ulimit -c unlimited && exec \"$@\"", "sh"])
+            .args(arguments)
+            .current_dir(world.path("."))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        if let Some(ready) = ready {
+            let said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+            assert!(said.take(50).any(|line| line.contains(ready)), "it never said '{ready}'");
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::SEGV).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(11));
+        status.core_dumped()
+    };
+    // One that holds no secrets shows that there would be a core to be seen.
+    let can_dump = dumps(&["sh", "-c", "echo ready; while :; do sleep 1; done"], Some("ready"));
+    if !can_dump {
+        eprintln!("passed over: this machine writes no cores");
+        return;
+    }
+    assert!(!dumps(&[binary, "serve", "--config", &world.text("strongroom.toml")], Some("serving on")));
 }

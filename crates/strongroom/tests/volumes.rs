@@ -32,7 +32,8 @@ fn what_cannot_be_is_refused_with_advice() {
     world.create(&["a", "--size", "1MiB", "--block-size", "3000"]).failed(&["power of two"]);
     world.create(&["a", "--size", "10GB"]).failed(&["GiB"]);
     world.create(&["../a", "--size", "1MiB"]).failed(&["../a"]);
-    world.create(&["a", "--size", "1MiB", "--custody", "target"]).failed(&["--wrapping-key"]);
+    world.create(&["a", "--size", "1MiB", "--suite", "rot13"]).failed(&["chacha20-poly1305"]);
+    world.create(&["a", "--size", "1MiB", "--suite", "paper"]).failed(&["benchmarks"]);
     world.create(&["a", "--size", "1MiB", "--plain", "--custody", "keyfile"]).failed(&["--plain"]);
     world.create(&["a", "--size", "1MiB", "--initiator", "*"]).failed(&["plain"]);
     world.create(&["a", "--size", "64MiB"]).ok();

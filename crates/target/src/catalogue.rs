@@ -66,10 +66,19 @@ pub struct VolumeSpec {
 pub struct SealedSpec {
     /// Who holds the keys.
     pub custody: Custody,
+    /// The cipher. One that is for benchmarks alone only on a medium that forgets.
+    pub suite: Suite,
     /// What sealing does.
     pub mode: Mode,
     /// Custody `target`: the file with the wrapping key, which must not lie under the catalogue's directory.
     pub wrapping_key: Option<PathBuf>,
+}
+
+impl SealedSpec {
+    /// Encrypted with the usual suite; custody `target` still needs its wrapping key.
+    pub fn new(custody: Custody) -> SealedSpec {
+        SealedSpec { custody, suite: Suite::default(), mode: Mode::Encrypt, wrapping_key: None }
+    }
 }
 
 impl VolumeSpec {
@@ -89,7 +98,7 @@ impl VolumeSpec {
 
     /// The same, sealed under a key that only initiators hold.
     pub fn sealed(name: impl Into<String>, size_bytes: u64) -> VolumeSpec {
-        let sealed = SealedSpec { custody: Custody::KeyFile, mode: Mode::Encrypt, wrapping_key: None };
+        let sealed = SealedSpec::new(Custody::KeyFile);
         VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain(name, size_bytes) }
     }
 }
@@ -404,6 +413,22 @@ impl Catalogue {
         self.dir(name).join(STORE)
     }
 
+    /// Whether another volume than this one and its clones names the same wrapping key: destroying it would erase that too.
+    ///
+    /// # Errors
+    /// [`CatalogueError::Io`].
+    pub fn wrapping_key_is_shared(&self, volume: &Volume) -> Result<bool, CatalogueError> {
+        let key_of = |volume: &Volume| volume.sealed.as_ref().and_then(|sealed| sealed.wrapping_key.clone());
+        let Some(key) = key_of(volume) else { return Ok(false) };
+        // A volume whose description cannot be read may be the one: better not erased than two erased.
+        let names = self.names()?.into_iter().filter(|name| *name != volume.name);
+        let is_other = |other: Result<Volume, CatalogueError>| match other {
+            Ok(other) => other.store_name() != volume.store_name() && key_of(&other).as_ref() == Some(&key),
+            Err(_) => true,
+        };
+        Ok(names.map(|name| self.load(&name)).any(is_other))
+    }
+
     /// The directory of a volume.
     pub(crate) fn volume_dir(&self, name: &VolumeName) -> PathBuf {
         self.dir(name)
@@ -435,6 +460,12 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
     fill_random(&mut random);
     let domain = SealingDomain::from_random(random);
     let sealed = spec.sealed.as_ref().map(|sealed| seal_spec(sealed, domain, root)).transpose()?;
+    if sealed.as_ref().is_some_and(|sealed| sealed.suite.is_for_benchmarks_only()) && spec.medium.is_durable() {
+        return Err(CatalogueError::Kind(
+            "aes192-cbc+hmac-md5 protects nothing today: it is for benchmarks, on a volume with `--medium memory`; choose \
+             another suite",
+        ));
+    }
     spec.access.protection.check(sealed.is_some()).map_err(CatalogueError::Protection)?;
     if sealed.is_some() && !spec.access.initiators.is_empty() {
         return Err(CatalogueError::Kind(
@@ -465,7 +496,7 @@ fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Se
         (wrapping_key, custody) => Ok(Sealed {
             custody,
             domain,
-            suite: Suite::Aes256Gcm,
+            suite: spec.suite,
             mode: spec.mode,
             epoch: 1,
             wrapping_key: wrapping_key.clone(),

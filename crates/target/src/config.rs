@@ -2,6 +2,7 @@
 //!
 //! Reading files (the node key, wrapping keys) is the binary's: this room gets paths and hands them on.
 
+mod channels;
 mod limits;
 mod portals;
 
@@ -9,7 +10,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use strongroom_channel::{Scheme, UnknownScheme};
 use strongroom_iscsi::DigestOffer;
 
 use crate::access::Network;
@@ -63,8 +63,14 @@ pub struct Config {
     pub limits: Limits,
     /// The schemes that channels may have, by the paper's names or the ones that say what they do, the preferred one first;
     /// a volume can ask for more than that (see [`Protection`](crate::Protection)).
-    #[serde(default = "schemes_default")]
+    #[serde(default = "channels::schemes_default")]
     pub schemes: Vec<String>,
+    /// The cipher suites that channels may have, likewise: aes-256-gcm, aes-128-gcm, chacha20-poly1305.
+    #[serde(default = "channels::suites_default")]
+    pub suites: Vec<String>,
+    /// Admit the suites that are for benchmarks alone, too. No file can say so.
+    #[serde(skip)]
+    pub benchmark_suites: bool,
     /// Who may come through a channel.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerRule>,
@@ -180,12 +186,6 @@ fn listen_default() -> Vec<SocketAddr> {
     vec![SocketAddr::from(([0, 0, 0, 0], strongroom_iscsi::DEFAULT_PORT))]
 }
 
-fn schemes_default() -> Vec<String> {
-    // The default first, then the rest: it is what an initiator that leaves the choice to us gets.
-    let others = Scheme::ALL.iter().filter(|scheme| **scheme != Scheme::default());
-    std::iter::once(&Scheme::default()).chain(others).map(|scheme| scheme.name().to_owned()).collect()
-}
-
 fn base_name_default() -> String {
     BASE_NAME_DEFAULT.to_owned()
 }
@@ -206,7 +206,9 @@ impl Config {
             pin_workers: false,
             runtime: RuntimeKind::default(),
             limits: Limits::default(),
-            schemes: schemes_default(),
+            schemes: channels::schemes_default(),
+            suites: channels::suites_default(),
+            benchmark_suites: false,
             peers: Vec::new(),
             plain: Vec::new(),
             chap: Vec::new(),
@@ -256,6 +258,7 @@ impl Config {
         }
         self.limits.check()?;
         self.channel_schemes()?;
+        self.channel_suites()?;
         self.check_peers()?;
         for (index, rule) in self.plain.iter().enumerate() {
             let at = format!("plain[{index}]");
@@ -263,21 +266,6 @@ impl Config {
             check_volumes(&at, &rule.volumes)?;
         }
         Ok(())
-    }
-
-    /// The schemes that channels may have, the preferred one first.
-    ///
-    /// # Errors
-    /// [`ConfigError::Value`] for a name that is no scheme's, or if there is none.
-    pub fn channel_schemes(&self) -> Result<Vec<Scheme>, ConfigError> {
-        let parsed: Result<Vec<Scheme>, UnknownScheme> = self.schemes.iter().map(|name| name.parse()).collect();
-        match parsed {
-            Ok(schemes) if schemes.is_empty() => {
-                Err(ConfigError::value("schemes", "is empty; name at least one, or leave the line out"))
-            }
-            Ok(schemes) => Ok(schemes),
-            Err(error) => Err(ConfigError::value("schemes", error.to_string())),
-        }
     }
 
     /// Takes over from `old` what cannot change while a target runs. Tells which of it would be different.

@@ -41,6 +41,9 @@ pub struct TargetOptions {
     pub wraps: Option<WrapFactory>,
     /// For volumes of custody `target`; without it they are not verified in the background.
     pub openers: Option<OpenerFactory>,
+    /// Destroys the wrapping key of such a volume for ever and hands out what wraps under a fresh one: cryptographic erase. May be
+    /// called again after a crash; fails only while the old key is still there.
+    pub renew_wrap: Option<WrapFactory>,
     /// For reloads; without it there are none.
     pub reread: Option<ConfigReader>,
     /// The secrets of the `[[chap]]` users.
@@ -58,6 +61,7 @@ impl TargetOptions {
             node_key: None,
             wraps: None,
             openers: None,
+            renew_wrap: None,
             reread: None,
             chap_secrets: ChapSecrets::default(),
         }
@@ -140,7 +144,7 @@ impl Target {
     /// # Errors
     /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
-        let TargetOptions { config, node_key, wraps, openers, reread, chap_secrets } = options;
+        let TargetOptions { config, node_key, wraps, openers, renew_wrap: _, reread, chap_secrets } = options;
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
@@ -372,6 +376,7 @@ impl Shared {
         LinkOptions {
             setup_timeout: config.limits.login_timeout(),
             schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
+            suites: config.channel_suites().expect("a configuration is checked before it holds"),
             counters: Arc::clone(&self.crypto),
             channel: config.limits.channel(),
             rekey_after: Duration::from_secs(config.limits.rekey_after_s),

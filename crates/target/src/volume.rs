@@ -210,7 +210,7 @@ impl Volume {
             sealed: self.sealed.as_ref().map(|sealed| SealedFile {
                 custody: sealed.custody.to_string(),
                 domain: sealed.domain.to_string(),
-                suite: suite_name(sealed.suite).to_owned(),
+                suite: sealed.suite.name().to_owned(),
                 mode: mode_name(sealed.mode).to_owned(),
                 epoch: sealed.epoch,
                 wrapping_key: sealed.wrapping_key.clone(),
@@ -305,9 +305,9 @@ impl SealedFile {
         Ok(Sealed {
             custody,
             domain: self.domain.parse().map_err(|error| format!("sealed.domain: {error}"))?,
-            suite: [Suite::Aes256Gcm]
+            suite: Suite::ALL
                 .into_iter()
-                .find(|suite| suite_name(*suite) == self.suite)
+                .find(|suite| suite.name() == self.suite)
                 .ok_or_else(|| known("suite", &self.suite))?,
             mode: [Mode::Encrypt, Mode::AuthenticateOnly]
                 .into_iter()
@@ -327,12 +327,6 @@ pub(crate) fn of_branch(snapshots: &[SnapshotInfo], branch: BranchId) -> Vec<Str
 /// A custody by its name.
 pub fn custody_from(name: &str) -> Option<Custody> {
     [Custody::KeyFile, Custody::KeyServer, Custody::Target].into_iter().find(|custody| custody.to_string() == name)
-}
-
-fn suite_name(suite: Suite) -> &'static str {
-    match suite {
-        Suite::Aes256Gcm => "aes-256-gcm",
-    }
 }
 
 fn mode_name(mode: Mode) -> &'static str {
@@ -381,6 +375,11 @@ pub(crate) mod tests {
         let asking = Access { protection, previous_versions: true, ..Access::default() };
         let asking = Volume { access: asking, ..plain.clone() };
         assert_eq!(Volume::from_toml(&asking.to_toml()), Ok(asking));
+        for suite in Suite::ALL {
+            let mut volume = sample(Custody::KeyFile);
+            volume.sealed.as_mut().expect("it is sealed").suite = suite;
+            assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
+        }
         for medium in [Medium::Memory, Medium::File("/srv/x".into()), Medium::Device("/dev/sdz".into())] {
             let volume = Volume { medium, ..plain.clone() };
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));

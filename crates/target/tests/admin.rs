@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
-use strongroom_block::{BlockKeyWrap, Buffer, Custody, Mode, WrapError};
+use strongroom_block::{BlockKeyWrap, Buffer, Custody, WrapError};
 use strongroom_iscsi::initiator::Event;
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer, Serial};
@@ -261,8 +261,7 @@ fn a_reload_revokes_changes_and_lets_in() {
 /// A login that waits for its volume's store is asked again before it is let in: what was changed meanwhile holds.
 #[test]
 fn who_waits_to_log_in_comes_under_the_new_rules() {
-    let sealed =
-        SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key: Some("/etc/wrap.key".into()) };
+    let sealed = SealedSpec { wrapping_key: Some("/etc/wrap.key".into()), ..SealedSpec::new(Custody::Target) };
     let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", MIB) };
     let refused = |change: fn(&Host, &Mutex<Result<Config, String>>)| {
         let (began, begins) = mpsc::channel();

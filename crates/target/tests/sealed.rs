@@ -374,8 +374,7 @@ impl BlockKeyWrap for Mask {
 
 fn custody_target_host(wraps: Option<strongroom_target::WrapFactory>) -> Host {
     let dir = tempfile::tempdir().unwrap();
-    let sealed =
-        SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key: Some("/etc/wrap.key".into()) };
+    let sealed = SealedSpec { wrapping_key: Some("/etc/wrap.key".into()), ..SealedSpec::new(Custody::Target) };
     let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", MIB) };
     strongroom_target::Catalogue::open(dir.path()).unwrap().create(&spec).unwrap();
     let mut options = TargetOptions::new(support::config(dir.path()));

@@ -153,14 +153,17 @@ impl<'a> Load<'a> {
 
     fn submit(&mut self, slot: usize) {
         let place = self.choose();
-        let lba = Lba((self.work.start + place * self.work.size) / self.block_bytes);
+        let at = self.work.start + place * self.work.size;
+        let lba = Lba(at / self.block_bytes);
         self.flights[slot] = Flight { begun: Instant::now(), place, write: 0 };
-        let request = if self.work.pattern.is_write() {
-            let data = self.content(slot, place);
-            Request::Write { lba, data, fua: false }
+        let request = if !self.work.pattern.is_write() {
+            let bytes = self.work.size.max(self.block_bytes) as usize;
+            Request::Read { lba, buffer: self.spare.pop().unwrap_or_else(|| BufferMut::zeroed(bytes)) }
+        } else if self.work.size < self.block_bytes {
+            let offset_bytes = (at % self.block_bytes) as u32;
+            Request::WritePart { lba, offset_bytes, data: self.content(slot, place), fua: false }
         } else {
-            let buffer = self.spare.pop().unwrap_or_else(|| BufferMut::zeroed(self.work.size as usize));
-            Request::Read { lba, buffer }
+            Request::Write { lba, data: self.content(slot, place), fua: false }
         };
         self.device.submit(Token(slot as u64), request);
     }
@@ -228,15 +231,19 @@ impl<'a> Load<'a> {
         }
     }
 
-    fn compare(&mut self, data: &[u8], place: u64, write: Option<u64>) {
-        match pattern::check(data, self.work.start + place * self.work.size, write) {
+    /// `blocks` are the whole blocks that the I/O is in.
+    fn compare(&mut self, blocks: &[u8], place: u64, write: Option<u64>) {
+        let at = self.work.start + place * self.work.size;
+        let offset = (at % self.block_bytes) as usize;
+        let data = &blocks[offset..offset + self.work.size as usize];
+        match pattern::check(data, at, write) {
             Ok(()) => self.verified += (data.len() / pattern::SECTOR) as u64,
             Err(problem) => self.failed(problem),
         }
     }
 
     fn read_back(&mut self) {
-        let blocks = self.work.size / self.block_bytes;
+        let blocks = (self.work.size / self.block_bytes).max(1);
         let places_max = (READ_BACK_BYTES_MAX / self.work.size) as usize;
         let written: Vec<(u64, u64)> = std::mem::take(&mut self.written).into_iter().take(places_max).collect();
         for (place, write) in written {
@@ -283,7 +290,7 @@ mod tests {
     }
 
     fn work(pattern: Pattern, verify: bool) -> Work {
-        Work { pattern, size: 8192, depth: 8, start: 64 * 4096, len: 128 * 4096, verify, seed: 3 }
+        Work { pattern, size: 8192, depth: 8, start: 64 * 4096, len: 128 * 4096, verify, parts: false, seed: 3 }
     }
 
     fn run(device: &MemoryDevice, work: Work) -> Outcome {
@@ -328,6 +335,16 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_blocks_are_read_and_written_where_they_belong() {
+        let device = device();
+        for pattern in Pattern::ALL {
+            let outcome = run(&device, Work { size: 512, parts: true, ..work(pattern, true) });
+            assert_eq!((outcome.errors, &outcome.first_error), (0, &None), "{pattern}");
+            assert!(outcome.verified.unwrap() > 16 && outcome.bytes == outcome.ios * 512, "{pattern}: {outcome:?}");
+        }
+    }
+
+    #[test]
     fn verifying_finds_wrong_data_and_errors_are_counted() {
         let device = device();
         let data = strongroom_initiator::read_blocking(&device, Lba(70), 1).unwrap().freeze();
@@ -348,6 +365,7 @@ mod tests {
             Load::new(&device, Some(&counters), work).err().expect("refused")
         };
         assert!(refused(&|work| work.size = 512).contains("whole blocks of 4096"));
+        assert!(refused(&|work| (work.size, work.parts) = (3072, true)).contains("parts of blocks"));
         assert!(refused(&|work| work.len = 1 << 30).contains("larger"));
         assert!(refused(&|work| work.depth = 0).contains("depth"));
     }

@@ -135,6 +135,15 @@ impl Experiment {
                  processors waking each other.",
                 Measure::Kiops,
             ),
+            "schemes-hardware" => ("Every scheme on a processor with AES instructions", "", "", Measure::TargetPerGib),
+            "schemes-software" => ("The same with those instructions masked", "", "", Measure::TargetPerGib),
+            "schemes-chacha" => ("Without AES instructions: AES or ChaCha20", "", "", Measure::TargetPerGib),
+            "schemes-paper" => ("The paper's ciphers: AES-192-CBC with HMAC-MD5", "", "", Measure::TargetPerGib),
+            "schemes-paper-8" => ("The same with eight initiators", "", "", Measure::TargetPerGib),
+            "schemes-keys" => ("What keeping a key for every block costs", "", "", Measure::TargetPerKio),
+            "schemes-block-sets" => {
+                ("Block sets: more or less sealed at once than an I/O has", "", "", Measure::TargetPerKio)
+            }
             "stream" => (
                 "The bare channel (the lazy-crypto paper's Figure 2, ttcp)",
                 "What does protecting a stream cost, without iSCSI and without a disk?",

@@ -45,8 +45,8 @@ impl Sender {
         let inner = match protection {
             Protection::Tcp => Protected::Bare,
             Protection::Tls => Protected::Tls(Box::new(tls::client(&mut stream)?)),
-            Protection::Channel(scheme) => {
-                let keys = ChannelKeys::new(EXPORTER, scheme);
+            Protection::Channel(scheme, suite) => {
+                let keys = ChannelKeys::new(EXPORTER, scheme).with_suite(suite);
                 let mut channel = Box::new(Channel::initiator(keys, ChannelLimits::default(), counters()));
                 let mut byte = [0];
                 while !channel.is_confirmed() {
@@ -110,9 +110,9 @@ impl Receiver {
         let inner = match protection {
             Protection::Tcp => Protected::Bare,
             Protection::Tls => Protected::Tls(Box::new(tls::server(&mut stream)?)),
-            Protection::Channel(scheme) => {
+            Protection::Channel(scheme, suite) => {
                 let mut out = Vec::new();
-                let keys = ChannelKeys::new(EXPORTER, scheme);
+                let keys = ChannelKeys::new(EXPORTER, scheme).with_suite(suite);
                 let channel = Box::new(Channel::target(keys, ChannelLimits::default(), counters(), &mut out));
                 write_all(&mut stream, &mut out)?;
                 Protected::Channel { channel, data: Buffer::empty() }

@@ -64,6 +64,7 @@ fn link(now: Instant, options: &AttachOptions) -> Result<Link, AttachError> {
             ..ChannelLimits::default()
         },
         rekey_after: options.rekey.after,
+        suites: vec![options.suite],
         ..LinkOptions::default()
     };
     if !options.url.is_channel() {

@@ -3,7 +3,9 @@
 
 mod attach;
 mod attacks;
+mod block_sets;
 mod connections;
+mod custody_target;
 mod damage;
 mod file_system;
 mod hostile_peers;
@@ -11,6 +13,7 @@ mod redirects;
 mod rekeying;
 mod schemes;
 mod sharing;
+mod suites;
 mod support;
 mod verifying;
 mod wire;

@@ -13,7 +13,7 @@ use strongroom_initiator::{
 };
 use strongroom_target::{Access, Protection, Service, VolumeSpec};
 
-use crate::support::{Host, SIZE};
+use crate::support::{Host, SIZE, trusted};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 16;
@@ -23,10 +23,10 @@ const BHS: usize = 48;
 /// What is written, over and over.
 const CANARY: &[u8] = b"a canary that sings on the wire!";
 
-fn volumes() -> [VolumeSpec; 3] {
+fn volumes() -> [VolumeSpec; 4] {
     let mut open = VolumeSpec::sealed("open", SIZE);
     open.sealed.as_mut().expect("it is sealed").mode = Mode::AuthenticateOnly;
-    [VolumeSpec::sealed("vault", SIZE), open, VolumeSpec::plain("disk", SIZE)]
+    [VolumeSpec::sealed("vault", SIZE), trusted(), open, VolumeSpec::plain("disk", SIZE)]
 }
 
 fn may_use(volume: &str, scheme: Scheme) -> bool {
@@ -139,7 +139,7 @@ fn message(bytes: &[u8], to_target: bool, seen: &Mutex<Seen>) -> Option<usize> {
 #[test]
 fn what_is_written_under_one_scheme_is_read_under_every_other() {
     let host = Host::start(&volumes());
-    for (at, volume) in ["vault", "open", "disk"].into_iter().enumerate() {
+    for (at, volume) in ["vault", "trusted", "open", "disk"].into_iter().enumerate() {
         let mut round = 10 * at as u8;
         for writer in Scheme::ALL.iter().copied().filter(|scheme| may_use(volume, *scheme)) {
             round += 1;
@@ -198,7 +198,7 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
     // The client's columns: the same from its side, and each block sealed and opened once.
     let blocks = (BLOCKS * BLOCK) as u64;
     let (sealed, encrypted) = match volume {
-        "vault" => (blocks, blocks),
+        "vault" | "trusted" => (blocks, blocks),
         "open" => (blocks, 0),
         _ => (0, 0),
     };
@@ -224,7 +224,7 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
     let readable = tap.seen.lock().unwrap().readable_parameters;
     assert_eq!(readable > 0, volume == "disk" && !scheme.is_confidential(), "{volume} {scheme}: {readable}");
     // And what the wire shows.
-    let is_readable = volume != "vault" && !body_is_encrypted;
+    let is_readable = !["vault", "trusted"].contains(&volume) && !body_is_encrypted;
     assert_eq!(seen.canaries > 0, is_readable, "{volume} {scheme}: {} canaries", seen.canaries);
     device.detach().unwrap();
 }
@@ -232,7 +232,7 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
 /// IPsec AH: `HMAC_Ck(H + B)` at both ends.
 #[test]
 fn table_1_ipsec_ah() {
-    for volume in ["disk", "open", "vault"] {
+    for volume in ["disk", "open", "vault", "trusted"] {
         assert_table_1(volume, Scheme::MacAll);
     }
 }
@@ -240,7 +240,7 @@ fn table_1_ipsec_ah() {
 /// IPsec ESP: `E_Ck(H + B), HMAC_Ck(H + B)` at both ends.
 #[test]
 fn table_1_ipsec_esp() {
-    for volume in ["disk", "open", "vault"] {
+    for volume in ["disk", "open", "vault", "trusted"] {
         assert_table_1(volume, Scheme::EncryptAll);
     }
 }
@@ -248,7 +248,7 @@ fn table_1_ipsec_esp() {
 /// Lazy Auth.: `HMAC_Ck(H)` at both ends, `HMAC_Bk(B)` at clients alone.
 #[test]
 fn table_1_lazy_auth() {
-    for volume in ["disk", "open", "vault"] {
+    for volume in ["disk", "open", "vault", "trusted"] {
         assert_table_1(volume, Scheme::LazyAuth);
     }
 }
@@ -256,7 +256,7 @@ fn table_1_lazy_auth() {
 /// IPsec AH + Lazy Dec.: `HMAC_Ck(H + B)` and `E_Ck(H)` at both ends, `E_Bk(B)` at clients alone.
 #[test]
 fn table_1_lazy_decryption_with_ipsec_ah() {
-    for volume in ["disk", "vault"] {
+    for volume in ["disk", "vault", "trusted"] {
         assert_table_1(volume, Scheme::LazyDecrypt);
     }
 }
@@ -264,7 +264,7 @@ fn table_1_lazy_decryption_with_ipsec_ah() {
 /// Lazy Auth + Lazy Dec.: `HMAC_Ck(eH)` and `E_Ck(H)` at both ends, `HMAC_Bk(eB)` and `E_Bk(B)` at clients alone.
 #[test]
 fn table_1_lazy_both() {
-    for volume in ["disk", "vault"] {
+    for volume in ["disk", "vault", "trusted"] {
         assert_table_1(volume, Scheme::Lazy);
     }
 }

@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use strongroom_block::{BlockKeyWrap, Custody, WrapError};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
-use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+use strongroom_seal::{KeyPurpose, KeyWrapper, VolumeKeyFile, WrappingKey};
 use strongroom_target::config::{PeerRule, PlainRule};
-use strongroom_target::{Catalogue, ChapSecrets, Config, Stats, Target, TargetHandle, TargetOptions, VolumeSpec};
+use strongroom_target::{
+    Catalogue, ChapSecrets, Config, SealedSpec, Stats, Target, TargetHandle, TargetOptions, Volume, VolumeSpec,
+};
 
 pub(crate) const ALICE: &str = "iqn.2026-11.org.example:alice";
 pub(crate) const BOB: &str = "iqn.2026-11.org.example:bob";
@@ -96,7 +99,8 @@ impl Host {
         options.node_key = Some(key_of(0xa1));
         options.target_keys = vec![key_of(0x7a).public()];
         options.key_source = Some(Arc::new(KeyFileSource::new(self.dir.path().join("volume.key"))));
-        if options.url.file_name() == "disk" || !options.url.is_channel() {
+        // Custody `target` needs no key of an initiator, and a plain volume none at all.
+        if ["disk", "trusted"].contains(&options.url.file_name()) || !options.url.is_channel() {
             options.key_source = None;
         }
         options.timeouts = Timeouts {
@@ -124,6 +128,41 @@ impl Host {
         change(&mut options);
         RemoteDevice::attach(options).unwrap_err()
     }
+}
+
+/// Wraps block keys as targets do, and remembers them in the clear, for tests to look for.
+pub(crate) struct SpyingWrapper(KeyWrapper);
+
+static BLOCK_KEYS: Mutex<Vec<([u8; 32], [u8; 40])>> = Mutex::new(Vec::new());
+
+impl SpyingWrapper {
+    fn of(volume: &Volume) -> SpyingWrapper {
+        let domain = volume.sealed.as_ref().expect("only sealed volumes wrap").domain;
+        SpyingWrapper(KeyWrapper::new(&WrappingKey::new([0x3c; 32]), domain))
+    }
+
+    /// Every block key that any target of this process was sent so far, raw and wrapped.
+    pub(crate) fn seen() -> Vec<([u8; 32], [u8; 40])> {
+        BLOCK_KEYS.lock().unwrap().clone()
+    }
+}
+
+impl BlockKeyWrap for SpyingWrapper {
+    fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
+        let wrapped = self.0.wrap(key)?;
+        BLOCK_KEYS.lock().unwrap().push((*key, wrapped));
+        Ok(wrapped)
+    }
+
+    fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
+        self.0.unwrap(wrapped)
+    }
+}
+
+/// A volume of custody `target`, by the name that needs no key here.
+pub(crate) fn trusted() -> VolumeSpec {
+    let sealed = SealedSpec { wrapping_key: Some("/nonexistent/wrap.key".into()), ..SealedSpec::new(Custody::Target) };
+    VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("trusted", SIZE) }
 }
 
 fn config(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> Config {
@@ -154,6 +193,7 @@ fn serve(
     next_config: &Arc<Mutex<Option<Config>>>,
 ) -> TargetHandle {
     let mut options = TargetOptions::new(config(root, address, change));
+    options.wraps = Some(Arc::new(|volume| Ok(Arc::new(SpyingWrapper::of(volume)))));
     options.node_key = Some(NodeKey::from_seed(&[0x7a; 32]));
     let next_config = next_config.clone();
     options.reread = Some(Arc::new(move || {

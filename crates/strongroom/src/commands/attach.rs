@@ -98,7 +98,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     let attached = show(&args, device)?;
     let directory = attached.fuse.mount_point().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
-    let mut registration = Registration::new(args.url.to_string(), &directory, mount.as_deref())?;
+    let mut registration = Registration::new(args.url.place(), &directory, mount.as_deref())?;
     tracing::info!(url = %args.url, file = %attached.fuse.file_path().display(), "attached");
     sd_notify::notify("READY=1");
     let ended = wait_and_detach(attached, &signals, &mut registration);

@@ -3,6 +3,7 @@
 //! Absent: how anything is measured (`strongroom_bench`).
 
 mod btio;
+mod ciphers;
 mod dbench;
 mod initiator;
 mod peers;
@@ -40,6 +41,7 @@ pub(crate) enum BenchCommand {
     Peers(peers::PeersArgs),
     Initiator(initiator::InitiatorArgs),
     Receiver(stream::ReceiverArgs),
+    SealRate(ciphers::SealRateArgs),
 }
 
 /// Runs the command.
@@ -53,6 +55,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         BenchCommand::Peers(args) => peers::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
         BenchCommand::Receiver(args) => stream::receive(&args),
+        BenchCommand::SealRate(_) => ciphers::seal_rate(),
     }
 }
 

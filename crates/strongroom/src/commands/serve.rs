@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::{BlockKeyWrap, CryptoCounters, Opener};
-use strongroom_seal::{BlockKeys, KeyWrapper, SealContext, VolumeSealer};
+use strongroom_block::{CryptoCounters, Opener};
+use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
 use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
 
 use super::volume::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, sd_notify, stats_file};
+use crate::{keys, sd_notify, stats_file, wrapping};
 
 /// Serve the volumes of this machine, until SIGTERM or SIGINT.
 #[derive(Args)]
@@ -95,6 +95,9 @@ pub(crate) struct ServeArgs {
     /// Answer SendTargets=All in normal sessions too (RFC 7143 forbids it; some test suites want it).
     #[arg(long)]
     send_targets_all: bool,
+    /// Admit channels of the cipher suites that are for benchmarks alone, too: they protect nothing today.
+    #[arg(long, hide = true)]
+    benchmark_suites: bool,
     /// Write counters to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     stats_file: Option<PathBuf>,
@@ -147,7 +150,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let options = TargetOptions {
         config,
         node_key,
-        wraps: Some(Arc::new(wrapper)),
+        wraps: Some(wrapping::opening()),
+        renew_wrap: Some(wrapping::renewing()),
         openers: Some(Arc::new(opener)),
         chap_secrets,
         reread,
@@ -181,24 +185,12 @@ fn reload(handle: &strongroom_target::TargetHandle) {
     sd_notify::notify("READY=1");
 }
 
-/// What wraps the block keys of a volume of custody `target`: a key in a file that its description names.
-fn wrapper(volume: &Volume) -> Result<Arc<dyn BlockKeyWrap>, String> {
-    let make = || -> Result<KeyWrapper> {
-        let sealed = volume.sealed.as_ref().context("a plain volume has no keys")?;
-        let path = sealed.wrapping_key.as_deref().context("its description names no wrapping key")?;
-        let keys = keys::read_key_file(path)?;
-        Ok(KeyWrapper::new(keys.wrapping_key(sealed.epoch)?, sealed.domain))
-    };
-    match make() {
-        Ok(wrapper) => Ok(Arc::new(wrapper)),
-        Err(error) => Err(format!("{error:#}")),
-    }
-}
-
 /// What opens the blocks of a volume of custody `target`, to verify them: its block keys come with them, unwrapped.
 fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, String> {
     let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
-    let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch).with_mode(sealed.mode);
+    let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch)
+        .with_mode(sealed.mode)
+        .with_suite(sealed.suite);
     let keys = BlockKeys::new(context, Box::new(|_| unreachable!("what only opens draws no keys")), counters);
     Ok(Arc::new(VolumeSealer::BlockKeys(Box::new(keys))))
 }
@@ -251,6 +243,7 @@ impl ServeArgs {
         config.chap.extend(self.chap.iter().cloned());
         config.discovery_chap.extend(self.discovery_chap.iter().cloned());
         config.send_targets_all |= self.send_targets_all;
+        config.benchmark_suites = self.benchmark_suites;
         Ok(config)
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use strongroom_block::Mode;
+use strongroom_block::{Mode, Suite};
 use strongroom_store::{
     IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo, UnitKind,
 };
@@ -371,6 +371,7 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         UnitKind::Plain => None,
         UnitKind::Sealed { custody, .. } => Some(SealedSpec {
             custody,
+            suite: info.sealing.map_or_else(Suite::default, |sealing| sealing.suite),
             mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
             wrapping_key: args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?,
         }),

@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use strongroom_block::{Custody, Mode};
+use strongroom_block::{Custody, Mode, Suite};
 use strongroom_store::{IoChoice, Medium, Store};
 use strongroom_target::admin::{Client, Reply, Request, VolumeReport};
-use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, VolumeSpec, VolumeStatus};
+use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, Volume, VolumeSpec, VolumeStatus};
 
 use super::{contents, erase, format, recover, transfer, verify};
 use crate::admin::ask;
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
+use crate::{secret_file, wrapping};
 
 /// Where a target's configuration is unless told otherwise.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/strongroom/strongroom.toml";
@@ -28,7 +29,9 @@ pub(crate) struct ProtectionArgs {
     /// notices a changed block before it acknowledges it); can be repeated.
     #[arg(long = "require", value_name = "SERVICE", value_parser = parse_service)]
     services: Vec<Service>,
-    /// The schemes that sessions may have, and no others: S0 (plain), S1-1, S1-2, S2-1, S2-3, S2-5; can be repeated.
+    /// The schemes that sessions may have, and no others: S0 (plain), S1-1 (mac-all), S1-2 (lazy-auth), S2-1 (encrypt-all), S2-3
+    /// (lazy-decrypt+mac-all), S2-5 (lazy); S2-2, S2-4 and S2-6 are the same as S2-1, S2-3 and S2-5 on processors with AES
+    /// instructions. Can be repeated.
     #[arg(long = "scheme", value_name = "SCHEME")]
     schemes: Vec<String>,
 }
@@ -109,13 +112,17 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = parse_size)]
     block_size: u64,
     /// Store blocks as they come, for any iSCSI initiator, instead of sealed ones.
-    #[arg(long, conflicts_with_all = ["custody", "wrapping_key", "authenticate_only"])]
+    #[arg(long, conflicts_with_all = ["custody", "suite", "wrapping_key", "authenticate_only"])]
     plain: bool,
     /// Who holds the keys of a sealed volume.
     #[arg(long, default_value = "keyfile")]
     custody: CustodyArg,
-    /// Custody `target`: the file that wraps block keys at rest; outside the directory with the volumes.
-    #[arg(long, value_name = "FILE", required_if_eq("custody", "target"))]
+    /// The cipher that seals its blocks: aes-256-gcm, aes-128-gcm, or chacha20-poly1305 for processors without AES instructions.
+    #[arg(long, default_value_t = Suite::default())]
+    suite: Suite,
+    /// Custody `target`: the file that wraps block keys at rest; outside the directory with the volumes. Whoever destroys it erases the
+    /// volume [default: a new one in `wrapping-keys` beside the configuration].
+    #[arg(long, value_name = "FILE")]
     wrapping_key: Option<PathBuf>,
     /// Seal blocks so that changes are noticed, but leave them readable by anyone.
     #[arg(long)]
@@ -244,6 +251,12 @@ impl RootArgs {
         Ok(Some(crate::config::read(&self.config)?))
     }
 
+    /// Where wrapping keys are made: beside the configuration, else among a person's own settings.
+    fn wrapping_keys(&self) -> PathBuf {
+        let beside = self.config.parent().filter(|_| self.root.is_none() && self.config.exists());
+        beside.map_or_else(secret_file::config_dir, Path::to_owned).join("wrapping-keys")
+    }
+
     pub(crate) fn open(&self) -> Result<Catalogue> {
         Ok(Catalogue::open(self.root()?)?)
     }
@@ -261,9 +274,15 @@ pub(crate) fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
 fn create(args: CreateArgs) -> Result<()> {
     let root = args.target.root()?;
     warn_of_unknown_peers(&args.target, &args.peers);
-    let wrapping_key = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
+    let custody = if args.custody == CustodyArg::Target { Custody::Target } else { Custody::KeyFile };
+    let given = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
+    let made = (custody == Custody::Target && given.is_none())
+        .then(|| wrapping::make(&args.target.wrapping_keys(), &args.name))
+        .transpose()?;
+    let wrapping_key = given.or_else(|| made.clone());
     let sealed = (!args.plain).then(|| SealedSpec {
-        custody: if args.custody == CustodyArg::Target { Custody::Target } else { Custody::KeyFile },
+        custody,
+        suite: args.suite,
         mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
         wrapping_key,
     });
@@ -285,12 +304,27 @@ fn create(args: CreateArgs) -> Result<()> {
             protection: args.protection.into(),
         },
     };
-    let volume = Catalogue::open_or_create(root)?.create(&spec)?;
+    let volume = match Catalogue::open_or_create(root).and_then(|catalogue| catalogue.create(&spec)) {
+        Ok(volume) => volume,
+        Err(error) => {
+            // A key that nothing was wrapped under.
+            made.iter().for_each(|path| drop(std::fs::remove_file(path)));
+            return Err(error.into());
+        }
+    };
     println!("made the {} volume '{}', {}", kind(is_sealed), volume.name, show_size(volume.geometry.bytes()));
     if !volume.medium.is_durable() {
         println!("it is in memory: everything in it is lost whenever the target stops; for benchmarks and tests only");
     }
-    if is_sealed {
+    if let Some(path) = &made {
+        println!(
+            "its block keys are wrapped under {}; without that file nothing in it opens: keep a copy",
+            path.display()
+        );
+    }
+    if is_sealed && custody == Custody::Target {
+        println!("next, from an initiator: strongroom volume format strongroom://HOST/{} --yes", volume.name);
+    } else if is_sealed {
         println!(
             "next, from an initiator with its key: strongroom volume format strongroom://HOST/{} --yes",
             volume.name
@@ -364,12 +398,14 @@ fn show(args: &ShowArgs) -> Result<()> {
     line("kind", volume.kind_text());
     if let Some(sealed) = &volume.sealed {
         line("sealing domain", sealed.domain.to_string());
-        line("suite", format!("{:?}", sealed.suite));
+        line("suite", sealed.suite.to_string());
         line("mode", format!("{:?}", sealed.mode));
         line("key epoch", sealed.epoch.to_string());
         if let Some(path) = &sealed.wrapping_key {
             line("wrapping key", path.display().to_string());
         }
+        let cost = record_cost(volume);
+        line("seal records", format!("{} bytes a block, {} for all blocks", cost.0, show_size(cost.1)));
         line("older versions", format!("up to {} % of the size", volume.retention_percent));
     }
     if let Some(clone) = &volume.clone_of {
@@ -397,6 +433,12 @@ fn show(args: &ShowArgs) -> Result<()> {
     line("on disk", show_size(status.host_bytes));
     line("in use", if status.in_use { "yes" } else { "no" }.to_owned());
     Ok(())
+}
+
+/// What records take at rest: for one block, and when every block is written once.
+fn record_cost(volume: &Volume) -> (u64, u64) {
+    let bytes = volume.sealed.as_ref().map_or(0, |sealed| sealed.custody.record_bytes_at_rest() as u64);
+    (bytes, bytes * volume.geometry.blocks)
 }
 
 /// What a running target says of the volume's open store.
@@ -455,7 +497,10 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
         "sealed": volume.sealed.as_ref().map(|sealed| json!({
             "custody": sealed.custody.to_string(),
             "domain": sealed.domain.to_string(),
+            "suite": sealed.suite.name(),
             "epoch": sealed.epoch,
+            "record_bytes": record_cost(volume).0,
+            "record_bytes_in_all": record_cost(volume).1,
             "wrapping_key": sealed.wrapping_key,
         })),
         "medium": volume.medium.to_string(),

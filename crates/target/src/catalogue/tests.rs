@@ -43,7 +43,7 @@ fn names_and_sizes_that_cannot_be() {
     let ragged = create(VolumeSpec::plain("x", 5000)).to_string();
     assert!(ragged.contains("4096 or 8192"), "{ragged}");
     assert!(matches!(create(VolumeSpec { block_size: 8192, ..VolumeSpec::plain("x", 8192) }), CatalogueError::Kind(_)));
-    let target = |wrapping_key| SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key };
+    let target = |wrapping_key| SealedSpec { wrapping_key, ..SealedSpec::new(Custody::Target) };
     let spec = |wrapping_key| VolumeSpec { sealed: Some(target(wrapping_key)), ..VolumeSpec::plain("x", 1 << 20) };
     assert!(matches!(create(spec(None)), CatalogueError::Kind(_)));
     assert!(matches!(create(spec(Some(catalogue.root().join("key")))), CatalogueError::Kind(_)));

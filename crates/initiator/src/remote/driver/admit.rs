@@ -88,6 +88,16 @@ impl Driver {
                  or allow it at the target with 'strongroom volume access'",
             );
         }
+        if let Some(sealed) = &unit.sealed
+            && attaches
+            && sealed.suite.is_for_benchmarks_only()
+            && !self.options.benchmark_suites
+        {
+            return refused(
+                "the target says that the volume is sealed by aes192-cbc+hmac-md5, which protects nothing today and is for \
+                 benchmarks alone; make a volume of another suite, and do not trust this target if it should be one",
+            );
+        }
         match &unit.sealed {
             None => {
                 self.options.expected.check_plain()?;
@@ -156,7 +166,9 @@ impl Driver {
     fn sealer(&self, unit: &UnitDescription) -> Result<Option<VolumeSealer>, AttachError> {
         let Some(sealed) = &unit.sealed else { return Ok(None) };
         let claims = &sealed.claims;
-        let context = SealContext::new(claims.domain, claims.block_size, claims.epoch).with_mode(sealed.mode);
+        let context = SealContext::new(claims.domain, claims.block_size, claims.epoch)
+            .with_mode(sealed.mode)
+            .with_suite(sealed.suite);
         let counters: Arc<CryptoCounters> = self.options.counters.clone();
         if claims.custody == Custody::Target {
             let keys = BlockKeys::new(context, Box::new(fill_random), counters);

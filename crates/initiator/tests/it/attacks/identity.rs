@@ -1,5 +1,6 @@
 //! Attacks on who talks to whom and by which scheme: they end in the handshake or at the login, and nothing was read or written.
 
+use strongroom_block::Suite;
 use strongroom_channel::Scheme;
 use strongroom_handshake::alpn;
 use strongroom_initiator::{AttachError, RemoteDevice};
@@ -13,12 +14,12 @@ fn attack_downgrade_the_negotiation() {
     let host = host();
     for (&offered, &instead) in Scheme::ALL.iter().flat_map(|one| Scheme::ALL.iter().map(move |other| (one, other))) {
         let wire = Wire::before(&host);
-        let (from, to) = (alpn(offered), alpn(instead));
+        let (from, to) = (alpn(offered, Suite::default()), alpn(instead, Suite::default()));
         assert_eq!(from.len(), to.len(), "lengths stay as they are");
         wire.tamper_towards_target(move |message| {
             let found = message.bytes.windows(from.len()).position(|window| window == from);
             if let Some(at) = found.filter(|_| !message.is_frame()) {
-                message.bytes[at..at + to.len()].copy_from_slice(to);
+                message.bytes[at..at + to.len()].copy_from_slice(&to);
             }
         });
         let mut options = host.options(wire.url("vault"));

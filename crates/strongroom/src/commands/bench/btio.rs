@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use strongroom_bench::btio::{self, BtioPlan, Problem};
-use strongroom_bench::{Contender, Machine, Ours, OursOptions, SchemeChoice};
+use strongroom_bench::{Contender, Machine, Ours, OursOptions, SchemeChoice, Setup};
 
 use super::results::ResultsArgs;
 
@@ -67,7 +67,7 @@ pub(super) fn run(args: &BtioArgs) -> Result<()> {
     for scheme in SchemeChoice::list(&args.schemes)? {
         contenders.push(Box::new(Ours::start(OursOptions {
             strongroom: strongroom.clone(),
-            scheme,
+            setup: Setup::new(scheme),
             medium: args.medium.clone(),
             volume_bytes: (problem.file_bytes() + SPARE_BYTES).next_multiple_of(1 << 20),
             block_sizes: vec![btio::BLOCK_BYTES],

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use strongroom_bench::dbench::{self, DbenchPlan, Mounted};
-use strongroom_bench::{Machine, Ours, OursOptions, SchemeChoice};
+use strongroom_bench::{Machine, Ours, OursOptions, SchemeChoice, Setup};
 
 use super::results::{ResultsArgs, seconds};
 use crate::units::parse_size;
@@ -82,7 +82,7 @@ pub(super) fn run(args: &DbenchArgs) -> Result<()> {
         let directory = site.directory(scheme.name())?;
         let ours = Ours::start(OursOptions {
             strongroom: strongroom.clone(),
-            scheme,
+            setup: Setup::new(scheme),
             medium: args.medium.clone(),
             volume_bytes: args.volume_size,
             block_sizes: vec![dbench::BLOCK_BYTES],

@@ -6,7 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_bench::peers::{Backing, CustomPeer, OursByStock, Peer, PeerKind, PeerOptions};
 use strongroom_bench::rawio::{self, RawioPlan};
-use strongroom_bench::{BenchError, Contender, Grid, Machine, Ours, OursOptions, Pattern, Placement, SchemeChoice};
+use strongroom_bench::{
+    BenchError, Contender, Grid, Machine, Ours, OursOptions, Pattern, Placement, SchemeChoice, Setup,
+};
 
 use super::parse_io_size;
 use super::results::{ResultsArgs, seconds};
@@ -153,6 +155,7 @@ impl PeersArgs {
             runs: self.runs,
             time: seconds(self.seconds, "a measurement")?,
             warm_up: seconds(self.warm_up, "a warm-up")?,
+            parts: false,
             verify: self.verify,
             placement: Some(placement.clone()),
         })
@@ -214,7 +217,7 @@ impl PeersArgs {
             };
             Ok::<Ours, anyhow::Error>(Ours::start(OursOptions {
                 strongroom,
-                scheme,
+                setup: Setup::new(scheme),
                 medium: medium.into(),
                 volume_bytes: self.volume_size,
                 block_sizes,

@@ -4,9 +4,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_bench::driver::How;
 use strongroom_bench::rawio::{self, RawioPlan};
-use strongroom_bench::{Contender, Elsewhere, Grid, Ours, OursOptions, Pattern, SchemeChoice};
+use strongroom_bench::{Contender, Elsewhere, Grid, Ours, OursOptions, Pattern, SchemeChoice, Setup};
+use strongroom_block::Custody;
 use strongroom_initiator::VolumeUrl;
 
+use super::ciphers::CipherArgs;
 use super::site::Site;
 use super::{PlacementArgs, RunArgs, parse_io_size};
 use crate::access::AccessArgs;
@@ -24,9 +26,19 @@ const BLOCK_SIZE_USUAL: u64 = 4096;
     strongroom bench rawio --url strongroom://storage/vault --key-file ~/vault.key --patterns randread\n\n\
     Starts its own target in a process of its own, kept on a processor of its own, unless a --url is given.")]
 pub(crate) struct RawioArgs {
-    /// The schemes to compare, by the paper's names, or 'all'.
+    /// The schemes to compare, by the paper's names or by what they do, or 'all'.
     #[arg(long, value_name = "LIST", default_value = "all", conflicts_with = "url")]
     schemes: String,
+    #[command(flatten)]
+    ciphers: CipherArgs,
+    /// Who has the keys of sealed volumes: keyfile, target, or both. With `target` each block has a key of its own, which its seal record
+    /// carries and the target wraps and keeps: what keeping keys costs is the difference.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "keyfile", value_parser = parse_custody)]
+    custody: Vec<Custody>,
+    /// Seal so many bytes as one, whatever the size of an I/O; can be several. A smaller I/O then reads the rest of its block, and a
+    /// write changes it, seals it anew and writes it on the condition that nobody else did meanwhile.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
+    seal_bytes: Vec<u64>,
     /// Patterns: seqread, seqwrite, randread, randwrite.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
     patterns: Vec<Pattern>,
@@ -66,15 +78,20 @@ pub(crate) struct RawioArgs {
     access: AccessArgs,
 }
 
+fn parse_custody(text: &str) -> Result<Custody, String> {
+    let found = [Custody::KeyFile, Custody::Target].into_iter().find(|custody| custody.to_string() == text);
+    found.ok_or_else(|| format!("'{text}' is no custody that can be measured; there are keyfile and target"))
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &RawioArgs) -> Result<()> {
     let plan = args.plan()?;
-    let schemes = SchemeChoice::list(&args.schemes)?;
+    let setups = if args.url.is_some() { Vec::new() } else { args.setups()? };
     let mut progress = args.run.progress(plan.placement.as_ref())?;
     let site = Site::new(args.run.work_dir.as_deref())?;
     let mut contenders = match &args.url {
         Some(url) => vec![args.elsewhere(url, &site)?],
-        None => args.ours(&schemes, &plan, &site)?,
+        None => args.ours(&setups, &plan, &site)?,
     };
     let outcome = rawio::run(&plan, &mut contenders, &mut progress);
     drop(contenders);
@@ -104,25 +121,39 @@ impl RawioArgs {
             time,
             warm_up,
             verify: self.verify,
+            parts: !self.seal_bytes.is_empty(),
             placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
         })
     }
 
-    fn ours(&self, schemes: &[SchemeChoice], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
+    fn setups(&self) -> Result<Vec<Setup>> {
+        let schemes = SchemeChoice::list(&self.schemes)?;
+        let processes = self.ciphers.processes_for(&self.schemes)?;
+        let seal_bytes: Vec<Option<u64>> = self.seal_bytes.iter().copied().map(Some).collect();
+        let seal_bytes = if seal_bytes.is_empty() { vec![None] } else { seal_bytes };
+        for bytes in seal_bytes.iter().flatten() {
+            if !bytes.is_power_of_two() || !(512..=65536).contains(bytes) {
+                bail!("blocks of {bytes} bytes cannot be sealed; give powers of two from 512 to 64k");
+            }
+        }
+        Ok(Setup::all(&schemes, &self.ciphers.suites, &self.custody, &processes, &seal_bytes))
+    }
+
+    fn ours(&self, setups: &[Setup], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
         let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
         block_sizes.sort_unstable();
         block_sizes.dedup();
         let strongroom = std::env::current_exe().context("cannot find this program's own file")?;
         let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
-        for &scheme in schemes {
+        for &setup in setups {
             let ours = Ours::start(OursOptions {
                 strongroom: strongroom.clone(),
-                scheme,
+                setup,
                 medium: self.medium.clone(),
                 volume_bytes: self.volume_size,
                 block_sizes: block_sizes.clone(),
                 placement: plan.placement.clone().expect("both ends are ours"),
-                directory: site.directory(scheme.name())?,
+                directory: site.directory(&setup.file_name())?,
                 serve_args: Vec::new(),
             })?;
             contenders.push(Box::new(ours.with_connections(self.access.connections)));
@@ -138,6 +169,7 @@ impl RawioArgs {
             key_file: self.access.key_file.clone(),
             read_only: !self.destroy_data,
             scheme: self.access.scheme.map(|scheme| scheme.name().to_owned()),
+            suite: self.access.suite.map(|suite| suite.name().to_owned()),
             authenticate_only: self.access.authenticate_only,
             connections: self.access.connections,
             ..How::default()

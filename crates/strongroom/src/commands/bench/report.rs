@@ -25,6 +25,9 @@ pub(crate) struct ReportArgs {
     /// Put tables, words and plots between the `bench` marks of this Markdown file.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Put what laziness buys between the `schemes` marks of this Markdown file: the lazy-crypto paper's comparisons, and the tables.
+    #[arg(long, value_name = "FILE")]
+    laziness: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -35,7 +38,12 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         all.machines.extend(results.machines);
         all.cells.extend(results.cells);
     }
-    let outputs = Outputs { markdown: args.markdown.clone(), html: args.html.clone(), plots: args.plots.clone() };
+    let outputs = Outputs {
+        markdown: args.markdown.clone(),
+        laziness: args.laziness.clone(),
+        html: args.html.clone(),
+        plots: args.plots.clone(),
+    };
     let written = report::write(&all, &outputs)?;
     if written.is_empty() {
         print!("{}", report::tables(&all));

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use strongroom_bench::stream::{self, Protection, StreamPlan};
 
+use super::ciphers::CipherArgs;
 use super::site::Site;
 use super::{PlacementArgs, RunArgs, parse_io_size};
 
@@ -13,9 +14,11 @@ use super::{PlacementArgs, RunArgs, parse_io_size};
     after_help = "Example: strongroom bench stream --sizes 512,4k,64k,1m --seconds 2 --runs 3 --json stream.jsonl"
 )]
 pub(crate) struct StreamArgs {
-    /// What to compare: tcp, S1-1, S1-2, S2-1, S2-3, S2-5, tls.
+    /// What to compare: tcp, S1-1, S1-2, S2-1, S2-3, S2-5 (or what they are called), tls.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "tcp,S1-1,S1-2,S2-1,S2-3,S2-5,tls")]
     protections: Vec<Protection>,
+    #[command(flatten)]
+    ciphers: CipherArgs,
     /// Bytes of a message: powers of two from 512 to 16MiB.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "512,4k,8k,64k,1m", value_parser = parse_io_size)]
     sizes: Vec<u64>,
@@ -41,7 +44,8 @@ pub(crate) fn run(args: &StreamArgs) -> Result<()> {
     let site = Site::new(args.run.work_dir.as_deref())?;
     let plan = StreamPlan {
         strongroom: std::env::current_exe().context("cannot find this program's own file")?,
-        protections: args.protections.clone(),
+        protections: args.ciphers.protections(&args.protections),
+        processes: args.ciphers.processes()?,
         sizes: args.sizes.clone(),
         runs: args.run.runs,
         time,

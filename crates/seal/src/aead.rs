@@ -1,15 +1,12 @@
-//! AES-256-GCM over one block: the only file that calls the AEAD of the library.
+//! One block through a cipher, in the mode of its volume, and counted: the only file of this room that seals or opens.
 
 use std::cell::RefCell;
 use std::fmt;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
-use strongroom_block::{CryptoCounters, Mode, OpenError, TAG_BYTES};
+use strongroom_block::{CryptoCounters, Mode, OpenError, Suite, TAG_BYTES};
+use strongroom_cipher::{AeadKey, NONCE_BYTES, NotAuthentic};
 
 use crate::secret::KEY_BYTES;
-
-/// Bytes in a GCM nonce.
-pub(crate) const NONCE_BYTES: usize = 12;
 
 thread_local! {
     /// Associated data and block in one piece, for mode `authenticate-only`: the library takes no gathered input.
@@ -24,36 +21,26 @@ pub(crate) struct Binding<'a> {
     pub(crate) associated: &'a [u8],
 }
 
-impl Binding<'_> {
-    fn nonce(&self) -> Nonce {
-        Nonce::assume_unique_for_key(self.nonce)
-    }
-}
+/// One key, expanded. Wiped when it is dropped.
+pub(crate) struct SealKey(AeadKey);
 
-/// One AES-256-GCM key, expanded. The library wipes it when it is dropped.
-pub(crate) struct GcmKey(LessSafeKey);
-
-impl fmt::Debug for GcmKey {
+impl fmt::Debug for SealKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GcmKey")
+        f.write_str("SealKey")
     }
 }
 
-impl GcmKey {
-    pub(crate) fn new(key: &[u8; KEY_BYTES]) -> GcmKey {
-        GcmKey(LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("32 bytes are an AES-256 key")))
+impl SealKey {
+    pub(crate) fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> SealKey {
+        SealKey(AeadKey::new(suite, key))
     }
 
     /// Seals `block` in place.
     pub(crate) fn seal(&self, binding: &Binding<'_>, block: &mut [u8], counters: &CryptoCounters) -> [u8; TAG_BYTES] {
         match binding.mode {
             Mode::Encrypt => {
-                let tag = self
-                    .0
-                    .seal_in_place_separate_tag(binding.nonce(), Aad::from(binding.associated), block)
-                    .expect("a block is far below the limit of GCM");
                 counters.sealed(block.len());
-                tag.as_ref().try_into().expect("a GCM tag is 16 bytes")
+                self.0.seal(binding.nonce, binding.associated, block)
             }
             Mode::AuthenticateOnly => self.authenticate(binding, block, counters),
         }
@@ -69,19 +56,8 @@ impl GcmKey {
     ) -> [u8; TAG_BYTES] {
         match binding.mode {
             Mode::Encrypt => {
-                let mut tag = [0; TAG_BYTES];
-                self.0
-                    .seal_out_of_place_scatter(
-                        binding.nonce(),
-                        Aad::from(binding.associated),
-                        plain,
-                        out,
-                        &[],
-                        &mut tag,
-                    )
-                    .expect("lengths are equal and far below the limit of GCM");
                 counters.sealed(plain.len());
-                tag
+                self.0.seal_into(binding.nonce, binding.associated, plain, out)
             }
             Mode::AuthenticateOnly => {
                 out.copy_from_slice(plain);
@@ -101,10 +77,7 @@ impl GcmKey {
         match binding.mode {
             Mode::Encrypt => {
                 counters.opened(block.len());
-                self.0
-                    .open_in_place_separate_tag(binding.nonce(), Aad::from(binding.associated), tag, block)
-                    .map(|_| ())
-                    .map_err(|_| OpenError::NotAuthentic)
+                self.0.open(binding.nonce, binding.associated, tag, block).map_err(not_authentic)
             }
             Mode::AuthenticateOnly => self.verify(binding, tag, block, counters),
         }
@@ -122,9 +95,7 @@ impl GcmKey {
         match binding.mode {
             Mode::Encrypt => {
                 counters.opened(sealed.len());
-                self.0
-                    .open_separate_gather(binding.nonce(), Aad::from(binding.associated), sealed, tag, out)
-                    .map_err(|_| OpenError::NotAuthentic)
+                self.0.open_into(binding.nonce, binding.associated, tag, sealed, out).map_err(not_authentic)
             }
             Mode::AuthenticateOnly => {
                 out.copy_from_slice(sealed);
@@ -137,13 +108,7 @@ impl GcmKey {
     /// names the mode, so no other input of this key has the same bytes.
     fn authenticate(&self, binding: &Binding<'_>, block: &[u8], counters: &CryptoCounters) -> [u8; TAG_BYTES] {
         counters.authenticated(block.len());
-        with_joined(binding.associated, block, |joined| {
-            let tag = self
-                .0
-                .seal_in_place_separate_tag(binding.nonce(), Aad::from(joined), &mut [])
-                .expect("associated data of one block is far below the limit of GCM");
-            tag.as_ref().try_into().expect("a GCM tag is 16 bytes")
-        })
+        with_joined(binding.associated, block, |joined| self.0.seal(binding.nonce, joined, &mut []))
     }
 
     fn verify(
@@ -155,12 +120,13 @@ impl GcmKey {
     ) -> Result<(), OpenError> {
         counters.verified(block.len());
         with_joined(binding.associated, block, |joined| {
-            self.0
-                .open_in_place_separate_tag(binding.nonce(), Aad::from(joined), tag, &mut [])
-                .map(|_| ())
-                .map_err(|_| OpenError::NotAuthentic)
+            self.0.open(binding.nonce, joined, tag, &mut []).map_err(not_authentic)
         })
     }
+}
+
+fn not_authentic(_: NotAuthentic) -> OpenError {
+    OpenError::NotAuthentic
 }
 
 fn with_joined<R>(associated: &[u8], block: &[u8], use_it: impl FnOnce(&[u8]) -> R) -> R {

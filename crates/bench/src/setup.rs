@@ -1,0 +1,126 @@
+//! What one contender of ours is made of: scheme, cipher suite, custody, unit of sealing, and who does the cryptography; and what it is
+//! called.
+
+use strongroom_block::{Custody, Suite};
+
+use crate::{ProcessKind, SchemeChoice, short_size};
+
+/// One contender of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// The paper's row.
+    pub scheme: SchemeChoice,
+    /// The cipher of the channel and of the volume's seals.
+    pub suite: Suite,
+    /// Who has the keys of what is sealed.
+    pub custody: Custody,
+    /// Bytes that are sealed as one, whatever the size of an I/O; `None`: 4 KiB, or less for smaller I/Os.
+    pub seal_bytes: Option<u64>,
+    /// Who does the cryptography.
+    pub process: ProcessKind,
+}
+
+impl Setup {
+    /// The usual: AES-256-GCM by the processor's instructions, keys with the initiators.
+    pub fn new(scheme: SchemeChoice) -> Setup {
+        let (suite, process) = (Suite::default(), ProcessKind::default());
+        Setup { scheme, suite, custody: Custody::KeyFile, seal_bytes: None, process }
+    }
+
+    /// Every combination that differs: S0 knows no suite, and without sealing nobody has its keys.
+    pub fn all(
+        schemes: &[SchemeChoice],
+        suites: &[Suite],
+        custodies: &[Custody],
+        processes: &[ProcessKind],
+        seal_bytes: &[Option<u64>],
+    ) -> Vec<Setup> {
+        let mut all = Vec::new();
+        for &process in processes {
+            for &suite in suites {
+                for &scheme in schemes {
+                    for &custody in custodies {
+                        for &seal_bytes in seal_bytes {
+                            let setup = Setup { scheme, suite, custody, seal_bytes, process }.plainest();
+                            if !all.contains(&setup) {
+                                all.push(setup);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Without what makes no difference.
+    fn plainest(mut self) -> Setup {
+        if !self.scheme.is_channel() {
+            (self.suite, self.process) = (Suite::default(), ProcessKind::default());
+        }
+        if self.scheme.sealing().is_none() {
+            (self.custody, self.seal_bytes) = (Custody::KeyFile, None);
+        }
+        self
+    }
+
+    /// As tables name it: the scheme, and what is unusual: `S2-5`, `S2-1 aes192-cbc+hmac-md5 software`.
+    pub fn label(&self) -> String {
+        let mut label = self.scheme.name().to_owned();
+        if self.suite != Suite::default() {
+            label += &format!(" {}", self.suite);
+        }
+        if self.custody != Custody::KeyFile {
+            label += &format!(" custody {}", self.custody);
+        }
+        if let Some(bytes) = self.seal_bytes {
+            label += &format!(" sealing {}", short_size(bytes));
+        }
+        if self.process == ProcessKind::Software {
+            label += " software";
+        }
+        label
+    }
+
+    /// The paper's row: S2-1 done by hardware is S2-2.
+    pub fn row(&self) -> &'static str {
+        match (self.scheme.name(), self.process) {
+            ("S2-1", ProcessKind::Hardware) => "S2-2",
+            ("S2-3", ProcessKind::Hardware) => "S2-4",
+            ("S2-5", ProcessKind::Hardware) => "S2-6",
+            (name, _) => name,
+        }
+    }
+
+    /// The label as a file's name.
+    pub fn file_name(&self) -> String {
+        self.label().replace(|character: char| !character.is_ascii_alphanumeric(), "-")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn combinations_that_do_not_differ_are_one() {
+        let schemes = SchemeChoice::list("S0,S2-1,S2-5").unwrap();
+        let kinds = [ProcessKind::Hardware, ProcessKind::Software];
+        let suites = [Suite::Aes256Gcm, Suite::Aes192CbcHmacMd5];
+        let custodies = [Custody::KeyFile, Custody::Target];
+        let labels: Vec<String> =
+            Setup::all(&schemes, &suites, &custodies, &kinds, &[None]).iter().map(Setup::label).collect();
+        assert_eq!(labels.iter().filter(|label| label.starts_with("S0")).count(), 1, "{labels:?}");
+        assert_eq!(labels.iter().filter(|label| label.starts_with("S2-1")).count(), 4, "{labels:?}");
+        assert_eq!(labels.iter().filter(|label| label.starts_with("S2-5")).count(), 8, "{labels:?}");
+        assert_eq!(labels[0], "S0");
+        assert!(labels.contains(&"S2-5 aes192-cbc+hmac-md5 custody target software".to_owned()), "{labels:?}");
+    }
+
+    #[test]
+    fn the_papers_rows_follow_from_who_does_the_cryptography() {
+        let row = |name: &str, process| Setup { process, ..Setup::new(SchemeChoice::list(name).unwrap()[0]) }.row();
+        assert_eq!((row("S2-5", ProcessKind::Hardware), row("S2-5", ProcessKind::Software)), ("S2-6", "S2-5"));
+        assert_eq!((row("S2-2", ProcessKind::Hardware), row("S1-2", ProcessKind::Hardware)), ("S2-2", "S1-2"));
+    }
+}

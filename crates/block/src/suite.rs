@@ -1,0 +1,93 @@
+//! Which ciphers protect a volume's blocks and a channel's frames, by name and by number. The ciphers are in `cipher`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::RecordError;
+
+/// A cipher suite: of a volume's seals, and of a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Suite {
+    /// AES-256-GCM; sealing in the blind custodies composes it to XAES-256-GCM with the stamp as nonce.
+    #[default]
+    Aes256Gcm = 1,
+    /// AES-128-GCM.
+    Aes128Gcm = 2,
+    /// ChaCha20-Poly1305 (RFC 8439): for processors without AES instructions.
+    ChaCha20Poly1305 = 3,
+    /// AES-192-CBC with HMAC-MD5: what the lazy-crypto paper measured, to repeat its experiments and for nothing else.
+    Aes192CbcHmacMd5 = 0xf0,
+}
+
+impl Suite {
+    /// All of them, the usual one first.
+    pub const ALL: [Suite; 4] = [Suite::Aes256Gcm, Suite::Aes128Gcm, Suite::ChaCha20Poly1305, Suite::Aes192CbcHmacMd5];
+
+    /// As in files, on the command line and in results: `aes-256-gcm`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Suite::Aes256Gcm => "aes-256-gcm",
+            Suite::Aes128Gcm => "aes-128-gcm",
+            Suite::ChaCha20Poly1305 => "chacha20-poly1305",
+            Suite::Aes192CbcHmacMd5 => "aes192-cbc+hmac-md5",
+        }
+    }
+
+    /// Whether it must never protect anything that counts: MD5 is broken, and there is no reason but the paper to use it.
+    pub fn is_for_benchmarks_only(self) -> bool {
+        self == Suite::Aes192CbcHmacMd5
+    }
+
+    /// From its byte on disk and wire.
+    ///
+    /// # Errors
+    /// [`RecordError::Unknown`].
+    pub fn from_byte(value: u8) -> Result<Suite, RecordError> {
+        let found = Suite::ALL.into_iter().find(|suite| *suite as u8 == value);
+        found.ok_or(RecordError::Unknown { field: "suite", value })
+    }
+}
+
+impl fmt::Display for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no suite's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{0}' is no cipher suite; there are aes-256-gcm, aes-128-gcm and chacha20-poly1305, and for benchmarks alone \
+     aes192-cbc+hmac-md5 (paper)"
+)]
+pub struct UnknownSuite(String);
+
+impl FromStr for Suite {
+    type Err = UnknownSuite;
+
+    /// In any case; `paper` for the lazy-crypto paper's.
+    fn from_str(text: &str) -> Result<Suite, UnknownSuite> {
+        if text.eq_ignore_ascii_case("paper") {
+            return Ok(Suite::Aes192CbcHmacMd5);
+        }
+        let named = Suite::ALL.into_iter().find(|suite| suite.name().eq_ignore_ascii_case(text));
+        named.ok_or_else(|| UnknownSuite(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_are_read_back() {
+        for suite in Suite::ALL {
+            assert_eq!(suite.name().to_uppercase().parse(), Ok(suite));
+            assert_eq!(Suite::from_byte(suite as u8), Ok(suite));
+        }
+        assert_eq!("paper".parse(), Ok(Suite::Aes192CbcHmacMd5));
+        assert!("rot13".parse::<Suite>().unwrap_err().to_string().contains("chacha20-poly1305"));
+        assert!(Suite::from_byte(0).is_err() && Suite::from_byte(4).is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! The cipher room: authenticated encryption of one message, by suite. Sealing and the channel call the same code, so that a
+//! comparison of the two compares nothing else.
+//!
+//! Deliberately absent: where keys and nonces come from (the rooms that use them), counting, randomness, I/O.
+
+mod paper;
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use strongroom_block::{Suite, TAG_BYTES};
+
+use paper::PaperKey;
+
+/// Bytes that a key is made from, whatever its suite.
+pub const KEY_BYTES: usize = 32;
+/// Bytes in a nonce, whatever the suite.
+pub const NONCE_BYTES: usize = 12;
+
+/// The tag does not fit: key, nonce, associated data or message are not what was sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAuthentic;
+
+/// A key of one suite, expanded. Wiped when it is dropped.
+pub struct AeadKey(Kind);
+
+enum Kind {
+    Library(LessSafeKey),
+    Paper(Box<PaperKey>),
+}
+
+impl fmt::Debug for AeadKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AeadKey")
+    }
+}
+
+impl AeadKey {
+    /// A key of `suite`. AES-128-GCM takes the first 16 of the bytes; `aes192-cbc+hmac-md5` the first 24 for its cipher, and
+    /// makes the key of its authenticator from all of them.
+    pub fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> AeadKey {
+        let library = |algorithm: &'static Algorithm| {
+            let key = UnboundKey::new(algorithm, &key[..algorithm.key_len()]).expect("keys of this length fit");
+            AeadKey(Kind::Library(LessSafeKey::new(key)))
+        };
+        match suite {
+            Suite::Aes256Gcm => library(&AES_256_GCM),
+            Suite::Aes128Gcm => library(&AES_128_GCM),
+            Suite::ChaCha20Poly1305 => library(&CHACHA20_POLY1305),
+            Suite::Aes192CbcHmacMd5 => AeadKey(Kind::Paper(Box::new(PaperKey::new(key)))),
+        }
+    }
+
+    /// Encrypts `text` in place; the tag covers `associated` too. With nothing to encrypt it is a mere authenticator.
+    ///
+    /// A nonce serves a key once.
+    pub fn seal(&self, nonce: [u8; NONCE_BYTES], associated: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
+        match &self.0 {
+            Kind::Library(key) => {
+                let tag = key
+                    .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(associated), text)
+                    .expect("blocks and frames are far below the limits of an AEAD");
+                tag.as_ref().try_into().expect("a tag is 16 bytes")
+            }
+            Kind::Paper(key) => key.seal(nonce, associated, text),
+        }
+    }
+
+    /// Encrypts `plain` into `out`, which has the same length.
+    pub fn seal_into(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        associated: &[u8],
+        plain: &[u8],
+        out: &mut [u8],
+    ) -> [u8; TAG_BYTES] {
+        match &self.0 {
+            Kind::Library(key) => {
+                let (nonce, associated) = (Nonce::assume_unique_for_key(nonce), Aad::from(associated));
+                let mut tag = [0; TAG_BYTES];
+                key.seal_out_of_place_scatter(nonce, associated, plain, out, &[], &mut tag)
+                    .expect("lengths are equal and far below the limits of an AEAD");
+                tag
+            }
+            Kind::Paper(key) => {
+                out.copy_from_slice(plain);
+                key.seal(nonce, associated, out)
+            }
+        }
+    }
+
+    /// Decrypts `text` in place.
+    ///
+    /// # Errors
+    /// [`NotAuthentic`]; the contents of `text` are then unspecified and must not be used.
+    pub fn open(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        associated: &[u8],
+        tag: &[u8; TAG_BYTES],
+        text: &mut [u8],
+    ) -> Result<(), NotAuthentic> {
+        match &self.0 {
+            Kind::Library(key) => key
+                .open_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(associated), tag, text)
+                .map(|_| ())
+                .map_err(|_| NotAuthentic),
+            Kind::Paper(key) => key.open(nonce, associated, tag, text),
+        }
+    }
+
+    /// Decrypts `sealed` into `out`, which has the same length.
+    ///
+    /// # Errors
+    /// [`NotAuthentic`]; the contents of `out` are then unspecified and must not be used.
+    pub fn open_into(
+        &self,
+        nonce: [u8; NONCE_BYTES],
+        associated: &[u8],
+        tag: &[u8; TAG_BYTES],
+        sealed: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), NotAuthentic> {
+        match &self.0 {
+            Kind::Library(key) => key
+                .open_separate_gather(Nonce::assume_unique_for_key(nonce), Aad::from(associated), sealed, tag, out)
+                .map_err(|_| NotAuthentic),
+            Kind::Paper(key) => {
+                out.copy_from_slice(sealed);
+                key.open(nonce, associated, tag, out)
+            }
+        }
+    }
+}
