@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, DeviceErrorKind, Lba};
 use strongroom_channel::Scheme;
@@ -23,6 +24,8 @@ use crate::hostile_peers::Raw;
 use crate::support::{ALICE, BOB, Host, SIZE, key_of};
 
 const BLOCK: usize = 4096;
+/// Nothing here takes so long unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
 const SHARED: u64 = 4;
 /// Whole blocks of one's own begin here, and so far apart.
 const OWN: u64 = 100;
@@ -129,6 +132,16 @@ fn follow_bob(host: &Host, scheme: Scheme, kill_after: Option<usize>, known: &mu
     }
     let status = bob.wait().unwrap();
     assert_eq!(ended && status.success(), kill_after.is_none(), "{scheme}: {status}");
+    // What he sent last was taken in before his session ended, and so comes before whatever his next life writes.
+    wait_for_sessions(host, 1);
+}
+
+fn wait_for_sessions(host: &Host, count: u64) {
+    let until = Instant::now() + PATIENCE;
+    while host.stats().sessions > count {
+        assert!(Instant::now() < until, "a session goes on without its initiator");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
@@ -172,6 +185,9 @@ fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
             let (found, known) = (count(&third, place), bobs[&place.0]);
             assert!((known.done..=known.begun).contains(&found), "{scheme}: bob's {place:?} is {found}, {known:?}");
         }
+        alice.detach().unwrap();
+        third.detach().unwrap();
+        wait_for_sessions(&host, 0);
     }
 }
 
