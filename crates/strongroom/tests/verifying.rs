@@ -34,3 +34,34 @@ fn a_volume_is_verified_and_what_cannot_be_is_refused() {
     said.failed(&["volume recover"]);
     server.stop();
 }
+
+/// Custody `target`, with the cryptography that the binary hands to the target: what nobody has read is verified there.
+#[test]
+fn a_trusted_target_verifies_in_the_background() {
+    let world = World::new();
+    let config = std::fs::read_to_string(world.path("strongroom.toml")).unwrap();
+    // The volume stays open while nobody uses it.
+    std::fs::write(world.path("strongroom.toml"), config.replace("idle_close_s = 1", "idle_close_s = 300")).unwrap();
+    let wrapping = world.text("wrap.key");
+    run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
+    world.create(&["box", "--size", "16MiB", "--custody", "target", "--wrapping-key", &wrapping]).ok();
+    let server = world.serve();
+    let url = world.url("box");
+    world.alice_without_key(&["volume", "format", &url, "--yes"]).ok();
+    for seed in [4, 5] {
+        let image = world.text("image");
+        std::fs::write(&image, noise(seed, 1 << 20)).unwrap();
+        world.alice_without_key(&["copy", &image, &url, "--allow-smaller"]).ok();
+    }
+    let show = || run(&["volume", "show", "box", "--config", &world.text("strongroom.toml")]).ok();
+    stage::eventually("the target has verified what was written", || {
+        let shown = show();
+        shown.contains("verified here") && shown.contains("256 blocks open, 0 do not")
+    });
+    assert!(show().contains("0 of at most"), "{}", show());
+    let status = run(&["status", "--json", "--config", &world.text("strongroom.toml")]).ok();
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let opened = status["counters"]["background_crypto"]["decrypted_bytes"].as_u64().unwrap();
+    assert!(opened >= 1 << 20, "{opened}");
+    server.stop();
+}

@@ -15,7 +15,7 @@ use strongroom_channel::Scheme;
 use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
 
-use crate::support::{Host, Message, SIZE, Wire};
+use crate::support::{Host, Message, SIZE, Wire, trusted};
 
 const BLOCK: usize = 4096;
 /// Where attacks take place, and how many blocks.
@@ -24,10 +24,18 @@ const COUNT: u64 = 4;
 /// Nothing here takes so long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Volumes of the custodies that there are: `keyfile` and `target`.
+const CUSTODIES: [&str; 2] = ["vault", "trusted"];
+
 /// A target with a sealed volume whose blocks hold 2, and held 1 before.
 fn host() -> Host {
-    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE), VolumeSpec::plain("disk", SIZE)]);
-    let device = host.attach("vault");
+    host_with("vault")
+}
+
+fn host_with(volume: &str) -> Host {
+    let sealed = if volume == "vault" { VolumeSpec::sealed("vault", SIZE) } else { trusted() };
+    let host = Host::start(&[sealed, VolumeSpec::plain("disk", SIZE)]);
+    let device = host.attach(volume);
     device.format().unwrap();
     for mark in [1, 2] {
         write(&device, AT, mark);

@@ -1,6 +1,7 @@
 //! Attacks of whoever has the store: the volume's log is edited while the target is down, by the store's own code, so that everything
-//! in it fits, keyless checksums included. Custody `keyfile`: the target, and so the store, has no key. What opens all the same is
-//! what a blind store can always do (rollback), and is asserted as such.
+//! in it fits, keyless checksums included. Custody `keyfile`: the target, and so the store, has no key; custody `target`: the store has
+//! been stolen without the key that wraps the others. What opens all the same is what a blind store can always do (rollback), and
+//! is asserted as such.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use strongroom_store::{BranchId, Extent, Op, OpenOptions, Outcome, Store, View};
 use strongroom_target::operate::Operation;
 use strongroom_target::{Access, Catalogue, VolumeSpec};
 
-use super::{AT, BLOCK, COUNT, assert_noticed, host};
+use super::{AT, BLOCK, COUNT, CUSTODIES, assert_noticed, host_with};
 use crate::support::{Host, SIZE, keep_the_checksum};
 
 /// A stored block.
@@ -85,10 +86,10 @@ fn fitting(record: &SealRecord, data: &[u8]) -> SealRecord {
     SealRecord::decode(&bytes).unwrap()
 }
 
-/// As [`host`], with one more block that attacks use.
-fn scene() -> Host {
-    let host = host();
-    let device = host.attach("vault");
+/// As [`host_with`], with one more block that attacks use.
+fn scene(volume: &str) -> Host {
+    let host = host_with(volume);
+    let device = host.attach(volume);
     super::write(&device, Lba(AT.0 + 50), 9);
     device.detach().unwrap();
     host
@@ -102,7 +103,7 @@ fn attach(host: &Host, volume: &str, scheme: Scheme) -> RemoteDevice {
 
 /// Edits the volume's store, and looks what readers make of it under every scheme.
 fn edited(volume: &str, edit: impl FnOnce(&mut Stolen), then: impl Fn(&RemoteDevice)) -> Host {
-    let mut host = scene();
+    let mut host = scene(volume);
     host.stop();
     let mut store = Stolen::open(&host, volume);
     edit(&mut store);
@@ -112,6 +113,13 @@ fn edited(volume: &str, edit: impl FnOnce(&mut Stolen), then: impl Fn(&RemoteDev
         then(&attach(&host, volume, scheme));
     }
     host
+}
+
+/// In every custody: the store alone, without the wrapping key, does as little for an attacker in custody `target`.
+fn edited_everywhere(edit: impl Fn(&mut Stolen), then: impl Fn(&RemoteDevice)) {
+    for volume in CUSTODIES {
+        edited(volume, &edit, &then);
+    }
 }
 
 #[track_caller]
@@ -138,7 +146,8 @@ fn attack_store_flip() {
         assert_noticed(device, AT);
         assert_block(device, Lba(AT.0 + 1), 2);
     };
-    edited("vault", flip(false), noticed);
+    edited_everywhere(flip(false), noticed);
+    edited("trusted", flip(true), noticed);
     let host = edited("vault", flip(true), noticed);
     // Every older version is there still; whoever chose so reads the newest of them that opens, and is told.
     let before = Catalogue::open(host.dir.path()).unwrap().show("vault").unwrap().volume.access;
@@ -167,7 +176,7 @@ fn attack_store_swap_two_blocks() {
         store.put(AT, &other);
         store.put(Lba(AT.0 + 1), &one);
     };
-    edited("vault", swap, |device| {
+    edited_everywhere(swap, |device| {
         assert_noticed(device, AT);
         assert!(read_blocking(device, Lba(AT.0 + 1), 1).is_err());
         assert_block(device, Lba(AT.0 + 2), 2);
@@ -181,13 +190,13 @@ fn attack_store_mix_versions() {
         let record = fitting(&record, &data);
         store.put(AT, &(data, record));
     };
-    edited("vault", older_data, |device| assert_noticed(device, AT));
+    edited_everywhere(older_data, |device| assert_noticed(device, AT));
     let older_record = |store: &mut Stolen| {
         let ((_, record), (data, _)) = (store.older(AT), store.newest(AT));
         let record = fitting(&record, &data);
         store.put(AT, &(data, record));
     };
-    edited("vault", older_record, |device| assert_noticed(device, AT));
+    edited_everywhere(older_record, |device| assert_noticed(device, AT));
 }
 
 /// Not covered: rollback. The pair was once valid here, and nothing that a new reader knows contradicts it.
@@ -197,7 +206,7 @@ fn attack_store_roll_back_to_an_older_pair() {
         let older = store.older(AT);
         store.put(AT, &older);
     };
-    edited("vault", roll_back, |device| {
+    edited_everywhere(roll_back, |device| {
         assert_block(device, AT, 1);
         assert_block(device, Lba(AT.0 + 1), 2);
     });
@@ -211,7 +220,7 @@ fn attack_store_serve_zeros() {
         let record = fitting(&record, &data);
         store.put(AT, &(data, record));
     };
-    edited("vault", zeros, |device| assert_noticed(device, AT));
+    edited_everywhere(zeros, |device| assert_noticed(device, AT));
 }
 
 /// Absence needs a seal of its own, for exactly that range. (The seal of the whole volume's absence, from when it was formatted,
@@ -225,18 +234,18 @@ fn attack_store_forge_a_hole() {
         let forged = HoleRecord { start: AT, count: 1, record: formatted.record };
         store.0.execute(Op::Hole { holes: vec![forged] }).unwrap();
     };
-    edited("vault", forge, |device| assert_noticed(device, AT));
+    edited_everywhere(forge, |device| assert_noticed(device, AT));
     let forget = |store: &mut Stolen| {
         let formatted = store.hole(Lba(AT.0 + 1000));
         store.0.execute(Op::Hole { holes: vec![formatted] }).unwrap();
     };
-    edited("vault", forget, |device| assert_block(device, AT, 0));
+    edited_everywhere(forget, |device| assert_block(device, AT, 0));
 }
 
 /// Two volumes with one key file: the domain keeps them apart.
 #[test]
 fn attack_store_move_between_volumes() {
-    let mut host = scene();
+    let mut host = scene("vault");
     host.stop();
     Catalogue::open(host.dir.path()).unwrap().create(&VolumeSpec::sealed("other", SIZE)).unwrap();
     host.start_again();
@@ -259,7 +268,7 @@ fn attack_store_move_between_volumes() {
 /// rollback; at another address it does not open.
 #[test]
 fn attack_store_move_between_a_volume_and_its_clone() {
-    let mut host = scene();
+    let mut host = scene("vault");
     host.stop();
     let catalogue = Catalogue::open(host.dir.path()).unwrap();
     catalogue.operate("vault", &Operation::SnapshotCreate { snapshot: "monday".into() }).unwrap();

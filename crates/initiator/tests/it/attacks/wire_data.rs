@@ -6,16 +6,23 @@ use std::sync::{Arc, Mutex};
 use strongroom_block::{Lba, keyless_checksum};
 use strongroom_channel::Scheme;
 
-use super::{AT, BLOCK, Scene, assert_holds, assert_noticed, host, with_blocks, write};
+use super::{AT, BLOCK, CUSTODIES, Scene, assert_holds, assert_noticed, host_with, with_blocks, write};
 use crate::support::keep_the_checksum;
 
 type Change = fn(&mut [u8]);
 
+/// In every custody, under every scheme.
+fn for_each_scene(attack: impl Fn(&Scene)) {
+    for volume in CUSTODIES {
+        let host = host_with(volume);
+        Scheme::ALL.iter().for_each(|&scheme| attack(&Scene::with(&host, scheme, volume)));
+    }
+}
+
 /// Does `change` to the data of an answer, once under every scheme. `at`: the first block that does not open.
 fn change_an_answer(change: Change, at: Lba) {
-    let host = host();
-    for &scheme in Scheme::ALL {
-        let scene = Scene::new(&host, scheme);
+    for_each_scene(|scene| {
+        let scheme = scene.scheme;
         scene.once_to_initiator(with_blocks, move |message| {
             let range = message.data.clone();
             change(&mut message.bytes[range]);
@@ -26,22 +33,21 @@ fn change_an_answer(change: Change, at: Lba) {
             false => assert_noticed(&scene.device, at),
         });
         assert_holds(&scene.device, AT, 2);
-    }
+    });
 }
 
 /// Does `change` to the data of a write, once under every scheme, where the keyless checksum shows it: the target notices in
 /// any case, and the write is done in the end.
 fn change_a_write_visibly(change: Change) {
-    let host = host();
-    for &scheme in Scheme::ALL {
-        let scene = Scene::new(&host, scheme);
+    for_each_scene(|scene| {
+        let scheme = scene.scheme;
         scene.once_to_target(with_blocks, move |message| {
             let range = message.data.clone();
             change(&mut message.bytes[range]);
         });
         scene.ends_session(scheme.checks_on_arrival(), || write(&scene.device, AT, 3));
         assert_holds(&scene.device, AT, 3);
-    }
+    });
 }
 
 #[test]
@@ -60,9 +66,8 @@ fn attack_flip_block_data_keeping_the_checksum() {
         assert_eq!(keyless_checksum(second), before);
     };
     change_an_answer(flip, Lba(AT.0 + 1));
-    let host = host();
-    for &scheme in Scheme::ALL {
-        let scene = Scene::new(&host, scheme);
+    for_each_scene(|scene| {
+        let scheme = scene.scheme;
         scene.once_to_target(with_blocks, move |message| {
             let range = message.data.clone();
             flip(&mut message.bytes[range]);
@@ -78,7 +83,7 @@ fn attack_flip_block_data_keeping_the_checksum() {
             assert!(super::read(&scene.device).is_ok());
         }
         write(&scene.device, AT, 2);
-    }
+    });
 }
 
 #[test]
@@ -100,9 +105,8 @@ fn attack_serve_zeros() {
 /// An answer of before the last write, in the place of the answer now; its header is of now, so the records are.
 #[test]
 fn attack_swap_with_an_older_version() {
-    let host = host();
-    for &scheme in Scheme::ALL {
-        let scene = Scene::new(&host, scheme);
+    for_each_scene(|scene| {
+        let scheme = scene.scheme;
         let older = Arc::new(Mutex::new(Vec::new()));
         let kept = older.clone();
         scene.once_to_initiator(with_blocks, move |message| {
@@ -120,5 +124,5 @@ fn attack_swap_with_an_older_version() {
             false => assert_noticed(&scene.device, AT),
         });
         write(&scene.device, AT, 2);
-    }
+    });
 }
