@@ -83,8 +83,7 @@ fn report(host: &Host) -> VolumeReport {
 /// A target of custody `target` that was handed what opens blocks, and a session with its formatted volume.
 fn trusted() -> (Host, Initiator) {
     let dir = tempfile::tempdir().unwrap();
-    let sealed =
-        SealedSpec { custody: Custody::Target, mode: Mode::Encrypt, wrapping_key: Some("/etc/wrap.key".into()) };
+    let sealed = SealedSpec { wrapping_key: Some("/etc/wrap.key".into()), ..SealedSpec::new(Custody::Target) };
     let spec = VolumeSpec { sealed: Some(sealed), retention_percent: 100, ..VolumeSpec::plain("vault", MIB) };
     Catalogue::open(dir.path()).unwrap().create(&spec).unwrap();
     let mut options = TargetOptions::new(support::config(dir.path()));
