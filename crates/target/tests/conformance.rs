@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 /// Processes of the suite at once. They mostly wait and sleep.
 const AT_ONCE: usize = 6;
 /// No run takes so long unless it hangs.
-const RUN_PATIENCE: Duration = Duration::from_secs(150);
+const RUN_PATIENCE: Duration = Duration::from_secs(900);
 
 fn tool() -> String {
     std::env::var("STRONGROOM_TEST_CU").unwrap_or_else(|_| "iscsi-test-cu".to_owned())

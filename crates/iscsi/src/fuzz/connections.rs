@@ -39,6 +39,8 @@ struct Wanted {
 
 struct World {
     now: Instant,
+    /// Half of the time for which a target keeps tasks after the beginning.
+    forgets_at: Instant,
     offer: Offer,
     initiator: initiator::Session,
     target: Option<target::Session>,
@@ -48,8 +50,9 @@ struct World {
     held: VecDeque<target::Command>,
     carried_out: HashSet<u64>,
     next_number: u64,
-    /// Tasks were to be ended, and by a connection that was lost with the answer: what became of them is unknown.
-    has_ended_tasks: bool,
+    /// Tasks were to be ended, and by a connection that was lost with the answer; or so much time went by that the target does not wait for
+    /// a lost one: what became of tasks may be unknown.
+    may_be_unknown: bool,
     is_tampered: bool,
 }
 
@@ -96,6 +99,7 @@ impl World {
         (config.ping_after, config.login_timeout) = (Duration::from_secs(100_000), Duration::from_secs(100_000));
         let mut world = World {
             now,
+            forgets_at: now + Duration::from_secs(1800),
             offer,
             initiator: initiator::Session::new(now, config),
             target: None,
@@ -104,7 +108,7 @@ impl World {
             held: VecDeque::new(),
             carried_out: HashSet::new(),
             next_number: 0,
-            has_ended_tasks: false,
+            may_be_unknown: false,
             is_tampered: false,
         };
         world.dial(ConnectionId::LEADING);
@@ -346,7 +350,7 @@ impl World {
         ];
         let task = self.wanted.keys().copied().min();
         let function = functions[usize::from(which) % functions.len()];
-        self.has_ended_tasks = true;
+        self.may_be_unknown = true;
         let _ = self.initiator.manage_task(function, Lun::single_level(u16::from(which >> 7)), task);
     }
 
@@ -376,6 +380,7 @@ impl World {
 
     fn pass(&mut self, by: Duration) {
         self.now += by;
+        self.may_be_unknown |= self.now > self.forgets_at;
         if self.initiator.poll_timeout().is_some_and(|at| at <= self.now) {
             self.initiator.handle_timeout(self.now);
         }
@@ -410,7 +415,7 @@ impl World {
                 }
                 initiator::Event::Completed(done) => {
                     let wanted = self.wanted.remove(&done.task).expect("a task is completed once");
-                    if self.is_tampered || done.status != 0 || (done.response != 0 && self.has_ended_tasks) {
+                    if self.is_tampered || done.status != 0 || (done.response != 0 && self.may_be_unknown) {
                         continue;
                     }
                     assert_eq!(done.response, 0, "command {}", wanted.number);

@@ -305,7 +305,7 @@ impl Worker {
             connections,
             queue_depth: self.settings.config.limits.queue_depth,
             worker: self.index,
-            in_flight: session.machine.executing() - session.queued.len(),
+            in_flight: session.machine.executing().saturating_sub(session.queued.len()),
             waiting: session.queued.len(),
             commands: done.commands,
             bytes_read: done.bytes_read,

@@ -21,7 +21,7 @@ use strongroom_target::{Catalogue, ChapSecrets, Config, Target, TargetHandle, Ta
 pub const ALICE: &str = "iqn.2026-11.org.example:alice";
 pub const BLOCK: usize = 4096;
 /// Nothing in these tests takes so long unless it hangs.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const LUN: Lun = Lun::single_level(0);
 
 /// A target with its volumes in a temporary directory.
