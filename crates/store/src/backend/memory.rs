@@ -9,13 +9,14 @@ use super::{Backend, Io, IoDone, Waker};
 
 const PAGE_BYTES: usize = 64 << 10;
 /// Most pages that are kept for what is written next: taking memory from the system costs more than filling it.
-const SPARE_MAX: usize = 256;
+const SPARE_MAX: usize = 1024;
 
 /// A sparse array of bytes.
 #[derive(Default)]
 pub struct MemoryBackend {
-    pages: FxHashMap<u64, Box<[u8]>>,
-    spare: Vec<Box<[u8]>>,
+    /// As long as something was written; the rest of a page is zeros.
+    pages: FxHashMap<u64, Vec<u8>>,
+    spare: Vec<Vec<u8>>,
     ready: Vec<IoDone>,
 }
 
@@ -28,7 +29,12 @@ impl MemoryBackend {
     /// Copies from `offset` into `bytes`.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) {
         for_pages(offset, bytes.len(), |page, within, range| match self.pages.get(&page) {
-            Some(page) => bytes[range.clone()].copy_from_slice(&page[within..within + range.len()]),
+            Some(page) => {
+                let there = page.len().saturating_sub(within).min(range.len());
+                let (data, zeros) = bytes[range].split_at_mut(there);
+                data.copy_from_slice(&page[page.len().min(within)..][..there]);
+                zeros.fill(0);
+            }
             None => bytes[range].fill(0),
         });
     }
@@ -36,14 +42,17 @@ impl MemoryBackend {
     /// Copies `bytes` to `offset`.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) {
         for_pages(offset, bytes.len(), |page, within, range| {
-            let page = self.pages.entry(page).or_insert_with(|| match self.spare.pop() {
-                Some(mut page) => {
-                    page.fill(0);
-                    page
-                }
-                None => vec![0; PAGE_BYTES].into_boxed_slice(),
-            });
-            page[within..within + range.len()].copy_from_slice(&bytes[range]);
+            let spare = &mut self.spare;
+            let page =
+                self.pages.entry(page).or_insert_with(|| spare.pop().unwrap_or_else(|| Vec::with_capacity(PAGE_BYTES)));
+            if page.len() < within {
+                page.resize(within, 0);
+            }
+            // The log is written from front to back: what is new is put behind what is there.
+            let over = (page.len() - within).min(range.len());
+            let (old, new) = bytes[range].split_at(over);
+            page[within..within + over].copy_from_slice(old);
+            page.extend_from_slice(new);
         });
     }
 
@@ -51,10 +60,13 @@ impl MemoryBackend {
     pub fn discard(&mut self, offset: u64, len: u64) {
         for_pages(offset, len as usize, |page, within, range| {
             if range.len() == PAGE_BYTES {
-                let page = self.pages.remove(&page);
-                self.spare.extend(page.filter(|_| self.spare.len() < SPARE_MAX));
-            } else if let Some(page) = self.pages.get_mut(&page) {
-                page[within..within + range.len()].fill(0);
+                if let Some(mut page) = self.pages.remove(&page).filter(|_| self.spare.len() < SPARE_MAX) {
+                    page.clear();
+                    self.spare.push(page);
+                }
+            } else if let Some(page) = self.pages.get_mut(&page).filter(|page| page.len() > within) {
+                let end = page.len().min(within + range.len());
+                page[within..end].fill(0);
             }
         });
     }
@@ -142,5 +154,39 @@ fn for_pages(offset: u64, len: usize, mut visit: impl FnMut(u64, usize, std::ops
         let count = (PAGE_BYTES - within).min(len - at);
         visit(position / PAGE_BYTES as u64, within, at..at + count);
         at += count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BYTES: usize = 3 * PAGE_BYTES;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+        #[test]
+        fn agrees_with_an_array(steps in prop::collection::vec((0u8..3, 0..BYTES, 1usize..2 * PAGE_BYTES), 1..30)) {
+            let (mut memory, mut model) = (MemoryBackend::new(), vec![0u8; BYTES]);
+            for (number, (kind, at, len)) in steps.into_iter().enumerate() {
+                // Often from where a page begins, and whole pages.
+                let at = if kind == 2 { at / PAGE_BYTES * PAGE_BYTES } else { at };
+                let len = len.min(BYTES - at);
+                if kind == 0 {
+                    let bytes = vec![number as u8 + 1; len];
+                    memory.write_at(at as u64, &bytes);
+                    model[at..at + len].copy_from_slice(&bytes);
+                } else {
+                    memory.discard(at as u64, len as u64);
+                    model[at..at + len].fill(0);
+                }
+                let mut read = vec![0xff; BYTES];
+                memory.read_at(0, &mut read);
+                prop_assert!(read == model);
+            }
+        }
     }
 }
