@@ -18,9 +18,12 @@ pub const BUFFER_ALIGN: usize = 4096;
 const KEPT_LEN: std::ops::RangeInclusive<usize> = 4096..=8 << 20;
 /// Up to this length, clearing kept memory is cheaper than page faults on fresh memory.
 const CLEARED_LEN_MAX: usize = 1 << 20;
-/// Upper bound on what one thread keeps, in bytes.
+/// From this length on memory is kept apart: so that many small buffers do not take the place of the few large ones, which cost
+/// most to make anew.
+const LARGE_LEN: usize = 1 << 20;
+/// Upper bound on what one thread keeps of each, in bytes.
 const KEPT_BYTES_MAX: usize = 16 << 20;
-/// Upper bound on the lengths that one thread keeps apart.
+/// Upper bound on the lengths of each that one thread keeps apart.
 const KEPT_LENGTHS_MAX: usize = 8;
 
 /// Freed memory of one thread, by length.
@@ -30,7 +33,13 @@ struct Kept {
 }
 
 thread_local! {
-    static KEPT: RefCell<Kept> = const { RefCell::new(Kept { lengths: Vec::new(), bytes: 0 }) };
+    static KEPT: RefCell<[Kept; 2]> =
+        const { RefCell::new([Kept { lengths: Vec::new(), bytes: 0 }, Kept { lengths: Vec::new(), bytes: 0 }]) };
+}
+
+/// Whether small buffers or large ones.
+fn kind_of(len_bytes: usize) -> usize {
+    usize::from(len_bytes >= LARGE_LEN)
 }
 
 impl Kept {
@@ -120,7 +129,7 @@ impl BufferMut {
             return None;
         }
         // Not while the thread ends and has let go of what it kept.
-        let pointer = KEPT.try_with(|kept| kept.borrow_mut().take(len_bytes)).ok()??;
+        let pointer = KEPT.try_with(|kept| kept.borrow_mut()[kind_of(len_bytes)].take(len_bytes)).ok()??;
         Some(BufferMut { pointer, len_bytes })
     }
 
@@ -143,7 +152,10 @@ impl BufferMut {
 
 impl Drop for BufferMut {
     fn drop(&mut self) {
-        let keep = || KEPT.try_with(|kept| kept.borrow_mut().keep(self.len_bytes, self.pointer)).unwrap_or(false);
+        let keep = || {
+            let keep = |kept: &mut [Kept; 2]| kept[kind_of(self.len_bytes)].keep(self.len_bytes, self.pointer);
+            KEPT.try_with(|kept| keep(&mut kept.borrow_mut())).unwrap_or(false)
+        };
         if KEPT_LEN.contains(&self.len_bytes) && keep() {
             return;
         }
@@ -265,10 +277,18 @@ mod tests {
         drop((0..100).map(|_| BufferMut::zeroed(1 << 20)).collect::<Vec<_>>());
         drop((1..40).map(|at| BufferMut::zeroed(at * 4096)).collect::<Vec<_>>());
         KEPT.with_borrow(|kept| {
-            let bytes: usize = kept.lengths.iter().map(|(len, free)| len * free.len()).sum();
-            assert_eq!(kept.bytes, bytes);
-            assert!(bytes <= KEPT_BYTES_MAX && kept.lengths.len() <= KEPT_LENGTHS_MAX);
+            for kept in kept {
+                let bytes: usize = kept.lengths.iter().map(|(len, free)| len * free.len()).sum();
+                assert_eq!(kept.bytes, bytes);
+                assert!(bytes <= KEPT_BYTES_MAX && kept.lengths.len() <= KEPT_LENGTHS_MAX);
+            }
         });
+        // Small ones, however many, leave the large ones their place.
+        drop((0..KEPT_BYTES_MAX / 4096 + 1).map(|_| BufferMut::copy_from(&[1; 4096])).collect::<Vec<_>>());
+        let large = BufferMut::zeroed(3 << 20);
+        let at = large.as_ptr();
+        drop(large);
+        assert_eq!(BufferMut::to_fill(3 << 20).as_ptr(), at);
         assert!(BufferMut::to_fill(0).is_empty());
     }
 

@@ -39,6 +39,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
         let _ = command.direction(strongroom_block::BlockSize::DEFAULT);
         let _ = UnitKind::Plain.supports(&command);
         let _ = UnitKind::Sealed.supports(&command);
+        let _ = UnitKind::SealedWithKeys.supports(&command);
     }
     let _ = Sense::parse(bytes);
     let _ = inquiry::StandardInquiry::parse(bytes);

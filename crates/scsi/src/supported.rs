@@ -12,6 +12,8 @@ pub enum UnitKind {
     Plain,
     /// Blocks are sealed by initiators: nothing that compares, replicates or makes up data can hold.
     Sealed,
+    /// The same, and the target keeps the blocks' keys, wrapped under one that it can destroy.
+    SealedWithKeys,
 }
 
 /// A row of the table.
@@ -28,6 +30,7 @@ enum Units {
     Both,
     Plain,
     Sealed,
+    WithKeys,
 }
 
 const fn row(opcode: u8, units: Units, usage: &'static [u8]) -> Row {
@@ -75,6 +78,7 @@ const TABLE: &[Row] = &[
     row(op::WRITE_SAME_10, Units::Plain, &[0x41, 0xf8, F, F, F, F, 0, F, F, NACA]),
     row(op::UNMAP, Units::Plain, &[0x42, 0x01, 0, 0, 0, 0, 0, F, F, NACA]),
     action(op::SANITIZE, op::SA_SANITIZE_BLOCK_ERASE as u16, Units::Both, SANITIZE_USAGE),
+    action(op::SANITIZE, op::SA_SANITIZE_CRYPTO_ERASE as u16, Units::WithKeys, SANITIZE_USAGE),
     action(op::SANITIZE, op::SA_SANITIZE_EXIT_FAILURE_MODE as u16, Units::Both, SANITIZE_USAGE),
     row(op::LOG_SENSE, Units::Both, &[0x4d, 0, F, F, 0, F, F, F, F, NACA]),
     row(op::MODE_SELECT_10, Units::Both, &[0x55, 0x11, 0, 0, 0, 0, 0, F, F, NACA]),
@@ -213,7 +217,8 @@ impl Row {
         match self.units {
             Units::Both => true,
             Units::Plain => unit == UnitKind::Plain,
-            Units::Sealed => unit == UnitKind::Sealed,
+            Units::Sealed => unit != UnitKind::Plain,
+            Units::WithKeys => unit == UnitKind::SealedWithKeys,
         }
     }
 
@@ -249,11 +254,11 @@ impl UnitKind {
             | Command::WriteVerify { .. }
             | Command::ExtendedCopy { .. }
             | Command::ReceiveCopyResults { .. } => self == UnitKind::Plain,
-            // No key is ours to destroy: what wraps block keys is a file of the operator's, who may have copies of it.
-            Command::Sanitize { action, .. } => *action != op::SA_SANITIZE_CRYPTO_ERASE,
+            // Only where there is a key to destroy.
+            Command::Sanitize { action: op::SA_SANITIZE_CRYPTO_ERASE, .. } => self == UnitKind::SealedWithKeys,
             // A blind target holds nothing that the initiator's plaintext could be compared with.
             Command::Verify { byte_check, .. } => *byte_check == 0 || self == UnitKind::Plain,
-            Command::Vendor(_) => self == UnitKind::Sealed,
+            Command::Vendor(_) => self != UnitKind::Plain,
             _ => true,
         }
     }
@@ -333,7 +338,7 @@ mod tests {
             cdb[0] = row.opcode;
             cdb[1] = row.service_action.unwrap_or(0) as u8;
             let command = Command::decode(&cdb).unwrap();
-            for unit in [UnitKind::Plain, UnitKind::Sealed] {
+            for unit in [UnitKind::Plain, UnitKind::Sealed, UnitKind::SealedWithKeys] {
                 assert_eq!(unit.supports(&command), row.on(unit), "{command:?} on {unit:?}");
                 assert_eq!(unit.supports_cdb(&cdb), row.on(unit), "{command:?} on {unit:?}");
             }

@@ -63,6 +63,8 @@ pub enum Operation {
     DeleteClone,
     /// Begins to erase it: everything in its store goes, for good. The description's `erasing` tells how far it is.
     Erase,
+    /// The same of a volume of custody `target` by destroying the key that wraps its block keys, instead of overwriting.
+    CryptoErase,
 }
 
 /// What a store has in it, for people.
@@ -185,7 +187,16 @@ fn operate(
         }
         Operation::Clone { snapshot, name, access: who } => clone(catalogue, access, volume, snapshot, name, who)?,
         Operation::DeleteClone => return delete_clone(catalogue, access, volume),
-        Operation::Erase => erase(access, volume)?,
+        Operation::Erase => erase(access, volume, Op::Erase)?,
+        Operation::CryptoErase => {
+            if volume.sealed.as_ref().is_none_or(|sealed| sealed.custody.is_blind()) {
+                return Err(format!(
+                    "there is no key of '{}' here to destroy (only custody 'target' has one)",
+                    volume.name
+                ));
+            }
+            erase(access, volume, Op::CryptoErase)?;
+        }
     }
     let contents = access.contents()?;
     note(catalogue, volume, &contents)?;
@@ -218,7 +229,7 @@ fn unused(access: &dyn StoreAccess, export: &VolumeName) -> Result<(), String> {
     }
 }
 
-fn erase(access: &mut dyn StoreAccess, volume: &Volume) -> Result<(), String> {
+fn erase(access: &mut dyn StoreAccess, volume: &Volume, op: Op) -> Result<(), String> {
     unused(access, &volume.name)?;
     let contents = access.contents()?;
     if volume.clone_of.is_some() {
@@ -235,7 +246,7 @@ fn erase(access: &mut dyn StoreAccess, volume: &Volume) -> Result<(), String> {
              snapshot list {name}` shows them)"
         ));
     }
-    access.run(View::default(), Op::Erase).map(drop)
+    access.run(View::default(), op).map(drop)
 }
 
 fn resize(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume, size_bytes: u64) -> Result<(), String> {
@@ -406,6 +417,9 @@ impl<'a> Served<'a> {
 
 impl StoreAccess for OpenVolume {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String> {
+        if matches!(op, Op::CryptoErase) {
+            return Err("nobody here destroys the key; use `strongroom volume erase --crypto`".to_owned());
+        }
         self.store.execute_on(view, op).map_err(|error| error.to_string())
     }
 

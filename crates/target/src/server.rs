@@ -105,6 +105,7 @@ pub(crate) struct Shared {
     pub(crate) catalogue: Catalogue,
     pub(crate) wraps: Option<WrapFactory>,
     pub(crate) openers: Option<OpenerFactory>,
+    pub(crate) renew_wrap: Option<WrapFactory>,
     pub(crate) reread: Option<ConfigReader>,
     /// Held while a reload is on its way.
     pub(crate) reloading: Mutex<()>,
@@ -144,7 +145,7 @@ impl Target {
     /// # Errors
     /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
-        let TargetOptions { config, node_key, wraps, openers, renew_wrap: _, reread, chap_secrets } = options;
+        let TargetOptions { config, node_key, wraps, openers, renew_wrap, reread, chap_secrets } = options;
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
@@ -161,6 +162,7 @@ impl Target {
             catalogue,
             wraps,
             openers,
+            renew_wrap,
             reread,
             reloading: Mutex::new(()),
             operating: Mutex::new(()),

@@ -132,6 +132,16 @@ impl StoreHandle {
         self.shared.borrow().store.erase_is_certain()
     }
 
+    /// Whether a cryptographic erase waits for the key to go.
+    pub(crate) fn erase_awaits_key(&self) -> bool {
+        self.shared.borrow().store.erase_awaits_key()
+    }
+
+    /// The key that wrapped everything is destroyed, or could not be.
+    pub(crate) fn key_destroyed(&mut self, is_destroyed: bool) {
+        self.store().key_destroyed(is_destroyed);
+    }
+
     /// The store's counters.
     pub(crate) fn stats(&self) -> Stats {
         self.shared.borrow().store.stats()

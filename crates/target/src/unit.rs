@@ -10,6 +10,7 @@ mod blocks;
 mod copy;
 mod jobs;
 mod keep;
+mod key_erase;
 mod modify;
 mod reserve;
 mod rest;
@@ -42,6 +43,7 @@ pub(crate) use copy::OutwardErrand;
 use jobs::RunningJob;
 pub(crate) use jobs::{Job, StoreContents};
 pub(crate) use keep::Keeper;
+pub(crate) use key_erase::KeyRenewal;
 use modify::Sanitize;
 use reserve::{Changes, Delayed};
 pub(crate) use rest::Resting;
@@ -63,6 +65,10 @@ pub(crate) struct Unit {
     surroundings: Arc<Surroundings>,
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
+    /// Destroys what wraps them.
+    renewal: Option<KeyRenewal>,
+    /// It could not be destroyed for the cryptographic erase that goes on.
+    key_survived: bool,
     users: HashMap<SessionKey, User>,
     /// Sessions that are over while something of theirs is in flight.
     leaving: HashMap<SessionKey, NexusId>,
@@ -189,6 +195,8 @@ impl Unit {
             // Keys of the standard hasher are random: enough for a value that must only differ.
             incarnation: RandomState::new().build_hasher().finish(),
             wrap,
+            renewal: None,
+            key_survived: false,
             users: HashMap::new(),
             leaving: HashMap::new(),
             reservation: Reservation::default(),
@@ -395,6 +403,7 @@ impl Unit {
         }
         self.watch_space();
         self.watch_erase(finished);
+        self.watch_key();
         if !self.leaving.is_empty() {
             let running = &self.running;
             self.leaving.retain(|key, _| running.values().any(|running| running.connection == *key));

@@ -93,7 +93,11 @@ pub struct Access {
 impl Volume {
     /// Plain or sealed, as SCSI sees it.
     pub fn unit_kind(&self) -> UnitKind {
-        if self.sealed.is_some() { UnitKind::Sealed } else { UnitKind::Plain }
+        match &self.sealed {
+            None => UnitKind::Plain,
+            Some(sealed) if sealed.custody.is_blind() => UnitKind::Sealed,
+            Some(_) => UnitKind::SealedWithKeys,
+        }
     }
 
     /// Plain or sealed, and who has the keys, for people.

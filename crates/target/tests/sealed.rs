@@ -9,91 +9,21 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use strongroom_block::{
-    AttachId, BlockKeyWrap, Buffer, Custody, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence,
-    Suite, WrapError, keyless_checksum,
+    BlockKeyWrap, Buffer, Custody, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite, WrapError,
+    keyless_checksum,
 };
 use strongroom_handshake::NodeKey;
-use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
+use strongroom_iscsi::initiator::{Command, WriteSource};
 use strongroom_iscsi::{LoginStatus, ahs};
 use strongroom_scsi::vendor::{self, UnitPage};
 use strongroom_scsi::{Sense, VendorCommand, cdb, supported};
 use strongroom_target::admin::{Client, Reply, Request, SpaceReport, StoreReport, default_socket};
 use strongroom_target::operate::Operation;
 use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, Outcome, Refused, alice_key, normal, pattern};
+use support::sealed::{format, hole, read, read_version, record, records, returned, seal_hole, sealed_write, stamp};
+use support::{ALICE, BLOCK, Host, Initiator, LUN, Refused, alice_key, normal, pattern};
 
 const MIB: u64 = 1 << 20;
-
-fn stamp(counter: u64) -> Stamp {
-    Stamp { attach_id: AttachId([0x5e; 16]), counter }
-}
-
-fn record(counter: u64, block: &[u8]) -> SealRecord {
-    let checksum = keyless_checksum(block);
-    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(0), 1, stamp(counter), checksum, [counter as u8; 16])
-}
-
-fn hole(start: u64, count: u64) -> HoleRecord {
-    let flags = RecordFlags(RecordFlags::HOLE);
-    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp(1 << 40 | start), 0, [7; 16]);
-    HoleRecord { start: Lba(start), count, record }
-}
-
-/// Writes with records made by `with`.
-fn sealed_write(lba: u64, data: &[u8], records: &[SealRecord]) -> Command {
-    let record_bytes = records[0].as_bytes().len() as u32;
-    let bytes: Vec<u8> = records.iter().flat_map(|record| record.as_bytes().to_vec()).collect();
-    let records = WriteRecords { block_bytes: BLOCK as u32, record_bytes, bytes: Bytes::from(bytes) };
-    let source = WriteSource { data: Buffer::copy_from(data), records: Some(records) };
-    Command::write(LUN, cdb::write_16(Lba(lba), (data.len() / BLOCK) as u32, false), source)
-}
-
-fn records(first: u64, data: &[u8]) -> Vec<SealRecord> {
-    data.chunks_exact(BLOCK).zip(first..).map(|(block, counter)| record(counter, block)).collect()
-}
-
-fn read(initiator: &mut Initiator, lba: u64, blocks: u32) -> Outcome {
-    let mut command = Command::read(LUN, cdb::read_16(Lba(lba), blocks), blocks * BLOCK as u32);
-    command.sealed_block_bytes = Some(BLOCK as u32);
-    initiator.run(command)
-}
-
-fn format(initiator: &mut Initiator, blocks: u64) {
-    let list = vendor::encode_holes(&[hole(0, blocks)]);
-    initiator.run(seal_hole(&list)).good();
-}
-
-fn seal_hole(list: &[u8]) -> Command {
-    let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
-    Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(list)))
-}
-
-fn read_version(initiator: &mut Initiator, lba: u64, older_than: u64) -> Outcome {
-    let cdb = VendorCommand::ReadVersion { lba: Lba(lba) }.encode();
-    let mut command = Command::read(LUN, cdb, BLOCK as u32);
-    command.sealed_block_bytes = Some(BLOCK as u32);
-    let mut header = Vec::new();
-    ahs::push_older_than(&mut header, older_than);
-    command.ahs = Bytes::from(header);
-    initiator.run(command)
-}
-
-/// The (sequence, record) of every block of a read, and the holes in it.
-fn returned(outcome: &Outcome) -> (Vec<(u64, SealRecord)>, Vec<ahs::Hole>) {
-    let mut blocks = Vec::new();
-    let mut holes = Vec::new();
-    for segment in &outcome.segments {
-        assert_eq!(segment.sealed, !segment.data.is_empty(), "block data is left to its records, and nothing else is");
-        if let Some(found) = ahs::SealRecords::find(&segment.ahs).unwrap() {
-            for entry in found.iter() {
-                let sequence = u64::from_be_bytes(entry[..8].try_into().unwrap());
-                blocks.push((sequence, SealRecord::decode(&entry[8..]).unwrap()));
-            }
-        }
-        holes.extend(ahs::Hole::find(&segment.ahs).unwrap());
-    }
-    (blocks, holes)
-}
 
 #[test]
 fn blocks_come_back_with_their_records_and_holes_with_theirs() {

@@ -6,16 +6,17 @@
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_block::Token;
 use strongroom_store::Op;
-use strongroom_target::OpenVolume;
 use strongroom_target::admin::{Client, Operation, StoreReport};
+use strongroom_target::{OpenVolume, Volume};
 
 use super::contents::operate;
 use super::volume::RootArgs;
+use crate::wrapping;
 
 /// How often a target is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(500);
@@ -36,6 +37,10 @@ pub(crate) struct EraseArgs {
     /// Really erase it; there is no way back.
     #[arg(long)]
     yes: bool,
+    /// Destroy the key that wraps its block keys, instead of overwriting (custody target): quick, and it reaches what was copied
+    /// elsewhere too, but not copies of that key.
+    #[arg(long)]
+    crypto: bool,
     #[command(flatten)]
     target: RootArgs,
 }
@@ -49,7 +54,8 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     }
     let bar = progress_bar();
     if Client::connect(&args.target.admin_socket()?)?.is_some() {
-        let mut store = operate(&args.target, name, Operation::Erase)?.store;
+        let operation = if args.crypto { Operation::CryptoErase } else { Operation::Erase };
+        let mut store = operate(&args.target, name, operation)?.store;
         while let Some(progress) = store.erasing {
             refused(&store)?;
             bar.set_position(progress.into());
@@ -61,8 +67,14 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
         if volume.clone_of.is_some() {
             bail!("'{name}' is a clone and shares its blocks; delete it instead");
         }
+        let has_key = volume.sealed.as_ref().is_some_and(|sealed| !sealed.custody.is_blind());
+        let own_key = has_key && !catalogue.wrapping_key_is_shared(&volume)?;
+        if args.crypto {
+            ensure!(has_key, "there is no key of '{name}' here to destroy (only custody 'target' has one)");
+            ensure!(own_key, "another volume has the same wrapping key, and would be lost too; erase without --crypto");
+        }
         let mut opened = catalogue.open_volume(name)?;
-        let erased = erase_here(&mut opened, &bar);
+        let erased = erase_here(&mut opened, own_key.then_some(&volume), args.crypto, &bar);
         opened.close()?;
         erased?;
     }
@@ -74,18 +86,33 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     Ok(())
 }
 
-fn erase_here(opened: &mut OpenVolume, bar: &ProgressBar) -> Result<()> {
+/// `of_key`: the volume, if it has a wrapping key of its own.
+fn erase_here(opened: &mut OpenVolume, of_key: Option<&Volume>, by_key: bool, bar: &ProgressBar) -> Result<()> {
     let store = opened.store();
-    store.submit(Token(0), Op::Erase);
+    let renew = || of_key.map_or(Ok(()), renew);
+    // One that goes on from before may have been one that destroys the key.
+    let mut renewed = if store.erase_progress().is_some() { renew() } else { Ok(()) };
+    store.submit(Token(0), if by_key { Op::CryptoErase } else { Op::Erase });
     let mut done = Vec::new();
     while store.poll_completions(&mut done) == 0 {
         bar.set_position(store.erase_progress().unwrap_or(0).into());
+        if store.erase_awaits_key() {
+            renewed = renew();
+            store.key_destroyed(renewed.is_ok());
+        }
         store.wait();
     }
     for completion in done {
         completion.result?;
     }
-    Ok(())
+    renewed.context(
+        "everything in the volume is overwritten, but the key that wrapped its block keys could not be destroyed: destroy its file, \
+         and every copy of it",
+    )
+}
+
+fn renew(volume: &Volume) -> Result<()> {
+    wrapping::renewing()(volume).map(drop).map_err(anyhow::Error::msg)
 }
 
 fn refused(store: &StoreReport) -> Result<()> {

@@ -13,6 +13,10 @@ use strongroom_store::{
 use super::Unit;
 use crate::volume::{Access, Volume};
 
+/// What is told of a cryptographic erase whose key is still there.
+const KEY_SURVIVED: &str = "the key that wraps the volume's block keys could not be destroyed (the target's log says why); everything in the \
+    volume is overwritten instead, but what was copied elsewhere opens with that key: destroy its file, and every copy of it";
+
 /// What a store has in it.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreContents {
@@ -49,6 +53,8 @@ pub(super) enum RunningJob {
     /// Answered when nothing can undo it any more, or when it is over; then there is no one to tell.
     Erase {
         reply: Option<Sender<Result<Outcome, OpError>>>,
+        /// Not before its key is destroyed, either.
+        by_key: bool,
     },
     Send {
         stream: Box<stream::Sender>,
@@ -70,7 +76,13 @@ impl Unit {
             }
             Job::Run { view, op, reply } => {
                 let job = match op {
-                    Op::Erase => RunningJob::Erase { reply: Some(reply) },
+                    Op::CryptoErase if !self.can_destroy_key() => {
+                        let why = "its wrapping key is another volume's too, or cannot be destroyed by this target";
+                        return drop(reply.send(Err(OpError::Depended(why))));
+                    }
+                    Op::Erase | Op::CryptoErase => {
+                        RunningJob::Erase { reply: Some(reply), by_key: matches!(op, Op::CryptoErase) }
+                    }
                     _ => RunningJob::Run { reply, grows: matches!(op, Op::Grow { .. }) },
                 };
                 self.start_job(job, view, op);
@@ -96,7 +108,7 @@ impl Unit {
     /// An erase is under way that nothing can undo any more.
     pub(super) fn tell_certain_jobs(&mut self) {
         for job in self.jobs.values_mut() {
-            if let RunningJob::Erase { reply } = job
+            if let RunningJob::Erase { reply, by_key: false } = job
                 && let Some(reply) = reply.take()
             {
                 let _ = reply.send(Ok(Outcome::Changed));
@@ -104,9 +116,21 @@ impl Unit {
         }
     }
 
+    /// The key of a cryptographic erase is destroyed, or could not be.
+    pub(super) fn tell_key_jobs(&mut self, is_destroyed: bool) {
+        for job in self.jobs.values_mut() {
+            if let RunningJob::Erase { reply, by_key: true } = job
+                && let Some(reply) = reply.take()
+            {
+                let _ =
+                    reply.send(if is_destroyed { Ok(Outcome::Changed) } else { Err(OpError::Depended(KEY_SURVIVED)) });
+            }
+        }
+    }
+
     pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
         match self.jobs.remove(&token) {
-            None | Some(RunningJob::Erase { reply: None }) => {}
+            None | Some(RunningJob::Erase { reply: None, .. }) => {}
             Some(RunningJob::Verify) => self.verify_step_done(result),
             Some(RunningJob::Run { reply, grows }) => {
                 if grows && result.is_ok() {
@@ -114,7 +138,7 @@ impl Unit {
                 }
                 let _ = reply.send(result);
             }
-            Some(RunningJob::Erase { reply: Some(reply) }) => drop(reply.send(result)),
+            Some(RunningJob::Erase { reply: Some(reply), .. }) => drop(reply.send(result)),
             Some(RunningJob::Send { mut stream, reply }) => {
                 let bytes = match result {
                     Ok(read) => Ok(self.store.send_blocks(&mut stream, &read)),

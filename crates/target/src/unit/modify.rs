@@ -180,9 +180,15 @@ impl Unit {
             tracing::warn!(volume = %self.volume.name, "SANITIZE refused: there are snapshots or clones; delete those first");
             return Err(Sense::COMMAND_SEQUENCE);
         }
+        let by_key = action == opcode::SA_SANITIZE_CRYPTO_ERASE;
+        if by_key && !self.can_destroy_key() {
+            tracing::warn!(volume = %self.volume.name, "SANITIZE refused: its wrapping key is another volume's too, or cannot be destroyed from here");
+            return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)));
+        }
         self.sanitize = Sanitize::InProgress;
+        self.key_survived = false;
         tracing::warn!(volume = %self.volume.name, "SANITIZE: everything that is stored goes");
-        let (work, op) = (Work::Sanitize, Op::Erase);
+        let (work, op) = (Work::Sanitize, if by_key { Op::CryptoErase } else { Op::Erase });
         Ok(if immediate { Plan::WhenCertain(work, op) } else { Plan::Start(work, op) })
     }
 
@@ -191,9 +197,13 @@ impl Unit {
     pub(super) fn watch_erase(&mut self, finished: &mut Vec<Finished>) {
         let erasing = self.store.erase_progress().is_some();
         let was_erasing = std::mem::replace(&mut self.erasing, erasing);
+        if erasing && !was_erasing {
+            self.key_survived = false;
+        }
         if !erasing {
-            if was_erasing && self.sanitize == Sanitize::Failed {
-                self.sanitize = Sanitize::Idle;
+            if was_erasing {
+                self.forget_verification();
+                self.sanitize = if self.key_survived { Sanitize::Failed } else { Sanitize::Idle };
             }
             return;
         }
@@ -207,12 +217,6 @@ impl Unit {
                 finished.push(Finished { connection, task, response: Some(Response::good()) });
             }
         }
-    }
-
-    /// Everything is gone, durably.
-    pub(super) fn sanitized(&mut self) -> Next {
-        self.sanitize = Sanitize::Idle;
-        Next::Done(Response::good())
     }
 
     /// Long work that was under way when SANITIZE came.

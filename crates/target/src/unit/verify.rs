@@ -158,6 +158,14 @@ impl Unit {
         pairs
     }
 
+    /// Everything was erased: what was found is gone.
+    pub(super) fn forget_verification(&mut self) {
+        if let Some(verifier) = &mut self.verifier {
+            verifier.bad.clear();
+            verifier.next = 0;
+        }
+    }
+
     fn found_bad(&mut self, lba: Lba, reason: &str) {
         let Some(verifier) = &mut self.verifier else { return };
         if verifier.bad.len() < BAD_BLOCKS_MAX && verifier.bad.insert(lba.0) {

@@ -17,7 +17,7 @@ use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::store_handle::StoreHandle;
-use crate::unit::{Finished, Job, Keeper, Kept, SessionKey, Unit};
+use crate::unit::{Finished, Job, Keeper, Kept, KeyRenewal, SessionKey, Unit};
 use crate::volume::Volume;
 
 /// After so long without a command the store may tidy up.
@@ -202,7 +202,11 @@ impl Worker {
                 let store = StoreHandle::new(store);
                 let rest = self.shared.resting().take(&described);
                 let surroundings = Arc::clone(&self.shared.surroundings);
-                let mut unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper, surroundings);
+                let renew = self.shared.renew_wrap.clone().filter(|_| wrap.is_some());
+                let renewal =
+                    renew.map(|renew| KeyRenewal::new(renew, self.shared.catalogue.clone(), wake(&ready, &self.waker)));
+                let unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper, surroundings);
+                let mut unit = unit.with_key_renewal(renewal);
                 if let Some(rest) = rest {
                     unit.resume(rest);
                 }
@@ -458,7 +462,7 @@ fn open(
 ) -> Result<OpenedUnit, CatalogueError> {
     let lock = lock_patiently(shared, name)?;
     let mut volume = shared.catalogue.load(name)?;
-    let wrap = match volume.sealed.as_ref().filter(|sealed| !sealed.custody.is_blind()) {
+    let mut wrap = match volume.sealed.as_ref().filter(|sealed| !sealed.custody.is_blind()) {
         None => None,
         Some(_) => {
             let trouble = |problem: String| CatalogueError::WrappingKey { name: name.to_string(), problem };
@@ -477,6 +481,14 @@ fn open(
         _ => Store::open(&dir, &options, waker),
     };
     let store = store.map_err(|source| store_error(name, source))?;
+    // An erase that was cut short may have been one that destroys the key.
+    if store.erase_progress().is_some()
+        && let Some(renew) = shared.renew_wrap.as_ref().filter(|_| wrap.is_some())
+        && !shared.catalogue.wrapping_key_is_shared(&volume)?
+    {
+        let trouble = |problem: String| CatalogueError::WrappingKey { name: name.to_string(), problem };
+        wrap = Some(renew(&volume).map_err(trouble)?);
+    }
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.settings().config.base_name, name);
     if volume.take_from(store.info(), &store.snapshots()) {

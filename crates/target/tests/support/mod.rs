@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub)] // Each test file uses its own part.
 
+pub mod sealed;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};

@@ -1,0 +1,126 @@
+//! Proves what SANITIZE CRYPTOGRAPHIC ERASE of a volume of custody `target` comes to: the key that wrapped its block keys is gone, and with it
+//! everything, whatever crashes; or it was not, and then that is said.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use strongroom_block::{BlockKeyWrap, Custody, WrapError};
+use strongroom_iscsi::initiator::Command;
+use strongroom_scsi::{Sense, vendor};
+use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
+use support::sealed::{hole, read, record, seal_hole, sealed_write};
+use support::{Host, Initiator, LUN, Outcome, pattern};
+
+const MIB: u64 = 1 << 20;
+
+/// Wraps under a mask, which is told at the end of what it wraps.
+struct Masked(u8);
+
+impl BlockKeyWrap for Masked {
+    fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
+        let mut wrapped = [self.0; 40];
+        wrapped.iter_mut().zip(key).for_each(|(out, byte)| *out = byte ^ self.0);
+        Ok(wrapped)
+    }
+
+    fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
+        if wrapped[32..] != [self.0; 8] {
+            return Err(WrapError);
+        }
+        Ok(std::array::from_fn(|at| wrapped[at] ^ self.0))
+    }
+}
+
+/// A target whose wrapping key is the number of times that it was destroyed; that fails as long as `stuck`.
+fn renewing_host(dir: tempfile::TempDir, key: &Arc<AtomicU8>, stuck: &Arc<AtomicBool>) -> Host {
+    let mut options = TargetOptions::new(support::config(dir.path()));
+    options.node_key = Some(support::target_key());
+    let now = Arc::clone(key);
+    options.wraps = Some(Arc::new(move |_| Ok(Arc::new(Masked(now.load(Ordering::SeqCst))))));
+    let (key, stuck) = (Arc::clone(key), Arc::clone(stuck));
+    options.renew_wrap = Some(Arc::new(move |_| match stuck.load(Ordering::SeqCst) {
+        true => Err("the file is stuck".to_owned()),
+        false => Ok(Arc::new(Masked(key.fetch_add(1, Ordering::SeqCst) + 1))),
+    }));
+    Host { target: Some(Target::start(options).unwrap()), dir, node: support::target_key().public() }
+}
+
+/// Formats the volume and writes a block, with a block key.
+fn format_and_write(initiator: &mut Initiator, counter: u64) -> Vec<u8> {
+    let mut absent = hole(0, 256);
+    absent.record = absent.record.with_block_key(&[9; 32]);
+    initiator.run(seal_hole(&vendor::encode_holes(&[absent]))).good();
+    let data = pattern(counter as u8, 1);
+    initiator.run(sealed_write(4, &data, &[record(counter, &data).with_block_key(&[8; 32])])).good();
+    data
+}
+
+fn sanitize(initiator: &mut Initiator, action: u8) -> Outcome {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[1]) = (0x48, action);
+    initiator.run(Command::read(LUN, cdb, 0))
+}
+
+const BLOCK_ERASE: u8 = 0x02;
+const CRYPTO_ERASE: u8 = 0x03;
+
+#[test]
+fn a_cryptographic_erase_destroys_the_key_and_goes_on_after_a_crash() {
+    let (key, stuck) = (Arc::new(AtomicU8::new(1)), Arc::new(AtomicBool::new(false)));
+    let dir = tempfile::tempdir().unwrap();
+    let catalogue = strongroom_target::Catalogue::open(dir.path()).unwrap();
+    let sealed = |key: &str| SealedSpec { wrapping_key: Some(key.into()), ..SealedSpec::new(Custody::Target) };
+    let spec = |name: &str, key: &str| VolumeSpec { sealed: Some(sealed(key)), ..VolumeSpec::plain(name, MIB) };
+    catalogue.create(&spec("vault", "/etc/one.key")).unwrap();
+    catalogue.create(&spec("twin", "/etc/two.key")).unwrap();
+    catalogue.create(&spec("other", "/etc/two.key")).unwrap();
+    catalogue.create(&VolumeSpec::sealed("blind", MIB)).unwrap();
+    let mut host = renewing_host(dir, &key, &stuck);
+    // Whose key is another's too, or not here, is left as it is.
+    for name in ["twin", "blind"] {
+        let mut initiator = host.channel(name);
+        assert!(sanitize(&mut initiator, CRYPTO_ERASE).sense().is(&Sense::INVALID_FIELD_IN_CDB), "{name}");
+    }
+    let mut initiator = host.channel("vault");
+    format_and_write(&mut initiator, 1);
+    sanitize(&mut initiator, CRYPTO_ERASE).good();
+    assert_eq!(key.load(Ordering::SeqCst), 2, "the old key is gone");
+    assert!(read(&mut initiator, 4, 1).sense().is(&Sense::UNRECOVERED_READ), "not formatted");
+    let data = format_and_write(&mut initiator, 2);
+    assert_eq!(read(&mut initiator, 4, 1).good(), data, "under the new key");
+
+    // A key that does not go: everything is overwritten, but that is not what was asked for.
+    stuck.store(true, Ordering::SeqCst);
+    assert!(sanitize(&mut initiator, CRYPTO_ERASE).sense().is(&Sense::SANITIZE_FAILED));
+    assert!(read(&mut initiator, 4, 1).sense().is(&Sense::SANITIZE_FAILED));
+    sanitize(&mut initiator, BLOCK_ERASE).good();
+    assert!(read(&mut initiator, 4, 1).sense().is(&Sense::UNRECOVERED_READ));
+    format_and_write(&mut initiator, 3);
+    stuck.store(false, Ordering::SeqCst);
+    initiator.log_out();
+
+    // A crash when nothing can undo it any more, and the key is still there.
+    host.target.take().unwrap().stop();
+    let mut opened = catalogue.open_volume("vault").unwrap();
+    opened.store().submit(strongroom_block::Token(1), strongroom_store::Op::CryptoErase);
+    let mut done = Vec::new();
+    while !opened.store().erase_awaits_key() {
+        opened.store().poll_completions(&mut done);
+        assert!(done.is_empty());
+        opened.store().wait();
+    }
+    drop(opened);
+    assert_eq!(key.load(Ordering::SeqCst), 2);
+    let host = renewing_host(host.dir, &key, &stuck);
+    let mut initiator = host.channel("vault");
+    support::eventually("it goes on and ends", || {
+        let sense = read(&mut initiator, 4, 1).sense();
+        assert!(sense.is(&Sense::SANITIZE_IN_PROGRESS) || sense.is(&Sense::UNRECOVERED_READ), "{sense}");
+        sense.is(&Sense::UNRECOVERED_READ)
+    });
+    assert_eq!(key.load(Ordering::SeqCst), 3, "the key went before anything else");
+    let data = format_and_write(&mut initiator, 4);
+    assert_eq!(read(&mut initiator, 4, 1).good(), data);
+}
