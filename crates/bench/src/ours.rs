@@ -72,6 +72,7 @@ impl Ours {
             options.create_volume(block_size)?;
         }
         let stats = at("stats.json");
+        let configuration = options.configuration()?;
         let mut command = Command::new(&options.strongroom);
         command.args(["--log", "warn", "serve", "--root", text(&at("volumes"))?, "--listen", "127.0.0.1:0"]);
         command.args(["--node-key", text(&at("target.identity"))?, "--workers", "1", "--idle-close", "1h"]);
@@ -79,6 +80,9 @@ impl Ours {
         command.args(["--plain", "initiators=*; volumes=*"]);
         command.arg("--peer").arg(format!("name=bench; key={}; initiators=*; volumes=*", initiator_key.trim()));
         command.args(&options.serve_args);
+        if let Some(path) = &configuration {
+            command.args(["--config", text(path)?]);
+        }
         if options.setup.suite.is_for_benchmarks_only() {
             command.arg("--benchmark-suites");
         }
@@ -197,6 +201,18 @@ impl Contender for Ours {
 }
 
 impl OursOptions {
+    /// A file with what no argument can say, if there is such a thing.
+    fn configuration(&self) -> Result<Option<PathBuf>, BenchError> {
+        let Some(bytes) = self.setup.record_cache else { return Ok(None) };
+        let path = self.directory.join("strongroom.toml");
+        let root = self.directory.join("volumes");
+        // Data is not kept either: else what is read again needs no record.
+        let limits = format!("record_cache_bytes = {bytes}\ndata_cache_bytes = 0");
+        fs::write(&path, format!("root = {:?}\n\n[limits]\n{limits}\n", text(&root)?))
+            .map_err(|error| BenchError::file(&path, error))?;
+        Ok(Some(path))
+    }
+
     fn create_volume(&self, block_size: u64) -> Result<(), BenchError> {
         let (name, root) = (Ours::volume_name(block_size), self.directory.join("volumes"));
         let (size, block_size) = (self.volume_bytes.to_string(), block_size.to_string());

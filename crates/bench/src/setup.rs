@@ -16,6 +16,8 @@ pub struct Setup {
     pub custody: Custody,
     /// Bytes that are sealed as one, whatever the size of an I/O; `None`: 4 KiB, or less for smaller I/Os.
     pub seal_bytes: Option<u64>,
+    /// What the target keeps of seal records in memory, in bytes; `None`: as much as usual.
+    pub record_cache: Option<u64>,
     /// Who does the cryptography.
     pub process: ProcessKind,
 }
@@ -24,7 +26,7 @@ impl Setup {
     /// The usual: AES-256-GCM by the processor's instructions, keys with the initiators.
     pub fn new(scheme: SchemeChoice) -> Setup {
         let (suite, process) = (Suite::default(), ProcessKind::default());
-        Setup { scheme, suite, custody: Custody::KeyFile, seal_bytes: None, process }
+        Setup { scheme, suite, custody: Custody::KeyFile, seal_bytes: None, record_cache: None, process }
     }
 
     /// Every combination that differs: S0 knows no suite, and without sealing nobody has its keys.
@@ -34,23 +36,21 @@ impl Setup {
         custodies: &[Custody],
         processes: &[ProcessKind],
         seal_bytes: &[Option<u64>],
+        record_caches: &[Option<u64>],
     ) -> Vec<Setup> {
-        let mut all = Vec::new();
-        for &process in processes {
-            for &suite in suites {
-                for &scheme in schemes {
-                    for &custody in custodies {
-                        for &seal_bytes in seal_bytes {
-                            let setup = Setup { scheme, suite, custody, seal_bytes, process }.plainest();
-                            if !all.contains(&setup) {
-                                all.push(setup);
-                            }
-                        }
-                    }
-                }
+        let mut all: Vec<Setup> = schemes.iter().copied().map(Setup::new).collect();
+        all = each(&all, record_caches, |setup, &record_cache| Setup { record_cache, ..setup });
+        all = each(&all, seal_bytes, |setup, &seal_bytes| Setup { seal_bytes, ..setup });
+        all = each(&all, custodies, |setup, &custody| Setup { custody, ..setup });
+        all = each(&all, suites, |setup, &suite| Setup { suite, ..setup });
+        all = each(&all, processes, |setup, &process| Setup { process, ..setup });
+        let mut different: Vec<Setup> = Vec::new();
+        for setup in all.into_iter().map(Setup::plainest) {
+            if !different.contains(&setup) {
+                different.push(setup);
             }
         }
-        all
+        different
     }
 
     /// Without what makes no difference.
@@ -59,7 +59,7 @@ impl Setup {
             (self.suite, self.process) = (Suite::default(), ProcessKind::default());
         }
         if self.scheme.sealing().is_none() {
-            (self.custody, self.seal_bytes) = (Custody::KeyFile, None);
+            (self.custody, self.seal_bytes, self.record_cache) = (Custody::KeyFile, None, None);
         }
         self
     }
@@ -75,6 +75,9 @@ impl Setup {
         }
         if let Some(bytes) = self.seal_bytes {
             label += &format!(" sealing {}", short_size(bytes));
+        }
+        if let Some(bytes) = self.record_cache {
+            label += &format!(" record cache {}", if bytes == 0 { "none".to_owned() } else { short_size(bytes) });
         }
         if self.process == ProcessKind::Software {
             label += " software";
@@ -98,6 +101,11 @@ impl Setup {
     }
 }
 
+/// Every setup with every choice; what was there before varies fastest.
+fn each<T>(setups: &[Setup], choices: &[T], with: impl Fn(Setup, &T) -> Setup) -> Vec<Setup> {
+    choices.iter().flat_map(|choice| setups.iter().map(|&setup| with(setup, choice)).collect::<Vec<_>>()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,7 +117,7 @@ mod tests {
         let suites = [Suite::Aes256Gcm, Suite::Aes192CbcHmacMd5];
         let custodies = [Custody::KeyFile, Custody::Target];
         let labels: Vec<String> =
-            Setup::all(&schemes, &suites, &custodies, &kinds, &[None]).iter().map(Setup::label).collect();
+            Setup::all(&schemes, &suites, &custodies, &kinds, &[None], &[None]).iter().map(Setup::label).collect();
         assert_eq!(labels.iter().filter(|label| label.starts_with("S0")).count(), 1, "{labels:?}");
         assert_eq!(labels.iter().filter(|label| label.starts_with("S2-1")).count(), 4, "{labels:?}");
         assert_eq!(labels.iter().filter(|label| label.starts_with("S2-5")).count(), 8, "{labels:?}");

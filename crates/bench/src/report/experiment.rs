@@ -141,6 +141,9 @@ impl Experiment {
             "schemes-paper" => ("The paper's ciphers: AES-192-CBC with HMAC-MD5", "", "", Measure::TargetPerGib),
             "schemes-paper-8" => ("The same with eight initiators", "", "", Measure::TargetPerGib),
             "schemes-keys" => ("What keeping a key for every block costs", "", "", Measure::TargetPerKio),
+            "schemes-key-store" => {
+                ("Records on files: found in memory, or read with their blocks", "", "", Measure::TargetPerKio)
+            }
             "schemes-block-sets" => {
                 ("Block sets: more or less sealed at once than an I/O has", "", "", Measure::TargetPerKio)
             }

@@ -39,6 +39,9 @@ pub(crate) struct RawioArgs {
     /// write changes it, seals it anew and writes it on the condition that nobody else did meanwhile.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
     seal_bytes: Vec<u64>,
+    /// What the target keeps of seal records in memory, as 0 or 32MiB; can be several. Block data is not kept then.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
+    record_cache: Vec<u64>,
     /// Patterns: seqread, seqwrite, randread, randwrite.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
     patterns: Vec<Pattern>,
@@ -136,7 +139,9 @@ impl RawioArgs {
                 bail!("blocks of {bytes} bytes cannot be sealed; give powers of two from 512 to 64k");
             }
         }
-        Ok(Setup::all(&schemes, &self.ciphers.suites, &self.custody, &processes, &seal_bytes))
+        let caches: Vec<Option<u64>> = self.record_cache.iter().copied().map(Some).collect();
+        let caches = if caches.is_empty() { vec![None] } else { caches };
+        Ok(Setup::all(&schemes, &self.ciphers.suites, &self.custody, &processes, &seal_bytes, &caches))
     }
 
     fn ours(&self, setups: &[Setup], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
