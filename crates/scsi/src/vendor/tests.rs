@@ -55,7 +55,7 @@ fn golden_unit_page() {
 
     let plain = UnitPage { sealing: None, ..page };
     assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));
-    for (at, value) in [(1, 0xb0), (3, 59), (4, 2), (5, 2), (6, 9), (7, 2), (8, 3), (47, 1), (51, 57)] {
+    for (at, value) in [(1, 0xb0), (3, 59), (4, 2), (5, 2), (6, 9), (7, 9), (8, 3), (47, 1), (51, 57)] {
         let mut bad = golden.clone();
         bad[at] = value;
         assert_eq!(UnitPage::parse(&bad), None, "byte {at} = {value}");
