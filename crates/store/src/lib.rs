@@ -48,4 +48,5 @@ pub use store::{Receiver, ReceptionInfo, Run, SendStep, Sender, Store};
 pub use stream::fuzz_stream;
 pub use stream::{StreamError, StreamInfo, StreamSealing};
 pub use survey::{Contents, SuperblockSummary, Survey};
+pub use versions::Unverified;
 pub use view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo, View};

@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use strongroom_block::Lba;
+
 use crate::catalogue::NodeId;
 use crate::index::Version;
 
@@ -16,6 +18,22 @@ struct Kept {
 
 /// Block and sequence.
 type Name = (u64, u64);
+
+/// What there is to be verified from some block on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unverified {
+    /// These blocks, the first ones.
+    Run {
+        /// Where they begin.
+        first: Lba,
+        /// How many.
+        count: u32,
+    },
+    /// Nothing before this block; behind it was not looked.
+    NotUpTo(Lba),
+    /// Nothing.
+    End,
+}
 
 /// Tells of a branch and sequence which node it belongs to, and whether that is closed (no more written to).
 pub(crate) trait NodeOf: Fn(u32, u64) -> Option<(NodeId, bool)> {}
@@ -154,10 +172,28 @@ impl Versions {
         self.kept.range((lba, sequence)..).map(|(&(lba, _), kept)| (kept.branch, lba, kept.version))
     }
 
-    /// The blocks of a branch from `lba` on of which a version is kept that no snapshot needs; a block once for each.
-    pub(crate) fn blocks_from(&self, branch: u32, lba: u64) -> impl Iterator<Item = u64> + '_ {
-        let counts = move |(name, kept): &(&Name, &Kept)| kept.branch == branch && !self.pinned.contains(name);
-        self.kept.range((lba, 0)..).filter(counts).map(|(&(lba, _), _)| lba)
+    /// The first run of blocks of a branch, from `from` on and at most `blocks_max` long, of which a version is kept that no snapshot
+    /// needs. Looks at no more than `entries_max` versions.
+    pub(crate) fn run_from(&self, branch: u32, from: u64, blocks_max: u32, entries_max: usize) -> Unverified {
+        let mut run: Option<(u64, u32)> = None;
+        let found = |(first, count)| Unverified::Run { first: Lba(first), count };
+        for (looked, (name, kept)) in self.kept.range((from, 0)..).enumerate() {
+            let lba = name.0;
+            if kept.branch == branch && !self.pinned.contains(name) {
+                run = match run {
+                    None => Some((lba, 1)),
+                    Some((first, count)) if lba < first + u64::from(count) => Some((first, count)),
+                    Some((first, count)) if lba == first + u64::from(count) && count < blocks_max => {
+                        Some((first, count + 1))
+                    }
+                    Some(run) => return found(run),
+                };
+            }
+            if looked + 1 >= entries_max {
+                return run.map_or(Unverified::NotUpTo(Lba(lba + 1)), found);
+            }
+        }
+        run.map_or(Unverified::End, found)
     }
 
     /// After recovery: age is the order of the sequences.
@@ -220,9 +256,26 @@ mod tests {
         assert_eq!(versions.evict(0, node_of).map(Version::sequence), Some(21));
         assert_eq!((versions.len(), versions.pinned()), (0, 1));
         assert!(versions.find(1, 12).is_some());
-        assert_eq!(versions.blocks_from(0, 0).next(), None, "feedback does not release it");
+        assert_eq!(versions.run_from(0, 0, 9, 9), Unverified::End, "feedback does not release it");
         versions.unpin();
-        assert_eq!((versions.blocks_from(0, 0).next(), versions.blocks_from(1, 0).next()), (Some(1), None));
         assert_eq!(versions.evict(0, |_, _| Some((2, false))).map(Version::sequence), Some(12));
+    }
+
+    #[test]
+    fn what_is_to_be_verified_is_found_in_runs_and_in_bounded_steps() {
+        let mut versions = Versions::default();
+        for (branch, lba, sequence) in [(0, 3, 1), (0, 3, 2), (1, 4, 3), (0, 4, 4), (0, 5, 5), (1, 7, 6), (0, 9, 7)] {
+            versions.keep(branch, lba, version(sequence));
+        }
+        let run = |first, count| Unverified::Run { first: Lba(first), count };
+        assert_eq!(versions.run_from(0, 0, 9, 99), run(3, 3));
+        assert_eq!(versions.run_from(0, 0, 2, 99), run(3, 2));
+        assert_eq!(versions.run_from(0, 4, 9, 99), run(4, 2));
+        assert_eq!(versions.run_from(0, 6, 9, 99), run(9, 1));
+        assert_eq!(versions.run_from(1, 0, 9, 99), run(4, 1));
+        assert_eq!(versions.run_from(1, 5, 9, 1), Unverified::NotUpTo(Lba(6)));
+        assert_eq!(versions.run_from(1, 6, 9, 1), run(7, 1));
+        assert_eq!(versions.run_from(2, 0, 9, 99), Unverified::End);
+        assert_eq!(versions.run_from(0, 10, 9, 99), Unverified::End);
     }
 }

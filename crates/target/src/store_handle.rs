@@ -9,7 +9,7 @@ use std::rc::Rc;
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
     BranchInfo, Completion, IoKind, Op, Outcome, Run, SendStep, Sender, SnapshotInfo, SpaceState, Stats, Store,
-    StreamError, View, VolumeInfo,
+    StreamError, Unverified, View, VolumeInfo,
 };
 
 /// Bits of a token that are the unit's own; those above name its handle.
@@ -173,10 +173,10 @@ impl StoreHandle {
     }
 
     /// What to verify next, from `from` on: blocks of which older versions are kept. Nothing of a snapshot, which nobody writes to.
-    pub(crate) fn unverified_run(&self, from: Lba, blocks_max: u32) -> Option<(Lba, u32)> {
+    pub(crate) fn unverified(&self, from: Lba, blocks_max: u32) -> Unverified {
         match self.view {
-            View::Head(branch) => self.shared.borrow().store.unverified_run(branch, from, blocks_max),
-            View::Snapshot(_) => None,
+            View::Head(branch) => self.shared.borrow().store.unverified(branch, from, blocks_max),
+            View::Snapshot(_) => Unverified::End,
         }
     }
 

@@ -14,10 +14,13 @@ use crate::index::Version;
 use crate::map::Gone;
 use crate::op::{Op, OpError};
 use crate::unit::{UnitBuilder, VERIFIED_PAIR};
+use crate::versions::Unverified;
 use crate::view::{BranchId, BranchInfo, SnapshotId, SnapshotInfo};
 
 /// How many blocks or holes of nodes are merged or dropped in one poll.
 const WORK_PER_POLL: usize = 4096;
+/// Upper bound on older versions that one search for unverified blocks looks at.
+const VERSIONS_LOOKED_AT_MAX: usize = 16 * 1024;
 /// Upper bound on feedback that waits for a unit to go with; the oldest is forgotten, which costs only space.
 const FEEDBACK_MAX: usize = 65536;
 
@@ -134,19 +137,10 @@ impl Store {
         self.map.has_work()
     }
 
-    /// The first run of blocks of a branch, from `from` on and at most `blocks_max` long, of each of which an older version is kept that
-    /// feedback could release. What to verify next, for whoever can.
-    pub fn unverified_run(&self, branch: BranchId, from: Lba, blocks_max: u32) -> Option<(Lba, u32)> {
-        let mut blocks = self.map.versions.blocks_from(branch.0, from.0);
-        let first = blocks.next()?;
-        let mut count = 1;
-        for lba in blocks {
-            if lba > first + u64::from(count) || count == blocks_max {
-                break;
-            }
-            count = (lba - first) as u32 + 1;
-        }
-        Some((Lba(first), count.min(blocks_max)))
+    /// What to verify next, for whoever can: blocks of a branch, from `from` on and at most `blocks_max`, of each of which an older
+    /// version is kept that feedback could release.
+    pub fn unverified(&self, branch: BranchId, from: Lba, blocks_max: u32) -> Unverified {
+        self.map.versions.run_from(branch.0, from.0, blocks_max, VERSIONS_LOOKED_AT_MAX)
     }
 
     /// Feedback released something: the log shall say so.

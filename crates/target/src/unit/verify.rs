@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use strongroom_block::{BufferMut, Lba, OpenError, Opener, StoreSequence};
-use strongroom_store::{Extent, Op, OpError, Outcome};
+use strongroom_store::{Extent, Op, OpError, Outcome, Unverified};
 
 use super::Unit;
 use super::jobs::RunningJob;
@@ -84,10 +84,17 @@ impl Unit {
         }
         let shift = self.volume.geometry.block_size.shift();
         let blocks_max = (STEP_BYTES >> shift).max(1) as u32;
-        let Some((lba, count)) = self.store.unverified_run(Lba(verifier.next), blocks_max) else {
-            verifier.next = 0;
-            verifier.idle_since = (!std::mem::take(&mut verifier.found_in_pass)).then_some(taken_in);
-            return PASS_PAUSE;
+        let (lba, count) = match self.store.unverified(Lba(verifier.next), blocks_max) {
+            Unverified::Run { first, count } => (first, count),
+            Unverified::NotUpTo(lba) => {
+                verifier.next = lba.0;
+                return STEP_PAUSE;
+            }
+            Unverified::End => {
+                verifier.next = 0;
+                verifier.idle_since = (!std::mem::take(&mut verifier.found_in_pass)).then_some(taken_in);
+                return PASS_PAUSE;
+            }
         };
         verifier.next = lba.0 + u64::from(count);
         verifier.is_at_work = true;
