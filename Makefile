@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store fuzz soak clean
+.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -79,6 +79,9 @@ bench-runtime: deps ## The runtimes that were compared (the table in docs/perfor
 bench-store: deps ## The store alone against fio on a raw file (the table in docs/performance.md); DIR=... says on which file system
 	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }
 	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),.) --write docs/performance.md
+
+wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WAN="--delay 64ms --rate 1Gbit --loss 1%" make wan-lab
+	@target/release/strongroom bench lab $(WAN)
 
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

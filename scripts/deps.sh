@@ -32,6 +32,7 @@ fio               fio
 tgt               tgtd
 istgt             istgt
 dbench            dbench
+iproute2          ip
 "
 
 # Who takes part in `strongroom bench peers` and `bench dbench`. Each is left out, with a word, where it is missing.
@@ -40,7 +41,6 @@ stunnel4          stunnel
 openssl           openssl
 wireguard-go      wireguard-go
 wireguard-tools   wg
-iproute2          ip
 "
 
 # A virtual machine without KVM, and what its root file system is made with.

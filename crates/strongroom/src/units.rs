@@ -84,6 +84,35 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(millis).map(Duration::from_millis).ok_or_else(wrong)
 }
 
+/// Bits in a second from text such as `1Gbit`, `100Mbit` or `64kbit`. Units are powers of 1000, as for links everywhere.
+///
+/// # Errors
+/// A sentence for the person who wrote it.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is not a rate; write for instance 1Gbit, 100Mbit or 64kbit");
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let factor = match unit.trim().trim_end_matches("/s").to_ascii_lowercase().as_str() {
+        "gbit" => 1e9,
+        "mbit" => 1e6,
+        "kbit" => 1e3,
+        "bit" => 1.0,
+        _ => return Err(wrong()),
+    };
+    Ok((number * factor) as u64)
+}
+
+/// A share of 1 from text such as `1%` or `0.1%`.
+///
+/// # Errors
+/// A sentence for the person who wrote it.
+pub(crate) fn parse_share(text: &str) -> Result<f32, String> {
+    let wrong = || format!("'{text}' is not a share; write for instance 1% or 0.1%");
+    let number: f32 = text.strip_suffix('%').and_then(|number| number.trim().parse().ok()).ok_or_else(wrong)?;
+    (0.0..=100.0).contains(&number).then_some(number / 100.0).ok_or_else(wrong)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,5 +157,14 @@ mod tests {
         for text in ["", "s", "1y", "1.5s", "-3s"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn rates_and_shares() {
+        assert_eq!(parse_rate("1Gbit"), Ok(1_000_000_000));
+        assert_eq!(parse_rate("2.5 Mbit/s"), Ok(2_500_000));
+        assert!(parse_rate("1G").unwrap_err().contains("1Gbit"));
+        assert!((parse_share("0.5%").unwrap() - 0.005).abs() < 1e-9);
+        assert!(parse_share("1").unwrap_err().contains("1%") && parse_share("101%").is_err());
     }
 }

@@ -106,3 +106,19 @@ fn the_script_for_ipsec_says_whether_this_kernel_has_it() {
         _ => assert!(said.contains("root") || said.contains("iproute2"), "{said}"),
     }
 }
+
+#[test]
+fn the_lab_runs_a_command_at_each_end_of_a_link() {
+    let run = |arguments: &[&str]| bench(&[&["lab", "--delay", "2ms", "--rate", "100Mbit"], arguments].concat());
+    let output = run(&["--", "sh", "-c", "echo near $WAN_NEAR; ip netns exec $WAN_FAR_NS ip address show wan0"]);
+    if !output.status.success() && said(&output).contains("need root") {
+        return eprintln!("passed over: {}", said(&output));
+    }
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("near 10.216.0.1") && text.contains("inet 10.216.0.2"), "{text}");
+    assert!(!run(&["--", "false"]).status.success(), "a command that fails is told");
+    let measured = run(&["--measure", "2"]);
+    assert!(measured.status.success() && said(&measured).contains("Mbit/s of TCP payload"), "{}", said(&measured));
+    let refused = bench(&["lab", "--delay", "300ms"]);
+    assert!(said(&refused).contains("200ms"), "{}", said(&refused));
+}

@@ -30,8 +30,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
     ("testing", &["block", "store"]),
     // The binary joins the rooms, and measures them from outside.
+    ("wan", &[]),
     ("bench", &["block", "channel", "handshake", "initiator", "seal"]),
-    ("strongroom", &["bench", "block", "channel", "handshake", "initiator", "net", "scsi", "seal", "store", "target"]),
+    (
+        "strongroom",
+        &["bench", "block", "channel", "handshake", "initiator", "net", "scsi", "seal", "store", "target", "wan"],
+    ),
 ];
 
 /// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.

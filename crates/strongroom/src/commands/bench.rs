@@ -6,6 +6,7 @@ mod btio;
 mod ciphers;
 mod dbench;
 mod initiator;
+mod lab;
 mod peers;
 mod progress;
 mod rawio;
@@ -39,6 +40,7 @@ pub(crate) enum BenchCommand {
     Btio(btio::BtioArgs),
     Dbench(dbench::DbenchArgs),
     Peers(peers::PeersArgs),
+    Lab(Box<lab::LabArgs>),
     Initiator(initiator::InitiatorArgs),
     Receiver(stream::ReceiverArgs),
     SealRate(ciphers::SealRateArgs),
@@ -53,6 +55,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         BenchCommand::Btio(args) => btio::run(&args),
         BenchCommand::Dbench(args) => dbench::run(&args),
         BenchCommand::Peers(args) => peers::run(&args),
+        BenchCommand::Lab(args) => lab::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
         BenchCommand::Receiver(args) => stream::receive(&args),
         BenchCommand::SealRate(_) => ciphers::seal_rate(),
