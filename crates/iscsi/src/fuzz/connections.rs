@@ -18,6 +18,8 @@ const TSIH: u16 = 7;
 const IN_FLIGHT_MAX: usize = 48;
 /// Connections that a script may make; a line that was cut is not used again.
 const LINES_MAX: usize = 64;
+/// Most that a command of a script moves.
+const READ_BYTES_MAX: u32 = 255 * 50;
 /// Turns that the end of a script may take: many times what the longest takes.
 const TURNS_MAX: usize = 4096;
 
@@ -324,7 +326,8 @@ impl World {
         let Some(command) = self.held.remove(at % self.held.len().max(1)) else { return };
         let number = command.cdb[2..10].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         assert!(self.carried_out.insert(number) || self.is_tampered, "command {number} came twice");
-        let bytes = command.expected_bytes as usize;
+        // What a script can ask for, unless the length was changed on the way.
+        let bytes = command.expected_bytes.min(READ_BYTES_MAX) as usize;
         let response = match command.direction {
             target::Direction::Write => {
                 let data: Vec<u8> = command.data.iter().flat_map(|part| part.data.to_vec()).collect();
