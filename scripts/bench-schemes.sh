@@ -16,7 +16,7 @@ readonly RESULTS="$OUT/schemes.jsonl"
 mkdir -p "$OUT"
 [ -x "$STRONGROOM" ] || { echo "bench-schemes: there is no $STRONGROOM; run: make build" >&2; exit 1; }
 
-time=(--seconds 0.8 --warm-up 0.2 --runs 3)
+time=(--seconds 0.7 --warm-up 0.2 --runs 3)
 case "${1:-}" in
   --tiny) time=(--seconds 0.2 --warm-up 0.05 --runs 1) ;;
   "") ;;

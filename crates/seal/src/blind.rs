@@ -177,7 +177,7 @@ impl BlindKeys {
 #[derive(Debug)]
 enum Root {
     /// AES-256-GCM: the composition XAES-256-GCM, of whose 24-byte nonce the stamp is one.
-    Xaes(XaesKey),
+    Xaes(Box<XaesKey>),
     /// Every other suite: HKDF of the whole attach id; the nonce is the stamp's counter.
     Derived { seal_key: Secret<KEY_BYTES>, suite: Suite },
 }
@@ -188,7 +188,7 @@ impl Root {
         match context.suite {
             Suite::Aes256Gcm => {
                 let seal_key = derive(&volume_key.0, &[b"seal", &context.domain.0, &epoch]);
-                Root::Xaes(XaesKey::new(seal_key.expose()))
+                Root::Xaes(Box::new(XaesKey::new(seal_key.expose())))
             }
             suite => {
                 let seal_key = derive(&volume_key.0, &[b"seal", &context.domain.0, &epoch, &[suite as u8]]);

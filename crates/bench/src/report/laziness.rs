@@ -196,10 +196,9 @@ fn plainly(summaries: &[Summary]) -> Option<String> {
     let (hardware, software) = (ratio(0)?, ratio(1)?);
     let over_nothing = ratio(5)?;
     Some(format!(
-        "With AES instructions laziness buys the target {:.0}% more capacity than protecting everything at both ends: encryption costs \
-         little there, and what remains is moving data; without them, {software:.1} times the capacity. Either way a target of the lazy \
-         scheme does {over_nothing:.2} times the work of one that protects nothing at all, and cannot read what it stores.",
-        (hardware - 1.0) * 100.0
+        "With AES instructions the target of the lazy scheme has {hardware:.2} times the capacity of one that protects everything at both \
+         ends: encryption costs little there, and what remains is moving data; without them, {software:.1} times. Where the processor has \
+         them, such a target does {over_nothing:.2} times the work of one that protects nothing at all, and cannot read what it stores."
     ))
 }
 

@@ -280,7 +280,7 @@ fn create(args: CreateArgs) -> Result<()> {
         .then(|| wrapping::make(&args.target.wrapping_keys(), &args.name))
         .transpose()?;
     let wrapping_key = given.or_else(|| made.clone());
-    let sealed = (!args.plain).then(|| SealedSpec {
+    let sealed = (!args.plain).then_some(SealedSpec {
         custody,
         suite: args.suite,
         mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
