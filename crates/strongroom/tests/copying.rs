@@ -144,3 +144,41 @@ fn a_stock_initiator_and_ours_see_the_same_bytes() {
     assert!(said.contains("16384") || said.contains("16383"), "{said}");
     server.stop();
 }
+
+/// Through a running target and without one: the wrapping key is another one afterwards, and the volume is as new.
+#[test]
+fn a_cryptographic_erase_leaves_another_key_and_nothing_else() {
+    let world = World::new();
+    let config = world.text("strongroom.toml");
+    let volume = |arguments: &[&str]| run(&[&["volume"], arguments, &["--config", &config]].concat());
+    volume(&["create", "trusted", "--size", "8MiB", "--custody", "target"]).ok();
+    volume(&["create", "blind", "--size", "8MiB"]).ok();
+    volume(&["erase", "blind", "--crypto", "--yes"]).failed(&["custody 'target'"]);
+    let shown: serde_json::Value = serde_json::from_str(&volume(&["show", "trusted", "--json"]).ok()).unwrap();
+    let key_file = shown["sealed"]["wrapping_key"].as_str().unwrap().to_owned();
+    let mut keys = vec![fs::read(&key_file).unwrap()];
+    let url = world.url("trusted");
+    let contents = noise(8, 8 << 20);
+    fs::write(world.path("in"), &contents).unwrap();
+    let mut server = world.serve();
+    for with_target in [true, false] {
+        world.alice_without_key(&["volume", "format", &url, "--yes"]).ok();
+        world.alice_without_key(&["copy", &world.text("in"), &url, "--verify"]).ok();
+        if with_target {
+            volume(&["erase", "blind", "--crypto", "--yes"]).failed(&["custody 'target'"]);
+            stage::eventually("nobody uses it", || volume(&["erase", "trusted", "--crypto", "--yes"]).success);
+        } else {
+            server.stop();
+            volume(&["erase", "trusted", "--crypto", "--yes"]).ok();
+            server = world.serve();
+        }
+        let key = fs::read(&key_file).unwrap();
+        assert!(!keys.contains(&key), "the old key is gone");
+        keys.push(key);
+        // Absent, not undecipherable.
+        world.alice_without_key(&["copy", &url, &world.text("out"), "--overwrite"]).failed(&["format"]);
+    }
+    world.alice_without_key(&["volume", "format", &url, "--yes"]).ok();
+    world.alice_without_key(&["copy", &world.text("in"), &url, "--verify"]).ok();
+    server.stop();
+}
