@@ -158,3 +158,24 @@ fn a_volume_in_memory_has_no_store_on_the_host() {
     assert_eq!(catalogue.show("m").unwrap().volume.medium, Medium::Memory);
     catalogue.delete("m").unwrap();
 }
+
+/// Who destroys a wrapping key must know whose blocks go with it.
+#[test]
+fn a_wrapping_key_that_another_volume_names_is_shared() {
+    let (_dir, catalogue) = catalogue();
+    let create = |name: &str, key: &str| {
+        let sealed = SealedSpec { wrapping_key: Some(key.into()), ..SealedSpec::new(Custody::Target) };
+        catalogue.create(&VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain(name, 1 << 20) }).unwrap()
+    };
+    let (first, other) = (create("first", "/etc/one.key"), create("other", "/etc/two.key"));
+    let blind = catalogue.create(&VolumeSpec::sealed("blind", 1 << 20)).unwrap();
+    for volume in [&first, &other, &blind] {
+        assert!(!catalogue.wrapping_key_is_shared(volume).unwrap(), "{}", volume.name);
+    }
+    let second = create("second", "/etc/one.key");
+    assert!(catalogue.wrapping_key_is_shared(&first).unwrap() && catalogue.wrapping_key_is_shared(&second).unwrap());
+    assert!(!catalogue.wrapping_key_is_shared(&other).unwrap());
+    // One whose description cannot be read may name it too.
+    fs::write(catalogue.root().join("blind").join(DESCRIPTION), "version = 1\n").unwrap();
+    assert!(catalogue.wrapping_key_is_shared(&other).unwrap());
+}
