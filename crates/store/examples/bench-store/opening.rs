@@ -142,10 +142,12 @@ pub(crate) fn measure(work: &Path, blocks: u64, table: &mut Table) {
     // A checkpoint; then none for as long as the rules allow.
     let mut store = open(&dir);
     let before = store.stats();
-    write(&mut store, blocks, &zeros, 1, |store, _| store.stats().checkpoints == before.checkpoints);
+    // Segments are used again now: what is not written would be what lay there before.
+    let data: Buffer = BufferMut::copy_from(&[0xa5; 4096]).freeze();
+    write(&mut store, blocks, &data, 1, |store, _| store.stats().checkpoints == before.checkpoints);
     let (checkpoint, begun) = (store.stats().checkpoint_bytes - before.checkpoint_bytes, log_bytes(&store));
     let next = LOG_PER_CHECKPOINT * checkpoint;
-    write(&mut store, blocks, &zeros, 1, |store, _| log_bytes(store) - begun < next - next / 32);
+    write(&mut store, blocks, &data, 1, |store, _| log_bytes(store) - begun < next - next / 32);
     store.execute(Op::Flush).expect("it is flushed");
     let log =
         format!("{} MiB of log after a checkpoint of {} MiB", (log_bytes(&store) - begun) >> 20, checkpoint >> 20);
