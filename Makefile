@@ -78,7 +78,7 @@ bench-runtime: deps ## The runtimes that were compared (the table in docs/perfor
 
 bench-store: deps ## The store alone against fio on a raw file (the table in docs/performance.md); DIR=... says on which file system
 	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }
-	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),.) --write docs/performance.md
+	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),target) --write docs/performance.md
 
 wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WAN="--delay 64ms --rate 1Gbit --loss 1%" make wan-lab
 	@target/release/strongroom bench lab $(WAN)
