@@ -63,6 +63,11 @@ fn a_wrapping_key_must_be_usable_and_is_found_from_anywhere() {
     world
         .create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &volume_key])
         .failed(&["for something else"]);
+    let successor = world.text("wrap.key.successor");
+    run(&["key", "new", "--for", "wrapping", "--out", &successor]).ok();
+    world
+        .create(&["a", "--size", "1MiB", "--custody", "target", "--wrapping-key", &successor])
+        .failed(&["choose another name"]);
     let wrapping = world.text("wrap.key");
     run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
     let here = std::env::current_dir().unwrap();

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
@@ -413,17 +414,24 @@ impl Catalogue {
         self.dir(name).join(STORE)
     }
 
-    /// Whether another volume than this one and its clones names the same wrapping key: destroying it would erase that too.
+    /// Whether another volume than this one and its clones has the same wrapping key: destroying it would erase that too. By the file, for
+    /// one file has many paths; what cannot be told counts as shared, and so does a file with a second name.
     ///
     /// # Errors
     /// [`CatalogueError::Io`].
     pub fn wrapping_key_is_shared(&self, volume: &Volume) -> Result<bool, CatalogueError> {
         let key_of = |volume: &Volume| volume.sealed.as_ref().and_then(|sealed| sealed.wrapping_key.clone());
         let Some(key) = key_of(volume) else { return Ok(false) };
+        let Some(file) = fs::metadata(&key).ok().filter(|metadata| metadata.nlink() == 1) else { return Ok(true) };
+        let is_the_same = |other: &Path| {
+            fs::metadata(other).map_or(true, |other| (other.dev(), other.ino()) == (file.dev(), file.ino()))
+        };
         // A volume whose description cannot be read may be the one: better not erased than two erased.
         let names = self.names()?.into_iter().filter(|name| *name != volume.name);
         let is_other = |other: Result<Volume, CatalogueError>| match other {
-            Ok(other) => other.store_name() != volume.store_name() && key_of(&other).as_ref() == Some(&key),
+            Ok(other) => {
+                other.store_name() != volume.store_name() && key_of(&other).is_some_and(|key| is_the_same(&key))
+            }
             Err(_) => true,
         };
         Ok(names.map(|name| self.load(&name)).any(is_other))
@@ -539,7 +547,6 @@ fn sync_dir(path: &Path) -> Result<(), CatalogueError> {
 
 /// What the files under a directory take, in bytes; what cannot be read counts nothing.
 fn host_bytes(dir: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt as _;
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     entries
         .flatten()

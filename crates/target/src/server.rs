@@ -20,7 +20,7 @@ use crate::config::{Config, Portal, RuntimeKind};
 use crate::error::{ConfigError, StartError};
 use crate::names::VolumeName;
 use crate::stats::{Counters, SessionInfo, Stats};
-use crate::unit::{Resting, SessionKey, Surroundings};
+use crate::unit::{KeyRenewer, Resting, SessionKey, Surroundings};
 use crate::volume::Volume;
 use crate::worker::{ConnectionKey, Message, Road, Worker};
 
@@ -42,7 +42,7 @@ pub struct TargetOptions {
     /// For volumes of custody `target`; without it they are not verified in the background.
     pub openers: Option<OpenerFactory>,
     /// Destroys the wrapping key of such a volume for ever and hands out what wraps under a fresh one: cryptographic erase. May be
-    /// called again after a crash; fails only while the old key is still there.
+    /// called again after a crash. Fails only if the old key may still be there; then `wraps` is asked again what wraps from now on.
     pub renew_wrap: Option<WrapFactory>,
     /// For reloads; without it there are none.
     pub reread: Option<ConfigReader>,
@@ -318,6 +318,12 @@ impl Drop for TargetHandle {
 }
 
 impl Shared {
+    /// What destroys wrapping keys, if the target is given that.
+    pub(crate) fn key_renewer(&self) -> Option<KeyRenewer> {
+        let (renew, open) = (self.renew_wrap.clone()?, self.wraps.clone()?);
+        Some(KeyRenewer { renew, open, catalogue: self.catalogue.clone() })
+    }
+
     /// How many workers there are.
     pub(crate) fn workers(&self) -> usize {
         self.mailboxes().len()

@@ -43,7 +43,7 @@ pub(crate) use copy::OutwardErrand;
 use jobs::RunningJob;
 pub(crate) use jobs::{Job, StoreContents};
 pub(crate) use keep::Keeper;
-pub(crate) use key_erase::KeyRenewal;
+pub(crate) use key_erase::{KeyRenewal, KeyRenewer, Renewed};
 use modify::Sanitize;
 use reserve::{Changes, Delayed};
 pub(crate) use rest::Resting;
@@ -295,7 +295,8 @@ impl Unit {
 
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        let at_rest = self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy();
+        let at_rest =
+            self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy() && !self.is_renewing_key();
         // An erase that the medium stopped goes on when the store is opened anew.
         let erases = self.store.erase_progress().is_some() && !self.store.stats().writes_refused;
         self.users.is_empty() && at_rest && !erases

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use strongroom_block::{BlockKeyWrap, Custody, WrapError};
 use strongroom_iscsi::initiator::Command;
 use strongroom_scsi::{Sense, vendor};
-use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec};
 use support::sealed::{hole, read, record, seal_hole, sealed_write};
 use support::{Host, Initiator, LUN, Outcome, pattern};
 
@@ -63,6 +63,27 @@ fn sanitize(initiator: &mut Initiator, action: u8) -> Outcome {
     initiator.run(Command::read(LUN, cdb, 0))
 }
 
+/// The file is there, for whose else it is; what it holds is not used.
+fn spec(name: &str, keys: &tempfile::TempDir, file: &str) -> VolumeSpec {
+    let key = keys.path().join(file);
+    if !key.exists() {
+        std::fs::write(&key, "").unwrap();
+    }
+    let sealed = SealedSpec { wrapping_key: Some(key), ..SealedSpec::new(Custody::Target) };
+    VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain(name, MIB) }
+}
+
+fn crash_before_the_key_goes(catalogue: &Catalogue) {
+    let mut opened = catalogue.open_volume("vault").unwrap();
+    opened.store().submit(strongroom_block::Token(1), strongroom_store::Op::CryptoErase);
+    let mut done = Vec::new();
+    while !opened.store().erase_awaits_key() {
+        opened.store().poll_completions(&mut done);
+        assert!(done.is_empty());
+        opened.store().wait();
+    }
+}
+
 const BLOCK_ERASE: u8 = 0x02;
 const CRYPTO_ERASE: u8 = 0x03;
 
@@ -70,12 +91,12 @@ const CRYPTO_ERASE: u8 = 0x03;
 fn a_cryptographic_erase_destroys_the_key_and_goes_on_after_a_crash() {
     let (key, stuck) = (Arc::new(AtomicU8::new(1)), Arc::new(AtomicBool::new(false)));
     let dir = tempfile::tempdir().unwrap();
-    let catalogue = strongroom_target::Catalogue::open(dir.path()).unwrap();
-    let sealed = |key: &str| SealedSpec { wrapping_key: Some(key.into()), ..SealedSpec::new(Custody::Target) };
-    let spec = |name: &str, key: &str| VolumeSpec { sealed: Some(sealed(key)), ..VolumeSpec::plain(name, MIB) };
-    catalogue.create(&spec("vault", "/etc/one.key")).unwrap();
-    catalogue.create(&spec("twin", "/etc/two.key")).unwrap();
-    catalogue.create(&spec("other", "/etc/two.key")).unwrap();
+    let catalogue = Catalogue::open(dir.path()).unwrap();
+    let keys = tempfile::tempdir().unwrap();
+    catalogue.create(&spec("vault", &keys, "one.key")).unwrap();
+    catalogue.create(&spec("twin", &keys, "two.key")).unwrap();
+    std::os::unix::fs::symlink("two.key", keys.path().join("three.key")).unwrap();
+    catalogue.create(&spec("other", &keys, "three.key")).unwrap();
     catalogue.create(&VolumeSpec::sealed("blind", MIB)).unwrap();
     let mut host = renewing_host(dir, &key, &stuck);
     // Whose key is another's too, or not here, is left as it is.
@@ -103,15 +124,7 @@ fn a_cryptographic_erase_destroys_the_key_and_goes_on_after_a_crash() {
 
     // A crash when nothing can undo it any more, and the key is still there.
     host.target.take().unwrap().stop();
-    let mut opened = catalogue.open_volume("vault").unwrap();
-    opened.store().submit(strongroom_block::Token(1), strongroom_store::Op::CryptoErase);
-    let mut done = Vec::new();
-    while !opened.store().erase_awaits_key() {
-        opened.store().poll_completions(&mut done);
-        assert!(done.is_empty());
-        opened.store().wait();
-    }
-    drop(opened);
+    crash_before_the_key_goes(&catalogue);
     assert_eq!(key.load(Ordering::SeqCst), 2);
     let host = renewing_host(host.dir, &key, &stuck);
     let mut initiator = host.channel("vault");
@@ -123,4 +136,21 @@ fn a_cryptographic_erase_destroys_the_key_and_goes_on_after_a_crash() {
     assert_eq!(key.load(Ordering::SeqCst), 3, "the key went before anything else");
     let data = format_and_write(&mut initiator, 4);
     assert_eq!(read(&mut initiator, 4, 1).good(), data);
+}
+
+/// Whoever renews it cannot: the erase from before goes on all the same, and the volume can be opened.
+#[test]
+fn an_erase_that_goes_on_without_its_key_makes_no_volume_unusable() {
+    let (key, stuck) = (Arc::new(AtomicU8::new(1)), Arc::new(AtomicBool::new(true)));
+    let (dir, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let catalogue = Catalogue::open(dir.path()).unwrap();
+    catalogue.create(&spec("vault", &keys, "one.key")).unwrap();
+    crash_before_the_key_goes(&catalogue);
+    let host = renewing_host(dir, &key, &stuck);
+    let mut initiator = host.channel("vault");
+    assert!(read(&mut initiator, 4, 1).sense().is(&Sense::SANITIZE_FAILED), "it may have been to destroy the key");
+    sanitize(&mut initiator, BLOCK_ERASE).good();
+    let data = format_and_write(&mut initiator, 1);
+    assert_eq!(read(&mut initiator, 4, 1).good(), data);
+    assert_eq!(key.load(Ordering::SeqCst), 1);
 }

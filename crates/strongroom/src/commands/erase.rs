@@ -74,7 +74,15 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
             ensure!(own_key, "another volume has the same wrapping key, and would be lost too; erase without --crypto");
         }
         let mut opened = catalogue.open_volume(name)?;
-        let erased = erase_here(&mut opened, own_key.then_some(&volume), args.crypto, &bar);
+        let renew = || match own_key {
+            // Somebody may have made another volume meanwhile.
+            true if catalogue.wrapping_key_is_shared(&volume)? => {
+                bail!("another volume has the same wrapping key by now")
+            }
+            true => renew(&volume),
+            false => Ok(()),
+        };
+        let erased = erase_here(&mut opened, renew, args.crypto, &bar);
         opened.close()?;
         erased?;
     }
@@ -86,12 +94,17 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     Ok(())
 }
 
-/// `of_key`: the volume, if it has a wrapping key of its own.
-fn erase_here(opened: &mut OpenVolume, of_key: Option<&Volume>, by_key: bool, bar: &ProgressBar) -> Result<()> {
+/// `renew`: destroys the wrapping key, if it is the volume's own.
+fn erase_here(opened: &mut OpenVolume, renew: impl Fn() -> Result<()>, by_key: bool, bar: &ProgressBar) -> Result<()> {
     let store = opened.store();
-    let renew = || of_key.map_or(Ok(()), renew);
-    // One that goes on from before may have been one that destroys the key.
+    // One that goes on from before may have been one that destroys the key. It overwrites everything in any case.
     let mut renewed = if store.erase_progress().is_some() { renew() } else { Ok(()) };
+    if let Err(error) = &renewed
+        && !by_key
+    {
+        tracing::warn!(error = format!("{error:#}"), "the volume's wrapping key could not be destroyed");
+        renewed = Ok(());
+    }
     store.submit(Token(0), if by_key { Op::CryptoErase } else { Op::Erase });
     let mut done = Vec::new();
     while store.poll_completions(&mut done) == 0 {

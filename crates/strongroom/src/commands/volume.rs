@@ -265,6 +265,7 @@ impl RootArgs {
 /// Where the server will find the wrapping key, wherever it is started; refused now if it could not use it then.
 pub(crate) fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
+    wrapping::successor_of(&path)?;
     let keys = crate::keys::read_key_file(&path)
         .context("the volume needs its wrapping key: strongroom key new --for wrapping --out FILE")?;
     keys.wrapping_key(1).context("that file's key is for something else; see `strongroom key new --for wrapping`")?;

@@ -159,23 +159,45 @@ fn a_volume_in_memory_has_no_store_on_the_host() {
     catalogue.delete("m").unwrap();
 }
 
-/// Who destroys a wrapping key must know whose blocks go with it.
+/// Who destroys a wrapping key must know whose blocks go with it, whatever it is called there.
 #[test]
-fn a_wrapping_key_that_another_volume_names_is_shared() {
+fn a_wrapping_key_that_another_volume_has_is_shared() {
     let (_dir, catalogue) = catalogue();
-    let create = |name: &str, key: &str| {
-        let sealed = SealedSpec { wrapping_key: Some(key.into()), ..SealedSpec::new(Custody::Target) };
+    let keys = tempfile::tempdir().unwrap();
+    let key = |name: &str| keys.path().join(name);
+    for name in ["one", "two", "three"] {
+        fs::write(key(name), name).unwrap();
+    }
+    fs::create_dir(key("deep")).unwrap();
+    std::os::unix::fs::symlink(key("one"), key("link")).unwrap();
+    let create = |name: &str, key: PathBuf| {
+        let sealed = SealedSpec { wrapping_key: Some(key), ..SealedSpec::new(Custody::Target) };
         catalogue.create(&VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain(name, 1 << 20) }).unwrap()
     };
-    let (first, other) = (create("first", "/etc/one.key"), create("other", "/etc/two.key"));
+    let is_shared = |volume: &Volume| catalogue.wrapping_key_is_shared(volume).unwrap();
+    let (first, other) = (create("first", key("one")), create("other", key("two")));
     let blind = catalogue.create(&VolumeSpec::sealed("blind", 1 << 20)).unwrap();
     for volume in [&first, &other, &blind] {
-        assert!(!catalogue.wrapping_key_is_shared(volume).unwrap(), "{}", volume.name);
+        assert!(!is_shared(volume), "{}", volume.name);
     }
-    let second = create("second", "/etc/one.key");
-    assert!(catalogue.wrapping_key_is_shared(&first).unwrap() && catalogue.wrapping_key_is_shared(&second).unwrap());
-    assert!(!catalogue.wrapping_key_is_shared(&other).unwrap());
+    for path in [key("one"), key("deep/../one"), key("link")] {
+        let second = create("second", path.clone());
+        assert!(is_shared(&first) && is_shared(&second), "{}", path.display());
+        assert!(!is_shared(&other));
+        catalogue.delete("second").unwrap();
+    }
+    // A second name keeps the bytes that are destroyed under the first.
+    let third = create("third", key("three"));
+    fs::hard_link(key("three"), key("four")).unwrap();
+    assert!(is_shared(&third) && !is_shared(&other));
+    fs::remove_file(key("four")).unwrap();
+    assert!(!is_shared(&third));
+    // What is not there now cannot be told apart.
+    fs::remove_file(key("three")).unwrap();
+    assert!(is_shared(&third) && is_shared(&other));
+    catalogue.delete("third").unwrap();
+    assert!(!is_shared(&other));
     // One whose description cannot be read may name it too.
     fs::write(catalogue.root().join("blind").join(DESCRIPTION), "version = 1\n").unwrap();
-    assert!(catalogue.wrapping_key_is_shared(&other).unwrap());
+    assert!(is_shared(&other));
 }

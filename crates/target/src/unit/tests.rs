@@ -3,6 +3,7 @@
 
 mod commands;
 mod errands;
+mod key_erase;
 mod sanitize;
 
 use std::time::{Duration, Instant};

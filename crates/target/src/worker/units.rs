@@ -17,7 +17,7 @@ use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::store_handle::StoreHandle;
-use crate::unit::{Finished, Job, Keeper, Kept, KeyRenewal, SessionKey, Unit};
+use crate::unit::{Finished, Job, Keeper, Kept, KeyRenewal, Renewed, SessionKey, Unit};
 use crate::volume::Volume;
 
 /// After so long without a command the store may tidy up.
@@ -60,6 +60,8 @@ pub(crate) struct OpenedUnit {
     target_name: String,
     store: Store,
     wrap: Option<Arc<dyn BlockKeyWrap>>,
+    /// An erase goes on from before that may have been to destroy the key, and it is still there.
+    key_survived: bool,
     opener: Option<Arc<dyn Opener>>,
     keeper: (Keeper, Kept),
     lock: VolumeLock,
@@ -198,17 +200,20 @@ impl Worker {
             Ok(opened) => {
                 Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
-                let OpenedUnit { volume: described, target_name, store, wrap, opener, keeper, lock, ready } = opened;
+                let OpenedUnit { volume: described, target_name, store, wrap, .. } = opened;
+                let OpenedUnit { key_survived, opener, keeper, lock, ready, .. } = opened;
                 let store = StoreHandle::new(store);
                 let rest = self.shared.resting().take(&described);
                 let surroundings = Arc::clone(&self.shared.surroundings);
-                let renew = self.shared.renew_wrap.clone().filter(|_| wrap.is_some());
-                let renewal =
-                    renew.map(|renew| KeyRenewal::new(renew, self.shared.catalogue.clone(), wake(&ready, &self.waker)));
+                let renewer = self.shared.key_renewer().filter(|_| wrap.is_some());
+                let renewal = renewer.map(|renewer| KeyRenewal::new(renewer, wake(&ready, &self.waker)));
                 let unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper, surroundings);
                 let mut unit = unit.with_key_renewal(renewal);
                 if let Some(rest) = rest {
                     unit.resume(rest);
+                }
+                if key_survived {
+                    unit.key_survived();
                 }
                 if let Some(opener) = opener {
                     unit.verify_with(opener);
@@ -481,13 +486,23 @@ fn open(
         _ => Store::open(&dir, &options, waker),
     };
     let store = store.map_err(|source| store_error(name, source))?;
-    // An erase that was cut short may have been one that destroys the key.
+    let mut key_survived = false;
+    // An erase that was cut short may have been one that destroys the key; it overwrites everything in any case.
     if store.erase_progress().is_some()
-        && let Some(renew) = shared.renew_wrap.as_ref().filter(|_| wrap.is_some())
-        && !shared.catalogue.wrapping_key_is_shared(&volume)?
+        && let Some(renewer) = shared.key_renewer().filter(|_| wrap.is_some())
     {
         let trouble = |problem: String| CatalogueError::WrappingKey { name: name.to_string(), problem };
-        wrap = Some(renew(&volume).map_err(trouble)?);
+        match renewer.run(&volume) {
+            Renewed::Destroyed(renewed) => wrap = Some(renewed),
+            // No cryptographic erase begins with such a key.
+            Renewed::Untouched(why) => {
+                tracing::info!(volume = %name, why, "an erase goes on and keeps the wrapping key");
+            }
+            Renewed::Unknown { problem, wrap: found } => {
+                tracing::error!(volume = %name, problem, "an erase goes on, and the wrapping key could not be destroyed");
+                (wrap, key_survived) = (Some(found.map_err(trouble)?), true);
+            }
+        }
     }
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.settings().config.base_name, name);
@@ -498,7 +513,7 @@ fn open(
         volume = shared.catalogue.change(name, mend)?;
     }
     let opener = opener_of(shared, &volume);
-    Ok(OpenedUnit { volume, target_name, store, wrap, opener, keeper, lock, ready })
+    Ok(OpenedUnit { volume, target_name, store, wrap, key_survived, opener, keeper, lock, ready })
 }
 
 /// What opens the blocks of a volume, if the target is trusted to. Without it the volume is served all the same.

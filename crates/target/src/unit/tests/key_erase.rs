@@ -1,0 +1,178 @@
+//! Proves what wraps after a cryptographic erase, whatever became of destroying the old key, and who answers for it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+use strongroom_block::{Custody, WrapError};
+use strongroom_store::Op;
+
+use super::commands::cdb_of;
+use super::*;
+use crate::SealedSpec;
+use crate::server::WrapFactory;
+
+/// Wraps whatever it is given as copies of one byte.
+struct Mask(u8);
+
+impl BlockKeyWrap for Mask {
+    fn wrap(&self, _: &[u8; 32]) -> Result<[u8; 40], WrapError> {
+        Ok([self.0; 40])
+    }
+
+    fn unwrap(&self, _: &[u8; 40]) -> Result<[u8; 32], WrapError> {
+        Ok([self.0; 32])
+    }
+}
+
+/// A unit whose blocks are wrapped under key 1, and where its key is.
+struct Keyed {
+    bench: Bench,
+    elsewhere: Catalogue,
+    spec: VolumeSpec,
+    _dirs: [tempfile::TempDir; 2],
+}
+
+fn gives(outcome: Result<u8, &'static str>) -> WrapFactory {
+    Arc::new(move |_| match outcome {
+        Ok(key) => Ok(Arc::new(Mask(key))),
+        Err(problem) => Err(problem.to_owned()),
+    })
+}
+
+fn keyed(open: impl FnOnce(&Catalogue, &Volume) -> Store) -> Keyed {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let key = dirs[0].path().join("vault.key");
+    std::fs::write(&key, "").unwrap();
+    let sealed = SealedSpec { wrapping_key: Some(key), ..SealedSpec::new(Custody::Target) };
+    let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", 1 << 20) };
+    let mut bench = Bench::serving(&spec, open);
+    bench.unit.wrap = Some(Arc::new(Mask(1)));
+    Keyed { bench, elsewhere: Catalogue::open(dirs[1].path()).unwrap(), spec, _dirs: dirs }
+}
+
+fn opened(catalogue: &Catalogue, volume: &Volume) -> Store {
+    Store::open(&catalogue.store_dir(&volume.name), &OpenOptions::default(), Arc::new(|| {})).unwrap()
+}
+
+impl Keyed {
+    fn may_renew(&mut self, renew: WrapFactory, open: WrapFactory) {
+        let renewer = KeyRenewer { renew, open, catalogue: self.elsewhere.clone() };
+        self.bench.unit.renewal = Some(KeyRenewal::new(renewer, Arc::new(|| {})));
+    }
+
+    fn begin(&mut self) {
+        self.bench.unit.store.submit(Token(1_000_000), Op::CryptoErase);
+    }
+
+    fn until(&mut self, what: &str, is_so: impl Fn(&Unit) -> bool) {
+        let (mut finished, started) = (Vec::new(), Instant::now());
+        while !is_so(&self.bench.unit) {
+            assert!(started.elapsed() < PATIENCE, "{what}");
+            self.bench.unit.poll(&mut finished);
+            std::thread::yield_now();
+        }
+    }
+
+    fn until_erased(&mut self) {
+        self.until("the erase ends", |unit| unit.store.erase_progress().is_none() && !unit.erasing);
+    }
+
+    /// The key that wraps; `None`: nothing does, and nothing is written.
+    fn key(&self) -> Option<u8> {
+        let wrap = self.bench.unit.wrap.as_ref().expect("blocks are always wrapped");
+        assert_eq!(wrap.unwrap(&[0; 40]).is_ok(), wrap.wrap(&[0; 32]).is_ok());
+        wrap.wrap(&[0; 32]).ok().map(|wrapped| wrapped[0])
+    }
+}
+
+#[test]
+fn what_is_left_after_a_renewal_is_what_wraps() {
+    for (renewed, found, key, sanitize) in [
+        (Ok(2), Err("not asked"), Some(2), Sanitize::Idle),
+        (Err("it cannot be overwritten"), Ok(1), Some(1), Sanitize::Failed),
+        (Err("gone, but for a name"), Ok(3), Some(3), Sanitize::Failed),
+        (Err("half of it"), Err("there is no key"), None, Sanitize::Failed),
+    ] {
+        let mut keyed = keyed(opened);
+        keyed.may_renew(gives(renewed), gives(found));
+        keyed.begin();
+        keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.erasing);
+        keyed.until_erased();
+        assert_eq!((keyed.key(), keyed.bench.unit.sanitize), (key, sanitize), "{renewed:?} {found:?}");
+    }
+}
+
+/// Between the command and its last chance another volume may come to have the same key.
+#[test]
+fn a_key_that_is_shared_by_then_is_left_alone() {
+    let mut keyed = keyed(opened);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    let count: WrapFactory = Arc::new(move |_| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(Mask(2)))
+    });
+    keyed.may_renew(Arc::clone(&count), count);
+    assert!(keyed.bench.unit.can_destroy_key());
+    keyed.begin();
+    keyed.elsewhere.create(&VolumeSpec { name: "other".to_owned(), ..keyed.spec.clone() }).unwrap();
+    keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.erasing);
+    keyed.until_erased();
+    assert_eq!(calls.load(Ordering::Relaxed), 0);
+    assert_eq!((keyed.key(), keyed.bench.unit.sanitize), (Some(1), Sanitize::Failed));
+}
+
+/// A snapshot that was just deleted may still be a unit on the store.
+#[test]
+fn a_unit_that_cannot_destroy_the_key_does_not_answer_for_the_one_that_can() {
+    let mut keyed = keyed(opened);
+    keyed.begin();
+    keyed.until("it waits", |unit| unit.store.erase_awaits_key());
+    (0..100).for_each(|_| keyed.bench.unit.poll(&mut Vec::new()));
+    assert!(keyed.bench.unit.store.erase_awaits_key());
+    keyed.may_renew(gives(Ok(2)), gives(Err("not asked")));
+    keyed.until_erased();
+    assert_eq!((keyed.key(), keyed.bench.unit.sanitize), (Some(2), Sanitize::Idle));
+}
+
+#[test]
+fn a_renewal_that_has_begun_is_seen_through() {
+    let mut keyed = keyed(opened);
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let slow: WrapFactory = Arc::new(move |_| {
+        released.lock().unwrap().recv().map_err(|_| "nobody waits".to_owned())?;
+        Ok(Arc::new(Mask(2)))
+    });
+    keyed.may_renew(slow, gives(Err("not asked")));
+    keyed.begin();
+    keyed.until("it begins", Unit::is_renewing_key);
+    keyed.bench.unit.store.key_destroyed(false);
+    keyed.until_erased();
+    keyed.bench.unit.detach(KEY);
+    assert!(keyed.key() == Some(1) && !keyed.bench.unit.is_idle(), "nobody may open the volume meanwhile");
+    release.send(()).unwrap();
+    keyed.until("it ends", |unit| !unit.is_renewing_key());
+    assert!(keyed.key() == Some(2) && keyed.bench.unit.is_idle());
+}
+
+#[test]
+fn an_erase_that_goes_on_without_its_key_has_failed_until_the_next_one() {
+    let mut keyed = keyed(|catalogue, volume| {
+        let mut store = opened(catalogue, volume);
+        store.submit(Token(1), Op::CryptoErase);
+        while !store.erase_awaits_key() {
+            store.poll_completions(&mut Vec::new());
+            store.wait();
+        }
+        drop(store);
+        opened(catalogue, volume)
+    });
+    keyed.bench.unit.key_survived();
+    keyed.until_erased();
+    assert_eq!(keyed.bench.unit.sanitize, Sanitize::Failed);
+    let block_erase = cdb_of(&[strongroom_scsi::opcode::SANITIZE, strongroom_scsi::opcode::SA_SANITIZE_BLOCK_ERASE]);
+    assert_eq!(keyed.bench.run(block_erase, Direction::None, 0, &[]).status, 0);
+    assert_eq!(keyed.bench.unit.sanitize, Sanitize::Idle);
+}
