@@ -98,6 +98,9 @@ impl Settings {
     }
 }
 
+/// What [`Shared::placed`] shows of a worker that has ended: more than of any other.
+const ENDED: usize = usize::MAX / 2;
+
 /// What all workers share: read on the control path (accept, login, logout), never on the data path.
 pub(crate) struct Shared {
     /// What a reload replaces as a whole. Workers keep their own handle on it.
@@ -127,7 +130,7 @@ pub(crate) struct Shared {
     mailboxes: OnceLock<Vec<Mailbox>>,
     /// Which worker owns which volume, while it is open or being opened.
     owners: Mutex<HashMap<VolumeName, usize>>,
-    /// How many sessions with a volume each worker has.
+    /// How many sessions with a volume each worker has; [`ENDED`] or about as many: it takes none any more.
     pub(crate) placed: Vec<AtomicUsize>,
     next_key: AtomicU64,
     next_tsih: AtomicU16,
@@ -223,13 +226,17 @@ fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<Joi
         let cpu = settings.config.pin_workers.then(|| cpus[index % cpus.len()]);
         let (shared, told) = (Arc::clone(shared), told.clone());
         let roads = roads.iter().map(|(sender, waker)| Road::new(sender.clone(), waker.clone())).collect();
-        let body = move || match Worker::new(index, shared, own, (inbox, roads), waker) {
-            Ok(worker) => {
-                let _ = told.send(Ok(()));
-                drop(told);
-                worker.run();
+        let body = move || {
+            // Dropped after the worker, whatever that ends by.
+            let _ending = Ending { shared: Arc::clone(&shared), index };
+            match Worker::new(index, shared, own, (inbox, roads), waker) {
+                Ok(worker) => {
+                    let _ = told.send(Ok(()));
+                    drop(told);
+                    worker.run();
+                }
+                Err(error) => drop(told.send(Err(error))),
             }
-            Err(error) => drop(told.send(Err(error))),
         };
         workers.push(affinity::spawn_on_cpu(affinity::thread_name("target", index), cpu, body)?);
     }
@@ -243,9 +250,25 @@ fn start_workers(shared: &Arc<Shared>, listeners: &[Listener]) -> Result<Vec<Joi
     Ok(workers)
 }
 
+/// Lets the others know when a worker has ended: in order, or because its runtime failed, or by a panic. Nothing goes there any more.
+struct Ending {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut owners = self.shared.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.placed[self.index].store(ENDED, Ordering::Relaxed);
+        owners.retain(|_, worker| *worker != self.index);
+        drop(owners);
+        self.shared.tell_all(|| Message::Ended { worker: self.index });
+    }
+}
+
 /// A running target. Dropping it stops it at once; [`TargetHandle::stop`] does so in order.
 pub struct TargetHandle {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     admin: Option<AdminSocket>,
 }
@@ -424,6 +447,11 @@ impl Shared {
         }
     }
 
+    fn has_ended(&self, worker: usize) -> bool {
+        // Sessions that it had may still be counted off.
+        self.placed[worker].load(Ordering::Relaxed) > ENDED / 2
+    }
+
     /// The worker that owns a volume; if none does, the one with the fewest volumes from now on.
     pub(crate) fn owner(&self, volume: &VolumeName) -> usize {
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
@@ -433,7 +461,8 @@ impl Shared {
         let count = self.mailboxes().len();
         let mut load = vec![0usize; count];
         owners.values().for_each(|worker| load[*worker] += 1);
-        let worker = (0..count).min_by_key(|worker| load[*worker]).unwrap_or(0);
+        let there = (0..count).filter(|worker| !self.has_ended(*worker));
+        let worker = there.min_by_key(|worker| load[*worker]).unwrap_or(0);
         owners.insert(volume.clone(), worker);
         worker
     }

@@ -278,6 +278,11 @@ impl Unit {
         self.users.contains_key(&connection)
     }
 
+    /// Every session that uses it, and whose it is.
+    pub(crate) fn users(&self) -> impl Iterator<Item = (SessionKey, &NexusId, &Identity)> {
+        self.users.iter().map(|(key, user)| (*key, &user.nexus, &user.origin.identity))
+    }
+
     /// The connections of every session.
     pub(crate) fn connections(&self) -> Vec<SessionKey> {
         self.users.keys().copied().collect()

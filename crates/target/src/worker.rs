@@ -33,7 +33,7 @@ use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::unit::{Finished, Job, SessionKey};
 pub(crate) use connection::ConnectionKey;
-use connection::{Connection, Moved, Stage};
+use connection::{Connection, Counted, Moved, Stage};
 use crossing::Crossing;
 pub(crate) use crossing::Road;
 use errands::ErrandBack;
@@ -62,6 +62,8 @@ pub(crate) enum Message {
     ErrandBack(Box<ErrandBack>),
     /// There is no place for a connection, and sessions without one take some.
     PlaceNeeded,
+    /// Another worker has ended, with all that it had.
+    Ended { worker: usize },
     /// Stop: initiators have `grace` to finish.
     Stop { grace: Duration },
 }
@@ -242,15 +244,14 @@ impl Worker {
             return self.runtime.abort(stream);
         }
         let connections = counters.connections.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(Arc::clone(&self.shared));
         let is_full = connections + counters.sessions_vacant.load(Ordering::Relaxed) >= limit;
         if is_full && (connections >= limit || !self.end_oldest_vacant()) {
             if connections < limit {
                 // Other workers have what takes the place: it will be free for whoever tries again.
                 self.shared.tell_all(|| Message::PlaceNeeded);
             }
-            let counters = &self.shared.counters;
-            counters.connections.fetch_sub(1, Ordering::Relaxed);
-            Counters::count(&counters.connections_refused);
+            Counters::count(&self.shared.counters.connections_refused);
             tracing::warn!(%peer, limit, "turned a connection away: raise limits.connections_max if it was welcome");
             self.runtime.abort(stream);
             return;
@@ -260,7 +261,7 @@ impl Worker {
         let portal = known.expect("only stopping removes listeners, and then nobody is accepted").1;
         let key = self.shared.connection_key();
         let link = strongroom_net::Link::target(self.shared.admission(), self.shared.link_options(), self.now);
-        let connection = Box::new(Connection::new(key, stream, peer, portal, link));
+        let connection = Box::new(Connection::new(key, stream, peer, portal, link, counted));
         self.insert(connection);
     }
 
@@ -281,6 +282,7 @@ impl Worker {
             Message::Errand(errand) => self.errand(*errand),
             Message::ErrandBack(back) => self.errand_back(*back),
             Message::PlaceNeeded => drop(self.end_oldest_vacant()),
+            Message::Ended { worker } => self.worker_ended(worker),
             Message::Stop { grace } => self.begin_stop(grace),
         }
     }
@@ -423,7 +425,6 @@ impl Worker {
         connection.say_goodbye(&mut self.runtime, session);
         self.by_stream.remove(&connection.stream);
         self.disarm(&mut connection);
-        self.shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
         // A session that never began.
         if let Stage::Admitted { key, joins: false, admitted } = &connection.stage
             && let Some(place) = &admitted.place
@@ -551,3 +552,6 @@ fn set_timer(
         *armed = wanted;
     }
 }
+
+#[cfg(test)]
+mod tests;

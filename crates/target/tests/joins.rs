@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use strongroom_scsi::cdb;
 use strongroom_target::admin::{Client, Reply, Request, default_socket};
 use strongroom_target::config::ChapRule;
 use strongroom_target::{ChapSecrets, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, PATIENCE, normal, pattern, target_name};
+use support::{ALICE, BLOCK, Host, Initiator, LUN, PATIENCE, eventually, normal, pattern, target_name};
 
 const MIB: u64 = 1 << 20;
 const EVE: &str = "iqn.2026-11.org.example:eve";
@@ -103,6 +104,12 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// What the target says, and the connection.
     fn make(&self) -> (LoginStatus, TcpStream) {
+        let mut stream = self.begin();
+        let status = Attempt::answer(&mut stream).expect("an answer");
+        (status, stream)
+    }
+
+    fn begin(&self) -> TcpStream {
         let request = LoginRequest {
             transit: true,
             continues: false,
@@ -125,10 +132,15 @@ impl Attempt<'_> {
         let mut stream = TcpStream::connect(self.at).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         out.iter().for_each(|bytes| stream.write_all(bytes).unwrap());
+        stream
+    }
+
+    /// `None`: the connection ended without one.
+    fn answer(stream: &mut TcpStream) -> Option<LoginStatus> {
         let mut header = [0; 48];
-        stream.read_exact(&mut header).unwrap();
+        stream.read_exact(&mut header).ok()?;
         let Ok(Answer::Login(answer)) = Answer::decode(&Bhs(header)) else { panic!("{header:?}") };
-        (answer.status, stream)
+        Some(answer.status)
     }
 
     fn status(&self) -> LoginStatus {
@@ -164,6 +176,47 @@ fn who_does_not_name_the_session_rightly_is_turned_away() {
         assert_eq!(Attempt { cid: 2, ..right() }.make().0, LoginStatus::SUCCESS);
         drop(stream);
     }
+}
+
+/// Each replaces the one before (RFC 7143 §6.3.5), which may have been let in a moment ago, and may be on its way to another worker.
+#[test]
+fn logins_in_one_step_that_replace_each_other_at_once_harm_nobody() {
+    const WORKERS: u8 = 3;
+    let names: Vec<String> = (0..6).map(|which| format!("disk-{which}")).collect();
+    let volumes: Vec<VolumeSpec> = names.iter().map(|name| VolumeSpec::plain(name, MIB)).collect();
+    let host = Host::start_with(&volumes, |config| config.workers = Some(usize::from(WORKERS)));
+    let at_once = |volume: &str| {
+        let attempt = Attempt { at: host.address(), initiator: ALICE, volume, isid: isid(100), tsih: 0, cid: 0 };
+        let mut streams: Vec<TcpStream> = (0..8).map(|_| attempt.begin()).collect();
+        let answers: Vec<_> = streams.iter_mut().map(Attempt::answer).collect();
+        assert!(answers.contains(&Some(LoginStatus::SUCCESS)), "the last one stays: {answers:?}");
+        streams
+    };
+    // They wait together until the volume is open.
+    for volume in &names {
+        drop(at_once(volume));
+    }
+    // The unit has a session already: they go to other workers.
+    for volume in &names {
+        let mut first = Initiator::log_in(&host, None, normal(ALICE, volume)).expect("admitted");
+        (0..3).for_each(|_| drop(at_once(volume)));
+        works(&mut first, 5);
+        assert_eq!(first.log_out(), "logged out");
+    }
+    eventually("nobody is left", || {
+        let stats = host.handle().stats();
+        (stats.connections, stats.sessions) == (0, 0)
+    });
+    // No worker came to grief.
+    let volume = &names[0];
+    let session = |which| SessionConfig { isid: isid(which), ..normal(ALICE, volume) };
+    let mut all: Vec<Initiator> =
+        (1..=WORKERS).map(|which| Initiator::log_in(&host, None, session(which)).expect("admitted")).collect();
+    all.iter_mut().for_each(|session| works(session, 6));
+    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
+    let Ok(Reply::Status(report)) = client.ask(&Request::Status, PATIENCE) else { panic!("no report") };
+    let workers: HashSet<usize> = report.sessions.iter().map(|session| session.worker).collect();
+    assert_eq!(workers.len(), usize::from(WORKERS), "{workers:?}");
 }
 
 #[test]

@@ -445,6 +445,8 @@ impl Login {
         self.phase = Phase::Closed;
         self.outbox.keep_last_words();
         self.parked = None;
+        // Nobody has seen it: nothing came of the login.
+        self.events.retain(|event| !matches!(event, LoginEvent::Done));
         self.events.push_back(LoginEvent::Closed(reason));
     }
 }

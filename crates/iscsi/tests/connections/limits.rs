@@ -30,6 +30,24 @@ fn an_initiator_does_not_choose_how_long_a_session_without_connections_stays() {
     assert!(matches!(host.session.poll_event(), Some(Event::Closed(CloseReason::NotRecovered))));
 }
 
+/// A login may be refused, or lose its connection, after it was let in and before anybody saw that it is over.
+#[test]
+fn a_login_that_ends_before_it_was_seen_to_be_done_is_not_done() {
+    let ends: [fn(&mut Login); 3] = [
+        |login| login.reject(LoginStatus::SERVICE_UNAVAILABLE),
+        |login| login.redirect("192.0.2.1:3260", false),
+        |login| login.handle_closed(CloseReason::ConnectionLost("reset".to_owned())),
+    ];
+    for end in ends {
+        let mut login = begin(epoch(), 0, 0, 100, "", config(0));
+        login.accept(TSIH);
+        assert!(login.agreed().is_some());
+        end(&mut login);
+        assert!(matches!(login.poll_event(), Some(LoginEvent::Closed(_))));
+        assert!(login.poll_event().is_none() && login.agreed().is_none() && login.is_closed());
+    }
+}
+
 /// Whoever is to take the place of the only connection may never come.
 #[test]
 fn a_session_whose_only_connection_made_way_ends_when_none_comes() {

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use strongroom_block::Buffer;
@@ -16,7 +17,7 @@ use crate::access::Identity;
 use crate::config::Portal;
 use crate::names::VolumeName;
 use crate::neighbours::Origin;
-use crate::server::Settings;
+use crate::server::{Settings, Shared};
 use crate::unit::SessionKey;
 
 /// PDUs handed to the runtime together.
@@ -25,6 +26,15 @@ const BATCH_PDUS: usize = 32;
 /// Names a connection; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnectionKey(pub(crate) u64);
+
+/// A place among the target's connections: given back when the connection goes, even if its worker fails.
+pub(super) struct Counted(pub(super) Arc<Shared>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.counters.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 pub(super) struct Connection {
     pub(super) key: ConnectionKey,
@@ -48,6 +58,7 @@ pub(super) struct Connection {
     /// Why the stream is gone: nothing can be sent.
     pub(super) stream_lost: Option<String>,
     out: Vec<Buffer>,
+    _counted: Counted,
 }
 
 /// How far the login has come.
@@ -93,6 +104,7 @@ impl Connection {
         peer: SocketAddr,
         portal: Portal,
         link: Link,
+        counted: Counted,
     ) -> Connection {
         Connection {
             key,
@@ -111,6 +123,7 @@ impl Connection {
             is_directed: false,
             stream_lost: None,
             out: Vec::new(),
+            _counted: counted,
         }
     }
 
@@ -163,8 +176,8 @@ impl Connection {
         }
     }
 
-    /// The session that it would begin with a unit of another worker.
-    pub(super) fn admitted_apart(&self) -> Option<(SessionKey, Place)> {
+    /// The session that it would begin with a unit.
+    pub(super) fn admitted_to(&self) -> Option<(SessionKey, Place)> {
         match &self.stage {
             Stage::Admitted { key, joins: false, admitted } => Some((*key, admitted.place.clone()?)),
             _ => None,

@@ -6,18 +6,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{SendError, Sender};
 
 use strongroom_iscsi::target::{self as iscsi, ManagementId, Response, TaskId, TaskManagement, TaskManagementResult};
 use strongroom_net::Waker;
 use strongroom_scsi::Sense;
 
+use super::connection::{Connection, Moved};
 use super::session::Session;
 use super::units::Slot;
 use super::{Message, Worker};
 use crate::names::VolumeName;
 use crate::stats::Counters;
 use crate::unit::{SessionKey, Verdict};
+
+const UNIT_ENDED: &str = "the worker of its volume has ended";
 
 /// Where a session's unit is, and where the session is.
 #[derive(Clone, Debug)]
@@ -53,6 +56,16 @@ pub(crate) struct Road {
 impl Road {
     pub(crate) fn new(sender: Sender<Message>, waker: Waker) -> Road {
         Road { sender, waker, outgoing: Vec::new() }
+    }
+
+    /// Gives a connection to that worker; back if it has ended.
+    pub(super) fn give(&self, moved: Moved) -> Result<(), Box<Moved>> {
+        let sent = self.sender.send(Message::Adopt(Box::new(moved)));
+        self.waker.wake();
+        match sent {
+            Err(SendError(Message::Adopt(moved))) => Err(moved),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -148,20 +161,27 @@ impl Worker {
             return;
         }
         let outgoing = std::mem::take(&mut road.outgoing);
-        match road.sender.send(Message::Crossings { from: self.index, crossings: outgoing }) {
-            Ok(()) => road.waker.wake(),
-            // The other worker is no more, nor are its units.
-            Err(unsent) => {
-                let Message::Crossings { crossings, .. } = unsent.0 else { return };
-                for crossing in crossings {
-                    if let Crossing::Request {
-                        session, request: Request::Command { .. } | Request::Manage(_), ..
-                    } = crossing
-                    {
-                        self.end_session(session, "the worker of its volume has ended");
-                    }
-                }
+        // One that has ended says so to everybody.
+        let _ = road.sender.send(Message::Crossings { from: self.index, crossings: outgoing });
+        road.waker.wake();
+    }
+
+    /// Another worker is no more, nor are its sessions and units.
+    pub(super) fn worker_ended(&mut self, worker: usize) {
+        let its = self.abroad.iter().filter(|(_, home)| **home == worker);
+        for key in its.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.abroad.remove(&key);
+            let uses = |slot: &Slot| matches!(slot, Slot::Open(open) if open.unit.has_user(key));
+            if let Some(volume) = self.units.iter().find(|(_, slot)| uses(slot)).map(|(name, _)| name.clone()) {
+                self.detach(&volume, key);
             }
+        }
+        let of_its_unit = |place: &Place| place.unit == worker;
+        let sessions = self.sessions.values().filter(|session| session.place.as_ref().is_some_and(of_its_unit));
+        let begun = self.connections.values().filter_map(|connection| connection.admitted_to());
+        let begun = begun.filter(|(_, place)| of_its_unit(place)).map(|(key, _)| key);
+        for key in sessions.map(|session| session.key).chain(begun).collect::<Vec<_>>() {
+            self.end_session(key, UNIT_ENDED);
         }
     }
 
@@ -249,21 +269,26 @@ impl Worker {
 
     /// This worker ends: units and sessions of others are told.
     pub(super) fn leave_everything(&mut self) {
-        let sessions = std::mem::take(&mut self.sessions);
-        for (key, session) in sessions {
+        for (key, mut session) in std::mem::take(&mut self.sessions) {
+            self.count_vacant(&mut session, true);
+            self.shared.counters.session_ends(key);
             if let Some(place) = session.place.as_ref().filter(|place| place.is_apart()) {
                 self.leave_unit(place, key);
             }
         }
+        let mut begun: Vec<Box<Connection>> = std::mem::take(&mut self.connections).into_values().collect();
         while let Ok(message) = self.inbox.try_recv() {
-            if let Message::Adopt(moved) = message
-                && let Some((key, place)) = moved.connection.admitted_apart()
-            {
+            if let Message::Adopt(moved) = message {
+                begun.push(moved.connection);
+            }
+        }
+        for connection in begun {
+            if let Some((key, place)) = connection.admitted_to().filter(|(_, place)| place.is_apart()) {
                 self.leave_unit(&place, key);
             }
         }
         for (session, home) in std::mem::take(&mut self.abroad) {
-            let notice = Notice::End { why: "the worker of its volume has ended" };
+            let notice = Notice::End { why: UNIT_ENDED };
             self.roads[home].outgoing.push(Crossing::Notice { session, notice });
         }
         self.depart();

@@ -366,8 +366,13 @@ impl Worker {
         self.disarm(&mut connection);
         match self.runtime.detach(connection.stream) {
             Ok(stream) => {
-                let moved = Moved { stream, connection };
-                self.shared.tell(worker, super::Message::Adopt(Box::new(moved)));
+                if let Err(moved) = self.roads[worker].give(Moved { stream, connection }) {
+                    let Moved { stream, mut connection } = *moved;
+                    drop(stream);
+                    connection.lost("the worker that it belongs to has ended".to_owned());
+                    tracing::warn!(peer = %connection.peer, "the worker of a connection has ended; it may log in again");
+                    self.finish(connection, None);
+                }
             }
             Err(error) => {
                 connection.lost(error.to_string());

@@ -64,7 +64,10 @@ impl Worker {
             Order::Report(reply) => drop(reply.send(self.report())),
             Order::Drop { which, reply } => {
                 let keys = self.sessions_where(|session, worker| worker.is_meant(session, &which));
-                keys.iter().for_each(|key| self.end_session(*key, "dropped by order of the target's keeper"));
+                // One on its way to another worker is with nobody, and is told behind its connection. It is counted where it is.
+                let abroad = self.abroad_where(&which);
+                let meant = keys.iter().chain(&abroad);
+                meant.for_each(|key| self.end_session(*key, "dropped by order of the target's keeper"));
                 let begun = self.refuse_begun(|connection, key, admitted, worker| {
                     worker.fits(&which, key, &admitted.initiator_name, &connection.identity, admitted.volume.as_ref())
                 });
@@ -111,6 +114,19 @@ impl Worker {
         meant.map(|session| session.key).collect()
     }
 
+    /// Sessions of units here that other workers have, or are about to have.
+    fn abroad_where(&self, which: &Which) -> Vec<SessionKey> {
+        let open = self.units.iter().filter_map(|(name, slot)| match slot {
+            Slot::Open(open) => Some((name, open)),
+            Slot::Opening { .. } | Slot::Closing { .. } => None,
+        });
+        let users = open.flat_map(|(name, open)| open.unit.users().map(move |user| (name, user)));
+        let meant = users.filter(|(name, (key, nexus, identity))| {
+            self.abroad.contains_key(key) && self.fits(which, *key, &nexus.initiator_name, identity, Some(*name))
+        });
+        meant.map(|(_, (key, ..))| key).collect()
+    }
+
     /// Refuses logins that were let in and are not over: they would make sessions that the order did not see. How many.
     fn refuse_begun(&mut self, is_meant: impl Fn(&Connection, SessionKey, &Admitted, &Worker) -> bool) -> usize {
         let begun = self.connections.values().filter(|connection| match &connection.stage {
@@ -141,8 +157,10 @@ impl Worker {
     ) -> bool {
         let fits =
             |wanted: &Option<String>, is: Option<&str>| wanted.as_deref().is_none_or(|wanted| is == Some(wanted));
+        // Names that differ in case alone are one (RFC 7143 §4.2.7.1).
+        let is_named = |wanted: &String| wanted.eq_ignore_ascii_case(initiator);
         which.id.is_none_or(|id| key.0 == id)
-            && fits(&which.initiator, Some(initiator))
+            && which.initiator.as_ref().is_none_or(is_named)
             && fits(&which.peer, self.settings.rules.peer_name(identity))
             && fits(&which.volume, volume.map(VolumeName::as_str))
     }

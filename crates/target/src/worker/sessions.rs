@@ -150,7 +150,7 @@ impl Worker {
     }
 
     /// A session without a connection takes a place among connections until it is over.
-    fn count_vacant(&mut self, session: &mut Session, is_over: bool) {
+    pub(super) fn count_vacant(&mut self, session: &mut Session, is_over: bool) {
         let vacant = &self.shared.counters.sessions_vacant;
         match (session.vacant_since, !is_over && session.connections.is_empty()) {
             (None, true) => {

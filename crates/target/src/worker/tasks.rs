@@ -113,8 +113,10 @@ impl Worker {
     /// Carries out a function at the unit. `None`: it has to wait, and the session is told later.
     pub(super) fn manage(&mut self, key: SessionKey, volume: &VolumeName, request: TaskManagement) -> Option<Managed> {
         let TaskManagement { id, function, tasks } = request;
-        let Some(Slot::Open(open)) = self.units.get_mut(volume) else {
-            return Some(Managed::result(id, TaskManagementResult::Rejected));
+        let open = match self.units.get_mut(volume) {
+            // Another unit of the same name knows nothing of the session.
+            Some(Slot::Open(open)) if open.unit.has_user(key) => open,
+            _ => return Some(Managed::result(id, TaskManagementResult::Rejected)),
         };
         if let ManagementFunction::QueryAsyncEvent(_) = function {
             let answer = match open.unit.waiting_attention(key) {
