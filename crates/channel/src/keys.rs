@@ -68,11 +68,11 @@ impl ChannelKeys {
     /// The first generation's keys of one direction.
     pub(crate) fn direction(&self, direction: Direction) -> FrameKeys {
         let root = Salt::new(HKDF_SHA256, SALT).extract(&self.exporter);
-        let mut secret = [0; KEY_BYTES];
+        let mut secret = Box::new([0; KEY_BYTES]);
         let way = [self.scheme as u8, direction as u8, self.suite as u8];
         // The usual suite goes unsaid, as before there was a choice.
         let way = if self.suite == Suite::default() { &way[..2] } else { &way[..] };
-        expand(&root, &[b"direction", way], &mut secret);
+        expand(&root, &[b"direction", way], &mut secret[..]);
         FrameKeys::from_secret(secret, self.suite, 0)
     }
 }
@@ -81,7 +81,8 @@ impl ChannelKeys {
 ///
 /// The ratchet goes one way: whoever takes a generation's secret from memory cannot open what earlier ones protected.
 pub(crate) struct FrameKeys {
-    secret: [u8; KEY_BYTES],
+    /// In one place until it is wiped: a value that moves leaves copies behind.
+    secret: Box<[u8; KEY_BYTES]>,
     suite: Suite,
     aead: AeadKey,
     iv: [u8; IV_BYTES],
@@ -97,8 +98,8 @@ impl Drop for FrameKeys {
 }
 
 impl FrameKeys {
-    fn from_secret(secret: [u8; KEY_BYTES], suite: Suite, generation: u64) -> FrameKeys {
-        let prk = Prk::new_less_safe(HKDF_SHA256, &secret);
+    fn from_secret(secret: Box<[u8; KEY_BYTES]>, suite: Suite, generation: u64) -> FrameKeys {
+        let prk = Prk::new_less_safe(HKDF_SHA256, &secret[..]);
         let mut key = [0; KEY_BYTES];
         expand(&prk, &[b"key"], &mut key);
         let mut iv = [0; IV_BYTES];
@@ -110,10 +111,9 @@ impl FrameKeys {
 
     /// Moves to the next generation, forgetting this one.
     pub(crate) fn advance(&mut self) {
-        let mut next = [0; KEY_BYTES];
-        expand(&Prk::new_less_safe(HKDF_SHA256, &self.secret), &[b"next"], &mut next);
+        let mut next = Box::new([0; KEY_BYTES]);
+        expand(&Prk::new_less_safe(HKDF_SHA256, &self.secret[..]), &[b"next"], &mut next[..]);
         *self = FrameKeys::from_secret(next, self.suite, self.generation + 1);
-        next.zeroize();
     }
 
     /// The generation as a prefix shows it.
@@ -206,7 +206,16 @@ mod tests {
         for (scheme, secret, iv) in golden {
             let exporter = std::array::from_fn(|at| at as u8);
             let keys = ChannelKeys::new(exporter, scheme).direction(Direction::ToTarget);
-            assert_eq!((hex(&keys.secret), hex(&keys.iv)), (secret.to_owned(), iv.to_owned()), "{scheme}");
+            assert_eq!((hex(&keys.secret[..]), hex(&keys.iv)), (secret.to_owned(), iv.to_owned()), "{scheme}");
         }
+    }
+
+    /// A ratchet is one-way only if no copy of a generation's secret outlives it, and a move is a copy.
+    #[test]
+    fn a_secret_does_not_move_with_its_keys() {
+        let keys = ChannelKeys::new([7; EXPORTER_BYTES], Scheme::Lazy).direction(Direction::ToTarget);
+        let place = keys.secret.as_ptr();
+        let moved = Box::new(keys);
+        assert_eq!(moved.secret.as_ptr(), place);
     }
 }

@@ -180,7 +180,8 @@ pub enum DamagedReads {
     Fail,
     /// It goes back to the newest older version that opens, as in the lazy-crypto paper (§3.2.2); each such block is logged and
     /// counted. Only where the volume's description allows it. Whoever can damage blocks on the way or in the store can
-    /// then choose, among the versions that are kept, which one is read.
+    /// then choose, among the versions that are kept, which one is read. Only with `read_only`: what was read cannot be written
+    /// back, and so become the newest.
     Previous,
 }
 

@@ -129,6 +129,14 @@ impl RemoteDevice {
     /// [`AttachError`]; the first failure is final, later ones (after an attach) are retried where that can help.
     pub fn attach(options: AttachOptions) -> Result<RemoteDevice, AttachError> {
         let (read_only, damaged_reads) = (options.read_only, options.damaged_reads);
+        if damaged_reads == DamagedReads::Previous && !read_only {
+            // A page cache or a file system would write an older version back, with what was changed in the rest of it.
+            return Err(AttachError::Options(
+                "older versions are only read where nothing is written, or one could become the newest unnoticed; attach read-only, \
+                 or bring single blocks back with 'strongroom volume recover'"
+                    .into(),
+            ));
+        }
         let gives_feedback = options.verified_feedback && !read_only;
         let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
         let Attached { unit, sealing } = attached;

@@ -261,6 +261,23 @@ fn an_acknowledgement_does_not_outlive_its_task() {
     assert!(!pair.target.is_closed());
 }
 
+/// The Data-In that has the status is acknowledged by its StatSN. Were it let go of before, its task would be remembered for ever.
+#[test]
+fn a_status_is_not_acknowledged_as_data() {
+    let mut pair = at_level_1();
+    pair.initiator.submit(Command::read(LUN, [0x28; 16], 8192)).expect("in");
+    pair.settle();
+    let command = pair.command();
+    pair.target.complete(command.task, Response::good_data(Buffer::copy_from(&content(8192))));
+    let sent: Vec<Pdu> = std::iter::from_fn(|| pair.target.poll_transmit()).collect();
+    assert!(sent.len() == 2 && sent[1].bhs.0[1] & 1 != 0, "the status rides in the last one");
+    let tag = sent[0].bhs.initiator_task_tag();
+    assert_eq!(reject_reason(&answers(&mut pair, &Snack { begin_run: 2, ..snack(2, TAG_NONE, tag) })), Some(3));
+    assert!(answers(&mut pair, &Snack { begin_run: 1, ..snack(2, TAG_NONE, tag) }).is_empty());
+    let again = answers(&mut pair, &Snack { begin_run: 1, run_length: 1, ..snack(0, tag, TAG_NONE) });
+    assert_eq!((again.len(), word(&again[0], 36)), (1, 1), "it is there still");
+}
+
 /// Declares another MaxRecvDataSegmentLength to the target, behind the back of the pair's initiator.
 fn declare_segment(pair: &mut Pair, bytes: u32) {
     let request = TextRequest {

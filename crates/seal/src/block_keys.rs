@@ -55,6 +55,12 @@ impl BlockKeys {
         self
     }
 
+    /// Wipes the keys that were drawn and not used, so that the next write gets one drawn from now on. For whoever may have been
+    /// resumed from a snapshot of its memory: another copy of it has the same unused keys, and the nonce is constant.
+    pub fn forget_unused(&self) {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
+    }
+
     /// What these keys seal for.
     pub fn context(&self) -> &SealContext {
         &self.context
@@ -202,6 +208,11 @@ struct Batch {
 }
 
 impl Batch {
+    fn forget_unused(&mut self) {
+        self.keys.zeroize();
+        self.left = 0;
+    }
+
     fn draw(&mut self) -> Secret<BLOCK_KEY_BYTES> {
         if self.left == 0 {
             (self.fill_random)(self.keys.expose_mut());
@@ -293,5 +304,20 @@ mod tests {
         assert_eq!(drawn.len(), 2 * KEY_BATCH);
         assert_eq!(calls.lock().unwrap().0, 2);
         assert!(batch.keys.expose().iter().all(|&byte| byte == 0), "keys given out are wiped from the batch");
+    }
+
+    /// Two copies of one machine must not go on with the same keys.
+    #[test]
+    fn unused_keys_can_be_forgotten() {
+        let mut drawn = 0;
+        let fill: FillRandom = Box::new(move |out| {
+            drawn += 1;
+            out.fill(drawn);
+        });
+        let mut batch = Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random: fill };
+        assert_eq!(batch.draw().expose(), &[1; BLOCK_KEY_BYTES]);
+        batch.forget_unused();
+        assert!(batch.keys.expose().iter().all(|&byte| byte == 0), "they are wiped");
+        assert_eq!(batch.draw().expose(), &[2; BLOCK_KEY_BYTES], "none of the first batch");
     }
 }

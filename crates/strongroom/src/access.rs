@@ -47,7 +47,8 @@ pub(crate) struct AccessArgs {
     #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
     pub(crate) scheme: Option<Scheme>,
     /// If the newest version of a block does not open, read the newest older one that does, where the volume allows it (`strongroom
-    /// volume access --previous-versions`); each such block is logged and counted. Without this the read fails.
+    /// volume access --previous-versions`); each such block is logged and counted. Only where nothing is written: `attach --read-only`,
+    /// the source of `copy`. Without this the read fails.
     #[arg(long)]
     pub(crate) previous_versions: bool,
     /// Change the keys of the channel after so long in use; 0 keeps them as long as the connection.

@@ -386,8 +386,17 @@ impl Engine {
         }
     }
 
-    /// The connection is gone; what was in flight has an unknown outcome and will be sent again, as it was.
+    /// One of the connections is gone, whether the session is or not. A machine resumed from a snapshot has lost them all: what it
+    /// seals from here on is not sealed as another copy of it does.
+    pub(super) fn connection_lost(&self) {
+        if let Some(sealing) = &self.sealing {
+            sealing.renew(None);
+        }
+    }
+
+    /// The session is gone; what was in flight has an unknown outcome and will be sent again, as it was.
     pub(super) fn disconnected(&mut self) {
+        self.connection_lost();
         self.phase = Phase::Down;
         self.was_reset = false;
         self.in_flight = 0;
@@ -402,9 +411,13 @@ impl Engine {
         for (key, command) in &mut self.commands {
             command.sent = false;
             command.error = None;
-            // A part is not in the log: whether it survived is seen by reading the block.
-            if matches!((command.kind, &self.ops[command.op].work), (CommandKind::Flush { .. }, OpWork::Part(_))) {
-                command.kind = CommandKind::PartRead;
+            // These are not in the log. Whether a part survived is seen by reading the block; a conditional write finds itself.
+            match (command.kind, &self.ops[command.op].work) {
+                (CommandKind::Flush { .. }, OpWork::Part(_)) => command.kind = CommandKind::PartRead,
+                (CommandKind::Flush { .. }, OpWork::Plain(Work::ConditionalWrite { .. })) => {
+                    command.kind = CommandKind::Conditional;
+                }
+                _ => {}
             }
             if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
                 found.forget();

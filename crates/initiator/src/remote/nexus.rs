@@ -404,6 +404,9 @@ impl Nexus {
                     }
                 }
                 Event::ConnectionLost { id, reason } => {
+                    if let Some(engine) = engine.as_deref() {
+                        engine.connection_lost();
+                    }
                     if let Some(notice) = self.connection_lost(now, options, id, reason) {
                         return Some(notice);
                     }

@@ -3,8 +3,8 @@
 //!
 //! A thread of its own, asleep until a read has failed: it reads every block of that request again, each by itself, from its
 //! newest version down. What it takes from an older one is logged, counted and remembered. An absence is never taken for the
-//! version before: it outlives those in between that were let go. Absent: parts of blocks; writing on top of an older version
-//! would make it the newest.
+//! version before: it outlives those in between that were let go. Absent: writing. On top of an older version it would make that the
+//! newest, be it by a page cache that knows nothing of this; so the policy is for attachments that are read-only.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use bytes::Bytes;
 use strongroom_block::{
-    BlockSize, Buffer, BufferMut, DeviceError, DeviceErrorKind, HoleRecord, Lba, OpenError, SealRecord, Stamp,
-    StoreSequence,
+    BlockSize, Buffer, BufferMut, DeviceError, DeviceErrorKind, HoleRecord, Lba, OpenError, RecordError, SealRecord,
+    Stamp, StoreSequence,
 };
 use strongroom_iscsi::ahs;
 use strongroom_seal::VolumeSealer;
@@ -75,10 +75,12 @@ impl Sealing {
         Sealing { sealer: RwLock::new(Arc::new(sealer)), stamps: Mutex::new(Stamps::new()), block_size, record_bytes }
     }
 
-    /// After a reconnect: the volume's current keys, and a new attach id.
+    /// After a reconnect: the volume's current keys, a new attach id, and no key that was drawn before.
     pub(crate) fn renew(&self, sealer: Option<VolumeSealer>) {
         if let Some(sealer) = sealer {
             *self.sealer.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(sealer);
+        } else if let VolumeSealer::BlockKeys(keys) = &*self.sealer() {
+            keys.forget_unused();
         }
         lock(&self.stamps).renew();
     }
@@ -117,23 +119,23 @@ impl Sealing {
         Ok(self.sealer().seal_hole(start, count, stamp))
     }
 
-    /// Whether the key that a record names is at hand.
-    pub(crate) fn has_key_for(&self, record: &SealRecord) -> bool {
-        match &*self.sealer() {
-            VolumeSealer::Blind(epochs) => epochs.iter().any(|keys| keys.context().epoch == record.epoch()),
-            VolumeSealer::BlockKeys(_) => true,
-        }
-    }
-
-    /// Opens one block into `out`.
-    pub(crate) fn open_block(
+    /// Opens one version of a block into `out`.
+    pub(crate) fn open_version(
         &self,
         lba: Lba,
         record: &SealRecord,
         sealed: &[u8],
         out: &mut [u8],
-    ) -> Result<(), DeviceError> {
-        self.sealer().open_into(lba, record, sealed, out).map_err(|error| not_opened(lba, error))
+    ) -> Result<(), OpenError> {
+        self.sealer().open_into(lba, record, sealed, out)
+    }
+
+    /// Checks a version that says that block `lba` is absent. The seal of another range speaks for nothing.
+    pub(crate) fn open_absent_version(&self, lba: Lba, hole: &HoleRecord) -> Result<(), OpenError> {
+        if !hole.covers(lba) {
+            return Err(OpenError::NotAuthentic);
+        }
+        self.sealer().open_hole(hole)
     }
 
     /// Opens the blocks of one Data-In PDU that starts at `lba`, into `out`; tells each block's stamp and sequence.
@@ -153,7 +155,7 @@ impl Sealing {
         let blocks = sealed.chunks_exact(block_bytes).zip(out.chunks_exact_mut(block_bytes));
         for ((at, entry), (sealed, out)) in (lba.0..).zip(entries.iter()).zip(blocks) {
             let lba = Lba(at);
-            let (sequence, record) = read_entry(lba, entry)?;
+            let (sequence, record) = read_entry(entry).map_err(|_| malformed(lba))?;
             sealer.open_into(lba, &record, sealed, out).map_err(|error| not_opened(lba, error))?;
             opened(lba, record.stamp(), sequence);
         }
@@ -170,11 +172,24 @@ impl Sealing {
 }
 
 /// One entry of a Data-In's SEAL RECORDS: store sequence, then the record.
-pub(crate) fn read_entry(lba: Lba, entry: &[u8]) -> Result<(StoreSequence, SealRecord), DeviceError> {
-    let malformed = || medium(lba, "the target sent a malformed seal record");
-    let (sequence, record) = entry.split_first_chunk::<8>().ok_or_else(malformed)?;
-    let record = SealRecord::decode(record).map_err(|_| malformed())?;
-    Ok((StoreSequence(u64::from_be_bytes(*sequence)), record))
+pub(crate) fn read_entry(entry: &[u8]) -> Result<(StoreSequence, SealRecord), RecordError> {
+    let (sequence, record) = entry.split_first_chunk::<8>().ok_or(RecordError::Length(0))?;
+    Ok((StoreSequence(u64::from_be_bytes(*sequence)), SealRecord::decode(record)?))
+}
+
+/// The error of a version whose record does not decode. That of a newer format is no damage, and so not of the medium: nobody goes
+/// back to an older version for it.
+pub(crate) fn not_decoded(lba: Lba, error: &RecordError) -> DeviceError {
+    match error {
+        RecordError::Unknown { .. } => {
+            device_error(DeviceErrorKind::Refused, Some(lba), format!("{error}; update strongroom"))
+        }
+        RecordError::Length(_) | RecordError::Contradiction => malformed(lba),
+    }
+}
+
+fn malformed(lba: Lba) -> DeviceError {
+    medium(lba, "the target sent a malformed seal record")
 }
 
 /// The error of a read whose data is not what was written; logged where it is made.
@@ -184,7 +199,8 @@ pub(crate) fn medium(lba: Lba, what: &str) -> DeviceError {
     device_error(DeviceErrorKind::Medium, Some(lba), format!("{what}; {advice}"))
 }
 
-fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
+/// The same for a block or an absence that does not open.
+pub(crate) fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
     match error {
         OpenError::NotAuthentic => medium(lba, &error.to_string()),
         // Never a reason to look for an older version.
@@ -207,4 +223,34 @@ fn forked(_: Forked) -> DeviceError {
         None,
         "this process is a fork of the one that attached the volume, and must not seal with its stamps; attach again",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use strongroom_block::{CryptoCounters, SealingDomain};
+    use strongroom_seal::SealContext;
+
+    use super::*;
+
+    /// Custody `target`: two copies of one machine must not seal with the same keys, for the nonce is constant.
+    #[test]
+    fn a_reconnect_forgets_the_block_keys_that_were_drawn_before() {
+        let drawn = Arc::new(AtomicU8::new(0));
+        let fill = {
+            let drawn = Arc::clone(&drawn);
+            Box::new(move |out: &mut [u8]| out.fill(drawn.fetch_add(1, Ordering::Relaxed) + 1))
+        };
+        let context = SealContext::new(SealingDomain([2; 16]), BlockSize::new(512).unwrap(), 1);
+        let sealing = Sealing::new(VolumeSealer::block_keys(context, fill, Arc::new(CryptoCounters::new())));
+        let key = || {
+            let sealed = sealing.seal(Lba(0), &[7; 512]).unwrap();
+            SealRecord::decode(&sealed.records).unwrap().raw_block_key().copied()
+        };
+        assert_eq!((key(), key()), (Some([1; 32]), Some([1; 32])), "of one batch");
+        sealing.renew(None);
+        assert_eq!(key(), Some([2; 32]), "drawn after the reconnect");
+        assert_eq!(drawn.load(Ordering::Relaxed), 2);
+    }
 }

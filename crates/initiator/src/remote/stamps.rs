@@ -1,7 +1,7 @@
 //! Stamps for one attachment: the operating system's randomness, and the detection of a fork.
 //!
 //! A stamp used twice under one key would be catastrophic, so everything that could repeat this process's state draws a new
-//! attach id: each attach, each reconnect (a virtual machine that was resumed from a snapshot loses its connection), every
+//! attach id: each attach, each lost connection (a virtual machine that was resumed from a snapshot loses its own), every
 //! 64 GiB (in `seal`), and a fork, which the kernel tells by wiping a page of ours in the child. The child holds the
 //! parent's counters, so it refuses to seal at all.
 

@@ -1,15 +1,15 @@
 //! The kept versions of a block, from the newest to older ones, until one opens. What is done with it is the caller's.
 //!
-//! A missing key is no reason to go back, and ends the search.
+//! Only what is not authentic is damaged. A missing key or an unknown format, of a block or of an absence, is no reason to go back,
+//! and ends the search.
 
 use std::sync::Arc;
 
-use strongroom_block::{BufferMut, DeviceError, DeviceErrorKind, Lba, StoreSequence};
+use strongroom_block::{BufferMut, DeviceError, DeviceErrorKind, Lba, OpenError, StoreSequence};
 
 use super::intake::Intake;
-use super::sealing::Sealing;
+use super::sealing::{Sealing, not_opened};
 use super::work::{Answer, Version, Work};
-use crate::completion::device_error;
 
 /// Versions tried at most.
 const VERSIONS_MAX: usize = 10_000;
@@ -31,6 +31,7 @@ pub(super) struct Search {
 }
 
 /// A version as far as it could be read.
+#[derive(Debug)]
 pub(super) enum Step {
     Good {
         sequence: StoreSequence,
@@ -82,22 +83,7 @@ impl Versions {
             Err(error) => return Err(error),
         };
         let Answer::Version(Some(version)) = answer else { return Ok(Step::None) };
-        match version {
-            Version::Hole { sequence, hole } => Ok(match self.sealing.open_hole(lba, 1, &hole) {
-                Ok(()) => Step::Good { sequence, block: None },
-                Err(_) => Step::Bad { sequence, stamp: [0; 24] },
-            }),
-            Version::Block { sequence, record, data } => {
-                let mut block = BufferMut::zeroed(data.len());
-                if !self.sealing.has_key_for(&record) {
-                    return Err(no_key(lba, record.epoch()));
-                }
-                Ok(match self.sealing.open_block(lba, &record, &data, &mut block) {
-                    Ok(()) => Step::Good { sequence, block: Some(block) },
-                    Err(_) => Step::Bad { sequence, stamp: record.stamp().to_bytes() },
-                })
-            }
-        }
+        opened(&self.sealing, lba, &version)
     }
 
     /// The sequence of a version that the target cannot read: the smallest bound for which it stumbles over it, less one.
@@ -129,7 +115,57 @@ impl Versions {
     }
 }
 
-fn no_key(lba: Lba, epoch: u32) -> DeviceError {
-    let message = format!("no key for epoch {epoch}, under which the block is sealed; get the current key file");
-    device_error(DeviceErrorKind::Medium, Some(lba), message)
+fn opened(sealing: &Sealing, lba: Lba, version: &Version) -> Result<Step, DeviceError> {
+    let (sequence, stamp, block, opened) = match version {
+        Version::Hole { sequence, hole } => (*sequence, [0; 24], None, sealing.open_absent_version(lba, hole)),
+        Version::Block { sequence, record, data } => {
+            let mut block = BufferMut::zeroed(data.len());
+            let opened = sealing.open_version(lba, record, data, &mut block);
+            (*sequence, record.stamp().to_bytes(), Some(block), opened)
+        }
+    };
+    match opened {
+        Ok(()) => Ok(Step::Good { sequence, block }),
+        Err(OpenError::NotAuthentic) => Ok(Step::Bad { sequence, stamp }),
+        Err(error @ (OpenError::NoKey { .. } | OpenError::Unsupported)) => Err(not_opened(lba, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strongroom_block::{BlockSize, CryptoCounters, SealRecord, SealingDomain};
+    use strongroom_seal::{KeyPurpose, SealContext, VolumeKeyFile, VolumeSealer};
+
+    use super::*;
+
+    fn sealing(key: u8, epoch: u32) -> Sealing {
+        let context = SealContext::new(SealingDomain([2; 16]), BlockSize::new(512).unwrap(), epoch);
+        let text = VolumeKeyFile::new(KeyPurpose::Volume, &[key; 32]).to_text();
+        let keys = VolumeKeyFile::parse(&text.replace("epoch 1", &format!("epoch {epoch}"))).unwrap();
+        Sealing::new(VolumeSealer::blind(&keys, context, Arc::new(CryptoCounters::new())).unwrap())
+    }
+
+    fn both(sealing: &Sealing) -> [Version; 2] {
+        let sealed = sealing.seal(Lba(3), &[7; 512]).unwrap();
+        let record = SealRecord::decode(&sealed.records).unwrap();
+        let hole = sealing.seal_hole(Lba(0), 8).unwrap();
+        let sequence = StoreSequence(9);
+        [Version::Block { sequence, record, data: sealed.data }, Version::Hole { sequence, hole }]
+    }
+
+    #[test]
+    fn only_what_is_not_authentic_is_damaged() {
+        let ours = sealing(7, 1);
+        for version in both(&ours) {
+            assert!(matches!(opened(&ours, Lba(3), &version), Ok(Step::Good { .. })));
+            assert!(matches!(opened(&ours, Lba(9), &version), Ok(Step::Bad { .. })), "not the one of that block");
+        }
+        for version in both(&sealing(8, 1)) {
+            assert!(matches!(opened(&ours, Lba(3), &version), Ok(Step::Bad { .. })));
+        }
+        for version in both(&sealing(7, 2)) {
+            let error = opened(&ours, Lba(3), &version).unwrap_err();
+            assert!(error.message.contains("no key for epoch 2"), "{error}");
+        }
+    }
 }

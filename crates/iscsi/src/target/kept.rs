@@ -11,6 +11,8 @@ use crate::pdu::{Opcode, Pdu, TAG_NONE};
 pub(super) const KEPT_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Numbered answers that are kept.
 const ANSWERS_MAX: usize = 1024;
+/// Tasks of which PDUs were sent. Those under way are fewer by far, and of the others each has an answer that is kept.
+const TASKS_MAX: usize = 4 * ANSWERS_MAX;
 /// Bytes that wait to be sent again: they may be all that is left of what was kept.
 const AGAIN_BYTES_MAX: usize = KEPT_BYTES_MAX;
 
@@ -20,6 +22,8 @@ pub(super) struct Kept {
     answers: VecDeque<(Serial, Answer)>,
     /// Data-In or R2T PDUs, by task tag.
     tasks: HashMap<u32, Sent>,
+    /// There were more tasks than are remembered: of one that is not, it cannot be said that nothing was sent.
+    is_beyond: bool,
     bytes: usize,
     again: VecDeque<Pdu>,
     again_bytes: usize,
@@ -46,6 +50,8 @@ struct Sent {
     /// The initiator has said that it has all before this number.
     acknowledged: u32,
     are_r2ts: bool,
+    /// The StatSN of the status that rode in the last of them: they go when that is acknowledged, whatever is left of them.
+    status: Option<Serial>,
 }
 
 #[derive(Debug)]
@@ -83,23 +89,33 @@ impl Kept {
             _ => true,
         };
         let is_data = matches!(pdu.bhs.opcode(), Some(Opcode::DataIn | Opcode::R2t));
+        let stat_sn = Serial(pdu.bhs.u32_at(24));
         if is_data {
-            let number = pdu.bhs.u32_at(36);
-            if number == 0 {
-                // The tag is used again: what it stood for is over.
-                self.forget(tag);
-            }
-            let sent = self.tasks.entry(tag).or_default();
-            (sent.count, sent.end) = (number + 1, pdu.bhs.u32_at(40) + covers_bytes);
-            sent.are_r2ts = pdu.bhs.opcode() == Some(Opcode::R2t);
-            if self.bytes + cost_bytes(pdu) <= KEPT_BYTES_MAX {
-                self.bytes += cost_bytes(pdu);
-                sent.pdus.push(SentPdu { number, covers_bytes, pdu: pdu.clone() });
-            }
+            self.keep_data(pdu, covers_bytes, is_numbered.then_some(stat_sn));
         }
         if is_numbered {
             let answer = if is_data { Answer::InData(tag) } else { Answer::Pdu(Box::new(pdu.clone())) };
-            self.keep_answer(Serial(pdu.bhs.u32_at(24)), answer);
+            self.keep_answer(stat_sn, answer);
+        }
+    }
+
+    fn keep_data(&mut self, pdu: &Pdu, covers_bytes: u32, status: Option<Serial>) {
+        let (tag, number) = (pdu.bhs.initiator_task_tag(), pdu.bhs.u32_at(36));
+        if number == 0 {
+            // The tag is used again: what it stood for is over.
+            self.forget(tag);
+        }
+        if self.tasks.len() >= TASKS_MAX && !self.tasks.contains_key(&tag) {
+            self.is_beyond = true;
+            return;
+        }
+        let sent = self.tasks.entry(tag).or_default();
+        (sent.count, sent.end) = (number + 1, pdu.bhs.u32_at(40) + covers_bytes);
+        sent.are_r2ts = pdu.bhs.opcode() == Some(Opcode::R2t);
+        sent.status = status;
+        if self.bytes + cost_bytes(pdu) <= KEPT_BYTES_MAX {
+            self.bytes += cost_bytes(pdu);
+            sent.pdus.push(SentPdu { number, covers_bytes, pdu: pdu.clone() });
         }
     }
 
@@ -107,9 +123,13 @@ impl Kept {
         let cost = answer.cost_bytes();
         if self.answers.back().is_some_and(|(last, _)| !last.is_before(stat_sn)) {
             // A second answer under a number that one had before (RFC 7143 §11.16.3).
-            if let Some((_, held)) = self.answers.iter_mut().find(|(of, _)| *of == stat_sn) {
-                self.bytes = self.bytes + cost - held.cost_bytes();
-                *held = answer;
+            match self.answers.iter_mut().find(|(of, _)| *of == stat_sn) {
+                Some((_, held)) => {
+                    self.bytes = self.bytes + cost - held.cost_bytes();
+                    *held = answer;
+                }
+                // It was acknowledged before it came.
+                None => self.let_go(stat_sn, &answer),
             }
             return;
         }
@@ -119,6 +139,8 @@ impl Kept {
         if self.bytes + cost <= KEPT_BYTES_MAX {
             self.bytes += cost;
             self.answers.push_back((stat_sn, answer));
+        } else {
+            self.let_go(stat_sn, &answer);
         }
     }
 
@@ -129,11 +151,12 @@ impl Kept {
         }
     }
 
-    /// The initiator has every Data-In of a task before this number. False if so many were not sent.
+    /// The initiator has every Data-In of a task before this number. False if so many were not sent, or if the last one of them has
+    /// the status: that is acknowledged by its StatSN, and nobody was asked for more.
     pub(super) fn acknowledge_data(&mut self, tag: u32, before: u32) -> bool {
         // A task that is over needs no acknowledgement any more.
         let Some(sent) = self.tasks.get_mut(&tag) else { return true };
-        if sent.are_r2ts || before > sent.count {
+        if sent.are_r2ts || before > sent.count || (before == sent.count && sent.status.is_some()) {
             return false;
         }
         sent.acknowledged = sent.acknowledged.max(before);
@@ -150,6 +173,8 @@ impl Kept {
         let sent = self.tasks.get_mut(&tag).filter(|sent| !sent.are_r2ts)?;
         self.bytes -= sent.pdus.iter().map(|sent| cost_bytes(&sent.pdu)).sum::<usize>();
         sent.pdus.clear();
+        // It comes once more, in a SCSI Response.
+        sent.status = None;
         (sent.count, sent.end) = (resumed.data_sn, resumed.offset);
         self.again.retain(|pdu| pdu.bhs.initiator_task_tag() != tag || pdu.bhs.opcode() != Some(Opcode::DataIn));
         self.again_bytes = self.again.iter().map(cost_bytes).sum();
@@ -159,8 +184,15 @@ impl Kept {
     fn drop_oldest(&mut self) {
         let Some((stat_sn, answer)) = self.answers.pop_front() else { return };
         self.bytes -= answer.cost_bytes();
+        self.let_go(stat_sn, &answer);
+    }
+
+    /// An answer is not kept, or not any more: the data before it goes with it.
+    fn let_go(&mut self, stat_sn: Serial, answer: &Answer) {
         match answer {
-            Answer::InData(tag) if self.status_in_data(stat_sn, tag).is_some() => self.forget(tag),
+            Answer::InData(tag) if self.tasks.get(tag).is_some_and(|sent| sent.status == Some(stat_sn)) => {
+                self.forget(*tag);
+            }
             Answer::Pdu(pdu) if pdu.bhs.opcode() == Some(Opcode::ScsiResponse) => {
                 self.forget(pdu.bhs.initiator_task_tag());
             }
@@ -217,7 +249,7 @@ impl Kept {
 
     /// What was sent of a read, from the Data-In `first` on, to be cut anew. `None` if that is not all there.
     pub(super) fn resume(&self, tag: u32, first: u32) -> Option<Resumed> {
-        let Some(sent) = self.tasks.get(&tag) else { return Some(Resumed::default()) };
+        let Some(sent) = self.tasks.get(&tag) else { return (!self.is_beyond).then(Resumed::default) };
         if sent.are_r2ts {
             return Some(Resumed { r2t_count: sent.count, ..Resumed::default() });
         }
@@ -242,9 +274,9 @@ impl Kept {
         self.bytes
     }
 
-    /// Whether any Data-In or R2T of a task went by this connection.
+    /// Whether any Data-In or R2T of a task went by this connection, or may have.
     pub(super) fn has_sent(&self, tag: u32) -> bool {
-        self.tasks.contains_key(&tag)
+        self.is_beyond || self.tasks.contains_key(&tag)
     }
 
     /// The task goes on elsewhere.
@@ -309,7 +341,7 @@ mod tests {
     use strongroom_block::Buffer;
 
     use super::*;
-    use crate::pdu::{DataIn, NopIn, R2t, Sequence};
+    use crate::pdu::{DataIn, NopIn, R2t, ScsiResponse, Sequence};
     use crate::{Lun, Residual};
 
     fn r2t(tag: u32, r2t_sn: u32) -> Pdu {
@@ -346,6 +378,18 @@ mod tests {
             sequence: Sequence { stat_sn: Serial(stat_sn), ..Sequence::default() },
         };
         Pdu::new(header.encode(), Bytes::new(), Buffer::from(Bytes::from(vec![1; len])), false)
+    }
+
+    fn response(tag: u32, stat_sn: u32) -> Pdu {
+        let header = ScsiResponse {
+            response: 0,
+            status: 0,
+            initiator_task_tag: tag,
+            sequence: Sequence { stat_sn: Serial(stat_sn), ..Sequence::default() },
+            exp_data_sn: 0,
+            residual: Residual::None,
+        };
+        Pdu::header_only(header.encode())
     }
 
     #[test]
@@ -408,6 +452,48 @@ mod tests {
         assert_eq!(kept.answer_to(7).map(|pdu| pdu.data.len()), Some(8), "the newer one is kept");
         kept.acknowledge(Serial(3));
         assert_eq!((kept.bytes, kept.tasks.len()), (0, 0));
+    }
+
+    /// Else a hostile initiator fills our memory: with as many tags as there are, a few bytes each.
+    #[test]
+    fn a_task_leaves_nothing_behind() {
+        let mut kept = Kept::default();
+        for tag in 0..100 {
+            kept.keep(&data_in(tag, 0, None, 4), 4);
+            kept.keep(&data_in(tag, 1, Some(tag), 4), 4);
+            assert!(
+                kept.acknowledge_data(tag, 1) && !kept.acknowledge_data(tag, 2),
+                "the status has a number of its own"
+            );
+            kept.acknowledge(Serial(tag + 1));
+        }
+        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0), "its data was acknowledged first");
+        for data_sn in 0..20 {
+            kept.keep(&data_in(7, data_sn, (data_sn == 19).then_some(100), 1 << 20), 1 << 20);
+        }
+        kept.acknowledge(Serial(101));
+        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0), "the last of its data was not kept");
+        kept.keep(&data_in(7, 0, Some(101), 4), 4);
+        kept.take_unacknowledged(7).expect("it is there");
+        kept.keep(&pong(102, 4), 0);
+        kept.acknowledge(Serial(102));
+        kept.keep(&data_in(7, 0, None, 4), 4);
+        kept.keep(&response(7, 101), 0);
+        kept.acknowledge(Serial(103));
+        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0), "it was acknowledged before it was cut anew");
+    }
+
+    #[test]
+    fn tasks_are_bounded_in_number() {
+        let mut kept = Kept::default();
+        let beyond = TASKS_MAX as u32;
+        (0..=beyond).for_each(|tag| kept.keep(&data_in(tag, 0, None, 4), 4));
+        assert_eq!(kept.tasks.len(), TASKS_MAX);
+        assert!(kept.resume(0, 0).is_some_and(|resumed| resumed.segments.len() == 1));
+        assert!(
+            kept.has_sent(beyond) && kept.resume(beyond, 0).is_none(),
+            "not taken for one of which nothing was sent"
+        );
     }
 
     #[test]

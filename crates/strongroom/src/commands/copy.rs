@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_initiator::copy::{CopyOptions, CopyReport, Endpoint, Phase, Progress, SparseDevice, copy};
-use strongroom_initiator::{PreviousReads, RemoteDevice, VolumeUrl};
+use strongroom_initiator::{DamagedReads, PreviousReads, RemoteDevice, VolumeUrl};
 
 use crate::access::AccessArgs;
 use crate::signals::StopSignals;
@@ -139,6 +139,9 @@ fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Op
     access.forget_if_asked(url)?;
     let mut options = access.options(url)?;
     options.read_only = read_only;
+    if !read_only {
+        options.damaged_reads = DamagedReads::Fail;
+    }
     let device = access.attach_for_use(options).map_err(|error| args.explain(error))?;
     Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
 }

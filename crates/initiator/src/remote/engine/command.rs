@@ -9,7 +9,7 @@ use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::completion::device_error;
-use crate::remote::sealing::{Records, Sealing, medium, read_entry};
+use crate::remote::sealing::{Records, Sealing, medium, not_decoded, read_entry};
 use crate::remote::work::{Version, Work};
 
 /// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
@@ -415,7 +415,7 @@ impl Place<'_> {
         }
         let entries = self.records(lba)?;
         let entry = entries.iter().next().ok_or_else(|| medium(lba, "the target sent a block without its record"))?;
-        let (sequence, record) = read_entry(lba, entry)?;
+        let (sequence, record) = read_entry(entry).map_err(|error| not_decoded(lba, &error))?;
         if data.len() != 1 << self.shift {
             return Err(medium(lba, "the target sent a version of the wrong length"));
         }

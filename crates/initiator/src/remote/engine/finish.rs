@@ -102,13 +102,8 @@ impl Engine {
                 }
                 self.finish_if_done(key);
             }
-            CommandKind::Conditional => {
-                if let OpWork::Plain(Work::ConditionalWrite { lba, data, records, .. }) = &self.ops[key].work {
-                    let entry = Entry::write(*lba, self.block_bytes(), data.clone(), Some(records.clone()));
-                    self.log.push(entry);
-                }
-                self.finish_if_done(key);
-            }
+            // As with a part: durable before it is acknowledged, for the log would send it again without its condition.
+            CommandKind::Conditional => self.make_command(key, CommandKind::Flush { mark: 0 }),
             CommandKind::Read { .. } => self.cut_or_finish(key),
             CommandKind::Verified | CommandKind::Ask => self.finish_if_done(key),
         }

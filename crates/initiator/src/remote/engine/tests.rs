@@ -3,6 +3,7 @@
 //! that a hostile store can do gives a reader wrong data. The sealing is the real one, the unit is not.
 
 mod attacks;
+mod conditional;
 mod fake_unit;
 mod patience;
 

@@ -154,6 +154,9 @@ fn attack_store_flip() {
     let mut options = host.options(host.url("vault"));
     options.damaged_reads = DamagedReads::Previous;
     let error = RemoteDevice::attach(options.clone()).unwrap_err();
+    assert!(error.to_string().contains("attach read-only"), "what is read must not be written back: {error}");
+    options.read_only = true;
+    let error = RemoteDevice::attach(options.clone()).unwrap_err();
     assert!(error.to_string().contains("does not allow"), "the volume has a say: {error}");
     let allowed = Access { previous_versions: true, ..before };
     Catalogue::open(host.dir.path()).unwrap().set_access("vault", allowed).unwrap();

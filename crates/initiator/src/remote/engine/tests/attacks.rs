@@ -1,12 +1,13 @@
 //! Proves that nothing a hostile store or wire does to a reply gives a reader wrong data: each attack ends in a medium error
 //! that names a block. What cannot be told (rollback to an older valid pair) is pinned here as well.
 
-use strongroom_block::{Buffer, DeviceErrorKind, Lba, keyless_checksum};
+use strongroom_block::{Buffer, DeviceErrorKind, Lba, StoreSequence, keyless_checksum};
 use strongroom_iscsi::initiator::DataIn;
 
 use super::fake_unit::{FakeUnit, Stored};
 use super::{BLOCK, Rig, sealing};
 use crate::Limits;
+use crate::remote::work::Work;
 
 /// Every way in which a store or a wire could cheat a reader. Each must end in a medium error that names a block.
 #[test]
@@ -101,6 +102,38 @@ fn attack_target_rolls_back() {
     let older = rig.unit.versions[&2][1].clone();
     rig.unit.blocks.insert(2, older);
     assert_eq!(rig.read(2, 1).unwrap(), vec![1; BLOCK]);
+}
+
+/// A version in a newer format is not damaged: nobody may be talked into an older one by not understanding it.
+#[test]
+fn a_version_in_an_unknown_format_is_no_damage() {
+    let mut rig = Rig::new(true, Limits::default());
+    rig.write(2, 1, 1).unwrap();
+    // Behind the segment's header, the length of its entries, and the store sequence.
+    rig.tamper = Some(|data_in| {
+        let mut ahs = data_in.ahs.to_vec();
+        ahs[3 + 1 + 8] += 1;
+        data_in.ahs = ahs.into();
+    });
+    let error = rig.do_now(Work::ReadVersion { lba: Lba(2), older_than: StoreSequence(0) }).unwrap_err();
+    assert_eq!(error.kind, DeviceErrorKind::Refused, "any but that of a damaged medium");
+    assert!(error.message.contains("update strongroom"), "{error}");
+}
+
+/// A machine that was put back to a snapshot of its memory has lost its connections, and seals under other stamps from there on.
+#[test]
+fn a_lost_connection_ends_the_use_of_its_attach_id() {
+    let rig = Rig::new(true, Limits::default());
+    let attach_id = || {
+        let Work::Write { records: Some(records), .. } = rig.write_work(2, &[1; BLOCK], false) else {
+            panic!("sealed")
+        };
+        records[8..24].to_vec()
+    };
+    let first = attach_id();
+    assert_eq!(attach_id(), first);
+    rig.engine.connection_lost();
+    assert_ne!(attach_id(), first);
 }
 
 /// A difference of 9 bytes that CRC-64/NVME maps to zero: the generator polynomial, shifted to a byte's boundary.
