@@ -51,11 +51,11 @@ check: ## Formatting, lints, documentation, dependencies' licences and sources; 
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
-bench: build ## The experiments, about 12 minutes on an idle machine: docs/performance.md, docs/bench with its plots and page
+bench: build ## The experiments, about 20 minutes on an idle machine: docs/performance.md, docs/bench with its plots and page
 	@scripts/deps.sh --bench
 	@scripts/bench.sh
 
-bench-quick: build ## The same with shorter measurements, about 6 minutes
+bench-quick: build ## The same with shorter measurements, about 11 minutes
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --quick
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the experiments into one file of results and makes the tables, plots and the page from it: `make bench`.
 #
-#   scripts/bench.sh           the usual grid, about 12 minutes
-#   scripts/bench.sh --quick   the same with shorter measurements, about 6 minutes
+#   scripts/bench.sh           the usual grid, about 20 minutes
+#   scripts/bench.sh --quick   the same with shorter measurements, about 11 minutes
 #   scripts/bench.sh --full    the papers' whole grid, hours
 #   scripts/bench.sh --tiny    everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
