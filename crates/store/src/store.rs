@@ -155,6 +155,8 @@ pub struct Store {
 
     ios: Slab<Purpose>,
     io_done: Vec<IoDone>,
+    /// I/O was begun since the last look at what is over.
+    io_begun: bool,
     done: Vec<Completion>,
     ops_in_flight: usize,
     bytes_in_flight: usize,
@@ -247,6 +249,7 @@ impl Store {
             space: Space::default(),
             ios: Slab::new(),
             io_done: Vec::new(),
+            io_begun: false,
             done: Vec::new(),
             ops_in_flight: 0,
             bytes_in_flight: 0,
@@ -436,6 +439,8 @@ impl Store {
                 progress |= self.drive_syncs();
                 progress |= self.drive_reserve();
             }
+            // What was begun may be over already, and then nobody wakes us for it: a medium in memory has no waker.
+            progress |= std::mem::take(&mut self.io_begun);
             if !progress {
                 break;
             }
@@ -453,6 +458,7 @@ impl Store {
     }
 
     fn start_io(&mut self, purpose: Purpose, io: Io) {
+        self.io_begun = true;
         let token = self.ios.insert(purpose);
         self.backend.submit(token as u64, io);
     }

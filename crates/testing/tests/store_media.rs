@@ -5,6 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, Token, VolumeId};
 use strongroom_store::{
@@ -262,4 +264,35 @@ fn a_raw_device() {
     let not_a_device = options(Medium::Device(dir.path().join("disk")));
     let error = Store::create(&dir.path().join("fourth"), &not_a_device).unwrap_err().to_string();
     assert!(error.contains("not a block device"), "{error}");
+}
+
+/// Whoever looks only when he has asked for something and when he is called must see every write end: nothing may wait for the
+/// next one, or for an idle moment.
+#[test]
+fn one_write_after_the_other_ends_without_a_further_look() {
+    let (called, calls) = sync_channel(1);
+    let waker: strongroom_store::Waker = Arc::new(move || {
+        let _ = called.try_send(());
+    });
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut stores =
+        vec![Store::open_in_memory(&options(Medium::Memory), &OpenOptions::default(), waker.clone()).unwrap()];
+    for (dir, io) in dirs.iter().zip([IoChoice::Auto, IoChoice::Buffered]) {
+        Store::create(dir.path(), &options(Medium::Directory)).unwrap();
+        let open_options = OpenOptions { io, ..OpenOptions::default() };
+        stores.push(Store::open(dir.path(), &open_options, waker.clone()).unwrap());
+    }
+    for store in &mut stores {
+        for step in 0..2 * BLOCKS {
+            let data = vec![Buffer::copy_from(&[step as u8; BLOCK])];
+            store
+                .submit(Token(step), Op::Write { lba: Lba(step * 37 % BLOCKS), data, records: Vec::new(), fua: false });
+            let mut done = Vec::new();
+            while store.poll_completions(&mut done) == 0 {
+                calls.recv_timeout(Duration::from_secs(60)).expect("a write waits and nobody is called");
+            }
+            assert_eq!(done.len(), 1);
+            assert!(done[0].result.is_ok(), "{done:?}");
+        }
+    }
 }
