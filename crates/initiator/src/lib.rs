@@ -72,6 +72,7 @@ mod key_source;
 mod known;
 pub mod loopdev;
 mod memory;
+pub mod model;
 mod options;
 mod remote;
 pub mod safety;
