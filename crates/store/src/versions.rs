@@ -43,9 +43,9 @@ impl<F: Fn(u32, u64) -> Option<(NodeId, bool)>> NodeOf for F {}
 #[derive(Default)]
 pub(crate) struct Versions {
     kept: BTreeMap<Name, Kept>,
-    /// In the order in which they became old. May name versions that are gone.
-    order: VecDeque<Name>,
-    /// Outside the budget: a snapshot needs them.
+    /// By the sequence that made each old, ascending: the oldest goes first. May name versions that are gone.
+    order: VecDeque<(u64, Name)>,
+    /// Outside the budget, and not in the order: a snapshot needs them, or did until the merge that is under way.
     pinned: BTreeSet<Name>,
 }
 
@@ -60,17 +60,35 @@ impl Versions {
         self.pinned.len() as u64
     }
 
-    /// Keeps a version; returns one that was kept under the same name.
-    pub(crate) fn keep(&mut self, branch: u32, lba: u64, version: Version) -> Option<Version> {
+    /// Keeps a version that the entry `replaced_by` of the log made old.
+    pub(crate) fn keep(&mut self, branch: u32, lba: u64, version: Version, replaced_by: u64) {
         let name = (lba, version.sequence());
-        let old = self.kept.insert(name, Kept { version, branch });
-        if old.is_none() {
-            self.order.push_back(name);
-            if self.order.len() > 2 * self.kept.len() + 1024 {
-                self.order.retain(|name| self.kept.contains_key(name));
-            }
+        if self.kept.insert(name, Kept { version, branch }).is_some() {
+            return;
         }
-        old.map(|old| old.version)
+        if self.order.back().is_some_and(|&(last, _)| last > replaced_by) {
+            // A hole that hides in slices is late.
+            let at = self.order.partition_point(|&(other, _)| other <= replaced_by);
+            self.order.insert(at, (replaced_by, name));
+        } else {
+            self.order.push_back((replaced_by, name));
+        }
+        if self.order.len() > 2 * self.kept.len() + 1024 {
+            self.order.retain(|(_, name)| self.kept.contains_key(name));
+        }
+    }
+
+    /// Keeps a version while the log is being read: [`Versions::order_by_sequence`] comes before anything goes.
+    pub(crate) fn keep_unordered(&mut self, branch: u32, lba: u64, version: Version) {
+        self.kept.insert((lba, version.sequence()), Kept { version, branch });
+    }
+
+    /// Keeps a version that was a snapshot's newest, while its node is merged: outside the budget until [`Versions::unpin`].
+    pub(crate) fn keep_pinned(&mut self, branch: u32, lba: u64, version: Version) {
+        let name = (lba, version.sequence());
+        if self.kept.insert(name, Kept { version, branch }).is_none() {
+            self.pinned.insert(name);
+        }
     }
 
     pub(crate) fn find(&self, lba: u64, sequence: u64) -> Option<Version> {
@@ -111,7 +129,7 @@ impl Versions {
     /// instead, and do not count any more.
     pub(crate) fn evict(&mut self, budget: u64, node_of: impl NodeOf) -> Option<Version> {
         while self.len() > budget {
-            let name = self.order.pop_front()?;
+            let (_, name) = self.order.pop_front()?;
             let Some(kept) = self.kept.get(&name) else { continue };
             if self.is_predecessor(name, kept.branch, &node_of) {
                 self.pinned.insert(name);
@@ -129,11 +147,24 @@ impl Versions {
         !newer.any(|((_, newer), kept)| node_of(kept.branch, *newer).is_some_and(|(of, _)| of == node))
     }
 
-    /// A node was merged or dropped: what was pinned counts against the budget again until it is looked at.
+    /// A node was merged or dropped: what was pinned counts against the budget again until it is looked at. What made it old is not
+    /// remembered; its own sequence stands for that, so that nothing goes before it that is not older.
     pub(crate) fn unpin(&mut self) {
-        for name in std::mem::take(&mut self.pinned).into_iter().rev() {
-            self.order.push_front(name);
+        if self.pinned.is_empty() {
+            return;
         }
+        let mut back: Vec<_> = std::mem::take(&mut self.pinned).into_iter().map(|name| (name.1, name)).collect();
+        back.sort_unstable();
+        let mut order = VecDeque::with_capacity(self.order.len() + back.len());
+        let mut back = back.into_iter().peekable();
+        for other in self.order.drain(..) {
+            while let Some(earlier) = back.next_if(|earlier| earlier.0 <= other.0) {
+                order.push_back(earlier);
+            }
+            order.push_back(other);
+        }
+        order.extend(back);
+        self.order = order;
     }
 
     /// Lets go everything of a node, telling each.
@@ -198,8 +229,8 @@ impl Versions {
 
     /// After recovery: age is the order of the sequences.
     pub(crate) fn order_by_sequence(&mut self) {
-        let mut order: Vec<Name> = self.kept.keys().copied().collect();
-        order.sort_unstable_by_key(|&(_, sequence)| sequence);
+        let mut order: Vec<(u64, Name)> = self.kept.keys().map(|&name| (name.1, name)).collect();
+        order.sort_unstable();
         self.order = order.into();
     }
 }
@@ -219,7 +250,7 @@ mod tests {
     fn the_oldest_goes_first_and_feedback_takes_only_strictly_older() {
         let mut versions = Versions::default();
         for (lba, sequence) in [(1, 10), (2, 11), (1, 12), (1, 13)] {
-            versions.keep(0, lba, version(sequence));
+            versions.keep(0, lba, version(sequence), sequence + 1);
         }
         let all = |_, _| true;
         assert_eq!(versions.newest_below(1, 13, all).map(Version::sequence), Some(12));
@@ -236,8 +267,8 @@ mod tests {
     #[test]
     fn what_a_snapshot_pins_costs_nobody_else_its_place() {
         let mut versions = Versions::default();
-        versions.keep(0, 1, version(12));
-        versions.keep(0, 2, version(21));
+        versions.keep(0, 1, version(12), 13);
+        versions.keep(0, 2, version(21), 22);
         let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
         assert_eq!(versions.evict(1, node_of), None);
         assert_eq!((versions.len(), versions.pinned()), (1, 1));
@@ -248,7 +279,7 @@ mod tests {
     fn the_predecessor_of_what_a_snapshot_holds_is_pinned_outside_the_budget() {
         let mut versions = Versions::default();
         for sequence in [10, 12, 21] {
-            versions.keep(0, 1, version(sequence));
+            versions.keep(0, 1, version(sequence), sequence + 1);
         }
         // A snapshot at 20: of what is before it, 12 is the newest that is old.
         let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
@@ -261,11 +292,28 @@ mod tests {
         assert_eq!(versions.evict(0, |_, _| Some((2, false))).map(Version::sequence), Some(12));
     }
 
+    /// What a merge, or a hole that hides late, makes old is as old as it is, and does not push out what became old before.
+    #[test]
+    fn what_becomes_old_late_goes_when_its_turn_is() {
+        let mut versions = Versions::default();
+        versions.keep(0, 1, version(50), 60);
+        versions.keep(0, 2, version(51), 70);
+        versions.keep(0, 3, version(5), 65);
+        versions.keep_pinned(0, 4, version(10));
+        versions.keep_pinned(0, 3, version(66));
+        let open = |_, _| Some((1, false));
+        assert_eq!((versions.len(), versions.pinned()), (3, 2));
+        versions.unpin();
+        assert_eq!((versions.len(), versions.pinned()), (5, 0));
+        let gone: Vec<u64> = std::iter::from_fn(|| versions.evict(0, open)).map(Version::sequence).collect();
+        assert_eq!(gone, [10, 50, 5, 66, 51]);
+    }
+
     #[test]
     fn what_is_to_be_verified_is_found_in_runs_and_in_bounded_steps() {
         let mut versions = Versions::default();
         for (branch, lba, sequence) in [(0, 3, 1), (0, 3, 2), (1, 4, 3), (0, 4, 4), (0, 5, 5), (1, 7, 6), (0, 9, 7)] {
-            versions.keep(branch, lba, version(sequence));
+            versions.keep(branch, lba, version(sequence), sequence + 1);
         }
         let run = |first, count| Unverified::Run { first: Lba(first), count };
         assert_eq!(versions.run_from(0, 0, 9, 99), run(3, 3));

@@ -233,7 +233,7 @@ impl Loader {
 /// Keeps a version. What is far over the budget goes at once, so that opening takes no more memory than being open: those
 /// with the lowest sequences, which would not stay in the end either.
 fn keep_within(map: &mut BlockMap, budget: u64, branch: u32, lba: u64, version: Version) {
-    map.versions.keep(branch, lba, version);
+    map.versions.keep_unordered(branch, lba, version);
     if map.versions.len() > budget + budget / 4 + VERSIONS_SLACK {
         evict_to(map, budget);
     }

@@ -127,7 +127,7 @@ impl Store {
         for gone in gone {
             match gone {
                 Gone::Block { branch: Some(branch), lba, version } if sealed => {
-                    self.map.versions.keep(branch, lba, version);
+                    self.map.versions.keep_pinned(branch, lba, version);
                 }
                 Gone::Block { version, .. } | Gone::Version(version) => self.live_sub(version),
                 Gone::Hole(hole) => self.segments.sub_live(hole.place.segment, hole.live_bytes()),

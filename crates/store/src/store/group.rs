@@ -133,7 +133,7 @@ impl Store {
                 }
                 // Not always the writing branch: what was received came on another.
                 let of = self.map.label(node, branch, old.sequence());
-                self.map.versions.keep(of, lba, old);
+                self.map.versions.keep(of, lba, old, version.sequence());
             }
             Some(old) => self.live_sub(old),
             None if sealed => {}

@@ -123,7 +123,7 @@ impl Store {
         }
         for (lba, version) in hidden {
             let of = self.map.label(node, branch, version.sequence());
-            self.map.versions.keep(of, lba, version);
+            self.map.versions.keep(of, lba, version, sequence);
         }
         self.evict_over_budget();
         true
