@@ -68,6 +68,8 @@ pub enum DeviceErrorKind {
     Unreachable,
     /// The device could not sync or write; what was not flushed may be lost.
     Hardware,
+    /// There is no key to do it with: the key server takes it back or is away for too long, or never gave that one.
+    NoKey,
 }
 
 /// Why a request failed.

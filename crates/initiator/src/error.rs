@@ -46,7 +46,7 @@ pub enum AttachError {
     #[error(transparent)]
     Mismatch(#[from] UnitMismatch),
     /// The volume is sealed and no key was given.
-    #[error("the volume is sealed; give its key with --key-file")]
+    #[error("the volume is sealed; give its key with --key-file, or the server that has it with --key-server")]
     KeyNeeded,
     /// The key could not be had.
     #[error(transparent)]

@@ -1,7 +1,7 @@
-//! Where volume keys come from: a trait for the real seam (a file today, the key server later), and the file.
+//! Where volume keys come from: a trait for the real seam (a file, a key server), and the file.
 //!
-//! Asked once at an attach and again when a volume's epoch has moved on, from a thread that may block. Absent: the text
-//! format of keys (`seal`), and what is done with them.
+//! Asked once at an attach, and then, where keys are only lent, again and again while it lasts (`remote::keeper`); always from a
+//! thread that may block. Absent: the text format of keys (`seal`), and what is done with them.
 
 #![allow(unsafe_code)] // mlock of the page that the text is read into.
 
@@ -9,8 +9,9 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use strongroom_block::{BufferMut, SealingDomain, VolumeId};
+use strongroom_block::{BufferMut, Custody, SealingDomain, VolumeId};
 use strongroom_seal::{KEY_FILE_BYTES_MAX, KeyFileError, KeyPurpose, VolumeKeyFile};
 use zeroize::Zeroize;
 
@@ -27,13 +28,43 @@ pub struct KeyRequest {
     pub epoch: u32,
 }
 
+/// Keys as their source gives them out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeKeys {
+    /// Of every epoch that the caller may use; the one that new writes are sealed under is among them.
+    pub keys: VolumeKeyFile,
+    /// The epoch that new writes are sealed under.
+    pub current_epoch: u32,
+    /// The caller may write, not only read.
+    pub may_seal: bool,
+    /// Another one whenever any of this has changed.
+    pub revision: u64,
+    /// How long all of it may be used from the moment at which it was asked for; `None`: as long as the attachment lasts.
+    pub lease: Option<Duration>,
+}
+
 /// Gives out volume keys, by file or by policy. Blocking: never called on the data path.
 pub trait KeySource: Send + Sync {
-    /// The keys of the volume, of every epoch that the caller may use; the current one must be among them.
+    /// The custody of the volumes that it has keys of.
+    fn custody(&self) -> Custody;
+
+    /// The keys of the volume.
     ///
     /// # Errors
     /// [`KeySourceError`], whose message says what to do.
-    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeyFile, KeySourceError>;
+    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeys, KeySourceError>;
+
+    /// Waits until the keys are of another revision than `seen`, and gives those; `None` if they are not within `wait`, which
+    /// renews the lease as new keys would. Only asked where there is a lease.
+    ///
+    /// # Errors
+    /// As [`KeySource::volume_keys`].
+    fn changed_keys(
+        &self,
+        request: &KeyRequest,
+        seen: u64,
+        wait: Duration,
+    ) -> Result<Option<VolumeKeys>, KeySourceError>;
 }
 
 /// Why there is no key.
@@ -76,6 +107,9 @@ pub enum KeySourceError {
     /// A key source of another kind refused.
     #[error("{0}")]
     Refused(String),
+    /// A key source of another kind could not be asked. Trying again may help.
+    #[error("{0}")]
+    Unreachable(String),
 }
 
 /// Keys from a text file that only its owner can read.
@@ -111,14 +145,22 @@ impl KeyFileSource {
 }
 
 impl KeySource for KeyFileSource {
-    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeyFile, KeySourceError> {
+    fn custody(&self) -> Custody {
+        Custody::KeyFile
+    }
+
+    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
         let keys = self.read()?;
         let content = |source| KeySourceError::Content { path: self.path.clone(), source };
         if keys.purpose() != KeyPurpose::Volume {
             return Err(content(KeyFileError::Purpose { found: keys.purpose(), needed: KeyPurpose::Volume }));
         }
         keys.volume_key(request.epoch).map_err(content)?;
-        Ok(keys)
+        Ok(VolumeKeys { keys, current_epoch: request.epoch, may_seal: true, revision: 0, lease: None })
+    }
+
+    fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
+        Ok(None)
     }
 }
 
@@ -184,7 +226,7 @@ mod tests {
     fn a_private_file_gives_its_keys() {
         let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
         let (_dir, source) = write(&keys.to_text(), 0o600);
-        assert_eq!(source.volume_keys(&request(1)).unwrap(), keys);
+        assert_eq!(source.volume_keys(&request(1)).unwrap().keys, keys);
     }
 
     #[test]

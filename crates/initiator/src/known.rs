@@ -72,11 +72,20 @@ impl ExpectedUnit {
         check("sealing domain", self.domain, claims.domain)?;
         check("block size", self.block_size, claims.block_size)?;
         check("custody", self.custody, claims.custody)?;
+        // Where there is a key server, what the target says of epochs decides nothing.
+        if claims.custody == Custody::KeyServer { Ok(()) } else { self.check_epoch(claims.epoch) }
+    }
+
+    /// Compares the epoch that new writes would be sealed under with the newest one seen.
+    ///
+    /// # Errors
+    /// [`UnitMismatch`] if it is older: a target, or a key server restored from an old backup, that goes back to a retired key.
+    pub fn check_epoch(&self, epoch: u32) -> Result<(), UnitMismatch> {
         match self.epoch_min {
-            Some(expected) if claims.epoch < expected => Err(UnitMismatch {
+            Some(expected) if epoch < expected => Err(UnitMismatch {
                 what: "key epoch",
                 expected: format!("at least {expected}"),
-                found: claims.epoch.to_string(),
+                found: epoch.to_string(),
             }),
             _ => Ok(()),
         }
@@ -267,6 +276,11 @@ mod tests {
             assert_eq!(expected.check(&changed).unwrap_err().what, what);
         }
         assert!(known.forget("strongroom://h/u") && !known.forget("strongroom://h/u"));
+        let served = ExpectedUnit::from(SealedClaims { custody: Custody::KeyServer, ..claims() });
+        let rolled_back = SealedClaims { custody: Custody::KeyServer, epoch: 1, ..claims() };
+        assert!(served.check(&rolled_back).is_ok(), "a target's word on epochs counts for nothing there");
+        assert_eq!(served.check_epoch(2).unwrap_err().what, "key epoch");
+        assert!(served.check_epoch(3).is_ok());
     }
 
     #[test]

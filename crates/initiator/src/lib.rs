@@ -81,12 +81,12 @@ mod url;
 pub use blocking::{discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking};
 pub use discover::{DiscoverOptions, DiscoveredTarget, discover};
 pub use error::AttachError;
-pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError};
+pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError, VolumeKeys};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
 pub use memory::{MemoryCounts, MemoryDevice};
 pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name};
 pub use remote::{
-    ConnectionStatus, EngineCounters, PreviousReads, RecoverError, Recovered, RemoteDevice, SealedUnit,
+    ConnectionStatus, EngineCounters, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice, SealedUnit,
     UnitDescription, VerifyProgress, VerifyReport, inquire,
 };
 pub use strongroom_channel::Scheme;

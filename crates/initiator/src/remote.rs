@@ -13,6 +13,7 @@
 mod driver;
 mod engine;
 mod intake;
+mod keeper;
 mod nexus;
 mod order;
 mod previous;
@@ -48,6 +49,7 @@ use work::{Answer, NewOp, Reply, Work};
 
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
+pub use keeper::KeyStatus;
 pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};
 pub use unit::{SealedUnit, UnitDescription};
@@ -172,6 +174,11 @@ impl RemoteDevice {
         lock(&self.status).clone()
     }
 
+    /// How it stands with keys that a server lends; `None` for others, and for plain volumes.
+    pub fn key_status(&self) -> Option<KeyStatus> {
+        self.sealing.as_ref()?.key_status()
+    }
+
     /// Makes everything written durable, logs out, and ends the device's thread. Requests in flight complete first.
     ///
     /// # Errors
@@ -283,6 +290,9 @@ impl RemoteDevice {
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }
+        if let Some(sealing) = &self.sealing {
+            sealing.end();
+        }
     }
 
     /// The kept versions of its blocks; `None` if it is plain.
@@ -356,7 +366,13 @@ impl RemoteDevice {
     /// Seals what a request writes, here in the caller's thread.
     fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
         Ok(match request {
-            Request::Read { lba, buffer } => Work::Read { lba, buffer },
+            Request::Read { lba, buffer } => {
+                if let Some(sealing) = &self.sealing {
+                    // What could not be opened need not be fetched.
+                    sealing.sealer()?;
+                }
+                Work::Read { lba, buffer }
+            }
             Request::Write { lba, data, fua } => match &self.sealing {
                 None => Work::Write { lba, data, records: None, fua },
                 Some(sealing) => {

@@ -122,6 +122,14 @@ impl VolumeSealer {
         }
     }
 
+    /// The epochs that can be opened, the one that seals first.
+    pub fn epochs(&self) -> Vec<u32> {
+        match self {
+            VolumeSealer::Blind(epochs) => epochs.iter().map(|keys| keys.context().epoch).collect(),
+            VolumeSealer::BlockKeys(keys) => vec![keys.context().epoch],
+        }
+    }
+
     /// The length of the records that [`VolumeSealer::seal`] makes, in bytes: 56, or 88 with a block key.
     pub fn record_bytes(&self) -> usize {
         match self {

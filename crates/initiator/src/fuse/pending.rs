@@ -159,5 +159,6 @@ fn errno(error: &DeviceError) -> Errno {
         DeviceErrorKind::ReservationConflict => libc::EBADE,
         DeviceErrorKind::Refused => libc::EACCES,
         DeviceErrorKind::Unreachable => libc::ETIMEDOUT,
+        DeviceErrorKind::NoKey => libc::ENOKEY,
     })
 }

@@ -192,6 +192,12 @@ impl Driver {
             self.call(now);
         }
         self.take_requests();
+        let expired = self.sealing.as_ref().is_some_and(|sealing| sealing.expire());
+        if (self.intake.take_keys_changed() || expired)
+            && let Some(engine) = &mut self.engine
+        {
+            engine.keys_changed();
+        }
         if self.intake.is_abandoned() {
             self.abandon();
         }
@@ -204,6 +210,8 @@ impl Driver {
             return false;
         }
         let timeout = self.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));
+        let lease = self.sealing.as_ref().and_then(|sealing| sealing.lease_left());
+        let timeout = timeout.into_iter().chain(lease).min();
         if let Err(error) = self.runtime.poll(timeout) {
             tracing::error!(%error, "the network runtime failed");
             self.lose(Instant::now(), AttachError::System(std::io::Error::other(error.to_string())));

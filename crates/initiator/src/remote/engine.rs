@@ -132,6 +132,8 @@ pub(super) struct Engine {
     ready: VecDeque<usize>,
     replay_ready: VecDeque<usize>,
     delayed: Vec<(Instant, usize)>,
+    /// Reads that wait for the answer to a question about their keys.
+    awaiting_keys: Vec<(u64, usize)>,
     in_flight: usize,
     /// Bytes of writes in flight: they will be in the log once acknowledged.
     writing_bytes: usize,
@@ -174,6 +176,7 @@ impl Engine {
             ready: VecDeque::new(),
             replay_ready: VecDeque::new(),
             delayed: Vec::new(),
+            awaiting_keys: Vec::new(),
             in_flight: 0,
             writing_bytes: 0,
             next_sequence: 0,
@@ -314,6 +317,7 @@ impl Engine {
             sent_at: None,
             write_bytes: 0,
             error: None,
+            asked_for_keys: false,
         });
         self.ops[op].outstanding += 1;
         if self.ops[op].is_replay {
@@ -394,6 +398,21 @@ impl Engine {
         }
     }
 
+    /// Keys were asked for, are others, or gone: reads whose question was answered are tried once more, and what was sealed under older
+    /// keys is made durable, so that it need not be sent again when they are gone for good.
+    pub(super) fn keys_changed(&mut self) {
+        let sealing = self.sealing.as_ref();
+        let answered = |question| sealing.is_none_or(|sealing| sealing.is_answered(question));
+        for (_, key) in self.awaiting_keys.extract_if(.., |(question, _)| answered(*question)) {
+            if self.commands.contains(key) {
+                self.ready.push_front(key);
+            }
+        }
+        if !self.own_flush && self.log.bytes() > 0 {
+            self.make_own_flush();
+        }
+    }
+
     /// The session is gone; what was in flight has an unknown outcome and will be sent again, as it was.
     pub(super) fn disconnected(&mut self) {
         self.connection_lost();
@@ -402,6 +421,7 @@ impl Engine {
         self.in_flight = 0;
         self.writing_bytes = 0;
         self.delayed.clear();
+        self.awaiting_keys.clear();
         self.replay_ready.clear();
         self.replay_ops = 0;
         let ops = &mut self.ops;

@@ -31,6 +31,7 @@ struct State {
     refusing: Option<DeviceError>,
     detaching: bool,
     abandoned: bool,
+    keys_changed: bool,
 }
 
 impl std::fmt::Debug for Intake {
@@ -159,6 +160,17 @@ impl Intake {
         }
         drop(state);
         self.room.notify_all();
+    }
+
+    /// Tells the engine's thread that keys have come or gone, or were asked for.
+    pub(super) fn keys_changed(&self) {
+        lock(&self.state).keys_changed = true;
+        self.waker.wake();
+    }
+
+    /// Whether they have since the last call.
+    pub(super) fn take_keys_changed(&self) -> bool {
+        std::mem::take(&mut lock(&self.state).keys_changed)
     }
 
     /// Asks the engine's thread to end.

@@ -3,7 +3,8 @@
 //! Small requests are sealed where they are submitted and opened where they arrive. This is the seam for a pool: both
 //! calls take whole requests, share `self`, and keep no order of their own.
 
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use strongroom_block::{
@@ -14,16 +15,37 @@ use strongroom_iscsi::ahs;
 use strongroom_seal::VolumeSealer;
 use zeroize::Zeroizing;
 
+use super::keeper::{BootTime, Keeper, KeyStatus};
 use super::stamps::{Forked, Stamps};
+use crate::VolumeKeys;
 use crate::completion::{device_error, lock};
 
 /// The sealer and the stamps of one attachment.
-#[derive(Debug)]
 pub(crate) struct Sealing {
-    sealer: RwLock<Arc<VolumeSealer>>,
+    keys: RwLock<Keys>,
     stamps: Mutex<Stamps>,
     block_size: BlockSize,
     record_bytes: usize,
+    /// Follows the source of keys that are only lent.
+    pub(super) keeper: OnceLock<Keeper>,
+}
+
+/// What there is to seal and open with.
+enum Keys {
+    Held {
+        sealer: Arc<VolumeSealer>,
+        may_seal: bool,
+        /// `None`: as long as the attachment lasts.
+        until: Option<BootTime>,
+    },
+    /// Wiped, and why.
+    Gone(String),
+}
+
+impl std::fmt::Debug for Sealing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sealing").field("block_size", &self.block_size).finish_non_exhaustive()
+    }
 }
 
 /// Encoded seal records, back to back. Wiped when the last reference goes and never shown: custody `target` puts block keys
@@ -38,6 +60,11 @@ impl Records {
 
     pub(crate) fn slice(&self, range: std::ops::Range<usize>) -> Records {
         Records(self.0.slice(range))
+    }
+
+    /// The epoch that they were sealed under, all of them.
+    pub(crate) fn epoch(&self) -> u32 {
+        u32::from_be_bytes(self.0[4..8].try_into().expect("4 bytes"))
     }
 
     /// For the session, which shows them no more than we do.
@@ -72,14 +99,23 @@ pub(crate) struct SealedBlocks {
 impl Sealing {
     pub(crate) fn new(sealer: VolumeSealer) -> Sealing {
         let (block_size, record_bytes) = (sealer.context().block_size, sealer.record_bytes());
-        Sealing { sealer: RwLock::new(Arc::new(sealer)), stamps: Mutex::new(Stamps::new()), block_size, record_bytes }
+        let keys = Keys::Held { sealer: Arc::new(sealer), may_seal: true, until: None };
+        Sealing {
+            keys: RwLock::new(keys),
+            stamps: Mutex::new(Stamps::new()),
+            block_size,
+            record_bytes,
+            keeper: OnceLock::new(),
+        }
     }
 
     /// After a reconnect: the volume's current keys, a new attach id, and no key that was drawn before.
     pub(crate) fn renew(&self, sealer: Option<VolumeSealer>) {
         if let Some(sealer) = sealer {
-            *self.sealer.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(sealer);
-        } else if let VolumeSealer::BlockKeys(keys) = &*self.sealer() {
+            self.hold(sealer, true);
+        } else if let Ok(sealer) = self.sealer()
+            && let VolumeSealer::BlockKeys(keys) = &*sealer
+        {
             keys.forget_unused();
         }
         lock(&self.stamps).renew();
@@ -93,16 +129,142 @@ impl Sealing {
         self.record_bytes
     }
 
-    fn sealer(&self) -> Arc<VolumeSealer> {
-        self.sealer.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    fn keys(&self) -> std::sync::RwLockReadGuard<'_, Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on with these keys, and no others. The lease stays as it was.
+    pub(super) fn hold(&self, new: VolumeSealer, allowed: bool) {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let until = if let Keys::Held { until, .. } = &*keys { *until } else { None };
+        *keys = Keys::Held { sealer: Arc::new(new), may_seal: allowed, until };
+    }
+
+    /// The keys that it was made with are lent.
+    pub(super) fn lend(&self, lent: &VolumeKeys, asked: BootTime) {
+        if let Keys::Held { may_seal, until, .. } = &mut *self.keys.write().unwrap_or_else(PoisonError::into_inner) {
+            *may_seal = lent.may_seal;
+            *until = lent.lease.map(|lease| asked.after(lease));
+        }
+    }
+
+    /// The keys may be used so long.
+    pub(super) fn lend_until(&self, end: BootTime) {
+        if let Keys::Held { until, .. } = &mut *self.keys.write().unwrap_or_else(PoisonError::into_inner) {
+            *until = Some(end);
+        }
+    }
+
+    /// The keys are gone; whoever is using one just now finishes that block.
+    pub(super) fn wipe(&self, why: &str) {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        if let Keys::Held { .. } = &*keys {
+            tracing::error!(why, "the volume's keys are wiped: reads and writes fail until there are keys again");
+        }
+        *keys = Keys::Gone(why.to_owned());
+    }
+
+    /// How long the keys may still be used; `None` without a lease, or without keys.
+    pub(super) fn lease_left(&self) -> Option<Duration> {
+        match &*self.keys() {
+            Keys::Held { until, .. } => until.map(|until| BootTime::now().until(until)),
+            Keys::Gone(_) => None,
+        }
+    }
+
+    /// Wipes keys whose lease has ended; whether it did.
+    pub(super) fn expire(&self) -> bool {
+        let is_over = self.lease_left().is_some_and(|left| left.is_zero());
+        if is_over {
+            self.wipe(&self.silence());
+        }
+        is_over
+    }
+
+    /// Why there are no keys when a lease has ended.
+    fn silence(&self) -> String {
+        let trouble = self.keeper.get().and_then(|keeper| keeper.trouble().1);
+        let trouble = trouble.map(|trouble| format!(" ({trouble})")).unwrap_or_default();
+        format!("the key server was not heard of for longer than its keys are lent{trouble}")
+    }
+
+    pub(super) fn has_keys(&self) -> bool {
+        matches!(&*self.keys(), Keys::Held { .. })
+    }
+
+    /// How keys that are lent stand; `None` for others.
+    pub(super) fn key_status(&self) -> Option<KeyStatus> {
+        let (epoch, trouble) = self.keeper.get()?.trouble();
+        Some(match &*self.keys() {
+            Keys::Held { sealer, may_seal, until } => KeyStatus {
+                epoch,
+                epochs: sealer.epochs(),
+                may_seal: *may_seal,
+                lease_left: until.map_or(Duration::ZERO, |until| BootTime::now().until(until)),
+                trouble,
+            },
+            Keys::Gone(why) => KeyStatus {
+                epoch,
+                epochs: Vec::new(),
+                may_seal: false,
+                lease_left: Duration::ZERO,
+                trouble: Some(trouble.unwrap_or_else(|| why.clone())),
+            },
+        })
+    }
+
+    /// A block is under an epoch that there is no key for: the number of a question about it, whose answer wakes the engine. `None` if
+    /// nobody can be asked.
+    pub(super) fn ask_for_keys(&self) -> Option<u64> {
+        self.keeper.get().filter(|_| self.has_keys())?.ask()
+    }
+
+    /// Whether the answer has come, or never will.
+    pub(super) fn is_answered(&self, question: u64) -> bool {
+        self.keeper.get().is_none_or(|keeper| keeper.is_answered(question))
+    }
+
+    /// The same, and waits for the answer.
+    pub(super) fn ask_for_keys_and_wait(&self) -> bool {
+        let Some(keeper) = self.keeper.get().filter(|_| self.has_keys()) else { return false };
+        keeper.ask_and_wait();
+        true
+    }
+
+    /// The attachment ends: nothing is left of its keys.
+    pub(super) fn end(&self) {
+        if let Some(keeper) = self.keeper.get() {
+            keeper.end();
+            *self.keys.write().unwrap_or_else(PoisonError::into_inner) =
+                Keys::Gone("the volume was detached".to_owned());
+        }
+    }
+
+    /// What opens, as long as that is allowed.
+    pub(super) fn sealer(&self) -> Result<Arc<VolumeSealer>, DeviceError> {
+        match &*self.keys() {
+            Keys::Held { sealer, until, .. } if until.is_none_or(|until| BootTime::now() < until) => Ok(sealer.clone()),
+            Keys::Held { .. } => Err(no_keys(&self.silence())),
+            Keys::Gone(why) => Err(no_keys(why)),
+        }
+    }
+
+    /// What seals, as long as that is allowed.
+    fn sealer_for_writes(&self) -> Result<Arc<VolumeSealer>, DeviceError> {
+        if let Keys::Held { may_seal: false, .. } = &*self.keys() {
+            let message = "the key server lets this identity read the volume, not write it; attach it read-only, or ask its \
+                           owner for the right 'seal'";
+            return Err(device_error(DeviceErrorKind::ReadOnly, None, message));
+        }
+        self.sealer()
     }
 
     /// Seals whole blocks for `lba` on.
     pub(crate) fn seal(&self, lba: Lba, plain: &[u8]) -> Result<SealedBlocks, DeviceError> {
         let block_bytes = self.block_size.len();
         let count = u32::try_from(plain.len() / block_bytes).expect("requests are far smaller than 2^32 blocks");
+        let sealer = self.sealer_for_writes()?;
         let stamps = lock(&self.stamps).run(count, block_bytes as u64).map_err(forked)?;
-        let sealer = self.sealer();
         let mut data = BufferMut::to_fill(plain.len());
         let mut records = Zeroizing::new(Vec::with_capacity(self.record_bytes * count as usize));
         let blocks = plain.chunks_exact(block_bytes).zip(data.chunks_exact_mut(block_bytes));
@@ -115,8 +277,33 @@ impl Sealing {
 
     /// Seals the absence of a range.
     pub(crate) fn seal_hole(&self, start: Lba, count: u64) -> Result<HoleRecord, DeviceError> {
+        let sealer = self.sealer_for_writes()?;
         let stamp = lock(&self.stamps).one(0).map_err(forked)?;
-        Ok(self.sealer().seal_hole(start, count, stamp))
+        Ok(sealer.seal_hole(start, count, stamp))
+    }
+
+    /// Whether a record is of an older epoch than what is sealed now, and so must not be sent.
+    pub(crate) fn is_stale(&self, epoch: u32) -> Result<bool, DeviceError> {
+        let sealer = self.sealer_for_writes()?;
+        // Custody `target` has a key for each block, and no epochs.
+        Ok(matches!(&*sealer, VolumeSealer::Blind(_)) && sealer.context().epoch != epoch)
+    }
+
+    /// Blocks that were sealed and not sent, or must be sent again: as they are, or sealed anew if the epoch has moved on since.
+    pub(crate) fn freshen(&self, lba: Lba, sealed: SealedBlocks) -> Result<SealedBlocks, DeviceError> {
+        if !self.is_stale(sealed.records.epoch())? {
+            return Ok(sealed);
+        }
+        let sealer = self.sealer()?;
+        let mut plain = BufferMut::to_fill(sealed.data.len());
+        let block_bytes = self.block_size.len();
+        let blocks = sealed.data.chunks_exact(block_bytes).zip(plain.chunks_exact_mut(block_bytes));
+        for ((at, record), (sealed, plain)) in (lba.0..).zip(sealed.records.chunks_exact(self.record_bytes)).zip(blocks)
+        {
+            let record = SealRecord::decode(record).expect("made by us");
+            sealer.open_into(Lba(at), &record, sealed, plain).map_err(|error| not_opened(Lba(at), error))?;
+        }
+        self.seal(lba, &plain)
     }
 
     /// Opens one version of a block into `out`.
@@ -126,16 +313,20 @@ impl Sealing {
         record: &SealRecord,
         sealed: &[u8],
         out: &mut [u8],
-    ) -> Result<(), OpenError> {
-        self.sealer().open_into(lba, record, sealed, out)
+    ) -> Result<Result<(), OpenError>, DeviceError> {
+        Ok(self.sealer()?.open_into(lba, record, sealed, out))
     }
 
     /// Checks a version that says that block `lba` is absent. The seal of another range speaks for nothing.
-    pub(crate) fn open_absent_version(&self, lba: Lba, hole: &HoleRecord) -> Result<(), OpenError> {
+    pub(crate) fn open_absent_version(
+        &self,
+        lba: Lba,
+        hole: &HoleRecord,
+    ) -> Result<Result<(), OpenError>, DeviceError> {
         if !hole.covers(lba) {
-            return Err(OpenError::NotAuthentic);
+            return Ok(Err(OpenError::NotAuthentic));
         }
-        self.sealer().open_hole(hole)
+        Ok(self.sealer()?.open_hole(hole))
     }
 
     /// Opens the blocks of one Data-In PDU that starts at `lba`, into `out`; tells each block's stamp and sequence.
@@ -151,7 +342,7 @@ impl Sealing {
         if sealed.len() != out.len() || entries.count() * block_bytes != sealed.len() {
             return Err(medium(lba, "the target sent blocks without their seal records"));
         }
-        let sealer = self.sealer();
+        let sealer = self.sealer()?;
         let blocks = sealed.chunks_exact(block_bytes).zip(out.chunks_exact_mut(block_bytes));
         for ((at, entry), (sealed, out)) in (lba.0..).zip(entries.iter()).zip(blocks) {
             let lba = Lba(at);
@@ -167,7 +358,7 @@ impl Sealing {
         if count == 0 || !hole.covers(lba) || !hole.covers(Lba(lba.0 + (count - 1))) {
             return Err(medium(lba, "the target answered with the seal of another range"));
         }
-        self.sealer().open_hole(hole).map_err(|error| not_opened(lba, error))
+        self.sealer()?.open_hole(hole).map_err(|error| not_opened(lba, error))
     }
 }
 
@@ -206,15 +397,21 @@ pub(crate) fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
         // Never a reason to look for an older version.
         OpenError::NoKey { epoch } => {
             tracing::error!(%lba, epoch, "no key for the epoch of a block");
-            let message =
-                format!("no key for epoch {epoch}, under which the block is sealed; get the current key file");
-            device_error(DeviceErrorKind::Medium, Some(lba), message)
+            let message = format!(
+                "no key for epoch {epoch}, under which the block is sealed; get the current key file, or ask the owner at the key \
+                 server (an epoch that was destroyed there is gone for good)"
+            );
+            device_error(DeviceErrorKind::NoKey, Some(lba), message)
         }
         OpenError::Unsupported => {
             tracing::error!(%lba, "a seal record of an unknown format");
             device_error(DeviceErrorKind::Medium, Some(lba), "a seal record of an unknown format; update strongroom")
         }
     }
+}
+
+fn no_keys(why: &str) -> DeviceError {
+    device_error(DeviceErrorKind::NoKey, None, format!("there are no keys: {why}"))
 }
 
 fn forked(_: Forked) -> DeviceError {

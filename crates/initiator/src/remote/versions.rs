@@ -83,7 +83,12 @@ impl Versions {
             Err(error) => return Err(error),
         };
         let Answer::Version(Some(version)) = answer else { return Ok(Step::None) };
-        opened(&self.sealing, lba, &version)
+        match opened(&self.sealing, lba, &version) {
+            Err(error) if error.kind == DeviceErrorKind::NoKey && self.sealing.ask_for_keys_and_wait() => {
+                opened(&self.sealing, lba, &version)
+            }
+            opened => opened,
+        }
     }
 
     /// The sequence of a version that the target cannot read: the smallest bound for which it stumbles over it, less one.
@@ -117,10 +122,10 @@ impl Versions {
 
 fn opened(sealing: &Sealing, lba: Lba, version: &Version) -> Result<Step, DeviceError> {
     let (sequence, stamp, block, opened) = match version {
-        Version::Hole { sequence, hole } => (*sequence, [0; 24], None, sealing.open_absent_version(lba, hole)),
+        Version::Hole { sequence, hole } => (*sequence, [0; 24], None, sealing.open_absent_version(lba, hole)?),
         Version::Block { sequence, record, data } => {
             let mut block = BufferMut::zeroed(data.len());
-            let opened = sealing.open_version(lba, record, data, &mut block);
+            let opened = sealing.open_version(lba, record, data, &mut block)?;
             (*sequence, record.stamp().to_bytes(), Some(block), opened)
         }
     };

@@ -7,6 +7,7 @@ mod block_sets;
 mod connections;
 mod custody_target;
 mod damage;
+mod epochs;
 mod file_system;
 mod hostile_peers;
 mod redirects;

@@ -10,10 +10,14 @@ use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use super::{Attached, Driver, Purpose, State};
 use crate::completion::lock;
 use crate::remote::engine::Engine;
+use crate::remote::keeper::{BootTime, Keeper, Lent};
 use crate::remote::sealing::Sealing;
 use crate::remote::stamps::fill_random;
 use crate::remote::unit::UnitDescription;
-use crate::{AttachError, DamagedReads, KeyRequest};
+use crate::{AttachError, DamagedReads, KeyRequest, KeySourceError, VolumeKeys};
+
+/// What seals and opens; and whom to follow, if the keys are lent, what was lent, and when it was asked for.
+type Sealer = (VolumeSealer, Option<(Lent, VolumeKeys, BootTime)>);
 
 impl Driver {
     /// The unit has said what it is.
@@ -47,16 +51,27 @@ impl Driver {
             unit.geometry = before.geometry;
         }
         let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);
+        let is_lent = self.sealing.as_ref().is_some_and(|sealing| sealing.keeper.get().is_some());
+        if is_lent
+            && let (Some(sealed), Some(before)) = (&mut unit.sealed, before.as_ref().and_then(|unit| unit.sealed))
+        {
+            // The keeper knows better.
+            sealed.claims.epoch = before.claims.epoch;
+        }
         let keys_are_current = before.as_ref().is_some_and(|before| epoch(before) == epoch(&unit));
-        if !keys_are_current || self.sealing.is_none() {
-            let sealer = self.sealer(&unit)?;
-            match (&self.sealing, sealer) {
-                (Some(sealing), sealer) => sealing.renew(sealer),
-                (None, sealer) => self.sealing = sealer.map(|sealer| Arc::new(Sealing::new(sealer))),
-            }
-        } else if let Some(sealing) = &self.sealing {
+        match &self.sealing {
             // A machine resumed from a snapshot has lost its connection: its stamps must not be used again.
-            sealing.renew(None);
+            Some(sealing) if keys_are_current => sealing.renew(None),
+            Some(sealing) => sealing.renew(self.sealer(&mut unit)?.map(|(sealer, _)| sealer)),
+            None => {
+                if let Some((sealer, lent)) = self.sealer(&mut unit)? {
+                    let sealing = Arc::new(Sealing::new(sealer));
+                    if let Some((lent, keys, asked)) = lent {
+                        self.keep(&sealing, lent, &keys, asked)?;
+                    }
+                    self.sealing = Some(sealing);
+                }
+            }
         }
         let restarted = before.as_ref().is_some_and(|before| match (before.incarnation, unit.incarnation) {
             (Some(before), Some(now)) => before != now,
@@ -97,6 +112,22 @@ impl Driver {
                 "the target says that the volume is sealed by aes192-cbc+hmac-md5, which protects nothing today and is for \
                  benchmarks alone; make a volume of another suite, and do not trust this target if it should be one",
             );
+        }
+        if let (Some(source), Some(sealed)) = (&self.options.key_source, &unit.sealed)
+            && attaches
+            && sealed.claims.custody.is_blind()
+            && sealed.claims.custody != source.custody()
+        {
+            return refused(match source.custody() {
+                Custody::KeyServer => {
+                    "a key server was named, but the target says that the volume's key is in a file (custody keyfile); give that \
+                     with --key-file if that is right, and do not trust this target if not"
+                }
+                _ => {
+                    "a key file was given, but the target says that a key server has the volume's keys (custody keyserver); name it \
+                     with --key-server if that is right, and do not trust this target if not"
+                }
+            });
         }
         match &unit.sealed {
             None => {
@@ -162,17 +193,32 @@ impl Driver {
         }
     }
 
-    /// What seals and opens for this unit; `None` for a plain one.
-    fn sealer(&self, unit: &UnitDescription) -> Result<Option<VolumeSealer>, AttachError> {
-        let Some(sealed) = &unit.sealed else { return Ok(None) };
-        let claims = &sealed.claims;
+    /// Follows the source of keys that are lent.
+    fn keep(&self, sealing: &Arc<Sealing>, lent: Lent, keys: &VolumeKeys, asked: BootTime) -> Result<(), AttachError> {
+        sealing.lend(keys, asked);
+        let intake = Arc::downgrade(&self.intake);
+        let notify = move || {
+            if let Some(intake) = intake.upgrade() {
+                intake.keys_changed();
+            }
+        };
+        let keeper = Keeper::start(lent, keys, asked, sealing, Box::new(notify))?;
+        assert!(sealing.keeper.set(keeper).is_ok(), "made for this one");
+        Ok(())
+    }
+
+    /// What seals and opens for this unit, `None` for a plain one; and whom to follow if the keys are lent. The unit's claim of an
+    /// epoch is put right.
+    fn sealer(&self, unit: &mut UnitDescription) -> Result<Option<Sealer>, AttachError> {
+        let Some(sealed) = &mut unit.sealed else { return Ok(None) };
+        let claims = &mut sealed.claims;
         let context = SealContext::new(claims.domain, claims.block_size, claims.epoch)
             .with_mode(sealed.mode)
             .with_suite(sealed.suite);
         let counters: Arc<CryptoCounters> = self.options.counters.clone();
         if claims.custody == Custody::Target {
             let keys = BlockKeys::new(context, Box::new(fill_random), counters);
-            return Ok(Some(VolumeSealer::BlockKeys(Box::new(keys))));
+            return Ok(Some((VolumeSealer::BlockKeys(Box::new(keys)), None)));
         }
         let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
         let request = KeyRequest {
@@ -181,9 +227,20 @@ impl Driver {
             domain: claims.domain,
             epoch: claims.epoch,
         };
+        let asked = BootTime::now();
         let keys = source.volume_keys(&request)?;
-        let sealer = VolumeSealer::blind(&keys, context, counters)
-            .map_err(|error| AttachError::Key(crate::KeySourceError::Refused(error.to_string())))?;
-        Ok(Some(sealer))
+        self.options.expected.check_epoch(keys.current_epoch)?;
+        claims.epoch = keys.current_epoch;
+        if !keys.may_seal && !self.options.read_only {
+            let refusal = "the key server lets this identity read the volume, not write it; attach it read-only, or ask its owner \
+                           for the right 'seal'";
+            return Err(AttachError::Key(KeySourceError::Refused(refusal.to_owned())));
+        }
+        let context = SealContext { epoch: keys.current_epoch, ..context };
+        let sealer = VolumeSealer::blind(&keys.keys, context, counters.clone())
+            .map_err(|error| AttachError::Key(KeySourceError::Refused(error.to_string())))?;
+        let lent =
+            keys.lease.is_some().then(|| (Lent { source: source.clone(), request, context, counters }, keys, asked));
+        Ok(Some((sealer, lent)))
     }
 }

@@ -9,7 +9,7 @@ use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::completion::device_error;
-use crate::remote::sealing::{Records, Sealing, medium, not_decoded, read_entry};
+use crate::remote::sealing::{Records, SealedBlocks, Sealing, medium, not_decoded, read_entry};
 use crate::remote::work::{Version, Work};
 
 /// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
@@ -30,6 +30,8 @@ pub(super) struct Command {
     pub(super) write_bytes: usize,
     /// Its data was not what it should be; outweighs a good status.
     pub(super) error: Option<DeviceError>,
+    /// The source of the keys was asked because of what it read.
+    pub(super) asked_for_keys: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,12 +114,28 @@ impl Op {
 impl Engine {
     /// The next command to send, if there is one and limits allow it. It counts as sent from here on.
     pub(in crate::remote) fn next_command(&mut self) -> Option<(CommandId, ScsiCommand)> {
+        loop {
+            let key = self.next_ready()?;
+            self.read_again_if_stale(key);
+            match self.build(key) {
+                Ok(scsi) => return Some((CommandId(key), self.sent(key, scsi))),
+                // There is no key to seal it with, any more.
+                Err(error) => {
+                    let command = self.commands.remove(key);
+                    self.ops[command.op].outstanding -= 1;
+                    self.command_failed(command.op, command.kind, error);
+                }
+            }
+        }
+    }
+
+    fn next_ready(&mut self) -> Option<usize> {
         if self.in_flight >= self.limits.commands_max {
             return None;
         }
-        let key = match self.phase {
-            Phase::Down => return None,
-            Phase::Replaying => self.replay_ready.pop_front()?,
+        match self.phase {
+            Phase::Down => None,
+            Phase::Replaying => self.replay_ready.pop_front(),
             Phase::Up => {
                 self.flush_if_the_log_is_full();
                 let key = *self.ready.front()?;
@@ -126,11 +144,23 @@ impl Engine {
                 if command.kind.writes() && pinned > 0 && pinned >= self.limits.unflushed_bytes_max {
                     return None;
                 }
-                self.ready.pop_front();
-                key
+                self.ready.pop_front()
             }
-        };
-        let scsi = self.build(key);
+        }
+    }
+
+    /// Part of a block that was merged and sealed under an epoch that is over begins anew.
+    fn read_again_if_stale(&mut self, key: usize) {
+        let command = &self.commands[key];
+        if command.kind == CommandKind::PartWrite
+            && let (OpWork::Part(part), Some(sealing)) = (&self.ops[command.op].work, &self.sealing)
+            && part.sealed_epoch().is_some_and(|epoch| sealing.is_stale(epoch) == Ok(true))
+        {
+            self.commands[key].kind = CommandKind::PartRead;
+        }
+    }
+
+    fn sent(&mut self, key: usize, scsi: ScsiCommand) -> ScsiCommand {
         let mark = self.log.mark();
         let command = &mut self.commands[key];
         if let CommandKind::Flush { mark: covers } = &mut command.kind {
@@ -145,7 +175,7 @@ impl Engine {
         self.counters.commands_resent += u64::from(command.tries > 0);
         command.tries += 1;
         self.in_flight += 1;
-        Some((CommandId(key), scsi))
+        scsi
     }
 
     /// At half of the log's limit a flush of ours goes in front of everything.
@@ -153,6 +183,11 @@ impl Engine {
         if self.own_flush || self.log.bytes() == 0 || self.log.bytes() < self.limits.unflushed_bytes_max / 2 {
             return;
         }
+        self.make_own_flush();
+    }
+
+    /// A flush of ours goes in front of everything.
+    pub(super) fn make_own_flush(&mut self) {
         self.own_flush = true;
         self.counters.own_flushes += 1;
         let key = self.insert_own_flush();
@@ -161,22 +196,36 @@ impl Engine {
         self.ready.push_front(command);
     }
 
-    fn build(&self, key: usize) -> ScsiCommand {
+    fn build(&self, key: usize) -> Result<ScsiCommand, DeviceError> {
         let command = &self.commands[key];
         let op = &self.ops[command.op];
         let lun = self.unit.wire_lun();
         let bytes_of = |count: u32| count << self.geometry().block_size.shift();
-        match (command.kind, &op.work) {
+        Ok(match (command.kind, &op.work) {
             (CommandKind::Read { lba, count }, _) => ScsiCommand {
                 sealed_block_bytes: self.sealed_block_bytes(),
                 ..ScsiCommand::read(lun, cdb::read_16(lba, count), bytes_of(count))
             },
             (CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { lba: first, data, records, fua })) => {
                 let (data, records) = self.part_of_write(*first, data, records.as_ref(), lba, count);
+                let (data, records) = match (&self.sealing, records) {
+                    (Some(sealing), Some(records)) => {
+                        let SealedBlocks { data, records } = sealing.freshen(lba, SealedBlocks { data, records })?;
+                        (data, Some(records))
+                    }
+                    (_, records) => (data, records),
+                };
                 ScsiCommand::write(lun, cdb::write_16(lba, count, *fua), self.write_source(data, records))
             }
             (CommandKind::Flush { .. }, _) => ScsiCommand::without_data(lun, cdb::synchronize_cache_10()),
             (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) => {
+                let fresh = match &self.sealing {
+                    Some(sealing) if sealing.is_stale(hole.record.epoch())? => {
+                        Some(sealing.seal_hole(hole.start, hole.count)?)
+                    }
+                    _ => None,
+                };
+                let hole = fresh.as_ref().unwrap_or(hole);
                 let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
                 let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
                 ScsiCommand::write(lun, cdb, WriteSource::plain(list))
@@ -196,6 +245,12 @@ impl Engine {
             }
             (CommandKind::Ask, OpWork::Asking(work, found)) => self.build_question(work, found),
             (CommandKind::Conditional, OpWork::Plain(Work::ConditionalWrite { lba, expected, data, records })) => {
+                if let Some(sealing) = &self.sealing
+                    && sealing.is_stale(records.epoch())?
+                {
+                    let message = "the volume has a new key epoch since the block was sealed; try again";
+                    return Err(device_error(DeviceErrorKind::Refused, Some(*lba), message));
+                }
                 self.build_conditional(*lba, expected, data.clone(), records.clone())
             }
             (CommandKind::PartRead, OpWork::Part(part)) => ScsiCommand {
@@ -204,7 +259,7 @@ impl Engine {
             },
             (CommandKind::PartWrite, OpWork::Part(part)) => self.build_part_write(part),
             (kind, _) => unreachable!("{kind:?} is only made for the work that it belongs to"),
-        }
+        })
     }
 
     fn build_question(&self, work: &Work, found: &Found) -> ScsiCommand {

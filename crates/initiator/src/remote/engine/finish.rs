@@ -34,6 +34,12 @@ impl Engine {
                 None => self.check_length(kind, op_key, completed),
             };
         }
+        if let Verdict::Fail(error) = &verdict
+            && error.kind == DeviceErrorKind::NoKey
+            && self.waits_for_keys(id)
+        {
+            return;
+        }
         if let Verdict::Retry(after) = verdict {
             self.commands[id.0].error = None;
             if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
@@ -54,6 +60,20 @@ impl Engine {
             Verdict::Fail(error) => self.command_failed(op_key, kind, error),
             other => self.command_failed(op_key, kind, unexpected(&other, lba)),
         }
+    }
+
+    /// A block under an unknown epoch: the source of the keys is asked once before the read fails.
+    fn waits_for_keys(&mut self, id: CommandId) -> bool {
+        let command = &mut self.commands[id.0];
+        if std::mem::replace(&mut command.asked_for_keys, true) {
+            return false;
+        }
+        let Some(question) = self.sealing.as_ref().and_then(|sealing| sealing.ask_for_keys()) else { return false };
+        if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
+            found.forget();
+        }
+        self.awaiting_keys.push((question, id.0));
+        true
     }
 
     /// A read that reports success must have moved what was asked for.

@@ -59,6 +59,14 @@ impl Part {
         Part { lba, offset_bytes, data, fua, tries: 0, block, found: ABSENT, attempt: None }
     }
 
+    /// The epoch of the write under way, if it was sealed.
+    pub(super) fn sealed_epoch(&self) -> Option<u32> {
+        match &self.attempt {
+            Some(Attempt::Sealed { blocks, .. }) => Some(blocks.records.epoch()),
+            _ => None,
+        }
+    }
+
     /// Takes in the block as it is.
     pub(super) fn found(&mut self, place: &mut Place<'_>) -> Result<(), DeviceError> {
         let mut stamp = ABSENT;

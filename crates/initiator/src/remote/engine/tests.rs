@@ -4,6 +4,7 @@
 
 mod attacks;
 mod conditional;
+mod epochs;
 mod fake_unit;
 mod patience;
 

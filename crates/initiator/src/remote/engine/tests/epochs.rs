@@ -1,0 +1,137 @@
+//! Proves that nothing is sent under an epoch that is over: not what waited, not what is sent again, and nothing at all without keys.
+
+use std::collections::BTreeMap;
+
+use strongroom_block::SealRecord;
+
+use super::*;
+
+const FLUSHED_NEVER: Limits = Limits {
+    requests_max: 256,
+    request_bytes_max: 32 << 20,
+    commands_max: 64,
+    transfer_bytes_max: 1 << 20,
+    unflushed_bytes_max: 64 << 20,
+};
+
+/// Seals under `current`; has the keys of all of `epochs`.
+fn sealer(current: u32, epochs: &[u32]) -> VolumeSealer {
+    let mut text = String::from("strongroom-volume-key 1\n");
+    for epoch in epochs {
+        let one = VolumeKeyFile::new(KeyPurpose::Volume, &[7 + *epoch as u8; 32]).to_text();
+        let line = one.lines().last().unwrap().replace("epoch 1", &format!("epoch {epoch}"));
+        text.push_str(&format!("{line}\n"));
+    }
+    let context = SealContext::new(SealingDomain([2; 16]), BlockSize::new(BLOCK as u64).unwrap(), current);
+    VolumeSealer::blind(&VolumeKeyFile::parse(&text).unwrap(), context, Arc::new(CryptoCounters::new())).unwrap()
+}
+
+fn rig() -> Rig {
+    let mut rig = Rig::new(true, FLUSHED_NEVER);
+    rig.hold(1, &[1]);
+    rig.discard(0, BLOCKS).unwrap();
+    rig.flush().unwrap();
+    rig
+}
+
+impl Rig {
+    fn hold(&mut self, current: u32, epochs: &[u32]) {
+        self.sealing.as_ref().unwrap().hold(sealer(current, epochs), true);
+        self.engine.keys_changed();
+    }
+
+    /// The epoch of what is stored at each block that is not absent.
+    fn stored(&self) -> BTreeMap<u64, u32> {
+        let data = self.unit.blocks.iter().filter(|(_, stored)| !stored.record.is_empty());
+        data.map(|(lba, stored)| (*lba, SealRecord::decode(&stored.record).unwrap().epoch())).collect()
+    }
+}
+
+#[test]
+fn what_waited_while_the_epoch_moved_on_is_sealed_anew() {
+    let mut rig = rig();
+    let write = rig.write_work(1, &[5; 3 * BLOCK], false);
+    let (write, hole) = (rig.submit(write), rig.discard_work(40, 2));
+    let hole = rig.submit(hole);
+    rig.hold(2, &[2, 1]);
+    rig.run();
+    rig.result(write).unwrap();
+    rig.result(hole).unwrap();
+    assert_eq!(rig.stored(), BTreeMap::from([(1, 2), (2, 2), (3, 2)]));
+    assert_eq!(rig.unit.hole_of(40).record.epoch(), 2);
+    assert_eq!(rig.read(1, 3).unwrap(), vec![5; 3 * BLOCK]);
+}
+
+#[test]
+fn what_is_sent_again_after_a_restart_is_sealed_anew() {
+    let mut rig = rig();
+    rig.write(1, 5, 3).unwrap();
+    rig.discard(2, 1).unwrap();
+    rig.sealing.as_ref().unwrap().hold(sealer(2, &[2, 1]), true);
+    rig.reconnect(true);
+    rig.run();
+    assert_eq!(rig.stored(), BTreeMap::from([(1, 2), (3, 2)]));
+    assert_eq!(rig.unit.hole_of(2).record.epoch(), 2);
+    assert_eq!(rig.marks()[..5], [0, 5, 0, 5, 0]);
+}
+
+#[test]
+fn what_is_sealed_under_the_old_epoch_is_made_durable_when_there_is_a_new_one() {
+    let mut rig = rig();
+    rig.write(1, 5, 3).unwrap();
+    assert!(rig.engine.unflushed_bytes() > 0);
+    rig.hold(2, &[2, 1]);
+    rig.run();
+    assert_eq!(rig.engine.unflushed_bytes(), 0, "it need not be sent again, and so its key is not needed");
+    rig.unit.crash();
+    assert_eq!(rig.marks()[..5], [0, 5, 5, 5, 0]);
+}
+
+#[test]
+fn part_of_a_block_is_merged_again_and_a_conditional_write_says_so() {
+    let mut rig = rig();
+    rig.write(1, 5, 1).unwrap();
+    let part = rig.submit(Rig::part(1, 0, &[9]));
+    assert_eq!(rig.exchange(1), 1, "read, and sealed");
+    rig.hold(2, &[2, 1]);
+    rig.run();
+    rig.result(part).unwrap();
+    assert_eq!(rig.stored()[&1], 2);
+    let block = rig.read(1, 1).unwrap();
+    assert_eq!((block[0], block[1]), (9, 5));
+
+    let Work::Write { lba, data, records: Some(records), .. } = rig.write_work(1, &[6; BLOCK], false) else {
+        panic!("a sealed write")
+    };
+    let expected = rig.unit.blocks[&1].record[8..32].try_into().unwrap();
+    let conditional = rig.submit(Work::ConditionalWrite { lba, expected, data, records });
+    rig.hold(3, &[3, 2]);
+    rig.run();
+    assert!(rig.result(conditional).unwrap_err().message.contains("new key epoch"));
+    assert_eq!(rig.stored()[&1], 2, "nothing was written");
+}
+
+#[test]
+fn without_keys_everything_fails_but_a_flush_and_nothing_is_sent() {
+    let mut rig = rig();
+    rig.write(1, 5, 1).unwrap();
+    let waiting = rig.write_work(2, &[6; BLOCK], false);
+    let waiting = rig.submit(waiting);
+    rig.sealing.as_ref().unwrap().wipe("they were taken back");
+    rig.run();
+    for error in [rig.result(waiting).unwrap_err(), rig.read(1, 1).unwrap_err()] {
+        assert_eq!(error.kind, DeviceErrorKind::NoKey);
+        assert!(error.message.contains("taken back"), "{error}");
+    }
+    assert_eq!(rig.stored(), BTreeMap::from([(1, 1)]));
+    rig.flush().unwrap();
+    // What the target forgets meanwhile is lost, and said to be.
+    rig.hold(1, &[1]);
+    rig.write(3, 7, 1).unwrap();
+    rig.sealing.as_ref().unwrap().wipe("they were taken back");
+    rig.reconnect(true);
+    rig.run();
+    assert!(rig.flush().unwrap_err().message.contains("may be lost"));
+    rig.hold(2, &[2, 1]);
+    assert_eq!(rig.marks()[..4], [0, 5, 0, 0]);
+}

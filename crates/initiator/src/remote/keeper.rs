@@ -1,0 +1,319 @@
+//! Keys that are only lent: a thread that follows their source while a volume is attached, and what happens when the source falls
+//! silent or takes them back.
+//!
+//! A new epoch is taken over when the source tells of it: from then on nothing is sealed under an older one. While the source is
+//! away the keys are used until the lease ends; then they are wiped, and so they are at once when the source refuses. It is asked
+//! on, and with its next yes everything goes on. The lease counts from the moment at which the source was *asked*, on a clock that
+//! a sleeping machine does not stop. Absent: what sources say and how they are reached (`key_source`), sealing (`sealing`).
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use strongroom_block::CryptoCounters;
+use strongroom_seal::{SealContext, VolumeSealer};
+
+use super::sealing::Sealing;
+use crate::completion::lock;
+use crate::{KeyRequest, KeySource, KeySourceError, VolumeKeys};
+
+/// How long one question waits for a change, at most; a quarter of the lease if that is less.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// Pauses between questions to a source that is away; they double.
+const AWAY_PAUSE_MIN: Duration = Duration::from_millis(200);
+const AWAY_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Between questions to one that has refused.
+const REFUSED_PAUSE: Duration = Duration::from_secs(2);
+/// Blocks under an unknown epoch make us ask at most so often: a storage host can make up as many as it likes.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Time since the machine was started, that in which it slept included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct BootTime(Duration);
+
+impl BootTime {
+    pub(super) fn now() -> BootTime {
+        let time = clock_gettime(ClockId::Boottime);
+        BootTime(Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32))
+    }
+
+    pub(super) fn until(self, later: BootTime) -> Duration {
+        later.0.saturating_sub(self.0)
+    }
+
+    pub(super) fn after(self, duration: Duration) -> BootTime {
+        BootTime(self.0.saturating_add(duration))
+    }
+}
+
+/// How an attachment stands with its keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyStatus {
+    /// The epoch that new writes are sealed under.
+    pub epoch: u32,
+    /// Every epoch that can be opened, newest first; none while the keys are gone.
+    pub epochs: Vec<u32>,
+    /// They are for writing too.
+    pub may_seal: bool,
+    /// How long they may still be used if the source says nothing more.
+    pub lease_left: Duration,
+    /// Why the source could last not be asked, or what it refused.
+    pub trouble: Option<String>,
+}
+
+/// What follows the source of an attachment's keys.
+pub(super) struct Keeper(Arc<Shared>);
+
+struct Shared {
+    source: Arc<dyn KeySource>,
+    request: KeyRequest,
+    /// Of every epoch but for the epoch.
+    context: SealContext,
+    counters: Arc<CryptoCounters>,
+    sealing: Weak<Sealing>,
+    /// Tells the engine that it may look again.
+    notify: Box<dyn Fn() + Send + Sync>,
+    state: Mutex<State>,
+    /// The end.
+    changed: Condvar,
+}
+
+struct State {
+    revision: u64,
+    /// The newest epoch seen: the source may not go back.
+    epoch: u32,
+    lease: Duration,
+    /// When the answer was asked for that was taken over last.
+    asked: BootTime,
+    trouble: Option<String>,
+    questions: Questions,
+    ended: bool,
+}
+
+/// Questions because of blocks under unknown epochs, one after the other, numbered. Only one that was sent after a block was met says
+/// anything about it.
+#[derive(Default)]
+struct Questions {
+    wanted: u64,
+    sent: u64,
+    answered: u64,
+    sent_at: Option<Instant>,
+    /// There is a thread that asks.
+    is_running: bool,
+}
+
+/// What a sealer is made of, besides keys.
+pub(super) struct Lent {
+    pub(super) source: Arc<dyn KeySource>,
+    pub(super) request: KeyRequest,
+    pub(super) context: SealContext,
+    pub(super) counters: Arc<CryptoCounters>,
+}
+
+impl Keeper {
+    /// Follows the source that has just given `keys`, asked for at `asked`, for as long as there is `sealing`.
+    pub(super) fn start(
+        lent: Lent,
+        keys: &VolumeKeys,
+        asked: BootTime,
+        sealing: &Arc<Sealing>,
+        notify: Box<dyn Fn() + Send + Sync>,
+    ) -> std::io::Result<Keeper> {
+        let Lent { source, request, context, counters } = lent;
+        let state = State {
+            revision: keys.revision,
+            epoch: keys.current_epoch,
+            lease: keys.lease.unwrap_or(Duration::MAX),
+            asked,
+            trouble: None,
+            questions: Questions::default(),
+            ended: false,
+        };
+        let shared = Arc::new(Shared {
+            source,
+            request,
+            context,
+            counters,
+            sealing: Arc::downgrade(sealing),
+            notify,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let follower = Arc::clone(&shared);
+        std::thread::Builder::new().name("strongroom-keys".into()).spawn(move || follower.follow())?;
+        Ok(Keeper(shared))
+    }
+
+    /// Asks once more, soon, because of a block under an epoch that there is no key for; the number of that question. The engine is
+    /// told when it is answered. `None` if nobody can be asked.
+    pub(super) fn ask(&self) -> Option<u64> {
+        let mut state = lock(&self.0.state);
+        if state.ended {
+            return None;
+        }
+        let Questions { wanted, sent, is_running, .. } = &mut state.questions;
+        *wanted = *sent + 1;
+        let question = *wanted;
+        if !*is_running {
+            let shared = Arc::clone(&self.0);
+            let asker = std::thread::Builder::new().name("strongroom-keys-2".into());
+            if let Err(error) = asker.spawn(move || shared.ask_questions()) {
+                tracing::warn!(%error, "cannot ask for the key of a block");
+                return None;
+            }
+            *is_running = true;
+        }
+        Some(question)
+    }
+
+    /// Whether a question has been answered, or never will be.
+    pub(super) fn is_answered(&self, question: u64) -> bool {
+        let state = lock(&self.0.state);
+        state.ended || state.questions.answered >= question
+    }
+
+    /// As [`Keeper::ask`], here and now.
+    pub(super) fn ask_and_wait(&self) {
+        self.0.ask_now();
+        (self.0.notify)();
+    }
+
+    /// What to tell of the source.
+    pub(super) fn trouble(&self) -> (u32, Option<String>) {
+        let state = lock(&self.0.state);
+        (state.epoch, state.trouble.clone())
+    }
+
+    /// Nothing is taken over any more.
+    pub(super) fn end(&self) {
+        lock(&self.0.state).ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn follow(&self) {
+        let mut pause = AWAY_PAUSE_MIN;
+        loop {
+            let Some(has_keys) = self.sealing.upgrade().map(|sealing| sealing.has_keys()) else { return };
+            let (seen, lease) = {
+                let state = lock(&self.state);
+                if state.ended {
+                    return;
+                }
+                (state.revision, state.lease)
+            };
+            let asked = BootTime::now();
+            let answer = match has_keys {
+                true => self.source.changed_keys(&self.request, seen, (lease / 4).min(WAIT_MAX)),
+                false => self.source.volume_keys(&self.request).map(Some),
+            };
+            match answer.and_then(|keys| self.take(keys, asked)) {
+                Ok(()) => pause = AWAY_PAUSE_MIN,
+                Err(error) => {
+                    let refused = !matches!(error, KeySourceError::Unreachable(_));
+                    self.failed(&error);
+                    if self.sleep(if refused { REFUSED_PAUSE } else { pause }) {
+                        return;
+                    }
+                    pause = (pause * 2).min(AWAY_PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    fn ask_questions(&self) {
+        loop {
+            let sent_at = lock(&self.state).questions.sent_at;
+            if self.sleep(sent_at.map_or(Duration::ZERO, |at| ASK_EVERY.saturating_sub(at.elapsed()))) {
+                return;
+            }
+            let question = {
+                let questions = &mut lock(&self.state).questions;
+                (questions.sent, questions.sent_at) = (questions.wanted, Some(Instant::now()));
+                questions.sent
+            };
+            self.ask_now();
+            let questions = &mut lock(&self.state).questions;
+            questions.answered = question;
+            questions.is_running = questions.wanted > question;
+            let goes_on = questions.is_running;
+            (self.notify)();
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    fn ask_now(&self) {
+        let asked = BootTime::now();
+        let answer = self.source.volume_keys(&self.request);
+        if let Err(error) = answer.and_then(|keys| self.take(Some(keys), asked)) {
+            self.failed(&error);
+        }
+    }
+
+    /// Whether it has ended meanwhile.
+    fn sleep(&self, pause: Duration) -> bool {
+        let state = lock(&self.state);
+        let waited = self.changed.wait_timeout_while(state, pause, |state| !state.ended);
+        waited.unwrap_or_else(PoisonError::into_inner).0.ended
+    }
+
+    /// The source has answered: with keys, or that they are as they were.
+    fn take(&self, keys: Option<VolumeKeys>, asked: BootTime) -> Result<(), KeySourceError> {
+        let Some(sealing) = self.sealing.upgrade() else { return Ok(()) };
+        let mut state = lock(&self.state);
+        if state.ended || asked < state.asked {
+            return Ok(());
+        }
+        if let Some(keys) = keys {
+            if keys.current_epoch < state.epoch {
+                let (found, known) = (keys.current_epoch, state.epoch);
+                return Err(KeySourceError::Refused(format!(
+                    "the key server went back from key epoch {known} to {found}: it may have been restored from an old backup. \
+                     Restore a newer one, or rotate the volume's key there until it is past epoch {known}"
+                )));
+            }
+            let context = SealContext { epoch: keys.current_epoch, ..self.context };
+            let sealer = VolumeSealer::blind(&keys.keys, context, Arc::clone(&self.counters))
+                .map_err(|error| KeySourceError::Refused(error.to_string()))?;
+            if keys.current_epoch > state.epoch {
+                tracing::info!(
+                    volume = self.request.volume,
+                    epoch = keys.current_epoch,
+                    "the volume has a new key epoch"
+                );
+            }
+            (state.revision, state.epoch) = (keys.revision, keys.current_epoch);
+            state.lease = keys.lease.unwrap_or(Duration::MAX);
+            sealing.hold(sealer, keys.may_seal);
+        }
+        state.asked = asked;
+        sealing.lend_until(asked.after(state.lease));
+        if state.trouble.take().is_some() {
+            tracing::info!(volume = self.request.volume, "the key server answers again");
+        }
+        drop(state);
+        (self.notify)();
+        Ok(())
+    }
+
+    fn failed(&self, error: &KeySourceError) {
+        let Some(sealing) = self.sealing.upgrade() else { return };
+        let mut state = lock(&self.state);
+        if state.ended {
+            return;
+        }
+        let words = error.to_string();
+        if state.trouble.as_ref() != Some(&words) {
+            tracing::warn!(volume = self.request.volume, %error, "the key server");
+        }
+        state.trouble = Some(words.clone());
+        drop(state);
+        if !matches!(error, KeySourceError::Unreachable(_)) {
+            sealing.wipe(&words);
+            (self.notify)();
+        }
+    }
+}

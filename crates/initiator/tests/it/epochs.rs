@@ -1,0 +1,295 @@
+//! Proves what an attachment does with keys that a server lends: it follows rotations without a pause, whatever the target says of
+//! epochs; it works on while the server is away until the lease ends, and no longer; and keys that are taken back are gone at once.
+//! The server here is a value that the test holds; a real one is in the tests of the binary.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use strongroom_block::{Buffer, Custody, DeviceErrorKind, Lba};
+use strongroom_initiator::{
+    AttachError, AttachOptions, KeyRequest, KeySource, KeySourceError, KeyStatus, RemoteDevice, VolumeKeys,
+    discard_blocking, flush_blocking, read_blocking, write_blocking,
+};
+use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+use strongroom_target::{SealedSpec, VolumeSpec};
+
+use crate::support::{Host, SIZE};
+
+const BLOCK: usize = 4096;
+const PATIENCE: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What a key server says.
+struct Says {
+    epochs: BTreeMap<u32, u8>,
+    revision: u64,
+    may_seal: bool,
+    lease: Duration,
+    is_away: bool,
+    refuses: bool,
+    /// Changes are only told to who asks, not to who waits.
+    keeps_quiet: bool,
+    asked: u64,
+}
+
+struct Server {
+    says: Mutex<Says>,
+    changed: Condvar,
+}
+
+impl Server {
+    fn with(epochs: &[(u32, u8)]) -> Arc<Server> {
+        let says = Says {
+            epochs: epochs.iter().copied().collect(),
+            revision: 1,
+            may_seal: true,
+            lease: LONG,
+            is_away: false,
+            refuses: false,
+            keeps_quiet: false,
+            asked: 0,
+        };
+        Arc::new(Server { says: Mutex::new(says), changed: Condvar::new() })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Says)) {
+        let mut says = self.says.lock().unwrap();
+        change(&mut says);
+        says.revision += 1;
+        self.changed.notify_all();
+    }
+
+    fn asked(&self) -> u64 {
+        self.says.lock().unwrap().asked
+    }
+}
+
+impl Says {
+    fn answer(&self) -> Result<VolumeKeys, KeySourceError> {
+        if self.is_away {
+            return Err(KeySourceError::Unreachable("nobody answers".into()));
+        }
+        if self.refuses {
+            return Err(KeySourceError::Refused("you may not have it".into()));
+        }
+        let mut text = String::from("strongroom-volume-key 1\n");
+        for (epoch, seed) in &self.epochs {
+            let one = VolumeKeyFile::new(KeyPurpose::Volume, &[*seed; 32]).to_text();
+            let line = one.lines().last().unwrap().replace("epoch 1", &format!("epoch {epoch}"));
+            text.push_str(&format!("{line}\n"));
+        }
+        Ok(VolumeKeys {
+            keys: VolumeKeyFile::parse(&text).unwrap(),
+            current_epoch: *self.epochs.keys().last().unwrap(),
+            may_seal: self.may_seal,
+            revision: self.revision,
+            lease: Some(self.lease),
+        })
+    }
+}
+
+impl KeySource for Server {
+    fn custody(&self) -> Custody {
+        Custody::KeyServer
+    }
+
+    fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
+        let mut says = self.says.lock().unwrap();
+        says.asked += 1;
+        says.answer()
+    }
+
+    fn changed_keys(&self, _: &KeyRequest, seen: u64, wait: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
+        let says = self.says.lock().unwrap();
+        let same = |says: &mut Says| !says.is_away && !says.refuses && (says.keeps_quiet || says.revision == seen);
+        let (says, waited) = self.changed.wait_timeout_while(says, wait, same).unwrap();
+        if waited.timed_out() { Ok(None) } else { says.answer().map(Some) }
+    }
+}
+
+fn host() -> Host {
+    let sealed = Some(SealedSpec::new(Custody::KeyServer));
+    Host::start(&[VolumeSpec { sealed, ..VolumeSpec::plain("vault", SIZE) }])
+}
+
+fn options(host: &Host, server: &Arc<Server>) -> AttachOptions {
+    let mut options = host.options(host.url("vault"));
+    options.key_source = Some(Arc::clone(server) as Arc<_>);
+    options
+}
+
+fn attach(host: &Host, server: &Arc<Server>) -> RemoteDevice {
+    RemoteDevice::attach(options(host, server)).unwrap()
+}
+
+fn formatted(host: &Host, server: &Arc<Server>) -> RemoteDevice {
+    let device = attach(host, server);
+    device.format().unwrap();
+    device
+}
+
+fn write(device: &RemoteDevice, lba: u64, mark: u8) {
+    write_blocking(device, Lba(lba), Buffer::copy_from(&[mark; BLOCK]), false).unwrap();
+}
+
+fn read(device: &RemoteDevice, lba: u64) -> Result<u8, DeviceErrorKind> {
+    read_blocking(device, Lba(lba), 1).map(|block| block[0]).map_err(|error| error.kind)
+}
+
+fn keys(device: &RemoteDevice) -> KeyStatus {
+    device.key_status().expect("they are lent")
+}
+
+#[track_caller]
+fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_true() {
+        assert!(started.elapsed() < PATIENCE, "gave up waiting: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_rotation_is_followed_while_attached_whatever_the_target_says() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    write(&device, 1, 1);
+    server.change(|says| says.epochs.extend([(2, 8)]));
+    eventually("the new epoch is known", || keys(&device).epoch == 2);
+    assert_eq!(keys(&device).epochs, [2, 1]);
+    write(&device, 2, 2);
+    discard_blocking(&device, Lba(9), 2).unwrap();
+    flush_blocking(&device).unwrap();
+    assert_eq!((read(&device, 1), read(&device, 2)), (Ok(1), Ok(2)));
+    drop(device);
+
+    // The target's description still says 1: who attaches now seals under 2 all the same, also after a lost connection.
+    let mut device = attach(&host, &server);
+    assert_eq!(device.unit().sealed.unwrap().claims.epoch, 2);
+    write(&device, 3, 3);
+    for (epochs, seen) in [([(1, 7)], [Ok(1), Err(()), Err(()), Err(())]), ([(2, 8)], [Err(()), Ok(2), Ok(3), Ok(0)])] {
+        drop(device);
+        device = attach(&host, &Server::with(&epochs));
+        let found = [1, 2, 3, 9].map(|lba| read(&device, lba).map_err(|kind| assert_eq!(kind, DeviceErrorKind::NoKey)));
+        assert_eq!(found, seen, "with only epoch {epochs:?}");
+    }
+    assert_eq!(device.detach(), Ok(()));
+}
+
+#[test]
+fn a_block_under_an_unknown_epoch_makes_us_ask_once_before_it_fails() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    server.change(|says| {
+        says.keeps_quiet = true;
+        says.epochs.insert(2, 8);
+    });
+    let other = attach(&host, &server);
+    write(&other, 1, 5);
+    flush_blocking(&other).unwrap();
+    let before = server.asked();
+    assert_eq!(keys(&device).epoch, 1, "nobody told");
+    assert_eq!(read(&device, 1), Ok(5));
+    assert_eq!((server.asked(), keys(&device).epoch), (before + 1, 2));
+    // One that the server does not know either.
+    let stranger = attach(&host, &Server::with(&[(9, 9)]));
+    write(&stranger, 1, 6);
+    flush_blocking(&stranger).unwrap();
+    assert_eq!(read(&device, 1), Err(DeviceErrorKind::NoKey));
+    assert_eq!(server.asked(), before + 2);
+    assert_eq!(read(&device, 0), Ok(0), "the rest is as it was");
+}
+
+#[test]
+fn work_goes_on_without_the_server_until_the_lease_ends_and_when_it_is_back() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    write(&device, 1, 1);
+    server.change(|says| says.is_away = true);
+    eventually("it is seen to be away", || keys(&device).trouble.is_some());
+    write(&device, 2, 2);
+    assert_eq!(read(&device, 2), Ok(2), "the lease still runs");
+    server.change(|says| (says.is_away, says.lease) = (false, Duration::from_secs(1)));
+    eventually("it is lent for less", || keys(&device).lease_left <= Duration::from_secs(1));
+    server.change(|says| says.is_away = true);
+    eventually("the lease ends", || keys(&device).epochs.is_empty());
+    let error = read_blocking(&device, Lba(1), 1).unwrap_err();
+    assert_eq!(error.kind, DeviceErrorKind::NoKey);
+    assert!(error.message.contains("longer than its keys are lent"), "{error}");
+    let error = write_blocking(&device, Lba(1), Buffer::copy_from(&[9; BLOCK]), false).unwrap_err();
+    assert_eq!(error.kind, DeviceErrorKind::NoKey);
+    flush_blocking(&device).unwrap();
+    server.change(|says| (says.is_away, says.lease) = (false, LONG));
+    eventually("there are keys again", || !keys(&device).epochs.is_empty());
+    assert_eq!((read(&device, 1), read(&device, 2)), (Ok(1), Ok(2)));
+    write(&device, 1, 3);
+    assert_eq!(device.detach(), Ok(()));
+}
+
+#[test]
+fn keys_that_are_taken_back_are_gone_at_once_and_open_nothing_newer() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    write(&device, 1, 1);
+    server.change(|says| says.refuses = true);
+    eventually("they are gone", || keys(&device).epochs.is_empty());
+    assert_eq!(read(&device, 1), Err(DeviceErrorKind::NoKey));
+    let refused = RemoteDevice::attach(options(&host, &server)).unwrap_err();
+    assert!(refused.to_string().contains("you may not have it"), "{refused}");
+    // Somebody else goes on, under the next epoch.
+    let another = attach(&host, &Server::with(&[(1, 7), (2, 8)]));
+    write(&another, 1, 2);
+    flush_blocking(&another).unwrap();
+    // Whoever kept the old key has nothing of what was written since.
+    let thief = attach(&host, &Server::with(&[(1, 7)]));
+    assert_eq!(read(&thief, 1), Err(DeviceErrorKind::NoKey));
+}
+
+#[test]
+fn who_may_only_open_cannot_write() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    server.change(|says| says.may_seal = false);
+    eventually("the right is gone", || !keys(&device).may_seal);
+    assert_eq!(read(&device, 1), Ok(0));
+    let error = write_blocking(&device, Lba(1), Buffer::copy_from(&[9; BLOCK]), false).unwrap_err();
+    assert_eq!(error.kind, DeviceErrorKind::ReadOnly);
+    let refused = RemoteDevice::attach(options(&host, &server)).unwrap_err().to_string();
+    assert!(refused.contains("read-only"), "{refused}");
+    let reader = RemoteDevice::attach(AttachOptions { read_only: true, ..options(&host, &server) }).unwrap();
+    assert_eq!(read(&reader, 1), Ok(0));
+}
+
+/// A server that was restored from an old backup, or that somebody rolled back, does not make us seal under a retired key.
+#[test]
+fn attack_key_an_epoch_that_goes_back_is_refused() {
+    let host = host();
+    let server = Server::with(&[(1, 7), (2, 8)]);
+    let device = formatted(&host, &server);
+    let known = device.unit().sealed.unwrap().claims;
+    server.change(|says| says.epochs.retain(|epoch, _| *epoch < 2));
+    eventually("they are gone", || keys(&device).epochs.is_empty());
+    assert!(keys(&device).trouble.unwrap().contains("old backup"));
+    let options = AttachOptions { expected: known.into(), ..options(&host, &server) };
+    assert!(
+        matches!(RemoteDevice::attach(options), Err(AttachError::Mismatch(mismatch)) if mismatch.what == "key epoch")
+    );
+}
+
+/// A target cannot choose where the keys of a volume come from.
+#[test]
+fn attack_key_the_custody_is_not_the_targets_to_choose() {
+    let host = host();
+    let error = host.attach_error(|_| {});
+    assert!(error.to_string().contains("--key-server"), "{error}");
+    let sealed = Some(SealedSpec::new(Custody::KeyFile));
+    let host = Host::start(&[VolumeSpec { sealed, ..VolumeSpec::plain("vault", SIZE) }]);
+    let error = RemoteDevice::attach(options(&host, &Server::with(&[(1, 7)]))).unwrap_err();
+    assert!(error.to_string().contains("--key-file"), "{error}");
+}
