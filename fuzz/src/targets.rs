@@ -12,6 +12,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("record", record),
     ("key_file", key_file),
     ("node_key", node_key),
+    ("key_protocol", strongroom_keyserver::fuzz_decode),
     ("channel", strongroom_channel::fuzz_decode),
     ("link", |bytes| strongroom_net::fuzz_link(bytes, Instant::now())),
     ("iscsi_ahs", strongroom_iscsi::ahs::fuzz_ahs),

@@ -38,6 +38,10 @@ pub fn alpn(scheme: Scheme, suite: Suite) -> Vec<u8> {
     protocol.into_bytes()
 }
 
+/// The application protocol of a key server. Its connections encrypt everything, under the usual suite; being a protocol of
+/// its own, no target can be taken for a key server, nor the other way round.
+pub const KEYS_ALPN: &[u8] = b"strongroom-keys/1";
+
 /// What an initiator offers, or a target admits: any of these schemes with any of these suites, the preferred ones first.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
@@ -45,6 +49,15 @@ pub struct Offer<'a> {
     pub schemes: &'a [Scheme],
     /// The suites.
     pub suites: &'a [Suite],
+}
+
+/// What is spoken above the channel.
+#[derive(Clone, Copy, Debug)]
+pub enum Protocols<'a> {
+    /// Block storage, with these schemes and suites.
+    Blocks(Offer<'a>),
+    /// Volume keys: [`KEYS_ALPN`].
+    Keys,
 }
 
 impl<'a> From<&'a [Scheme]> for Offer<'a> {
@@ -60,14 +73,24 @@ impl<'a, const N: usize> From<&'a [Scheme; N]> for Offer<'a> {
     }
 }
 
-impl Offer<'_> {
-    fn protocols(self) -> Vec<Vec<u8>> {
-        let with_every_suite = |&scheme| self.suites.iter().map(move |&suite| alpn(scheme, suite));
-        self.schemes.iter().flat_map(with_every_suite).collect()
+impl<'a, T: Into<Offer<'a>>> From<T> for Protocols<'a> {
+    fn from(offer: T) -> Protocols<'a> {
+        Protocols::Blocks(offer.into())
+    }
+}
+
+impl Protocols<'_> {
+    fn names(self) -> Vec<Vec<u8>> {
+        let Protocols::Blocks(offer) = self else { return vec![KEYS_ALPN.to_vec()] };
+        let with_every_suite = |&scheme| offer.suites.iter().map(move |&suite| alpn(scheme, suite));
+        offer.schemes.iter().flat_map(with_every_suite).collect()
     }
 }
 
 fn agreement(protocol: &[u8]) -> Option<(Scheme, Suite)> {
+    if protocol == KEYS_ALPN {
+        return Some((Scheme::EncryptAll, Suite::default()));
+    }
     let mut all = Scheme::ALL.iter().flat_map(|&scheme| Suite::ALL.map(|suite| (scheme, suite)));
     all.find(|&(scheme, suite)| alpn(scheme, suite) == protocol)
 }
@@ -134,7 +157,7 @@ impl Handshake {
     pub fn initiator<'a>(
         node: &NodeKey,
         expected: &[PublicKey],
-        offered: impl Into<Offer<'a>>,
+        offered: impl Into<Protocols<'a>>,
     ) -> Result<Handshake, HandshakeError> {
         if expected.is_empty() {
             return Err(HandshakeError::NoTargetKey);
@@ -149,7 +172,7 @@ impl Handshake {
             .dangerous() // No certificates: the verifier compares raw public keys, which is stricter.
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(node.certified())));
-        config.alpn_protocols = offered.into().protocols();
+        config.alpn_protocols = offered.into().names();
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
         config.enable_early_data = false;
@@ -166,7 +189,7 @@ impl Handshake {
     pub fn target<'a>(
         node: &NodeKey,
         policy: Arc<dyn PeerPolicy>,
-        admitted: impl Into<Offer<'a>>,
+        admitted: impl Into<Protocols<'a>>,
     ) -> Result<Handshake, HandshakeError> {
         let (provider, refused) = (provider(), Refused::default());
         let accepts = Box::new(move |key: &PublicKey| policy.accepts(key));
@@ -176,7 +199,7 @@ impl Handshake {
             .map_err(tls)?
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(node.certified())));
-        config.alpn_protocols = admitted.into().protocols();
+        config.alpn_protocols = admitted.into().names();
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;
@@ -302,7 +325,8 @@ impl Handshake {
         if connection.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
             return Err(HandshakeError::Incompatible { reason: "not TLS 1.3" });
         }
-        let (scheme, suite) = connection.alpn_protocol().and_then(agreement).ok_or(HandshakeError::NoCommonScheme)?;
+        let protocol = connection.alpn_protocol().ok_or(HandshakeError::NoCommonScheme)?;
+        let (scheme, suite) = agreement(protocol).ok_or(HandshakeError::NoCommonScheme)?;
         let presented = connection.peer_certificates().and_then(|keys| keys.first());
         let peer = presented
             .and_then(|spki| PublicKey::from_spki(spki))
@@ -311,7 +335,7 @@ impl Handshake {
             Role::Initiator => (self.own, peer),
             Role::Target => (peer, self.own),
         };
-        let context = [&alpn(scheme, suite)[..], initiator.as_bytes(), target.as_bytes()].concat();
+        let context = [protocol, initiator.as_bytes(), target.as_bytes()].concat();
         let mut exporter = [0; EXPORTER_BYTES];
         connection.export_keying_material(&mut exporter, EXPORTER_LABEL, Some(&context)).map_err(tls)?;
         let keys = ChannelKeys::new(exporter, scheme).with_suite(suite);

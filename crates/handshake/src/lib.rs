@@ -14,6 +14,8 @@ mod public_key;
 mod verify;
 
 pub use error::{HandshakeError, KeyTextError, TlsError};
-pub use handshake::{EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, Offer, PeerPolicy, alpn};
+pub use handshake::{
+    EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, Offer, PeerPolicy, Protocols, alpn,
+};
 pub use node_key::{NODE_KEY_FILE_BYTES_MAX, NodeKey};
 pub use public_key::PublicKey;

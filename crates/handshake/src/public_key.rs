@@ -23,7 +23,7 @@ impl PublicKey {
     pub const BYTES: usize = 32;
 
     /// A key of these bytes.
-    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> PublicKey {
+    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> PublicKey {
         PublicKey(bytes)
     }
 

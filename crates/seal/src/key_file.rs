@@ -6,7 +6,7 @@
 //! epoch 1 id 3f5bd1c08a52e0f1 key 5d0c…64 hex digits…91
 //! ```
 //!
-//! The first line says what the key is for (`strongroom-volume-key` or `strongroom-wrapping-key`) and the version of
+//! The first line says what the key is for (`strongroom-volume-key`, `strongroom-wrapping-key` or `strongroom-master-key`) and the version of
 //! the format. Each epoch has one line. The id is derived from the key, so that a damaged file is told from a wrong one
 //! and people can compare keys without seeing them.
 
@@ -32,6 +32,8 @@ pub enum KeyPurpose {
     Volume,
     /// Custody `target`: held by the trusted target, outside its store.
     Wrapping,
+    /// Custody `keyserver`: held by the key server, outside its database.
+    Master,
 }
 
 impl KeyPurpose {
@@ -39,6 +41,7 @@ impl KeyPurpose {
         match self {
             KeyPurpose::Volume => "strongroom-volume-key",
             KeyPurpose::Wrapping => "strongroom-wrapping-key",
+            KeyPurpose::Master => "strongroom-master-key",
         }
     }
 
@@ -52,6 +55,10 @@ impl KeyPurpose {
                 "# Strongroom wrapping key, for the target. Keep it outside the directory that holds the volumes:\n\
                  # without this file their blocks cannot be opened; destroying it erases them.\n"
             }
+            KeyPurpose::Master => {
+                "# Strongroom master key, for the key server. Keep it outside the directory that holds its database, and keep\n\
+                 # a copy in a safe place: without it every volume key of that database is gone.\n"
+            }
         }
     }
 }
@@ -61,6 +68,7 @@ impl fmt::Display for KeyPurpose {
         f.write_str(match self {
             KeyPurpose::Volume => "volume key",
             KeyPurpose::Wrapping => "wrapping key",
+            KeyPurpose::Master => "master key",
         })
     }
 }
@@ -132,6 +140,7 @@ pub struct VolumeKeyFile(Keys);
 enum Keys {
     Volume(BTreeMap<u32, VolumeKey>),
     Wrapping(BTreeMap<u32, WrappingKey>),
+    Master(BTreeMap<u32, WrappingKey>),
 }
 
 impl VolumeKeyFile {
@@ -140,7 +149,20 @@ impl VolumeKeyFile {
         VolumeKeyFile(match purpose {
             KeyPurpose::Volume => Keys::Volume(BTreeMap::from([(1, VolumeKey::new(*random))])),
             KeyPurpose::Wrapping => Keys::Wrapping(BTreeMap::from([(1, WrappingKey::new(*random))])),
+            KeyPurpose::Master => Keys::Master(BTreeMap::from([(1, WrappingKey::new(*random))])),
         })
+    }
+
+    /// A file with these volume keys.
+    ///
+    /// # Errors
+    /// [`KeyFileError::Epochs`] if there is none, or more than [`EPOCHS_MAX`].
+    pub fn of_volume(keys: BTreeMap<u32, VolumeKey>) -> Result<VolumeKeyFile, KeyFileError> {
+        if keys.is_empty() || keys.len() > EPOCHS_MAX {
+            Err(KeyFileError::Epochs)
+        } else {
+            Ok(VolumeKeyFile(Keys::Volume(keys)))
+        }
     }
 
     /// What the keys are for.
@@ -148,6 +170,7 @@ impl VolumeKeyFile {
         match self.0 {
             Keys::Volume(_) => KeyPurpose::Volume,
             Keys::Wrapping(_) => KeyPurpose::Wrapping,
+            Keys::Master(_) => KeyPurpose::Master,
         }
     }
 
@@ -168,7 +191,7 @@ impl VolumeKeyFile {
     pub fn volume_key(&self, epoch: u32) -> Result<&VolumeKey, KeyFileError> {
         match &self.0 {
             Keys::Volume(keys) => keys.get(&epoch).ok_or(KeyFileError::NoEpoch { epoch }),
-            Keys::Wrapping(_) => Err(KeyFileError::Purpose { found: KeyPurpose::Wrapping, needed: KeyPurpose::Volume }),
+            _ => Err(KeyFileError::Purpose { found: self.purpose(), needed: KeyPurpose::Volume }),
         }
     }
 
@@ -179,7 +202,18 @@ impl VolumeKeyFile {
     pub fn wrapping_key(&self, epoch: u32) -> Result<&WrappingKey, KeyFileError> {
         match &self.0 {
             Keys::Wrapping(keys) => keys.get(&epoch).ok_or(KeyFileError::NoEpoch { epoch }),
-            Keys::Volume(_) => Err(KeyFileError::Purpose { found: KeyPurpose::Volume, needed: KeyPurpose::Wrapping }),
+            _ => Err(KeyFileError::Purpose { found: self.purpose(), needed: KeyPurpose::Wrapping }),
+        }
+    }
+
+    /// The master key: the one of the newest epoch.
+    ///
+    /// # Errors
+    /// [`KeyFileError::Purpose`].
+    pub fn master_key(&self) -> Result<&WrappingKey, KeyFileError> {
+        match &self.0 {
+            Keys::Master(keys) => Ok(keys.values().next_back().expect("a key file has at least one epoch")),
+            _ => Err(KeyFileError::Purpose { found: self.purpose(), needed: KeyPurpose::Master }),
         }
     }
 
@@ -212,6 +246,7 @@ impl VolumeKeyFile {
             KeyPurpose::Wrapping => {
                 Keys::Wrapping(secrets.map(|(epoch, secret)| (epoch, WrappingKey(secret))).collect())
             }
+            KeyPurpose::Master => Keys::Master(secrets.map(|(epoch, secret)| (epoch, WrappingKey(secret))).collect()),
         }))
     }
 
@@ -232,14 +267,16 @@ impl VolumeKeyFile {
     fn secrets(&self) -> Box<dyn Iterator<Item = (u32, &Secret<KEY_BYTES>)> + '_> {
         match &self.0 {
             Keys::Volume(keys) => Box::new(keys.iter().map(|(&epoch, key)| (epoch, &key.0))),
-            Keys::Wrapping(keys) => Box::new(keys.iter().map(|(&epoch, key)| (epoch, &key.0))),
+            Keys::Wrapping(keys) | Keys::Master(keys) => Box::new(keys.iter().map(|(&epoch, key)| (epoch, &key.0))),
         }
     }
 }
 
 fn purpose_of(line: &str) -> Result<KeyPurpose, KeyFileError> {
     let (word, version) = line.split_once(' ').ok_or(KeyFileError::NotAKeyFile)?;
-    let purpose = [KeyPurpose::Volume, KeyPurpose::Wrapping].into_iter().find(|purpose| purpose.word() == word);
+    let purpose = [KeyPurpose::Volume, KeyPurpose::Wrapping, KeyPurpose::Master]
+        .into_iter()
+        .find(|purpose| purpose.word() == word);
     let purpose = purpose.ok_or(KeyFileError::NotAKeyFile)?;
     if version.trim() == VERSION { Ok(purpose) } else { Err(KeyFileError::Version) }
 }
@@ -292,7 +329,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_parses() {
-        for purpose in [KeyPurpose::Volume, KeyPurpose::Wrapping] {
+        for purpose in [KeyPurpose::Volume, KeyPurpose::Wrapping, KeyPurpose::Master] {
             let file = VolumeKeyFile::new(purpose, &[0xa7; 32]);
             assert_eq!(VolumeKeyFile::parse(&file.to_text()), Ok(file));
         }
@@ -314,6 +351,10 @@ mod tests {
         assert!(matches!(wrapping.volume_key(1), Err(KeyFileError::Purpose { .. })));
         let volume = VolumeKeyFile::new(KeyPurpose::Volume, &[1; 32]);
         assert!(matches!(volume.wrapping_key(1), Err(KeyFileError::Purpose { .. })));
+        assert!(matches!(volume.master_key(), Err(KeyFileError::Purpose { .. })));
+        let master = VolumeKeyFile::new(KeyPurpose::Master, &[1; 32]);
+        assert!(matches!(master.wrapping_key(1), Err(KeyFileError::Purpose { .. })));
+        assert_eq!(master.master_key().unwrap().expose(), &[1; 32]);
         assert_eq!(volume.volume_key(2), Err(KeyFileError::NoEpoch { epoch: 2 }));
     }
 

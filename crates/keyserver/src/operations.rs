@@ -1,0 +1,381 @@
+//! Policy: who may do what, and what it changes. Decides on a draft; what is not committed has not happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use strongroom_block::SealingDomain;
+use strongroom_handshake::PublicKey;
+use strongroom_seal::{EPOCHS_MAX, KeyPurpose, VolumeKey, VolumeKeyFile};
+
+use crate::audit::{AuditHead, line, short};
+use crate::batch::Batch;
+use crate::config::Roles;
+use crate::database::{Database, State};
+use crate::keys::{ShredKey, random};
+use crate::protocol::{Failure, NewVolume};
+use crate::volume::{Epoch, GRANTS_MAX, Rights, Volume, is_name};
+
+/// Epochs that a rotation may come to; what is above is left for revocations.
+const ROTATED_EPOCHS_MAX: usize = EPOCHS_MAX - 64;
+
+/// What goes through the one thread that commits: all that changes something, and all that the audit log must tell before it
+/// is answered.
+#[derive(Debug)]
+pub(crate) enum Operation {
+    Fetch {
+        domain: SealingDomain,
+        export: bool,
+    },
+    Create {
+        new: NewVolume,
+        keys: Option<VolumeKeyFile>,
+    },
+    Grant {
+        domain: SealingDomain,
+        identity: PublicKey,
+        rights: Rights,
+    },
+    Revoke {
+        domain: SealingDomain,
+        identity: PublicKey,
+    },
+    Rotate {
+        domain: SealingDomain,
+    },
+    DestroyEpoch {
+        domain: SealingDomain,
+        epoch: u32,
+    },
+    Destroy {
+        domain: SealingDomain,
+    },
+    /// Something that happened elsewhere, to be written down.
+    Note(String),
+}
+
+impl Operation {
+    pub(crate) fn is_change(&self) -> bool {
+        !matches!(self, Operation::Fetch { .. } | Operation::Note(_))
+    }
+
+    fn verb(&self) -> &'static str {
+        match self {
+            Operation::Fetch { export: false, .. } => "fetch",
+            Operation::Fetch { export: true, .. } => "export",
+            Operation::Create { keys: None, .. } => "create",
+            Operation::Create { keys: Some(_), .. } => "import",
+            Operation::Grant { .. } => "grant",
+            Operation::Revoke { .. } => "revoke",
+            Operation::Rotate { .. } => "rotate",
+            Operation::DestroyEpoch { .. } => "destroy-epoch",
+            Operation::Destroy { .. } => "destroy",
+            Operation::Note(_) => "note",
+        }
+    }
+}
+
+/// What came of an operation.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Volume(Arc<Volume>),
+    Epoch(u32),
+    Done,
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    /// `None`: the server itself.
+    pub(crate) identity: Option<PublicKey>,
+    pub(crate) roles: Roles,
+}
+
+/// Changes in the making, over what is stored.
+pub(crate) struct Draft<'a> {
+    database: &'a Database,
+    state: &'a State,
+    changed: BTreeMap<SealingDomain, Option<Volume>>,
+    /// Names of `changed`, and whether they are taken.
+    names: BTreeMap<String, bool>,
+    slots: Vec<(u32, ShredKey)>,
+    taken: BTreeSet<u32>,
+    lines: Vec<Event>,
+}
+
+/// A line of the log to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    pub(crate) at_ms: u64,
+    pub(crate) actor: Option<PublicKey>,
+    pub(crate) text: String,
+    /// It tells of a change, which has not happened unless it is committed.
+    pub(crate) of_change: bool,
+}
+
+impl<'a> Draft<'a> {
+    pub(crate) fn new(database: &'a Database, state: &'a State) -> Draft<'a> {
+        Draft {
+            database,
+            state,
+            changed: BTreeMap::new(),
+            names: BTreeMap::new(),
+            slots: Vec::new(),
+            taken: BTreeSet::new(),
+            lines: Vec::new(),
+        }
+    }
+
+    pub(crate) fn log(&mut self, event: Event) {
+        self.lines.push(event);
+    }
+
+    /// All of it as one transaction; `None` if there is nothing.
+    pub(crate) fn batch(&self) -> Option<Batch> {
+        if self.lines.is_empty() {
+            return None;
+        }
+        let mut head = self.state.head;
+        let mut lines = Vec::with_capacity(self.lines.len());
+        for event in &self.lines {
+            let line = line(head.lines + 1, event.at_ms, event.actor.as_ref(), &event.text);
+            head = AuditHead::then(head, &line).expect("numbered right here");
+            lines.push(line);
+        }
+        Some(Batch {
+            sequence: self.state.sequence + 1,
+            generation: self.state.generation,
+            lines,
+            head,
+            volumes: self.changed.iter().map(|(domain, volume)| (*domain, volume.clone())).collect(),
+            slots: self.slots.clone(),
+        })
+    }
+
+    /// The lines that stay true if nothing is committed.
+    pub(crate) fn lines_without_changes(self) -> impl Iterator<Item = Event> {
+        self.lines.into_iter().filter(|event| !event.of_change)
+    }
+
+    /// Does one operation, all of it or nothing, and writes down what came of it.
+    pub(crate) fn operate(&mut self, caller: &Caller, operation: &Operation, at_ms: u64) -> Result<Outcome, Failure> {
+        let result = self.decide(caller, operation);
+        let (text, of_change) = match (&result, operation) {
+            (Ok(_), Operation::Note(text)) => (text.clone(), false),
+            (Ok((_, told)), _) => (format!("{} {told}", operation.verb()), operation.is_change()),
+            (Err(failure), _) => {
+                let why = match failure {
+                    Failure::Refused => "refused",
+                    _ => "failed",
+                };
+                (format!("{why} {} {}", operation.verb(), subject(operation)), false)
+            }
+        };
+        self.log(Event { at_ms, actor: caller.identity, text, of_change });
+        result.map(|(outcome, _)| outcome)
+    }
+
+    fn decide(&mut self, caller: &Caller, operation: &Operation) -> Result<(Outcome, String), Failure> {
+        match operation {
+            Operation::Fetch { domain, export } => {
+                let volume = self.volume(*domain)?;
+                let rights = caller.identity.map(|identity| volume.rights(&identity)).unwrap_or_default();
+                if !(if *export { rights.administer } else { rights.open }) {
+                    return Err(Failure::Refused);
+                }
+                let epochs: Vec<String> = volume.epochs.keys().map(u32::to_string).collect();
+                let told = format!("{} epochs={}", name_of(&volume), epochs.join(","));
+                Ok((Outcome::Volume(volume), told))
+            }
+            Operation::Create { new, keys } => self.create(caller, new, keys.as_ref()),
+            Operation::Grant { domain, identity, rights } => {
+                let mut volume = self.administered(caller, *domain)?;
+                if rights.is_empty() {
+                    return Err(Failure::Invalid("no right was named; use revoke to take all of them".into()));
+                }
+                let before = volume.rights(identity);
+                if before.administer && !rights.administer {
+                    keeps_administrator(&volume, identity)?;
+                }
+                if before.is_empty() && volume.grants.len() >= GRANTS_MAX {
+                    return Err(Failure::Conflict(format!(
+                        "a volume has at most {GRANTS_MAX} grants; revoke one first"
+                    )));
+                }
+                volume.grants.insert(*identity, *rights);
+                let mut told = format!("{} to={} rights={rights}", name_of(&volume), short(identity));
+                if before.open && !rights.open {
+                    told += &format!(" epoch={}", self.add_epoch(&mut volume, EPOCHS_MAX)?);
+                }
+                self.put(volume);
+                Ok((Outcome::Done, told))
+            }
+            Operation::Revoke { domain, identity } => {
+                let mut volume = self.administered(caller, *domain)?;
+                keeps_administrator(&volume, identity)?;
+                let Some(rights) = volume.grants.remove(identity) else {
+                    return Err(Failure::Invalid("this identity has no right to the volume; nothing to revoke".into()));
+                };
+                // What it had it keeps; what is written from now on it cannot open.
+                if rights.open {
+                    self.add_epoch(&mut volume, EPOCHS_MAX)?;
+                }
+                let (epoch, told) = (volume.current, format!("{} from={}", name_of(&volume), short(identity)));
+                self.put(volume);
+                Ok((Outcome::Epoch(epoch), format!("{told} epoch={epoch}")))
+            }
+            Operation::Rotate { domain } => {
+                let mut volume = self.administered(caller, *domain)?;
+                let epoch = self.add_epoch(&mut volume, ROTATED_EPOCHS_MAX)?;
+                let told = format!("{} epoch={epoch}", name_of(&volume));
+                self.put(volume);
+                Ok((Outcome::Epoch(epoch), told))
+            }
+            Operation::DestroyEpoch { domain, epoch } => {
+                let mut volume = self.administered(caller, *domain)?;
+                if *epoch == volume.current {
+                    return Err(Failure::Conflict(
+                        "this epoch is the current one: rotate first, reseal what is under it, then destroy it".into(),
+                    ));
+                }
+                if volume.epochs.remove(epoch).is_none() {
+                    return Err(Failure::Invalid(format!(
+                        "the volume has no epoch {epoch}, or it is destroyed already"
+                    )));
+                }
+                let told = format!("{} epoch={epoch}", name_of(&volume));
+                self.put(volume);
+                Ok((Outcome::Done, told))
+            }
+            Operation::Destroy { domain } => {
+                let volume = self.administered(caller, *domain)?;
+                let told = name_of(&volume);
+                self.names.insert(volume.name, false);
+                self.changed.insert(*domain, None);
+                Ok((Outcome::Done, told))
+            }
+            Operation::Note(_) => Ok((Outcome::Done, String::new())),
+        }
+    }
+
+    fn create(
+        &mut self,
+        caller: &Caller,
+        new: &NewVolume,
+        keys: Option<&VolumeKeyFile>,
+    ) -> Result<(Outcome, String), Failure> {
+        let owner = caller.identity.filter(|_| caller.roles.create).ok_or(Failure::Refused)?;
+        if !is_name(&new.name) {
+            return Err(Failure::Invalid("a volume's name is 1 to 128 letters, digits and . _ - : / @ +".into()));
+        }
+        if self.find(new.domain).is_some() {
+            return Err(Failure::Conflict("there are keys for this sealing domain already".into()));
+        }
+        let taken = self.names.get(&new.name).copied().unwrap_or_else(|| self.state.names.contains_key(&new.name));
+        if taken {
+            return Err(Failure::Conflict(format!("there is a volume {} already; choose another name", new.name)));
+        }
+        let mut volume = Volume {
+            id: new.id,
+            domain: new.domain,
+            name: new.name.clone(),
+            revision: 0,
+            current: 0,
+            epochs: BTreeMap::new(),
+            grants: [(owner, Rights::ALL)].into(),
+        };
+        match keys {
+            None => drop(self.add_epoch(&mut volume, EPOCHS_MAX)?),
+            Some(keys) => {
+                for epoch in keys.epochs() {
+                    let key = keys.volume_key(epoch).map_err(|error| Failure::Invalid(error.to_string()))?;
+                    self.keep(&mut volume, epoch, key)?;
+                }
+            }
+        }
+        let told = format!("{} id={} epoch={}", name_of(&volume), volume.id, volume.current);
+        let domain = volume.domain;
+        self.put(volume);
+        Ok((Outcome::Volume(self.volume(domain)?), told))
+    }
+
+    /// Draws the key of the next epoch, which becomes the current one.
+    fn add_epoch(&mut self, volume: &mut Volume, epochs_max: usize) -> Result<u32, Failure> {
+        if volume.epochs.len() >= epochs_max {
+            return Err(Failure::Conflict(
+                "the volume has as many epochs as it can have: reseal it, and destroy the old ones".into(),
+            ));
+        }
+        let next = volume.current.checked_add(1).ok_or_else(|| Failure::Conflict("no epoch is left".into()))?;
+        self.keep(volume, next, &VolumeKey::new(*random()))?;
+        Ok(next)
+    }
+
+    fn keep(&mut self, volume: &mut Volume, number: u32, key: &VolumeKey) -> Result<(), Failure> {
+        let slot = self.database.free_slot(&self.taken);
+        let slot =
+            slot.ok_or_else(|| Failure::Unavailable("the shred file is full: destroy what is not needed".into()))?;
+        let shred = ShredKey::fresh();
+        let id = VolumeKeyFile::new(KeyPurpose::Volume, key.expose()).ids()[0].1;
+        let epoch = Epoch { slot, wrapped: shred.wrap(volume.domain, number, key), id };
+        self.taken.insert(slot);
+        self.slots.push((slot, shred));
+        volume.epochs.insert(number, epoch);
+        volume.current = volume.current.max(number);
+        Ok(())
+    }
+
+    fn put(&mut self, mut volume: Volume) {
+        volume.revision = self.state.sequence + 1;
+        self.names.insert(volume.name.clone(), true);
+        self.changed.insert(volume.domain, Some(volume));
+    }
+
+    fn find(&self, domain: SealingDomain) -> Option<Arc<Volume>> {
+        match self.changed.get(&domain) {
+            Some(changed) => changed.clone().map(Arc::new),
+            None => self.state.volumes.get(&domain).cloned(),
+        }
+    }
+
+    fn volume(&self, domain: SealingDomain) -> Result<Arc<Volume>, Failure> {
+        self.find(domain).ok_or(Failure::Refused)
+    }
+
+    fn administered(&self, caller: &Caller, domain: SealingDomain) -> Result<Volume, Failure> {
+        let volume = self.volume(domain)?;
+        let may = caller.identity.is_some_and(|identity| volume.rights(&identity).administer);
+        if may { Ok(Arc::unwrap_or_clone(volume)) } else { Err(Failure::Refused) }
+    }
+}
+
+fn name_of(volume: &Volume) -> String {
+    format!("volume={} domain={}", volume.name, volume.domain)
+}
+
+/// What an operation was about, for a line that tells that it was not done.
+fn subject(operation: &Operation) -> String {
+    match operation {
+        Operation::Create { new, .. } if is_name(&new.name) => format!("volume={} domain={}", new.name, new.domain),
+        Operation::Create { new, .. } => format!("domain={}", new.domain),
+        Operation::Grant { domain, identity, rights } => {
+            format!("domain={domain} to={} rights={rights}", short(identity))
+        }
+        Operation::Revoke { domain, identity } => format!("domain={domain} from={}", short(identity)),
+        Operation::DestroyEpoch { domain, epoch } => format!("domain={domain} epoch={epoch}"),
+        Operation::Fetch { domain, .. } | Operation::Rotate { domain } | Operation::Destroy { domain } => {
+            format!("domain={domain}")
+        }
+        Operation::Note(_) => String::new(),
+    }
+}
+
+fn keeps_administrator(volume: &Volume, without: &PublicKey) -> Result<(), Failure> {
+    let others = volume.grants.iter().any(|(identity, rights)| identity != without && rights.administer);
+    if others || !volume.rights(without).administer {
+        return Ok(());
+    }
+    Err(Failure::Conflict(
+        "this is the last identity that administers the volume: grant that to another one first, or destroy the volume"
+            .into(),
+    ))
+}

@@ -1,0 +1,267 @@
+//! The service: listens, bounds what strangers can take, and answers those who have proven who they are. A thread a
+//! connection: key servers answer few requests, and a watch is a thread that sleeps.
+
+mod service;
+
+use std::collections::HashMap;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use strongroom_handshake::{HandshakeError, NodeKey, PublicKey};
+
+use self::service::Service;
+use crate::audit::short;
+use crate::config::{Config, ConfigError};
+use crate::connection::{Connection, ConnectionError};
+use crate::database::Database;
+use crate::engine::Engine;
+use crate::limits::Conduct;
+use crate::metrics::Metrics;
+
+/// The stack of a connection's thread: handshakes need most.
+const STACK_BYTES: usize = 1 << 20;
+/// How long a stop waits for answers that are under way.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a key server starts from.
+pub struct ServerOptions {
+    /// Checked.
+    pub config: Config,
+    /// As whom.
+    pub node_key: Arc<NodeKey>,
+    /// Open.
+    pub database: Database,
+}
+
+/// Why a key server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Cannot listen.
+    #[error("cannot listen on {address}: {source}; choose another address, or stop what listens there")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A setting is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}; raise the limit of processes (ulimit -u)")]
+    Thread(std::io::Error),
+}
+
+struct Shared {
+    node_key: Arc<NodeKey>,
+    service: Service,
+    metrics: Arc<Metrics>,
+    /// In the middle of a handshake.
+    half_open: AtomicUsize,
+    streams: Mutex<HashMap<u64, TcpStream>>,
+    next: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// A key server that runs; ends when it is dropped or [stopped](KeyServer::stop).
+pub struct KeyServer {
+    shared: Arc<Shared>,
+    listeners: Vec<Arc<TcpListener>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for KeyServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeyServer").field("addresses", &self.local_addresses()).finish_non_exhaustive()
+    }
+}
+
+impl KeyServer {
+    /// Starts to serve.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(options: ServerOptions) -> Result<KeyServer, StartError> {
+        let ServerOptions { config, node_key, database } = options;
+        let mut listeners = Vec::new();
+        for &address in &config.listen {
+            let listener = TcpListener::bind(address).map_err(|source| StartError::Listen { address, source })?;
+            listeners.push(Arc::new(listener));
+        }
+        let metrics = Arc::new(Metrics::default());
+        let engine = Engine::start(Arc::new(database), Arc::clone(&metrics)).map_err(StartError::Thread)?;
+        let roles = config.roles()?;
+        let service = Service {
+            engine,
+            metrics: Arc::clone(&metrics),
+            config: RwLock::new((Arc::new(config), Arc::new(roles))),
+            conduct: Conduct::default(),
+        };
+        let shared = Arc::new(Shared {
+            node_key,
+            service,
+            metrics,
+            half_open: AtomicUsize::new(0),
+            streams: Mutex::default(),
+            next: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        shared.service.note("start".into());
+        let mut server = KeyServer { shared, listeners, threads: Vec::new() };
+        for listener in server.listeners.clone() {
+            let shared = Arc::clone(&server.shared);
+            let accepting = thread::Builder::new().name("key-accepts".into());
+            let thread = accepting.spawn(move || shared.accept(&listener)).map_err(StartError::Thread)?;
+            server.threads.push(thread);
+        }
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn local_addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
+    /// Puts roles, limits and the lease of another configuration in force; addresses, keys and directories stay.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; the old one stays in force then.
+    pub fn reload(&self, config: Config) -> Result<(), ConfigError> {
+        let roles = config.roles()?;
+        *self.shared.service.config.write().unwrap_or_else(PoisonError::into_inner) =
+            (Arc::new(config), Arc::new(roles));
+        self.shared.service.note("reload".into());
+        self.shared.end_streams_without_identity();
+        Ok(())
+    }
+
+    /// Counters, as text for Prometheus.
+    pub fn metrics(&self) -> String {
+        self.shared.metrics.text(&self.shared.service.status())
+    }
+
+    /// Takes no more connections, finishes what is being answered, and ends.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if self.shared.stopping.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        for listener in &self.listeners {
+            let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.shared.service.engine.announce_stop();
+        self.shared.shut_down(Shutdown::Read);
+        let deadline = Instant::now() + STOP_PATIENCE;
+        while !self.shared.streams().is_empty() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.shared.shut_down(Shutdown::Both);
+        self.shared.service.note("stop".into());
+        self.shared.service.engine.stop();
+    }
+}
+
+impl Drop for KeyServer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Shared {
+    fn streams(&self) -> std::sync::MutexGuard<'_, HashMap<u64, TcpStream>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shut_down(&self, how: Shutdown) {
+        for stream in self.streams().values() {
+            let _ = stream.shutdown(how);
+        }
+    }
+
+    /// After a reload: everybody connects anew, and those who lost their role are refused then.
+    fn end_streams_without_identity(&self) {
+        self.shut_down(Shutdown::Read);
+    }
+
+    fn accept(self: &Arc<Shared>, listener: &TcpListener) {
+        loop {
+            let accepted = listener.accept();
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot take a connection; raise the limit of open files (ulimit -n) if it says so");
+                    thread::sleep(Duration::from_millis(100));
+                    continue;
+                }
+            };
+            self.take(stream);
+        }
+    }
+
+    /// A thread for the connection, if there is room.
+    fn take(self: &Arc<Shared>, stream: TcpStream) {
+        let limits = self.service.config().limits.clone();
+        let Ok(kept) = stream.try_clone() else { return };
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut streams = self.streams();
+            let half_open = self.half_open.load(Ordering::SeqCst);
+            if streams.len() >= limits.connections_max || half_open >= limits.connections_max / 2 {
+                self.metrics.connection_refused();
+                return;
+            }
+            streams.insert(id, kept);
+        }
+        self.half_open.fetch_add(1, Ordering::SeqCst);
+        self.metrics.connections.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::clone(self);
+        let connection = thread::Builder::new().name("key-connection".into()).stack_size(STACK_BYTES);
+        let started = connection.spawn(move || {
+            let result = shared.shake_hands(stream, Duration::from_secs(limits.setup_timeout_s));
+            shared.half_open.fetch_sub(1, Ordering::SeqCst);
+            match result {
+                Ok(connection) => shared.service.serve(connection, &shared.stopping),
+                Err(error) => shared.not_admitted(&error),
+            }
+            shared.forget(id);
+        });
+        if let Err(error) = started {
+            tracing::warn!(%error, "no thread for a connection; raise the limit of processes (ulimit -u)");
+            self.half_open.fetch_sub(1, Ordering::SeqCst);
+            self.forget(id);
+        }
+    }
+
+    fn forget(&self, id: u64) {
+        self.streams().remove(&id);
+        self.metrics.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn shake_hands(self: &Arc<Shared>, stream: TcpStream, timeout: Duration) -> Result<Connection, ConnectionError> {
+        let shared = Arc::clone(self);
+        let policy = move |key: &PublicKey| shared.service.admits(key);
+        Connection::accept(stream, &self.node_key, Arc::new(policy), Instant::now() + timeout)
+    }
+
+    fn not_admitted(&self, error: &ConnectionError) {
+        self.metrics.connection_refused();
+        if let ConnectionError::Handshake(HandshakeError::UnknownPeer { key }) = error {
+            self.service.refused(key, true, &format!("refused connect identity={}", short(key)));
+        } else {
+            tracing::debug!(%error, "a connection ended in its handshake");
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What one connection may ask, and what it is answered.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use strongroom_block::SealingDomain;
+use strongroom_handshake::PublicKey;
+
+use crate::audit::AuditHead;
+use crate::batch::Role;
+use crate::config::{Config, Limits, Roles};
+use crate::connection::{Connection, ConnectionError};
+use crate::engine::Engine;
+use crate::limits::Conduct;
+use crate::metrics::Metrics;
+use crate::operations::{Caller, Operation, Outcome};
+use crate::protocol::{Answer, Failure, KeyGrant, Request, ServerStatus, WAIT_MAX};
+use crate::volume::{Volume, VolumeInfo};
+
+/// How long an answer may take to leave.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// What too many refusals cost, each.
+const PENALTY: Duration = Duration::from_secs(1);
+/// A page of a list or of the log is full with so many bytes.
+const PAGE_BYTES: usize = 256 << 10;
+
+/// Configuration, and the roles that it names.
+type InForce = (Arc<Config>, Arc<BTreeMap<PublicKey, Roles>>);
+
+pub(super) struct Service {
+    pub(super) engine: Arc<Engine>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) config: RwLock<InForce>,
+    pub(super) conduct: Conduct,
+}
+
+/// What came of a request, besides the answer.
+enum Next {
+    GoOn,
+    End,
+}
+
+impl Service {
+    pub(super) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn roles(&self, identity: &PublicKey) -> Roles {
+        let roles = Arc::clone(&self.config.read().unwrap_or_else(PoisonError::into_inner).1);
+        roles.get(identity).copied().unwrap_or_default()
+    }
+
+    /// Whether somebody may connect at all: who has a role, or a right to any volume.
+    pub(super) fn admits(&self, identity: &PublicKey) -> bool {
+        self.roles(identity) != Roles::default() || self.engine.database.state().knows(identity)
+    }
+
+    /// A line of the log, by the server itself.
+    pub(super) fn note(&self, text: String) {
+        let caller = Caller { identity: None, roles: Roles::default() };
+        if self.engine.submit(caller, Operation::Note(text)).is_err() {
+            tracing::warn!("a line of the audit log could not be written");
+        }
+    }
+
+    pub(super) fn status(&self) -> ServerStatus {
+        let state = self.engine.database.state();
+        ServerStatus {
+            role: state.role,
+            generation: state.generation,
+            sequence: state.sequence,
+            head: state.head,
+            volumes: state.volumes.len() as u64,
+            standby_sequence: None,
+        }
+    }
+
+    /// Answers one connection until it ends.
+    pub(super) fn serve(&self, mut connection: Connection, stopping: &AtomicBool) {
+        let (peer, config) = (connection.peer(), self.config());
+        if !self.conduct.connect(&peer, &config.limits, Instant::now()) {
+            self.metrics.connection_refused();
+            return connection.close();
+        }
+        let ended = self.answer_all(&mut connection, &peer, stopping);
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended");
+        }
+        self.conduct.disconnect(&peer, Instant::now());
+        connection.close();
+    }
+
+    fn answer_all(
+        &self,
+        connection: &mut Connection,
+        peer: &PublicKey,
+        stopping: &AtomicBool,
+    ) -> Result<(), ConnectionError> {
+        while !stopping.load(Ordering::SeqCst) {
+            let limits = self.config().limits.clone();
+            let idle = Instant::now() + Duration::from_secs(limits.idle_timeout_s);
+            let Some(message) = connection.receive(idle, Duration::from_secs(limits.setup_timeout_s))? else {
+                return Ok(());
+            };
+            thread::sleep(self.conduct.request(peer, &limits, Instant::now()));
+            let Ok((number, request)) = Request::decode(message.bytes()) else {
+                self.refused(peer, false, "malformed request");
+                return Ok(());
+            };
+            drop(message);
+            let Ok(request) = request else {
+                self.refused(peer, false, "malformed request");
+                self.send(connection, number, &Answer::Failure(Failure::Malformed))?;
+                return Ok(());
+            };
+            if let Next::End = self.answer(connection, peer, number, &request)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, connection: &mut Connection, number: u32, answer: &Answer) -> Result<(), ConnectionError> {
+        let generation = self.engine.database.state().generation;
+        connection.send(&answer.encode(number, generation), Instant::now() + SEND_TIMEOUT)
+    }
+
+    fn answer(
+        &self,
+        connection: &mut Connection,
+        peer: &PublicKey,
+        number: u32,
+        request: &Request,
+    ) -> Result<Next, ConnectionError> {
+        let caller = Caller { identity: Some(*peer), roles: self.roles(peer) };
+        let answer = self.do_it(&caller, peer, request).unwrap_or_else(Answer::Failure);
+        let result = match &answer {
+            Answer::Failure(Failure::Refused) => "refused",
+            Answer::Failure(_) => "failed",
+            _ => "done",
+        };
+        self.metrics.request(request.name(), result);
+        if answer != Answer::Failure(Failure::Refused) {
+            self.send(connection, number, &answer)?;
+            return Ok(Next::GoOn);
+        }
+        if self.refused(peer, false, &format!("refused {}", request.name())) {
+            thread::sleep(PENALTY);
+            self.send(connection, number, &Answer::Failure(Failure::TooMany))?;
+            return Ok(Next::End);
+        }
+        self.send(connection, number, &answer)?;
+        Ok(Next::GoOn)
+    }
+
+    /// Counts a refusal, writes it down if there are not too many, and says whether the connection is to end.
+    pub(super) fn refused(&self, identity: &PublicKey, stranger: bool, text: &str) -> bool {
+        // Strangers are as many as somebody likes to make up: they share one account.
+        const STRANGERS: PublicKey = PublicKey::from_bytes([0; 32]);
+        let limits: Limits = self.config().limits.clone();
+        let account = if stranger { &STRANGERS } else { identity };
+        let consequence = self.conduct.refusal(account, &limits, Instant::now());
+        let log = |text: String| {
+            let caller = Caller { identity: (!stranger).then_some(*identity), roles: Roles::default() };
+            let _ = self.engine.submit(caller, Operation::Note(text));
+        };
+        if consequence.untold_before > 0 {
+            log(format!("refused further requests={}", consequence.untold_before));
+        }
+        if consequence.told {
+            log(text.to_owned());
+        }
+        consequence.ended
+    }
+
+    fn do_it(&self, caller: &Caller, peer: &PublicKey, request: &Request) -> Result<Answer, Failure> {
+        if let Request::Status = request {
+            return Ok(Answer::Status(self.status()));
+        }
+        self.is_primary()?;
+        match request {
+            Request::Fetch { domain } => self.fetch(caller, *domain, false),
+            Request::Export { domain } => self.fetch(caller, *domain, true),
+            Request::Watch { domain, revision, wait } => {
+                let volume = self.volume_for(peer, *domain)?;
+                if !volume.rights(peer).open {
+                    return Err(Failure::Refused);
+                }
+                let deadline = Instant::now() + (*wait).min(WAIT_MAX);
+                self.engine.wait_for_change(*domain, *revision, deadline);
+                self.is_primary()?;
+                if self.volume_for(peer, *domain)?.revision == *revision {
+                    return Ok(Answer::Unchanged);
+                }
+                self.fetch(caller, *domain, false)
+            }
+            Request::Find { name } => {
+                let domain = self.engine.database.state().names.get(name).copied();
+                self.info(caller, peer, domain.ok_or(Failure::Refused)?)
+            }
+            Request::Info { domain } => self.info(caller, peer, *domain),
+            Request::List { after } => Ok(Answer::Volumes(self.list(caller, peer, *after))),
+            Request::Create(new) => self.change(caller, peer, Operation::Create { new: new.clone(), keys: None }),
+            Request::Import(new, keys) => {
+                self.change(caller, peer, Operation::Create { new: new.clone(), keys: Some(keys.clone()) })
+            }
+            Request::Grant { domain, identity, rights } => {
+                self.change(caller, peer, Operation::Grant { domain: *domain, identity: *identity, rights: *rights })
+            }
+            Request::Revoke { domain, identity } => {
+                self.change(caller, peer, Operation::Revoke { domain: *domain, identity: *identity })
+            }
+            Request::Rotate { domain } => self.change(caller, peer, Operation::Rotate { domain: *domain }),
+            Request::DestroyEpoch { domain, epoch } => {
+                self.change(caller, peer, Operation::DestroyEpoch { domain: *domain, epoch: *epoch })
+            }
+            Request::Destroy { domain } => self.change(caller, peer, Operation::Destroy { domain: *domain }),
+            Request::Audit { from } => self.lines(caller, *from),
+            Request::Status | Request::Backup | Request::Follow { .. } | Request::Promote | Request::Fence { .. } => {
+                Err(Failure::Refused)
+            }
+        }
+    }
+
+    fn is_primary(&self) -> Result<(), Failure> {
+        match self.engine.database.state().role {
+            Role::Primary => Ok(()),
+            Role::Standby => Err(Failure::NotPrimary("it is a standby: ask the primary, or promote it".into())),
+            Role::Fenced => Err(Failure::NotPrimary("another server has taken its place: ask that one".into())),
+        }
+    }
+
+    fn change(&self, caller: &Caller, peer: &PublicKey, operation: Operation) -> Result<Answer, Failure> {
+        Ok(match self.engine.submit(*caller, operation)? {
+            Outcome::Volume(volume) => Answer::Info(self.shown(caller, peer, &volume)),
+            Outcome::Epoch(epoch) => Answer::Epoch(epoch),
+            Outcome::Done => Answer::Done,
+        })
+    }
+
+    fn fetch(&self, caller: &Caller, domain: SealingDomain, export: bool) -> Result<Answer, Failure> {
+        let outcome = self.engine.submit(*caller, Operation::Fetch { domain, export })?;
+        let Outcome::Volume(volume) = outcome else {
+            return Err(Failure::Unavailable("the key server made a mistake; look at its log".into()));
+        };
+        let keys = self.engine.database.open_keys(&volume).map_err(|error| {
+            tracing::error!(%error, "keys cannot be given out");
+            Failure::Unavailable(error.to_string())
+        })?;
+        let rights = caller.identity.map(|identity| volume.rights(&identity)).unwrap_or_default();
+        Ok(Answer::Grant(KeyGrant {
+            volume: volume.id,
+            domain: volume.domain,
+            name: volume.name.clone(),
+            revision: volume.revision,
+            current_epoch: volume.current,
+            rights,
+            keys,
+            lease: self.config().lease(),
+        }))
+    }
+
+    /// The volume, for somebody with any right to it.
+    fn volume_for(&self, peer: &PublicKey, domain: SealingDomain) -> Result<Arc<Volume>, Failure> {
+        let volume = self.engine.database.state().volumes.get(&domain).cloned().ok_or(Failure::Refused)?;
+        if volume.rights(peer).is_empty() { Err(Failure::Refused) } else { Ok(volume) }
+    }
+
+    fn info(&self, caller: &Caller, peer: &PublicKey, domain: SealingDomain) -> Result<Answer, Failure> {
+        if caller.roles.administer {
+            let volume = self.engine.database.state().volumes.get(&domain).cloned().ok_or(Failure::Refused)?;
+            return Ok(Answer::Info(self.shown(caller, peer, &volume)));
+        }
+        let volume = self.volume_for(peer, domain)?;
+        Ok(Answer::Info(self.shown(caller, peer, &volume)))
+    }
+
+    /// Grants of others are for those who administer the volume or the server.
+    fn shown(&self, caller: &Caller, peer: &PublicKey, volume: &Volume) -> VolumeInfo {
+        let mut info = volume.info();
+        if !caller.roles.administer && !volume.rights(peer).administer {
+            info.grants.retain(|(identity, _)| identity == peer);
+        }
+        info
+    }
+
+    fn list(&self, caller: &Caller, peer: &PublicKey, after: SealingDomain) -> Vec<VolumeInfo> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let state = self.engine.database.state();
+        let (mut page, mut bytes) = (Vec::new(), 0);
+        for volume in state.volumes.range((Excluded(after), Unbounded)).map(|(_, volume)| volume) {
+            if !caller.roles.administer && volume.rights(peer).is_empty() {
+                continue;
+            }
+            bytes += 256 + 12 * volume.epochs.len() + 33 * volume.grants.len();
+            page.push(self.shown(caller, peer, volume));
+            if bytes >= PAGE_BYTES {
+                break;
+            }
+        }
+        page
+    }
+
+    fn lines(&self, caller: &Caller, from: u64) -> Result<Answer, Failure> {
+        if !caller.roles.administer {
+            return Err(Failure::Refused);
+        }
+        let database = &self.engine.database;
+        let unavailable = |error: crate::DatabaseError| Failure::Unavailable(error.to_string());
+        let head: AuditHead = database.head();
+        let start = database.head_before(from.max(1)).map_err(unavailable)?;
+        let (mut lines, mut bytes) = (Vec::new(), 0);
+        let mut left = head.lines.saturating_sub(start.lines);
+        let take = |line: &str| {
+            if left == 0 || bytes >= PAGE_BYTES {
+                return false;
+            }
+            (left, bytes) = (left - 1, bytes + line.len() + 2);
+            lines.push(line.to_owned());
+            true
+        };
+        database.lines(from.max(1), take).map_err(unavailable)?;
+        Ok(Answer::Lines { start: start.hash, head, lines })
+    }
+}
