@@ -86,8 +86,8 @@ pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, Uni
 pub use memory::{MemoryCounts, MemoryDevice};
 pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name};
 pub use remote::{
-    ConnectionStatus, EngineCounters, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice, SealedUnit,
-    UnitDescription, VerifyProgress, VerifyReport, inquire,
+    ConnectionStatus, EngineCounters, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice, ResealProgress,
+    ResealReport, SealedUnit, UnitDescription, VerifyProgress, VerifyReport, inquire,
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;

@@ -20,6 +20,7 @@ mod previous;
 mod probe;
 mod recover;
 mod replay;
+mod reseal;
 mod sealing;
 mod stamps;
 mod unit;
@@ -52,6 +53,7 @@ pub use engine::EngineCounters;
 pub use keeper::KeyStatus;
 pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};
+pub use reseal::{ResealProgress, ResealReport};
 pub use unit::{SealedUnit, UnitDescription};
 pub use verify::{VerifyProgress, VerifyReport};
 
@@ -75,6 +77,13 @@ impl std::fmt::Debug for RemoteDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RemoteDevice").field("unit", &self.unit).finish_non_exhaustive()
     }
+}
+
+/// Blocks that are absent from some block on, and the oldest epoch that their absence is sealed under.
+#[derive(Clone, Copy, Debug, Default)]
+struct Absence {
+    blocks: u64,
+    oldest_epoch: Option<u32>,
 }
 
 /// Asks what is behind a URL without attaching it: no key is needed, nothing is read or written.
@@ -248,6 +257,12 @@ impl RemoteDevice {
     /// # Errors
     /// What the target says, or `Medium` for a hole whose seal does not open.
     pub fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        self.absence(lba, count).map(|absence| absence.blocks)
+    }
+
+    /// As [`RemoteDevice::hole_at`], with the oldest epoch that any of it is sealed under.
+    fn absence(&self, lba: Lba, count: u64) -> Result<Absence, DeviceError> {
+        let mut oldest_epoch: Option<u32> = None;
         let mut found = 0;
         let mut step = self.absence_hint(lba, count)?;
         for _ in 0..HOLE_QUESTIONS_MAX {
@@ -262,11 +277,12 @@ impl RemoteDevice {
             // The hint is the target's; the proof is a read, which moves no data where there is none. Its size doubles, so
             // that data behind the hole costs no more than the hole did.
             let work = Work::ProbeHole { lba: Lba(lba.0 + found), count: u32::try_from(step).unwrap_or(u32::MAX) };
-            let Answer::HoleBlocks { absent, asked } = self.intake.ask(work, 0)? else { break };
+            let Answer::HoleBlocks { absent, asked, oldest_epoch: oldest } = self.intake.ask(work, 0)? else { break };
+            oldest_epoch = oldest_epoch.into_iter().chain(oldest).min();
             found += absent.min(count - found);
             step = if absent < u64::from(asked) { 0 } else { (2 * u64::from(asked)).min(count - found) };
         }
-        Ok(found)
+        Ok(Absence { blocks: found, oldest_epoch })
     }
 
     /// What the target says about `lba` and what follows: blocks that are absent.
@@ -299,6 +315,11 @@ impl RemoteDevice {
     fn versions(&self) -> Option<Versions> {
         let sealing = self.sealing.clone()?;
         Some(Versions { intake: self.intake.clone(), sealing })
+    }
+
+    /// Whether there are keys.
+    fn check_keys(&self) -> Result<(), DeviceError> {
+        self.sealing.as_ref().map_or(Ok(()), |sealing| sealing.sealer().map(drop))
     }
 
     fn writable(&self, lba: Option<Lba>) -> Result<(), DeviceError> {
@@ -367,10 +388,8 @@ impl RemoteDevice {
     fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
         Ok(match request {
             Request::Read { lba, buffer } => {
-                if let Some(sealing) = &self.sealing {
-                    // What could not be opened need not be fetched.
-                    sealing.sealer()?;
-                }
+                // What could not be opened need not be fetched.
+                self.check_keys()?;
                 Work::Read { lba, buffer }
             }
             Request::Write { lba, data, fua } => match &self.sealing {

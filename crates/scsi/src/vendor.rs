@@ -19,7 +19,8 @@ pub const VERIFIED_PAIR_BYTES: usize = 16;
 /// A command of operation code 0xC1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VendorCommand {
-    /// Seals ranges of absent blocks; the Data-Out is [`encode_holes`]. Takes UNMAP's place on sealed units.
+    /// Seals ranges of absent blocks; the Data-Out is [`encode_holes`]. Takes UNMAP's place on sealed units. With an EXPECTED STAMP
+    /// segment of zeros: one range, if it holds no data.
     SealHole {
         /// Bytes of Data-Out.
         parameter_list_len: u32,
@@ -193,6 +194,8 @@ pub struct UnitPage {
     pub block_size: BlockSize,
     /// `None` on a plain unit.
     pub sealing: Option<Sealing>,
+    /// Snapshots and clones that share the unit's blocks, itself not counted.
+    pub other_views: u16,
     /// Changes whenever the store is opened anew, and says nothing else. An initiator whose connection broke tells by it
     /// whether acknowledged writes that were not flushed may be gone.
     pub incarnation: u64,
@@ -211,7 +214,8 @@ impl UnitPage {
             None => (0, 0, 0),
         };
         let policy = self.sealing.map_or(0, |sealing| u8::from(sealing.allows_previous) * ALLOWS_PREVIOUS);
-        page.extend_from_slice(&[self.sealing.is_some().into(), custody, suite, mode, 0, 0, policy]);
+        let [views_high, views_low] = self.other_views.to_be_bytes();
+        page.extend_from_slice(&[self.sealing.is_some().into(), custody, suite, mode, views_high, views_low, policy]);
         page.extend_from_slice(&self.sealing.map_or([0; 16], |sealing| sealing.domain.0));
         page.extend_from_slice(&self.volume.0);
         page.extend_from_slice(&self.block_size.bytes().to_be_bytes());
@@ -256,7 +260,7 @@ impl UnitPage {
             return None;
         }
         let incarnation = u64::from_be_bytes(array(page, 56)?);
-        Some(UnitPage { volume, block_size, sealing, incarnation })
+        Some(UnitPage { volume, block_size, sealing, other_views: be16(page, 9)?, incarnation })
     }
 }
 

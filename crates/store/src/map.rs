@@ -11,6 +11,8 @@ use crate::versions::Versions;
 
 /// What an older version takes in memory, about, in bytes.
 const VERSION_BYTES: usize = 70;
+/// Blocks that are looked at one by one, at most.
+const LOOKED_AT_MAX: u64 = 8192;
 /// What a hole takes, about.
 const HOLE_BYTES: usize = 200;
 
@@ -158,6 +160,17 @@ impl BlockMap {
     /// Whether a version counts at all.
     pub(crate) fn is_live(&self, branch: u32, lba: u64, version: Version) -> bool {
         self.is_mapped(branch, lba, version) || self.versions.find(lba, version.sequence()) == Some(version)
+    }
+
+    /// Whether a view has data in a range. Where several nodes make up the view and the range is long, data that a nearer hole hides
+    /// counts too.
+    pub(crate) fn may_hold(&self, node: NodeId, start: u64, count: u64) -> bool {
+        let path = self.path(node);
+        if path.len() > 1 && count <= LOOKED_AT_MAX {
+            let at = |lba| path.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
+            return (start..start + count).any(|lba| matches!(at(lba), Some(At::Block(_))));
+        }
+        path.iter().any(|table| table.index.any_in(start, start + count))
     }
 
     /// Whether the hole of a sequence counts and is there.

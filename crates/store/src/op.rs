@@ -72,6 +72,12 @@ pub enum Op {
         /// The sealed ranges, in order; a later one wins where they overlap. At most [`Op::HOLES_MAX`].
         holes: Vec<HoleRecord>,
     },
+    /// Sealed units: a range that holds no data becomes this hole; else [`OpError::NotAbsent`]. So a seal of absence is made
+    /// anew beside other writers. Answered by [`Outcome::Written`].
+    ConditionalHole {
+        /// The sealed range.
+        hole: HoleRecord,
+    },
     /// Plain units: a range becomes a hole and reads as zeros; its space returns. Answered by [`Outcome::Written`].
     Discard {
         /// First block.
@@ -268,6 +274,12 @@ pub enum OpError {
         lba: Lba,
         /// The stamp that is there; `None`: a hole.
         found: Option<Stamp>,
+    },
+    /// A range that should be absent holds data, or may.
+    #[error("there is data in the range from block {lba} on; look again, and take smaller ranges")]
+    NotAbsent {
+        /// Its first block.
+        lba: Lba,
     },
     /// A write to a snapshot.
     #[error("a snapshot cannot be written to; write to the volume, or to a clone of the snapshot")]

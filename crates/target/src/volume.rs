@@ -106,7 +106,7 @@ impl Volume {
     }
 
     /// Vital product data page 0xC0.
-    pub(crate) fn unit_page(&self, incarnation: u64) -> UnitPage {
+    pub(crate) fn unit_page(&self, incarnation: u64, other_views: u16) -> UnitPage {
         UnitPage {
             volume: self.id,
             block_size: self.geometry.block_size,
@@ -119,6 +119,7 @@ impl Volume {
                 epoch: sealed.epoch,
                 allows_previous: self.access.previous_versions,
             }),
+            other_views,
             incarnation,
         }
     }

@@ -248,6 +248,33 @@ fn a_retry_in_the_same_batch_is_recognised() {
 }
 
 #[test]
+fn an_absence_is_sealed_anew_where_there_is_no_data_also_over_a_snapshots() {
+    let disk = disk(sealed());
+    let mut store = open(&disk);
+    format(&mut store);
+    let hole = |start, count, counter| HoleRecord { start: Lba(start), count, record: record(counter, None) };
+    let conditional = |start, count, counter| Op::ConditionalHole { hole: hole(start, count, counter) };
+    store.execute(write(5, &block(7), 10)).unwrap();
+    assert_eq!(store.execute(conditional(0, BLOCKS, 20)), Err(OpError::NotAbsent { lba: Lba(0) }));
+    assert!(matches!(read(&mut store, 5, 1)[0], Extent::Blocks { .. }), "nothing was done");
+    first(store.execute(conditional(6, BLOCKS - 6, 21)));
+    // In a snapshot there is data, which a hole hides since: that range is absent.
+    store.execute(Op::SnapshotCreate { name: "s".into() }).unwrap();
+    assert_eq!(store.execute(conditional(4, 2, 22)), Err(OpError::NotAbsent { lba: Lba(4) }));
+    store.execute(Op::Hole { holes: vec![hole(5, 1, 23)] }).unwrap();
+    first(store.execute(conditional(0, BLOCKS, 24)));
+    store.close().unwrap();
+    let mut store = open(&disk);
+    let found = read(&mut store, 0, BLOCKS as u32);
+    let newest = record(24, None).stamp();
+    let stamps = found.iter().map(|extent| match extent {
+        Extent::Hole { hole: Some(hole), .. } => hole.record.stamp(),
+        other => panic!("not absent: {other:?}"),
+    });
+    assert!(stamps.into_iter().all(|stamp| stamp == newest));
+}
+
+#[test]
 fn a_conditional_write_needs_the_stamp() {
     let mut store = open(&disk(sealed()));
     format(&mut store);

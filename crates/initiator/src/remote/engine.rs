@@ -29,7 +29,7 @@ use super::replay::{Piece, UnflushedLog};
 use super::sealing::Sealing;
 use super::unit::UnitDescription;
 use super::verified::VerifiedFeedback;
-use super::work::{FinishedOp, NewOp, Reply, Work};
+use super::work::{FinishedOp, NewOp, Reply, SurveyedBlock, SurveyedHole, Work};
 use crate::Limits;
 use crate::completion::device_error;
 use command::{Command, CommandKind};
@@ -93,8 +93,12 @@ struct Found {
     /// Blocks that the probe asked for: fewer than wanted where a transfer is limited.
     asked_blocks: u32,
     hole_blocks: u64,
+    oldest_epoch: Option<u32>,
     saw_data: bool,
     version: Option<super::work::Version>,
+    surveyed: (Vec<SurveyedBlock>, Vec<SurveyedHole>),
+    /// Somebody else wrote first.
+    miscompared: bool,
 }
 
 impl Found {
@@ -212,10 +216,14 @@ impl Engine {
         let (range, writes) = match &work {
             Work::Read { lba, buffer } => (Range::new(*lba, blocks(buffer.len())), false),
             Work::Write { lba, data, .. } => (Range::new(*lba, blocks(data.len())), true),
-            Work::WritePart { lba, .. } | Work::ConditionalWrite { lba, .. } => (Range::new(*lba, 1), true),
-            Work::Hole(hole) => (Range::new(hole.start, hole.count), true),
+            Work::WritePart { lba, .. } | Work::ConditionalWrite { lba, .. } | Work::ResealBlock { lba, .. } => {
+                (Range::new(*lba, 1), true)
+            }
+            Work::Hole(hole) | Work::ResealHole(hole) => (Range::new(hole.start, hole.count), true),
             Work::Discard { lba, count } => (Range::new(*lba, *count), true),
-            Work::ProbeHole { lba, count } => (Range::new(*lba, u64::from(*count)), false),
+            Work::ProbeHole { lba, count } | Work::Survey { lba, count, .. } => {
+                (Range::new(*lba, u64::from(*count)), false)
+            }
             Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
             Work::Flush | Work::Verified { .. } => (Range { start: 0, end: 0 }, false),
         };
@@ -223,9 +231,12 @@ impl Engine {
             Work::WritePart { lba, offset_bytes, data, fua } => {
                 OpWork::Part(Box::new(Part::new(lba, offset_bytes, data, fua, block_bytes)))
             }
-            Work::ProbeHole { .. } | Work::LbaStatus { .. } | Work::ReadVersion { .. } => {
-                OpWork::Asking(work, Found::default())
-            }
+            Work::ProbeHole { .. }
+            | Work::LbaStatus { .. }
+            | Work::ReadVersion { .. }
+            | Work::Survey { .. }
+            | Work::ResealBlock { .. }
+            | Work::ResealHole(_) => OpWork::Asking(work, Found::default()),
             _ => OpWork::Plain(work),
         };
         if let OpWork::Asking(Work::ProbeHole { .. }, found) = &mut work {
@@ -262,6 +273,9 @@ impl Engine {
             OpWork::Plain(Work::ConditionalWrite { .. }) => self.make_command(key, CommandKind::Conditional),
             OpWork::Part(_) => self.make_command(key, CommandKind::PartRead),
             OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => self.finish_if_done(key),
+            OpWork::Asking(Work::ResealBlock { .. } | Work::ResealHole(_), _) => {
+                self.make_command(key, CommandKind::Reseal)
+            }
             OpWork::Asking(..) => self.make_command(key, CommandKind::Ask),
             OpWork::Plain(_) => unreachable!("submit makes the other kinds of work `Part` or `Asking`"),
         }

@@ -53,6 +53,11 @@ impl Intake {
         }
     }
 
+    /// Bytes of one READ or WRITE.
+    pub(super) fn transfer_bytes_max(&self) -> u64 {
+        self.limits.transfer_bytes_max.into()
+    }
+
     /// Counts a request of `cost_bytes`; waits while the queue is at its limit. Must be followed by [`Intake::push`] or
     /// [`Intake::release`].
     pub(super) fn admit(&self, cost_bytes: usize) -> Result<(), DeviceError> {

@@ -61,6 +61,7 @@ impl Probe {
             transfer_blocks_max: None,
             compare_and_write: false,
             unmap_blocks_max: None,
+            other_views: 0,
             incarnation: None,
         };
         Probe { lun, question: Question::Inquiry, answer: Vec::new(), tries: 0, pages: Vec::new(), unit }
@@ -139,6 +140,7 @@ impl Probe {
                 let page = vendor::UnitPage::parse(&self.answer)
                     .ok_or_else(|| unsupported("it describes itself in a way that this build does not know; update"))?;
                 self.unit.incarnation = Some(page.incarnation);
+                self.unit.other_views = page.other_views;
                 self.unit.sealed = page.sealing.map(|sealing| SealedUnit {
                     claims: SealedClaims {
                         volume_id: page.volume,

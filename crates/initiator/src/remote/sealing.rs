@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use strongroom_block::{
     BlockSize, Buffer, BufferMut, DeviceError, DeviceErrorKind, HoleRecord, Lba, OpenError, RecordError, SealRecord,
-    Stamp, StoreSequence,
+    StoreSequence,
 };
 use strongroom_iscsi::ahs;
 use strongroom_seal::VolumeSealer;
@@ -329,14 +329,14 @@ impl Sealing {
         Ok(self.sealer()?.open_hole(hole))
     }
 
-    /// Opens the blocks of one Data-In PDU that starts at `lba`, into `out`; tells each block's stamp and sequence.
+    /// Opens the blocks of one Data-In PDU that starts at `lba`, into `out`; tells each block's record and sequence.
     pub(crate) fn open(
         &self,
         lba: Lba,
         entries: &ahs::SealRecords<'_>,
         sealed: &[u8],
         out: &mut [u8],
-        mut opened: impl FnMut(Lba, Stamp, StoreSequence),
+        mut opened: impl FnMut(Lba, &SealRecord, StoreSequence),
     ) -> Result<(), DeviceError> {
         let block_bytes = self.block_size.len();
         if sealed.len() != out.len() || entries.count() * block_bytes != sealed.len() {
@@ -348,7 +348,7 @@ impl Sealing {
             let lba = Lba(at);
             let (sequence, record) = read_entry(entry).map_err(|_| malformed(lba))?;
             sealer.open_into(lba, &record, sealed, out).map_err(|error| not_opened(lba, error))?;
-            opened(lba, record.stamp(), sequence);
+            opened(lba, &record, sequence);
         }
         Ok(())
     }

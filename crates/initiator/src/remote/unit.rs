@@ -31,6 +31,8 @@ pub struct UnitDescription {
     pub compare_and_write: bool,
     /// Most blocks of one UNMAP; `None` where UNMAP does not work or unmapped blocks need not read as zeros.
     pub unmap_blocks_max: Option<u32>,
+    /// Snapshots and clones that share its blocks, as far as the target says.
+    pub other_views: u16,
     /// Changes whenever the store was opened anew; `None` where the target does not say.
     pub incarnation: Option<u64>,
 }

@@ -75,6 +75,21 @@ pub(super) enum Work {
         data: Buffer,
         records: Records,
     },
+    /// What blocks and absences are in a range of one transfer, and their data, opened.
+    Survey {
+        lba: Lba,
+        count: u32,
+        buffer: BufferMut,
+    },
+    /// As `ConditionalWrite`, but not made durable by itself; that somebody else wrote is an answer.
+    ResealBlock {
+        lba: Lba,
+        expected: [u8; 24],
+        data: Buffer,
+        records: Records,
+    },
+    /// An absence, if there is no data; not kept to be sent again.
+    ResealHole(HoleRecord),
     /// Versions that opened.
     Verified {
         pairs: Vec<(Lba, StoreSequence)>,
@@ -90,7 +105,11 @@ pub(super) enum Answer {
     HoleBlocks {
         absent: u64,
         asked: u32,
+        oldest_epoch: Option<u32>,
     },
+    Survey(Survey),
+    /// Whether it was still as expected.
+    Resealed(bool),
     LbaStatus(Option<LbaStatus>),
     /// `None`: no such version.
     Version(Option<Version>),
@@ -101,6 +120,29 @@ pub(super) enum Answer {
 pub(super) enum Version {
     Block { sequence: StoreSequence, record: SealRecord, data: Buffer },
     Hole { sequence: StoreSequence, hole: HoleRecord },
+}
+
+/// What a survey found.
+#[derive(Debug)]
+pub(super) struct Survey {
+    /// Of every block; zeros where one is absent.
+    pub(super) data: BufferMut,
+    pub(super) blocks: Vec<SurveyedBlock>,
+    pub(super) holes: Vec<SurveyedHole>,
+}
+
+#[derive(Debug)]
+pub(super) struct SurveyedBlock {
+    pub(super) lba: Lba,
+    pub(super) epoch: u32,
+    pub(super) stamp: [u8; 24],
+}
+
+#[derive(Debug)]
+pub(super) struct SurveyedHole {
+    pub(super) lba: Lba,
+    pub(super) count: u64,
+    pub(super) epoch: u32,
 }
 
 /// A request that has ended: the caller's side tells whoever waits and gives its limits back.

@@ -3,13 +3,15 @@
 //! The server here is a value that the test holds; a real one is in the tests of the binary.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, Custody, DeviceErrorKind, Lba};
 use strongroom_initiator::{
     AttachError, AttachOptions, KeyRequest, KeySource, KeySourceError, KeyStatus, RemoteDevice, VolumeKeys,
-    discard_blocking, flush_blocking, read_blocking, write_blocking,
+    discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking,
 };
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 use strongroom_target::{SealedSpec, VolumeSpec};
@@ -264,6 +266,115 @@ fn who_may_only_open_cannot_write() {
     assert!(refused.contains("read-only"), "{refused}");
     let reader = RemoteDevice::attach(AttachOptions { read_only: true, ..options(&host, &server) }).unwrap();
     assert_eq!(read(&reader, 1), Ok(0));
+}
+
+fn marks(device: &RemoteDevice, count: u64) -> Vec<Result<u8, DeviceErrorKind>> {
+    (0..count).map(|lba| read(device, lba)).collect()
+}
+
+/// Everything that is left of the volume without its first epoch: whether all of it opens.
+fn opens_without_the_first_epoch(host: &Host) -> RemoteDevice {
+    let device = attach(host, &Server::with(&[(2, 8)]));
+    let report = device.verify(Lba(0), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.progress.bad, report.progress.next.0), (0, SIZE / BLOCK as u64));
+    device
+}
+
+#[test]
+fn a_pass_leaves_nothing_under_the_old_epoch_and_goes_on_where_it_was_stopped() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    for (lba, mark) in [(0, 1), (1, 2), (700, 3), (701, 4), (4000, 5)] {
+        write(&device, lba, mark);
+    }
+    discard_blocking(&device, Lba(1), 1).unwrap();
+    server.change(|says| says.epochs.extend([(2, 8)]));
+    eventually("the new epoch is known", || keys(&device).epoch == 2);
+    write(&device, 701, 6);
+    let mut steps = 0;
+    let stopped = device
+        .reseal(Lba(0), &mut |_| {
+            steps += 1;
+            if steps > 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+    assert!(!stopped.is_clean() && stopped.progress.next.0 > 0);
+    let report = device.reseal(stopped.progress.next, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert!(report.is_clean());
+    assert_eq!(report.epoch, 2);
+    assert_eq!(stopped.progress.resealed + report.progress.resealed, 3, "of the five, one is absent and one is new");
+    assert!(stopped.progress.absent_resealed + report.progress.absent_resealed >= SIZE / BLOCK as u64 - 4);
+    // Again: there is nothing to do.
+    let again = device.reseal(Lba(0), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((again.progress.resealed, again.progress.absent_resealed), (0, 0));
+    drop(device);
+    let device = opens_without_the_first_epoch(&host);
+    assert_eq!(marks(&device, 2), [Ok(1), Ok(0)]);
+    assert_eq!([700, 701, 4000].map(|lba| read(&device, lba)), [Ok(3), Ok(6), Ok(5)]);
+}
+
+/// Whatever others write, discard or guard meanwhile is neither undone nor left under the old epoch.
+#[test]
+fn a_pass_disturbs_no_other_writer() {
+    const PLACES: u64 = 64;
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    for lba in 0..2 * PLACES {
+        write(&device, lba, 1);
+    }
+    server.change(|says| says.epochs.extend([(2, 8)]));
+    eventually("the new epoch is known", || keys(&device).epoch == 2);
+    let other = attach(&host, &server);
+    let ended = AtomicBool::new(false);
+    let counts = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut counts = vec![1; PLACES as usize];
+            for round in 0_u64.. {
+                let lba = round * 7 % PLACES;
+                let count = &mut counts[lba as usize];
+                *count = *count % 200 + 1;
+                match round % 3 {
+                    0 => write(&other, lba, *count),
+                    1 => {
+                        write_part_blocking(&other, Lba(lba), 0, Buffer::copy_from(&[*count])).unwrap();
+                    }
+                    _ => {
+                        discard_blocking(&other, Lba(lba), 1).unwrap();
+                        *count = 0;
+                    }
+                }
+                if ended.load(Ordering::Relaxed) && round > PLACES {
+                    break;
+                }
+            }
+            counts
+        });
+        let report = device.reseal(Lba(0), &mut |_| ControlFlow::Continue(())).unwrap();
+        ended.store(true, Ordering::Relaxed);
+        assert!(report.is_clean(), "{report:?}");
+        writer.join().unwrap()
+    });
+    flush_blocking(&other).unwrap();
+    drop((device, other));
+    let device = opens_without_the_first_epoch(&host);
+    let expected: Vec<_> = counts.into_iter().map(Ok).collect();
+    assert_eq!(marks(&device, PLACES), expected);
+    assert_eq!(read(&device, PLACES), Ok(1));
+}
+
+#[test]
+fn a_block_that_does_not_open_is_named_and_left_alone() {
+    let host = host();
+    let server = Server::with(&[(1, 7), (2, 8)]);
+    let device = formatted(&host, &server);
+    let stranger = attach(&host, &Server::with(&[(1, 9)]));
+    write(&stranger, 5, 1);
+    flush_blocking(&stranger).unwrap();
+    let report = device.reseal(Lba(0), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((report.bad_blocks, report.progress.bad), (vec![Lba(5)], 1));
+    assert_eq!(read(&stranger, 5), Ok(1));
 }
 
 /// A server that was restored from an old backup, or that somebody rolled back, does not make us seal under a retired key.

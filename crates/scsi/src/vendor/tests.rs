@@ -39,9 +39,10 @@ fn golden_unit_page() {
             epoch: 7,
             allows_previous: false,
         }),
+        other_views: 0x0102,
         incarnation: 9,
     };
-    let mut golden = vec![0, 0xc0, 0, 60, 1, 1, 1, 1, 1, 0, 0, 0];
+    let mut golden = vec![0, 0xc0, 0, 60, 1, 1, 1, 1, 1, 1, 2, 0];
     golden.extend_from_slice(&[0x11; 16]);
     golden.extend_from_slice(&[0x22; 16]);
     golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 9]);

@@ -21,6 +21,8 @@ pub(super) enum Gate {
     Stamp { expected: Option<Stamp>, ours: Stamp },
     /// The blocks must hold this.
     Compare(Buffer),
+    /// The range must hold no data.
+    Absent,
     /// The look is under way; the number tells it from looks for requests that failed meanwhile.
     Reading(Box<Gate>, u64),
 }
@@ -31,15 +33,28 @@ impl Store {
         let ticket = self.next_look;
         self.next_look += 1;
         let op = self.queue.front_mut().expect("the caller saw it");
-        let Content::Blocks { lba, count, .. } = &op.content else { unreachable!("only blocks have conditions") };
-        let (lba, count, branch) = (*lba, u64::from(*count), op.branch);
         let gate = std::mem::replace(&mut op.gate, Gate::Open);
         if self.options.planted.has(PlantedFault::ConditionIgnored) {
             return true;
         }
-        let wanted = if matches!(gate, Gate::Compare(_)) { Wanted::Data } else { Wanted::Records };
-        op.gate = Gate::Reading(Box::new(gate), ticket);
+        let branch = op.branch;
         let node = self.map.catalogue.head(branch).expect("the caller saw the branch");
+        let (lba, count) = match &op.content {
+            Content::Blocks { lba, count, .. } => (*lba, u64::from(*count)),
+            Content::Holes(holes) => {
+                if let Some(&(start, ..)) =
+                    holes.iter().find(|(start, count, _)| self.map.may_hold(node, *start, *count))
+                {
+                    let op = self.queue.pop_front().expect("just seen");
+                    self.complete(op.token, op.bytes, Err(OpError::NotAbsent { lba: Lba(start) }));
+                }
+                return true;
+            }
+            Content::Change(_) => unreachable!("changes have no conditions"),
+        };
+        let wanted = if matches!(gate, Gate::Compare(_)) { Wanted::Data } else { Wanted::Records };
+        let op = self.queue.front_mut().expect("the caller saw it");
+        op.gate = Gate::Reading(Box::new(gate), ticket);
         self.start_read(Owner::Gate(ticket), node, lba, count, wanted);
         true
     }
@@ -94,7 +109,7 @@ fn judge(gate: Gate, lba: Lba, extents: Result<Vec<Extent>, OpError>) -> Option<
             Ok(extents) => first_difference(&extents, &compare)
                 .map(|offset_bytes| Err(OpError::Miscompare { offset_bytes: offset_bytes as u64 })),
         },
-        Gate::Open | Gate::Reading(..) => None,
+        Gate::Open | Gate::Absent | Gate::Reading(..) => None,
     }
 }
 

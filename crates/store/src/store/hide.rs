@@ -76,7 +76,10 @@ impl Store {
             Content::Blocks { lba, count, .. } => {
                 !matches!(op.gate, Gate::Open) && self.hiding.touches(*lba, u64::from(*count))
             }
-            Content::Holes(_) => false,
+            Content::Holes(holes) => {
+                !matches!(op.gate, Gate::Open)
+                    && holes.iter().any(|(start, count, _)| self.hiding.touches(*start, *count))
+            }
         }
     }
 

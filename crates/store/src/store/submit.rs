@@ -85,6 +85,11 @@ impl Store {
                 let holes = holes.into_iter().map(|hole| self.sealed_hole(hole)).collect::<Result<Vec<_>, _>>()?;
                 self.enqueue(token, writable?, Content::Holes(holes), Gate::Open, false, bytes)?;
             }
+            Op::ConditionalHole { hole } => {
+                check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
+                let content = Content::Holes(vec![self.sealed_hole(hole)?]);
+                self.enqueue(token, writable?, content, Gate::Absent, false, bytes)?;
+            }
             Op::Discard { lba, count } => {
                 check(!self.info.kind.is_sealed(), "an unsealed hole for a sealed unit")?;
                 self.check_range(lba, count)?;
@@ -119,6 +124,7 @@ impl Store {
             Op::Write { data, .. } | Op::ConditionalWrite { data, .. } => data.iter().map(|piece| piece.len()).sum(),
             Op::CompareAndWrite { compare, data, .. } => compare.len() + data.len(),
             Op::Hole { holes } => holes.len() * 160,
+            Op::ConditionalHole { .. } => 160,
             // What is more than a read may ask for is refused as such.
             Op::Read { count, .. } | Op::ReadMedium { count, .. } => {
                 (*count as usize).saturating_mul(block_bytes).min(Op::READ_BYTES_MAX)

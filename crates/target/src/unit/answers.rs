@@ -278,9 +278,15 @@ impl Unit {
             inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, &self.surroundings.ports),
             inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(self.is_thin()),
             inquiry::PAGE_PROVISIONING => inquiry::provisioning(self.volume.geometry.block_size),
-            vendor::UNIT_PAGE => self.volume.unit_page(self.incarnation).encode(),
+            vendor::UNIT_PAGE => self.volume.unit_page(self.incarnation, self.other_views()).encode(),
             _ => return None,
         })
+    }
+
+    /// Snapshots and clones, which share its blocks.
+    fn other_views(&self) -> u16 {
+        let views = self.store.snapshots().len() + self.store.branches().len().saturating_sub(1);
+        u16::try_from(views).unwrap_or(u16::MAX)
     }
 
     /// The pages that there are, in ascending order.

@@ -162,8 +162,16 @@ impl Unit {
             self.check_range(hole.start, hole.count)?;
             Ok(HoleRecord { record: self.for_rest(sealed, hole.record)?, ..hole })
         };
-        let holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
-        Ok(Plan::Start(Work::Hole { wanted_bytes: parameter_list_len.into() }, Op::Hole { holes }))
+        let mut holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
+        let op = match ahs::expected_stamp(&request.ahs) {
+            None => Op::Hole { holes },
+            // Only absence can be expected of a range.
+            Some(expected) if expected == [0; Stamp::BYTES] && holes.len() == 1 => {
+                Op::ConditionalHole { hole: holes.remove(0) }
+            }
+            Some(_) => return Err(Sense::INVALID_FIELD_IN_CDB),
+        };
+        Ok(Plan::Start(Work::Hole { wanted_bytes: parameter_list_len.into() }, op))
     }
 
     fn plan_read_version(

@@ -274,7 +274,7 @@ impl Unit {
             OpError::OutOfRange { lba, .. } => Sense::LBA_OUT_OF_RANGE.at(*lba),
             OpError::NoVersion { lba } => Sense::NO_OLDER_VERSION.at(*lba),
             OpError::Miscompare { offset_bytes } => Sense::MISCOMPARE.at(Lba(*offset_bytes)),
-            OpError::StampDiffers { lba, .. } => Sense::MISCOMPARE.at(*lba),
+            OpError::StampDiffers { lba, .. } | OpError::NotAbsent { lba } => Sense::MISCOMPARE.at(*lba),
             OpError::Medium { lba, .. } | OpError::NotFormatted { lba } => {
                 tracing::error!(%volume, %lba, %error, "a read failed");
                 Sense::UNRECOVERED_READ.at(*lba)

@@ -2,15 +2,16 @@
 
 use std::time::Instant;
 
-use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, SealRecord, StoreSequence};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
+use super::part::ABSENT;
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::completion::device_error;
 use crate::remote::sealing::{Records, SealedBlocks, Sealing, medium, not_decoded, read_entry};
-use crate::remote::work::{Version, Work};
+use crate::remote::work::{SurveyedBlock, SurveyedHole, Version, Work};
 
 /// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
 const LBA_STATUS_BYTES: u32 = 8 + 16;
@@ -61,6 +62,8 @@ pub(super) enum CommandKind {
     /// READ VERSION, GET LBA STATUS, or a probe for holes.
     Ask,
     Conditional,
+    /// A block or an absence, sealed anew if it is still as it was.
+    Reseal,
     PartRead,
     PartWrite,
 }
@@ -76,6 +79,7 @@ impl CommandKind {
             CommandKind::SealHole
             | CommandKind::Ask
             | CommandKind::Conditional
+            | CommandKind::Reseal
             | CommandKind::PartRead
             | CommandKind::PartWrite => Some(op.range_start()),
         }
@@ -85,7 +89,13 @@ impl CommandKind {
         use CommandKind as K;
         matches!(
             self,
-            K::Write { .. } | K::SealHole | K::Unmap { .. } | K::WriteZeros { .. } | K::Conditional | K::PartWrite
+            K::Write { .. }
+                | K::SealHole
+                | K::Unmap { .. }
+                | K::WriteZeros { .. }
+                | K::Conditional
+                | K::Reseal
+                | K::PartWrite
         )
     }
 }
@@ -103,8 +113,10 @@ impl Op {
                 | Work::ProbeHole { lba, .. }
                 | Work::LbaStatus { lba }
                 | Work::ReadVersion { lba, .. }
+                | Work::Survey { lba, .. }
+                | Work::ResealBlock { lba, .. }
                 | Work::ConditionalWrite { lba, .. } => *lba,
-                Work::Hole(hole) => hole.start,
+                Work::Hole(hole) | Work::ResealHole(hole) => hole.start,
                 Work::Flush | Work::Verified { .. } => Lba(0),
             },
         }
@@ -253,6 +265,7 @@ impl Engine {
                 }
                 self.build_conditional(*lba, expected, data.clone(), records.clone())
             }
+            (CommandKind::Reseal, OpWork::Asking(work, _)) => self.build_reseal(work)?,
             (CommandKind::PartRead, OpWork::Part(part)) => ScsiCommand {
                 sealed_block_bytes: self.sealed_block_bytes(),
                 ..ScsiCommand::read(lun, cdb::read_16(part.lba, 1), bytes_of(1))
@@ -260,6 +273,32 @@ impl Engine {
             (CommandKind::PartWrite, OpWork::Part(part)) => self.build_part_write(part),
             (kind, _) => unreachable!("{kind:?} is only made for the work that it belongs to"),
         })
+    }
+
+    /// Under the epoch that is current when it is sent.
+    fn build_reseal(&self, work: &Work) -> Result<ScsiCommand, DeviceError> {
+        let sealing = self.sealing.as_ref().expect("only sealed units are resealed");
+        match work {
+            Work::ResealBlock { lba, expected, data, records } => {
+                let sealed = SealedBlocks { data: data.clone(), records: records.clone() };
+                let SealedBlocks { data, records } = sealing.freshen(*lba, sealed)?;
+                Ok(self.build_conditional(*lba, expected, data, records))
+            }
+            Work::ResealHole(hole) => {
+                let fresh = match sealing.is_stale(hole.record.epoch())? {
+                    true => Some(sealing.seal_hole(hole.start, hole.count)?),
+                    false => None,
+                };
+                let hole = fresh.as_ref().unwrap_or(hole);
+                let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
+                let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
+                let mut segments = Vec::new();
+                ahs::push_expected_stamp(&mut segments, &ABSENT);
+                let ahs = segments.into();
+                Ok(ScsiCommand { ahs, ..ScsiCommand::write(self.unit.wire_lun(), cdb, WriteSource::plain(list)) })
+            }
+            _ => unreachable!("nothing else is resealed"),
+        }
     }
 
     fn build_question(&self, work: &Work, found: &Found) -> ScsiCommand {
@@ -278,8 +317,8 @@ impl Engine {
             Work::LbaStatus { lba } => {
                 ScsiCommand::read(lun, cdb::get_lba_status(lba, LBA_STATUS_BYTES), LBA_STATUS_BYTES)
             }
-            Work::ProbeHole { lba, .. } => {
-                let count = found.asked_blocks;
+            Work::ProbeHole { lba, .. } | Work::Survey { lba, .. } => {
+                let count = if let Work::Survey { count, .. } = *work { count } else { found.asked_blocks };
                 ScsiCommand {
                     sealed_block_bytes: self.sealed_block_bytes(),
                     ..ScsiCommand::read(lun, cdb::read_16(lba, count), count << shift)
@@ -359,6 +398,14 @@ impl Engine {
                 })
             }
             (CommandKind::PartRead, OpWork::Part(part)) => part.found(&mut place),
+            (CommandKind::Ask, OpWork::Asking(Work::Survey { lba, buffer, .. }, found)) => {
+                let verified = &mut self.verified;
+                place.survey(*lba, buffer, found, |lba, sequence| {
+                    if let Some(verified) = verified {
+                        verified.note(now, lba, sequence);
+                    }
+                })
+            }
             (CommandKind::Ask, OpWork::Asking(work, found)) => place.answer(work, found),
             _ => Err(device_error(DeviceErrorKind::Hardware, None, "the target sent data that no command asked for")),
         };
@@ -391,7 +438,7 @@ impl Place<'_> {
         &mut self,
         first: Lba,
         out: &mut [u8],
-        opened: impl FnMut(Lba, strongroom_block::Stamp, strongroom_block::StoreSequence),
+        opened: impl FnMut(Lba, &SealRecord, StoreSequence),
     ) -> Result<(), DeviceError> {
         let from = self.data_in.offset as usize;
         let data = &self.data_in.data;
@@ -413,6 +460,26 @@ impl Place<'_> {
         }
         let entries = self.records(lba)?;
         sealing.open(lba, &entries, data, out, opened)
+    }
+
+    /// As [`Place::blocks`], and keeps what was found.
+    fn survey(
+        &mut self,
+        first: Lba,
+        out: &mut [u8],
+        found: &mut Found,
+        mut opened: impl FnMut(Lba, StoreSequence),
+    ) -> Result<(), DeviceError> {
+        let (blocks, holes) = &mut found.surveyed;
+        self.blocks(first, out, |lba, record, sequence| {
+            blocks.push(SurveyedBlock { lba, epoch: record.epoch(), stamp: record.stamp().to_bytes() });
+            opened(lba, sequence);
+        })?;
+        if self.data_in.data.is_empty() {
+            let (lba, count) = self.blocks_covered(first)?;
+            holes.push(SurveyedHole { lba, count, epoch: self.hole(lba)?.record.record.epoch() });
+        }
+        Ok(())
     }
 
     /// The HOLE segment, which a piece without data must have.
@@ -450,6 +517,8 @@ impl Place<'_> {
                     let sealing = self.sealing.ok_or_else(|| medium(lba, "a hole on a plain unit"))?;
                     sealing.open_hole(lba, count, &hole.record)?;
                     found.hole_blocks += count;
+                    let epoch = hole.record.record.epoch();
+                    found.oldest_epoch = Some(found.oldest_epoch.map_or(epoch, |oldest| oldest.min(epoch)));
                 }
                 Ok(())
             }
@@ -465,7 +534,7 @@ impl Place<'_> {
         let data = &self.data_in.data;
         if data.is_empty() {
             let hole = self.hole(lba)?;
-            let sequence = strongroom_block::StoreSequence(hole.store_sequence);
+            let sequence = StoreSequence(hole.store_sequence);
             return Ok(Version::Hole { sequence, hole: hole.record });
         }
         let entries = self.records(lba)?;

@@ -13,7 +13,7 @@ use crate::completion::device_error;
 use crate::remote::order::Range;
 use crate::remote::replay::{Entry, Logged};
 use crate::remote::verdict::{Verdict, judge};
-use crate::remote::work::{Answer, FinishedOp, Reply, Work};
+use crate::remote::work::{Answer, FinishedOp, Reply, Survey, Work};
 
 impl Engine {
     /// A command has ended.
@@ -52,6 +52,12 @@ impl Engine {
         match verdict {
             Verdict::Done => self.command_done(op_key, kind),
             Verdict::Miscompare if kind == CommandKind::PartWrite => self.part_miscompared(op_key),
+            Verdict::Miscompare if kind == CommandKind::Reseal => {
+                if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
+                    found.miscompared = true;
+                }
+                self.finish_if_done(op_key);
+            }
             Verdict::NoOlderVersion if kind == CommandKind::Ask => self.finish_if_done(op_key),
             Verdict::NotSupported if kind == CommandKind::Ask => {
                 self.lba_status_works = false;
@@ -82,6 +88,10 @@ impl Engine {
         let expected = match kind {
             CommandKind::Read { count, .. } => count << shift,
             CommandKind::PartRead => 1 << shift,
+            CommandKind::Ask => match &self.ops[op].work {
+                OpWork::Asking(Work::Survey { count, .. }, _) => count << shift,
+                _ => return Verdict::Done,
+            },
             _ => return Verdict::Done,
         };
         if completed.moved_bytes == expected {
@@ -125,7 +135,8 @@ impl Engine {
             // As with a part: durable before it is acknowledged, for the log would send it again without its condition.
             CommandKind::Conditional => self.make_command(key, CommandKind::Flush { mark: 0 }),
             CommandKind::Read { .. } => self.cut_or_finish(key),
-            CommandKind::Verified | CommandKind::Ask => self.finish_if_done(key),
+            // Not kept to be sent again: whoever reseals looks whether the target was restarted.
+            CommandKind::Verified | CommandKind::Ask | CommandKind::Reseal => self.finish_if_done(key),
         }
     }
 
@@ -239,9 +250,16 @@ fn tell_of_change(completed: &Completed) {
 fn answer(work: OpWork) -> Answer {
     match work {
         OpWork::Plain(Work::Read { buffer, .. }) => Answer::Read(buffer),
-        OpWork::Asking(Work::ProbeHole { .. }, found) => {
-            Answer::HoleBlocks { absent: found.hole_blocks, asked: found.asked_blocks }
+        OpWork::Asking(Work::ProbeHole { .. }, found) => Answer::HoleBlocks {
+            absent: found.hole_blocks,
+            asked: found.asked_blocks,
+            oldest_epoch: found.oldest_epoch,
+        },
+        OpWork::Asking(Work::Survey { buffer, .. }, found) => {
+            let (blocks, holes) = found.surveyed;
+            Answer::Survey(Survey { data: buffer, blocks, holes })
         }
+        OpWork::Asking(Work::ResealBlock { .. } | Work::ResealHole(_), found) => Answer::Resealed(!found.miscompared),
         OpWork::Asking(Work::LbaStatus { .. }, found) => {
             Answer::LbaStatus(parse_lba_status(&found.bytes).and_then(|all| all.into_iter().next()))
         }

@@ -22,7 +22,7 @@ use crate::remote::sealing::SealedBlocks;
 const TRIES_MAX: u32 = 1000;
 
 /// The stamp that says "absent" to CONDITIONAL WRITE.
-const ABSENT: [u8; 24] = [0; 24];
+pub(super) const ABSENT: [u8; 24] = [0; 24];
 
 /// A replacement of part of one block.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Part {
     /// Takes in the block as it is.
     pub(super) fn found(&mut self, place: &mut Place<'_>) -> Result<(), DeviceError> {
         let mut stamp = ABSENT;
-        place.blocks(self.lba, &mut self.block, |_, found, _| stamp = found.to_bytes())?;
+        place.blocks(self.lba, &mut self.block, |_, record, _| stamp = record.stamp().to_bytes())?;
         self.found = stamp;
         Ok(())
     }

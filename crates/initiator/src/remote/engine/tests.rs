@@ -62,6 +62,7 @@ fn description(sealed: bool) -> UnitDescription {
         transfer_blocks_max: Some(8),
         compare_and_write: !sealed,
         unmap_blocks_max: (!sealed).then_some(16),
+        other_views: 0,
         incarnation: None,
     }
 }
@@ -469,10 +470,10 @@ fn versions_holes_and_feedback() {
     assert!(version(&mut rig, 1).is_none(), "nothing is older");
     let holes = rig.ask(Work::ProbeHole { lba: Lba(8), count: 8 });
     rig.run();
-    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 8, asked: 8 })));
+    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 8, asked: 8, .. })));
     let holes = rig.ask(Work::ProbeHole { lba: Lba(0), count: 8 });
     rig.run();
-    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 2, asked: 8 })), "up to the data");
+    assert!(matches!(holes.try_recv().unwrap(), Ok(Answer::HoleBlocks { absent: 2, asked: 8, .. })), "up to the data");
     rig.read(2, 1).unwrap();
     rig.run();
     assert_eq!(rig.unit.verified, [(Lba(2), newest)]);

@@ -3,7 +3,7 @@
 use strongroom_block::{AttachId, HoleRecord, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum};
 use strongroom_iscsi::ahs;
 use strongroom_scsi::copy::{self, Segment};
-use strongroom_scsi::{UnitAttention, VendorCommand, inquiry, opcode, vendor};
+use strongroom_scsi::{SenseKey, UnitAttention, VendorCommand, inquiry, opcode, vendor};
 
 use super::*;
 
@@ -497,6 +497,59 @@ fn a_unit_that_was_closed_goes_on_as_it_was() {
     assert_eq!(other.out(cdb, &list).status, 0);
     other.unit.resume(rest);
     assert_eq!(other.unit.persistent.registrations()[0].key, 2);
+}
+
+#[test]
+fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
+    fn record(flags: RecordFlags, counter: u64, checksum: u64) -> SealRecord {
+        let stamp = Stamp { attach_id: AttachId([1; 16]), counter };
+        SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp, checksum, [0; 16])
+    }
+    fn sent(bench: &mut Bench, command: iscsi::Command) -> (u8, Option<Sense>) {
+        let task = command.task;
+        let response = match bench.unit.submit(KEY, command, 16) {
+            Verdict::Answer(response) => response,
+            Verdict::Later => bench.finish(task),
+            Verdict::Violation(what) => panic!("{what}"),
+        };
+        (response.status, Sense::parse(&response.sense))
+    }
+    fn seal(bench: &mut Bench, ranges: &[(u64, u64)], expected: Option<[u8; 24]>) -> (u8, Option<Sense>) {
+        let hole = |&(start, count): &(u64, u64)| HoleRecord {
+            start: Lba(start),
+            count,
+            record: record(RecordFlags(RecordFlags::HOLE), 100 + start, 0),
+        };
+        let list = vendor::encode_holes(&ranges.iter().map(hole).collect::<Vec<_>>());
+        let parameter_list_len = list.len() as u32;
+        let cdb = VendorCommand::SealHole { parameter_list_len }.encode();
+        let mut command = bench.command(cdb, Direction::Write, parameter_list_len, &list);
+        let mut segments = Vec::new();
+        expected.iter().for_each(|expected| ahs::push_expected_stamp(&mut segments, expected));
+        command.ahs = segments.into();
+        sent(bench, command)
+    }
+    let mut bench = Bench::on(&VolumeSpec::sealed("vault", 1 << 20));
+    let absent = Some([0; Stamp::BYTES]);
+    assert_eq!(seal(&mut bench, &[(0, 256)], None).0, 0);
+    assert_eq!(seal(&mut bench, &[(0, 256)], absent).0, 0);
+    for (ranges, expected) in [(&[(0, 8)][..], Some([1; 24])), (&[(0, 8), (8, 8)], absent)] {
+        let (_, sense) = seal(&mut bench, ranges, expected);
+        assert_eq!(sense, Some(Sense::INVALID_FIELD_IN_CDB));
+    }
+    let block = [7; 4096];
+    let mut write = bench.command(cdb::write_16(Lba(5), 1, false), Direction::Write, 4096, &[]);
+    let mut records = Vec::new();
+    let sealed = record(RecordFlags::default(), 1, keyless_checksum(&block));
+    ahs::push_seal_records(&mut records, SealRecord::BASE_BYTES, sealed.as_bytes());
+    write.data = vec![WriteSegment { offset: 0, data: Buffer::copy_from(&block), ahs: records.into(), sealed: true }];
+    assert_eq!(sent(&mut bench, write).0, 0);
+    let (_, sense) = seal(&mut bench, &[(0, 256)], absent);
+    assert_eq!(sense.map(|sense| (sense.key, sense.asc)), Some((SenseKey::Miscompare, 0x1d)));
+    assert_eq!(seal(&mut bench, &[(6, 250)], absent).0, 0);
+    // Unconditionally it goes, and is absent then.
+    assert_eq!(seal(&mut bench, &[(5, 1)], None).0, 0);
+    assert_eq!(seal(&mut bench, &[(0, 256)], absent).0, 0);
 }
 
 #[test]
