@@ -13,6 +13,7 @@
 
 mod command;
 mod finish;
+mod keys;
 mod part;
 #[cfg(test)]
 mod tests;
@@ -409,21 +410,6 @@ impl Engine {
     pub(super) fn connection_lost(&self) {
         if let Some(sealing) = &self.sealing {
             sealing.renew(None);
-        }
-    }
-
-    /// Keys were asked for, are others, or gone: reads whose question was answered are tried once more, and what was sealed under older
-    /// keys is made durable, so that it need not be sent again when they are gone for good.
-    pub(super) fn keys_changed(&mut self) {
-        let sealing = self.sealing.as_ref();
-        let answered = |question| sealing.is_none_or(|sealing| sealing.is_answered(question));
-        for (_, key) in self.awaiting_keys.extract_if(.., |(question, _)| answered(*question)) {
-            if self.commands.contains(key) {
-                self.ready.push_front(key);
-            }
-        }
-        if !self.own_flush && self.log.bytes() > 0 {
-            self.make_own_flush();
         }
     }
 

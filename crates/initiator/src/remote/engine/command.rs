@@ -161,17 +161,6 @@ impl Engine {
         }
     }
 
-    /// Part of a block that was merged and sealed under an epoch that is over begins anew.
-    fn read_again_if_stale(&mut self, key: usize) {
-        let command = &self.commands[key];
-        if command.kind == CommandKind::PartWrite
-            && let (OpWork::Part(part), Some(sealing)) = (&self.ops[command.op].work, &self.sealing)
-            && part.sealed_epoch().is_some_and(|epoch| sealing.is_stale(epoch) == Ok(true))
-        {
-            self.commands[key].kind = CommandKind::PartRead;
-        }
-    }
-
     fn sent(&mut self, key: usize, scsi: ScsiCommand) -> ScsiCommand {
         let mark = self.log.mark();
         let command = &mut self.commands[key];

@@ -68,20 +68,6 @@ impl Engine {
         }
     }
 
-    /// A block under an unknown epoch: the source of the keys is asked once before the read fails.
-    fn waits_for_keys(&mut self, id: CommandId) -> bool {
-        let command = &mut self.commands[id.0];
-        if std::mem::replace(&mut command.asked_for_keys, true) {
-            return false;
-        }
-        let Some(question) = self.sealing.as_ref().and_then(|sealing| sealing.ask_for_keys()) else { return false };
-        if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
-            found.forget();
-        }
-        self.awaiting_keys.push((question, id.0));
-        true
-    }
-
     /// A read that reports success must have moved what was asked for.
     fn check_length(&self, kind: CommandKind, op: usize, completed: &Completed) -> Verdict {
         let shift = self.geometry().block_size.shift();
