@@ -102,6 +102,8 @@ pub struct How {
     pub read_only: bool,
     /// TCP connections of the session; 0 counts as 1.
     pub connections: u16,
+    /// The depth of the pipeline, as on the command line; `auto` if none is given.
+    pub pipeline: Option<String>,
 }
 
 /// Carries out orders from `input` until it ends; answers go to `output`.
@@ -331,6 +333,9 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     options.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
     options.read_only = how.read_only;
     options.connections = how.connections.max(1);
+    if let Some(pipeline) = &how.pipeline {
+        options.pipeline = pipeline.parse().map_err(|error| format!("{error}"))?;
+    }
     // What is measured is the depth that was asked for, not a limit of ours.
     options.limits.requests_max = options.limits.requests_max.max(2 * DEPTH_MAX as usize);
     options.limits.commands_max = options.limits.commands_max.max(DEPTH_MAX as usize);

@@ -75,6 +75,7 @@ pub mod loopdev;
 mod memory;
 pub mod model;
 mod options;
+pub mod pipeline;
 mod remote;
 pub mod safety;
 mod url;
@@ -87,6 +88,7 @@ pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError, Volum
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
 pub use memory::{MemoryCounts, MemoryDevice};
 pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name};
+pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
     ConnectionStatus, EngineCounters, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice, ResealProgress,
     ResealReport, SealedUnit, UnitDescription, VerifyProgress, VerifyReport, inquire,

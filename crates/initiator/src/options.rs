@@ -11,7 +11,7 @@ use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_iscsi::DigestOffer;
 
 use crate::chap::ChapAccount;
-use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, VolumeUrl};
+use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, Pipeline, VolumeUrl};
 
 /// Everything that [`crate::RemoteDevice::attach`] needs.
 #[derive(Clone)]
@@ -51,6 +51,8 @@ pub struct AttachOptions {
     pub mode: Mode,
     /// Refuse every write here already.
     pub read_only: bool,
+    /// How many writes and reads are under way at once, and how many threads seal ahead.
+    pub pipeline: Pipeline,
     /// Limits of the queues.
     pub limits: Limits,
     /// How long to wait for what.
@@ -69,6 +71,7 @@ impl AttachOptions {
     /// The defaults for the volume at `url`.
     pub fn new(url: VolumeUrl) -> AttachOptions {
         let (scheme, suite) = (url.scheme(), url.suite().unwrap_or_default());
+        let pipeline = url.pipeline().unwrap_or_default();
         AttachOptions {
             url,
             base_iqn: DEFAULT_BASE_IQN.to_owned(),
@@ -86,6 +89,7 @@ impl AttachOptions {
             expected: ExpectedUnit::default(),
             mode: Mode::Encrypt,
             read_only: false,
+            pipeline,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             verified_feedback: true,
@@ -112,6 +116,7 @@ impl fmt::Debug for AttachOptions {
             .field("initiator_name", &self.initiator_name)
             .field("scheme", &self.scheme)
             .field("read_only", &self.read_only)
+            .field("pipeline", &self.pipeline)
             .field("limits", &self.limits)
             .field("timeouts", &self.timeouts)
             .finish_non_exhaustive()
@@ -126,12 +131,14 @@ pub fn default_initiator_name() -> String {
     format!("{DEFAULT_BASE_IQN}:initiator.{host}")
 }
 
-/// Named limits of the queues; each is counted before work is done for a request.
+/// Named limits of the queues; each is counted before work is done for a request. Where [`Pipeline::Auto`] finds a way whose product
+/// of bandwidth and delay is too large for them, those in bytes grow with it, to [`Limits::PINNED_BYTES_MAX`] each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Requests taken in and not completed; `submit` waits beyond that.
     pub requests_max: usize,
-    /// Bytes of block data in those requests. One request may be larger, alone.
+    /// Bytes of block data in those requests. One request may be larger, alone. What is sealed by the pipeline is there twice, plain
+    /// and sealed.
     pub request_bytes_max: usize,
     /// Commands in flight at the target.
     pub commands_max: usize,
@@ -142,12 +149,17 @@ pub struct Limits {
     pub unflushed_bytes_max: usize,
 }
 
+impl Limits {
+    /// To how much a limit in bytes may grow by itself.
+    pub const PINNED_BYTES_MAX: usize = 512 << 20;
+}
+
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            requests_max: 256,
+            requests_max: 2048,
             request_bytes_max: 32 << 20,
-            commands_max: 64,
+            commands_max: 1000,
             transfer_bytes_max: 1 << 20,
             unflushed_bytes_max: 64 << 20,
         }

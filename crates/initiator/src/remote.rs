@@ -4,6 +4,8 @@
 //! caller's threads        submit: check, count, seal      recover, format, detach
 //!                              |  intake  ^                    |
 //! the device's thread     driver: runtime, nexus (wires with their links, session, probe), engine
+//!                              |          ^
+//! further threads         sealers: what is large, where one thread does not keep up, or where a depth was chosen
 //! ```
 //!
 //! Requests may be split, retried, and sent again over another connection; a request that was submitted completes once.
@@ -21,6 +23,7 @@ mod probe;
 mod recover;
 mod replay;
 mod reseal;
+mod sealers;
 mod sealing;
 mod stamps;
 mod unit;
@@ -111,7 +114,7 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
         return Err(AttachError::Options(problem));
     }
     let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
-    let intake = Arc::new(Intake::new(waker.clone(), options.limits));
+    let intake = Arc::new(Intake::new(waker.clone(), options.limits, options.pipeline));
     let status = Arc::new(Mutex::new(ConnectionStatus::default()));
     let (first, attached) = sync_channel(1);
     let thread = {
@@ -384,7 +387,7 @@ impl RemoteDevice {
         }
     }
 
-    /// Seals what a request writes, here in the caller's thread.
+    /// Seals what a request writes, here in the caller's thread, unless the pipeline has threads for it.
     fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
         Ok(match request {
             Request::Read { lba, buffer } => {
@@ -394,6 +397,7 @@ impl RemoteDevice {
             }
             Request::Write { lba, data, fua } => match &self.sealing {
                 None => Work::Write { lba, data, records: None, fua },
+                Some(_) if !self.intake.is_sealed_here(data.len()) => Work::Write { lba, data, records: None, fua },
                 Some(sealing) => {
                     let sealed = sealing.seal(lba, &data)?;
                     Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua }

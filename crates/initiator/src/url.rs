@@ -1,6 +1,6 @@
 //! Where a volume is, as a person writes it: two kinds of URL, parsed once.
 //!
-//! `strongroom://HOST[:PORT]/VOLUME[?scheme=SCHEME&suite=SUITE]` always means a channel and never falls back to plain iSCSI.
+//! `strongroom://HOST[:PORT]/VOLUME[?scheme=SCHEME&suite=SUITE&pipeline=DEPTH]` always means a channel and never falls back to plain iSCSI.
 //! `iscsi://HOST[:PORT]/TARGET-IQN/LUN` is plain iSCSI (scheme S0): nothing is protected on the wire.
 //! Absent: name resolution.
 
@@ -9,6 +9,8 @@ use std::str::FromStr;
 
 use strongroom_block::Suite;
 use strongroom_channel::Scheme;
+
+use crate::Pipeline;
 
 /// The port of iSCSI (RFC 7143 §4.1), on which a Strongroom target answers both kinds of session.
 pub const DEFAULT_PORT: u16 = 3260;
@@ -34,6 +36,8 @@ pub enum VolumeUrl {
         scheme: Option<Scheme>,
         /// The channel's cipher suite, if the URL says so.
         suite: Option<Suite>,
+        /// How many writes are under way at once, if the URL says so.
+        pipeline: Option<Pipeline>,
     },
     /// Over plain iSCSI, by target name and logical unit.
     Iscsi {
@@ -118,6 +122,14 @@ impl VolumeUrl {
         }
     }
 
+    /// How many writes are under way at once, if the URL says so.
+    pub fn pipeline(&self) -> Option<Pipeline> {
+        match self {
+            VolumeUrl::Strongroom { pipeline, .. } => *pipeline,
+            VolumeUrl::Iscsi { .. } => None,
+        }
+    }
+
     /// The URL without how it is protected on the way: the same for everybody who means the same volume.
     pub fn place(&self) -> String {
         let host = if self.host().contains(':') { format!("[{}]", self.host()) } else { self.host().to_owned() };
@@ -169,13 +181,13 @@ impl FromStr for VolumeUrl {
         let (host, port) = parse_authority(authority, text)?;
         if channel {
             let (path, query) = path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
-            let (scheme, suite) = query.map_or(Ok((None, None)), parse_query)?;
+            let (scheme, suite, pipeline) = query.map_or(Ok((None, None, None)), parse_query)?;
             let volume = path.strip_suffix('/').unwrap_or(path);
             let (base, snapshot) = volume.split_once('@').unwrap_or((volume, volume));
             if !is_volume_name(base) || !is_volume_name(snapshot) {
                 return Err(UrlError::Volume(volume.to_owned()));
             }
-            Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned(), scheme, suite })
+            Ok(VolumeUrl::Strongroom { host, port, volume: volume.to_owned(), scheme, suite, pipeline })
         } else {
             let bad = || UrlError::Target(path.to_owned());
             let (target_name, lun) = path.rsplit_once('/').ok_or_else(bad)?;
@@ -193,17 +205,21 @@ impl fmt::Display for VolumeUrl {
         f.write_str(&self.place())?;
         let scheme = self.scheme().map(|scheme| format!("scheme={scheme}"));
         let suite = self.suite().map(|suite| format!("suite={}", suite.name().replace('+', "%2B")));
-        for (part, separator) in scheme.into_iter().chain(suite).zip(['?', '&']) {
+        let pipeline = self.pipeline().map(|pipeline| format!("pipeline={pipeline}"));
+        for (part, separator) in scheme.into_iter().chain(suite).chain(pipeline).zip(['?', '&', '&']) {
             write!(f, "{separator}{part}")?;
         }
         Ok(())
     }
 }
 
-/// `scheme=S2-5&suite=aes-128-gcm`, each at most once, in any order.
-fn parse_query(query: &str) -> Result<(Option<Scheme>, Option<Suite>), UrlError> {
+/// What stands behind a question mark.
+type Parameters = (Option<Scheme>, Option<Suite>, Option<Pipeline>);
+
+/// `scheme=S2-5&suite=aes-128-gcm&pipeline=8`, each at most once, in any order.
+fn parse_query(query: &str) -> Result<Parameters, UrlError> {
     let wrong = |problem: String| UrlError::Query { query: query.to_owned(), problem };
-    let (mut scheme, mut suite) = (None, None);
+    let (mut scheme, mut suite, mut pipeline) = (None, None, None);
     for part in query.split('&') {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         // The names' only character that a URL may spell otherwise.
@@ -214,13 +230,16 @@ fn parse_query(query: &str) -> Result<(Option<Scheme>, Option<Suite>), UrlError>
             }
             "scheme" => scheme.replace(value.parse::<Scheme>().map_err(|error| wrong(error.to_string()))?).is_some(),
             "suite" => suite.replace(value.parse::<Suite>().map_err(|error| wrong(error.to_string()))?).is_some(),
-            _ => return Err(wrong(format!("'{name}' is neither 'scheme' nor 'suite'"))),
+            "pipeline" => {
+                pipeline.replace(value.parse::<Pipeline>().map_err(|error| wrong(error.to_string()))?).is_some()
+            }
+            _ => return Err(wrong(format!("'{name}' is neither 'scheme' nor 'suite' nor 'pipeline'"))),
         };
         if before {
             return Err(wrong(format!("'{name}' is said twice")));
         }
     }
-    Ok((scheme, suite))
+    Ok((scheme, suite, pipeline))
 }
 
 fn parse_authority(authority: &str, url: &str) -> Result<(String, u16), UrlError> {
@@ -324,6 +343,17 @@ mod tests {
             assert_eq!((url.scheme(), url.suite()), (scheme, suite), "{text}");
             assert_eq!((url.to_string().as_str(), url.place().as_str()), (printed, "strongroom://h/v"));
             assert_eq!(printed.parse::<VolumeUrl>().unwrap(), url);
+        }
+    }
+
+    #[test]
+    fn the_depth_of_the_pipeline_is_part_of_the_url_and_not_of_the_place() {
+        let url: VolumeUrl = "strongroom://h/v?pipeline=8/1&scheme=S2-5".parse().unwrap();
+        assert_eq!(url.pipeline(), Some(Pipeline::Fixed { depth: 8, workers: 1 }));
+        assert_eq!(url.to_string(), "strongroom://h/v?scheme=S2-5&pipeline=8/1");
+        assert_eq!(url.place(), "strongroom://h/v");
+        for query in ["pipeline=0", "pipeline=", "pipeline=1&pipeline=2"] {
+            assert!(format!("strongroom://h/v?{query}").parse::<VolumeUrl>().is_err(), "{query}");
         }
     }
 

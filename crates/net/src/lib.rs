@@ -17,6 +17,6 @@ pub use error::{NetError, StreamFailure};
 pub use link::fuzz_link;
 pub use link::{Admission, Link, LinkEnd, LinkEvent, LinkOptions};
 pub use runtime::{
-    DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, Runtime, RuntimeCounters, RuntimeOptions,
-    SendState, StreamId, StreamOptions, Waker, resolve,
+    DetachedStream, Event, Flavour, FlavourChoice, Listener, ListenerId, PathInfo, Runtime, RuntimeCounters,
+    RuntimeOptions, SendState, StreamId, StreamOptions, Waker, resolve,
 };

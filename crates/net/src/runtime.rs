@@ -20,6 +20,7 @@ mod driver;
 mod epoll;
 mod event;
 mod options;
+mod path;
 mod provided;
 mod send_queue;
 mod socket;
@@ -34,7 +35,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -42,6 +43,7 @@ use strongroom_block::Buffer;
 
 pub use self::event::{Event, ListenerId, RuntimeCounters, SendState, StreamId};
 pub use self::options::{Flavour, FlavourChoice, RuntimeOptions};
+pub use self::path::PathInfo;
 pub use self::socket::{Listener, StreamOptions, resolve};
 pub use self::waker::Waker;
 
@@ -247,6 +249,12 @@ impl Runtime {
             return SendState::Full;
         }
         SendState::Ready
+    }
+
+    /// What the kernel knows of the way that a stream takes; `None` where it does not tell, and before it has measured.
+    pub fn path(&self, id: StreamId) -> Option<PathInfo> {
+        let slot = self.table.streams.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        path::info(slot.stream.fd.as_fd())
     }
 
     /// Bytes queued on a stream that the kernel has not taken yet.

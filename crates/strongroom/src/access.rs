@@ -14,7 +14,7 @@ use strongroom_block::{DeviceErrorKind, Lba, Mode, Suite};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, DamagedReads, DigestOffer, KeyFileSource, KnownVolumes, RemoteDevice, Scheme, VolumeUrl,
+    AttachOptions, DamagedReads, DigestOffer, KeyFileSource, KnownVolumes, Pipeline, RemoteDevice, Scheme, VolumeUrl,
     default_initiator_name, read_blocking,
 };
 
@@ -61,6 +61,10 @@ pub(crate) struct AccessArgs {
     /// too: ?suite=aes-128-gcm. How blocks are sealed is the volume's own [default: aes-256-gcm].
     #[arg(long = "channel-suite", value_name = "SUITE", env = "STRONGROOM_CHANNEL_SUITE")]
     pub(crate) suite: Option<Suite>,
+    /// How many writes are under way at once: `auto` measures the link and finds it by itself; a number chooses it, 1 for one after the
+    /// other without overlap; 8/2 also says how many threads seal. A URL can say it too: ?pipeline=8 [default: auto].
+    #[arg(long, value_name = "DEPTH", env = "STRONGROOM_PIPELINE")]
+    pub(crate) pipeline: Option<Pipeline>,
     /// The iSCSI name to log in by [default: one made from this machine's name].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
@@ -147,6 +151,7 @@ impl AccessArgs {
         }
         options.scheme = one_of("scheme", options.url.scheme(), self.scheme)?;
         options.suite = one_of("suite", options.url.suite(), self.suite)?.unwrap_or_default();
+        options.pipeline = one_of("pipeline", options.url.pipeline(), self.pipeline)?.unwrap_or_default();
         options.chap = self.chap()?;
         options.digests = match self.digests {
             DigestArg::Never => DigestOffer::Never,

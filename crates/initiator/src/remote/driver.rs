@@ -6,6 +6,7 @@
 //! has nothing else to do at that moment: its session is gone. Further connections of a session go to the first one's address.
 
 mod admit;
+mod pace;
 
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
@@ -18,13 +19,15 @@ use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, S
 use super::engine::{Engine, EngineCounters};
 use super::intake::{Intake, abandoned, detached};
 use super::nexus::{Identity, Nexus, Notice};
+use super::sealers::Sealers;
 use super::sealing::Sealing;
 use super::stamps::random;
 use super::unit::UnitDescription;
 use super::wire::Wire;
 use crate::completion::{device_error, lock};
 use crate::url::parse_target_address;
-use crate::{AttachError, AttachOptions};
+use crate::{AttachError, AttachOptions, PipelineStatus};
+use pace::Pace;
 
 /// More than a ping takes: a message of this size or more carries commands or data.
 const DATA_BYTES_MIN: usize = 1024;
@@ -43,7 +46,7 @@ pub(super) struct Attached {
 }
 
 /// How the connection is doing, for people and metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ConnectionStatus {
     /// Commands can flow now.
     pub is_connected: bool,
@@ -65,6 +68,8 @@ pub struct ConnectionStatus {
     pub last_loss: Option<String>,
     /// What the engine did.
     pub engine: EngineCounters,
+    /// What the pipeline is at.
+    pub pipeline: PipelineStatus,
 }
 
 /// What the thread is for.
@@ -102,6 +107,8 @@ pub(super) struct Driver {
     state: State,
     engine: Option<Engine>,
     sealing: Option<Arc<Sealing>>,
+    sealers: Sealers,
+    pace: Pace,
     unit: Option<Arc<UnitDescription>>,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
     backoff: Duration,
@@ -129,6 +136,7 @@ impl Driver {
             connect_timeout: options.timeouts.connect,
             ..RuntimeOptions::default()
         };
+        let sealers = Sealers::new(waker.clone());
         let runtime = Runtime::with_waker(runtime_options, waker)
             .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
         let mut isid: [u8; 6] = random();
@@ -144,6 +152,8 @@ impl Driver {
             state: State::Idle { retry_at: Instant::now() },
             engine: None,
             sealing: None,
+            sealers,
+            pace: Pace::default(),
             unit: None,
             first: Some(first),
             backoff: options.timeouts.backoff_min,
@@ -204,6 +214,8 @@ impl Driver {
         self.handle_timeouts(now);
         self.process(now);
         self.call_further(now);
+        self.adapt(now);
+        self.seal();
         self.transmit(now);
         self.publish();
         if self.is_over(now) {

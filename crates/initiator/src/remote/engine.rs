@@ -1,20 +1,24 @@
 //! The engine: requests in, SCSI commands out, results back. No sockets, no threads, no clock: time is an argument.
 //!
 //! ```text
-//! submit -> (order: overlapping writers wait) -> cut into commands -> ready -> in flight -> completed
-//!                                                      ^                           |
-//!                                                      +----- retried, reconnected +
+//! submit -> (order: overlapping writers wait) -> cut into commands -> sealed -> ready -> in flight -> completed
+//!                                                                                ^                        |
+//!                                                                                +-- retried, reconnected +
 //! ```
 //!
 //! A connection comes and goes underneath. When it goes, every command in flight is ready again, in its old order and with
 //! the very same bytes; when a new one comes to a target that was restarted, the log of unflushed writes goes first.
-//! Absent: the session (`connection`), sealing of new requests (the caller's side does it), policy of any kind about blocks
+//! What may be sealed and sent now is for the pipeline's windows to say ([`crate::pipeline`]): one of the writes, one of the reads.
+//! Absent: the session (`connection`), sealing itself (the caller's side or `sealers` do it), policy of any kind about blocks
 //! that do not open: here they fail (`previous` may look further).
 
 mod command;
 mod finish;
 mod keys;
 mod part;
+mod ready;
+mod reconnect;
+mod seal;
 #[cfg(test)]
 mod tests;
 
@@ -26,15 +30,20 @@ use slab::Slab;
 use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Geometry, Lba};
 
 use super::order::{Range, WriteOrder};
-use super::replay::{Piece, UnflushedLog};
+use super::replay::UnflushedLog;
 use super::sealing::Sealing;
 use super::unit::UnitDescription;
 use super::verified::VerifiedFeedback;
 use super::work::{FinishedOp, NewOp, Reply, SurveyedBlock, SurveyedHole, Work};
-use crate::Limits;
 use crate::completion::device_error;
+use crate::pipeline::Window;
+use crate::{Limits, Pipeline};
 use command::{Command, CommandKind};
 use part::Part;
+use ready::Ready;
+use seal::SealingState;
+
+pub(super) use seal::{SealId, SealJob};
 
 /// Commands of one request in flight or ready at once; the rest of a huge request is cut as these complete.
 const COMMANDS_PER_OP_MAX: u32 = 32;
@@ -134,7 +143,11 @@ pub(super) struct Engine {
     ops: Slab<Op>,
     commands: Slab<Command>,
     order: WriteOrder,
-    ready: VecDeque<usize>,
+    /// Made and not yet sealed.
+    unsealed: VecDeque<usize>,
+    ready: Ready,
+    writes: Window,
+    reads: Window,
     replay_ready: VecDeque<usize>,
     delayed: Vec<(Instant, usize)>,
     /// Reads that wait for the answer to a question about their keys.
@@ -178,7 +191,10 @@ impl Engine {
             ops: Slab::new(),
             commands: Slab::new(),
             order: WriteOrder::default(),
-            ready: VecDeque::new(),
+            unsealed: VecDeque::new(),
+            ready: Ready::default(),
+            writes: Window::new(Pipeline::Auto),
+            reads: Window::new(Pipeline::Auto),
             replay_ready: VecDeque::new(),
             delayed: Vec::new(),
             awaiting_keys: Vec::new(),
@@ -199,6 +215,11 @@ impl Engine {
             was_reset: false,
             counters: EngineCounters::default(),
         }
+    }
+
+    /// The same with this pipeline, before anything is submitted.
+    pub(super) fn with_pipeline(self, pipeline: Pipeline) -> Engine {
+        Engine { writes: Window::new(pipeline), reads: Window::new(pipeline), ..self }
     }
 
     fn geometry(&self) -> Geometry {
@@ -323,6 +344,8 @@ impl Engine {
     fn make_command(&mut self, op: usize, kind: CommandKind) {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
+        let is_plain = matches!(&self.ops[op].work, OpWork::Plain(Work::Write { records: None, .. }));
+        let is_unsealed = is_plain && self.sealing.is_some() && matches!(kind, CommandKind::Write { .. });
         let key = self.commands.insert(Command {
             op,
             kind,
@@ -331,156 +354,21 @@ impl Engine {
             sent: false,
             sent_at: None,
             write_bytes: 0,
+            sealing: if is_unsealed { SealingState::Due } else { SealingState::AsSubmitted },
+            is_ahead: false,
+            flight: None,
+            received_bytes: 0,
             error: None,
             asked_for_keys: false,
         });
         self.ops[op].outstanding += 1;
         if self.ops[op].is_replay {
             self.replay_ready.push_back(key);
+        } else if is_unsealed {
+            self.unsealed.push_back(key);
         } else {
-            self.ready.push_back(key);
+            self.ready.add(key, sequence, kind, &self.commands);
         }
-    }
-
-    /// A connection to the unit stands. `restarted`: the target may have lost what was not flushed.
-    pub(super) fn connected(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
-        self.unit = unit;
-        self.phase = Phase::Up;
-        self.replay_due |= restarted;
-        if !self.replay_due {
-            return;
-        }
-        let pieces = self.log.pieces(self.block_bytes());
-        if pieces.is_empty() {
-            self.replay_due = false;
-            return;
-        }
-        tracing::info!(pieces = pieces.len(), bytes = self.log.bytes(), "sending unflushed writes again");
-        self.phase = Phase::Replaying;
-        for piece in pieces {
-            self.replay(piece);
-        }
-        self.replay_done_if_empty();
-    }
-
-    fn replay(&mut self, piece: Piece) {
-        let (range, work) = match piece {
-            Piece::Write { lba, data, records } => {
-                let range = Range::new(lba, (data.len() / self.block_bytes()) as u64);
-                (range, Work::Write { lba, data, records, fua: false })
-            }
-            Piece::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole)),
-            Piece::Absent(range) => {
-                let (lba, count) = (Lba(range.start), range.end - range.start);
-                match self.sealing.as_ref().map(|sealing| sealing.seal_hole(lba, count)) {
-                    None => (range, Work::Discard { lba, count }),
-                    Some(Ok(hole)) => (range, Work::Hole(hole)),
-                    Some(Err(error)) => {
-                        self.lost.get_or_insert(error);
-                        return;
-                    }
-                }
-            }
-        };
-        self.counters.blocks_replayed += range.end - range.start;
-        self.replay_ops += 1;
-        let key = self.ops.insert(Op {
-            reply: Reply::Nobody,
-            cost_bytes: 0,
-            work: OpWork::Plain(work),
-            holds: None,
-            is_replay: true,
-            outstanding: 0,
-            cursor: range,
-            error: None,
-        });
-        self.start(key);
-    }
-
-    fn replay_done_if_empty(&mut self) {
-        if self.phase == Phase::Replaying && self.replay_ops == 0 {
-            tracing::info!("unflushed writes are with the target again");
-            self.replay_due = false;
-            self.phase = Phase::Up;
-        }
-    }
-
-    /// One of the connections is gone, whether the session is or not. A machine resumed from a snapshot has lost them all: what it
-    /// seals from here on is not sealed as another copy of it does.
-    pub(super) fn connection_lost(&self) {
-        if let Some(sealing) = &self.sealing {
-            sealing.renew(None);
-        }
-    }
-
-    /// The session is gone; what was in flight has an unknown outcome and will be sent again, as it was.
-    pub(super) fn disconnected(&mut self) {
-        self.connection_lost();
-        self.phase = Phase::Down;
-        self.was_reset = false;
-        self.in_flight = 0;
-        self.writing_bytes = 0;
-        self.delayed.clear();
-        self.awaiting_keys.clear();
-        self.replay_ready.clear();
-        self.replay_ops = 0;
-        let ops = &mut self.ops;
-        self.commands.retain(|_, command| !ops[command.op].is_replay);
-        ops.retain(|_, op| !op.is_replay);
-        let mut again: Vec<(u64, usize)> = Vec::with_capacity(self.commands.len());
-        for (key, command) in &mut self.commands {
-            command.sent = false;
-            command.error = None;
-            // These are not in the log. Whether a part survived is seen by reading the block; a conditional write finds itself.
-            match (command.kind, &self.ops[command.op].work) {
-                (CommandKind::Flush { .. }, OpWork::Part(_)) => command.kind = CommandKind::PartRead,
-                (CommandKind::Flush { .. }, OpWork::Plain(Work::ConditionalWrite { .. })) => {
-                    command.kind = CommandKind::Conditional;
-                }
-                _ => {}
-            }
-            if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
-                found.forget();
-            }
-            again.push((command.sequence, key));
-        }
-        again.sort_unstable();
-        self.ready = again.into_iter().map(|(_, key)| key).collect();
-        // Feedback is a courtesy; what was on its way is forgotten, and a flush of ours is made anew when needed.
-        self.forget_own_ops();
-    }
-
-    /// Drops requests that nobody waits for.
-    fn forget_own_ops(&mut self) {
-        let own: Vec<usize> =
-            self.ops.iter().filter(|(_, op)| matches!(op.reply, Reply::Nobody)).map(|(key, _)| key).collect();
-        for key in own {
-            self.commands.retain(|_, command| command.op != key);
-            self.ops.remove(key);
-        }
-        self.ready.retain(|key| self.commands.contains(*key));
-        self.own_flush = false;
-        if let Some(verified) = &mut self.verified {
-            verified.sent_or_lost();
-        }
-    }
-
-    /// Every request fails: the connection did not come back in time, or the device is being detached.
-    pub(super) fn fail_all(&mut self, error: &DeviceError) {
-        self.disconnected();
-        self.commands.clear();
-        self.ready.clear();
-        self.order = WriteOrder::default();
-        for op in std::mem::take(&mut self.ops) {
-            let (_, Op { reply, cost_bytes, .. }) = op;
-            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()), failed_read: None });
-        }
-    }
-
-    /// Every request fails, and what would be sent again to a restarted target is forgotten.
-    pub(super) fn abandon(&mut self, error: &DeviceError) {
-        self.log.give_up();
-        self.fail_all(error);
     }
 
     /// What the target has acknowledged and may still lose, in bytes.
@@ -527,11 +415,7 @@ impl Engine {
         self.delayed = later;
         let due: Vec<(Instant, usize)> = due;
         for (_, key) in due.into_iter().rev() {
-            if self.ops[self.commands[key].op].is_replay {
-                self.replay_ready.push_front(key);
-            } else {
-                self.ready.push_front(key);
-            }
+            self.again_ready(key);
         }
         if self.phase == Phase::Up
             && let Some(pairs) = self.verified.as_mut().and_then(|verified| verified.take_due(now))
@@ -543,10 +427,16 @@ impl Engine {
     /// The session had no room for a command after all.
     pub(super) fn not_sent(&mut self, id: CommandId) {
         self.take_back(id);
-        if self.phase == Phase::Replaying {
-            self.replay_ready.push_front(id.0);
+        self.again_ready(id.0);
+    }
+
+    /// A command that was sent before, or nearly, is the first of its kind to be sent.
+    fn again_ready(&mut self, key: usize) {
+        let command = &self.commands[key];
+        if self.ops[command.op].is_replay {
+            self.replay_ready.push_front(key);
         } else {
-            self.ready.push_front(id.0);
+            self.ready.add_first(key, command.kind);
         }
     }
 
@@ -565,6 +455,10 @@ impl Engine {
         command.tries -= 1;
         self.in_flight -= 1;
         self.writing_bytes -= std::mem::take(&mut command.write_bytes);
+        if let Some(flight) = command.flight.take() {
+            let window = if command.kind.reads() { &mut self.reads } else { &mut self.writes };
+            window.not_sent(&flight);
+        }
     }
 
     /// What has ended since the last call.

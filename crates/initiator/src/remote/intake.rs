@@ -1,5 +1,6 @@
 //! The door between callers and the engine's thread: requests in, within named limits, and completions out.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
@@ -8,8 +9,8 @@ use strongroom_net::Waker;
 
 use super::previous::{FailedRead, Previous};
 use super::work::{Answer, FinishedOp, NewOp, Reply, Work};
-use crate::Limits;
 use crate::completion::{CompletionQueue, device_error, lock};
+use crate::{Limits, Pipeline};
 
 /// Shared by the device's handle and the engine's thread.
 pub(super) struct Intake {
@@ -20,6 +21,8 @@ pub(super) struct Intake {
     pub(super) previous: OnceLock<Previous>,
     waker: Waker,
     limits: Limits,
+    /// Up to how many bytes of a write whoever submits it seals them; what is larger, the pipeline does.
+    seal_here_bytes_max: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -27,6 +30,8 @@ struct State {
     queue: Vec<NewOp>,
     requests: usize,
     bytes: usize,
+    /// The limit of bytes; grows with what is under way.
+    bytes_max: usize,
     /// Set while every new request fails at once: the connection was given up, refused, or the device is detached.
     refusing: Option<DeviceError>,
     detaching: bool,
@@ -42,14 +47,19 @@ impl std::fmt::Debug for Intake {
 }
 
 impl Intake {
-    pub(super) fn new(waker: Waker, limits: Limits) -> Intake {
+    pub(super) fn new(waker: Waker, limits: Limits, pipeline: Pipeline) -> Intake {
+        let seal_here_bytes_max = match pipeline {
+            Pipeline::Auto => usize::MAX,
+            Pipeline::Fixed { .. } => 0,
+        };
         Intake {
-            state: Mutex::default(),
+            state: Mutex::new(State { bytes_max: limits.request_bytes_max, ..State::default() }),
             room: Condvar::new(),
             completions: CompletionQueue::default(),
             previous: OnceLock::new(),
             waker,
             limits,
+            seal_here_bytes_max: AtomicUsize::new(seal_here_bytes_max),
         }
     }
 
@@ -67,13 +77,29 @@ impl Intake {
                 return Err(error.clone());
             }
             let room = state.requests < self.limits.requests_max
-                && (state.bytes == 0 || state.bytes + cost_bytes <= self.limits.request_bytes_max);
+                && (state.bytes == 0 || state.bytes + cost_bytes <= state.bytes_max);
             if room {
                 state.requests += 1;
                 state.bytes += cost_bytes;
                 return Ok(());
             }
             state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Whether whoever submits a write of so many bytes seals it.
+    pub(super) fn is_sealed_here(&self, bytes: usize) -> bool {
+        bytes <= self.seal_here_bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// What the pipeline found: who seals what, and how many bytes of requests there should be.
+    pub(super) fn adapt(&self, seal_here_bytes_max: usize, bytes_max: usize) {
+        self.seal_here_bytes_max.store(seal_here_bytes_max, Ordering::Relaxed);
+        let mut state = lock(&self.state);
+        let has_grown = bytes_max > std::mem::replace(&mut state.bytes_max, bytes_max);
+        drop(state);
+        if has_grown {
+            self.room.notify_all();
         }
     }
 

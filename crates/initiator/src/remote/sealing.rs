@@ -1,10 +1,11 @@
 //! Seals what goes out and opens what comes in, for one sealed unit. Cryptography is `seal`'s; stamps are next door.
 //!
-//! Small requests are sealed where they are submitted and opened where they arrive. This is the seam for a pool: both
-//! calls take whole requests, share `self`, and keep no order of their own.
+//! Small requests are sealed where they are submitted and opened where they arrive; large ones may be sealed by other threads
+//! (`sealers`): calls share `self`, and keep no order of their own. How fast they are is measured here.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use strongroom_block::{
@@ -28,6 +29,7 @@ pub(crate) struct Sealing {
     record_bytes: usize,
     /// Follows the source of keys that are only lent.
     pub(super) keeper: OnceLock<Keeper>,
+    speed: Speed,
 }
 
 /// What there is to seal and open with.
@@ -47,6 +49,30 @@ impl std::fmt::Debug for Sealing {
         f.debug_struct("Sealing").field("block_size", &self.block_size).finish_non_exhaustive()
     }
 }
+
+/// What one thread seals in a time: lately, for the weight of what was before halves.
+#[derive(Debug, Default)]
+struct Speed {
+    bytes: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Speed {
+    fn add(&self, bytes: u64, nanoseconds: u64) {
+        // Not one step: two that add at once lose a measurement at worst.
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) > SPEED_BYTES {
+            self.bytes.store(SPEED_BYTES / 2, Ordering::Relaxed);
+            let before = self.nanoseconds.load(Ordering::Relaxed);
+            self.nanoseconds.store(before / 2, Ordering::Relaxed);
+        }
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+}
+
+/// Over how many bytes the speed of sealing is taken.
+const SPEED_BYTES: u64 = 16 << 20;
+/// What is smaller than this, in bytes, is not timed.
+const TIMED_BYTES_MIN: usize = 8 << 10;
 
 /// Encoded seal records, back to back. Wiped when the last reference goes and never shown: custody `target` puts block keys
 /// into them.
@@ -106,6 +132,7 @@ impl Sealing {
             block_size,
             record_bytes,
             keeper: OnceLock::new(),
+            speed: Speed::default(),
         }
     }
 
@@ -123,6 +150,13 @@ impl Sealing {
 
     pub(crate) fn block_bytes(&self) -> usize {
         self.block_size.len()
+    }
+
+    /// What one thread seals, in bytes per second; `None` until it was measured.
+    pub(crate) fn bytes_per_second(&self) -> Option<f64> {
+        let bytes = self.speed.bytes.load(Ordering::Relaxed);
+        let nanoseconds = self.speed.nanoseconds.load(Ordering::Relaxed);
+        (bytes > 0 && nanoseconds > 0).then(|| bytes as f64 * 1e9 / nanoseconds as f64)
     }
 
     pub(crate) fn record_bytes(&self) -> usize {
@@ -263,6 +297,7 @@ impl Sealing {
     pub(crate) fn seal(&self, lba: Lba, plain: &[u8]) -> Result<SealedBlocks, DeviceError> {
         let block_bytes = self.block_size.len();
         let count = u32::try_from(plain.len() / block_bytes).expect("requests are far smaller than 2^32 blocks");
+        let begun = (plain.len() >= TIMED_BYTES_MIN).then(Instant::now);
         let sealer = self.sealer_for_writes()?;
         let stamps = lock(&self.stamps).run(count, block_bytes as u64).map_err(forked)?;
         let mut data = BufferMut::to_fill(plain.len());
@@ -271,6 +306,9 @@ impl Sealing {
         for ((at, (plain, sealed)), stamp) in (lba.0..).zip(blocks).zip(stamps) {
             let record = sealer.seal_into(Lba(at), stamp, plain, sealed);
             records.extend_from_slice(record.as_bytes());
+        }
+        if let Some(begun) = begun {
+            self.speed.add(plain.len() as u64, u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
         }
         Ok(SealedBlocks { data: data.freeze(), records: Records::new(records) })
     }

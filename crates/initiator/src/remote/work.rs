@@ -34,6 +34,7 @@ pub(super) enum Work {
         lba: Lba,
         buffer: BufferMut,
     },
+    /// On a sealed unit without records it is plain, and sealed just before it is sent.
     Write {
         lba: Lba,
         data: Buffer,

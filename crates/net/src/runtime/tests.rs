@@ -117,6 +117,21 @@ fn pattern(len_bytes: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
+fn the_kernel_tells_of_the_way() {
+    let mut bench = Bench::new(FlavourChoice::Epoll);
+    let address = bench.listen();
+    let stream = bench.runtime.connect(address).unwrap();
+    let begun = Instant::now();
+    while !bench.seen.contains(&Seen::Connected(stream)) && begun.elapsed() < PATIENCE {
+        bench.step(Duration::from_millis(10));
+    }
+    let path = bench.runtime.path(stream).expect("the handshake was a measurement");
+    assert!(path.smallest_round_trip > Duration::ZERO && path.smallest_round_trip <= path.round_trip, "{path:?}");
+    assert!(path.round_trip < PATIENCE && path.congestion.is_some(), "{path:?}");
+    assert_eq!(bench.runtime.path(StreamId { generation: stream.generation + 7, ..stream }), None);
+}
+
+#[test]
 fn talks_both_ways_over_ipv4_and_ipv6() {
     on_each_flavour(|flavour| {
         for address in ["127.0.0.1:0", "[::1]:0"] {

@@ -165,7 +165,8 @@ impl Driver {
         self.unit = Some(unit.clone());
         let engine = self.engine.get_or_insert_with(|| {
             let feedback = self.options.verified_feedback && !self.options.read_only;
-            Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback)
+            let engine = Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback);
+            engine.with_pipeline(self.options.pipeline)
         });
         engine.connected(unit.clone(), restarted);
         if let State::Active(nexus) = &mut self.state {

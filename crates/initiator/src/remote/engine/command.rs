@@ -8,13 +8,20 @@ use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, 
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
 use super::part::ABSENT;
+use super::seal::SealingState;
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
+use crate::Limits;
 use crate::completion::device_error;
+use crate::pipeline::Flight;
 use crate::remote::sealing::{Records, SealedBlocks, Sealing, medium, not_decoded, read_entry};
 use crate::remote::work::{SurveyedBlock, SurveyedHole, Version, Work};
 
 /// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
 const LBA_STATUS_BYTES: u32 = 8 + 16;
+
+/// The log of unflushed writes holds so many windows of writes under way, if that is more than its limit: half of them begin a flush,
+/// and what comes while it is under way finds room in the other half.
+const UNFLUSHED_WINDOWS: usize = 8;
 
 /// A command of a request.
 #[derive(Debug)]
@@ -29,6 +36,14 @@ pub(super) struct Command {
     pub(super) sent_at: Option<Instant>,
     /// What it will put into the log of unflushed writes, in bytes.
     pub(super) write_bytes: usize,
+    /// Of a write that the pipeline seals.
+    pub(super) sealing: SealingState,
+    /// It counts as sealed ahead.
+    pub(super) is_ahead: bool,
+    /// Since it was sent.
+    pub(super) flight: Option<Flight>,
+    /// Data that came for it, in bytes.
+    pub(super) received_bytes: usize,
     /// Its data was not what it should be; outweighs a good status.
     pub(super) error: Option<DeviceError>,
     /// The source of the keys was asked because of what it read.
@@ -85,7 +100,11 @@ impl CommandKind {
         }
     }
 
-    fn writes(self) -> bool {
+    pub(super) fn reads(self) -> bool {
+        matches!(self, CommandKind::Read { .. } | CommandKind::PartRead | CommandKind::Ask)
+    }
+
+    pub(super) fn writes(self) -> bool {
         use CommandKind as K;
         matches!(
             self,
@@ -133,6 +152,7 @@ impl Engine {
                 Ok(scsi) => return Some((CommandId(key), self.sent(key, scsi))),
                 // There is no key to seal it with, any more.
                 Err(error) => {
+                    self.no_longer_ahead(key);
                     let command = self.commands.remove(key);
                     self.ops[command.op].outstanding -= 1;
                     self.command_failed(command.op, command.kind, error);
@@ -150,19 +170,15 @@ impl Engine {
             Phase::Replaying => self.replay_ready.pop_front(),
             Phase::Up => {
                 self.flush_if_the_log_is_full();
-                let key = *self.ready.front()?;
-                let command = &self.commands[key];
-                let pinned = self.log.bytes() + self.writing_bytes;
-                if command.kind.writes() && pinned > 0 && pinned >= self.limits.unflushed_bytes_max {
-                    return None;
-                }
-                self.ready.pop_front()
+                self.choose()
             }
         }
     }
 
     fn sent(&mut self, key: usize, scsi: ScsiCommand) -> ScsiCommand {
         let mark = self.log.mark();
+        self.no_longer_ahead(key);
+        let data_bytes = self.data_bytes(key);
         let command = &mut self.commands[key];
         if let CommandKind::Flush { mark: covers } = &mut command.kind {
             *covers = mark;
@@ -172,6 +188,12 @@ impl Engine {
         self.writing_bytes += command.write_bytes;
         command.sent = true;
         command.sent_at = self.now;
+        command.received_bytes = 0;
+        command.flight = match (self.now, self.phase) {
+            (Some(now), Phase::Up) if command.kind.writes() => Some(self.writes.sent(now, data_bytes)),
+            (Some(now), Phase::Up) if command.kind.reads() => Some(self.reads.sent(now, data_bytes)),
+            _ => None,
+        };
         self.counters.commands_sent += 1;
         self.counters.commands_resent += u64::from(command.tries > 0);
         command.tries += 1;
@@ -179,9 +201,44 @@ impl Engine {
         scsi
     }
 
+    /// Of those that are ready and may go, the one that was made first; a flush, and what tells the target something, before all.
+    /// Writes, reads and flushes wait for nothing but their own limits.
+    fn choose(&mut self) -> Option<usize> {
+        if let Some(key) = self.ready.others.pop_front() {
+            return Some(key);
+        }
+        let pinned = self.log.bytes() + self.writing_bytes;
+        let log_has_room = pinned == 0 || pinned < self.unflushed_bytes_max();
+        let write = self.ready.writes.front().copied();
+        if write.is_some() && !log_has_room {
+            // It grows with the window, which therefore must not take this for a want of writes.
+            self.writes.held_back();
+        }
+        let write = write.filter(|_| log_has_room);
+        let write = write.filter(|key| self.writes.may_send(self.data_bytes(*key)));
+        let read = self.ready.reads.front().copied();
+        let read = read.filter(|key| self.reads.may_send(self.data_bytes(*key)));
+        let sequence = |key: &usize| self.commands[*key].sequence;
+        let key = [write, read].into_iter().flatten().min_by_key(sequence)?;
+        self.ready.pop(key);
+        Some(key)
+    }
+
+    /// Bytes of data that a command moves; what it says beside that is not counted.
+    pub(super) fn data_bytes(&self, key: usize) -> u64 {
+        let blocks = match self.commands[key].kind {
+            CommandKind::Read { count, .. }
+            | CommandKind::Write { count, .. }
+            | CommandKind::WriteZeros { count, .. } => count,
+            CommandKind::PartRead | CommandKind::PartWrite | CommandKind::Conditional => 1,
+            _ => 0,
+        };
+        u64::from(blocks) << self.geometry().block_size.shift()
+    }
+
     /// At half of the log's limit a flush of ours goes in front of everything.
     fn flush_if_the_log_is_full(&mut self) {
-        if self.own_flush || self.log.bytes() == 0 || self.log.bytes() < self.limits.unflushed_bytes_max / 2 {
+        if self.own_flush || self.log.bytes() == 0 || self.log.bytes() < self.unflushed_bytes_max() / 2 {
             return;
         }
         self.make_own_flush();
@@ -193,8 +250,13 @@ impl Engine {
         self.counters.own_flushes += 1;
         let key = self.insert_own_flush();
         self.make_command(key, CommandKind::Flush { mark: 0 });
-        let command = self.ready.pop_back().expect("made above");
-        self.ready.push_front(command);
+    }
+
+    /// What may be unflushed. While a flush is on its way, a round trip and its work at the target, writes go on.
+    fn unflushed_bytes_max(&self) -> usize {
+        let fixed = self.limits.unflushed_bytes_max;
+        let window = self.writes.window_bytes().map_or(0, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        fixed.max(window.saturating_mul(UNFLUSHED_WINDOWS).min(Limits::PINNED_BYTES_MAX))
     }
 
     fn build(&self, key: usize) -> Result<ScsiCommand, DeviceError> {
@@ -208,7 +270,10 @@ impl Engine {
                 ..ScsiCommand::read(lun, cdb::read_16(lba, count), bytes_of(count))
             },
             (CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { lba: first, data, records, fua })) => {
-                let (data, records) = self.part_of_write(*first, data, records.as_ref(), lba, count);
+                let (data, records) = match &command.sealing {
+                    SealingState::Done(sealed) => (sealed.data.clone(), Some(sealed.records.clone())),
+                    _ => self.part_of_write(*first, data, records.as_ref(), lba, count),
+                };
                 let (data, records) = match (&self.sealing, records) {
                     (Some(sealing), Some(records)) => {
                         let SealedBlocks { data, records } = sealing.freshen(lba, SealedBlocks { data, records })?;
@@ -371,6 +436,7 @@ impl Engine {
             return;
         };
         self.moved_at = Some(now);
+        command.received_bytes += data_in.data.len();
         let kind = command.kind;
         let op = &mut self.ops[command.op];
         let shift = self.unit.geometry.block_size.shift();

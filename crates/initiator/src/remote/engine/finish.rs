@@ -8,6 +8,7 @@ use strongroom_scsi::provisioning::parse_lba_status;
 use strongroom_scsi::{Sense, SenseKey, Status};
 
 use super::command::CommandKind;
+use super::seal::SealingState;
 use super::{CommandId, Engine, Op, OpWork};
 use crate::completion::device_error;
 use crate::remote::order::Range;
@@ -24,6 +25,14 @@ impl Engine {
         self.in_flight -= 1;
         self.writing_bytes -= std::mem::take(&mut command.write_bytes);
         let (op_key, kind) = (command.op, command.kind);
+        if let Some(flight) = command.flight.take() {
+            let is_good = completed.response == 0 && completed.status == Status::Good as u8;
+            match kind.reads() {
+                // What is absent does not come over the link.
+                true => self.reads.answered(now, &flight, is_good && command.received_bytes > 0),
+                false => self.writes.answered(now, &flight, is_good && matches!(kind, CommandKind::Write { .. })),
+            }
+        }
         let lba = kind.lba(&self.ops[op_key]);
         self.was_reset = self.in_flight > 0 && (self.was_reset || says_reset(completed));
         tell_of_change(completed);
@@ -47,10 +56,10 @@ impl Engine {
             }
             return self.delay(now, after, id.0);
         }
-        self.commands.remove(id.0);
+        let sealing = self.commands.remove(id.0).sealing;
         self.ops[op_key].outstanding -= 1;
         match verdict {
-            Verdict::Done => self.command_done(op_key, kind),
+            Verdict::Done => self.command_done(op_key, kind, sealing),
             Verdict::Miscompare if kind == CommandKind::PartWrite => self.part_miscompared(op_key),
             Verdict::Miscompare if kind == CommandKind::Reseal => {
                 if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
@@ -89,7 +98,7 @@ impl Engine {
         Verdict::Fail(device_error(DeviceErrorKind::Medium, lba, message))
     }
 
-    fn command_done(&mut self, key: usize, kind: CommandKind) {
+    fn command_done(&mut self, key: usize, kind: CommandKind, sealing: SealingState) {
         let is_replay = self.ops[key].is_replay;
         match kind {
             CommandKind::Flush { mark } => {
@@ -102,7 +111,10 @@ impl Engine {
             _ if is_replay => self.cut_or_finish(key),
             CommandKind::Write { lba, count } => {
                 if let OpWork::Plain(Work::Write { lba: first, data, records, .. }) = &self.ops[key].work {
-                    let (data, records) = self.part_of_write(*first, data, records.as_ref(), lba, count);
+                    let (data, records) = match sealing {
+                        SealingState::Done(sealed) => (sealed.data, Some(sealed.records)),
+                        _ => self.part_of_write(*first, data, records.as_ref(), lba, count),
+                    };
                     self.log.push(Entry::write(lba, self.block_bytes(), data, records));
                 }
                 self.cut_or_finish(key);

@@ -11,7 +11,7 @@ impl Engine {
         let answered = |question| sealing.is_none_or(|sealing| sealing.is_answered(question));
         for (_, key) in self.awaiting_keys.extract_if(.., |(question, _)| answered(*question)) {
             if self.commands.contains(key) {
-                self.ready.push_front(key);
+                self.ready.add_first(key, self.commands[key].kind);
             }
         }
         if !self.own_flush && self.log.bytes() > 0 {

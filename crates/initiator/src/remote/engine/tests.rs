@@ -7,6 +7,7 @@ mod conditional;
 mod epochs;
 mod fake_unit;
 mod patience;
+mod pipelined;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};

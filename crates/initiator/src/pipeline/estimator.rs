@@ -1,0 +1,391 @@
+//! Finds what the link carries and how long the way is, from when commands were sent and answered, and how many bytes should be under
+//! way so that the link is full and hardly anything queues.
+//!
+//! It reasons as BBR does, with commands for packets and without pacing. The rate is the largest of the last rounds (a round is the
+//! time from a command's sending to its answer), measured over the longer of the times in which what was answered was sent and was
+//! answered, so that answers that come in a heap do not count as speed. The base round trip is the smallest of the last rounds,
+//! without the command's own transfer. The window is what [`ideal_depth`] makes of both. It grows twofold each round while the rate
+//! grows with it; then it probes upwards every few rounds and, to see the base round trip again, drains the queue that this made.
+//! Where round trips stay far above the base the link has become slower, or the way longer: the queue is drained, and whichever it
+//! was is measured anew. A round in which whoever writes had less to write than the window says nothing about the link.
+//!
+//! On a way of less than a millisecond nothing is limited: what queues there queues in the target. No clock inside: time is an
+//! argument. Absent: who may send (`window`).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::model::{Bounds, Conditions, ideal_depth};
+
+/// Rounds whose largest rate counts.
+const RATE_ROUNDS: usize = 10;
+/// Rounds whose smallest round trip counts: two drained ones are among them.
+const TRIP_ROUNDS: usize = 24;
+/// A way that is shorter than this, in seconds, is none.
+const NEAR_S: f64 = 0.001;
+/// The first window, in bytes: what TCP sends in its first round trips is less.
+const WINDOW_BYTES_FIRST: u64 = 256 << 10;
+/// Upper bound on the window, in bytes: 10 Gbit/s over 400 ms.
+const WINDOW_BYTES_MAX: u64 = 512 << 20;
+/// How much a round's rate must grow for the window to grow on.
+const GROWTH: f64 = 1.25;
+/// Rounds without such growth that end it.
+const FLAT_ROUNDS_MAX: u32 = 3;
+/// How much faster what a probe sent must be for the window to grow again.
+const PROBE_FOUND: f64 = 1.15;
+/// Window of each round of a cycle, as a multiple of what fills the link: the probe, its answers, the drain, and the rest.
+const STEPS: [f64; 10] = [1.33, 1.0, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// Round trips of a whole round that are so many times the base are not our own queue's: in one round, or in two in a row.
+const LATE_AT_ONCE: f64 = 4.0;
+const LATE: f64 = 2.0;
+/// Over what time the mean rate is taken.
+const MEAN_TIME: Duration = Duration::from_millis(200);
+/// Lateness that is nobody's, in seconds: other processes, interrupts.
+const JITTER_S: f64 = 0.002;
+
+/// A command under way, as it was when it was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flight {
+    at: Instant,
+    /// Of data.
+    pub(super) bytes: u64,
+    /// What had been answered by then, in bytes, and when the last of it was.
+    delivered: u64,
+    delivered_at: Instant,
+    /// When what was answered last had been sent.
+    first_sent: Instant,
+}
+
+/// What the kernel says about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PathSample {
+    /// TCP's smoothed round trip.
+    pub(crate) round_trip: Duration,
+    /// The smallest that it has seen in the last minutes.
+    pub(crate) smallest: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Estimator {
+    delivered: u64,
+    delivered_at: Option<Instant>,
+    first_sent: Option<Instant>,
+    phase: Phase,
+    window_bytes: u64,
+    rates: Recent<RATE_ROUNDS>,
+    trips: Recent<TRIP_ROUNDS>,
+    round: Round,
+    /// The largest command of the round before, in bytes.
+    unit_bytes: u64,
+    path: Option<PathSample>,
+    mean: Mean,
+}
+
+/// What was answered on average: what sealing has to keep up with, of which a heap of answers says nothing.
+#[derive(Debug, Default)]
+struct Mean {
+    since: Option<(Instant, u64)>,
+    bytes_per_second: f64,
+}
+
+impl Mean {
+    fn take(&mut self, now: Instant, delivered: u64) {
+        let (at, before) = *self.since.get_or_insert((now, delivered));
+        let time = now.saturating_duration_since(at);
+        if time >= MEAN_TIME {
+            self.bytes_per_second = (delivered - before) as f64 / time.as_secs_f64();
+            self.since = Some((now, delivered));
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Growing {
+        best_rate: f64,
+        flat_rounds: u32,
+    },
+    /// Nothing counts before the window has room again.
+    Draining {
+        is_drained: bool,
+        /// What is seen then replaces what was known.
+        anew: bool,
+    },
+    Steady {
+        step: usize,
+        rate_before: f64,
+        late_rounds: u32,
+    },
+}
+
+/// One round's measurements: rates in bytes per second, times in seconds.
+#[derive(Debug)]
+struct Round {
+    /// It ends with the answer to a command that was sent when so many bytes had been answered.
+    begun_at_bytes: u64,
+    /// The window held something back.
+    is_limited: bool,
+    rate: f64,
+    trip: f64,
+    unit_bytes: u64,
+}
+
+impl Round {
+    fn begin(begun_at_bytes: u64) -> Round {
+        Round { begun_at_bytes, is_limited: false, rate: 0.0, trip: f64::INFINITY, unit_bytes: 0 }
+    }
+}
+
+/// The last values, at most `N`.
+#[derive(Debug, Default)]
+struct Recent<const N: usize>(VecDeque<f64>);
+
+impl<const N: usize> Recent<N> {
+    fn push(&mut self, value: f64) {
+        if self.0.len() == N {
+            self.0.pop_front();
+        }
+        self.0.push_back(value);
+    }
+
+    fn only(&mut self, value: f64) {
+        self.0.clear();
+        self.0.push_back(value);
+    }
+
+    fn max(&self) -> Option<f64> {
+        self.0.iter().copied().max_by(f64::total_cmp)
+    }
+
+    fn min(&self) -> Option<f64> {
+        self.0.iter().copied().min_by(f64::total_cmp)
+    }
+}
+
+impl Default for Estimator {
+    fn default() -> Estimator {
+        Estimator {
+            delivered: 0,
+            delivered_at: None,
+            first_sent: None,
+            phase: Phase::Growing { best_rate: 0.0, flat_rounds: 0 },
+            window_bytes: WINDOW_BYTES_FIRST,
+            rates: Recent::default(),
+            trips: Recent::default(),
+            round: Round::begin(0),
+            unit_bytes: 0,
+            path: None,
+            mean: Mean::default(),
+        }
+    }
+}
+
+impl Estimator {
+    /// Bytes that may be under way; `None`: the way is short, and nothing need be limited.
+    pub(super) fn window_bytes(&self) -> Option<u64> {
+        let way = self.path.map(|path| path.smallest.as_secs_f64()).or_else(|| self.trips.min());
+        if way.is_some_and(|way| way < NEAR_S) { None } else { Some(self.window_bytes) }
+    }
+
+    /// Whether a round has ended in which the window was what limited.
+    pub(super) fn is_measured(&self) -> bool {
+        !matches!(self.phase, Phase::Growing { best_rate: 0.0, .. })
+    }
+
+    /// Commands in so many bytes, of the size that they have lately.
+    pub(super) fn units_in(&self, bytes: u64) -> u32 {
+        let unit_bytes = self.unit_bytes.max(self.round.unit_bytes).max(1);
+        u32::try_from(bytes.div_ceil(unit_bytes)).unwrap_or(u32::MAX)
+    }
+
+    /// What the link carries, in bytes per second.
+    pub(super) fn rate(&self) -> Option<f64> {
+        self.rates.max().or((self.round.rate > 0.0).then_some(self.round.rate))
+    }
+
+    /// The way there and back without a queue, in seconds.
+    pub(super) fn round_trip(&self) -> Option<f64> {
+        let smallest = self.path.map_or(0.0, |path| path.smallest.as_secs_f64());
+        self.trips.min().map(|trip| trip.max(smallest))
+    }
+
+    pub(super) fn path_round_trip(&self) -> Option<(Duration, Duration)> {
+        self.path.map(|path| (path.round_trip, path.smallest))
+    }
+
+    /// Threads that seal as fast as the link carries, and a little faster: what it carries is not seen before.
+    pub(super) fn workers(&self, seal_bytes_per_second: f64, workers_max: u32) -> u32 {
+        let rate = self.mean.bytes_per_second;
+        if rate <= 0.0 || seal_bytes_per_second <= 0.0 {
+            return 1;
+        }
+        let bounds = Bounds { c_max: workers_max, ..Bounds::default() };
+        let conditions =
+            Conditions { seal_bytes_per_second_per_worker: seal_bytes_per_second, ..conditions(0.0, rate * GROWTH, 1) };
+        ideal_depth(&conditions, &bounds).c
+    }
+
+    pub(super) fn path(&mut self, sample: PathSample) {
+        self.path = Some(sample);
+    }
+
+    /// The window had no room for a command.
+    pub(super) fn held_back(&mut self) {
+        self.round.is_limited = true;
+    }
+
+    pub(super) fn sent(&mut self, now: Instant, bytes: u64, is_alone: bool) -> Flight {
+        if is_alone {
+            (self.delivered_at, self.first_sent) = (Some(now), Some(now));
+        }
+        if let Phase::Draining { is_drained, .. } = &mut self.phase
+            && !std::mem::replace(is_drained, true)
+        {
+            // There is room again: from here on answers tell of the link as it is.
+            self.round = Round { is_limited: true, ..Round::begin(self.delivered) };
+        }
+        Flight {
+            at: now,
+            bytes,
+            delivered: self.delivered,
+            delivered_at: self.delivered_at.unwrap_or(now),
+            first_sent: self.first_sent.unwrap_or(now),
+        }
+    }
+
+    pub(super) fn answered(&mut self, now: Instant, flight: &Flight) {
+        self.delivered += flight.bytes;
+        (self.delivered_at, self.first_sent) = (Some(now), Some(flight.at));
+        let sending = flight.at.saturating_duration_since(flight.first_sent);
+        let answering = now.saturating_duration_since(flight.delivered_at);
+        let seconds = sending.max(answering).as_secs_f64();
+        let trip = now.saturating_duration_since(flight.at).as_secs_f64();
+        if seconds <= 0.0 {
+            return;
+        }
+        let rate = (self.delivered - flight.delivered) as f64 / seconds;
+        self.mean.take(now, self.delivered);
+        // Where the rate is not known yet a command's own transfer is taken for part of the way, at most.
+        let transfer = flight.bytes as f64 / self.rate().unwrap_or(rate).max(rate);
+        let is_of_round = flight.delivered >= self.round.begun_at_bytes;
+        match self.phase {
+            Phase::Draining { is_drained: false, .. } => return,
+            Phase::Draining { .. } if !is_of_round => return,
+            _ => self.round.take(flight.bytes, rate, trip - transfer.min(trip / 2.0)),
+        }
+        if is_of_round {
+            self.end_round();
+        }
+    }
+
+    /// Whatever is under way will not be answered.
+    pub(super) fn disconnected(&mut self) {
+        self.round = Round::begin(self.delivered);
+        (self.delivered_at, self.first_sent) = (None, None);
+        // TCP begins anew, and so does this; the way is likely the same.
+        self.phase = Phase::Growing { best_rate: 0.0, flat_rounds: 0 };
+    }
+
+    fn end_round(&mut self) {
+        let round = std::mem::replace(&mut self.round, Round::begin(self.delivered));
+        self.unit_bytes = round.unit_bytes;
+        let base = self.round_trip();
+        if round.is_limited || self.rates.max().is_none_or(|rate| round.rate > rate) {
+            self.rates.push(round.rate);
+        }
+        self.trips.push(round.trip);
+        if !round.is_limited {
+            return;
+        }
+        match self.phase {
+            Phase::Growing { best_rate, flat_rounds } => self.grow(&round, best_rate, flat_rounds),
+            Phase::Draining { anew: false, .. } => self.steady(0),
+            Phase::Draining { anew: true, .. } => {
+                self.rates.only(round.rate);
+                self.trips.only(round.trip);
+                self.grow_from(round.rate);
+            }
+            Phase::Steady { step, rate_before, late_rounds } => {
+                let lateness = base.map_or(0.0, |base| (round.trip - JITTER_S) / base);
+                let late_rounds = if lateness > LATE { late_rounds + 1 } else { 0 };
+                if late_rounds > 1 || lateness > LATE_AT_ONCE {
+                    tracing::debug!(lateness, rate = round.rate, "the link has changed: it is measured anew");
+                    self.rates.only(round.rate);
+                    return self.drain(true);
+                }
+                if step == 1 && round.rate > PROBE_FOUND * rate_before {
+                    return self.grow_from(round.rate);
+                }
+                self.steady((step + 1) % STEPS.len());
+                if let Phase::Steady { rate_before: before, late_rounds: late, .. } = &mut self.phase {
+                    *late = late_rounds;
+                    if step == 0 {
+                        *before = rate_before;
+                    }
+                }
+            }
+        }
+    }
+
+    fn grow(&mut self, round: &Round, best_rate: f64, flat_rounds: u32) {
+        let has_grown = round.rate >= GROWTH * best_rate;
+        let flat_rounds = if has_grown { 0 } else { flat_rounds + 1 };
+        let best_rate = best_rate.max(round.rate);
+        // The kernel's round trip has no share of what waits in our own socket.
+        let queues = self.path.is_some_and(|path| {
+            path.round_trip > path.smallest + path.smallest / 2 + Duration::from_secs_f64(JITTER_S)
+        });
+        if flat_rounds >= FLAT_ROUNDS_MAX || (queues && !has_grown) {
+            return self.drain(false);
+        }
+        self.phase = Phase::Growing { best_rate, flat_rounds };
+        self.window_bytes = self.window_bytes.max(self.filling(2.0)).min(WINDOW_BYTES_MAX);
+    }
+
+    fn grow_from(&mut self, rate: f64) {
+        self.phase = Phase::Growing { best_rate: rate, flat_rounds: 0 };
+        self.window_bytes = self.filling(2.0);
+    }
+
+    fn drain(&mut self, anew: bool) {
+        self.phase = Phase::Draining { is_drained: false, anew };
+        self.window_bytes = self.filling(STEPS[2]);
+    }
+
+    fn steady(&mut self, step: usize) {
+        self.phase = Phase::Steady { step, rate_before: self.rate().unwrap_or(0.0), late_rounds: 0 };
+        self.window_bytes = self.filling(STEPS[step]);
+    }
+
+    /// `gain` times the bytes that fill the link, and two commands at least.
+    fn filling(&self, gain: f64) -> u64 {
+        let (Some(rate), Some(way)) = (self.rate(), self.round_trip()) else { return self.window_bytes };
+        let unit_bytes = self.unit_bytes.max(1);
+        let bounds = Bounds { n_max: u32::MAX, c_max: 1, bytes_max: WINDOW_BYTES_MAX };
+        let full = u64::from(ideal_depth(&conditions(way, rate, unit_bytes), &bounds).n) * unit_bytes;
+        ((full as f64 * gain) as u64).max(2 * unit_bytes)
+    }
+}
+
+impl Round {
+    fn take(&mut self, bytes: u64, rate: f64, trip: f64) {
+        self.rate = self.rate.max(rate);
+        self.trip = self.trip.min(trip);
+        self.unit_bytes = self.unit_bytes.max(bytes);
+    }
+}
+
+/// A command of `block_bytes` on a way of `way_s` seconds, there and back with whatever it waits for.
+fn conditions(way_s: f64, link_bytes_per_second: f64, block_bytes: u64) -> Conditions {
+    Conditions {
+        rtt: Duration::from_secs_f64(way_s),
+        link_bytes_per_second,
+        seal_bytes_per_second_per_worker: f64::INFINITY,
+        target_bytes_per_second: f64::INFINITY,
+        block_bytes,
+        round_trips: 1,
+    }
+}

@@ -1,0 +1,272 @@
+//! Proves, on a simulated link, that `auto` fills it for every size of blocks, never falls behind the best depth that could have been
+//! chosen, follows a link that changes, and does not make others wait.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::PathSample;
+use crate::pipeline::{Flight, Pipeline, Window};
+
+/// One direction that takes bytes one after the other, and a way there and back; time counts in nanoseconds from 0.
+struct Link {
+    bytes_per_second: f64,
+    way_ns: u64,
+    /// When what was sent so far has left.
+    free_at: u64,
+}
+
+impl Link {
+    fn new(bytes_per_second: f64, one_way_ms: f64) -> Link {
+        Link { bytes_per_second, way_ns: (2e6 * one_way_ms) as u64, free_at: 0 }
+    }
+
+    /// When the answer to a command sent now is there.
+    fn send(&mut self, now: u64, bytes: u64) -> u64 {
+        self.free_at = self.free_at.max(now) + (bytes as f64 / self.bytes_per_second * 1e9) as u64;
+        self.free_at + self.way_ns
+    }
+
+    /// What somebody else's packet would wait for.
+    fn queue_ns(&self, now: u64) -> u64 {
+        self.free_at.saturating_sub(now)
+    }
+}
+
+/// Writes as fast as the window lets it, of one size.
+struct Sim {
+    link: Link,
+    window: Window,
+    begun: Instant,
+    now: u64,
+    block: u64,
+    answers: BinaryHeap<Reverse<(u64, u64)>>,
+    flights: VecDeque<(u64, Flight)>,
+    sent: u64,
+    answered: u64,
+    /// By tenths of a second: bytes answered, and the longest queue that a command found, in nanoseconds.
+    tenths: Vec<(u64, u64)>,
+    tells_path: bool,
+}
+
+impl Sim {
+    fn new(pipeline: Pipeline, link: Link, block: u64) -> Sim {
+        Sim {
+            link,
+            window: Window::new(pipeline),
+            begun: Instant::now(),
+            now: 0,
+            block,
+            answers: BinaryHeap::new(),
+            flights: VecDeque::new(),
+            sent: 0,
+            answered: 0,
+            tenths: Vec::new(),
+            tells_path: false,
+        }
+    }
+
+    fn time(&self) -> Instant {
+        self.begun + Duration::from_nanos(self.now)
+    }
+
+    fn tenth(&mut self) -> &mut (u64, u64) {
+        let at = (self.now / 100_000_000) as usize;
+        self.tenths.resize((at + 1).max(self.tenths.len()), (0, 0));
+        &mut self.tenths[at]
+    }
+
+    fn run(&mut self, seconds: f64) {
+        let end = self.now + (seconds * 1e9) as u64;
+        loop {
+            while self.window.may_send(self.block) {
+                let queue = self.link.queue_ns(self.now);
+                let seen = &mut self.tenth().1;
+                *seen = (*seen).max(queue);
+                let flight = self.window.sent(self.time(), self.block);
+                let at = self.link.send(self.now, self.block);
+                self.flights.push_back((self.sent, flight));
+                self.answers.push(Reverse((at, self.sent)));
+                self.sent += 1;
+            }
+            match self.answers.peek() {
+                Some(Reverse((at, _))) if *at <= end => {}
+                _ => break,
+            }
+            let Reverse((at, number)) = self.answers.pop().unwrap();
+            self.now = self.now.max(at);
+            let place = self.flights.iter().position(|(sent, _)| *sent == number).unwrap();
+            let (_, flight) = self.flights.remove(place).unwrap();
+            if self.tells_path {
+                let smallest = Duration::from_nanos(self.link.way_ns);
+                let round_trip = smallest + Duration::from_nanos(self.link.queue_ns(self.now));
+                self.window.path(PathSample { round_trip, smallest });
+            }
+            self.window.answered(self.time(), &flight, true);
+            self.answered += self.block;
+            self.tenth().0 += self.block;
+        }
+        self.now = end;
+    }
+
+    /// Bytes per second answered between two times, in seconds.
+    fn rate(&self, from: f64, to: f64) -> f64 {
+        let range = (from * 10.0) as usize..((to * 10.0) as usize).min(self.tenths.len());
+        self.tenths[range].iter().map(|tenth| tenth.0).sum::<u64>() as f64 / (to - from)
+    }
+
+    /// The longest queue between two times, in seconds.
+    fn queue(&self, from: f64, to: f64) -> f64 {
+        let range = (from * 10.0) as usize..((to * 10.0) as usize).min(self.tenths.len());
+        self.tenths[range].iter().map(|tenth| tenth.1).max().unwrap_or(0) as f64 / 1e9
+    }
+}
+
+const MBIT: f64 = 1e6 / 8.0;
+
+fn auto(link: Link, block: u64) -> Sim {
+    Sim::new(Pipeline::Auto, link, block)
+}
+
+#[test]
+fn it_fills_links_of_every_length_and_queues_little() {
+    for (mbit, one_way_ms) in
+        [(100.0, 64.0), (1000.0, 64.0), (1000.0, 8.0), (10.0, 32.0), (100.0, 4.0), (10_000.0, 50.0)]
+    {
+        for block in [64 << 10, 256 << 10, 1 << 20] {
+            for tells_path in [false, true] {
+                let mut sim = auto(Link::new(mbit * MBIT, one_way_ms), block);
+                sim.tells_path = tells_path;
+                sim.run(30.0);
+                let (rate, queue) = (sim.rate(20.0, 30.0) / (mbit * MBIT), sim.queue(20.0, 30.0));
+                let what = format!("{mbit} Mbit/s, {one_way_ms} ms, {block} bytes: {:.3}, queue {queue:.4} s", rate);
+                assert!(rate > 0.95, "{what}");
+                // A command more or less is what it is; beside that less than half a round trip.
+                let transfer = block as f64 / (mbit * MBIT);
+                assert!(queue <= one_way_ms / 1e3 + 2.5 * transfer, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_fixed_depth_is_better_by_a_tenth() {
+    for (mbit, one_way_ms) in [(100.0, 64.0), (100.0, 2.0), (20.0, 16.0), (1000.0, 8.0)] {
+        for block in [16 << 10, 64 << 10, 512 << 10] {
+            let mut sim = auto(Link::new(mbit * MBIT, one_way_ms), block);
+            sim.run(20.0);
+            let is = sim.rate(10.0, 20.0);
+            for depth in [1, 2, 5, 10, 64, 256, 1000] {
+                let fixed = Pipeline::Fixed { depth, workers: 1 };
+                let mut sim = Sim::new(fixed, Link::new(mbit * MBIT, one_way_ms), block);
+                sim.run(20.0);
+                let best = sim.rate(10.0, 20.0);
+                assert!(
+                    is > 0.9 * best,
+                    "{mbit} Mbit/s, {one_way_ms} ms, {block} bytes, depth {depth}: {is}, not {best}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fixed_depth_is_kept_to() {
+    for depth in [1, 2, 10] {
+        let mut sim = Sim::new(Pipeline::Fixed { depth, workers: 1 }, Link::new(1000.0 * MBIT, 64.0), 16 << 10);
+        sim.run(2.0);
+        assert_eq!(sim.answers.len(), depth as usize);
+        let each = 0.128 + (16 << 10) as f64 / (1000.0 * MBIT);
+        let ideal = f64::from(depth) * (16 << 10) as f64 / each;
+        assert!((sim.rate(0.0, 2.0) / ideal - 1.0).abs() < 0.15, "{depth}");
+    }
+}
+
+#[test]
+fn it_follows_a_link_that_becomes_ten_times_slower_and_fast_again() {
+    let (fast, slow) = (100.0 * MBIT, 10.0 * MBIT);
+    for tells_path in [false, true] {
+        let mut sim = auto(Link::new(fast, 32.0), 64 << 10);
+        sim.tells_path = tells_path;
+        sim.run(10.0);
+        sim.link.bytes_per_second = slow;
+        sim.run(10.0);
+        // What was under way at the change takes ten times as long; five seconds later the queue is gone.
+        assert!(sim.rate(15.0, 20.0) > 0.9 * slow, "{} of {slow}", sim.rate(15.0, 20.0));
+        assert!(sim.queue(15.0, 20.0) < 0.2, "{}", sim.queue(15.0, 20.0));
+        sim.link.bytes_per_second = fast;
+        sim.run(10.0);
+        assert!(sim.rate(25.0, 30.0) > 0.9 * fast, "{} of {fast}", sim.rate(25.0, 30.0));
+    }
+}
+
+#[test]
+fn it_follows_a_way_that_becomes_longer_or_shorter() {
+    let rate = 100.0 * MBIT;
+    let mut sim = auto(Link::new(rate, 10.0), 64 << 10);
+    for one_way_ms in [10.0, 80.0, 10.0] {
+        sim.link.way_ns = (2e6 * one_way_ms) as u64;
+        let begun = sim.now as f64 / 1e9;
+        sim.run(15.0);
+        let (is, queue) = (sim.rate(begun + 8.0, begun + 15.0), sim.queue(begun + 8.0, begun + 15.0));
+        assert!(is > 0.9 * rate, "{one_way_ms} ms: {is} of {rate}");
+        assert!(queue < one_way_ms / 1e3 + 0.02, "{one_way_ms} ms: {queue}");
+    }
+}
+
+#[test]
+fn a_short_way_limits_nothing() {
+    let mut window = Window::new(Pipeline::Auto);
+    window.path(PathSample { round_trip: Duration::from_micros(300), smallest: Duration::from_micros(50) });
+    let now = Instant::now();
+    for _ in 0..10_000 {
+        assert!(window.may_send(1 << 20));
+        window.sent(now, 1 << 20);
+    }
+    assert_eq!((window.window_bytes(), window.status().depth), (None, None));
+}
+
+#[test]
+fn whoever_writes_little_learns_nothing_wrong() {
+    // One block every 50 ms for a minute, then as fast as it goes: the window has not shrunk to what was written.
+    let mut sim = auto(Link::new(100.0 * MBIT, 32.0), 64 << 10);
+    sim.run(10.0);
+    let before = sim.window.window_bytes().unwrap();
+    for _ in 0..1200 {
+        let flight = sim.window.sent(sim.time(), 4096);
+        sim.now += 50_000_000 + sim.link.way_ns;
+        sim.window.answered(sim.time(), &flight, true);
+    }
+    assert!(sim.window.window_bytes().unwrap() > before / 2, "{:?} after {before}", sim.window.window_bytes());
+}
+
+#[test]
+fn workers_are_as_many_as_keep_up_with_the_link() {
+    let mut sim = auto(Link::new(1000.0 * MBIT, 4.0), 64 << 10);
+    sim.run(5.0);
+    for (seal, workers_max, workers) in [(3e9, 8, 0), (60e6, 8, 3), (20e6, 4, 4), (0.0, 8, 0)] {
+        assert_eq!(sim.window.workers(seal, workers_max), workers, "{seal}");
+    }
+    assert_eq!(Window::new(Pipeline::Fixed { depth: 1, workers: 4 }).workers(1e6, 8), 0, "no overlap");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Whatever the link, and with commands of different sizes and answers that come late now and then.
+    #[test]
+    fn any_link_is_filled(
+        kbit in 3.5f64..6.0,
+        one_way_ms in 1.0f64..100.0,
+        block in prop_oneof![Just(16_u64 << 10), Just(64 << 10), Just(1 << 20)],
+    ) {
+        let rate = 10f64.powf(kbit) * 1e3 / 8.0;
+        let mut sim = auto(Link::new(rate, one_way_ms), block);
+        // Long enough for rounds of a whole command's transfer.
+        let seconds = 20.0 + 400.0 * block as f64 / rate;
+        sim.run(seconds);
+        let is = sim.rate(seconds / 2.0, seconds.floor());
+        prop_assert!(is > 0.9 * rate * (1.0 - 2.0 * block as f64 / rate / seconds), "{is} of {rate}");
+    }
+}

@@ -1,0 +1,167 @@
+//! Connections that come and go beneath the engine: what is sent again, what is replayed, and what fails when nobody waits any longer.
+
+use std::sync::Arc;
+
+use strongroom_block::{DeviceError, Lba};
+
+use super::command::CommandKind;
+use super::{Engine, Op, OpWork, Phase, Ready};
+use crate::remote::order::{Range, WriteOrder};
+use crate::remote::replay::Piece;
+use crate::remote::unit::UnitDescription;
+use crate::remote::work::{FinishedOp, Reply, Work};
+
+impl Engine {
+    /// A connection to the unit stands. `restarted`: the target may have lost what was not flushed.
+    pub(in crate::remote) fn connected(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
+        self.unit = unit;
+        self.phase = Phase::Up;
+        self.replay_due |= restarted;
+        if !self.replay_due {
+            return;
+        }
+        let pieces = self.log.pieces(self.block_bytes());
+        if pieces.is_empty() {
+            self.replay_due = false;
+            return;
+        }
+        tracing::info!(pieces = pieces.len(), bytes = self.log.bytes(), "sending unflushed writes again");
+        self.phase = Phase::Replaying;
+        for piece in pieces {
+            self.replay(piece);
+        }
+        self.replay_done_if_empty();
+    }
+
+    fn replay(&mut self, piece: Piece) {
+        let (range, work) = match piece {
+            Piece::Write { lba, data, records } => {
+                let range = Range::new(lba, (data.len() / self.block_bytes()) as u64);
+                (range, Work::Write { lba, data, records, fua: false })
+            }
+            Piece::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole)),
+            Piece::Absent(range) => {
+                let (lba, count) = (Lba(range.start), range.end - range.start);
+                match self.sealing.as_ref().map(|sealing| sealing.seal_hole(lba, count)) {
+                    None => (range, Work::Discard { lba, count }),
+                    Some(Ok(hole)) => (range, Work::Hole(hole)),
+                    Some(Err(error)) => {
+                        self.lost.get_or_insert(error);
+                        return;
+                    }
+                }
+            }
+        };
+        self.counters.blocks_replayed += range.end - range.start;
+        self.replay_ops += 1;
+        let key = self.ops.insert(Op {
+            reply: Reply::Nobody,
+            cost_bytes: 0,
+            work: OpWork::Plain(work),
+            holds: None,
+            is_replay: true,
+            outstanding: 0,
+            cursor: range,
+            error: None,
+        });
+        self.start(key);
+    }
+
+    pub(super) fn replay_done_if_empty(&mut self) {
+        if self.phase == Phase::Replaying && self.replay_ops == 0 {
+            tracing::info!("unflushed writes are with the target again");
+            self.replay_due = false;
+            self.phase = Phase::Up;
+        }
+    }
+
+    /// One of the connections is gone, whether the session is or not. A machine resumed from a snapshot has lost them all: what it
+    /// seals from here on is not sealed as another copy of it does.
+    pub(in crate::remote) fn connection_lost(&self) {
+        if let Some(sealing) = &self.sealing {
+            sealing.renew(None);
+        }
+    }
+
+    /// The session is gone; what was in flight has an unknown outcome and will be sent again, as it was.
+    pub(in crate::remote) fn disconnected(&mut self) {
+        self.connection_lost();
+        self.phase = Phase::Down;
+        self.was_reset = false;
+        self.in_flight = 0;
+        self.writing_bytes = 0;
+        self.delayed.clear();
+        self.awaiting_keys.clear();
+        self.replay_ready.clear();
+        self.replay_ops = 0;
+        self.writes.disconnected();
+        self.reads.disconnected();
+        let ops = &mut self.ops;
+        self.commands.retain(|_, command| !ops[command.op].is_replay);
+        ops.retain(|_, op| !op.is_replay);
+        let mut again: Vec<(u64, usize)> = Vec::with_capacity(self.commands.len());
+        for (key, command) in &mut self.commands {
+            command.sent = false;
+            command.error = None;
+            command.flight = None;
+            // These are not in the log. Whether a part survived is seen by reading the block; a conditional write finds itself.
+            match (command.kind, &self.ops[command.op].work) {
+                (CommandKind::Flush { .. }, OpWork::Part(_)) => command.kind = CommandKind::PartRead,
+                (CommandKind::Flush { .. }, OpWork::Plain(Work::ConditionalWrite { .. })) => {
+                    command.kind = CommandKind::Conditional;
+                }
+                _ => {}
+            }
+            if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
+                found.forget();
+            }
+            // What is being sealed comes when it is.
+            if !command.sealing.is_pending() {
+                again.push((command.sequence, key));
+            }
+        }
+        again.sort_unstable();
+        self.ready = Ready::default();
+        for (_, key) in again {
+            self.ready.add_last(key, self.commands[key].kind);
+        }
+        // Feedback is a courtesy; what was on its way is forgotten, and a flush of ours is made anew when needed.
+        self.forget_own_ops();
+    }
+
+    /// Drops requests that nobody waits for.
+    fn forget_own_ops(&mut self) {
+        let own: Vec<usize> =
+            self.ops.iter().filter(|(_, op)| matches!(op.reply, Reply::Nobody)).map(|(key, _)| key).collect();
+        for key in own {
+            self.commands.retain(|_, command| command.op != key);
+            self.ops.remove(key);
+        }
+        self.ready.retain(|key| self.commands.contains(key));
+        self.own_flush = false;
+        if let Some(verified) = &mut self.verified {
+            verified.sent_or_lost();
+        }
+    }
+
+    /// Every request fails: the connection did not come back in time, or the device is being detached.
+    pub(in crate::remote) fn fail_all(&mut self, error: &DeviceError) {
+        self.disconnected();
+        self.commands.clear();
+        self.unsealed.clear();
+        self.ready = Ready::default();
+        self.writes.clear();
+        self.reads.clear();
+        self.order = WriteOrder::default();
+        for op in std::mem::take(&mut self.ops) {
+            let (_, Op { reply, cost_bytes, .. }) = op;
+            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()), failed_read: None });
+        }
+    }
+
+    /// Every request fails, and what would be sent again to a restarted target is forgotten.
+    pub(in crate::remote) fn abandon(&mut self, error: &DeviceError) {
+        self.log.give_up();
+        self.fail_all(error);
+    }
+}

@@ -1,0 +1,67 @@
+//! What the kernel knows of the way that a connection takes: Linux's `TCP_INFO`, as far as it is told.
+
+#![allow(unsafe_code)] // An option that no library reads whole.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+/// Offsets in the kernel's `struct tcp_info` (include/uapi/linux/tcp.h), which only ever grows at its end, in bytes.
+const RTT_AT: usize = 68;
+const UNACKED_AT: usize = 24;
+const NOTSENT_BYTES_AT: usize = 144;
+const MIN_RTT_AT: usize = 148;
+const DELIVERY_RATE_AT: usize = 160;
+/// Up to the end of the delivery rate: Linux 4.9 and later.
+const INFO_BYTES: usize = 168;
+
+/// A connection's way, as TCP sees it: without what waits at either end for whoever reads or writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathInfo {
+    /// Smoothed round trip.
+    pub round_trip: Duration,
+    /// The smallest of the last minutes (`net.ipv4.tcp_min_rtt_wlen`).
+    pub smallest_round_trip: Duration,
+    /// What arrived lately, in bytes per second; 0 before anything did.
+    pub delivery_bytes_per_second: u64,
+    /// Segments under way.
+    pub unacknowledged_segments: u32,
+    /// Bytes that wait in the socket for the window, or for congestion control.
+    pub unsent_bytes: u32,
+    /// The name of the congestion control.
+    pub congestion: Option<String>,
+}
+
+/// `None` where the kernel does not tell, or has not measured yet.
+pub(super) fn info(socket: BorrowedFd<'_>) -> Option<PathInfo> {
+    let mut info = [0_u8; INFO_BYTES];
+    let mut len_bytes = INFO_BYTES as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len_bytes` bytes to `info`, which has as many, and the new length to `len_bytes`.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut len_bytes,
+        )
+    };
+    if outcome != 0 || (len_bytes as usize) < INFO_BYTES {
+        return None;
+    }
+    let u32_at = |at: usize| u32::from_ne_bytes(info[at..at + 4].try_into().expect("four bytes"));
+    let u64_at = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().expect("eight bytes"));
+    let (round_trip, smallest) = (u32_at(RTT_AT), u32_at(MIN_RTT_AT));
+    if round_trip == 0 || smallest == u32::MAX {
+        return None;
+    }
+    Some(PathInfo {
+        round_trip: Duration::from_micros(round_trip.into()),
+        smallest_round_trip: Duration::from_micros(smallest.into()),
+        delivery_bytes_per_second: u64_at(DELIVERY_RATE_AT),
+        unacknowledged_segments: u32_at(UNACKED_AT),
+        unsent_bytes: u32_at(NOTSENT_BYTES_AT),
+        congestion: sockopt::tcp_congestion(socket).ok(),
+    })
+}
