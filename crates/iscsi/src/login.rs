@@ -93,11 +93,11 @@ pub struct Offer {
 }
 
 impl Default for Offer {
-    /// 256 KiB segments and first burst, 1 MiB bursts, immediate and unsolicited data: what spares round trips.
+    /// 256 KiB segments, 1 MiB bursts and as much unsolicited data, some of it immediate: what spares round trips.
     fn default() -> Offer {
         Offer {
             recv_segment_bytes_max: 256 * 1024,
-            first_burst_bytes: 256 * 1024,
+            first_burst_bytes: 1024 * 1024,
             max_burst_bytes: 1024 * 1024,
             initial_r2t: false,
             immediate_data: true,

@@ -44,7 +44,7 @@ pub use types::{
 };
 
 /// Tasks that ended while data for them may still come; their late Data-Out is dropped without a word.
-const ENDED_MAX: usize = 256;
+const ENDED_MAX: usize = TASKS_MAX;
 
 /// A target's session machine; see the crate's first page for how to drive it.
 #[derive(Debug)]
@@ -82,6 +82,8 @@ pub struct Session {
     unadmitted: VecDeque<Key>,
     /// Memory promised to solicited writes, in bytes.
     reserved_bytes: u64,
+    /// What commands may send, or have sent, without being asked, in bytes.
+    unsolicited_bytes: u64,
     /// Read data of answers that has not left, in bytes.
     unsent_bytes: u64,
 
@@ -127,6 +129,8 @@ struct Task {
     immediate: bool,
     /// Memory reserved for it, in bytes.
     reserved_bytes: u64,
+    /// What it may send, or has sent, without being asked, in bytes.
+    unsolicited_bytes: u64,
     r2t_count: u32,
     state: State,
 }
@@ -167,6 +171,7 @@ impl Session {
             ended: VecDeque::new(),
             unadmitted: VecDeque::new(),
             reserved_bytes: 0,
+            unsolicited_bytes: 0,
             unsent_bytes: 0,
             managements: Vec::new(),
             next_management: 0,
@@ -277,9 +282,9 @@ impl Session {
         Some(pdu)
     }
 
-    /// False while so many answers wait that the driver should not read on.
+    /// False while so many answers wait, or so much data that came unasked, that the driver should not read on.
     pub fn accepts_input(&self, connection: ConnectionId) -> bool {
-        self.connection(connection).is_some_and(|connection| connection.outbox.has_room())
+        self.connection(connection).is_some_and(|connection| connection.outbox.has_room()) && !self.is_full_of_data()
     }
 
     /// Asks the initiator to log out within `grace`, by an asynchronous message, for a drain; then drops the session.
@@ -381,7 +386,7 @@ impl Session {
         self.unadmitted.clear();
         self.managements.clear();
         self.barriers.clear();
-        (self.reserved_bytes, self.unsent_bytes) = (0, 0);
+        (self.reserved_bytes, self.unsolicited_bytes, self.unsent_bytes) = (0, 0, 0);
         self.events.push_back(Event::Closed(reason));
     }
 
@@ -413,6 +418,7 @@ impl Session {
         if let State::Responding(responding) = &task.state {
             self.unsent_bytes -= responding.held_bytes();
         }
+        self.unsolicited_bytes -= task.unsolicited_bytes;
         self.release_memory(task.reserved_bytes);
         Some(task)
     }

@@ -57,6 +57,7 @@ impl Session {
             return Ok(());
         }
         if cmd_sn != self.exp_cmd_sn {
+            self.check_held(pdu.data.len())?;
             self.held.push(Held { cmd_sn, connection: Some(id), pdu: Some(pdu), data: Vec::new() });
             return Ok(());
         }
@@ -120,13 +121,29 @@ impl Session {
 
     /// Keeps unsolicited data with its command: no more than FirstBurstLength of it, nor in more PDUs than so much is worth.
     pub(super) fn hold_data(&mut self, id: ConnectionId, at: usize, data: HeldData) -> Result<(), PeerMisbehaved> {
-        let held = &mut self.held[at];
+        let held = &self.held[at];
         let bytes: usize = held.data.iter().map(|data| data.pdu.data.len()).sum();
         let first_burst = self.agreed.first_burst_bytes as usize;
         if bytes + data.pdu.data.len() > first_burst || held.data.len() > first_burst / 512 {
             return self.reject(id, &data.pdu, RejectReason::InvalidPduField);
         }
-        held.data.push(data);
+        self.check_held(data.pdu.data.len())?;
+        self.held[at].data.push(data);
+        Ok(())
+    }
+
+    /// Commands that wait for one before them hold no more data than writes may.
+    fn check_held(&self, more_bytes: usize) -> Result<(), PeerMisbehaved> {
+        if more_bytes == 0 {
+            return Ok(());
+        }
+        let of_pdus = self.held.iter().filter_map(|held| held.pdu.as_ref());
+        let of_data = self.held.iter().flat_map(|held| held.data.iter().map(|data| &data.pdu));
+        let bytes: usize = of_pdus.chain(of_data).map(|pdu| pdu.data.len()).sum();
+        if (bytes + more_bytes) as u64 > self.config.write_memory_bytes_max {
+            let what = "more write data behind a command that is missing than a session may hold";
+            return Err(PeerMisbehaved::OutOfPlace { what, expected: "that command" });
+        }
         Ok(())
     }
 
@@ -209,6 +226,7 @@ impl Session {
             cmd_sn: command.cmd_sn,
             immediate: command.immediate,
             reserved_bytes: 0,
+            unsolicited_bytes: 0,
             r2t_count: 0,
             state: State::Receiving(Receiving::default()),
         };

@@ -47,7 +47,9 @@ pub struct Config {
     /// Longest write of one command, in bytes; a longer one is answered with CHECK CONDITION. Tell initiators by VPD B0h.
     pub transfer_bytes_max: u32,
     /// Upper bound on write data that the initiator can pin by solicited writes, in bytes, until they are completed;
-    /// further writes wait for their R2T. Unsolicited data comes on top: at most queue depth times first burst.
+    /// further writes wait for their R2T. As much may come on top by unsolicited data: near that bound
+    /// [`super::Session::accepts_input`] asks the driver to stop reading, beyond it writes are answered with TASK SET FULL. And as much
+    /// behind a command that is missing, when the session ends.
     pub write_memory_bytes_max: u64,
     /// Answer `SendTargets=All` in a normal session too, which RFC 7143 Appendix C forbids and some test suites want.
     pub send_targets_all_in_normal_session: bool,
@@ -59,7 +61,7 @@ impl Default for Config {
             in_channel: false,
             portal_group_tag: 1,
             offer: Offer::default(),
-            queue_depth: 128,
+            queue_depth: (TASKS_MAX - IMMEDIATE_TASKS_MAX) as u16,
             login_timeout: Duration::from_secs(15),
             ping_after: Duration::from_secs(30),
             ping_timeout: Duration::from_secs(30),
@@ -335,6 +337,11 @@ impl Response {
     /// TASK ABORTED: another session ended the command, and its initiator shall know.
     pub fn task_aborted() -> Response {
         Response { status: 0x40, ..Response::default() }
+    }
+
+    /// TASK SET FULL: there is no room now, and later there may be.
+    pub fn task_set_full() -> Response {
+        Response { status: 0x28, ..Response::default() }
     }
 
     /// CHECK CONDITION with sense data.

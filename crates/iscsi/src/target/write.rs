@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::connection::ConnectionId;
 use super::outbox::AnswerKind;
 use super::respond::sense;
-use super::{Command, Direction, Event, Session, State, TaskId, WriteSegment};
+use super::{Command, Direction, Event, Response, Session, State, TaskId, WriteSegment};
 use crate::pdu::{DataOut, Pdu, PduError, R2t, RejectReason, Request, Sequence, TAG_NONE};
 use crate::slots::{INDEX_BITS, Key};
 use crate::{PeerMisbehaved, ahs};
@@ -124,6 +124,13 @@ impl Session {
         if immediate > unsolicited_end as usize {
             return self.fail(key, sense::INCORRECT_AMOUNT_OF_DATA);
         }
+        let unsolicited_bytes = u64::from(if more_follows { unsolicited_end } else { immediate as u32 });
+        let has_room = self.unsolicited_bytes + unsolicited_bytes <= self.config.write_memory_bytes_max;
+        if unsolicited_bytes > 0 && self.unsolicited_bytes > 0 && !has_room {
+            return self.fail_with(key, Response::task_set_full());
+        }
+        self.unsolicited_bytes += unsolicited_bytes;
+        task.unsolicited_bytes = unsolicited_bytes;
         if more_follows {
             receiving.unsolicited =
                 Some(Burst { target_transfer_tag: TAG_NONE, next_data_sn: 0, end: unsolicited_end });
@@ -297,6 +304,15 @@ impl Session {
             immediate: task.immediate,
             data: receiving.segments,
         }));
+    }
+
+    /// Whether so much came unasked that nothing more should be read before some of it is done with. Not while a write lacks data, or a
+    /// command: they would wait for ever.
+    pub(super) fn is_full_of_data(&self) -> bool {
+        let max = self.config.write_memory_bytes_max;
+        self.unsolicited_bytes > max - max / 4
+            && self.held.is_empty()
+            && self.tasks.iter().all(|(_, task)| !matches!(task.state, State::Receiving(_)))
     }
 
     /// Withdraws R2Ts that have not left yet.

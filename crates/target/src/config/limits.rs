@@ -20,9 +20,10 @@ pub struct Limits {
     pub session_connections_max: u16,
     /// How long the tasks of a lost connection are kept for an initiator that recovers it (error recovery level 2), in seconds.
     pub time2retain_s: u16,
-    /// Commands in flight per session.
+    /// Commands in flight per session. Many are needed where the way is long: 64 KiB each fill 1 Gbit/s over a round trip of 128 ms
+    /// with 250.
     pub queue_depth: u16,
-    /// Write data that one session can pin, in bytes.
+    /// Write data that one session can pin, in bytes: so much that it was asked for, and so much that it sends unasked.
     pub write_memory_bytes: u64,
     /// Read data that one session can pin, in bytes.
     pub read_memory_bytes: u64,
@@ -51,7 +52,7 @@ impl Default for Limits {
             login_timeout_s: 15,
             session_connections_max: 4,
             time2retain_s: 20,
-            queue_depth: 128,
+            queue_depth: 1000,
             write_memory_bytes: 64 << 20,
             read_memory_bytes: 64 << 20,
             record_cache_bytes: OpenOptions::RECORD_CACHE_BYTES_DEFAULT,
