@@ -177,6 +177,7 @@ impl RawioArgs {
             suite: self.access.suite.map(|suite| suite.name().to_owned()),
             authenticate_only: self.access.authenticate_only,
             connections: self.access.connections,
+            pipeline: self.access.pipeline.map(|pipeline| pipeline.to_string()),
             ..How::default()
         };
         if how.initiator_name.is_some() && self.initiators.iter().any(|count| *count > 1) {
