@@ -200,12 +200,13 @@ impl Client {
         self.epoch_of(&Request::Rotate { domain })
     }
 
-    /// Destroys the key of an epoch that is not the current one: what is sealed under it is lost.
+    /// Destroys the key of an epoch that is not the current one: what is sealed under it is lost. Without `force` not before
+    /// every lease of it has run out ([`VolumeInfo::settles_in`]).
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn destroy_epoch(&self, domain: SealingDomain, epoch: u32) -> Result<(), ClientError> {
-        self.done(&Request::DestroyEpoch { domain, epoch })
+    pub fn destroy_epoch(&self, domain: SealingDomain, epoch: u32, force: bool) -> Result<(), ClientError> {
+        self.done(&Request::DestroyEpoch { domain, epoch, force })
     }
 
     /// Destroys all keys of a volume: what is in it is lost.

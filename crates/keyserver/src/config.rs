@@ -118,7 +118,7 @@ fn listen_default() -> Vec<SocketAddr> {
 }
 
 fn lease_default() -> u32 {
-    24 * 3600
+    8 * 3600
 }
 
 /// What is wrong with a configuration, and what to write instead.
@@ -149,7 +149,7 @@ impl Config {
             return wrong(format!("listen names no address; write listen = [\"0.0.0.0:{}\"]", crate::DEFAULT_PORT));
         }
         if self.lease_s == 0 || self.lease_s > 30 * 24 * 3600 {
-            return wrong("lease_s is from 1 to 2592000 (30 days); write lease_s = 86400".into());
+            return wrong("lease_s is from 1 to 2592000 (30 days); write lease_s = 28800".into());
         }
         let limits = &self.limits;
         let positive = limits.connections_max > 1

@@ -2,18 +2,19 @@
 //! every key that leaves is in the log before, and a hundred callers cost one sync.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use strongroom_block::SealingDomain;
 
 use crate::batch::Role;
 use crate::database::{Database, DatabaseError};
+use crate::leases::Leases;
 use crate::metrics::Metrics;
-use crate::operations::{Caller, Draft, Event, Operation, Outcome};
+use crate::operations::{Caller, Draft, Event, LeaseTerms, Operation, Outcome};
 use crate::protocol::Failure;
 
 /// Operations that wait at most; further callers are told to come again.
@@ -38,6 +39,9 @@ pub(crate) struct Engine {
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
     stopping: AtomicBool,
+    pub(crate) leases: Leases,
+    /// In milliseconds.
+    lease: AtomicU64,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -47,7 +51,11 @@ pub(crate) fn wall_clock_ms() -> u64 {
 }
 
 impl Engine {
-    pub(crate) fn start(database: Arc<Database>, metrics: Arc<Metrics>) -> std::io::Result<Arc<Engine>> {
+    pub(crate) fn start(
+        database: Arc<Database>,
+        lease: Duration,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<Arc<Engine>> {
         let (queue, jobs) = sync_channel(QUEUE_MAX);
         let engine = Arc::new(Engine {
             database,
@@ -56,6 +64,8 @@ impl Engine {
             changed: Condvar::new(),
             thread: Mutex::new(None),
             stopping: AtomicBool::new(false),
+            leases: Leases::new(Instant::now()),
+            lease: AtomicU64::new(lease.as_millis() as u64),
             metrics,
         });
         let committer = Arc::clone(&engine);
@@ -99,6 +109,28 @@ impl Engine {
         }
     }
 
+    /// Whether the volume has still this revision; the caller may then go on with it for another lease.
+    pub(crate) fn is_unchanged(&self, domain: SealingDomain, revision: u64) -> bool {
+        // Told while the state is held: what is committed afterwards counts it in.
+        let state = self.database.state();
+        let same = state.volumes.get(&domain).is_some_and(|volume| volume.revision == revision);
+        if same {
+            let terms = self.lease_terms();
+            self.leases.given(domain, terms.lease, terms.now);
+        }
+        same
+    }
+
+    /// For how long keys are given out, from now on. Shortened only for those that are given out later: what is out stays out.
+    pub(crate) fn set_lease(&self, lease: Duration) {
+        self.lease.fetch_max(lease.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    pub(crate) fn lease_terms(&self) -> LeaseTerms<'_> {
+        let lease = Duration::from_millis(self.lease.load(Ordering::SeqCst));
+        LeaseTerms { leases: &self.leases, lease, now: Instant::now() }
+    }
+
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
     }
@@ -140,7 +172,8 @@ impl Engine {
     fn commit(&self, group: &[Job], held: &mut VecDeque<Event>) {
         let recovered = self.database.recover();
         let state = self.database.state();
-        let mut draft = Draft::new(&self.database, &state);
+        let terms = self.lease_terms();
+        let mut draft = Draft::new(&self.database, &state, terms);
         held.iter().for_each(|event| draft.log(event.clone()));
         let results: Vec<Result<Outcome, Failure>> = group
             .iter()
@@ -149,7 +182,7 @@ impl Engine {
                 _ => draft.operate(&job.caller, &job.operation, job.at_ms),
             })
             .collect();
-        let batch = draft.batch();
+        let (batch, rotated) = (draft.batch(), draft.rotated());
         let lines: Vec<Event> = draft.lines_without_changes().collect();
         drop(state);
         let stored = match (recovered, batch) {
@@ -160,6 +193,12 @@ impl Engine {
         match stored {
             Ok(after) => {
                 held.clear();
+                for (domain, old) in rotated {
+                    match old {
+                        0 => self.leases.created(domain, terms.lease, terms.now),
+                        _ => self.leases.rotated(domain, terms.lease),
+                    }
+                }
                 answer(group, results, after.err().map(|error| (error, false)).as_ref());
             }
             Err(error) => {

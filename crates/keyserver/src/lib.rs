@@ -25,6 +25,7 @@ mod connection;
 mod database;
 mod engine;
 mod keys;
+mod leases;
 mod limits;
 mod metrics;
 mod operations;

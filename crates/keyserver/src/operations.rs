@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use strongroom_block::SealingDomain;
 use strongroom_handshake::PublicKey;
@@ -12,6 +13,7 @@ use crate::batch::Batch;
 use crate::config::Roles;
 use crate::database::{Database, State};
 use crate::keys::{ShredKey, random};
+use crate::leases::Leases;
 use crate::protocol::{Failure, NewVolume};
 use crate::volume::{Epoch, GRANTS_MAX, Rights, Volume, is_name};
 
@@ -45,6 +47,7 @@ pub(crate) enum Operation {
     DestroyEpoch {
         domain: SealingDomain,
         epoch: u32,
+        force: bool,
     },
     Destroy {
         domain: SealingDomain,
@@ -94,12 +97,27 @@ pub(crate) struct Caller {
 pub(crate) struct Draft<'a> {
     database: &'a Database,
     state: &'a State,
+    leases: LeaseTerms<'a>,
     changed: BTreeMap<SealingDomain, Option<Volume>>,
     /// Names of `changed`, and whether they are taken.
     names: BTreeMap<String, bool>,
     slots: Vec<(u32, ShredKey)>,
     taken: BTreeSet<u32>,
     lines: Vec<Event>,
+}
+
+/// What was given out, for how long, and what time it is.
+#[derive(Clone, Copy)]
+pub(crate) struct LeaseTerms<'a> {
+    pub(crate) leases: &'a Leases,
+    pub(crate) lease: Duration,
+    pub(crate) now: Instant,
+}
+
+impl LeaseTerms<'_> {
+    pub(crate) fn settles_in(&self, domain: SealingDomain) -> Duration {
+        self.leases.settles_in(domain, self.lease, self.now)
+    }
 }
 
 /// A line of the log to be.
@@ -113,10 +131,11 @@ pub(crate) struct Event {
 }
 
 impl<'a> Draft<'a> {
-    pub(crate) fn new(database: &'a Database, state: &'a State) -> Draft<'a> {
+    pub(crate) fn new(database: &'a Database, state: &'a State, leases: LeaseTerms<'a>) -> Draft<'a> {
         Draft {
             database,
             state,
+            leases,
             changed: BTreeMap::new(),
             names: BTreeMap::new(),
             slots: Vec::new(),
@@ -151,6 +170,17 @@ impl<'a> Draft<'a> {
         })
     }
 
+    /// Every volume whose current epoch is another one than it was: its old number, 0 for a new volume.
+    pub(crate) fn rotated(&self) -> Vec<(SealingDomain, u32)> {
+        let before = |domain| self.state.volumes.get(domain).map_or(0, |volume| volume.current);
+        let after = self.changed.iter().filter_map(|(domain, volume)| Some((domain, volume.as_ref()?.current)));
+        after
+            .map(|(domain, now)| (*domain, before(domain), now))
+            .filter(|(_, old, now)| old != now)
+            .map(|(domain, old, _)| (domain, old))
+            .collect()
+    }
+
     /// The lines that stay true if nothing is committed.
     pub(crate) fn lines_without_changes(self) -> impl Iterator<Item = Event> {
         self.lines.into_iter().filter(|event| !event.of_change)
@@ -182,6 +212,7 @@ impl<'a> Draft<'a> {
                 if !(if *export { rights.administer } else { rights.open }) {
                     return Err(Failure::Refused);
                 }
+                self.leases.leases.given(*domain, self.leases.lease, self.leases.now);
                 let epochs: Vec<String> = volume.epochs.keys().map(u32::to_string).collect();
                 let told = format!("{} epochs={}", name_of(&volume), epochs.join(","));
                 Ok((Outcome::Volume(volume), told))
@@ -230,7 +261,7 @@ impl<'a> Draft<'a> {
                 self.put(volume);
                 Ok((Outcome::Epoch(epoch), told))
             }
-            Operation::DestroyEpoch { domain, epoch } => {
+            Operation::DestroyEpoch { domain, epoch, force } => {
                 let mut volume = self.administered(caller, *domain)?;
                 if *epoch == volume.current {
                     return Err(Failure::Conflict(
@@ -242,7 +273,15 @@ impl<'a> Draft<'a> {
                         "the volume has no epoch {epoch}, or it is destroyed already"
                     )));
                 }
-                let told = format!("{} epoch={epoch}", name_of(&volume));
+                let left = self.leases.settles_in(*domain);
+                if !force && !left.is_zero() {
+                    return Err(Failure::Conflict(format!(
+                        "an initiator that cannot reach this server may write under this epoch for another {} s: wait, or \
+                         destroy it with --now and lose what it writes",
+                        left.as_secs() + 1
+                    )));
+                }
+                let told = format!("{} epoch={epoch}{}", name_of(&volume), if *force { " forced" } else { "" });
                 self.put(volume);
                 Ok((Outcome::Done, told))
             }
@@ -361,7 +400,7 @@ fn subject(operation: &Operation) -> String {
             format!("domain={domain} to={} rights={rights}", short(identity))
         }
         Operation::Revoke { domain, identity } => format!("domain={domain} from={}", short(identity)),
-        Operation::DestroyEpoch { domain, epoch } => format!("domain={domain} epoch={epoch}"),
+        Operation::DestroyEpoch { domain, epoch, .. } => format!("domain={domain} epoch={epoch}"),
         Operation::Fetch { domain, .. } | Operation::Rotate { domain } | Operation::Destroy { domain } => {
             format!("domain={domain}")
         }

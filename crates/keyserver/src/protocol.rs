@@ -63,25 +63,63 @@ pub struct KeyGrant {
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
-    Fetch { domain: SealingDomain },
-    Watch { domain: SealingDomain, revision: u64, wait: Duration },
-    Find { name: String },
-    Info { domain: SealingDomain },
-    List { after: SealingDomain },
+    Fetch {
+        domain: SealingDomain,
+    },
+    Watch {
+        domain: SealingDomain,
+        revision: u64,
+        wait: Duration,
+    },
+    Find {
+        name: String,
+    },
+    Info {
+        domain: SealingDomain,
+    },
+    List {
+        after: SealingDomain,
+    },
     Status,
     Create(NewVolume),
     Import(NewVolume, VolumeKeyFile),
-    Export { domain: SealingDomain },
-    Grant { domain: SealingDomain, identity: PublicKey, rights: Rights },
-    Revoke { domain: SealingDomain, identity: PublicKey },
-    Rotate { domain: SealingDomain },
-    DestroyEpoch { domain: SealingDomain, epoch: u32 },
-    Destroy { domain: SealingDomain },
-    Audit { from: u64 },
+    Export {
+        domain: SealingDomain,
+    },
+    Grant {
+        domain: SealingDomain,
+        identity: PublicKey,
+        rights: Rights,
+    },
+    Revoke {
+        domain: SealingDomain,
+        identity: PublicKey,
+    },
+    Rotate {
+        domain: SealingDomain,
+    },
+    /// `force`: even though an initiator may still write under it.
+    DestroyEpoch {
+        domain: SealingDomain,
+        epoch: u32,
+        force: bool,
+    },
+    Destroy {
+        domain: SealingDomain,
+    },
+    Audit {
+        from: u64,
+    },
     Backup,
-    Follow { generation: u64, sequence: u64, head: AuditHead },
+    Follow {
+        generation: u64,
+        sequence: u64,
+        head: AuditHead,
+    },
     Promote,
-    Fence { generation: u64 },
+    Fence {
+        generation: u64,
+    },
 }
 
 /// What a server answers.
@@ -218,8 +256,8 @@ impl Request {
             Request::Revoke { domain, identity } => {
                 put.bytes(&domain.0).public_key(identity);
             }
-            Request::DestroyEpoch { domain, epoch } => {
-                put.bytes(&domain.0).u32(*epoch);
+            Request::DestroyEpoch { domain, epoch, force } => {
+                put.bytes(&domain.0).u32(*epoch).u8(u8::from(*force));
             }
             Request::Audit { from } => {
                 put.u64(*from);
@@ -318,7 +356,7 @@ impl Request {
             0x13 => Request::Grant { domain: domain(&mut take)?, identity: take.public_key()?, rights: take.rights()? },
             0x14 => Request::Revoke { domain: domain(&mut take)?, identity: take.public_key()? },
             0x15 => Request::Rotate { domain: domain(&mut take)? },
-            0x16 => Request::DestroyEpoch { domain: domain(&mut take)?, epoch: take.u32()? },
+            0x16 => Request::DestroyEpoch { domain: domain(&mut take)?, epoch: take.u32()?, force: take.flag()? },
             0x17 => Request::Destroy { domain: domain(&mut take)? },
             0x20 => Request::Audit { from: take.u64()? },
             0x21 => Request::Backup,
@@ -438,7 +476,7 @@ impl Answer {
                 head: take_head(&mut take)?,
                 lines: all(bulk, |page| page.text(usize::from(u16::MAX)))?,
             },
-            0x07 => Answer::Part { last: take.u8()? != 0, bytes: Zeroizing::new(bulk.to_vec()) },
+            0x07 => Answer::Part { last: take.flag()?, bytes: Zeroizing::new(bulk.to_vec()) },
             0x08 => Answer::Status(ServerStatus {
                 role: Role::from_number(take.u8()?).ok_or(Malformed)?,
                 generation: take.u64()?,

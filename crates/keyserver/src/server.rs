@@ -93,7 +93,8 @@ impl KeyServer {
             listeners.push(Arc::new(listener));
         }
         let metrics = Arc::new(Metrics::default());
-        let engine = Engine::start(Arc::new(database), Arc::clone(&metrics)).map_err(StartError::Thread)?;
+        let engine =
+            Engine::start(Arc::new(database), config.lease(), Arc::clone(&metrics)).map_err(StartError::Thread)?;
         let roles = config.roles()?;
         let service = Service {
             engine,
@@ -132,6 +133,7 @@ impl KeyServer {
     /// [`ConfigError`]; the old one stays in force then.
     pub fn reload(&self, config: Config) -> Result<(), ConfigError> {
         let roles = config.roles()?;
+        self.shared.service.engine.set_lease(config.lease());
         *self.shared.service.config.write().unwrap_or_else(PoisonError::into_inner) =
             (Arc::new(config), Arc::new(roles));
         self.shared.service.note("reload".into());

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use strongroom_block::{SealingDomain, VolumeId};
 use strongroom_handshake::PublicKey;
@@ -161,8 +162,9 @@ impl Volume {
         Ok(Volume { id, domain, name, revision, current, epochs, grants })
     }
 
-    pub(crate) fn info(&self) -> VolumeInfo {
+    pub(crate) fn info(&self, settles_in: Duration) -> VolumeInfo {
         VolumeInfo {
+            settles_in,
             id: self.id,
             domain: self.domain,
             name: self.name.clone(),
@@ -189,6 +191,8 @@ pub struct VolumeInfo {
     pub current_epoch: u32,
     /// The epochs that have a key, and its public name. Lower ones that are missing are destroyed.
     pub epochs: Vec<(u32, KeyId)>,
+    /// How long an initiator that cannot reach the server may still write under an older epoch.
+    pub settles_in: Duration,
     /// Who may do what; only for those who administer the volume, else their own alone.
     pub grants: Vec<(PublicKey, Rights)>,
 }
@@ -201,6 +205,7 @@ impl VolumeInfo {
 
     pub(crate) fn put(&self, put: &mut Put) {
         put.bytes(&self.id.0).bytes(&self.domain.0).text(&self.name).u64(self.revision).u32(self.current_epoch);
+        put.u32(u32::try_from(self.settles_in.as_millis()).unwrap_or(u32::MAX));
         put.u32(self.epochs.len() as u32);
         for (number, id) in &self.epochs {
             put.u32(*number).bytes(&id.0);
@@ -214,11 +219,12 @@ impl VolumeInfo {
     pub(crate) fn take(take: &mut Take<'_>) -> Result<VolumeInfo, Malformed> {
         let (id, domain) = (VolumeId(take.array()?), SealingDomain(take.array()?));
         let (name, revision, current_epoch) = (take.text(NAME_BYTES_MAX)?, take.u64()?, take.u32()?);
+        let settles_in = Duration::from_millis(take.u32()?.into());
         let epochs = take.count(EPOCHS_MAX, 12)?;
         let epochs = (0..epochs).map(|_| Ok((take.u32()?, KeyId(take.array()?)))).collect::<Result<_, _>>()?;
         let grants = take.count(GRANTS_MAX, 33)?;
         let grants = (0..grants).map(|_| Ok((take.public_key()?, take.rights()?))).collect::<Result<_, _>>()?;
-        Ok(VolumeInfo { id, domain, name, revision, current_epoch, epochs, grants })
+        Ok(VolumeInfo { id, domain, name, revision, current_epoch, settles_in, epochs, grants })
     }
 }
 
@@ -257,7 +263,7 @@ mod tests {
         for cut in 0..bytes.len() {
             assert_eq!(Volume::decode(&bytes[..cut]), Err(Malformed));
         }
-        assert_eq!(volume.info().destroyed_epochs().collect::<Vec<_>>(), [2]);
+        assert_eq!(volume.info(Duration::ZERO).destroyed_epochs().collect::<Vec<_>>(), [2]);
         let mut newer = bytes.to_vec();
         newer[0] = 2;
         assert_eq!(Volume::decode(&newer), Err(Malformed));

@@ -110,7 +110,7 @@ fn the_policy_matrix() {
         assert_eq!(is(them.rotate(domain(1)).map(drop)), rights.administer, "rotate, {rights}");
         let current = admin.info(domain(1)).unwrap().current_epoch;
         admin.rotate(domain(1)).unwrap();
-        assert_eq!(is(them.destroy_epoch(domain(1), current)), rights.administer, "destroy-epoch, {rights}");
+        assert_eq!(is(them.destroy_epoch(domain(1), current, true)), rights.administer, "destroy-epoch, {rights}");
         let listed: Vec<_> = them.list().unwrap().iter().map(|volume| volume.domain).collect();
         assert_eq!(listed.contains(&domain(1)), any, "list, {rights}");
         if any && !rights.administer {
@@ -164,13 +164,35 @@ fn epochs_are_destroyed_but_not_the_current_one() {
     let server = site.start();
     let admin = site.admin(&server);
     admin.create(volume(1)).unwrap();
-    assert!(matches!(admin.destroy_epoch(domain(1), 1), Err(ClientError::Conflict(_))));
+    assert!(matches!(admin.destroy_epoch(domain(1), 1, true), Err(ClientError::Conflict(_))));
     admin.rotate(domain(1)).unwrap();
-    admin.destroy_epoch(domain(1), 1).unwrap();
-    assert!(matches!(admin.destroy_epoch(domain(1), 1), Err(ClientError::Invalid(_))));
+    admin.destroy_epoch(domain(1), 1, true).unwrap();
+    assert!(matches!(admin.destroy_epoch(domain(1), 1, true), Err(ClientError::Invalid(_))));
     let info = admin.info(domain(1)).unwrap();
     assert_eq!(info.destroyed_epochs().collect::<Vec<_>>(), [1]);
     assert_eq!(admin.fetch(domain(1)).unwrap().keys.epochs().collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn an_epoch_is_not_destroyed_while_somebody_may_write_under_it() {
+    let site = Site::new();
+    let server = site.start();
+    let admin = site.admin(&server);
+    admin.create(volume(1)).unwrap();
+    admin.rotate(domain(1)).unwrap();
+    assert_eq!(admin.info(domain(1)).unwrap().settles_in, Duration::ZERO, "nobody ever had epoch 1");
+    admin.destroy_epoch(domain(1), 1, false).unwrap();
+    let lease = admin.fetch(domain(1)).unwrap().lease;
+    admin.rotate(domain(1)).unwrap();
+    let left = admin.info(domain(1)).unwrap().settles_in;
+    assert!(left > lease / 2 && left <= lease, "{left:?} of {lease:?}");
+    let error = admin.destroy_epoch(domain(1), 2, false).unwrap_err();
+    assert!(matches!(&error, ClientError::Conflict(text) if text.contains("--now")), "{error}");
+    server.stop();
+    let server = site.start();
+    let admin = site.admin(&server);
+    assert!(admin.destroy_epoch(domain(1), 2, false).is_err(), "who had it before is not known any more");
+    admin.destroy_epoch(domain(1), 2, true).unwrap();
 }
 
 #[test]

@@ -121,7 +121,7 @@ pub(crate) enum DigestArg {
     Require,
 }
 
-fn parse_public_key(text: &str) -> Result<PublicKey, String> {
+pub(crate) fn parse_public_key(text: &str) -> Result<PublicKey, String> {
     text.parse().map_err(|error| format!("{error}; give the whole line in quotes, 'strongroom-ed25519 …'"))
 }
 

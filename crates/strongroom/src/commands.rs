@@ -11,6 +11,7 @@ pub(crate) mod erase;
 pub(crate) mod format;
 pub(crate) mod identity;
 pub(crate) mod key;
+pub(crate) mod keyserver;
 pub(crate) mod recover;
 pub(crate) mod serve;
 pub(crate) mod session;

@@ -58,6 +58,12 @@ pub(crate) fn read_key_file(path: &Path) -> Result<VolumeKeyFile> {
     VolumeKeyFile::parse(&text).with_context(|| format!("key file {}", path.display()))
 }
 
+/// Reads the same from a credential of systemd.
+pub(crate) fn read_credential(path: &Path) -> Result<VolumeKeyFile> {
+    let text = secret_file::read_credential(path, "credential")?;
+    VolumeKeyFile::parse(&text).with_context(|| format!("credential {}", path.display()))
+}
+
 /// The keys that the target at `host` and `port` may have, from a file of lines `HOST[:PORT] strongroom-ed25519 …`.
 ///
 /// # Errors

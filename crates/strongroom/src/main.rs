@@ -9,6 +9,7 @@ mod attachments;
 mod commands;
 mod config;
 mod demo;
+mod key_server;
 mod keys;
 mod logging;
 mod memory;
@@ -50,6 +51,8 @@ enum Command {
     #[command(subcommand)]
     Store(commands::store::StoreCommand),
     Serve(commands::serve::ServeArgs),
+    #[command(name = "keyserver")]
+    KeyServer(commands::keyserver::KeyServerCommand),
     Status(commands::status::StatusArgs),
     #[command(subcommand)]
     Session(commands::session::SessionCommand),
@@ -71,6 +74,7 @@ impl Command {
             | Command::Key(_)
             | Command::Volume(_)
             | Command::Serve(_)
+            | Command::KeyServer(_)
             | Command::Attach(_)
             | Command::Copy(_)
             | Command::Discover(_) => true,
@@ -89,7 +93,10 @@ impl Command {
 fn main() -> ExitCode {
     memory::keep_large_buffers();
     let cli = Cli::parse();
-    if let Err(error) = logging::start(&cli.logging, matches!(cli.command, Command::Serve(_) | Command::Attach(_))) {
+    if let Err(error) = logging::start(
+        &cli.logging,
+        matches!(cli.command, Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_)),
+    ) {
         eprintln!("strongroom: {}", in_words(&error));
         return ExitCode::from(2);
     }
@@ -106,6 +113,7 @@ fn main() -> ExitCode {
         Command::Key(command) => commands::key::run(command),
         Command::Volume(command) => commands::volume::run(command),
         Command::Serve(args) => commands::serve::run(args),
+        Command::KeyServer(args) => commands::keyserver::run(&args),
         Command::Status(args) => commands::status::run(&args),
         Command::Session(command) => commands::session::run(command),
         Command::Drain(args) => commands::drain::run(args),

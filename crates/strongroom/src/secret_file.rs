@@ -43,18 +43,39 @@ pub(crate) fn create(path: &Path, text: &str) -> Result<()> {
 /// Reads a secret file.
 ///
 /// # Errors
-/// If anyone but its owner could read it, or it is no small text file.
+/// If anyone but its owner could read it, if that is neither we nor root, or it is no small text file.
 pub(crate) fn read(path: &Path, what: &str) -> Result<Zeroizing<String>> {
+    read_unless(path, what, 0o077)
+}
+
+/// Reads a secret that systemd hands to the service, in a directory that nobody else can enter. The access list that it may put on
+/// the file shows as rights of the group.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_credential(path: &Path, what: &str) -> Result<Zeroizing<String>> {
+    read_unless(path, what, 0o037)
+}
+
+fn read_unless(path: &Path, what: &str, forbidden: u32) -> Result<Zeroizing<String>> {
     let file = File::open(path).with_context(|| format!("cannot open the {what} {}", path.display()))?;
     let metadata = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
     if !metadata.is_file() {
         bail!("the {what} {} is not a file", path.display());
     }
-    if metadata.mode() & 0o077 != 0 {
+    if metadata.mode() & forbidden != 0 {
         bail!(
             "others can read the {what} {path} (mode {mode:03o}); run: chmod 600 {path}",
             path = path.display(),
             mode = metadata.mode() & 0o777
+        );
+    }
+    let user = rustix::process::geteuid().as_raw();
+    if metadata.uid() != user && metadata.uid() != 0 {
+        bail!(
+            "the {what} {path} belongs to user {owner}, who could change it; take it over with: chown {user} {path}",
+            path = path.display(),
+            owner = metadata.uid()
         );
     }
     if metadata.len() > SECRET_FILE_BYTES_MAX {

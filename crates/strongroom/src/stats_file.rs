@@ -18,9 +18,13 @@ const WRITE_EVERY: Duration = Duration::from_secs(1);
 
 /// Writes counters; a reader never sees half of them.
 pub(crate) fn write(path: &Path, counters: &impl Serialize) {
-    let text = serde_json::to_string(counters).expect("numbers are representable");
+    write_text(path, &serde_json::to_string(counters).expect("numbers are representable"));
+}
+
+/// The same, of what is text already.
+pub(crate) fn write_text(path: &Path, text: &str) {
     let new = path.with_extension("new");
-    if let Err(error) = fs::write(&new, &text).and_then(|()| fs::rename(&new, path)) {
+    if let Err(error) = fs::write(&new, text).and_then(|()| fs::rename(&new, path)) {
         tracing::warn!(%error, path = %path.display(), "cannot write the counters");
     }
 }

@@ -39,7 +39,7 @@ fn requests() -> Vec<Request> {
         Request::Grant { domain, identity, rights: Rights::ALL },
         Request::Revoke { domain, identity },
         Request::Rotate { domain },
-        Request::DestroyEpoch { domain, epoch: 2 },
+        Request::DestroyEpoch { domain, epoch: 2, force: true },
         Request::Destroy { domain },
         Request::Audit { from: 1 },
         Request::Backup,
@@ -69,6 +69,7 @@ fn answers() -> Vec<Answer> {
         name: "vault".into(),
         revision: 5,
         current_epoch: 3,
+        settles_in: Duration::from_millis(77),
         epochs: vec![(1, KeyId([1; 8])), (3, KeyId([3; 8]))],
         grants: vec![(identity(), Rights::ALL)],
     };

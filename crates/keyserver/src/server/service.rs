@@ -192,7 +192,7 @@ impl Service {
                 let deadline = Instant::now() + (*wait).min(WAIT_MAX);
                 self.engine.wait_for_change(*domain, *revision, deadline);
                 self.is_primary()?;
-                if self.volume_for(peer, *domain)?.revision == *revision {
+                if self.engine.is_unchanged(*domain, *revision) {
                     return Ok(Answer::Unchanged);
                 }
                 self.fetch(caller, *domain, false)
@@ -214,8 +214,8 @@ impl Service {
                 self.change(caller, peer, Operation::Revoke { domain: *domain, identity: *identity })
             }
             Request::Rotate { domain } => self.change(caller, peer, Operation::Rotate { domain: *domain }),
-            Request::DestroyEpoch { domain, epoch } => {
-                self.change(caller, peer, Operation::DestroyEpoch { domain: *domain, epoch: *epoch })
+            Request::DestroyEpoch { domain, epoch, force } => {
+                self.change(caller, peer, Operation::DestroyEpoch { domain: *domain, epoch: *epoch, force: *force })
             }
             Request::Destroy { domain } => self.change(caller, peer, Operation::Destroy { domain: *domain }),
             Request::Audit { from } => self.lines(caller, *from),
@@ -280,7 +280,7 @@ impl Service {
 
     /// Grants of others are for those who administer the volume or the server.
     fn shown(&self, caller: &Caller, peer: &PublicKey, volume: &Volume) -> VolumeInfo {
-        let mut info = volume.info();
+        let mut info = volume.info(self.engine.lease_terms().settles_in(volume.domain));
         if !caller.roles.administer && !volume.rights(peer).administer {
             info.grants.retain(|(identity, _)| identity == peer);
         }

@@ -1,6 +1,8 @@
-//! `strongroom key`: makes and names the keys that seal volumes. Never prints one.
+//! `strongroom key`: makes and names the keys that seal volumes, and administers those that a key server has. Never prints one.
 
-use std::path::PathBuf;
+mod server;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
@@ -9,16 +11,21 @@ use zeroize::Zeroizing;
 
 use crate::{keys, secret_file};
 
-/// Make or name the keys that seal volumes.
+/// Make or name the keys that seal volumes, in files or at a key server.
 #[derive(Subcommand)]
 pub(crate) enum KeyCommand {
     /// Make a new key file.
     #[command(after_help = "Example: strongroom key new --out ~/vault.key\n\n\
         Keep a copy in a safe place: without the key the data is gone. Never put a volume key on the storage host.")]
     New(NewArgs),
-    /// Show what a key file is for, and its keys' ids, which tell nothing about the keys.
-    #[command(after_help = "Example: strongroom key show ~/vault.key")]
+    /// Show what a key file is for, or who has which right to a volume at the key server; and the keys' ids, which tell nothing
+    /// about the keys.
+    #[command(
+        after_help = "Examples:\n  strongroom key show ~/vault.key\n  strongroom key show vault --key-server keys.example"
+    )]
     Show(ShowArgs),
+    #[command(flatten)]
+    Server(server::ServerCommand),
 }
 
 /// `key new`.
@@ -35,8 +42,10 @@ pub(crate) struct NewArgs {
 /// `key show`.
 #[derive(Args)]
 pub(crate) struct ShowArgs {
-    /// The key file.
-    file: PathBuf,
+    /// The key file; or, with a key server, a volume's name or sealing domain.
+    what: String,
+    #[command(flatten)]
+    server: server::CallArgs,
 }
 
 /// What a key is for.
@@ -46,6 +55,8 @@ enum Purpose {
     Volume,
     /// Wraps the block keys of volumes of custody `target`; held by the target, outside its store.
     Wrapping,
+    /// Wraps the volume keys of a key server; held by it, outside its database.
+    Master,
 }
 
 /// Runs the command.
@@ -53,6 +64,7 @@ pub(crate) fn run(command: KeyCommand) -> Result<()> {
     match command {
         KeyCommand::New(args) => new(&args),
         KeyCommand::Show(args) => show(&args),
+        KeyCommand::Server(command) => server::run(command),
     }
 }
 
@@ -60,6 +72,7 @@ fn new(args: &NewArgs) -> Result<()> {
     let purpose = match args.purpose {
         Purpose::Volume => KeyPurpose::Volume,
         Purpose::Wrapping => KeyPurpose::Wrapping,
+        Purpose::Master => KeyPurpose::Master,
     };
     let mut random = Zeroizing::new([0; KEY_BYTES]);
     getrandom::fill(random.as_mut()).context("the operating system gave no random bytes")?;
@@ -71,7 +84,11 @@ fn new(args: &NewArgs) -> Result<()> {
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
-    print_ids(&keys::read_key_file(&args.file)?);
+    let file = Path::new(&args.what);
+    if args.server.is_given() && !file.exists() {
+        return server::show(&args.server, &args.what);
+    }
+    print_ids(&keys::read_key_file(file)?);
     Ok(())
 }
 

@@ -1,0 +1,128 @@
+//! `strongroom keyserver`: runs a key server until it is asked to stop. Reads the files that the server itself must not know.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_keyserver::{Config, Database, KeyServer, LocalMasterKey, ServerOptions};
+
+use crate::signals::StopSignals;
+use crate::{keys, sd_notify, stats_file};
+
+/// How often metrics are written.
+const METRICS_EVERY: Duration = Duration::from_secs(5);
+/// The name of the systemd credential that holds the master key.
+const CREDENTIAL: &str = "master-key";
+
+/// Keep volume keys, and give them to those who may have them, until SIGTERM or SIGINT.
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom key new --for master --out /etc/strongroom/master.key\n  \
+    strongroom keyserver --config /etc/strongroom/keyserver.toml\n\n\
+    examples/keyserver.toml explains every setting, docs/keys.md the whole. SIGHUP reads roles, limits and the lease again.")]
+pub(crate) struct KeyServerCommand {
+    /// The configuration.
+    #[arg(long, value_name = "FILE", default_value = "/etc/strongroom/keyserver.toml")]
+    config: PathBuf,
+    /// Check the configuration, the master key and the whole database, print the head of its audit log, and end.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
+    // Before any thread exists: they inherit it.
+    let signals = StopSignals::block().context("cannot wait for signals")?;
+    let config = read_config(&args.config)?;
+    let node_key = Arc::new(keys::read_identity(&config.node_key)?);
+    let master = read_master_key(config.master_key.as_deref())?;
+    lock_memory();
+    if args.check {
+        let database = Database::open(&config.directory, &master)?;
+        println!("{} volumes, audit log {}", database.volumes(), database.head());
+        return Ok(());
+    }
+    let database = Database::open_or_create(&config.directory, &master)?;
+    tracing::info!(volumes = database.volumes(), audit = %database.head(), "the key database is whole");
+    let metrics_file = config.metrics_file.clone();
+    let server = KeyServer::start(ServerOptions { config, node_key, database })?;
+    for address in server.local_addresses() {
+        println!("key server on {address}");
+    }
+    sd_notify::notify("READY=1");
+    let signal = loop {
+        write_metrics(metrics_file.as_deref(), &server);
+        match signals.wait(METRICS_EVERY) {
+            Some(signal) if signal.is_hangup() => reload(&args.config, &server),
+            Some(signal) => break signal,
+            None => {}
+        }
+    };
+    tracing::info!(signal = signal.name(), "stopping");
+    sd_notify::notify("STOPPING=1");
+    write_metrics(metrics_file.as_deref(), &server);
+    server.stop();
+    Ok(())
+}
+
+fn reload(path: &Path, server: &KeyServer) {
+    sd_notify::notify("RELOADING=1");
+    match read_config(path).and_then(|config| Ok(server.reload(config)?)) {
+        Ok(()) => tracing::info!("the configuration was read again"),
+        Err(error) => {
+            tracing::error!(
+                error = format!("{error:#}"),
+                "the configuration was not read again; the old one stays in force"
+            );
+        }
+    }
+    sd_notify::notify("READY=1");
+}
+
+fn read_config(path: &Path) -> Result<Config> {
+    let text = fs::read_to_string(path).with_context(|| {
+        format!("cannot read the configuration {}; examples/keyserver.toml explains one", path.display())
+    })?;
+    Config::parse(&text).with_context(|| format!("configuration {}", path.display()))
+}
+
+/// From a file, or from the credential that systemd hands to the service.
+pub(crate) fn read_master_key(file: Option<&Path>) -> Result<LocalMasterKey> {
+    let (path, keys) = match file {
+        Some(file) => (file.to_owned(), keys::read_key_file(file)?),
+        None => {
+            let path = credential(std::env::var_os("CREDENTIALS_DIRECTORY"))?;
+            let keys = keys::read_credential(&path)?;
+            (path, keys)
+        }
+    };
+    LocalMasterKey::new(&keys).with_context(|| format!("master key {}", path.display()))
+}
+
+fn credential(directory: Option<OsString>) -> Result<PathBuf> {
+    let Some(directory) = directory else {
+        bail!(
+            "no master key: name its file with `master_key`, or hand it to the service with LoadCredentialEncrypted={CREDENTIAL}; make \
+             one with: strongroom key new --for master --out FILE"
+        );
+    };
+    Ok(PathBuf::from(directory).join(CREDENTIAL))
+}
+
+/// Keys do not go to the swap.
+fn lock_memory() {
+    use rustix::mm::{MlockAllFlags, mlockall};
+    if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+        tracing::warn!(%error, "cannot lock memory; run as root or raise `ulimit -l` (LimitMEMLOCK=), or keys may reach the swap");
+    }
+}
+
+fn write_metrics(path: Option<&Path>, server: &KeyServer) {
+    if let Some(path) = path {
+        stats_file::write_text(path, &server.metrics());
+    }
+}
