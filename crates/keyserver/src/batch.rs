@@ -67,6 +67,11 @@ impl fmt::Debug for Batch {
 }
 
 impl Batch {
+    /// Whether it is more than lines of the log.
+    pub(crate) fn is_change(&self) -> bool {
+        !self.volumes.is_empty()
+    }
+
     pub(crate) fn encode(&self) -> Zeroizing<Vec<u8>> {
         let records: Vec<_> = self.volumes.iter().map(|(_, volume)| volume.as_ref().map(Volume::encode)).collect();
         let lines: usize = self.lines.iter().map(|line| line.len() + 2).sum();

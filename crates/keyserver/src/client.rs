@@ -261,6 +261,11 @@ impl Client {
         }
     }
 
+    /// Tells an old primary that one of this generation has taken its place.
+    pub(crate) fn fence(&self, generation: u64) -> Result<(), ClientError> {
+        self.done(&Request::Fence { generation })
+    }
+
     /// An answer of many parts.
     pub(crate) fn pieces(
         &self,

@@ -11,6 +11,7 @@
 //! record. What is served comes from memory, so that a database that cannot be written any more still gives keys out.
 
 mod open;
+mod snapshot;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +31,8 @@ use crate::keys::{MasterKeyError, RootKey};
 use crate::shred::ShredFile;
 use crate::volume::Volume;
 use crate::wire::{Malformed, Put, Take};
+
+pub(crate) use self::snapshot::Snapshot;
 
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("volumes");
@@ -138,6 +141,8 @@ pub(crate) struct State {
     pub(crate) sequence: u64,
     pub(crate) role: Role,
     pub(crate) head: AuditHead,
+    /// The log's head before the last transaction.
+    pub(crate) previous: AuditHead,
     pub(crate) volumes: BTreeMap<SealingDomain, Arc<Volume>>,
     pub(crate) names: BTreeMap<String, SealingDomain>,
     /// The keyed digest of all records, and what each of them gives to it.
@@ -148,6 +153,23 @@ pub(crate) struct State {
 }
 
 impl State {
+    fn empty(id: [u8; 16], role: Role) -> State {
+        let head = AuditHead::start(&id);
+        State {
+            id,
+            generation: 1,
+            sequence: 0,
+            role,
+            head,
+            previous: head,
+            volumes: BTreeMap::new(),
+            names: BTreeMap::new(),
+            digest: [0; 2],
+            digests: BTreeMap::new(),
+            granted: BTreeMap::new(),
+        }
+    }
+
     /// Whether any volume is granted to the identity.
     pub(crate) fn knows(&self, identity: &PublicKey) -> bool {
         self.granted.contains_key(identity)
@@ -182,13 +204,26 @@ struct Head {
     sequence: u64,
     role: Role,
     audit: AuditHead,
+    previous: AuditHead,
     digest: [u128; 2],
 }
 
 impl Head {
+    fn of(state: &State) -> Head {
+        Head {
+            generation: state.generation,
+            sequence: state.sequence,
+            role: state.role,
+            audit: state.head,
+            previous: state.previous,
+            digest: state.digest,
+        }
+    }
+
     fn encode(&self) -> Vec<u8> {
-        let mut put = Put::with_capacity(128);
+        let mut put = Put::with_capacity(256);
         put.u64(self.generation).u64(self.sequence).u8(self.role as u8).u64(self.audit.lines).bytes(&self.audit.hash);
+        put.u64(self.previous.lines).bytes(&self.previous.hash);
         for half in &self.digest {
             put.bytes(&half.to_be_bytes());
         }
@@ -202,6 +237,7 @@ impl Head {
             sequence: take.u64()?,
             role: Role::from_number(take.u8()?).ok_or(Malformed)?,
             audit: AuditHead { lines: take.u64()?, hash: take.array()? },
+            previous: AuditHead { lines: take.u64()?, hash: take.array()? },
             digest: [u128::from_be_bytes(take.array()?), u128::from_be_bytes(take.array()?)],
         };
         take.finish()?;
@@ -280,6 +316,11 @@ impl Database {
         &self.directory
     }
 
+    /// What it is, whatever its configuration says.
+    pub fn role(&self) -> Role {
+        self.state().role
+    }
+
     /// The end of its audit log.
     pub fn head(&self) -> AuditHead {
         self.state().head
@@ -355,12 +396,12 @@ impl Database {
     ///
     /// What it gives back is an error after that: keys that were destroyed could not be overwritten, and are tried again with
     /// the next that are destroyed, and at the next start.
-    pub(crate) fn commit(&self, batch: Batch) -> Result<Result<(), DatabaseError>, DatabaseError> {
+    pub(crate) fn commit(&self, batch: &Batch) -> Result<Result<(), DatabaseError>, DatabaseError> {
         let role = self.state().role;
         self.commit_as(batch, role)
     }
 
-    pub(crate) fn commit_as(&self, batch: Batch, role: Role) -> Result<Result<(), DatabaseError>, DatabaseError> {
+    pub(crate) fn commit_as(&self, batch: &Batch, role: Role) -> Result<Result<(), DatabaseError>, DatabaseError> {
         let store = self.store()?;
         self.shred
             .write()
@@ -374,9 +415,9 @@ impl Database {
                 (*domain, volume.as_ref().map(|volume| self.root.seal(&volume_context(*domain), &volume.encode())))
             })
             .collect();
-        let (head, changes) = self.next_head(&batch, &sealed, role);
+        let (head, changes) = self.next_head(batch, &sealed, role);
         let sealed_head = self.root.seal(HEAD_CONTEXT, &head.encode());
-        if let Err(error) = write(&store, &sealed, &batch, &sealed_head) {
+        if let Err(error) = write(&store, &sealed, batch, &sealed_head) {
             // The store takes nothing more until it is opened anew.
             *lock(&self.store) = None;
             return Err(self.store_error(error));
@@ -385,15 +426,15 @@ impl Database {
         let before = slots_of(batch.volumes.iter().filter_map(|(domain, _)| state.volumes.get(domain)).map(|v| &**v));
         let after = slots_of(batch.volumes.iter().filter_map(|(_, volume)| volume.as_ref()));
         (state.generation, state.sequence, state.role) = (head.generation, head.sequence, head.role);
-        (state.head, state.digest) = (head.audit, head.digest);
+        (state.head, state.previous, state.digest) = (head.audit, head.previous, head.digest);
         for (domain, digest) in changes {
             match digest {
                 Some(digest) => drop(state.digests.insert(domain, digest)),
                 None => drop(state.digests.remove(&domain)),
             }
         }
-        for (domain, volume) in batch.volumes {
-            state.put(domain, volume);
+        for (domain, volume) in &batch.volumes {
+            state.put(*domain, volume.clone());
         }
         drop(state);
         let destroyed = !before.is_subset(&after);
@@ -434,7 +475,14 @@ impl Database {
             }
             changes.insert(*domain, new);
         }
-        let head = Head { generation: batch.generation, sequence: batch.sequence, role, audit: batch.head, digest };
+        let head = Head {
+            generation: batch.generation,
+            sequence: batch.sequence,
+            role,
+            audit: batch.head,
+            previous: state.head,
+            digest,
+        };
         (head, changes)
     }
 

@@ -9,13 +9,16 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use strongroom_block::SealingDomain;
+use strongroom_handshake::PublicKey;
 
-use crate::batch::Role;
+use crate::audit::{AuditHead, line};
+use crate::batch::{Batch, Role};
 use crate::database::{Database, DatabaseError};
 use crate::leases::Leases;
 use crate::metrics::Metrics;
 use crate::operations::{Caller, Draft, Event, LeaseTerms, Operation, Outcome};
 use crate::protocol::Failure;
+use crate::replication::Replication;
 
 /// Operations that wait at most; further callers are told to come again.
 const QUEUE_MAX: usize = 1024;
@@ -40,6 +43,11 @@ pub(crate) struct Engine {
     thread: Mutex<Option<JoinHandle<()>>>,
     stopping: AtomicBool,
     pub(crate) leases: Leases,
+    pub(crate) replication: Replication,
+    /// A change is done only when a standby has it, and how long it waits for that.
+    pub(crate) required: Mutex<Option<Duration>>,
+    /// Held while anything is decided and stored.
+    pub(crate) committing: Mutex<()>,
     /// In milliseconds.
     lease: AtomicU64,
     pub(crate) metrics: Arc<Metrics>,
@@ -57,6 +65,10 @@ impl Engine {
         metrics: Arc<Metrics>,
     ) -> std::io::Result<Arc<Engine>> {
         let (queue, jobs) = sync_channel(QUEUE_MAX);
+        let replication = {
+            let state = database.state();
+            Replication::new(state.sequence, state.head, false)
+        };
         let engine = Arc::new(Engine {
             database,
             queue: Mutex::new(Some(queue)),
@@ -65,6 +77,9 @@ impl Engine {
             thread: Mutex::new(None),
             stopping: AtomicBool::new(false),
             leases: Leases::new(Instant::now()),
+            replication,
+            required: Mutex::new(None),
+            committing: Mutex::new(()),
             lease: AtomicU64::new(lease.as_millis() as u64),
             metrics,
         });
@@ -138,6 +153,7 @@ impl Engine {
     /// Nobody is kept waiting any more.
     pub(crate) fn announce_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
+        self.replication.close();
         self.wake();
     }
 
@@ -169,9 +185,82 @@ impl Engine {
         }
     }
 
+    /// Stores a transaction; one that changes something only behind a required standby.
+    fn store(&self, batch: Batch, before: AuditHead) -> Result<Result<(), DatabaseError>, NotStored> {
+        let required = *self.required.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(patience), true) = (required, batch.is_change()) {
+            let follows = self.replication.is_followed(Instant::now());
+            if !follows || !self.replication.offer(&batch, before, patience) {
+                return Err(NotStored::NoStandby);
+            }
+        }
+        match self.database.commit(&batch) {
+            Ok(after) => {
+                self.replication.stored(&batch, before);
+                Ok(after)
+            }
+            Err(error) => {
+                self.replication.withdraw();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Makes a standby the primary of a new generation, durably.
+    pub(crate) fn promote(&self, by: &PublicKey) -> Result<(), Failure> {
+        let text = |generation| format!("promote generation={generation}");
+        self.change_role(Role::Standby, Role::Primary, None, Some(*by), text)
+    }
+
+    /// Another server has taken this one's place.
+    pub(crate) fn fence(&self, by: &PublicKey, generation: u64) -> Result<(), Failure> {
+        let text = |generation| format!("fenced generation={generation}");
+        self.change_role(Role::Primary, Role::Fenced, Some(generation), Some(*by), text)
+    }
+
+    fn change_role(
+        &self,
+        from: Role,
+        to: Role,
+        generation: Option<u64>,
+        by: Option<PublicKey>,
+        text: impl Fn(u64) -> String,
+    ) -> Result<(), Failure> {
+        let _committing = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        let unavailable = |error: DatabaseError| Failure::Unavailable(error.to_string());
+        self.database.recover().map_err(unavailable)?;
+        let (batch, before) = {
+            let state = self.database.state();
+            if state.role != from {
+                return Err(Failure::Conflict(format!("this server is {}, not {from}", state.role)));
+            }
+            let generation = generation.unwrap_or(state.generation + 1);
+            if generation <= state.generation {
+                return Err(Failure::Conflict(format!("this server is of generation {} already", state.generation)));
+            }
+            let line = line(state.head.lines + 1, wall_clock_ms(), by.as_ref(), &text(generation));
+            let head = state.head.then(&line).expect("numbered right here");
+            let (sequence, lines) = (state.sequence + 1, vec![line]);
+            // A fenced server keeps its generation: it is not of the new one.
+            let generation = if to == Role::Fenced { state.generation } else { generation };
+            let batch = Batch { sequence, generation, lines, head, volumes: Vec::new(), slots: Vec::new() };
+            (batch, state.head)
+        };
+        let stored = self.database.commit_as(&batch, to).map_err(unavailable)?;
+        self.replication.stored(&batch, before);
+        self.wake();
+        stored.map_err(unavailable)
+    }
+
     fn commit(&self, group: &[Job], held: &mut VecDeque<Event>) {
+        let _committing = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let recovered = self.database.recover();
         let state = self.database.state();
+        if state.role != Role::Primary {
+            drop(state);
+            return decline(group);
+        }
+        let before = state.head;
         let terms = self.lease_terms();
         let mut draft = Draft::new(&self.database, &state, terms);
         held.iter().for_each(|event| draft.log(event.clone()));
@@ -186,8 +275,8 @@ impl Engine {
         let lines: Vec<Event> = draft.lines_without_changes().collect();
         drop(state);
         let stored = match (recovered, batch) {
-            (Err(error), _) => Err(error),
-            (Ok(()), Some(batch)) => self.database.commit(batch),
+            (Err(error), _) => Err(error.into()),
+            (Ok(()), Some(batch)) => self.store(batch, before),
             (Ok(()), None) => Ok(Ok(())),
         };
         match stored {
@@ -199,10 +288,10 @@ impl Engine {
                         _ => self.leases.rotated(domain, terms.lease),
                     }
                 }
-                answer(group, results, after.err().map(|error| (error, false)).as_ref());
+                answer(group, results, after.err().map(|error| (error.to_string(), false)).as_ref());
             }
             Err(error) => {
-                tracing::error!(%error, "the key database cannot be written: changes are refused, keys are given out");
+                tracing::error!(%error, "nothing can be changed; keys are given out");
                 let room = HELD_LINES_MAX.saturating_sub(held.len());
                 let is_full = lines.len().saturating_sub(held.len()) > room;
                 if !is_full {
@@ -211,19 +300,45 @@ impl Engine {
                     }
                     *held = lines.into();
                 }
-                answer(group, results, Some(&(error, is_full)));
+                answer(group, results, Some(&(error.to_string(), is_full)));
             }
         }
         self.metrics.held_lines(held.len());
     }
 }
 
+/// Why a transaction was not stored.
+#[derive(Debug, thiserror::Error)]
+enum NotStored {
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    #[error(
+        "the standby does not follow, and this server is set up to change nothing without it; start it, or take \
+         standby_required out of the configuration"
+    )]
+    NoStandby,
+}
+
+/// A server that is no primary writes down nothing of its own: its log is its primary's.
+fn decline(group: &[Job]) {
+    for job in group {
+        let result = match &job.operation {
+            Operation::Note(text) => {
+                tracing::info!("{text}");
+                Ok(Outcome::Done)
+            }
+            _ => Err(Failure::NotPrimary("it is not the primary".into())),
+        };
+        let _ = job.answer.try_send(result);
+    }
+}
+
 /// Tells every caller. `problem`: what was not stored; and whether not even lines can be kept any more.
-fn answer(group: &[Job], results: Vec<Result<Outcome, Failure>>, problem: Option<&(DatabaseError, bool)>) {
+fn answer(group: &[Job], results: Vec<Result<Outcome, Failure>>, problem: Option<&(String, bool)>) {
     for (job, result) in group.iter().zip(results) {
         let result = match problem {
             Some((error, is_full)) if result.is_ok() && (job.operation.is_change() || *is_full) => {
-                Err(Failure::Unavailable(error.to_string()))
+                Err(Failure::Unavailable(error.clone()))
             }
             _ => result,
         };

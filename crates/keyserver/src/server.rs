@@ -21,6 +21,7 @@ use crate::database::Database;
 use crate::engine::Engine;
 use crate::limits::Conduct;
 use crate::metrics::Metrics;
+use crate::standby::Standby;
 
 /// The stack of a connection's thread: handshakes need most.
 const STACK_BYTES: usize = 1 << 20;
@@ -96,6 +97,7 @@ impl KeyServer {
         let engine =
             Engine::start(Arc::new(database), config.lease(), Arc::clone(&metrics)).map_err(StartError::Thread)?;
         let roles = config.roles()?;
+        let standby = Standby::new(&config, Arc::clone(&engine), Arc::clone(&node_key))?;
         let service = Service {
             engine,
             metrics: Arc::clone(&metrics),
@@ -111,8 +113,15 @@ impl KeyServer {
             next: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         });
+        shared.service.heed_config();
         shared.service.note("start".into());
         let mut server = KeyServer { shared, listeners, threads: Vec::new() };
+        if let Some(standby) = standby {
+            let shared = Arc::clone(&server.shared);
+            let following = thread::Builder::new().name("key-follows".into());
+            let thread = following.spawn(move || standby.run(&shared.stopping)).map_err(StartError::Thread)?;
+            server.threads.push(thread);
+        }
         for listener in server.listeners.clone() {
             let shared = Arc::clone(&server.shared);
             let accepting = thread::Builder::new().name("key-accepts".into());
@@ -133,9 +142,9 @@ impl KeyServer {
     /// [`ConfigError`]; the old one stays in force then.
     pub fn reload(&self, config: Config) -> Result<(), ConfigError> {
         let roles = config.roles()?;
-        self.shared.service.engine.set_lease(config.lease());
         *self.shared.service.config.write().unwrap_or_else(PoisonError::into_inner) =
             (Arc::new(config), Arc::new(roles));
+        self.shared.service.heed_config();
         self.shared.service.note("reload".into());
         self.shared.end_streams_without_identity();
         Ok(())
@@ -158,10 +167,10 @@ impl KeyServer {
         for listener in &self.listeners {
             let _ = rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both);
         }
+        self.shared.service.engine.announce_stop();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        self.shared.service.engine.announce_stop();
         self.shared.shut_down(Shutdown::Read);
         let deadline = Instant::now() + STOP_PATIENCE;
         while !self.shared.streams().is_empty() && Instant::now() < deadline {

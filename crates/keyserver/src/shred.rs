@@ -82,6 +82,12 @@ impl ShredFile {
         (0..SLOTS_MAX).find(|slot| !self.dirty.contains(slot) && !taken.contains(slot))
     }
 
+    /// Belongs to another database from now on, none of whose epochs was destroyed yet.
+    pub(crate) fn adopt(&mut self, database: [u8; 16]) -> io::Result<()> {
+        self.database = database;
+        self.write_header(0)
+    }
+
     /// Writes keys into slots, durably.
     pub(crate) fn fill(&mut self, keys: &[(u32, ShredKey)]) -> io::Result<()> {
         if keys.is_empty() {

@@ -135,6 +135,10 @@ impl Put {
         self.bytes(key.as_bytes())
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn done(self) -> Zeroizing<Vec<u8>> {
         self.0
     }

@@ -1,5 +1,6 @@
 //! Proves that a target's keeper can watch and steer it with the binary: status, sessions, drain, reload, by command and by signal.
 
+mod keyserver;
 mod stage;
 
 use std::os::unix::fs::PermissionsExt;

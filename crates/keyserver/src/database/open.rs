@@ -1,6 +1,6 @@
 //! Making a database, and opening one: everything in it is checked before anything of it is served.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,6 @@ use super::{
     AUDIT, Backend, DATABASE_FILE, Database, DatabaseError, FORMAT, HEAD_CONTEXT, Head, META, SHRED_FILE, State,
     VOLUMES, digest_of, lock, volume_context,
 };
-use crate::audit::AuditHead;
 use crate::batch::{Role, slots_of};
 use crate::keys::{MasterKey, RootKey, random};
 use crate::shred::ShredFile;
@@ -28,8 +27,20 @@ impl Database {
     /// # Errors
     /// [`DatabaseError`]; nothing was changed.
     pub fn open_or_create(directory: &Path, master: &dyn MasterKey) -> Result<Database, DatabaseError> {
+        Self::open_or_create_as(directory, master, Role::Primary)
+    }
+
+    /// The same for a standby: a new one is filled by its primary.
+    ///
+    /// # Errors
+    /// [`DatabaseError`]; nothing was changed.
+    pub fn open_or_create_standby(directory: &Path, master: &dyn MasterKey) -> Result<Database, DatabaseError> {
+        Self::open_or_create_as(directory, master, Role::Standby)
+    }
+
+    fn open_or_create_as(directory: &Path, master: &dyn MasterKey, role: Role) -> Result<Database, DatabaseError> {
         if is_vacant(directory)? {
-            return Self::create(directory, master, *random(), Role::Primary);
+            return Self::create(directory, master, *random(), role);
         }
         Self::open(directory, master)
     }
@@ -85,9 +96,8 @@ impl Database {
         let root = Arc::new(RootKey::fresh(master)?);
         let shred = ShredFile::create(&directory.join(SHRED_FILE), id).map_err(io("make", SHRED_FILE))?;
         let store = open_store(directory, None)?;
-        let audit = AuditHead::start(&id);
-        let head = Head { generation: 1, sequence: 0, role, audit, digest: [0; 2] };
-        let sealed_head = root.seal(HEAD_CONTEXT, &head.encode());
+        let state = State::empty(id, role);
+        let sealed_head = root.seal(HEAD_CONTEXT, &Head::of(&state).encode());
         let write = || -> Result<(), redb::Error> {
             let transaction = store.begin_write()?;
             {
@@ -104,18 +114,6 @@ impl Database {
         };
         write().map_err(|error| store_error(directory, error))?;
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(io("make durable", ""))?;
-        let state = State {
-            id,
-            generation: 1,
-            sequence: 0,
-            role,
-            head: audit,
-            volumes: BTreeMap::new(),
-            names: BTreeMap::new(),
-            digest: [0; 2],
-            digests: BTreeMap::new(),
-            granted: BTreeMap::new(),
-        };
         Ok(Database {
             directory: directory.to_owned(),
             root,
@@ -246,18 +244,8 @@ fn load(
     let root = root_of(&get("root")?)?;
     let head = root.open(HEAD_CONTEXT, &get("head")?).ok_or_else(|| damaged("its head does not open"))?;
     let head = Head::decode(&head).map_err(|_| damaged("its head is malformed"))?;
-    let mut state = State {
-        id,
-        generation: head.generation,
-        sequence: head.sequence,
-        role: head.role,
-        head: AuditHead::start(&id),
-        volumes: BTreeMap::new(),
-        names: BTreeMap::new(),
-        digest: [0; 2],
-        digests: BTreeMap::new(),
-        granted: BTreeMap::new(),
-    };
+    let mut state = State::empty(id, head.role);
+    (state.generation, state.sequence, state.previous) = (head.generation, head.sequence, head.previous);
     let volumes = read.open_table(VOLUMES).map_err(|error| failed(error.into()))?;
     let mut slots = BTreeSet::new();
     for entry in volumes.iter().map_err(|error| failed(error.into()))? {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::SealingDomain;
 use strongroom_handshake::PublicKey;
+use zeroize::Zeroizing;
 
 use crate::audit::AuditHead;
 use crate::batch::Role;
@@ -18,6 +19,8 @@ use crate::limits::Conduct;
 use crate::metrics::Metrics;
 use crate::operations::{Caller, Operation, Outcome};
 use crate::protocol::{Answer, Failure, KeyGrant, Request, ServerStatus, WAIT_MAX};
+use crate::replication::News;
+use crate::standby::news;
 use crate::volume::{Volume, VolumeInfo};
 
 /// How long an answer may take to leave.
@@ -66,7 +69,18 @@ impl Service {
         }
     }
 
+    /// Puts in force what the configuration says, at the start and after it was read again.
+    pub(super) fn heed_config(&self) {
+        let (config, roles) = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
+        self.engine.set_lease(config.lease());
+        self.engine.replication.enable(roles.values().any(|roles| roles.standby));
+        let patience = Duration::from_secs(config.limits.standby_timeout_s);
+        *self.engine.required.lock().unwrap_or_else(PoisonError::into_inner) =
+            config.standby_required.then_some(patience);
+    }
+
     pub(super) fn status(&self) -> ServerStatus {
+        let standby_sequence = self.engine.replication.followed_sequence();
         let state = self.engine.database.state();
         ServerStatus {
             role: state.role,
@@ -74,7 +88,7 @@ impl Service {
             sequence: state.sequence,
             head: state.head,
             volumes: state.volumes.len() as u64,
-            standby_sequence: None,
+            standby_sequence,
         }
     }
 
@@ -136,6 +150,13 @@ impl Service {
         request: &Request,
     ) -> Result<Next, ConnectionError> {
         let caller = Caller { identity: Some(*peer), roles: self.roles(peer) };
+        match request {
+            Request::Backup if caller.roles.administer => return self.backup(connection, &caller, number),
+            Request::Follow { sequence, head, .. } if caller.roles.standby => {
+                return self.follow(connection, number, *sequence, *head);
+            }
+            _ => {}
+        }
         let answer = self.do_it(&caller, peer, request).unwrap_or_else(Answer::Failure);
         let result = match &answer {
             Answer::Failure(Failure::Refused) => "refused",
@@ -177,8 +198,21 @@ impl Service {
     }
 
     fn do_it(&self, caller: &Caller, peer: &PublicKey, request: &Request) -> Result<Answer, Failure> {
-        if let Request::Status = request {
-            return Ok(Answer::Status(self.status()));
+        match request {
+            Request::Status => return Ok(Answer::Status(self.status())),
+            Request::Promote if caller.roles.administer => {
+                self.engine.promote(peer)?;
+                return Ok(Answer::Status(self.status()));
+            }
+            Request::Fence { generation } if caller.roles.standby => {
+                if self.is_primary().is_err() {
+                    return Ok(Answer::Done);
+                }
+                self.engine.fence(peer, *generation)?;
+                tracing::warn!(generation, "another key server has taken this one's place: nothing is served any more");
+                return Ok(Answer::Done);
+            }
+            _ => {}
         }
         self.is_primary()?;
         match request {
@@ -325,4 +359,80 @@ impl Service {
         database.lines(from.max(1), take).map_err(unavailable)?;
         Ok(Answer::Lines { start: start.hash, head, lines })
     }
+
+    /// Everything, sealed, in parts.
+    fn backup(&self, connection: &mut Connection, caller: &Caller, number: u32) -> Result<Next, ConnectionError> {
+        if let Err(failure) = self.engine.submit(*caller, Operation::Note("backup".into())) {
+            self.send(connection, number, &Answer::Failure(failure))?;
+            return Ok(Next::GoOn);
+        }
+        let sent = self.engine.database.backup(&mut |part| self.part(connection, number, false, part));
+        self.finish_parts(connection, number, "backup", sent)
+    }
+
+    fn part(&self, connection: &mut Connection, number: u32, last: bool, bytes: &[u8]) -> Result<(), NotSent> {
+        let bytes = Zeroizing::new(bytes.to_vec());
+        Ok(self.send(connection, number, &Answer::Part { last, bytes })?)
+    }
+
+    fn finish_parts(
+        &self,
+        connection: &mut Connection,
+        number: u32,
+        what: &'static str,
+        sent: Result<(), NotSent>,
+    ) -> Result<Next, ConnectionError> {
+        match sent {
+            Ok(()) => {
+                self.metrics.request(what, "done");
+                self.send(connection, number, &Answer::Part { last: true, bytes: Zeroizing::default() })?;
+            }
+            Err(NotSent::Connection(error)) => return Err(error),
+            Err(NotSent::Database(error)) => {
+                self.metrics.request(what, "failed");
+                self.send(connection, number, &Answer::Failure(Failure::Unavailable(error.to_string())))?;
+            }
+        }
+        Ok(Next::GoOn)
+    }
+
+    /// What a standby lacks: after a while nothing, a transaction, or everything.
+    fn follow(
+        &self,
+        connection: &mut Connection,
+        number: u32,
+        sequence: u64,
+        head: AuditHead,
+    ) -> Result<Next, ConnectionError> {
+        if let Err(failure) = self.is_primary() {
+            self.send(connection, number, &Answer::Failure(failure))?;
+            return Ok(Next::GoOn);
+        }
+        let sent = match self.engine.replication.follow(sequence, head) {
+            News::Nothing => self.part(connection, number, false, &[news::NOTHING]),
+            News::Batch(bytes) => self.part(connection, number, false, &[news::BATCH]).and_then(|()| {
+                bytes.chunks(PAGE_BYTES).try_for_each(|part| self.part(connection, number, false, part))
+            }),
+            News::Snapshot => self
+                .part(connection, number, false, &[news::SNAPSHOT])
+                .and_then(|()| self.engine.database.snapshot(&mut |part| self.part(connection, number, false, part))),
+            News::Ahead => {
+                let text = "the standby has more than this server ever had: this one was rolled back to an older copy";
+                tracing::error!(sequence, "{text}; promote the standby, or empty its directory");
+                self.metrics.request("follow", "refused");
+                self.send(connection, number, &Answer::Failure(Failure::Conflict(text.into())))?;
+                return Ok(Next::GoOn);
+            }
+        };
+        self.finish_parts(connection, number, "follow", sent)
+    }
+}
+
+/// Why parts were not sent to their end.
+#[derive(Debug, thiserror::Error)]
+enum NotSent {
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    #[error(transparent)]
+    Database(#[from] crate::DatabaseError),
 }

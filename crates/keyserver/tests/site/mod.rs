@@ -18,7 +18,7 @@ use tempfile::TempDir;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Site {
-    dir: TempDir,
+    pub(crate) dir: TempDir,
     pub(crate) node: Arc<NodeKey>,
     /// Administers servers, and makes volumes.
     pub(crate) admin: Arc<NodeKey>,

@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use strongroom_keyserver::{Config, Database, KeyServer, LocalMasterKey, ServerOptions};
+use strongroom_keyserver::{Config, Database, KeyServer, LocalMasterKey, Role, ServerOptions};
 
 use crate::signals::StopSignals;
 use crate::{keys, sd_notify, stats_file};
@@ -31,6 +32,10 @@ pub(crate) struct KeyServerCommand {
     /// Check the configuration, the master key and the whole database, print the head of its audit log, and end.
     #[arg(long)]
     check: bool,
+    /// Make the database of this backup, in a directory that is empty, and end. The server then starts as a primary of a newer
+    /// generation.
+    #[arg(long, value_name = "FILE", conflicts_with = "check")]
+    restore: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -46,7 +51,31 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
         println!("{} volumes, audit log {}", database.volumes(), database.head());
         return Ok(());
     }
-    let database = Database::open_or_create(&config.directory, &master)?;
+    if let Some(backup) = &args.restore {
+        let file = fs::File::open(backup).with_context(|| format!("cannot open the backup {}", backup.display()))?;
+        let database = Database::restore(&config.directory, &master, &mut BufReader::new(file))
+            .with_context(|| format!("backup {}", backup.display()))?;
+        println!("{} volumes, audit log {}", database.volumes(), database.head());
+        return Ok(());
+    }
+    let database = match config.standby_of {
+        Some(_) => Database::open_or_create_standby(&config.directory, &master)?,
+        None => Database::open_or_create(&config.directory, &master)?,
+    };
+    match (database.role(), config.standby_of.is_some()) {
+        (Role::Primary, true) => {
+            tracing::warn!("this standby was promoted and is the primary: take standby_of out of its configuration")
+        }
+        (Role::Standby, false) => {
+            bail!("this is the database of a standby: name its primary with standby_of, or promote it there first")
+        }
+        (Role::Fenced, _) => tracing::error!(
+            "another key server has taken this one's place, and it serves nothing; to make it a standby, empty {} and name the new \
+             primary with standby_of",
+            config.directory.display()
+        ),
+        _ => {}
+    }
     tracing::info!(volumes = database.volumes(), audit = %database.head(), "the key database is whole");
     let metrics_file = config.metrics_file.clone();
     let server = KeyServer::start(ServerOptions { config, node_key, database })?;

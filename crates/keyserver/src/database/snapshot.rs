@@ -1,0 +1,345 @@
+//! All of a database as a stream: what a backup holds, and what a new standby begins with.
+//!
+//! ```text
+//! snapshot = part*              part = tag (1), content; the last one is `end`
+//!   1 head   version 1 (1), database id (16), generation (8), sequence (8), audit lines (8), audit hash (32)
+//!   2 volumes   record behind its length (4), …
+//!   3 slots     number (4), shred key (32), …
+//!   4 lines     text behind its length (2), …
+//!   5 end
+//! backup   = "SRKEYBK1", wrapped root key behind its length (4), then each part sealed, behind its length (4)
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::Path;
+use std::sync::PoisonError;
+
+use strongroom_seal::{KEY_BYTES, Secret};
+use zeroize::Zeroizing;
+
+use super::{
+    AUDIT, Database, DatabaseError, HEAD_CONTEXT, Head, META, State, VOLUMES, digest_of, lock, volume_context,
+};
+use crate::audit::{AuditHead, line};
+use crate::batch::{Role, slots_of};
+use crate::keys::{MasterKey, RootKey, ShredKey, random};
+use crate::volume::Volume;
+use crate::wire::{Malformed, Put, Take};
+
+const BACKUP_MAGIC: &[u8; 8] = b"SRKEYBK1";
+const SNAPSHOT_VERSION: u8 = 1;
+/// A part is full with so many bytes; a record may stand over.
+const PART_BYTES: usize = 192 << 10;
+/// Longest part, in bytes: one that is full but for a byte, and the largest record.
+const PART_BYTES_MAX: usize = 512 << 10;
+/// How far a restored database's sequence is ahead of the backup's: what was served between the two is not told twice.
+const RESTORED_SEQUENCE_GAP: u64 = 1 << 32;
+
+/// A whole database, in memory.
+#[derive(Default)]
+pub(crate) struct Snapshot {
+    head: Option<SnapshotHead>,
+    volumes: Vec<Volume>,
+    slots: BTreeMap<u32, ShredKey>,
+    lines: Vec<String>,
+    is_whole: bool,
+}
+
+#[derive(Clone, Copy)]
+struct SnapshotHead {
+    id: [u8; 16],
+    generation: u64,
+    sequence: u64,
+    audit: AuditHead,
+}
+
+/// Gives items out in parts of about the same length.
+struct Parts<'a, E> {
+    tag: u8,
+    part: Put,
+    sink: &'a mut dyn FnMut(&[u8]) -> Result<(), E>,
+}
+
+impl<'a, E> Parts<'a, E> {
+    fn new(tag: u8, sink: &'a mut dyn FnMut(&[u8]) -> Result<(), E>) -> Parts<'a, E> {
+        let mut part = Put::with_capacity(PART_BYTES_MAX);
+        part.u8(tag);
+        Parts { tag, part, sink }
+    }
+
+    fn item(&mut self, put: impl FnOnce(&mut Put)) -> Result<(), E> {
+        put(&mut self.part);
+        if self.part.len() >= PART_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), E> {
+        if self.part.len() > 1 {
+            let part = std::mem::replace(&mut self.part, Put::with_capacity(PART_BYTES_MAX)).done();
+            self.part.u8(self.tag);
+            (self.sink)(&part)?;
+        }
+        Ok(())
+    }
+}
+
+impl Database {
+    /// Gives the whole database out, part by part, as it is at one moment.
+    pub(crate) fn snapshot<E: From<DatabaseError>>(
+        &self,
+        sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (head, volumes, slots) = {
+            let state = self.state();
+            let shred = self.shred.read().unwrap_or_else(PoisonError::into_inner);
+            let volumes: Vec<_> = state.volumes.values().cloned().collect();
+            let used = slots_of(volumes.iter().map(|volume| &**volume));
+            let slots: Vec<_> = used.iter().filter_map(|slot| Some((*slot, shred.get(*slot)?.clone()))).collect();
+            let (generation, sequence, audit) = (state.generation, state.sequence, state.head);
+            (SnapshotHead { id: state.id, generation, sequence, audit }, volumes, slots)
+        };
+        let mut parts = Parts::new(1, sink);
+        parts.item(|put| {
+            put.u8(SNAPSHOT_VERSION).bytes(&head.id).u64(head.generation).u64(head.sequence);
+            put.u64(head.audit.lines).bytes(&head.audit.hash);
+        })?;
+        parts.flush()?;
+        let mut parts = Parts::new(2, sink);
+        for volume in &volumes {
+            parts.item(|put| {
+                put.block(&volume.encode());
+            })?;
+        }
+        parts.flush()?;
+        let mut parts = Parts::new(3, sink);
+        for (slot, key) in &slots {
+            parts.item(|put| {
+                put.u32(*slot).bytes(key.0.expose());
+            })?;
+        }
+        parts.flush()?;
+        let mut parts = Parts::new(4, sink);
+        let (mut left, mut failed) = (head.audit.lines, None);
+        self.lines(1, |text| {
+            if left == 0 {
+                return false;
+            }
+            left -= 1;
+            let given = parts.item(|put| {
+                put.text(text);
+            });
+            failed = given.err();
+            failed.is_none()
+        })?;
+        failed.map_or(Ok(()), Err)?;
+        parts.flush()?;
+        sink(&[5])
+    }
+
+    /// The same, sealed under the root key, which comes along wrapped under the master key.
+    pub(crate) fn backup<E: From<DatabaseError>>(&self, sink: &mut dyn FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut start = Put::with_capacity(256);
+        start.bytes(BACKUP_MAGIC).block(self.root.wrapped());
+        sink(&start.done())?;
+        let mut number = 0;
+        self.snapshot(&mut |part| {
+            let sealed = self.root.seal(&part_context(number), part);
+            number += 1;
+            let mut put = Put::with_capacity(sealed.len() + 4);
+            put.block(&sealed);
+            sink(&put.done())
+        })
+    }
+
+    /// Makes a database of a backup, in a directory that is empty. It serves as a primary of a newer generation.
+    ///
+    /// # Errors
+    /// [`DatabaseError`]; what is in the directory then is to be removed.
+    pub fn restore(directory: &Path, master: &dyn MasterKey, backup: &mut dyn Read) -> Result<Database, DatabaseError> {
+        let snapshot = read_backup(master, backup)?;
+        let database = Self::create(directory, master, *random(), Role::Primary)?;
+        database.install(snapshot, Role::Primary, true)?;
+        Ok(database)
+    }
+
+    /// Puts a snapshot in the place of everything that is there.
+    pub(crate) fn install(&self, snapshot: Snapshot, role: Role, is_restored: bool) -> Result<(), DatabaseError> {
+        let Some(mut head) = snapshot.head.filter(|_| snapshot.is_whole) else {
+            return Err(DatabaseError::Backup("its end is missing"));
+        };
+        snapshot.check(&head)?;
+        let mut lines = snapshot.lines;
+        if is_restored {
+            let at = crate::engine::wall_clock_ms();
+            let text = format!("restore from sequence={} generation={}", head.sequence, head.generation);
+            let told = line(head.audit.lines + 1, at, None, &text);
+            head.audit = head.audit.then(&told).expect("numbered right here");
+            lines.push(told);
+            head.sequence += RESTORED_SEQUENCE_GAP;
+            head.generation += 1;
+        }
+        let slots: Vec<(u32, ShredKey)> = snapshot.slots.into_iter().collect();
+        {
+            let mut shred = self.shred.write().unwrap_or_else(PoisonError::into_inner);
+            shred.adopt(head.id).map_err(|source| self.io("write", super::SHRED_FILE, source))?;
+            shred.fill(&slots).map_err(|source| self.io("write", super::SHRED_FILE, source))?;
+        }
+        let mut state = State::empty(head.id, role);
+        (state.generation, state.sequence) = (head.generation, head.sequence);
+        (state.head, state.previous) = (head.audit, head.audit);
+        let mut records = Vec::new();
+        for volume in snapshot.volumes {
+            let domain = volume.domain;
+            let sealed = self.root.seal(&volume_context(domain), &volume.encode());
+            let digest = digest_of(&self.root, domain, &sealed);
+            state.digest = [0, 1].map(|half| state.digest[half].wrapping_add(digest[half]));
+            state.digests.insert(domain, digest);
+            state.put(domain, Some(volume));
+            records.push((domain, sealed));
+        }
+        let sealed_head = self.root.seal(HEAD_CONTEXT, &Head::of(&state).encode());
+        let store = self.store()?;
+        let write = || -> Result<(), redb::Error> {
+            let transaction = store.begin_write()?;
+            {
+                let mut volumes = transaction.open_table(VOLUMES)?;
+                volumes.retain(|_, _| false)?;
+                for (domain, record) in &records {
+                    volumes.insert(&domain.0[..], &record[..])?;
+                }
+                let mut audit = transaction.open_table(AUDIT)?;
+                audit.retain(|_, _| false)?;
+                for (number, line) in (1..).zip(&lines) {
+                    audit.insert(number, line.as_str())?;
+                }
+                let mut meta = transaction.open_table(META)?;
+                meta.insert("id", &head.id[..])?;
+                meta.insert("head", &sealed_head[..])?;
+            }
+            transaction.commit()?;
+            Ok(())
+        };
+        if let Err(error) = write() {
+            *lock(&self.store) = None;
+            return Err(self.store_error(error));
+        }
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+        self.shred_unused()
+    }
+}
+
+fn part_context(number: u64) -> Vec<u8> {
+    [b"backup part 1", &number.to_be_bytes()[..]].concat()
+}
+
+fn read_backup(master: &dyn MasterKey, backup: &mut dyn Read) -> Result<Snapshot, DatabaseError> {
+    let cut = |_| DatabaseError::Backup("it is cut short");
+    let mut magic = [0; 8];
+    backup.read_exact(&mut magic).map_err(cut)?;
+    if magic != *BACKUP_MAGIC {
+        return Err(DatabaseError::Backup("it does not begin as one"));
+    }
+    let mut block = || -> Result<Vec<u8>, DatabaseError> {
+        let mut length = [0; 4];
+        backup.read_exact(&mut length).map_err(cut)?;
+        let length = u32::from_be_bytes(length) as usize;
+        if length > PART_BYTES_MAX + 64 {
+            return Err(DatabaseError::Backup("a length in it is wrong"));
+        }
+        let mut bytes = vec![0; length];
+        backup.read_exact(&mut bytes).map_err(cut)?;
+        Ok(bytes)
+    };
+    let root = RootKey::unwrap(master, &block()?)?;
+    let mut snapshot = Snapshot::default();
+    for number in 0.. {
+        let sealed = block()?;
+        let part = root.open(&part_context(number), &sealed);
+        let part = part.ok_or(DatabaseError::Backup("a part of it was altered or moved"))?;
+        if snapshot.add(&part).map_err(|_| DatabaseError::Backup("a part of it is malformed"))? {
+            break;
+        }
+    }
+    Ok(snapshot)
+}
+
+impl Snapshot {
+    /// Takes a part; says whether it was the last.
+    pub(crate) fn add(&mut self, part: &[u8]) -> Result<bool, Malformed> {
+        let mut take = Take::new(part);
+        match take.u8()? {
+            1 if self.head.is_none() => {
+                if take.u8()? != SNAPSHOT_VERSION {
+                    return Err(Malformed);
+                }
+                let (id, generation, sequence) = (take.array()?, take.u64()?, take.u64()?);
+                let audit = AuditHead { lines: take.u64()?, hash: take.array()? };
+                self.head = Some(SnapshotHead { id, generation, sequence, audit });
+                take.finish()?;
+            }
+            2 => {
+                while !take.is_empty() {
+                    self.volumes.push(Volume::decode(take.block()?)?);
+                }
+            }
+            3 => {
+                while !take.is_empty() {
+                    let slot = take.u32()?;
+                    let key: Zeroizing<[u8; KEY_BYTES]> = Zeroizing::new(take.array()?);
+                    self.slots.insert(slot, ShredKey(Secret::filled(|bytes| bytes.copy_from_slice(&*key))));
+                }
+            }
+            4 => {
+                while !take.is_empty() {
+                    self.lines.push(take.text(usize::from(u16::MAX))?);
+                }
+            }
+            5 => {
+                take.finish()?;
+                self.is_whole = true;
+            }
+            _ => return Err(Malformed),
+        }
+        Ok(self.is_whole)
+    }
+
+    /// Whether everything in it fits together.
+    fn check(&self, head: &SnapshotHead) -> Result<(), DatabaseError> {
+        let mut audit = AuditHead::start(&head.id);
+        for line in &self.lines {
+            audit = audit.then(line).map_err(|_| DatabaseError::Backup("its audit log has a gap"))?;
+        }
+        if audit != head.audit {
+            return Err(DatabaseError::Backup("its audit log does not fit"));
+        }
+        let (mut slots, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for volume in &self.volumes {
+            let own = slots_of([volume]);
+            if own.len() != volume.epochs.len() || !slots.is_disjoint(&own) || !names.insert(&volume.name) {
+                return Err(DatabaseError::Backup("two of its volumes share what they cannot"));
+            }
+            slots.extend(own);
+            for (number, epoch) in &volume.epochs {
+                let key =
+                    self.slots.get(&epoch.slot).and_then(|key| key.unwrap(volume.domain, *number, &epoch.wrapped));
+                key.ok_or(DatabaseError::Backup("a key in it does not open"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether its log passes through either of these heads: whether a server that ended there is its past.
+    pub(crate) fn continues(&self, heads: &[AuditHead]) -> bool {
+        let Some(head) = &self.head else { return false };
+        let mut audit = AuditHead::start(&head.id);
+        let mut met = heads.contains(&audit);
+        for line in &self.lines {
+            match audit.then(line) {
+                Ok(next) => audit = next,
+                Err(_) => return false,
+            }
+            met |= heads.contains(&audit);
+        }
+        met
+    }
+}

@@ -1,0 +1,193 @@
+//! Proves that a standby has all that anybody was told, that it takes over, and that an old primary does not go on; and that a
+//! backup opens elsewhere.
+
+mod site;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use site::{PATIENCE, Site, client, domain, master, node, volume};
+use strongroom_handshake::NodeKey;
+use strongroom_keyserver::{Client, ClientError, Database, DatabaseError, KeyServer, Role, ServerOptions};
+
+struct Pair {
+    site: Site,
+    standby_key: Arc<NodeKey>,
+}
+
+fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_true() {
+        assert!(started.elapsed() < PATIENCE, "gave up waiting: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Pair {
+    fn new(settings: &str) -> Pair {
+        Pair { site: Site::with(settings), standby_key: node(102) }
+    }
+
+    fn primary(&self) -> KeyServer {
+        let key = self.standby_key.public();
+        self.site.start_with(&format!("[[identity]]\nname = \"standby\"\nkey = \"{key}\"\nroles = [\"standby\"]\n"))
+    }
+
+    fn standby(&self, directory: &str, primary: &KeyServer) -> KeyServer {
+        let site = Site { settings: String::new(), ..Site::new() };
+        let mut config = site.config(directory, "");
+        config.directory = self.site.path(directory);
+        config.standby_of = Some(primary.local_addresses()[0].to_string());
+        config.primary_key = Some(self.site.node.public().to_string());
+        let database = Database::open_or_create_standby(&config.directory, &master(2)).unwrap();
+        KeyServer::start(ServerOptions { config, node_key: Arc::clone(&self.standby_key), database }).unwrap()
+    }
+
+    fn client(&self, servers: &[&KeyServer]) -> Client {
+        client(servers, &[self.site.node.public(), self.standby_key.public()], &self.site.admin)
+    }
+}
+
+#[test]
+fn a_standby_takes_over_and_the_old_primary_is_fenced() {
+    let pair = Pair::new("standby_required = true\n");
+    let primary = pair.primary();
+    let admin = pair.client(&[&primary]);
+    let error = admin.create(volume(1)).unwrap_err();
+    assert!(error.is_temporary() && error.to_string().contains("standby"), "{error}");
+    let standby = pair.standby("standby", &primary);
+    let both = pair.client(&[&primary, &standby]);
+    eventually("the standby follows", || admin.create(volume(1)).is_ok());
+    let keys = both.fetch(domain(1)).unwrap().keys;
+    for expected in 2..6 {
+        assert_eq!(admin.rotate(domain(1)).unwrap(), expected);
+        // Whoever was told of an epoch finds it at the standby.
+        let there = pair.client(&[&standby]).status().unwrap();
+        assert!(there.sequence + 1 >= admin.status().unwrap().sequence, "{there:?}");
+    }
+    let error = pair.client(&[&standby]).fetch(domain(1)).unwrap_err();
+    assert!(error.to_string().contains("standby"), "{error}");
+    let status = pair.client(&[&standby]).promote().unwrap();
+    assert_eq!((status.role, status.generation), (Role::Primary, 2));
+    // The promoted one tells the old one, which lives on.
+    eventually("the old primary is fenced", || admin.status().unwrap().role == Role::Fenced);
+    assert!(admin.fetch(domain(1)).unwrap_err().to_string().contains("taken its place"));
+    let grant = both.fetch(domain(1)).unwrap();
+    assert_eq!(grant.current_epoch, 5);
+    assert_eq!(grant.keys.volume_key(1), keys.volume_key(1));
+    assert_eq!(both.generation(), 2);
+    assert_eq!(both.rotate(domain(1)).unwrap(), 6);
+    // It stays what it is.
+    primary.stop();
+    let primary = pair.primary();
+    assert_eq!(pair.client(&[&primary]).status().unwrap().role, Role::Fenced);
+}
+
+#[test]
+fn an_old_primary_that_was_not_told_is_not_heeded() {
+    let pair = Pair::new("");
+    let primary = pair.primary();
+    let admin = pair.client(&[&primary]);
+    admin.create(volume(1)).unwrap();
+    let standby = pair.standby("standby", &primary);
+    let sequence = admin.status().unwrap().sequence;
+    eventually("the standby follows", || pair.client(&[&standby]).status().unwrap().sequence >= sequence);
+    primary.stop();
+    pair.client(&[&standby]).promote().unwrap();
+    let new_address = standby.local_addresses()[0].to_string();
+    // The old one is back, elsewhere, and thinks that it is the primary.
+    let old = pair.primary();
+    let both = pair.client(&[&old, &standby]);
+    both.fetch(domain(1)).unwrap();
+    both.expect_generation(2);
+    // Heeded is the new one.
+    assert_eq!(both.status().unwrap().generation, 2, "{new_address}");
+    let error = {
+        let only_old = pair.client(&[&old]);
+        only_old.expect_generation(2);
+        only_old.fetch(domain(1)).unwrap_err()
+    };
+    assert!(matches!(error, ClientError::Superseded { generation: 1, known: 2 }), "{error}");
+}
+
+#[test]
+fn a_standby_that_was_away_catches_up_and_another_log_is_not_followed() {
+    let pair = Pair::new("");
+    let primary = pair.primary();
+    let admin = pair.client(&[&primary]);
+    admin.create(volume(1)).unwrap();
+    let standby = pair.standby("standby", &primary);
+    let caught_up = |standby: &KeyServer| {
+        let (here, there) = (admin.status().unwrap(), pair.client(&[standby]).status().unwrap());
+        here.head == there.head && here.sequence == there.sequence
+    };
+    eventually("it has everything", || caught_up(&standby));
+    standby.stop();
+    admin.rotate(domain(1)).unwrap();
+    admin.rotate(domain(1)).unwrap();
+    let standby = pair.standby("standby", &primary);
+    eventually("it catches up", || caught_up(&standby));
+    let sequence = pair.client(&[&standby]).status().unwrap().sequence;
+    standby.stop();
+    // The primary comes back as an older copy of itself, and goes on from there.
+    primary.stop();
+    std::fs::remove_dir_all(pair.site.path("keys")).unwrap();
+    let primary = pair.primary();
+    let admin = pair.client(&[&primary]);
+    admin.create(volume(1)).unwrap();
+    let standby = pair.standby("standby", &primary);
+    (2..12).for_each(|epoch| assert_eq!(admin.rotate(domain(1)).unwrap(), epoch));
+    let offered = |server: &KeyServer| {
+        let text = server.metrics();
+        let done = text.lines().find(|line| line.contains("kind=\"follow\",result=\"done\""));
+        done.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    eventually("it was offered everything, twice", || offered(&primary) >= 2);
+    let there = pair.client(&[&standby]).status().unwrap();
+    assert_eq!(there.sequence, sequence, "nothing that it had was given up");
+}
+
+#[test]
+fn a_backup_opens_elsewhere_with_the_same_master_key() {
+    let site = Site::new();
+    let server = site.start();
+    let admin = site.admin(&server);
+    for byte in 1..40 {
+        admin.create(volume(byte)).unwrap();
+    }
+    admin.rotate(domain(7)).unwrap();
+    let keys = admin.fetch(domain(7)).unwrap().keys;
+    let mut backup = Vec::new();
+    admin
+        .backup(|bytes| {
+            backup.extend_from_slice(bytes);
+            Ok(())
+        })
+        .unwrap();
+    let before = admin.status().unwrap();
+    // Made while the server goes on.
+    admin.rotate(domain(7)).unwrap();
+    server.stop();
+    let restore = |directory: &str, key: u8, bytes: &[u8]| {
+        Database::restore(&site.path(directory), &master(key), &mut &bytes[..])
+    };
+    let database = restore("elsewhere", 1, &backup).unwrap();
+    assert_eq!(database.volumes(), 39);
+    let (config, node_key) = (site.config("elsewhere", ""), Arc::clone(&site.node));
+    let server = KeyServer::start(ServerOptions { config, node_key, database }).unwrap();
+    let admin = site.admin(&server);
+    assert_eq!(admin.fetch(domain(7)).unwrap().keys, keys);
+    let after = admin.status().unwrap();
+    assert!(after.generation > before.generation && after.sequence > before.sequence);
+    let lines = admin.audit(1).unwrap().lines;
+    assert!(lines.iter().any(|line| line.contains("restore from")));
+    assert!(matches!(restore("wrong", 2, &backup), Err(DatabaseError::MasterKey(_))));
+    assert!(matches!(restore("elsewhere", 1, &backup), Err(DatabaseError::Exists { .. })));
+    for (at, bytes) in [backup.len() / 2, backup.len() - 1, 20, 3].into_iter().zip(std::iter::repeat(&backup)) {
+        assert!(restore(&format!("cut-{at}"), 1, &bytes[..at]).is_err(), "cut at {at}");
+        let mut altered = bytes.clone();
+        altered[at] ^= 1;
+        assert!(restore(&format!("altered-{at}"), 1, &altered).is_err(), "altered at {at}");
+    }
+}
