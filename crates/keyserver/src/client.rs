@@ -63,7 +63,11 @@ pub struct AuditPage {
 
 /// What one server said, or why it did not.
 enum Said {
-    Answer(Answer),
+    Answer(Box<Answer>),
+    Not(NotSaid),
+}
+
+enum NotSaid {
     /// Try the next one.
     Nothing(String),
     /// Likewise, and if no other one answers, this is why.
@@ -347,13 +351,13 @@ impl Client {
             match (said, connection) {
                 (Said::Answer(answer), Some(connection)) => {
                     self.preferred.store(server, Ordering::Relaxed);
-                    return Ok(((server, connection), answer));
+                    return Ok(((server, connection), *answer));
                 }
-                (Said::Turned(error), _) => {
+                (Said::Not(NotSaid::Turned(error)), _) => {
                     tried.push(format!("{}: {error}", self.options.servers[server]));
                     turned = turned.or(Some(error));
                 }
-                (Said::Nothing(why), _) => tried.push(format!("{}: {why}", self.options.servers[server])),
+                (Said::Not(NotSaid::Nothing(why)), _) => tried.push(format!("{}: {why}", self.options.servers[server])),
                 (Said::Answer(_), None) => unreachable!("an answer comes with its connection"),
             }
         }
@@ -384,7 +388,7 @@ impl Client {
         }
         let mut connection = match self.connect(server) {
             Ok(connection) => connection,
-            Err(said) => return (None, said),
+            Err(said) => return (None, Said::Not(said)),
         };
         let deadline = Instant::now() + patience;
         let answer = connection
@@ -393,9 +397,9 @@ impl Client {
             .and_then(|()| receive(&mut connection, Some(number), deadline));
         match answer {
             Ok((generation, answer)) => (Some(connection), self.judge(generation, answer)),
-            Err(why) if request.is_repeatable() => (None, Said::Nothing(why)),
+            Err(why) if request.is_repeatable() => (None, Said::Not(NotSaid::Nothing(why))),
             // Another server must not be asked for what this one may have done.
-            Err(why) => (None, Said::Turned(ClientError::Unknown(why))),
+            Err(why) => (None, Said::Not(NotSaid::Turned(ClientError::Unknown(why)))),
         }
     }
 
@@ -405,8 +409,8 @@ impl Client {
         Some(idle.swap_remove(at).1)
     }
 
-    fn connect(&self, server: usize) -> Result<Connection, Said> {
-        let nothing = |why: String| Said::Nothing(why);
+    fn connect(&self, server: usize) -> Result<Connection, NotSaid> {
+        let nothing = |why: String| NotSaid::Nothing(why);
         let deadline = Instant::now() + self.options.timeout;
         let (host, port) = host_and_port(&self.options.servers[server]);
         let addresses = (host.as_str(), port)
@@ -426,27 +430,27 @@ impl Client {
         Err(nothing(why))
     }
 
-    fn turned(&self, error: ConnectionError) -> Said {
+    fn turned(&self, error: ConnectionError) -> NotSaid {
         match error {
             ConnectionError::Handshake(
                 HandshakeError::RefusedByTarget { own } | HandshakeError::NotConfirmed { own },
-            ) => Said::Turned(ClientError::NotAdmitted { own }),
+            ) => NotSaid::Turned(ClientError::NotAdmitted { own }),
             ConnectionError::Handshake(HandshakeError::WrongTarget { presented }) => {
-                Said::Turned(ClientError::WrongServer { presented })
+                NotSaid::Turned(ClientError::WrongServer { presented })
             }
-            ConnectionError::Handshake(HandshakeError::NoCommonScheme) => Said::Turned(ClientError::NotAKeyServer),
-            other => Said::Nothing(other.to_string()),
+            ConnectionError::Handshake(HandshakeError::NoCommonScheme) => NotSaid::Turned(ClientError::NotAKeyServer),
+            other => NotSaid::Nothing(other.to_string()),
         }
     }
 
     fn judge(&self, generation: u64, answer: Answer) -> Said {
         let known = self.generation.fetch_max(generation, Ordering::SeqCst);
         if generation < known {
-            return Said::Turned(ClientError::Superseded { generation, known });
+            return Said::Not(NotSaid::Turned(ClientError::Superseded { generation, known }));
         }
         match answer {
-            Answer::Failure(Failure::NotPrimary(text)) => Said::Turned(ClientError::Unavailable(text)),
-            answer => Said::Answer(answer),
+            Answer::Failure(Failure::NotPrimary(text)) => Said::Not(NotSaid::Turned(ClientError::Unavailable(text))),
+            answer => Said::Answer(Box::new(answer)),
         }
     }
 }

@@ -11,7 +11,10 @@
 //! record. What is served comes from memory, so that a database that cannot be written any more still gives keys out.
 
 mod open;
+mod replace;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -189,18 +189,16 @@ impl<'a> Draft<'a> {
     /// Does one operation, all of it or nothing, and writes down what came of it.
     pub(crate) fn operate(&mut self, caller: &Caller, operation: &Operation, at_ms: u64) -> Result<Outcome, Failure> {
         let result = self.decide(caller, operation);
-        let (text, of_change) = match (&result, operation) {
-            (Ok(_), Operation::Note(text)) => (text.clone(), false),
-            (Ok((_, told)), _) => (format!("{} {told}", operation.verb()), operation.is_change()),
-            (Err(failure), _) => {
-                let why = match failure {
-                    Failure::Refused => "refused",
-                    _ => "failed",
-                };
-                (format!("{why} {} {}", operation.verb(), subject(operation)), false)
-            }
+        let told = match (&result, operation) {
+            (Ok(_), Operation::Note(text)) => Some((text.clone(), false)),
+            (Ok((_, told)), _) => Some((format!("{} {told}", operation.verb()), operation.is_change())),
+            // Somebody who is refused again and again must not fill the log: whoever answers writes that down, and counts.
+            (Err(Failure::Refused), _) => None,
+            (Err(_), _) => Some((format!("failed {} {}", operation.verb(), subject(operation)), false)),
         };
-        self.log(Event { at_ms, actor: caller.identity, text, of_change });
+        if let Some((text, of_change)) = told {
+            self.log(Event { at_ms, actor: caller.identity, text, of_change });
+        }
         result.map(|(outcome, _)| outcome)
     }
 

@@ -299,6 +299,23 @@ impl Request {
         }
     }
 
+    /// The volume that it is about, if it names one by its domain.
+    pub(crate) fn domain(&self) -> Option<SealingDomain> {
+        match self {
+            Request::Fetch { domain }
+            | Request::Watch { domain, .. }
+            | Request::Info { domain }
+            | Request::Export { domain }
+            | Request::Grant { domain, .. }
+            | Request::Revoke { domain, .. }
+            | Request::Rotate { domain }
+            | Request::DestroyEpoch { domain, .. }
+            | Request::Destroy { domain } => Some(*domain),
+            Request::Create(new) | Request::Import(new, _) => Some(new.domain),
+            _ => None,
+        }
+    }
+
     /// Whether it changes nothing, so that it may be asked again.
     pub(crate) fn is_repeatable(&self) -> bool {
         matches!(self.kind(), 0x01..=0x06 | 0x12 | 0x20 | 0x21 | 0x30)

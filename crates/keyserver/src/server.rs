@@ -2,6 +2,8 @@
 //! connection: key servers answer few requests, and a watch is a thread that sleeps.
 
 mod service;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

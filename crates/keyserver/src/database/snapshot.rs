@@ -18,9 +18,8 @@ use std::sync::PoisonError;
 use strongroom_seal::{KEY_BYTES, Secret};
 use zeroize::Zeroizing;
 
-use super::{
-    AUDIT, Database, DatabaseError, HEAD_CONTEXT, Head, META, State, VOLUMES, digest_of, lock, volume_context,
-};
+use super::replace::Lines;
+use super::{Database, DatabaseError, State};
 use crate::audit::{AuditHead, line};
 use crate::batch::{Role, slots_of};
 use crate::keys::{MasterKey, RootKey, ShredKey, random};
@@ -187,42 +186,8 @@ impl Database {
         let mut state = State::empty(head.id, role);
         (state.generation, state.sequence) = (head.generation, head.sequence);
         (state.head, state.previous) = (head.audit, head.audit);
-        let mut records = Vec::new();
-        for volume in snapshot.volumes {
-            let domain = volume.domain;
-            let sealed = self.root.seal(&volume_context(domain), &volume.encode());
-            let digest = digest_of(&self.root, domain, &sealed);
-            state.digest = [0, 1].map(|half| state.digest[half].wrapping_add(digest[half]));
-            state.digests.insert(domain, digest);
-            state.put(domain, Some(volume));
-            records.push((domain, sealed));
-        }
-        let sealed_head = self.root.seal(HEAD_CONTEXT, &Head::of(&state).encode());
-        let store = self.store()?;
-        let write = || -> Result<(), redb::Error> {
-            let transaction = store.begin_write()?;
-            {
-                let mut volumes = transaction.open_table(VOLUMES)?;
-                volumes.retain(|_, _| false)?;
-                for (domain, record) in &records {
-                    volumes.insert(&domain.0[..], &record[..])?;
-                }
-                let mut audit = transaction.open_table(AUDIT)?;
-                audit.retain(|_, _| false)?;
-                for (number, line) in (1..).zip(&lines) {
-                    audit.insert(number, line.as_str())?;
-                }
-                let mut meta = transaction.open_table(META)?;
-                meta.insert("id", &head.id[..])?;
-                meta.insert("head", &sealed_head[..])?;
-            }
-            transaction.commit()?;
-            Ok(())
-        };
-        if let Err(error) = write() {
-            *lock(&self.store) = None;
-            return Err(self.store_error(error));
-        }
+        let numbered: Vec<(u64, String)> = (1..).zip(lines).collect();
+        let state = self.replace_all(&self.root, state, snapshot.volumes, &Lines::All(numbered))?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
         self.shred_unused()
     }

@@ -168,7 +168,8 @@ impl Service {
             self.send(connection, number, &answer)?;
             return Ok(Next::GoOn);
         }
-        if self.refused(peer, false, &format!("refused {}", request.name())) {
+        let about = request.domain().map_or_else(String::new, |domain| format!(" domain={domain}"));
+        if self.refused(peer, false, &format!("refused {}{about}", request.name())) {
             thread::sleep(PENALTY);
             self.send(connection, number, &Answer::Failure(Failure::TooMany))?;
             return Ok(Next::End);

@@ -36,6 +36,10 @@ pub(crate) struct KeyServerCommand {
     /// generation.
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     restore: Option<PathBuf>,
+    /// Put the database under the master key in this file, and end. The configuration is to name that file then; keep the old one as
+    /// long as backups that were made before, and destroy it with them.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["check", "restore"])]
+    new_master_key: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -56,6 +60,12 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
         let database = Database::restore(&config.directory, &master, &mut BufReader::new(file))
             .with_context(|| format!("backup {}", backup.display()))?;
         println!("{} volumes, audit log {}", database.volumes(), database.head());
+        return Ok(());
+    }
+    if let Some(new) = &args.new_master_key {
+        let (database, new_master) = (Database::open(&config.directory, &master)?, read_master_key(Some(new))?);
+        database.change_master_key(&new_master)?;
+        println!("the database is under the master key in {}: name it in the configuration", new.display());
         return Ok(());
     }
     let database = match config.standby_of {

@@ -153,8 +153,8 @@ pub(crate) struct GrantArgs {
     /// Its name at the key server, or its sealing domain.
     volume: String,
     /// Whom: the line that `strongroom identity show` prints there, in quotes.
-    #[arg(value_parser = parse_public_key)]
-    identity: PublicKey,
+    #[arg(value_name = "IDENTITY", value_parser = parse_public_key)]
+    whom: PublicKey,
     /// open: get the keys and read. seal: write. administer: grant, revoke, rotate, destroy. These, and no others that it had.
     #[arg(long, value_name = "RIGHTS", default_value = "open,seal")]
     rights: Rights,
@@ -168,8 +168,8 @@ pub(crate) struct RevokeArgs {
     /// Its name at the key server, or its sealing domain.
     volume: String,
     /// Whom: the line that `strongroom identity show` prints there, in quotes.
-    #[arg(value_parser = parse_public_key)]
-    identity: PublicKey,
+    #[arg(value_name = "IDENTITY", value_parser = parse_public_key)]
+    whom: PublicKey,
     #[command(flatten)]
     call: CallArgs,
 }
@@ -242,11 +242,11 @@ pub(crate) fn run(command: ServerCommand) -> Result<()> {
         ServerCommand::List(args) => list(&args.call),
         ServerCommand::Grant(args) => {
             let client = args.call.client()?;
-            Ok(client.grant(resolve(&client, &args.volume)?, args.identity, args.rights)?)
+            Ok(client.grant(resolve(&client, &args.volume)?, args.whom, args.rights)?)
         }
         ServerCommand::Revoke(args) => {
             let client = args.call.client()?;
-            let epoch = client.revoke(resolve(&client, &args.volume)?, args.identity)?;
+            let epoch = client.revoke(resolve(&client, &args.volume)?, args.whom)?;
             println!("epoch {epoch}");
             Ok(())
         }

@@ -1,0 +1,115 @@
+//! Everything in a database, written anew in one transaction: what a restored backup and a changed master key need.
+
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
+
+use super::{
+    AUDIT, Database, DatabaseError, HEAD_CONTEXT, Head, META, SHRED_FILE, State, VOLUMES, digest_of, lock,
+    volume_context,
+};
+use crate::audit::line;
+use crate::engine::wall_clock_ms;
+use crate::keys::{MasterKey, RootKey, ShredKey};
+use crate::volume::Volume;
+
+/// Lines of the audit log, by number.
+pub(super) enum Lines {
+    /// In the place of all that are there.
+    All(Vec<(u64, String)>),
+    /// Behind them.
+    More(u64, String),
+}
+
+impl Database {
+    /// Draws a new root key, wraps it under another master key, and wraps every volume key anew: neither the old master key nor the
+    /// old bytes of the database file open anything then. Backups that were made before still open with the old one.
+    ///
+    /// # Errors
+    /// [`DatabaseError`]; the old master key holds then.
+    pub fn change_master_key(self, new: &dyn MasterKey) -> Result<(), DatabaseError> {
+        let root = RootKey::fresh(new)?;
+        let (mut state, volumes, told, number) = {
+            let now = self.state();
+            let volumes: Vec<Volume> = now.volumes.values().map(|volume| Volume::clone(volume)).collect();
+            let number = now.head.lines + 1;
+            let told = line(number, wall_clock_ms(), None, &format!("master-key to={}", new.id()));
+            let mut state = State::empty(now.id, now.role);
+            (state.generation, state.sequence) = (now.generation, now.sequence + 1);
+            (state.previous, state.head) = (now.head, now.head.then(&told).expect("numbered right here"));
+            (state, volumes, told, number)
+        };
+        let (mut taken, mut slots, mut wrapped_anew) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for mut volume in volumes {
+            let keys = self.open_keys(&volume)?;
+            for (number, epoch) in &mut volume.epochs {
+                let slot = self.free_slot(&taken).ok_or_else(|| self.damaged("its shred file is full"))?;
+                let shred = ShredKey::fresh();
+                let key = keys.volume_key(*number).expect("opened from these epochs");
+                (epoch.slot, epoch.wrapped) = (slot, shred.wrap(volume.domain, *number, key));
+                taken.insert(slot);
+                slots.push((slot, shred));
+            }
+            wrapped_anew.push(volume);
+        }
+        let filled = self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots);
+        filled.map_err(|source| self.io("write", SHRED_FILE, source))?;
+        state = self.replace_all(&root, state, wrapped_anew, &Lines::More(number, told))?;
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+        self.shred_unused()
+    }
+
+    /// Writes volumes, lines and head, and gives the state back that is stored then.
+    pub(super) fn replace_all(
+        &self,
+        root: &RootKey,
+        mut state: State,
+        volumes: Vec<Volume>,
+        lines: &Lines,
+    ) -> Result<State, DatabaseError> {
+        let mut records = Vec::with_capacity(volumes.len());
+        for volume in volumes {
+            let domain = volume.domain;
+            let sealed = root.seal(&volume_context(domain), &volume.encode());
+            let digest = digest_of(root, domain, &sealed);
+            state.digest = [0, 1].map(|half| state.digest[half].wrapping_add(digest[half]));
+            state.digests.insert(domain, digest);
+            state.put(domain, Some(volume));
+            records.push((domain, sealed));
+        }
+        let sealed_head = root.seal(HEAD_CONTEXT, &Head::of(&state).encode());
+        let store = self.store()?;
+        let write = || -> Result<(), redb::Error> {
+            let transaction = store.begin_write()?;
+            {
+                let mut table = transaction.open_table(VOLUMES)?;
+                table.retain(|_, _| false)?;
+                for (domain, record) in &records {
+                    table.insert(&domain.0[..], &record[..])?;
+                }
+                let mut audit = transaction.open_table(AUDIT)?;
+                match lines {
+                    Lines::All(lines) => {
+                        audit.retain(|_, _| false)?;
+                        for (number, line) in lines {
+                            audit.insert(number, line.as_str())?;
+                        }
+                    }
+                    Lines::More(number, line) => {
+                        audit.insert(number, line.as_str())?;
+                    }
+                }
+                let mut meta = transaction.open_table(META)?;
+                meta.insert("id", &state.id[..])?;
+                meta.insert("root", root.wrapped())?;
+                meta.insert("head", &sealed_head[..])?;
+            }
+            transaction.commit()?;
+            Ok(())
+        };
+        if let Err(error) = write() {
+            *lock(&self.store) = None;
+            return Err(self.store_error(error));
+        }
+        Ok(state)
+    }
+}

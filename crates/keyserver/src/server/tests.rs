@@ -1,0 +1,295 @@
+//! Proves what an attacker on the wire, a stranger at the port, and an identity that may do little can do to a key server.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Mutex;
+
+use strongroom_block::{SealingDomain, VolumeId};
+use strongroom_channel::Scheme;
+use strongroom_handshake::{Handshake, Protocols};
+use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+use tempfile::TempDir;
+use zeroize::Zeroizing;
+
+use super::*;
+use crate::protocol::{Answer, Encoded, Failure, Request};
+use crate::{Client, ClientError, ClientOptions, LocalMasterKey, NewVolume, Rights};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn node(byte: u8) -> Arc<NodeKey> {
+    Arc::new(NodeKey::from_seed(&[byte; 32]))
+}
+
+fn domain(byte: u8) -> SealingDomain {
+    SealingDomain([byte; 16])
+}
+
+/// A server with one volume, which `node(1)` made and `node(2)` may write to, but not read.
+struct Site {
+    _dir: TempDir,
+    server: KeyServer,
+}
+
+impl Site {
+    fn with(limits: &str) -> Site {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("keys");
+        let text = format!(
+            "directory = {directory:?}\nlisten = [\"127.0.0.1:0\"]\nnode_key = \"unused\"\n[limits]\n{limits}\n[[identity]]\n\
+             name = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n",
+            node(1).public()
+        );
+        let master = LocalMasterKey::new(&VolumeKeyFile::new(KeyPurpose::Master, &[1; 32])).unwrap();
+        let database = Database::open_or_create(&directory, &master).unwrap();
+        let config = Config::parse(&text).unwrap();
+        let server = KeyServer::start(ServerOptions { config, node_key: node(100), database }).unwrap();
+        let site = Site { _dir: dir, server };
+        let new = NewVolume { id: VolumeId([1; 16]), name: "vault".into(), domain: domain(1) };
+        site.admin().create(new).unwrap();
+        let rights = Rights { open: false, seal: true, administer: false };
+        site.admin().grant(domain(1), node(2).public(), rights).unwrap();
+        site
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.server.local_addresses()[0]
+    }
+
+    fn admin(&self) -> Client {
+        client(self.address(), 1, PATIENCE)
+    }
+
+    fn log(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let database = &self.server.shared.service.engine.database;
+        database
+            .lines(1, |line| {
+                lines.push(line.to_owned());
+                true
+            })
+            .unwrap();
+        lines
+    }
+
+    /// An authentic connection, for messages that no client sends.
+    fn connection(&self, byte: u8) -> Connection {
+        let stream = TcpStream::connect(self.address()).unwrap();
+        Connection::connect(stream, &node(byte), &[node(100).public()], Instant::now() + PATIENCE).unwrap()
+    }
+}
+
+fn client(address: SocketAddr, byte: u8, timeout: Duration) -> Client {
+    let servers = vec![address.to_string()];
+    Client::new(ClientOptions { servers, server_keys: vec![node(100).public()], node_key: node(byte), timeout })
+}
+
+/// What somebody in the middle does to one direction: the chunk, and where it begins in the stream.
+type Hook = Arc<dyn Fn(&mut Vec<u8>, usize) + Send + Sync>;
+
+/// Somebody in the middle.
+fn in_the_middle(to: SocketAddr, to_server: Hook, to_client: Hook) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (Ok(client), Ok(server)) = (client, TcpStream::connect(to)) else { return };
+            for (from, into, hook) in [(&client, &server, &to_server), (&server, &client, &to_client)] {
+                let (mut from, mut into) = (from.try_clone().unwrap(), into.try_clone().unwrap());
+                let hook = Arc::clone(hook);
+                thread::spawn(move || {
+                    let (mut buffer, mut at) = ([0; 4096], 0);
+                    while let Ok(count @ 1..) = from.read(&mut buffer) {
+                        let mut chunk = buffer[..count].to_vec();
+                        hook(&mut chunk, at);
+                        at += count;
+                        if into.write_all(&chunk).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = (into.shutdown(Shutdown::Write), from.shutdown(Shutdown::Read));
+                });
+            }
+        }
+    });
+    address
+}
+
+fn untouched() -> Hook {
+    Arc::new(|_, _| {})
+}
+
+#[test]
+fn attack_key_flip_on_the_wire() {
+    let site = Site::with("setup_timeout_s = 2");
+    let keys = site.admin().fetch(domain(1)).unwrap().keys;
+    let seen = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let counting = |direction: usize| -> Hook {
+        let seen = Arc::clone(&seen);
+        Arc::new(move |chunk, _| {
+            seen[direction].fetch_add(chunk.len(), Ordering::SeqCst);
+        })
+    };
+    let address = in_the_middle(site.address(), counting(0), counting(1));
+    client(address, 1, PATIENCE).fetch(domain(1)).unwrap();
+    thread::scope(|scope| {
+        for direction in 0..2 {
+            let bytes = seen[direction].load(Ordering::SeqCst);
+            // All along both streams; the last one in the last frame's tag.
+            for at in (0..bytes).step_by(bytes / 12).chain([bytes - 1]) {
+                let (site, keys) = (&site, &keys);
+                scope.spawn(move || {
+                    let flip: Hook = Arc::new(move |chunk, from| {
+                        if let Some(byte) = at.checked_sub(from).and_then(|at| chunk.get_mut(at)) {
+                            *byte ^= 1;
+                        }
+                    });
+                    let hooks = if direction == 0 { (flip, untouched()) } else { (untouched(), flip) };
+                    let address = in_the_middle(site.address(), hooks.0, hooks.1);
+                    if let Ok(grant) = client(address, 1, Duration::from_secs(4)).fetch(domain(1)) {
+                        assert_eq!(&grant.keys, keys, "direction {direction}, byte {at}");
+                        panic!("direction {direction}, byte {at}: it was changed and nobody noticed");
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(site.admin().fetch(domain(1)).unwrap().keys, keys);
+}
+
+#[test]
+fn attack_key_replay_a_request() {
+    let site = Site::with("setup_timeout_s = 1");
+    let recorded = Arc::new(Mutex::new(Vec::new()));
+    let record: Hook = {
+        let recorded = Arc::clone(&recorded);
+        Arc::new(move |chunk, _| recorded.lock().unwrap().extend_from_slice(chunk))
+    };
+    let address = in_the_middle(site.address(), record, untouched());
+    assert_eq!(client(address, 1, PATIENCE).rotate(domain(1)).unwrap(), 2);
+    // The whole connection once more.
+    let mut again = TcpStream::connect(site.address()).unwrap();
+    again.write_all(&recorded.lock().unwrap()).unwrap();
+    let _ = again.read_to_end(&mut Vec::new());
+    assert_eq!(site.admin().info(domain(1)).unwrap().current_epoch, 2);
+    // One request twice: what a client sends once its connection is confirmed is its request.
+    let confirmed = Arc::new(AtomicUsize::new(0));
+    let (answers, twice): (Hook, Hook) = {
+        let (told, confirmed) = (Arc::clone(&confirmed), Arc::clone(&confirmed));
+        (
+            Arc::new(move |_, _| {
+                told.fetch_add(1, Ordering::SeqCst);
+            }),
+            Arc::new(move |chunk, _| {
+                if confirmed.load(Ordering::SeqCst) > 1 {
+                    chunk.extend_from_within(..);
+                }
+            }),
+        )
+    };
+    let address = in_the_middle(site.address(), twice, answers);
+    let rotated = client(address, 1, PATIENCE).rotate(domain(1));
+    let epoch = site.admin().info(domain(1)).unwrap().current_epoch;
+    assert!(epoch == 3 || (rotated.is_err() && epoch == 2), "once or not at all: {epoch}, {rotated:?}");
+}
+
+#[test]
+fn attack_key_a_target_in_the_place_of_a_key_server() {
+    let schemes = [Scheme::EncryptAll];
+    let everybody = || Arc::new(|_: &PublicKey| true);
+    for (offered, admitted) in
+        [(Protocols::Keys, Protocols::from(&schemes)), (Protocols::from(&schemes), Protocols::Keys)]
+    {
+        let mut initiator = Handshake::initiator(&node(1), &[node(100).public()], offered).unwrap();
+        let mut target = Handshake::target(&node(100), everybody(), admitted).unwrap();
+        let (mut refusals, mut rounds) = (Vec::new(), 0);
+        while refusals.len() < 2 && rounds < 8 {
+            rounds += 1;
+            let bytes = initiator.poll_transmit().unwrap_or_default();
+            refusals.extend(feed(&mut target, &bytes));
+            let bytes = target.poll_transmit().unwrap_or_default();
+            refusals.extend(feed(&mut initiator, &bytes));
+        }
+        assert_eq!(refusals, [HandshakeError::NoCommonScheme, HandshakeError::NoCommonScheme]);
+        assert!(initiator.finished().is_none() && target.finished().is_none());
+    }
+}
+
+fn feed(handshake: &mut Handshake, mut bytes: &[u8]) -> Option<HandshakeError> {
+    while !bytes.is_empty() {
+        match handshake.handle_input(bytes) {
+            Ok(0) => return None,
+            Ok(taken) => bytes = &bytes[taken..],
+            Err(error) => return Some(error),
+        }
+    }
+    None
+}
+
+#[test]
+fn attack_key_malformed_requests() {
+    let site = Site::with("refusals_per_minute = 1000");
+    let good = Request::Rotate { domain: domain(1) }.encode(7).to_vec();
+    let answer = Answer::Epoch(9).encode(7, 1).message.to_vec();
+    let mut newer = good.clone();
+    newer[0] = 9;
+    let mut unknown = good.clone();
+    unknown[1] = 0x7f;
+    let longer = [&good[..], &[0]].concat();
+    let messages = [&good[..10], &good[..3], &[], &newer, &unknown, &longer, &answer, &[0xff; 65_535]];
+    for message in messages {
+        let mut connection = site.connection(1);
+        let encoded = Encoded { message: Zeroizing::new(message.to_vec()), bulk: Zeroizing::default() };
+        connection.send(&encoded, Instant::now() + PATIENCE).unwrap();
+        // It may be told so; then it is over.
+        let told = connection.receive(Instant::now() + PATIENCE, PATIENCE);
+        if let Ok(Some(told)) = told {
+            let (_, _, answer) = Answer::decode(told.bytes(), &told.bulk).unwrap();
+            assert_eq!(answer, Answer::Failure(Failure::Malformed));
+            assert!(matches!(connection.receive(Instant::now() + PATIENCE, PATIENCE), Ok(None) | Err(_)));
+        }
+    }
+    let mut connection = site.connection(1);
+    let bulky = Encoded { message: Zeroizing::new(good.clone()), bulk: Zeroizing::new(vec![0; 1000]) };
+    // What a server does not take, the channel does not send.
+    assert!(connection.send(&bulky, Instant::now() + PATIENCE).is_err());
+    assert_eq!(site.admin().info(domain(1)).unwrap().current_epoch, 1);
+    let told = site.log().iter().filter(|line| line.ends_with("malformed request")).count();
+    assert_eq!(told, messages.len());
+}
+
+#[test]
+fn attack_key_half_open_connections() {
+    let site = Site::with("connections_max = 6\nsetup_timeout_s = 1");
+    let silent: Vec<TcpStream> = (0..20).filter_map(|_| TcpStream::connect(site.address()).ok()).collect();
+    let started = Instant::now();
+    while site.admin().status().is_err() {
+        assert!(started.elapsed() < PATIENCE, "strangers keep everybody out");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!site.server.metrics().contains("connections_refused_total 0\n"));
+    drop(silent);
+}
+
+#[test]
+fn attack_key_ask_for_a_thousand_volumes() {
+    let site = Site::with("refusals_per_minute = 10");
+    let them = client(site.address(), 2, PATIENCE);
+    let mut answered = 0;
+    let error = loop {
+        match them.fetch(domain(answered)) {
+            Err(ClientError::Refused) => answered += 1,
+            other => break other.unwrap_err(),
+        }
+    };
+    assert!(matches!(error, ClientError::TooMany), "{error}");
+    assert!(answered < 10, "{answered}");
+    // From now on each costs a second and a connection, and none of them a line.
+    let started = Instant::now();
+    assert!(matches!(them.fetch(domain(200)), Err(ClientError::TooMany)));
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    let lines = site.log().iter().filter(|line| line.contains("refused fetch")).count();
+    assert!(lines <= 10, "{lines} lines");
+    // Others are served.
+    site.admin().fetch(domain(1)).unwrap();
+}
