@@ -6,6 +6,7 @@ mod btio;
 mod ciphers;
 mod dbench;
 mod initiator;
+mod keys;
 mod lab;
 mod peers;
 mod progress;
@@ -40,6 +41,7 @@ pub(crate) enum BenchCommand {
     Btio(btio::BtioArgs),
     Dbench(dbench::DbenchArgs),
     Peers(peers::PeersArgs),
+    Keys(keys::KeysArgs),
     Lab(Box<lab::LabArgs>),
     Initiator(initiator::InitiatorArgs),
     Receiver(stream::ReceiverArgs),
@@ -55,6 +57,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         BenchCommand::Btio(args) => btio::run(&args),
         BenchCommand::Dbench(args) => dbench::run(&args),
         BenchCommand::Peers(args) => peers::run(&args),
+        BenchCommand::Keys(args) => keys::run(&args),
         BenchCommand::Lab(args) => lab::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
         BenchCommand::Receiver(args) => stream::receive(&args),
