@@ -86,7 +86,8 @@ wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WA
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-soak: deps ## SOAK_KILLS (200) power cuts under writes, then one simulated seed after the other until stopped or one fails
+soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, then one simulated seed after the other until stopped or one fails
+	STRONGROOM_XAES_INPUTS=1000000 $(CARGO) test --release --locked --package strongroom-seal --test it xaes_vectors
 	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --release --locked --package strongroom-testing --test forgetting_disk
 	$(CARGO) run --release --locked --package strongroom-testing --bin sim-soak
 

@@ -8,29 +8,16 @@
 # STRONGROOM  the binary            [target/release/strongroom]
 # BENCH_DIR   where results go      [target/bench]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-
-readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
-readonly OUT="${BENCH_DIR:-target/bench}"
-readonly RESULTS="$OUT/schemes.jsonl"
-mkdir -p "$OUT"
-[ -x "$STRONGROOM" ] || { echo "bench-schemes: there is no $STRONGROOM; run: make build" >&2; exit 1; }
+. "$(dirname "$0")/bench-results.sh" schemes.jsonl
 
 time=(--seconds 0.7 --warm-up 0.2 --runs 3)
 case "${1:-}" in
   --tiny) time=(--seconds 0.2 --warm-up 0.05 --runs 1) ;;
   "") ;;
-  *) echo "bench-schemes: unknown option $1; see the beginning of scripts/bench-schemes.sh" >&2; exit 2 ;;
+  *) unknown_option "$1" ;;
 esac
 
-failed=()
-append=()
-measure() {
-  local experiment=$1
-  shift
-  "$STRONGROOM" bench "$experiment" "$@" "${time[@]}" --json "$RESULTS" "${append[@]}" || failed+=("$*")
-  append=(--append)
-}
+measure() { record "$*" "$@" "${time[@]}"; }
 
 rm -f "$RESULTS"
 # Everything in one place keeps all targets in memory at once: small volumes.

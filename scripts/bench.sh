@@ -12,25 +12,11 @@
 # An experiment that cannot run here (something is not installed, no root) is skipped with a word; one that fails is kept
 # as failed in the results, and this script ends with an error after everything else was measured.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+. "$(dirname "$0")/bench-results.sh" results.jsonl
 
-readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
-readonly OUT="${BENCH_DIR:-target/bench}"
-readonly RESULTS="$OUT/results.jsonl"
-mkdir -p "$OUT"
-
-say() { printf '\nbench: %s\n' "$*" >&2; }
-[ -x "$STRONGROOM" ] || { say "there is no $STRONGROOM; run: make build"; exit 1; }
-
-failed=()
-# Each appends to the same file; the first begins it.
-append=()
 experiment() {
-  local name=$1
-  shift
-  say "$name"
-  "$STRONGROOM" bench "$name" "$@" --json "$RESULTS" "${append[@]}" || failed+=("$name")
-  append=(--append)
+  say "$1"
+  record "$1" "$@"
 }
 
 case "${1:-}" in
@@ -58,7 +44,7 @@ case "${1:-}" in
       btio=(--class A --dumps 1 --initiators 1,4,9 --runs 1) dbench=(--clients 1,4 --seconds 3)
     fi
     ;;
-  *) say "unknown option $1; see the beginning of scripts/bench.sh"; exit 2 ;;
+  *) unknown_option "$1" ;;
 esac
 
 rm -f "$RESULTS"

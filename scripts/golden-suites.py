@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Computes the golden vectors of the cipher suites from docs/sealed-block.md and docs/protocol.md alone, with Python's `cryptography` and `hmac`.
 
-crates/cipher/tests/suites.rs, crates/seal/tests/suites.rs and crates/channel/tests/golden.rs hold what it prints. Not part of the build.
+crates/cipher/tests/suites.rs, crates/seal/tests/it/suites.rs and crates/channel/tests/golden.rs hold what it prints. Not part of the build.
 """
 import hashlib
 import hmac

@@ -1,48 +1,23 @@
 //! Pins what the suites beside AES-256-GCM make of a block, in both custodies and modes, and proves that a record of one suite
 //! never opens on a volume of another. Vectors: scripts/golden-suites.py, from docs/sealed-block.md alone.
 
-use std::sync::Arc;
-
 use aws_lc_rs::digest::{SHA256, digest};
-use strongroom_block::{
-    AttachId, BlockSize, CryptoCounters, Lba, Mode, OpenError, SealRecord, SealingDomain, Stamp, Suite,
-};
+use strongroom_block::{BlockSize, Lba, Mode, OpenError, SealRecord, SealingDomain, Suite};
 use strongroom_seal::{BlindKeys, BlockKeys, SealContext, VolumeKey};
 
-const LBA: Lba = Lba(0x0102_0304_0506_0708);
-
-fn counting<const N: usize>(from: u8) -> [u8; N] {
-    std::array::from_fn(|at| from + at as u8)
-}
+use crate::vectors::{KEY, LBA, counters, counting, fill_block_keys, hex, plain, stamp};
 
 fn context(suite: Suite, mode: Mode) -> SealContext {
     let block_size = BlockSize::new(512).unwrap();
     SealContext::new(SealingDomain(counting(0x10)), block_size, 7).with_mode(mode).with_suite(suite)
 }
 
-fn stamp() -> Stamp {
-    Stamp { attach_id: AttachId(counting(0x40)), counter: 9 }
-}
-
-fn plain() -> Vec<u8> {
-    (0..512u32).map(|at| (at * 7 + 3) as u8).collect()
-}
-
-fn counters() -> Arc<CryptoCounters> {
-    Arc::new(CryptoCounters::new())
-}
-
 fn blind(suite: Suite, mode: Mode) -> BlindKeys {
-    BlindKeys::new(&VolumeKey::new(counting(0)), context(suite, mode), counters())
+    BlindKeys::new(&VolumeKey::new(KEY), context(suite, mode), counters())
 }
 
 fn block_keys(suite: Suite, mode: Mode) -> BlockKeys {
-    let fill = |out: &mut [u8]| out.iter_mut().enumerate().for_each(|(at, byte)| *byte = 0xb0 + (at % 16) as u8);
-    BlockKeys::new(context(suite, mode), Box::new(fill), counters())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    BlockKeys::new(context(suite, mode), Box::new(fill_block_keys), counters())
 }
 
 /// Suite, mode, flags, SHA-256 of the sealed block, record.

@@ -1,54 +1,14 @@
 //! Pins the sealed forms, version 1: the vectors of docs/sealed-block.md, which were computed by an independent
 //! implementation from the specification alone. A change here is a change of format and needs a new version.
 
-use std::sync::Arc;
-
 use aws_lc_rs::digest::{SHA256, digest};
-use strongroom_block::{AttachId, BlockSize, HoleRecord, Lba, Mode, SealRecord, SealingDomain, Stamp};
-use strongroom_seal::{
-    BlindKeys, BlockKeyWrap, BlockKeys, CryptoCounters, KeyWrapper, SealContext, VolumeKey, WrappingKey,
-};
+use strongroom_block::{BlockSize, HoleRecord, Lba, Mode, SealRecord, SealingDomain};
+use strongroom_seal::{BlindKeys, BlockKeyWrap, BlockKeys, KeyWrapper, SealContext, VolumeKey, WrappingKey};
 
-const LBA: Lba = Lba(0x0102_0304_0506_0708);
-const KEY: [u8; 32] = counting(0);
-const BLOCK_KEY: [u8; 32] = {
-    let mut bytes = [0; 32];
-    let mut at = 0;
-    while at < 32 {
-        bytes[at] = 0xb0 + (at % 16) as u8;
-        at += 1;
-    }
-    bytes
-};
-
-const fn counting<const N: usize>(from: u8) -> [u8; N] {
-    let mut bytes = [0; N];
-    let mut at = 0;
-    while at < N {
-        bytes[at] = from + at as u8;
-        at += 1;
-    }
-    bytes
-}
+use crate::vectors::{BLOCK_KEY, KEY, LBA, counters, counting, fill_block_keys, hex, plain, stamp};
 
 fn context() -> SealContext {
     SealContext::new(SealingDomain(counting(0x10)), BlockSize::new(512).unwrap(), 7)
-}
-
-fn stamp() -> Stamp {
-    Stamp { attach_id: AttachId(counting(0x40)), counter: 9 }
-}
-
-fn plain() -> Vec<u8> {
-    (0..512u32).map(|at| (at * 7 + 3) as u8).collect()
-}
-
-fn counters() -> Arc<CryptoCounters> {
-    Arc::new(CryptoCounters::new())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn hole_hex(hole: &HoleRecord) -> String {
@@ -98,12 +58,7 @@ fn a_hole_sealed_blind() {
 }
 
 fn block_keys() -> BlockKeys {
-    let fill = |out: &mut [u8]| {
-        for key in out.chunks_exact_mut(32) {
-            key.copy_from_slice(&BLOCK_KEY);
-        }
-    };
-    BlockKeys::new(context(), Box::new(fill), counters())
+    BlockKeys::new(context(), Box::new(fill_block_keys), counters())
 }
 
 #[test]

@@ -6,18 +6,16 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use strongroom_block::{AttachId, BlockSize, HoleRecord, Lba, Mode, OpenError, SealRecord, SealingDomain, Stamp};
 use strongroom_seal::{
-    BlockKeyWrap, BlockKeys, CryptoBytes, CryptoCounters, FillRandom, KeyPurpose, KeyWrapper, SealContext, SealerError,
-    VolumeKeyFile, VolumeSealer, WrappingKey,
+    BlockKeyWrap, BlockKeys, CryptoBytes, FillRandom, KeyPurpose, KeyWrapper, SealContext, SealerError, VolumeKeyFile,
+    VolumeSealer, WrappingKey,
 };
+
+use crate::vectors::counters;
 
 const BLOCK_BYTES: usize = 512;
 
 fn context() -> SealContext {
     SealContext::new(SealingDomain([0xd0; 16]), BlockSize::new(BLOCK_BYTES as u64).unwrap(), 1)
-}
-
-fn counters() -> Arc<CryptoCounters> {
-    Arc::new(CryptoCounters::new())
 }
 
 fn blind(context: SealContext) -> VolumeSealer {
