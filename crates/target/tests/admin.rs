@@ -15,7 +15,7 @@ use bytes::Bytes;
 use strongroom_block::{BlockKeyWrap, Buffer, Custody, WrapError};
 use strongroom_iscsi::initiator::Event;
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
-use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer, Serial};
+use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer};
 use strongroom_target::admin::{
     self, CLIENTS_MAX, Client, Operation, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
 };
@@ -153,20 +153,7 @@ fn a_drain_sends_initiators_elsewhere_until_it_ends() {
 
 /// A login that was let in and is not over yet: the first of its requests was answered.
 fn begin_login(host: &Host) -> TcpStream {
-    let request = LoginRequest {
-        transit: true,
-        continues: false,
-        current_stage: 0,
-        next_stage: 1,
-        version_max: 0,
-        version_min: 0,
-        isid: [0x80, 0, 0, 0, 0, 1],
-        tsih: 0,
-        initiator_task_tag: 1,
-        cid: 0,
-        cmd_sn: Serial(1),
-        exp_stat_sn: Serial(1),
-    };
+    let request = LoginRequest { current_stage: 0, next_stage: 1, ..LoginRequest::one_step([0x80, 0, 0, 0, 0, 1]) };
     let text =
         format!("InitiatorName={ALICE}\0TargetName={}\0SessionType=Normal\0AuthMethod=None\0", target_name("data"));
     let pdu = Pdu::new(request.encode(), Bytes::new(), Buffer::copy_from(text.as_bytes()), false);

@@ -13,7 +13,7 @@ use strongroom_block::Buffer;
 use strongroom_iscsi::chap::{Algorithm, Challenge, Credentials, Secret};
 use strongroom_iscsi::initiator::{ChapLogin, Command, Config as SessionConfig, ConnectionId, Event};
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
-use strongroom_iscsi::{Bhs, CloseReason, Digests, LoginStatus, Pdu, PlainFramer, Serial};
+use strongroom_iscsi::{Bhs, CloseReason, Digests, LoginStatus, Pdu, PlainFramer};
 use strongroom_net::{Link, LinkEvent, LinkOptions};
 use strongroom_scsi::cdb;
 use strongroom_target::admin::{Client, Reply, Request, default_socket};
@@ -110,20 +110,7 @@ impl Attempt<'_> {
     }
 
     fn begin(&self) -> TcpStream {
-        let request = LoginRequest {
-            transit: true,
-            continues: false,
-            current_stage: 1,
-            next_stage: 3,
-            version_max: 0,
-            version_min: 0,
-            isid: self.isid,
-            tsih: self.tsih,
-            initiator_task_tag: 1,
-            cid: self.cid,
-            cmd_sn: Serial(1),
-            exp_stat_sn: Serial(1),
-        };
+        let request = LoginRequest { tsih: self.tsih, cid: self.cid, ..LoginRequest::one_step(self.isid) };
         let (initiator, target) = (self.initiator, target_name(self.volume));
         let text = format!("InitiatorName={initiator}\0TargetName={target}\0SessionType=Normal\0");
         let pdu = Pdu::new(request.encode(), Bytes::new(), Buffer::copy_from(text.as_bytes()), false);

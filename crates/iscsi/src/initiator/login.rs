@@ -225,17 +225,13 @@ impl Session {
         };
         let request = LoginRequest {
             transit,
-            continues: false,
             current_stage: login.stage,
             next_stage: if transit { next_stage } else { 0 },
-            version_max: 0,
-            version_min: 0,
-            isid: self.config.isid,
             tsih: self.tsih,
             initiator_task_tag: LOGIN_TAG,
             cid: connection.id.0,
             cmd_sn: Serial(0),
-            exp_stat_sn: Serial(0),
+            ..LoginRequest::one_step(self.config.isid)
         };
         connection.requests.push_back((request.encode(), Buffer::from(Bytes::from(pairs.encode()))));
     }

@@ -2,6 +2,7 @@
 
 use super::{Bhs, Lun, Opcode, PduError};
 use crate::Serial;
+use crate::login::stage;
 
 const FINAL: u8 = 0x80;
 const CONTINUE: u8 = 0x40;
@@ -278,6 +279,24 @@ pub struct LoginRequest {
 }
 
 impl LoginRequest {
+    /// Asks for a new session, and for all of its login in one request: no security stage, from operational negotiation to full feature.
+    pub fn one_step(isid: [u8; 6]) -> LoginRequest {
+        LoginRequest {
+            transit: true,
+            continues: false,
+            current_stage: stage::OPERATIONAL,
+            next_stage: stage::FULL_FEATURE,
+            version_max: 0,
+            version_min: 0,
+            isid,
+            tsih: 0,
+            initiator_task_tag: 1,
+            cid: 0,
+            cmd_sn: Serial(1),
+            exp_stat_sn: Serial(0),
+        }
+    }
+
     /// Writes the header.
     pub fn encode(&self) -> Bhs {
         let mut bhs = Bhs::new(Opcode::LoginRequest);

@@ -87,18 +87,12 @@ fn requests_have_the_bytes_of_the_rfc() {
     assert_eq!(Request::decode(&bytes), Ok(Request::TaskManagement(management)));
 
     let login = LoginRequest {
-        transit: true,
-        continues: false,
-        current_stage: 1,
-        next_stage: 3,
-        version_max: 0,
-        version_min: 0,
-        isid: [0x80, 1, 2, 3, 4, 5],
         tsih: 0x0607,
         initiator_task_tag: 0x2a,
         cid: 1,
         cmd_sn,
         exp_stat_sn,
+        ..LoginRequest::one_step([0x80, 1, 2, 3, 4, 5])
     };
     let bytes = golden(&[(0, &[0x43, 0x87]), (8, &[0x80, 1, 2, 3, 4, 5, 6, 7]), TAG, (20, &[0, 1]), both]);
     assert_eq!(login.encode().0, bytes.0);

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::target::{ManagementFunction, ManagementId, TaskManagement};
-use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer, Serial};
+use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer};
 
 use super::crossing::{Crossing, Request};
 use super::{Message, Order, Which, WorkerReport};
@@ -72,20 +72,7 @@ impl Spread {
 
 /// A login in one request.
 fn log_in(target: &TargetHandle, which: u8) -> Option<TcpStream> {
-    let request = LoginRequest {
-        transit: true,
-        continues: false,
-        current_stage: 1,
-        next_stage: 3,
-        version_max: 0,
-        version_min: 0,
-        isid: [0x80, 0, 0, 0, 0, which],
-        tsih: 0,
-        initiator_task_tag: 1,
-        cid: 0,
-        cmd_sn: Serial(1),
-        exp_stat_sn: Serial(1),
-    };
+    let request = LoginRequest::one_step([0x80, 0, 0, 0, 0, which]);
     let text = format!("InitiatorName={ALICE}\0TargetName=iqn.2026-11.org.strongroom:disk\0SessionType=Normal\0");
     let pdu = Pdu::new(request.encode(), Bytes::new(), Buffer::copy_from(text.as_bytes()), false);
     let mut out = Vec::new();

@@ -1,14 +1,13 @@
 //! Proves error recovery level 1: data that a digest shows to be damaged, in either direction, is sent again within the command,
 //! and the application of neither side notices.
 
-mod pair;
-
-use pair::{Pair, initiator_config};
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{Command, WriteSource};
 use strongroom_iscsi::pdu::{Answer, DataIn, Opcode, Request, Snack, TAG_NONE, TextRequest};
 use strongroom_iscsi::target::{self, Response};
 use strongroom_iscsi::{DigestOffer, Lun, Offer, Pdu, Serial};
+
+use crate::pair::{Pair, initiator_config};
 
 const LUN: Lun = Lun(0);
 

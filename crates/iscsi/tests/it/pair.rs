@@ -1,9 +1,7 @@
 //! Two session machines joined in memory, stepped through virtual time; every PDU crosses as bytes, the way a stream or a
 //! channel frame carries it. No threads, no sockets: what happens is what the caller steps.
 
-#![allow(dead_code, unreachable_pub)] // Each test file uses its part.
-
-pub mod model;
+pub(crate) mod model;
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -11,21 +9,25 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use strongroom_block::Buffer;
 use strongroom_iscsi::target::{ConnectionId, Event, Login, LoginEvent, Session};
-use strongroom_iscsi::{Agreed, CloseReason, Digests, Pdu, PlainFramer, initiator, target};
+use strongroom_iscsi::{Agreed, Bhs, CloseReason, Digests, Pdu, PlainFramer, initiator, target};
 
-pub const TARGET: &str = "iqn.2026-11.org.strongroom:v";
-pub const INITIATOR: &str = "iqn.2026-11.org.example:host";
+pub(crate) const TARGET: &str = "iqn.2026-11.org.strongroom:v";
+pub(crate) const INITIATOR: &str = "iqn.2026-11.org.example:host";
+
+pub(crate) fn pdu(bhs: Bhs, data: &[u8]) -> Pdu {
+    Pdu::new(bhs, Bytes::new(), Buffer::copy_from(data), false)
+}
 
 /// A seed's stream of numbers (xorshift64*): the same seed, the same run.
 #[derive(Debug)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(2).wrapping_add(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -33,27 +35,27 @@ impl Random {
     }
 
     /// A number below `bound`.
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    pub fn one_in(&mut self, bound: u64) -> bool {
+    pub(crate) fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
     }
 
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.next() as u8).collect()
     }
 }
 
 /// The start of virtual time.
 #[allow(clippy::disallowed_methods)] // An Instant has no other beginning; it is never read again.
-pub fn epoch() -> Instant {
+pub(crate) fn epoch() -> Instant {
     Instant::now()
 }
 
 /// A target's side of one connection: its login, and then its session, which is what it stands for.
-pub struct Target {
+pub(crate) struct Target {
     login: Option<Login>,
     session: Option<(Session, ConnectionId)>,
 }
@@ -73,44 +75,44 @@ impl DerefMut for Target {
 }
 
 impl Target {
-    pub fn new(now: Instant, config: target::Config) -> Target {
+    pub(crate) fn new(now: Instant, config: target::Config) -> Target {
         Target { login: Some(Login::new(now, config)), session: None }
     }
 
-    pub fn id(&self) -> ConnectionId {
+    pub(crate) fn id(&self) -> ConnectionId {
         self.session.as_ref().expect("logged in").1
     }
 
     /// The login, while it lasts.
-    pub fn login(&mut self) -> &mut Login {
+    pub(crate) fn login(&mut self) -> &mut Login {
         self.login.as_mut().expect("in its login")
     }
 
     /// Takes the login's question who may in.
-    pub fn requested(&mut self) -> target::LoginRequested {
+    pub(crate) fn requested(&mut self) -> target::LoginRequested {
         match self.login().poll_event() {
             Some(LoginEvent::Requested(request)) => request,
             other => panic!("expected a login, got {other:?}"),
         }
     }
 
-    pub fn accept(&mut self, now: Instant, tsih: u16) {
+    pub(crate) fn accept(&mut self, now: Instant, tsih: u16) {
         self.login().accept(tsih);
         self.enter(now);
     }
 
     /// A login that is done becomes a session.
-    pub fn enter(&mut self, now: Instant) {
+    pub(crate) fn enter(&mut self, now: Instant) {
         if let Some(login) = self.login.take_if(|login| login.agreed().is_some()) {
             self.session = Some(Session::new(now, login));
         }
     }
 
-    pub fn is_logged_in(&self) -> bool {
+    pub(crate) fn is_logged_in(&self) -> bool {
         self.session.is_some()
     }
 
-    pub fn handle_pdu(&mut self, now: Instant, pdu: Pdu) {
+    pub(crate) fn handle_pdu(&mut self, now: Instant, pdu: Pdu) {
         match (&mut self.login, &mut self.session) {
             (Some(login), _) => {
                 login.handle_pdu(&pdu);
@@ -121,36 +123,36 @@ impl Target {
         }
     }
 
-    pub fn handle_corrupt_pdu(&mut self, now: Instant, pdu: &Pdu) {
+    pub(crate) fn handle_corrupt_pdu(&mut self, now: Instant, pdu: &Pdu) {
         let id = self.id();
         Session::handle_corrupt_pdu(self, now, id, pdu);
     }
 
-    pub fn handle_closed(&mut self, now: Instant, reason: CloseReason) {
+    pub(crate) fn handle_closed(&mut self, now: Instant, reason: CloseReason) {
         let id = self.id();
         Session::handle_closed(self, now, id, reason);
     }
 
-    pub fn handle_progress(&mut self, now: Instant) {
+    pub(crate) fn handle_progress(&mut self, now: Instant) {
         let id = self.id();
         Session::handle_progress(self, now, id);
     }
 
-    pub fn handle_timeout(&mut self, now: Instant) {
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
         match &mut self.login {
             Some(login) => login.handle_timeout(now),
             None => Session::handle_timeout(self, now),
         }
     }
 
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         match &self.login {
             Some(login) => login.poll_timeout(),
             None => Session::poll_timeout(self),
         }
     }
 
-    pub fn poll_transmit(&mut self) -> Option<Pdu> {
+    pub(crate) fn poll_transmit(&mut self) -> Option<Pdu> {
         match (&mut self.login, &mut self.session) {
             (Some(login), _) => login.poll_transmit(),
             (None, Some((session, id))) => session.poll_transmit(*id),
@@ -158,25 +160,25 @@ impl Target {
         }
     }
 
-    pub fn accepts_input(&self) -> bool {
+    pub(crate) fn accepts_input(&self) -> bool {
         Session::accepts_input(self, self.id())
     }
 
-    pub fn agreed(&self) -> Option<&Agreed> {
+    pub(crate) fn agreed(&self) -> Option<&Agreed> {
         Session::agreed(self, self.id())
     }
 
-    pub fn send_targets(&mut self, targets: &[target::TargetEntry]) {
+    pub(crate) fn send_targets(&mut self, targets: &[target::TargetEntry]) {
         let id = self.id();
         Session::send_targets(self, id, targets);
     }
 
-    pub fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.login.as_ref().map_or_else(|| Session::is_closed(self), Login::is_closed)
     }
 
     /// The end, whatever was told before it.
-    pub fn closed(&mut self) -> Option<CloseReason> {
+    pub(crate) fn closed(&mut self) -> Option<CloseReason> {
         match &mut self.login {
             Some(login) => std::iter::from_fn(|| login.poll_event()).find_map(|event| match event {
                 LoginEvent::Closed(reason) => Some(reason),
@@ -190,27 +192,27 @@ impl Target {
     }
 }
 
-pub struct Pair {
-    pub now: Instant,
-    pub initiator: initiator::Session,
-    pub target: Target,
+pub(crate) struct Pair {
+    pub(crate) now: Instant,
+    pub(crate) initiator: initiator::Session,
+    pub(crate) target: Target,
     in_channel: bool,
-    pub digests: Digests,
+    pub(crate) digests: Digests,
     to_target: PlainFramer,
     to_initiator: PlainFramer,
     /// What crossed, for a test that wants to look.
-    pub sent_to_initiator: Vec<Pdu>,
-    pub sent_to_target: Vec<Pdu>,
-    pub keep: bool,
+    pub(crate) sent_to_initiator: Vec<Pdu>,
+    pub(crate) sent_to_target: Vec<Pdu>,
+    pub(crate) keep: bool,
 }
 
-pub fn initiator_config() -> initiator::Config {
+pub(crate) fn initiator_config() -> initiator::Config {
     let kind = initiator::SessionKind::Normal { target_name: TARGET.into() };
     initiator::Config::new(INITIATOR, [0x80, 1, 2, 3, 4, 5], kind)
 }
 
 impl Pair {
-    pub fn new(initiator: initiator::Config, target: target::Config) -> Pair {
+    pub(crate) fn new(initiator: initiator::Config, target: target::Config) -> Pair {
         let now = epoch();
         assert_eq!(initiator.in_channel, target.in_channel);
         Pair {
@@ -228,13 +230,13 @@ impl Pair {
     }
 
     /// A pair in full-feature phase, its login events taken.
-    pub fn logged_in(initiator: initiator::Config, target: target::Config) -> Pair {
+    pub(crate) fn logged_in(initiator: initiator::Config, target: target::Config) -> Pair {
         let mut pair = Pair::new(initiator, target);
         pair.log_in();
         pair
     }
 
-    pub fn log_in(&mut self) {
+    pub(crate) fn log_in(&mut self) {
         self.settle();
         self.target.requested();
         self.target.accept(self.now, 7);
@@ -247,7 +249,7 @@ impl Pair {
     }
 
     /// What both sides agreed on holds from here.
-    pub fn set_digests(&mut self, digests: Digests) {
+    pub(crate) fn set_digests(&mut self, digests: Digests) {
         assert_eq!(Some(digests), self.target.agreed().map(|agreed| agreed.digests));
         self.digests = digests;
         self.to_target.set_digests(digests);
@@ -255,7 +257,7 @@ impl Pair {
     }
 
     /// Carries one PDU towards the target; false if there was none.
-    pub fn step_to_target(&mut self) -> bool {
+    pub(crate) fn step_to_target(&mut self) -> bool {
         let Some(pdu) = self.initiator.poll_transmit() else { return false };
         if self.keep {
             self.sent_to_target.push(pdu.clone());
@@ -266,7 +268,7 @@ impl Pair {
     }
 
     /// Carries one PDU towards the initiator; false if there was none.
-    pub fn step_to_initiator(&mut self) -> bool {
+    pub(crate) fn step_to_initiator(&mut self) -> bool {
         let Some(pdu) = self.target.poll_transmit() else { return false };
         if self.keep {
             self.sent_to_initiator.push(pdu.clone());
@@ -277,12 +279,12 @@ impl Pair {
     }
 
     /// Carries PDUs until neither side has one.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         while self.step_to_target() | self.step_to_initiator() {}
     }
 
     /// Lets time pass; machines are woken when they asked for it.
-    pub fn advance(&mut self, by: Duration) {
+    pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         loop {
             let due = [self.initiator.poll_timeout(), self.target.poll_timeout()];
@@ -299,7 +301,7 @@ impl Pair {
         self.now = end;
     }
 
-    pub fn command(&mut self) -> target::Command {
+    pub(crate) fn command(&mut self) -> target::Command {
         match self.target.poll_event() {
             Some(target::Event::Command(command)) => command,
             other => panic!("expected a command, got {other:?}"),
@@ -307,7 +309,7 @@ impl Pair {
     }
 
     /// Takes a completion, and the data that came before it.
-    pub fn completed(&mut self) -> (Vec<u8>, initiator::Completed) {
+    pub(crate) fn completed(&mut self) -> (Vec<u8>, initiator::Completed) {
         let mut data = Vec::new();
         loop {
             match self.initiator.poll_event() {

@@ -1,16 +1,15 @@
 //! Proves that CHAP lets in who knows the secret and nobody else, in every form of the exchange, on both sides.
 
-mod pair;
-
 use bytes::Bytes;
-use pair::{INITIATOR, Pair, TARGET, initiator_config};
 use strongroom_block::Buffer;
 use strongroom_iscsi::chap::{Algorithm, CHALLENGE_BYTES, Challenge, Credentials, Secret};
 use strongroom_iscsi::initiator::{self, ChapLogin};
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::target::{self, ChapPolicy, ChapUser, LoginEvent};
 use strongroom_iscsi::text::Pairs;
-use strongroom_iscsi::{CloseReason, LoginStatus, Pdu, Serial};
+use strongroom_iscsi::{CloseReason, LoginStatus, Pdu};
+
+use crate::pair::{INITIATOR, Pair, TARGET, Target, epoch, initiator_config};
 
 const ALICE: &[u8] = b"alice's own secret";
 const TARGETS: &[u8] = b"the target's secret";
@@ -189,14 +188,14 @@ fn a_reflected_challenge_is_refused_by_both_sides() {
 /// An initiator by hand: what no decent one sends.
 struct By {
     now: std::time::Instant,
-    target: pair::Target,
+    target: Target,
     stage: u8,
 }
 
 impl By {
     fn hand() -> By {
-        let now = pair::epoch();
-        By { now, target: pair::Target::new(now, target::Config::default()), stage: 0 }
+        let now = epoch();
+        By { now, target: Target::new(now, target::Config::default()), stage: 0 }
     }
 
     fn require(&mut self, policy: ChapPolicy) {
@@ -208,18 +207,9 @@ impl By {
 
     fn push(&mut self, text: &str) {
         let request = LoginRequest {
-            transit: true,
-            continues: false,
             current_stage: self.stage,
             next_stage: if self.stage == 0 { 1 } else { 3 },
-            version_max: 0,
-            version_min: 0,
-            isid: [0x80, 0, 0, 0, 0, 1],
-            tsih: 0,
-            initiator_task_tag: 1,
-            cid: 0,
-            cmd_sn: Serial(1),
-            exp_stat_sn: Serial(0),
+            ..LoginRequest::one_step([0x80, 0, 0, 0, 0, 1])
         };
         let text = format!("{text}\0");
         self.target

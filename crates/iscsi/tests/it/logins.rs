@@ -1,10 +1,9 @@
 //! Proves what a login looks like when both sides behave: what it settles, who is let in, digests; and discovery.
 
-mod pair;
-
 use std::time::Duration;
 
-use pair::{INITIATOR, Pair, TARGET, initiator_config};
+use crate::pair::{INITIATOR, Pair, TARGET, initiator_config};
+
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, Command, SendTargets, SubmitError, WriteSource};
 use strongroom_iscsi::target::{self, Response, SessionKind, TargetEntry};

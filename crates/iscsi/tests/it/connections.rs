@@ -3,8 +3,6 @@
 
 mod host;
 mod limits;
-#[path = "../pair/mod.rs"]
-mod pair;
 
 use std::time::Duration;
 

@@ -1,10 +1,9 @@
 //! Proves that whatever two sessions negotiate, and in whatever order things happen, every command is executed once with
 //! exactly its data and every result arrives once with exactly its data, status, sense and residual.
 
-mod pair;
-
-use pair::model::Model;
 use proptest::prelude::*;
+
+use crate::pair::model::Model;
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]

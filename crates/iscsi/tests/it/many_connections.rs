@@ -1,12 +1,11 @@
 //! Proves that both machines together keep a session of several connections whole: whatever is cut, whenever, and whoever notices
 //! it, at error recovery level 2 every command is carried out once, completes once, and moves the right data. One seed, one run.
 
-mod pair;
-
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use pair::{Random, epoch, initiator_config};
+use crate::pair::{Random, epoch, initiator_config};
+
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, ConnectionId, WriteSource};
 use strongroom_iscsi::target::{self, Login, LoginEvent, MayAdd, Response};

@@ -8,7 +8,7 @@ use strongroom_iscsi::pdu::{Answer, TaskFunction, TaskManagementResult};
 use strongroom_iscsi::target::{Direction, Event, Login, LoginEvent, MayAdd, Response, Session};
 use strongroom_iscsi::{CloseReason, LoginStatus};
 
-use crate::host::{Host, TSIH, begin, config};
+use super::host::{Host, TSIH, begin, config};
 use crate::pair::epoch;
 
 /// The larger Time2Wait holds, and an hour may be asked for: how long a session without a connection stays is not the initiator's choice.

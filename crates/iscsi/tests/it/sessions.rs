@@ -1,12 +1,11 @@
 //! Proves what each exchange looks like when both sides behave: data in both directions, the command window, pings, task management,
 //! logout and drain. Logins and discovery are in `logins`.
 
-mod pair;
-
 use std::time::Duration;
 
+use crate::pair::{Pair, initiator_config};
+
 use bytes::Bytes;
-use pair::{Pair, initiator_config};
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, Command, SubmitError, TaskFunction, WriteSource};
 use strongroom_iscsi::pdu::{Answer, Opcode, Request, TAG_NONE, TaskManagementResult};

@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
-use strongroom_block::Buffer;
 use strongroom_iscsi::pdu::{
     Answer, Attribute, LoginRequest, LogoutRequest, LogoutResult, ScsiCommand, TaskFunction, TaskManagementRequest,
     TaskManagementResult,
@@ -11,7 +9,7 @@ use strongroom_iscsi::pdu::{
 use strongroom_iscsi::target::{self, Config, ConnectionId, Event, Login, LoginEvent, MayAdd, Session};
 use strongroom_iscsi::{Bhs, CloseReason, LoginStatus, Lun, Offer, Pdu, Serial};
 
-use crate::pair::{TARGET, epoch};
+use crate::pair::{TARGET, epoch, pdu};
 
 pub(crate) const LUN: Lun = Lun(0);
 pub(crate) const TSIH: u16 = 9;
@@ -24,23 +22,12 @@ pub(crate) struct Host {
 
 pub(crate) fn request(cid: u16, tsih: u16, cmd_sn: u32) -> LoginRequest {
     LoginRequest {
-        transit: true,
-        continues: false,
-        current_stage: 1,
-        next_stage: 3,
-        version_max: 0,
-        version_min: 0,
-        isid: [0x80, 0, 0, 0, 0, 1],
         tsih,
-        initiator_task_tag: 1,
         cid,
         cmd_sn: Serial(cmd_sn),
         exp_stat_sn: Serial(u32::from(cid) * 1000),
+        ..LoginRequest::one_step([0x80, 0, 0, 0, 0, 1])
     }
-}
-
-pub(crate) fn pdu(bhs: Bhs, data: &[u8]) -> Pdu {
-    Pdu::new(bhs, Bytes::new(), Buffer::copy_from(data), false)
 }
 
 pub(crate) fn config(level: u8) -> Config {

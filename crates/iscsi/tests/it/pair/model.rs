@@ -14,7 +14,7 @@ use strongroom_iscsi::{DigestOffer, Lun, Offer, Residual};
 
 use super::{Pair, Random, initiator_config};
 
-pub const BLOCK: usize = 512;
+pub(crate) const BLOCK: usize = 512;
 const RECORD: usize = SealRecord::BASE_BYTES;
 const ENTRY: usize = 8 + RECORD;
 
@@ -38,8 +38,8 @@ struct Progress {
     data: Vec<u8>,
 }
 
-pub struct Model {
-    pub pair: Pair,
+pub(crate) struct Model {
+    pub(crate) pair: Pair,
     random: Random,
     plans: HashMap<u64, Plan>,
     names: HashMap<TaskId, (u64, Progress)>,
@@ -86,7 +86,7 @@ fn offer(random: &mut Random, sealed: bool) -> Offer {
 }
 
 impl Model {
-    pub fn new(seed: u64, sealed: bool) -> Model {
+    pub(crate) fn new(seed: u64, sealed: bool) -> Model {
         let mut random = Random::new(seed);
         let mut initiator = initiator_config();
         initiator.in_channel = sealed;
@@ -113,7 +113,7 @@ impl Model {
     }
 
     /// Submits `commands` of them, in random interleaving with everything else, and checks each result.
-    pub fn run(&mut self, commands: u64) {
+    pub(crate) fn run(&mut self, commands: u64) {
         while self.finished < commands {
             let before = (self.next, self.finished);
             for _ in 0..4 {

@@ -1,16 +1,9 @@
 //! Proves that a target that lies loses its session with a reason, and that arbitrary PDUs make neither side panic.
 
-mod pair;
-
-use bytes::Bytes;
-use pair::{Pair, epoch, initiator_config};
 use proptest::prelude::*;
-use strongroom_block::Buffer;
-use strongroom_iscsi::{Bhs, CloseReason, Lun, Pdu, Serial, target};
+use strongroom_iscsi::{CloseReason, Lun, Pdu, Serial, target};
 
-fn pdu(bhs: Bhs, data: &[u8]) -> Pdu {
-    Pdu::new(bhs, Bytes::new(), Buffer::copy_from(data), false)
-}
+use crate::pair::{Pair, epoch, initiator_config, pdu};
 
 #[test]
 fn lies_of_a_target_end_the_session() {
