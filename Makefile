@@ -30,7 +30,7 @@ test: deps ## Every test; the properties from one seed, so that a failure says s
 	PROPTEST_RNG_SEED=$(PROPTEST_RNG_SEED) $(CARGO) test --workspace --locked --no-fail-fast
 
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)
-	$(CARGO) test --locked --package strongroom-target --test conformance
+	$(CARGO) test --locked --package strongroom-target --test it conformance
 
 test-kernel: build ## Linux's own initiator in a virtual machine: CHAP, digests, ext4, XFS, and a target that is killed (minutes; not in `make test`)
 	@scripts/deps.sh --kernel

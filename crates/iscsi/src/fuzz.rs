@@ -3,6 +3,7 @@
 
 mod connections;
 mod hosts;
+mod joined;
 mod sequences;
 
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use crate::pdu::{BHS_BYTES, Bhs, Opcode};
 use crate::{Lun, Pdu, initiator, target};
 
 pub use connections::fuzz_connections;
+pub use joined::Joined;
 pub use sequences::fuzz_sequences;
 
 /// Cuts PDUs out of arbitrary bytes without the patience of a framer: most of what comes is nearly right.

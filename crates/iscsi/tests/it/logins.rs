@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::pair::{INITIATOR, Pair, TARGET, initiator_config};
-
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, Command, SendTargets, SubmitError, WriteSource};
 use strongroom_iscsi::target::{self, Response, SessionKind, TargetEntry};
 use strongroom_iscsi::{CloseReason, DigestOffer, Digests, LoginStatus, Lun, Offer};
+
+use crate::pair::{INITIATOR, Pair, TARGET, initiator_config};
 
 const LUN: Lun = Lun(0);
 

@@ -81,3 +81,10 @@ fn every_command_is_answered_whatever_is_damaged() {
 fn every_command_is_answered_whatever_is_cut() {
     run_all(1000, script_of_connections, fuzz_connections);
 }
+
+/// A read whose number is changed on its way into one near the end of 64 bits.
+#[test]
+#[allow(clippy::disallowed_methods)] // As above.
+fn any_number_can_arrive() {
+    fuzz_connections(Instant::now(), &[4, 14, 14, 0, 0, 2, 4, 0, 15, 0, 34, 0xff, 5, 0, 9, 0]);
+}

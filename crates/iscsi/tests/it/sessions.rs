@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use crate::pair::{Pair, initiator_config};
-
 use bytes::Bytes;
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{self, Command, SubmitError, TaskFunction, WriteSource};
 use strongroom_iscsi::pdu::{Answer, Opcode, Request, TAG_NONE, TaskManagementResult};
 use strongroom_iscsi::target::{self, DataSegment, ManagementFunction, Response};
 use strongroom_iscsi::{CloseReason, Lun, PeerMisbehaved, Residual};
+
+use crate::pair::{Pair, initiator_config};
 
 const LUN: Lun = Lun(0);
 

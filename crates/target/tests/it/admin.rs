@@ -1,8 +1,6 @@
 //! Proves that the keeper of a target can see and end sessions, drain it and reload it while it runs, and that the socket for it is
 //! nobody else's and holds against clients that say nonsense, too much, or nothing.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -17,27 +15,15 @@ use strongroom_iscsi::initiator::Event;
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer};
 use strongroom_target::admin::{
-    self, CLIENTS_MAX, Client, Operation, REQUEST_BYTES_MAX, Reloaded, Reply, Request, StatusReport, default_socket,
+    self, CLIENTS_MAX, Client, Operation, REQUEST_BYTES_MAX, Reloaded, Reply, Request, default_socket,
 };
 use strongroom_target::{Catalogue, ChapSecrets, Config, SealedSpec, Target, TargetOptions, VolumeSpec, WrapFactory};
-use support::*;
 
-const MIB: u64 = 1 << 20;
+use crate::support::keeper::{ask, status};
+use crate::support::*;
 
 fn socket(host: &Host) -> PathBuf {
     default_socket(host.dir.path())
-}
-
-fn ask(host: &Host, request: &Request) -> Result<Reply, String> {
-    let mut client = Client::connect(&socket(host)).unwrap().expect("it listens");
-    client.ask(request, PATIENCE).map_err(|error| error.to_string())
-}
-
-fn status(host: &Host) -> StatusReport {
-    match ask(host, &Request::Status) {
-        Ok(Reply::Status(report)) => *report,
-        other => panic!("{other:?}"),
-    }
 }
 
 fn drop_where(peer: Option<&str>, volume: Option<&str>) -> Request {

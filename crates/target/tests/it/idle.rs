@@ -1,16 +1,12 @@
 //! Proves what a volume remembers when nobody uses it: it is closed, and can be deleted, whatever its initiators have set; and what
 //! they have set holds when it is opened again by the same target.
 
-mod support;
-
 use strongroom_block::Buffer;
 use strongroom_iscsi::initiator::{Command, WriteSource};
 use strongroom_scsi::cdb;
 use strongroom_target::VolumeSpec;
-use support::{ALICE, Host, Initiator, LUN, eventually, normal};
 
-const BOB: &str = "iqn.2026-11.org.example:bob";
-const CONFLICT: u8 = 0x18;
+use crate::support::{ALICE, BOB, CONFLICT, Host, Initiator, LUN, eventually, normal};
 
 fn host() -> Host {
     Host::start_with(&[VolumeSpec::plain("disk", 16 << 20)], |config| config.limits.idle_close_s = 0)

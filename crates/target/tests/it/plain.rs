@@ -1,7 +1,5 @@
 //! Proves over real sockets that a plain volume behaves as a disk: what was written is read, by whom it may, and by nobody else.
 
-mod support;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -15,9 +13,10 @@ use strongroom_scsi::provisioning::{self, LbaStatus};
 use strongroom_scsi::{Sense, cdb, supported};
 use strongroom_store::Medium;
 use strongroom_target::{StartError, Target, TargetOptions, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, Refused, discovery, eventually, normal, pattern, target_name};
 
-const MIB: u64 = 1 << 20;
+use crate::support::{
+    self, ALICE, BLOCK, Host, Initiator, LUN, MIB, Refused, discovery, eventually, normal, pattern, target_name,
+};
 
 #[test]
 fn written_read_flushed_and_there_again() {

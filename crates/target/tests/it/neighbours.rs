@@ -1,8 +1,6 @@
 //! Proves over real sockets what sessions can do to each other: a reset hangs nobody, whoever may only read holds up nobody, and
 //! nobody ends the session of another node by calling itself the same.
 
-mod support;
-
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::LoginStatus;
 use strongroom_iscsi::initiator::{
@@ -11,9 +9,9 @@ use strongroom_iscsi::initiator::{
 use strongroom_scsi::{Sense, Status, cdb};
 use strongroom_target::VolumeSpec;
 use strongroom_target::config::PlainRule;
-use support::{ALICE, Host, Initiator, LUN, Refused, normal, pattern};
 
-const MIB: u64 = 1 << 20;
+use crate::support::{ALICE, Host, Initiator, LUN, MIB, Refused, normal, pattern};
+
 const READER: &str = "iqn.2026-11.org.example:reader";
 
 fn other(name: &str) -> SessionConfig {

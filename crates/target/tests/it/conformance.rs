@@ -5,8 +5,6 @@
 //! STRONGROOM_TEST_CU names another build of the suite (a newer one has more tests). A missing tool is a failure, unless
 //! STRONGROOM_SKIP_INTEROP=1 is set; then that is said on standard error.
 
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::Command;
@@ -16,9 +14,9 @@ use std::time::{Duration, Instant};
 use strongroom_iscsi::chap::Secret;
 use strongroom_target::config::{ChapRule, PlainRule};
 use strongroom_target::{ChapSecrets, VolumeSpec};
-use support::{Host, target_name};
 
-const MIB: u64 = 1 << 20;
+use crate::support::{Host, MIB, target_name};
+
 /// Processes of the suite at once. They mostly wait and sleep.
 const AT_ONCE: usize = 6;
 /// No run takes so long unless it hangs.

@@ -1,30 +1,20 @@
 //! Proves what initiators see when space runs out and comes back, and when everything is erased under the eyes of the target's keeper.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use strongroom_block::{BlockSize, Geometry, Lba, VolumeId};
 use strongroom_iscsi::initiator::{Command, WriteSource};
 use strongroom_scsi::{Sense, cdb, provisioning};
 use strongroom_store::{CreateOptions, Extent, Op, OpenOptions, Receiver, Store, UnitKind, View};
-use strongroom_target::admin::{Client, Reply, Request, Resume, SpaceReport, StoreReport, default_socket};
-use strongroom_target::operate::{Description, Operation};
+use strongroom_target::admin::{Request, Resume, SpaceReport, StoreReport};
+use strongroom_target::operate::Operation;
 use strongroom_target::{Catalogue, IoChoice, VolumeSpec};
-use support::*;
 
-const MIB: u64 = 1 << 20;
+use crate::support::keeper::{client, operate, status};
+use crate::support::*;
+
 /// THIN PROVISIONING SOFT THRESHOLD REACHED.
 const THRESHOLD: (u8, u8) = (0x38, 0x07);
-
-fn operate(host: &Host, volume: &str, operation: Operation) -> Result<Description, String> {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    match client.ask(&Request::Volume { volume: volume.into(), operation }, PATIENCE) {
-        Ok(Reply::Volume(description)) => Ok(*description),
-        Ok(other) => panic!("{other:?}"),
-        Err(error) => Err(error.to_string()),
-    }
-}
 
 fn store_of(host: &Host, volume: &str) -> StoreReport {
     operate(host, volume, Operation::Describe).unwrap().store
@@ -130,8 +120,7 @@ fn the_way_of_io_is_as_the_volume_says_and_told() {
     let (mut slow, mut any) = (host.plain("slow"), host.plain("any"));
     slow.write(0, &pattern(1, 1));
     any.write(0, &pattern(1, 1));
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().unwrap();
-    let Ok(Reply::Status(status)) = client.ask(&Request::Status, PATIENCE) else { panic!("no status") };
+    let status = status(&host);
     let report = |name: &str| status.volumes.iter().find(|volume| volume.name == name).unwrap().clone();
     assert_eq!(report("slow").io, "buffered");
     assert!(report("slow").io_reason.unwrap().contains("io = buffered"));
@@ -153,8 +142,7 @@ fn caches_have_the_size_that_is_configured() {
     assert!((1..=store.record_cache_bytes_max).contains(&store.record_cache_bytes), "{store:?}");
     assert!(store.record_cache_hits + store.record_cache_misses >= 256);
     // Only where I/O is direct: elsewhere the kernel caches.
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().unwrap();
-    let Ok(Reply::Status(status)) = client.ask(&Request::Status, PATIENCE) else { panic!("no status") };
+    let status = status(&host);
     let cached = if status.volumes[0].io.starts_with("direct") { 8 * BLOCK as u64 } else { 0 };
     assert_eq!((store.data_cache_bytes_max, store.data_cache_bytes), (cached, cached));
     assert!(store.index_bytes >= 256 * 16, "{store:?}");
@@ -167,7 +155,7 @@ fn stream_of(
     slices_max: usize,
     mut between: impl FnMut(usize),
 ) -> Result<Vec<u8>, String> {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
+    let mut client = client(host);
     client.begin_stream(request, PATIENCE).map_err(|error| error.to_string())?;
     let mut stream = Vec::new();
     for slice in 0..slices_max {

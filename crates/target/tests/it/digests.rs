@@ -1,7 +1,5 @@
 //! Proves that digests hold over real sockets, at every length of data, and that damaged data never reaches a volume.
 
-mod support;
-
 use std::io::Write as _;
 
 use strongroom_block::{Buffer, Lba};
@@ -10,7 +8,8 @@ use strongroom_iscsi::{DigestOffer, Digests, PlainFramer};
 use strongroom_scsi::cdb;
 use strongroom_target::VolumeSpec;
 use strongroom_target::config::DigestRule;
-use support::{ALICE, BLOCK, Host, Initiator, LUN, normal, pattern};
+
+use crate::support::{ALICE, BLOCK, Host, Initiator, LUN, normal, pattern};
 
 fn with_digests(host: &Host, header: DigestOffer, data: DigestOffer) -> Option<Initiator> {
     let mut config = normal(ALICE, "disk");

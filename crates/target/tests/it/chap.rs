@@ -1,8 +1,6 @@
 //! Proves that CHAP keeps a plain volume: our session machine and libiscsi's tools get in with the secret, one way and mutual,
 //! and nobody gets in, asks for targets, or ends a session without it.
 
-mod support;
-
 use std::io::Write;
 use std::process::Command as Process;
 use std::sync::{Arc, Mutex};
@@ -15,7 +13,8 @@ use strongroom_net::LinkEvent;
 use strongroom_scsi::cdb;
 use strongroom_target::config::ChapRule;
 use strongroom_target::{Catalogue, ChapSecrets, Target, TargetOptions, VolumeSpec};
-use support::{ALICE, Host, Initiator, LUN, Refused, config, discovery, normal, target_key, target_name};
+
+use crate::support::{ALICE, Host, Initiator, LUN, Refused, config, discovery, normal, target_key, target_name};
 
 const BOB: &[u8] = b"bob's own secret";
 const VAULT: &[u8] = b"the target's one";

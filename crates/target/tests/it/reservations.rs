@@ -1,16 +1,12 @@
 //! Proves over real sessions that persistent reservations fence a node off, survive a restart of the target if they were asked to (APTPL), are
 //! forgotten if not, and that a damaged file of them keeps the volume closed rather than open to everybody.
 
-mod support;
-
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::initiator::{Command, Config as SessionConfig, WriteSource};
 use strongroom_scsi::cdb;
 use strongroom_target::{Target, TargetOptions, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, config, normal, pattern};
 
-const BOB: &str = "iqn.2026-11.org.example:bob";
-const CONFLICT: u8 = 0x18;
+use crate::support::{ALICE, BLOCK, BOB, CONFLICT, Host, Initiator, LUN, config, normal, pattern};
 
 const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;

@@ -3,8 +3,6 @@
 //!
 //! The blocks here are sealed by nobody: a target cannot tell, and these tests hold it to that.
 
-mod support;
-
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,13 +15,15 @@ use strongroom_iscsi::initiator::{Command, WriteSource};
 use strongroom_iscsi::{LoginStatus, ahs};
 use strongroom_scsi::vendor::{self, UnitPage};
 use strongroom_scsi::{Sense, VendorCommand, cdb, supported};
-use strongroom_target::admin::{Client, Reply, Request, SpaceReport, StoreReport, default_socket};
+use strongroom_target::admin::{SpaceReport, StoreReport};
 use strongroom_target::operate::Operation;
 use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
-use support::sealed::{format, hole, read, read_version, record, records, returned, seal_hole, sealed_write, stamp};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, Refused, alice_key, normal, pattern};
 
-const MIB: u64 = 1 << 20;
+use crate::support::keeper;
+use crate::support::sealed::{
+    format, hole, read, read_version, record, records, returned, seal_hole, sealed_write, stamp,
+};
+use crate::support::{self, ALICE, BLOCK, Host, Initiator, LUN, MIB, Refused, alice_key, normal, pattern};
 
 #[test]
 fn blocks_come_back_with_their_records_and_holes_with_theirs() {
@@ -375,11 +375,7 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 }
 
 fn operate(host: &Host, operation: Operation) -> StoreReport {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    match client.ask(&Request::Volume { volume: "vault".into(), operation }, support::PATIENCE) {
-        Ok(Reply::Volume(description)) => description.store,
-        other => panic!("{other:?}"),
-    }
+    keeper::operate(host, "vault", operation).unwrap().store
 }
 
 /// What holds for a plain volume (`space.rs`), and what only a sealed one has: feedback and sealed holes.

@@ -1,8 +1,6 @@
 //! Proves that a target which is trusted with block keys verifies blocks by itself while nothing is asked of it: what opens lets its
 //! older versions go, what does not keeps them and is named. And what feedback of an initiator does, and for whom.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,11 +12,12 @@ use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
 use strongroom_scsi::vendor::{self, VendorCommand};
 use strongroom_scsi::{Sense, cdb};
-use strongroom_target::admin::{Client, Reply, Request, VolumeReport, default_socket};
+use strongroom_target::admin::VolumeReport;
 use strongroom_target::{Access, Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, PATIENCE, alice_key, normal};
 
-const MIB: u64 = 1 << 20;
+use crate::support::keeper::status;
+use crate::support::{self, ALICE, BLOCK, Host, Initiator, LUN, MIB, PATIENCE, alice_key, normal};
+
 /// What the first byte of a block is that does not open.
 const BAD: u8 = 0xbd;
 const KEY: [u8; 32] = [7; 32];
@@ -73,11 +72,7 @@ fn format(initiator: &mut Initiator, key: Option<&[u8; 32]>) {
 }
 
 fn report(host: &Host) -> VolumeReport {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    match client.ask(&Request::Status, PATIENCE).unwrap() {
-        Reply::Status(report) => report.volumes.into_iter().next().expect("it is open"),
-        other => panic!("{other:?}"),
-    }
+    status(host).volumes.into_iter().next().expect("it is open")
 }
 
 /// A target of custody `target` that was handed what opens blocks, and a session with its formatted volume.

@@ -1,8 +1,6 @@
 //! Proves that a target is reached through several portal groups, over IPv4 and IPv6: each login is told its group, a session and its nexus
 //! belong to one, every answer of SCSI about ports agrees with the tags, and discovery tells every way.
 
-mod support;
-
 use std::net::SocketAddr;
 
 use strongroom_block::Buffer;
@@ -11,7 +9,8 @@ use strongroom_iscsi::target::TargetEntry;
 use strongroom_scsi::{Sense, cdb};
 use strongroom_target::VolumeSpec;
 use strongroom_target::config::PortalGroupRule;
-use support::{ALICE, Host, Initiator, LUN, discovery, normal, pattern, target_name};
+
+use crate::support::{ALICE, Host, Initiator, LUN, discovery, normal, pattern, target_name};
 
 const TAG: u16 = 0x107;
 

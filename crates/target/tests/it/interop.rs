@@ -3,15 +3,12 @@
 //!
 //! A missing tool is a failure, unless STRONGROOM_SKIP_INTEROP=1 is set; then each skipped test says so on standard error.
 
-mod support;
-
 use std::io::Write as _;
 use std::process::{Command, Output};
 
 use strongroom_target::VolumeSpec;
-use support::{BLOCK, Host, pattern, target_name};
 
-const MIB: u64 = 1 << 20;
+use crate::support::{self, BLOCK, Host, MIB, pattern, target_name};
 
 /// Whether the tools are there. Loud if not.
 fn have(tools: &[&str]) -> bool {

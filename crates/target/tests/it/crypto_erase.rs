@@ -1,8 +1,6 @@
 //! Proves what SANITIZE CRYPTOGRAPHIC ERASE of a volume of custody `target` comes to: the key that wrapped its block keys is gone, and with it
 //! everything, whatever crashes; or it was not, and then that is said.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -10,10 +8,9 @@ use strongroom_block::{BlockKeyWrap, Custody, WrapError};
 use strongroom_iscsi::initiator::Command;
 use strongroom_scsi::{Sense, vendor};
 use strongroom_target::{Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec};
-use support::sealed::{hole, read, record, seal_hole, sealed_write};
-use support::{Host, Initiator, LUN, Outcome, pattern};
 
-const MIB: u64 = 1 << 20;
+use crate::support::sealed::{hole, read, record, seal_hole, sealed_write};
+use crate::support::{self, Host, Initiator, LUN, MIB, Outcome, pattern};
 
 /// Wraps under a mask, which is told at the end of what it wraps.
 struct Masked(u8);

@@ -1,8 +1,6 @@
 //! Proves over sockets that a further connection joins a session only for whoever made it: with its names, its handle, its proof, and from
 //! where it came; and that a session which others try to join or to end does not notice. On whichever worker it is.
 
-mod support;
-
 use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,12 +14,12 @@ use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::{Bhs, CloseReason, Digests, LoginStatus, Pdu, PlainFramer};
 use strongroom_net::{Link, LinkEvent, LinkOptions};
 use strongroom_scsi::cdb;
-use strongroom_target::admin::{Client, Reply, Request, default_socket};
 use strongroom_target::config::ChapRule;
 use strongroom_target::{ChapSecrets, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, PATIENCE, eventually, normal, pattern, target_name};
 
-const MIB: u64 = 1 << 20;
+use crate::support::keeper::status;
+use crate::support::{ALICE, BLOCK, Host, Initiator, LUN, MIB, PATIENCE, eventually, normal, pattern, target_name};
+
 const EVE: &str = "iqn.2026-11.org.example:eve";
 const SECRETS: [(&str, &[u8]); 2] = [("bob", b"bob's own secret"), ("eve", b"eve has one too")];
 
@@ -85,8 +83,7 @@ fn on_both_workers(host: &Host) -> [(Initiator, u16, [u8; 6]); 2] {
 }
 
 fn both_workers_have_one(host: &Host) {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    let Ok(Reply::Status(report)) = client.ask(&Request::Status, PATIENCE) else { panic!("no report") };
+    let report = status(host);
     let [first, second] = &report.sessions[..] else { panic!("{report:?}") };
     assert_ne!(first.worker, second.worker);
 }
@@ -200,8 +197,7 @@ fn logins_in_one_step_that_replace_each_other_at_once_harm_nobody() {
     let mut all: Vec<Initiator> =
         (1..=WORKERS).map(|which| Initiator::log_in(&host, None, session(which)).expect("admitted")).collect();
     all.iter_mut().for_each(|session| works(session, 6));
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    let Ok(Reply::Status(report)) = client.ask(&Request::Status, PATIENCE) else { panic!("no report") };
+    let report = status(&host);
     let workers: HashSet<usize> = report.sessions.iter().map(|session| session.worker).collect();
     assert_eq!(workers.len(), usize::from(WORKERS), "{workers:?}");
 }

@@ -10,23 +10,23 @@ use strongroom_scsi::{VendorCommand, cdb, vendor};
 
 use super::{BLOCK, Initiator, LUN, Outcome};
 
-pub fn stamp(counter: u64) -> Stamp {
+pub(crate) fn stamp(counter: u64) -> Stamp {
     Stamp { attach_id: AttachId([0x5e; 16]), counter }
 }
 
-pub fn record(counter: u64, block: &[u8]) -> SealRecord {
+pub(crate) fn record(counter: u64, block: &[u8]) -> SealRecord {
     let checksum = keyless_checksum(block);
     SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(0), 1, stamp(counter), checksum, [counter as u8; 16])
 }
 
-pub fn hole(start: u64, count: u64) -> HoleRecord {
+pub(crate) fn hole(start: u64, count: u64) -> HoleRecord {
     let flags = RecordFlags(RecordFlags::HOLE);
     let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp(1 << 40 | start), 0, [7; 16]);
     HoleRecord { start: Lba(start), count, record }
 }
 
 /// Writes with records made by `with`.
-pub fn sealed_write(lba: u64, data: &[u8], records: &[SealRecord]) -> Command {
+pub(crate) fn sealed_write(lba: u64, data: &[u8], records: &[SealRecord]) -> Command {
     let record_bytes = records[0].as_bytes().len() as u32;
     let bytes: Vec<u8> = records.iter().flat_map(|record| record.as_bytes().to_vec()).collect();
     let records = WriteRecords { block_bytes: BLOCK as u32, record_bytes, bytes: Bytes::from(bytes) };
@@ -34,27 +34,27 @@ pub fn sealed_write(lba: u64, data: &[u8], records: &[SealRecord]) -> Command {
     Command::write(LUN, cdb::write_16(Lba(lba), (data.len() / BLOCK) as u32, false), source)
 }
 
-pub fn records(first: u64, data: &[u8]) -> Vec<SealRecord> {
+pub(crate) fn records(first: u64, data: &[u8]) -> Vec<SealRecord> {
     data.chunks_exact(BLOCK).zip(first..).map(|(block, counter)| record(counter, block)).collect()
 }
 
-pub fn read(initiator: &mut Initiator, lba: u64, blocks: u32) -> Outcome {
+pub(crate) fn read(initiator: &mut Initiator, lba: u64, blocks: u32) -> Outcome {
     let mut command = Command::read(LUN, cdb::read_16(Lba(lba), blocks), blocks * BLOCK as u32);
     command.sealed_block_bytes = Some(BLOCK as u32);
     initiator.run(command)
 }
 
-pub fn format(initiator: &mut Initiator, blocks: u64) {
+pub(crate) fn format(initiator: &mut Initiator, blocks: u64) {
     let list = vendor::encode_holes(&[hole(0, blocks)]);
     initiator.run(seal_hole(&list)).good();
 }
 
-pub fn seal_hole(list: &[u8]) -> Command {
+pub(crate) fn seal_hole(list: &[u8]) -> Command {
     let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
     Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(list)))
 }
 
-pub fn read_version(initiator: &mut Initiator, lba: u64, older_than: u64) -> Outcome {
+pub(crate) fn read_version(initiator: &mut Initiator, lba: u64, older_than: u64) -> Outcome {
     let cdb = VendorCommand::ReadVersion { lba: Lba(lba) }.encode();
     let mut command = Command::read(LUN, cdb, BLOCK as u32);
     command.sealed_block_bytes = Some(BLOCK as u32);
@@ -65,7 +65,7 @@ pub fn read_version(initiator: &mut Initiator, lba: u64, older_than: u64) -> Out
 }
 
 /// The (sequence, record) of every block of a read, and the holes in it.
-pub fn returned(outcome: &Outcome) -> (Vec<(u64, SealRecord)>, Vec<ahs::Hole>) {
+pub(crate) fn returned(outcome: &Outcome) -> (Vec<(u64, SealRecord)>, Vec<ahs::Hole>) {
     let mut blocks = Vec::new();
     let mut holes = Vec::new();
     for segment in &outcome.segments {

@@ -2,17 +2,14 @@
 //! itself: not one that it is not logged in to, not one of another's, not one that it may only read, not one that is reserved, not over a rule's
 //! addresses, and not after the rules changed.
 
-mod support;
-
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::initiator::{Command, Config as SessionConfig, WriteSource};
 use strongroom_scsi::copy::{self, Segment};
 use strongroom_scsi::{Sense, cdb};
 use strongroom_target::{Access, VolumeSpec};
-use support::{BLOCK, Host, Initiator, LUN, normal, pattern};
 
-const MIB: u64 = 1 << 20;
-const BOB: &str = "iqn.2026-11.org.example:bob";
+use crate::support::{BLOCK, BOB, Host, Initiator, LUN, MIB, normal, pattern};
+
 /// More than two slices.
 const BLOCKS: u16 = 700;
 

@@ -1,24 +1,13 @@
 //! Proves that volumes change while they are served: they grow under the sessions that use them, and their initiators are told.
 
-mod support;
-
 use strongroom_iscsi::initiator::Command;
 use strongroom_scsi::cdb;
-use strongroom_target::admin::{Client, Reply, Request, default_socket};
-use strongroom_target::operate::{Description, Operation};
+use strongroom_target::admin::{Reply, Request};
+use strongroom_target::operate::Operation;
 use strongroom_target::{Catalogue, VolumeSpec};
-use support::*;
 
-const MIB: u64 = 1 << 20;
-
-fn operate(host: &Host, volume: &str, operation: Operation) -> Result<Description, String> {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    match client.ask(&Request::Volume { volume: volume.into(), operation }, PATIENCE) {
-        Ok(Reply::Volume(description)) => Ok(*description),
-        Ok(other) => panic!("{other:?}"),
-        Err(error) => Err(error.to_string()),
-    }
-}
+use crate::support::keeper::{ask, operate};
+use crate::support::*;
 
 /// Blocks, as READ CAPACITY (16) tells.
 fn capacity(initiator: &mut Initiator) -> u64 {
@@ -194,9 +183,7 @@ fn who_may_not_use_a_volume_any_more_loses_its_snapshots_too() {
     operate(&host, "data", create("monday")).unwrap();
     let mut monday = host.plain("data:monday");
     catalogue.set_access("data", strongroom_target::Access::default()).unwrap();
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    let refreshed = client.ask(&Request::Refresh { volume: "data".into() }, PATIENCE).unwrap();
-    assert_eq!(refreshed, Reply::Sessions(1));
+    assert_eq!(ask(&host, &Request::Refresh { volume: "data".into() }), Ok(Reply::Sessions(1)));
     monday.wait_for_end();
 }
 

@@ -1,8 +1,6 @@
 //! Proves that the sessions of one volume are spread over the workers, and that it makes no difference to an initiator which of them it got:
 //! order, reservations, unit attentions, task management, replaced sessions, rights, drains and the end of the target.
 
-mod support;
-
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,13 +8,15 @@ use std::time::{Duration, Instant};
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::initiator::{Command, Event, TaskFunction, TaskManagementResult, WriteSource};
 use strongroom_scsi::cdb;
-use strongroom_target::admin::{Client, Reply, Request, StatusReport, default_socket};
+use strongroom_target::admin::{Reply, Request, StatusReport};
 use strongroom_target::{Catalogue, ChapSecrets, Config, Target, TargetOptions, VolumeSpec};
-use support::{ALICE, BLOCK, Host, Initiator, LUN, PATIENCE, config, eventually, normal, pattern, target_key};
 
-const MIB: u64 = 1 << 20;
+use crate::support::keeper::{ask, status};
+use crate::support::{
+    ALICE, BLOCK, CONFLICT, Host, Initiator, LUN, MIB, config, eventually, normal, pattern, target_key,
+};
+
 const WORKERS: usize = 3;
-const CONFLICT: u8 = 0x18;
 const TASK_ABORTED: u8 = 0x40;
 
 fn host() -> Host {
@@ -35,18 +35,6 @@ fn one_each(host: &Host) -> Vec<Initiator> {
     let sessions = (0..WORKERS as u8).map(|which| session(host, which)).collect();
     assert_eq!(workers_of(&status(host)).len(), WORKERS);
     sessions
-}
-
-fn ask(host: &Host, request: &Request) -> Reply {
-    let mut client = Client::connect(&default_socket(host.dir.path())).unwrap().expect("it listens");
-    client.ask(request, PATIENCE).unwrap()
-}
-
-fn status(host: &Host) -> StatusReport {
-    match ask(host, &Request::Status) {
-        Reply::Status(report) => *report,
-        other => panic!("{other:?}"),
-    }
 }
 
 fn workers_of(report: &StatusReport) -> HashSet<usize> {
@@ -263,10 +251,11 @@ fn sessions_are_dropped_and_drained_wherever_they_are() {
         session.pump_until(|_| Some(()));
     }
     let of_disk = Request::SessionDrop { id: None, initiator: None, peer: None, volume: Some("disk".into()) };
-    assert!(matches!(ask(&host, &of_disk), Reply::Sessions(WORKERS)));
+    assert!(matches!(ask(&host, &of_disk), Ok(Reply::Sessions(WORKERS))));
     all.iter_mut().for_each(|session| drop(session.wait_for_end()));
     let mut all = one_each(&host);
-    assert!(matches!(ask(&host, &Request::Drain { to: None, volume: None, grace_s: 30 }), Reply::Sessions(WORKERS)));
+    let drain = Request::Drain { to: None, volume: None, grace_s: 30 };
+    assert!(matches!(ask(&host, &drain), Ok(Reply::Sessions(WORKERS))));
     for mut session in all.drain(..) {
         session.pump_until(|session| {
             session.events.iter().any(|event| matches!(event, Event::LogoutRequested { .. })).then_some(())
@@ -274,7 +263,7 @@ fn sessions_are_dropped_and_drained_wherever_they_are() {
         session.write(3, &pattern(3, 1));
         assert_eq!(session.log_out(), "logged out");
     }
-    ask(&host, &Request::Undrain { volume: None });
+    ask(&host, &Request::Undrain { volume: None }).unwrap();
     assert_eq!(session(&host, 0).read(3, 1), pattern(3, 1));
 }
 

@@ -1,8 +1,7 @@
 //! A target in this process, and a blocking initiator made of the real link and the real session machine, for tests.
 
-#![allow(dead_code, unreachable_pub)] // Each test file uses its own part.
-
-pub mod sealed;
+pub(crate) mod keeper;
+pub(crate) mod sealed;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,29 +19,34 @@ use strongroom_scsi::{Sense, cdb};
 use strongroom_target::config::{PeerRule, PlainRule};
 use strongroom_target::{Catalogue, ChapSecrets, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
 
-pub const ALICE: &str = "iqn.2026-11.org.example:alice";
-pub const BLOCK: usize = 4096;
+pub(crate) const ALICE: &str = "iqn.2026-11.org.example:alice";
+pub(crate) const BOB: &str = "iqn.2026-11.org.example:bob";
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const BLOCK: usize = 4096;
 /// Nothing in these tests takes so long unless it hangs.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-pub const LUN: Lun = Lun::single_level(0);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const LUN: Lun = Lun::single_level(0);
+
+/// The status RESERVATION CONFLICT.
+pub(crate) const CONFLICT: u8 = 0x18;
 
 /// A target with its volumes in a temporary directory.
-pub struct Host {
-    pub target: Option<TargetHandle>,
-    pub dir: tempfile::TempDir,
-    pub node: PublicKey,
+pub(crate) struct Host {
+    pub(crate) target: Option<TargetHandle>,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) node: PublicKey,
 }
 
-pub fn alice_key() -> NodeKey {
+pub(crate) fn alice_key() -> NodeKey {
     NodeKey::from_seed(&[0xa1; 32])
 }
 
-pub fn target_key() -> NodeKey {
+pub(crate) fn target_key() -> NodeKey {
     NodeKey::from_seed(&[0x7a; 32])
 }
 
 /// Any initiator may use plain volumes; alice may use all volumes through a channel.
-pub fn config(root: &std::path::Path) -> Config {
+pub(crate) fn config(root: &std::path::Path) -> Config {
     let mut config = Config::new(root);
     config.listen = vec!["127.0.0.1:0".parse().unwrap()];
     config.workers = Some(2);
@@ -63,15 +67,15 @@ pub fn config(root: &std::path::Path) -> Config {
 }
 
 impl Host {
-    pub fn start(volumes: &[VolumeSpec]) -> Host {
+    pub(crate) fn start(volumes: &[VolumeSpec]) -> Host {
         Host::start_with(volumes, |_| {})
     }
 
-    pub fn start_with(volumes: &[VolumeSpec], change: impl FnOnce(&mut Config)) -> Host {
+    pub(crate) fn start_with(volumes: &[VolumeSpec], change: impl FnOnce(&mut Config)) -> Host {
         Host::start_with_secrets(volumes, ChapSecrets::default(), change)
     }
 
-    pub fn start_with_secrets(
+    pub(crate) fn start_with_secrets(
         volumes: &[VolumeSpec],
         chap_secrets: ChapSecrets,
         change: impl FnOnce(&mut Config),
@@ -88,80 +92,80 @@ impl Host {
         Host { target: Some(target), dir, node: target_key().public() }
     }
 
-    pub fn handle(&self) -> &TargetHandle {
+    pub(crate) fn handle(&self) -> &TargetHandle {
         self.target.as_ref().unwrap()
     }
 
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.handle().local_addresses()[0]
     }
 
-    pub fn plain(&self, volume: &str) -> Initiator {
+    pub(crate) fn plain(&self, volume: &str) -> Initiator {
         Initiator::log_in(self, None, normal(ALICE, volume)).expect("admitted")
     }
 
-    pub fn channel(&self, volume: &str) -> Initiator {
+    pub(crate) fn channel(&self, volume: &str) -> Initiator {
         Initiator::log_in(self, Some(alice_key()), normal(ALICE, volume)).expect("admitted")
     }
 }
 
-pub fn target_name(volume: &str) -> String {
+pub(crate) fn target_name(volume: &str) -> String {
     format!("iqn.2026-11.org.strongroom:{volume}")
 }
 
-pub fn normal(initiator: &str, volume: &str) -> SessionConfig {
+pub(crate) fn normal(initiator: &str, volume: &str) -> SessionConfig {
     let kind = SessionKind::Normal { target_name: target_name(volume) };
     SessionConfig::new(initiator, [0x80, 0, 0, 0, 0, 1], kind)
 }
 
-pub fn discovery(initiator: &str) -> SessionConfig {
+pub(crate) fn discovery(initiator: &str) -> SessionConfig {
     SessionConfig::new(initiator, [0x80, 0, 0, 0, 0, 2], SessionKind::Discovery)
 }
 
 /// How an attempt to log in ended.
 #[derive(Debug, PartialEq)]
-pub enum Refused {
+pub(crate) enum Refused {
     Login(LoginStatus),
     Closed(String),
 }
 
 /// What a command came to.
 #[derive(Debug)]
-pub struct Outcome {
-    pub status: u8,
-    pub sense: Option<Sense>,
-    pub data: Vec<u8>,
-    pub segments: Vec<DataIn>,
-    pub completed: Completed,
+pub(crate) struct Outcome {
+    pub(crate) status: u8,
+    pub(crate) sense: Option<Sense>,
+    pub(crate) data: Vec<u8>,
+    pub(crate) segments: Vec<DataIn>,
+    pub(crate) completed: Completed,
 }
 
 impl Outcome {
     #[track_caller]
-    pub fn good(self) -> Vec<u8> {
+    pub(crate) fn good(self) -> Vec<u8> {
         assert_eq!(self.status, 0, "{:?}", self.sense);
         self.data
     }
 
     #[track_caller]
-    pub fn sense(self) -> Sense {
+    pub(crate) fn sense(self) -> Sense {
         assert_eq!(self.status, 2, "CHECK CONDITION");
         self.sense.expect("sense with CHECK CONDITION")
     }
 }
 
 /// One session over a real socket.
-pub struct Initiator {
-    pub stream: TcpStream,
-    pub link: Link,
-    pub session: Session,
-    pub events: Vec<Event>,
-    pub ended: Option<String>,
-    pub established: bool,
+pub(crate) struct Initiator {
+    pub(crate) stream: TcpStream,
+    pub(crate) link: Link,
+    pub(crate) session: Session,
+    pub(crate) events: Vec<Event>,
+    pub(crate) ended: Option<String>,
+    pub(crate) established: bool,
 }
 
 impl Initiator {
     /// Connects and logs in; takes the power-on unit attention.
-    pub fn log_in(host: &Host, node: Option<NodeKey>, config: SessionConfig) -> Result<Initiator, Refused> {
+    pub(crate) fn log_in(host: &Host, node: Option<NodeKey>, config: SessionConfig) -> Result<Initiator, Refused> {
         let is_discovery = config.kind == SessionKind::Discovery;
         let mut initiator = Initiator::connect(host, node, config);
         initiator.wait_for_login()?;
@@ -172,11 +176,16 @@ impl Initiator {
         Ok(initiator)
     }
 
-    pub fn connect(host: &Host, node: Option<NodeKey>, config: SessionConfig) -> Initiator {
+    pub(crate) fn connect(host: &Host, node: Option<NodeKey>, config: SessionConfig) -> Initiator {
         Initiator::connect_at(host, host.address(), node, config)
     }
 
-    pub fn connect_at(host: &Host, at: SocketAddr, node: Option<NodeKey>, mut config: SessionConfig) -> Initiator {
+    pub(crate) fn connect_at(
+        host: &Host,
+        at: SocketAddr,
+        node: Option<NodeKey>,
+        mut config: SessionConfig,
+    ) -> Initiator {
         let stream = TcpStream::connect(at).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -196,7 +205,7 @@ impl Initiator {
         }
     }
 
-    pub fn wait_for_login(&mut self) -> Result<(), Refused> {
+    pub(crate) fn wait_for_login(&mut self) -> Result<(), Refused> {
         let mut status = None;
         self.pump_until(|initiator| {
             for event in initiator.events.drain(..) {
@@ -214,7 +223,7 @@ impl Initiator {
     }
 
     /// Moves bytes and events until `done` says so.
-    pub fn pump_until<T>(&mut self, mut done: impl FnMut(&mut Initiator) -> Option<T>) -> T {
+    pub(crate) fn pump_until<T>(&mut self, mut done: impl FnMut(&mut Initiator) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
         loop {
             self.flush();
@@ -267,7 +276,7 @@ impl Initiator {
     }
 
     /// Takes in what arrives within a moment.
-    pub fn receive(&mut self) {
+    pub(crate) fn receive(&mut self) {
         let mut bytes = vec![0; 256 * 1024];
         match self.stream.read(&mut bytes) {
             Ok(0) => self.link.handle_eof(),
@@ -284,17 +293,17 @@ impl Initiator {
         }
     }
 
-    pub fn submit(&mut self, command: Command) -> TaskId {
+    pub(crate) fn submit(&mut self, command: Command) -> TaskId {
         self.session.submit(command).expect("room for a task")
     }
 
     /// Waits for the end of one command. Panics if the session ends before.
     #[track_caller]
-    pub fn wait(&mut self, task: TaskId) -> Outcome {
+    pub(crate) fn wait(&mut self, task: TaskId) -> Outcome {
         self.try_wait(task).unwrap_or_else(|reason| panic!("the session ended: {reason}"))
     }
 
-    pub fn try_wait(&mut self, task: TaskId) -> Result<Outcome, String> {
+    pub(crate) fn try_wait(&mut self, task: TaskId) -> Result<Outcome, String> {
         self.pump_until(|initiator| {
             for event in &initiator.events {
                 if let Event::Closed(reason) = event {
@@ -322,33 +331,33 @@ impl Initiator {
     }
 
     #[track_caller]
-    pub fn run(&mut self, command: Command) -> Outcome {
+    pub(crate) fn run(&mut self, command: Command) -> Outcome {
         let task = self.submit(command);
         self.wait(task)
     }
 
     #[track_caller]
-    pub fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
+    pub(crate) fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
         let cdb = cdb::read_16(strongroom_block::Lba(lba), blocks);
         self.run(Command::read(LUN, cdb, blocks * BLOCK as u32)).good()
     }
 
-    pub fn try_write(&mut self, lba: u64, data: &[u8]) -> Outcome {
+    pub(crate) fn try_write(&mut self, lba: u64, data: &[u8]) -> Outcome {
         let cdb = cdb::write_16(strongroom_block::Lba(lba), (data.len() / BLOCK) as u32, false);
         self.run(Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(data))))
     }
 
     #[track_caller]
-    pub fn write(&mut self, lba: u64, data: &[u8]) {
+    pub(crate) fn write(&mut self, lba: u64, data: &[u8]) {
         self.try_write(lba, data).good();
     }
 
     #[track_caller]
-    pub fn synchronize(&mut self) {
+    pub(crate) fn synchronize(&mut self) {
         self.run(Command::without_data(LUN, cdb::synchronize_cache_10())).good();
     }
 
-    pub fn send_targets(&mut self) -> Vec<strongroom_iscsi::target::TargetEntry> {
+    pub(crate) fn send_targets(&mut self) -> Vec<strongroom_iscsi::target::TargetEntry> {
         self.session.send_targets(&SendTargets::All).unwrap();
         self.pump_until(|initiator| {
             initiator.events.drain(..).find_map(|event| match event {
@@ -359,13 +368,13 @@ impl Initiator {
     }
 
     /// Logs out and waits for the end.
-    pub fn log_out(mut self) -> String {
+    pub(crate) fn log_out(mut self) -> String {
         self.session.logout(Instant::now());
         self.wait_for_end()
     }
 
     /// Waits until the session ends; says why.
-    pub fn wait_for_end(&mut self) -> String {
+    pub(crate) fn wait_for_end(&mut self) -> String {
         self.pump_until(|initiator| {
             initiator.events.drain(..).find_map(|event| match event {
                 Event::Closed(reason) => Some(reason.to_string()),
@@ -376,13 +385,13 @@ impl Initiator {
 }
 
 /// Recognisable bytes: each block is different.
-pub fn pattern(seed: u8, blocks: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u8, blocks: usize) -> Vec<u8> {
     (0..blocks * BLOCK).map(|at| seed ^ (at / BLOCK) as u8 ^ (at % 251) as u8).collect()
 }
 
 /// Waits until `condition` holds.
 #[track_caller]
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "did not happen: {what}");

@@ -1,0 +1,21 @@
+//! Proves what a target does over real sockets: each file says what of it. One program, so that what they share is built once.
+
+mod admin;
+mod chap;
+mod conformance;
+mod copies;
+mod crypto_erase;
+mod digests;
+mod idle;
+mod interop;
+mod joins;
+mod neighbours;
+mod plain;
+mod portals;
+mod reservations;
+mod sealed;
+mod space;
+mod spread;
+mod support;
+mod verification;
+mod volumes;
