@@ -1,7 +1,7 @@
 //! A reference model of commands: what each should give, computed from the command alone, beside the machines. Random
 //! commands, sizes, residuals, segmentations, seals, holes, orders of completion, aborts and resets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
 use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite};
@@ -15,6 +15,7 @@ use strongroom_iscsi::{DigestOffer, Lun, Offer, Residual};
 use super::{Pair, Random, initiator_config};
 
 pub(crate) const BLOCK: usize = 512;
+const TASK_SET_FULL: u8 = 0x28;
 const RECORD: usize = SealRecord::BASE_BYTES;
 const ENTRY: usize = 8 + RECORD;
 
@@ -46,6 +47,10 @@ pub(crate) struct Model {
     executing: Vec<target::Command>,
     /// Task management that the target's application has not carried out yet.
     managing: Vec<target::TaskManagement>,
+    /// Commands that the target's application was given.
+    arrived: HashSet<u64>,
+    /// Whether what may come unasked can be more than the target holds: then it may refuse a write.
+    may_be_full: bool,
     next: u64,
     sealed: bool,
     finished: u64,
@@ -99,8 +104,13 @@ impl Model {
             transfer_bytes_max: 30_000,
             ..target::Config::default()
         };
+        let (commands_max, write_memory_bytes_max) = (target.queue_depth, target.write_memory_bytes_max);
+        let pair = Pair::logged_in(initiator, target);
+        let first_burst_bytes = pair.initiator.agreed().expect("in").first_burst_bytes;
         Model {
-            pair: Pair::logged_in(initiator, target),
+            pair,
+            arrived: HashSet::new(),
+            may_be_full: u64::from(commands_max) * u64::from(first_burst_bytes) > write_memory_bytes_max,
             random,
             plans: HashMap::new(),
             names: HashMap::new(),
@@ -250,7 +260,10 @@ impl Model {
     fn events(&mut self) {
         while let Some(event) = self.pair.target.poll_event() {
             match event {
-                target::Event::Command(command) => self.executing.push(command),
+                target::Event::Command(command) => {
+                    self.arrived.insert(name_of(&command.cdb));
+                    self.executing.push(command);
+                }
                 target::Event::TaskManagement(request) => self.managing.push(request),
                 other => panic!("the target said {other:?}"),
             }
@@ -295,6 +308,11 @@ impl Model {
         let (name, progress) = self.names.remove(&completed.task).expect("one completion per command");
         let plan = self.plans.remove(&name).expect("a plan per command");
         self.finished += 1;
+        if completed.status == TASK_SET_FULL {
+            assert!(self.may_be_full && plan.direction == Direction::Write, "there was room for all");
+            assert!(!self.arrived.contains(&name), "what is refused is not carried out");
+            return;
+        }
         assert_eq!((completed.status, completed.response), (plan.status, 0));
         assert_eq!(completed.sense, plan.sense);
         assert_eq!(completed.residual, Residual::of(plan.expected, plan.wanted), "residuals are exact");
