@@ -32,7 +32,8 @@ pub use checksum::ContentSums;
 
 /// Bytes of one read or write.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Pieces read ahead of the write, and writes in flight, each. With [`CHUNK_BYTES`] the limit of memory.
+/// Pieces of a file that are known ahead of the write. Of a volume it is as many as [`SparseDevice::queue_bytes`] says are read ahead, and
+/// as many writes are in flight, each: the limit of memory.
 const PIECES_MAX: usize = 16;
 /// How often progress is told.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -45,11 +46,20 @@ pub trait SparseDevice: BlockDevice {
     /// # Errors
     /// What the device says.
     fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError>;
+
+    /// Bytes of requests that it had best be given at once now; grows where the way is long.
+    fn queue_bytes(&self) -> u64 {
+        PIECES_MAX as u64 * CHUNK_BYTES
+    }
 }
 
 impl SparseDevice for RemoteDevice {
     fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
         RemoteDevice::hole_at(self, lba, count)
+    }
+
+    fn queue_bytes(&self) -> u64 {
+        RemoteDevice::queue_bytes(self)
     }
 }
 
@@ -261,6 +271,11 @@ pub fn checksum(
     Ok(contents.finish())
 }
 
+/// How many pieces a device is given at once.
+fn pieces_max(device: &dyn SparseDevice) -> usize {
+    usize::try_from(device.queue_bytes() / CHUNK_BYTES).unwrap_or(usize::MAX).max(1)
+}
+
 impl Endpoint {
     /// What offsets of pieces must be multiples of.
     fn block_bytes(&self) -> u64 {
@@ -297,7 +312,7 @@ fn transfer(
 ) -> Result<(), CopyError> {
     let mut ahead: VecDeque<Piece> = VecDeque::new();
     loop {
-        while ahead.len() < PIECES_MAX
+        while ahead.len() < reader.pieces_max()
             && let Some(piece) = reader.next_piece()?
         {
             ahead.push_back(piece);

@@ -53,6 +53,10 @@ pub struct AttachOptions {
     pub read_only: bool,
     /// How many writes and reads are under way at once, and how many threads seal ahead.
     pub pipeline: Pipeline,
+    /// Fetch blocks ahead of sequential reads, as many as the way there and back holds. Only for who is alone, or reads what does not
+    /// change: what another initiator writes in between is not seen, which a block device shared by several must not do. A file system
+    /// that no cluster shares is alone, a snapshot does not change, and `copy` has its own reads under way.
+    pub readahead: bool,
     /// Limits of the queues.
     pub limits: Limits,
     /// How long to wait for what.
@@ -90,6 +94,7 @@ impl AttachOptions {
             mode: Mode::Encrypt,
             read_only: false,
             pipeline,
+            readahead: false,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             verified_feedback: true,

@@ -8,6 +8,7 @@
 //! [`window`] (what may begin) and [`estimator`] (how much that should be); it has no clock, no threads and no sockets, and who
 //! drives it is `remote`'s engine. What fills a link in theory is [`crate::model`]'s.
 
+pub(crate) mod ahead;
 mod estimator;
 mod window;
 

@@ -43,7 +43,8 @@ use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Ge
 use strongroom_net::Waker;
 
 use crate::completion::{device_error, lock};
-use crate::{AttachError, AttachOptions, DamagedReads};
+use crate::pipeline::ahead::ReadAhead;
+use crate::{AttachError, AttachOptions, DamagedReads, Pipeline};
 use driver::{Attached, Driver, Purpose};
 use intake::Intake;
 use previous::Previous;
@@ -152,6 +153,8 @@ impl RemoteDevice {
             ));
         }
         let gives_feedback = options.verified_feedback && !read_only;
+        // One at a time means it of reads as well.
+        let readahead = options.readahead && !matches!(options.pipeline, Pipeline::Fixed { depth: 1, .. });
         let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
         let Attached { unit, sealing } = attached;
         tracing::info!(
@@ -167,6 +170,10 @@ impl RemoteDevice {
         {
             let previous = Previous::start(versions)?;
             assert!(device.intake.previous.set(previous).is_ok(), "a device is attached once");
+        }
+        if readahead {
+            let Geometry { block_size, blocks } = device.unit.geometry;
+            device.intake.fetch_ahead(ReadAhead::new(block_size.shift(), blocks));
         }
         Ok(device)
     }
@@ -189,6 +196,11 @@ impl RemoteDevice {
     /// How it stands with keys that a server lends; `None` for others, and for plain volumes.
     pub fn key_status(&self) -> Option<KeyStatus> {
         self.sealing.as_ref()?.key_status()
+    }
+
+    /// Bytes of requests that it takes in at once now, before `submit` waits. Grows with the product of bandwidth and delay.
+    pub fn queue_bytes(&self) -> u64 {
+        self.intake.bytes_max() as u64
     }
 
     /// Makes everything written durable, logs out, and ends the device's thread. Requests in flight complete first.
@@ -387,6 +399,35 @@ impl RemoteDevice {
         }
     }
 
+    /// Serves a read from what was fetched ahead; what a write overlaps there is forgotten.
+    fn look_ahead(&self, token: Token, request: Request) -> Option<Request> {
+        let block_bytes = self.unit.geometry.block_size.len();
+        match request {
+            // Not for whoever has lost the keys.
+            Request::Read { .. } if self.check_keys().is_err() => {
+                self.intake.forget_ahead();
+                Some(request)
+            }
+            Request::Read { lba, buffer } => {
+                let plain = self.intake.read_ahead(token, lba, buffer);
+                plain.map(|(lba, buffer)| Request::Read { lba, buffer })
+            }
+            Request::Write { lba, ref data, .. } => {
+                self.intake.writing(token, lba, (data.len() / block_bytes) as u64);
+                Some(request)
+            }
+            Request::WritePart { lba, .. } => {
+                self.intake.writing(token, lba, 1);
+                Some(request)
+            }
+            Request::Discard { lba, count } => {
+                self.intake.writing(token, lba, count);
+                Some(request)
+            }
+            Request::Flush => Some(request),
+        }
+    }
+
     /// Seals what a request writes, here in the caller's thread, unless the pipeline has threads for it.
     fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
         Ok(match request {
@@ -420,10 +461,14 @@ impl BlockDevice for RemoteDevice {
             // Nothing was written here, and the target might refuse even to be asked.
             return self.intake.completions.push(Completion { token, result: Ok(None) });
         }
-        let cost_bytes = match self.check(&request).and_then(|cost| self.intake.admit(cost).map(|()| cost)) {
+        let cost_bytes = match self.check(&request) {
             Ok(cost_bytes) => cost_bytes,
             Err(error) => return self.intake.fail(token, error),
         };
+        let Some(request) = self.look_ahead(token, request) else { return };
+        if let Err(error) = self.intake.admit(cost_bytes) {
+            return self.intake.fail(token, error);
+        }
         match self.prepare(request) {
             Ok(work) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
             Err(error) => {

@@ -157,6 +157,11 @@ impl VolumeUrl {
         }
     }
 
+    /// Whether it is a snapshot, which does not change.
+    pub fn is_snapshot(&self) -> bool {
+        matches!(self, VolumeUrl::Strongroom { volume, .. } if volume.contains('@'))
+    }
+
     /// A short name that is fit for a file: the volume's, or what follows the target name's last ':'.
     pub fn file_name(&self) -> &str {
         match self {
@@ -316,6 +321,7 @@ mod tests {
         let snapshot: VolumeUrl = "strongroom://storage/vol1@monday".parse().unwrap();
         assert_eq!(snapshot.target_name(DEFAULT_BASE_IQN), "iqn.2026-11.org.strongroom:vol1:monday");
         assert_eq!((url.port(), url.lun(), url.file_name(), url.is_channel()), (3260, 0, "vol1", true));
+        assert!(snapshot.is_snapshot() && !url.is_snapshot());
         let url: VolumeUrl = "iscsi://h/iqn.2026-11.org.strongroom:disk/3".parse().unwrap();
         assert_eq!((url.lun(), url.file_name(), url.is_channel()), (3, "disk", false));
     }

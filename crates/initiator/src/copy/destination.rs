@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
-use super::{CopyError, CopyOptions, Endpoint, PIECES_MAX, SparseDevice};
+use super::{CopyError, CopyOptions, Endpoint, SparseDevice, pieces_max};
 
 /// Bytes of zeros written at a time where a block device of this machine cannot punch holes.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -102,7 +102,8 @@ impl Writer {
     }
 
     fn submit(&mut self, request: Request) -> Result<(), CopyError> {
-        self.settle(PIECES_MAX - 1)?;
+        let Kind::Volume { device, .. } = &self.kind else { return Ok(()) };
+        self.settle(pieces_max(&**device) - 1)?;
         let Kind::Volume { device, next_token, in_flight, .. } = &mut self.kind else { return Ok(()) };
         // Read tokens are offsets; the same volume is never both ends, so tokens may overlap.
         *next_token += 1;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{SeekFrom, seek};
 use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
-use super::{CHUNK_BYTES, CopyError, Endpoint, SparseDevice};
+use super::{CHUNK_BYTES, CopyError, Endpoint, PIECES_MAX, SparseDevice, pieces_max};
 
 /// The next part of the contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,14 @@ impl Reader {
 
     pub(super) fn size_bytes(&self) -> u64 {
         self.size
+    }
+
+    /// How many pieces to ask for before the first of them is taken.
+    pub(super) fn pieces_max(&self) -> usize {
+        match &self.kind {
+            Kind::File { .. } => PIECES_MAX,
+            Kind::Volume { device, .. } => pieces_max(&**device),
+        }
     }
 
     /// What was read looks like an absence: ask before the next read.

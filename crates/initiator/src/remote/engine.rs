@@ -378,7 +378,7 @@ impl Engine {
 
     /// Requests somebody waits for.
     pub(super) fn has_waiting_callers(&self) -> bool {
-        self.ops.iter().any(|(_, op)| !matches!(op.reply, Reply::Nobody))
+        self.ops.iter().any(|(_, op)| !matches!(op.reply, Reply::Nobody | Reply::Ahead(_)))
     }
 
     /// When [`Engine::handle_timeout`] has something to do.

@@ -10,6 +10,7 @@ use strongroom_net::Waker;
 use super::previous::{FailedRead, Previous};
 use super::work::{Answer, FinishedOp, NewOp, Reply, Work};
 use crate::completion::{CompletionQueue, device_error, lock};
+use crate::pipeline::ahead::{Fetch, Read, ReadAhead, Served, Settled};
 use crate::{Limits, Pipeline};
 
 /// Shared by the device's handle and the engine's thread.
@@ -19,6 +20,8 @@ pub(super) struct Intake {
     pub(super) completions: CompletionQueue,
     /// What looks for older versions of blocks that do not open, if anybody does.
     pub(super) previous: OnceLock<Previous>,
+    /// What was fetched ahead, if that is done.
+    ahead: OnceLock<Mutex<ReadAhead>>,
     waker: Waker,
     limits: Limits,
     /// Up to how many bytes of a write whoever submits it seals them; what is larger, the pipeline does.
@@ -39,6 +42,29 @@ struct State {
     keys_changed: bool,
 }
 
+impl State {
+    /// As [`Intake::settle`]; whether there is something new for the engine.
+    fn settle(&mut self, settled: Settled, completions: &mut Vec<Completion>) -> bool {
+        completions.extend(settled.served.into_iter().map(done));
+        let is_new = !settled.lost.is_empty();
+        self.read_plainly(settled.lost);
+        is_new
+    }
+
+    fn read_plainly(&mut self, reads: Vec<Read>) {
+        for Read { token, lba, buffer } in reads {
+            let cost_bytes = buffer.len();
+            self.requests += 1;
+            self.bytes += cost_bytes;
+            self.queue.push(NewOp { reply: Reply::Token(token), cost_bytes, work: Work::Read { lba, buffer } });
+        }
+    }
+}
+
+fn done(read: Read) -> Completion {
+    Completion { token: read.token, result: Ok(Some(read.buffer)) }
+}
+
 impl std::fmt::Debug for Intake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = lock(&self.state);
@@ -57,6 +83,7 @@ impl Intake {
             room: Condvar::new(),
             completions: CompletionQueue::default(),
             previous: OnceLock::new(),
+            ahead: OnceLock::new(),
             waker,
             limits,
             seal_here_bytes_max: AtomicUsize::new(seal_here_bytes_max),
@@ -85,6 +112,11 @@ impl Intake {
             }
             state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Bytes of requests that are taken in at once.
+    pub(super) fn bytes_max(&self) -> usize {
+        lock(&self.state).bytes_max
     }
 
     /// Whether whoever submits a write of so many bytes seals it.
@@ -118,8 +150,97 @@ impl Intake {
         self.room.notify_all();
     }
 
+    /// From now on sequential reads are fetched ahead.
+    pub(super) fn fetch_ahead(&self, ahead: ReadAhead) {
+        assert!(self.ahead.set(Mutex::new(ahead)).is_ok(), "a device is attached once");
+    }
+
+    /// How far ahead.
+    pub(super) fn set_ahead_bytes(&self, bytes: u64) {
+        if let Some(ahead) = self.ahead.get() {
+            lock(ahead).set_bytes_max(bytes);
+        }
+    }
+
+    /// Serves a read from what was fetched ahead, or gives it back. Fetches more.
+    pub(super) fn read_ahead(&self, token: Token, lba: Lba, buffer: BufferMut) -> Option<(Lba, BufferMut)> {
+        let Some(ahead) = self.ahead.get() else { return Some((lba, buffer)) };
+        let mut fetches = Vec::new();
+        let served = lock(ahead).read(Read { token, lba, buffer }, &mut fetches);
+        let plain = match served {
+            Served::Now(read) => {
+                self.completions.push(done(read));
+                None
+            }
+            Served::Later => None,
+            Served::Not(Read { lba, buffer, .. }) => Some((lba, buffer)),
+        };
+        for fetch in fetches {
+            self.fetch(ahead, fetch);
+        }
+        plain
+    }
+
+    fn fetch(&self, ahead: &Mutex<ReadAhead>, fetch: Fetch) {
+        let Fetch { id, lba, count } = fetch;
+        let block_bytes = lock(ahead).block_bytes();
+        let cost_bytes = count as usize * block_bytes;
+        let mut state = lock(&self.state);
+        // Half of the room is left to those who ask.
+        let has_room =
+            2 * state.requests < self.limits.requests_max && 2 * (state.bytes + cost_bytes) <= state.bytes_max;
+        if has_room && state.refusing.is_none() {
+            state.requests += 1;
+            state.bytes += cost_bytes;
+            let work = Work::Read { lba, buffer: BufferMut::zeroed(cost_bytes) };
+            state.queue.push(NewOp { reply: Reply::Ahead(id), cost_bytes, work });
+            drop(state);
+            return self.waker.wake();
+        }
+        drop(state);
+        let settled = lock(ahead).arrived(id, None);
+        self.settle(settled);
+    }
+
+    /// A write of `token` is submitted.
+    pub(super) fn writing(&self, token: Token, lba: Lba, count: u64) {
+        if let Some(ahead) = self.ahead.get() {
+            let settled = lock(ahead).writing(token, lba, count);
+            self.settle(settled);
+        }
+    }
+
+    /// Whatever was fetched ahead is forgotten.
+    pub(super) fn forget_ahead(&self) {
+        if let Some(ahead) = self.ahead.get() {
+            let settled = lock(ahead).clear();
+            self.settle(settled);
+        }
+    }
+
+    /// Tells who is served. Reads whose data will not come ahead are let in: nobody can be made to wait for room here.
+    fn settle(&self, settled: Settled) {
+        self.completions.append(&mut settled.served.into_iter().map(done).collect());
+        if !settled.lost.is_empty() {
+            lock(&self.state).read_plainly(settled.lost);
+            self.waker.wake();
+        }
+    }
+
     /// Runs a request and blocks for its answer.
     pub(super) fn ask(&self, work: Work, cost_bytes: usize) -> Result<Answer, DeviceError> {
+        let writes = work.writes();
+        if writes {
+            self.forget_ahead();
+        }
+        let answer = self.ask_device(work, cost_bytes);
+        if writes {
+            self.forget_ahead();
+        }
+        answer
+    }
+
+    fn ask_device(&self, work: Work, cost_bytes: usize) -> Result<Answer, DeviceError> {
         let (sender, receiver) = sync_channel(1);
         self.admit(cost_bytes)?;
         self.push(NewOp { reply: Reply::Caller(sender), cost_bytes, work });
@@ -128,6 +249,10 @@ impl Intake {
 
     /// A request that ended without reaching the engine.
     pub(super) fn fail(&self, token: Token, error: DeviceError) {
+        if let Some(ahead) = self.ahead.get() {
+            let settled = lock(ahead).written(token);
+            self.settle(settled);
+        }
         self.completions.push(Completion { token, result: Err(error) });
     }
 
@@ -142,11 +267,25 @@ impl Intake {
             return;
         }
         let mut completions = Vec::with_capacity(finished.len());
+        let mut is_woken = false;
         let mut state = lock(&self.state);
         for FinishedOp { reply, cost_bytes, result, failed_read } in finished {
             match reply {
                 Reply::Nobody => continue,
+                Reply::Ahead(id) => {
+                    let data = match result {
+                        Ok(Answer::Read(data)) => Some(data),
+                        _ => None,
+                    };
+                    let ahead = self.ahead.get().expect("whoever fetches has it");
+                    let settled = lock(ahead).arrived(id, data);
+                    is_woken |= state.settle(settled, &mut completions);
+                }
                 Reply::Token(token) => {
+                    if let Some(ahead) = self.ahead.get() {
+                        let settled = lock(ahead).written(token);
+                        is_woken |= state.settle(settled, &mut completions);
+                    }
                     let result = result.map(|answer| match answer {
                         Answer::Read(buffer) => Some(buffer),
                         _ => None,
@@ -163,6 +302,9 @@ impl Intake {
         }
         drop(state);
         self.room.notify_all();
+        if is_woken {
+            self.waker.wake();
+        }
         self.completions.append(&mut completions);
     }
 

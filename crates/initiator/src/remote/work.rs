@@ -6,6 +6,7 @@ use strongroom_block::{Buffer, BufferMut, DeviceError, HoleRecord, Lba, SealReco
 use strongroom_scsi::provisioning::LbaStatus;
 
 use super::sealing::Records;
+use crate::pipeline::ahead::FetchId;
 
 /// A request, checked and (where it writes blocks) sealed.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(super) enum Reply {
     Token(Token),
     /// A caller that blocks for an answer of its own.
     Caller(SyncSender<Result<Answer, DeviceError>>),
+    /// What is fetched ahead of sequential reads.
+    Ahead(FetchId),
     /// The engine itself.
     Nobody,
 }
@@ -95,6 +98,28 @@ pub(super) enum Work {
     Verified {
         pairs: Vec<(Lba, StoreSequence)>,
     },
+}
+
+impl Work {
+    /// Whether blocks are others after it.
+    pub(super) fn writes(&self) -> bool {
+        match self {
+            Work::Write { .. }
+            | Work::WritePart { .. }
+            | Work::Hole(_)
+            | Work::Discard { .. }
+            | Work::ConditionalWrite { .. } => true,
+            // What is sealed anew stays what it was.
+            Work::ResealBlock { .. } | Work::ResealHole(_) => false,
+            Work::Read { .. }
+            | Work::Flush
+            | Work::ProbeHole { .. }
+            | Work::LbaStatus { .. }
+            | Work::ReadVersion { .. }
+            | Work::Survey { .. }
+            | Work::Verified { .. } => false,
+        }
+    }
 }
 
 /// How a request ended.

@@ -10,6 +10,7 @@ mod damage;
 mod epochs;
 mod file_system;
 mod hostile_peers;
+mod pipelined;
 mod redirects;
 mod rekeying;
 mod schemes;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice};
@@ -49,6 +49,10 @@ pub(crate) struct AttachArgs {
     /// Nobody may write.
     #[arg(long)]
     read_only: bool,
+    /// Fetch blocks ahead of sequential reads. What another initiator writes meanwhile is not seen, so `auto` does it for a snapshot, and
+    /// for a file system that is mounted with --mount, unless it is one for clusters.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    readahead: ReadaheadArg,
     /// Let other users open the file, as its permissions allow.
     #[arg(long)]
     allow_other: bool,
@@ -63,6 +67,31 @@ pub(crate) struct AttachArgs {
     no_memory_lock: bool,
     #[command(flatten)]
     access: AccessArgs,
+}
+
+/// When blocks are fetched ahead.
+#[derive(Clone, Copy, ValueEnum)]
+enum ReadaheadArg {
+    /// Where nobody else can write.
+    Auto,
+    /// Nobody else writes.
+    On,
+    /// Never.
+    Off,
+}
+
+/// File systems that several machines have mounted at once.
+const CLUSTER_FILE_SYSTEMS: [&str; 3] = ["gfs2", "ocfs2", "lustre"];
+
+impl AttachArgs {
+    fn fetches_ahead(&self) -> bool {
+        let is_of_a_cluster = self.fstype.as_deref().is_some_and(|name| CLUSTER_FILE_SYSTEMS.contains(&name));
+        match self.readahead {
+            ReadaheadArg::On => true,
+            ReadaheadArg::Off => false,
+            ReadaheadArg::Auto => self.url.is_snapshot() || (self.mount.is_some() && !is_of_a_cluster),
+        }
+    }
 }
 
 /// Runs the command.
@@ -91,6 +120,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     args.access.forget_if_asked(&args.url)?;
     let mut options = args.access.options(&args.url)?;
     options.read_only = args.read_only;
+    options.readahead = args.fetches_ahead();
     let counters = options.counters.clone();
     let device = args.access.attach_for_use(options)?;
     let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;

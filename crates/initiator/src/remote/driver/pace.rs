@@ -44,6 +44,7 @@ impl Driver {
             (Pipeline::Auto, ..) => usize::MAX,
         };
         self.intake.adapt(seal_here_bytes_max, engine.request_bytes_max());
+        self.intake.set_ahead_bytes(engine.ahead_bytes());
         let mut status = engine.pipeline_status();
         (status.workers, status.seal_bytes_per_second) = (workers, seal_rate);
         status.congestion = paths.into_iter().next().and_then(|path| path.congestion);

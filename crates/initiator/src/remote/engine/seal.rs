@@ -124,6 +124,11 @@ impl Engine {
         self.writes.workers(seal_bytes_per_second, workers_max)
     }
 
+    /// Bytes that are to be fetched ahead of sequential reads; 0 where the way is short.
+    pub(in crate::remote) fn ahead_bytes(&self) -> u64 {
+        self.reads.window_bytes().unwrap_or(0).saturating_mul(REQUEST_WINDOWS as u64)
+    }
+
     /// Bytes of requests that are to be taken in, so that there is always something to send.
     pub(in crate::remote) fn request_bytes_max(&self) -> usize {
         let windows = [&self.writes, &self.reads].into_iter().filter_map(Window::window_bytes);
