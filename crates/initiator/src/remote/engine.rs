@@ -94,7 +94,7 @@ enum OpWork {
     Plain(Work),
     Part(Box<Part>),
     /// READ VERSION, GET LBA STATUS and probes keep what they found here.
-    Asking(Work, Found),
+    Asking(Work, Box<Found>),
 }
 
 #[derive(Debug, Default)]
@@ -258,7 +258,7 @@ impl Engine {
             | Work::ReadVersion { .. }
             | Work::Survey { .. }
             | Work::ResealBlock { .. }
-            | Work::ResealHole(_) => OpWork::Asking(work, Found::default()),
+            | Work::ResealHole(_) => OpWork::Asking(work, Box::default()),
             _ => OpWork::Plain(work),
         };
         if let OpWork::Asking(Work::ProbeHole { .. }, found) = &mut work {

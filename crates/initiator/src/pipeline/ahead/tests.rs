@@ -108,12 +108,8 @@ fn a_read_waits_for_what_is_under_way_and_is_given_back_if_that_fails() {
     assert_eq!(served.iter().map(|read| read.token.0).collect::<Vec<_>>(), [2, 3]);
     assert!(served.iter().all(is_numbered));
     assert!(matches!(ahead.read(read_of(4, 32, 64), &mut fetches), Served::Later | Served::Not(_)));
-    let failed: Vec<u64> = fetches[1..]
-        .to_vec()
-        .into_iter()
-        .flat_map(|fetch| ahead.arrived(fetch.id, None).lost)
-        .map(|read| read.token.0)
-        .collect();
+    let failed: Vec<u64> =
+        fetches[1..].iter().flat_map(|fetch| ahead.arrived(fetch.id, None).lost).map(|read| read.token.0).collect();
     assert!(failed.len() <= 1 && ahead.waiting.is_empty(), "{failed:?}");
 }
 
