@@ -85,6 +85,8 @@ pub(crate) struct Roles {
 pub struct Limits {
     /// Connections at most; at most half of them may be in the middle of their handshake.
     pub connections_max: usize,
+    /// Volumes at most.
+    pub volumes_max: usize,
     /// Connections of one identity at most.
     pub connections_per_identity: usize,
     /// From a connection's first byte to the end of its handshake, and for one message once it has begun, in seconds.
@@ -103,7 +105,8 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections_max: 1024,
-            connections_per_identity: 64,
+            volumes_max: 100_000,
+            connections_per_identity: 256,
             setup_timeout_s: 10,
             idle_timeout_s: 300,
             requests_per_second: 500,

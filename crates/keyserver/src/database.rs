@@ -301,6 +301,8 @@ pub struct Database {
     store: Mutex<Option<Arc<redb::Database>>>,
     shred: RwLock<ShredFile>,
     state: RwLock<State>,
+    /// Where the page of the audit log ended that was read last.
+    page_end: Mutex<AuditHead>,
 }
 
 impl std::fmt::Debug for Database {
@@ -374,24 +376,34 @@ impl Database {
         read().map_err(|error| self.store_error(error))
     }
 
-    /// The chain's hash before line `from`: found by going through all before it.
-    pub(crate) fn head_before(&self, from: u64) -> Result<AuditHead, DatabaseError> {
-        let mut head = AuditHead::start(&self.state().id);
-        let mut problem = None;
-        self.lines(1, |line| {
-            if head.lines + 1 >= from {
+    /// Lines of the audit log from number `from` on, as many as fit into so many bytes, and the chain's head before them.
+    pub(crate) fn page(&self, from: u64, bytes_max: usize) -> Result<(AuditHead, Vec<String>), DatabaseError> {
+        let known = *lock(&self.page_end);
+        let begun = if known.lines < from { known } else { AuditHead::start(&self.state().id) };
+        let last = self.state().head.lines;
+        let (mut head, mut start, mut lines, mut bytes, mut problem) = (begun, begun, Vec::new(), 0, None);
+        self.lines(begun.lines + 1, |line| {
+            if head.lines == last || bytes >= bytes_max {
                 return false;
             }
             match head.then(line) {
                 Ok(next) => head = next,
                 Err(error) => problem = Some(error),
             }
+            if head.lines < from {
+                start = head;
+            } else {
+                bytes += line.len() + 2;
+                lines.push(line.to_owned());
+            }
             problem.is_none()
         })?;
-        match problem {
-            Some(source) => Err(DatabaseError::Audit { path: self.directory.clone(), source }),
-            None => Ok(head),
+        if let Some(source) = problem {
+            return Err(DatabaseError::Audit { path: self.directory.clone(), source });
         }
+        // Whoever reads on need not wait for the chain to be computed from its beginning.
+        *lock(&self.page_end) = head;
+        Ok((start, lines))
     }
 
     /// Stores a batch, durably, and serves what it changes from then on. After an error nothing of it is served; whether it

@@ -2,7 +2,7 @@
 //! every key that leaves is in the log before, and a hundred callers cost one sync.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -16,7 +16,7 @@ use crate::batch::{Batch, Role};
 use crate::database::{Database, DatabaseError};
 use crate::leases::Leases;
 use crate::metrics::Metrics;
-use crate::operations::{Caller, Draft, Event, LeaseTerms, Operation, Outcome};
+use crate::operations::{Caller, Draft, Event, Operation, Outcome, Terms};
 use crate::protocol::Failure;
 use crate::replication::Replication;
 
@@ -50,6 +50,7 @@ pub(crate) struct Engine {
     pub(crate) committing: Mutex<()>,
     /// In milliseconds.
     lease: AtomicU64,
+    pub(crate) volumes_max: AtomicUsize,
     pub(crate) metrics: Arc<Metrics>,
 }
 
@@ -81,6 +82,7 @@ impl Engine {
             required: Mutex::new(None),
             committing: Mutex::new(()),
             lease: AtomicU64::new(lease.as_millis() as u64),
+            volumes_max: AtomicUsize::new(usize::MAX),
             metrics,
         });
         let committer = Arc::clone(&engine);
@@ -130,7 +132,7 @@ impl Engine {
         let state = self.database.state();
         let same = state.volumes.get(&domain).is_some_and(|volume| volume.revision == revision);
         if same {
-            let terms = self.lease_terms();
+            let terms = self.terms();
             self.leases.given(domain, terms.lease, terms.now);
         }
         same
@@ -141,9 +143,15 @@ impl Engine {
         self.lease.fetch_max(lease.as_millis() as u64, Ordering::SeqCst);
     }
 
-    pub(crate) fn lease_terms(&self) -> LeaseTerms<'_> {
+    pub(crate) fn terms(&self) -> Terms<'_> {
         let lease = Duration::from_millis(self.lease.load(Ordering::SeqCst));
-        LeaseTerms { leases: &self.leases, lease, now: Instant::now() }
+        Terms { leases: &self.leases, lease, now: Instant::now(), volumes_max: self.volumes_max.load(Ordering::SeqCst) }
+    }
+
+    /// Whether the thread that commits has ended, although nobody asked it to.
+    pub(crate) fn has_failed(&self) -> bool {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.as_ref().is_some_and(JoinHandle::is_finished) && !self.is_stopping()
     }
 
     fn is_stopping(&self) -> bool {
@@ -261,7 +269,7 @@ impl Engine {
             return decline(group);
         }
         let before = state.head;
-        let terms = self.lease_terms();
+        let terms = self.terms();
         let mut draft = Draft::new(&self.database, &state, terms);
         held.iter().for_each(|event| draft.log(event.clone()));
         let results: Vec<Result<Outcome, Failure>> = group

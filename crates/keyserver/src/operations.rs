@@ -97,7 +97,7 @@ pub(crate) struct Caller {
 pub(crate) struct Draft<'a> {
     database: &'a Database,
     state: &'a State,
-    leases: LeaseTerms<'a>,
+    terms: Terms<'a>,
     changed: BTreeMap<SealingDomain, Option<Volume>>,
     /// Names of `changed`, and whether they are taken.
     names: BTreeMap<String, bool>,
@@ -106,15 +106,16 @@ pub(crate) struct Draft<'a> {
     lines: Vec<Event>,
 }
 
-/// What was given out, for how long, and what time it is.
+/// What was given out, for how long, what time it is; and how many volumes there may be.
 #[derive(Clone, Copy)]
-pub(crate) struct LeaseTerms<'a> {
+pub(crate) struct Terms<'a> {
     pub(crate) leases: &'a Leases,
     pub(crate) lease: Duration,
     pub(crate) now: Instant,
+    pub(crate) volumes_max: usize,
 }
 
-impl LeaseTerms<'_> {
+impl Terms<'_> {
     pub(crate) fn settles_in(&self, domain: SealingDomain) -> Duration {
         self.leases.settles_in(domain, self.lease, self.now)
     }
@@ -131,11 +132,11 @@ pub(crate) struct Event {
 }
 
 impl<'a> Draft<'a> {
-    pub(crate) fn new(database: &'a Database, state: &'a State, leases: LeaseTerms<'a>) -> Draft<'a> {
+    pub(crate) fn new(database: &'a Database, state: &'a State, terms: Terms<'a>) -> Draft<'a> {
         Draft {
             database,
             state,
-            leases,
+            terms,
             changed: BTreeMap::new(),
             names: BTreeMap::new(),
             slots: Vec::new(),
@@ -210,7 +211,7 @@ impl<'a> Draft<'a> {
                 if !(if *export { rights.administer } else { rights.open }) {
                     return Err(Failure::Refused);
                 }
-                self.leases.leases.given(*domain, self.leases.lease, self.leases.now);
+                self.terms.leases.given(*domain, self.terms.lease, self.terms.now);
                 let epochs: Vec<String> = volume.epochs.keys().map(u32::to_string).collect();
                 let told = format!("{} epochs={}", name_of(&volume), epochs.join(","));
                 Ok((Outcome::Volume(volume), told))
@@ -271,7 +272,7 @@ impl<'a> Draft<'a> {
                         "the volume has no epoch {epoch}, or it is destroyed already"
                     )));
                 }
-                let left = self.leases.settles_in(*domain);
+                let left = self.terms.settles_in(*domain);
                 if !force && !left.is_zero() {
                     return Err(Failure::Conflict(format!(
                         "an initiator that cannot reach this server may write under this epoch for another {} s: wait, or \
@@ -306,6 +307,10 @@ impl<'a> Draft<'a> {
         }
         if self.find(new.domain).is_some() {
             return Err(Failure::Conflict("there are keys for this sealing domain already".into()));
+        }
+        let more = self.changed.values().filter(|volume| volume.is_some()).count();
+        if self.state.volumes.len() + more >= self.terms.volumes_max {
+            return Err(Failure::Conflict("the key server has as many volumes as it may have (volumes_max)".into()));
         }
         let taken = self.names.get(&new.name).copied().unwrap_or_else(|| self.state.names.contains_key(&new.name));
         if taken {

@@ -228,7 +228,11 @@ fn millis(duration: Duration) -> u32 {
 impl Request {
     /// A message with this number, which the answer repeats.
     pub(crate) fn encode(&self, number: u32) -> Zeroizing<Vec<u8>> {
-        let mut put = Put::with_capacity(MESSAGE_BYTES_MAX);
+        let key_bytes = match self {
+            Request::Import(_, keys) => EPOCH_KEY_BYTES * keys.epochs().count(),
+            _ => 0,
+        };
+        let mut put = Put::with_capacity(512 + key_bytes);
         put.u8(PROTOCOL_VERSION).u8(self.kind()).u32(number);
         match self {
             Request::Fetch { domain }
@@ -390,7 +394,11 @@ impl Request {
 impl Answer {
     /// The answer to the request with this number, from a server of this generation.
     pub(crate) fn encode(&self, number: u32, generation: u64) -> Encoded {
-        let mut put = Put::with_capacity(MESSAGE_BYTES_MAX);
+        let key_bytes = match self {
+            Answer::Grant(grant) => EPOCH_KEY_BYTES * grant.keys.epochs().count(),
+            _ => 0,
+        };
+        let mut put = Put::with_capacity(512 + key_bytes);
         let mut bulk = Zeroizing::new(Vec::new());
         put.u8(PROTOCOL_VERSION).u8(self.kind()).u32(number).u64(generation);
         match self {
@@ -405,14 +413,14 @@ impl Answer {
                 put.u32(*epoch);
             }
             Answer::Volumes(volumes) => {
-                let mut page = Put::with_capacity(BULK_BYTES_MAX);
+                let mut page = Put::with_capacity(1 << 16);
                 volumes.iter().for_each(|volume| volume.put(&mut page));
                 bulk = page.done();
             }
             Answer::Lines { start, head, lines } => {
                 put.bytes(start);
                 put_head(&mut put, head);
-                let mut page = Put::with_capacity(BULK_BYTES_MAX);
+                let mut page = Put::with_capacity(1 << 16);
                 for line in lines {
                     page.text(line);
                 }

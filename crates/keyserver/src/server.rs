@@ -157,6 +157,11 @@ impl KeyServer {
         self.shared.metrics.text(&self.shared.service.status())
     }
 
+    /// Whether it cannot go on, and is to be started anew: a fault of this program, which the log tells.
+    pub fn has_failed(&self) -> bool {
+        self.shared.service.engine.has_failed()
+    }
+
     /// Takes no more connections, finishes what is being answered, and ends.
     pub fn stop(mut self) {
         self.end();

@@ -254,6 +254,43 @@ fn the_log_tells_who_did_what_and_notices_every_change_of_it() {
 }
 
 #[test]
+fn no_more_volumes_are_made_than_there_may_be() {
+    let site = Site::with("[limits]\nvolumes_max = 2\n");
+    let server = site.start();
+    let admin = site.admin(&server);
+    admin.create(volume(1)).unwrap();
+    admin.create(volume(2)).unwrap();
+    assert!(matches!(admin.create(volume(3)), Err(ClientError::Conflict(text)) if text.contains("volumes_max")));
+    admin.destroy(domain(1)).unwrap();
+    admin.create(volume(3)).unwrap();
+}
+
+/// Pages of it are read in any order.
+#[test]
+fn the_log_is_read_from_anywhere() {
+    let site = Site::new();
+    let server = site.start();
+    let admin = site.admin(&server);
+    admin.create(volume(1)).unwrap();
+    for epoch in 2..12 {
+        assert_eq!(admin.rotate(domain(1)).unwrap(), epoch);
+    }
+    let whole = admin.audit(1).unwrap();
+    let mut heads = vec![whole.start];
+    for line in &whole.lines {
+        heads.push(heads.last().unwrap().then(line).unwrap());
+    }
+    for from in [5, 1, 9, 3, 12, 13, 14, 100, 2] {
+        let page = admin.audit(from).unwrap();
+        let at = usize::try_from(from).unwrap().min(heads.len());
+        assert_eq!(page.lines, whole.lines[at.min(whole.lines.len() + 1) - 1..], "from {from}");
+        if !page.lines.is_empty() {
+            assert_eq!(page.start, heads[at - 1], "from {from}");
+        }
+    }
+}
+
+#[test]
 fn a_stranger_is_refused_and_a_wrong_server_is_noticed() {
     let site = Site::new();
     let server = site.start();

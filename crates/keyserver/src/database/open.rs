@@ -16,6 +16,7 @@ use super::{
     AUDIT, Backend, DATABASE_FILE, Database, DatabaseError, FORMAT, HEAD_CONTEXT, Head, META, SHRED_FILE, State,
     VOLUMES, digest_of, lock, volume_context,
 };
+use crate::audit::AuditHead;
 use crate::batch::{Role, slots_of};
 use crate::keys::{MasterKey, RootKey, random};
 use crate::shred::ShredFile;
@@ -71,6 +72,7 @@ impl Database {
             full,
             store: Mutex::new(Some(store)),
             shred: RwLock::new(shred),
+            page_end: Mutex::new(AuditHead::start(&state.id)),
             state: RwLock::new(state),
         };
         // What was being destroyed, or made, when the process ended.
@@ -120,6 +122,7 @@ impl Database {
             full: None,
             store: Mutex::new(Some(store)),
             shred: RwLock::new(shred),
+            page_end: Mutex::new(AuditHead::start(&state.id)),
             state: RwLock::new(state),
         })
     }

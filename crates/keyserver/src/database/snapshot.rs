@@ -188,6 +188,7 @@ impl Database {
         (state.head, state.previous) = (head.audit, head.audit);
         let numbered: Vec<(u64, String)> = (1..).zip(lines).collect();
         let state = self.replace_all(&self.root, state, snapshot.volumes, &Lines::All(numbered))?;
+        *super::lock(&self.page_end) = AuditHead::start(&state.id);
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
         self.shred_unused()
     }

@@ -1,5 +1,6 @@
 //! Proves that every message is read back as it was written, that nothing else is taken for one, and pins some by their bytes.
 
+use proptest::prelude::*;
 use strongroom_seal::{KeyId, KeyPurpose};
 
 use super::*;
@@ -159,4 +160,18 @@ fn golden_messages() {
 fn no_message_shows_a_key() {
     let shown = format!("{:?} {:?}", Request::Import(new(), keys()), Answer::Grant(grant()));
     assert!(!shown.contains("a7a7") && !shown.contains("167"), "{shown}");
+}
+
+proptest! {
+    #[test]
+    fn no_changed_message_makes_it_panic(which in 0..35_usize, at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let requests = requests();
+        let mut message = match requests.get(which) {
+            Some(request) => request.encode(1).to_vec(),
+            None => answers()[which - requests.len()].encode(1, 1).message.to_vec(),
+        };
+        let at = at.index(message.len());
+        message[at] = byte;
+        fuzz_decode(&message);
+    }
 }

@@ -73,6 +73,7 @@ impl Service {
     pub(super) fn heed_config(&self) {
         let (config, roles) = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
         self.engine.set_lease(config.lease());
+        self.engine.volumes_max.store(config.limits.volumes_max, Ordering::SeqCst);
         self.engine.replication.enable(roles.values().any(|roles| roles.standby));
         let patience = Duration::from_secs(config.limits.standby_timeout_s);
         *self.engine.required.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -315,7 +316,7 @@ impl Service {
 
     /// Grants of others are for those who administer the volume or the server.
     fn shown(&self, caller: &Caller, peer: &PublicKey, volume: &Volume) -> VolumeInfo {
-        let mut info = volume.info(self.engine.lease_terms().settles_in(volume.domain));
+        let mut info = volume.info(self.engine.terms().settles_in(volume.domain));
         if !caller.roles.administer && !volume.rights(peer).administer {
             info.grants.retain(|(identity, _)| identity == peer);
         }
@@ -344,20 +345,11 @@ impl Service {
             return Err(Failure::Refused);
         }
         let database = &self.engine.database;
-        let unavailable = |error: crate::DatabaseError| Failure::Unavailable(error.to_string());
-        let head: AuditHead = database.head();
-        let start = database.head_before(from.max(1)).map_err(unavailable)?;
-        let (mut lines, mut bytes) = (Vec::new(), 0);
-        let mut left = head.lines.saturating_sub(start.lines);
-        let take = |line: &str| {
-            if left == 0 || bytes >= PAGE_BYTES {
-                return false;
-            }
-            (left, bytes) = (left - 1, bytes + line.len() + 2);
-            lines.push(line.to_owned());
-            true
-        };
-        database.lines(from.max(1), take).map_err(unavailable)?;
+        let head = database.head();
+        let page = database.page(from.max(1), PAGE_BYTES);
+        let (start, mut lines) = page.map_err(|error| Failure::Unavailable(error.to_string()))?;
+        // What came after the head was looked at is for the next page.
+        lines.truncate(usize::try_from(head.lines.saturating_sub(start.lines)).unwrap_or(usize::MAX));
         Ok(Answer::Lines { start: start.hash, head, lines })
     }
 

@@ -95,6 +95,9 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     sd_notify::notify("READY=1");
     let signal = loop {
         write_metrics(metrics_file.as_deref(), &server);
+        if server.has_failed() {
+            bail!("the thread that stores what changes has ended; the log says why. Start the key server anew");
+        }
         match signals.wait(METRICS_EVERY) {
             Some(signal) if signal.is_hangup() => reload(&args.config, &server),
             Some(signal) => break signal,
