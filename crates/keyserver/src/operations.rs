@@ -14,7 +14,7 @@ use crate::config::Roles;
 use crate::database::{Database, State};
 use crate::keys::{ShredKey, random};
 use crate::leases::Leases;
-use crate::protocol::{Failure, NewVolume};
+use crate::protocol::{Failure, NewVolume, Request};
 use crate::volume::{Epoch, GRANTS_MAX, Rights, Volume, is_name};
 
 /// Epochs that a rotation may come to; what is above is left for revocations.
@@ -24,56 +24,15 @@ const ROTATED_EPOCHS_MAX: usize = EPOCHS_MAX - 64;
 /// is answered.
 #[derive(Debug)]
 pub(crate) enum Operation {
-    Fetch {
-        domain: SealingDomain,
-        export: bool,
-    },
-    Create {
-        new: NewVolume,
-        keys: Option<VolumeKeyFile>,
-    },
-    Grant {
-        domain: SealingDomain,
-        identity: PublicKey,
-        rights: Rights,
-    },
-    Revoke {
-        domain: SealingDomain,
-        identity: PublicKey,
-    },
-    Rotate {
-        domain: SealingDomain,
-    },
-    DestroyEpoch {
-        domain: SealingDomain,
-        epoch: u32,
-        force: bool,
-    },
-    Destroy {
-        domain: SealingDomain,
-    },
+    /// To give keys out, or to change something.
+    Ask(Request),
     /// Something that happened elsewhere, to be written down.
     Note(String),
 }
 
 impl Operation {
     pub(crate) fn is_change(&self) -> bool {
-        !matches!(self, Operation::Fetch { .. } | Operation::Note(_))
-    }
-
-    fn verb(&self) -> &'static str {
-        match self {
-            Operation::Fetch { export: false, .. } => "fetch",
-            Operation::Fetch { export: true, .. } => "export",
-            Operation::Create { keys: None, .. } => "create",
-            Operation::Create { keys: Some(_), .. } => "import",
-            Operation::Grant { .. } => "grant",
-            Operation::Revoke { .. } => "revoke",
-            Operation::Rotate { .. } => "rotate",
-            Operation::DestroyEpoch { .. } => "destroy-epoch",
-            Operation::Destroy { .. } => "destroy",
-            Operation::Note(_) => "note",
-        }
+        matches!(self, Operation::Ask(request) if request.is_change())
     }
 }
 
@@ -189,13 +148,19 @@ impl<'a> Draft<'a> {
 
     /// Does one operation, all of it or nothing, and writes down what came of it.
     pub(crate) fn operate(&mut self, caller: &Caller, operation: &Operation, at_ms: u64) -> Result<Outcome, Failure> {
-        let result = self.decide(caller, operation);
-        let told = match (&result, operation) {
-            (Ok(_), Operation::Note(text)) => Some((text.clone(), false)),
-            (Ok((_, told)), _) => Some((format!("{} {told}", operation.verb()), operation.is_change())),
+        let request = match operation {
+            Operation::Ask(request) => request,
+            Operation::Note(text) => {
+                self.log(Event { at_ms, actor: caller.identity, text: text.clone(), of_change: false });
+                return Ok(Outcome::Done);
+            }
+        };
+        let result = self.decide(caller, request);
+        let told = match &result {
+            Ok((_, told)) => Some((format!("{} {told}", request.name()), request.is_change())),
             // Somebody who is refused again and again must not fill the log: whoever answers writes that down, and counts.
-            (Err(Failure::Refused), _) => None,
-            (Err(_), _) => Some((format!("failed {} {}", operation.verb(), subject(operation)), false)),
+            Err(Failure::Refused) => None,
+            Err(_) => Some((format!("failed {}{}", request.name(), about(request)), false)),
         };
         if let Some((text, of_change)) = told {
             self.log(Event { at_ms, actor: caller.identity, text, of_change });
@@ -203,12 +168,13 @@ impl<'a> Draft<'a> {
         result.map(|(outcome, _)| outcome)
     }
 
-    fn decide(&mut self, caller: &Caller, operation: &Operation) -> Result<(Outcome, String), Failure> {
-        match operation {
-            Operation::Fetch { domain, export } => {
+    fn decide(&mut self, caller: &Caller, request: &Request) -> Result<(Outcome, String), Failure> {
+        match request {
+            Request::Fetch { domain } | Request::Export { domain } => {
                 let volume = self.volume(*domain)?;
                 let rights = caller.identity.map(|identity| volume.rights(&identity)).unwrap_or_default();
-                if !(if *export { rights.administer } else { rights.open }) {
+                let is_export = matches!(request, Request::Export { .. });
+                if !(if is_export { rights.administer } else { rights.open }) {
                     return Err(Failure::Refused);
                 }
                 self.terms.leases.given(*domain, self.terms.lease, self.terms.now);
@@ -216,8 +182,9 @@ impl<'a> Draft<'a> {
                 let told = format!("{} epochs={}", name_of(&volume), epochs.join(","));
                 Ok((Outcome::Volume(volume), told))
             }
-            Operation::Create { new, keys } => self.create(caller, new, keys.as_ref()),
-            Operation::Grant { domain, identity, rights } => {
+            Request::Create(new) => self.create(caller, new, None),
+            Request::Import(new, keys) => self.create(caller, new, Some(keys)),
+            Request::Grant { domain, identity, rights } => {
                 let mut volume = self.administered(caller, *domain)?;
                 if rights.is_empty() {
                     return Err(Failure::Invalid("no right was named; use revoke to take all of them".into()));
@@ -239,7 +206,7 @@ impl<'a> Draft<'a> {
                 self.put(volume);
                 Ok((Outcome::Done, told))
             }
-            Operation::Revoke { domain, identity } => {
+            Request::Revoke { domain, identity } => {
                 let mut volume = self.administered(caller, *domain)?;
                 keeps_administrator(&volume, identity)?;
                 let Some(rights) = volume.grants.remove(identity) else {
@@ -253,14 +220,14 @@ impl<'a> Draft<'a> {
                 self.put(volume);
                 Ok((Outcome::Epoch(epoch), format!("{told} epoch={epoch}")))
             }
-            Operation::Rotate { domain } => {
+            Request::Rotate { domain } => {
                 let mut volume = self.administered(caller, *domain)?;
                 let epoch = self.add_epoch(&mut volume, ROTATED_EPOCHS_MAX)?;
                 let told = format!("{} epoch={epoch}", name_of(&volume));
                 self.put(volume);
                 Ok((Outcome::Epoch(epoch), told))
             }
-            Operation::DestroyEpoch { domain, epoch, force } => {
+            Request::DestroyEpoch { domain, epoch, force } => {
                 let mut volume = self.administered(caller, *domain)?;
                 if *epoch == volume.current {
                     return Err(Failure::Conflict(
@@ -284,14 +251,15 @@ impl<'a> Draft<'a> {
                 self.put(volume);
                 Ok((Outcome::Done, told))
             }
-            Operation::Destroy { domain } => {
+            Request::Destroy { domain } => {
                 let volume = self.administered(caller, *domain)?;
                 let told = name_of(&volume);
                 self.names.insert(volume.name, false);
                 self.changed.insert(*domain, None);
                 Ok((Outcome::Done, told))
             }
-            Operation::Note(_) => Ok((Outcome::Done, String::new())),
+            // Nothing else is handed in.
+            _ => Err(Failure::Refused),
         }
     }
 
@@ -394,21 +362,9 @@ fn name_of(volume: &Volume) -> String {
     format!("volume={} domain={}", volume.name, volume.domain)
 }
 
-/// What an operation was about, for a line that tells that it was not done.
-fn subject(operation: &Operation) -> String {
-    match operation {
-        Operation::Create { new, .. } if is_name(&new.name) => format!("volume={} domain={}", new.name, new.domain),
-        Operation::Create { new, .. } => format!("domain={}", new.domain),
-        Operation::Grant { domain, identity, rights } => {
-            format!("domain={domain} to={} rights={rights}", short(identity))
-        }
-        Operation::Revoke { domain, identity } => format!("domain={domain} from={}", short(identity)),
-        Operation::DestroyEpoch { domain, epoch, .. } => format!("domain={domain} epoch={epoch}"),
-        Operation::Fetch { domain, .. } | Operation::Rotate { domain } | Operation::Destroy { domain } => {
-            format!("domain={domain}")
-        }
-        Operation::Note(_) => String::new(),
-    }
+/// What a request was about, for a line that tells that it was not done.
+pub(crate) fn about(request: &Request) -> String {
+    request.domain().map_or_else(String::new, |domain| format!(" domain={domain}"))
 }
 
 fn keeps_administrator(volume: &Volume, without: &PublicKey) -> Result<(), Failure> {

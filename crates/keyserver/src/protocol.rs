@@ -320,6 +320,11 @@ impl Request {
         }
     }
 
+    /// Whether it changes what is kept of volumes.
+    pub(crate) fn is_change(&self) -> bool {
+        matches!(self.kind(), 0x10 | 0x11 | 0x13..=0x17)
+    }
+
     /// Whether it changes nothing, so that it may be asked again.
     pub(crate) fn is_repeatable(&self) -> bool {
         matches!(self.kind(), 0x01..=0x06 | 0x12 | 0x20 | 0x21 | 0x30)

@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::keys::{LocalMasterKey, ShredKey};
 use crate::metrics::Metrics;
 use crate::operations::{Caller, Operation, Outcome};
-use crate::protocol::{Failure, NewVolume};
+use crate::protocol::{Failure, NewVolume, Request};
 use crate::{AuditError, Rights};
 
 const LEASE: std::time::Duration = std::time::Duration::from_secs(3600);
@@ -50,7 +50,7 @@ impl Bench {
         let bench = Bench::over(dir);
         for byte in [1, 2] {
             let new = NewVolume { id: VolumeId([byte; 16]), name: format!("volume-{byte}"), domain: domain(byte) };
-            bench.done(Operation::Create { new, keys: None });
+            bench.done(Request::Create(new));
         }
         bench
     }
@@ -62,17 +62,17 @@ impl Bench {
         Bench { dir, full, engine }
     }
 
-    fn ask(&self, operation: Operation) -> Result<Outcome, Failure> {
-        self.engine.submit(owner(), operation)
+    fn ask(&self, request: Request) -> Result<Outcome, Failure> {
+        self.engine.submit(owner(), Operation::Ask(request))
     }
 
     #[track_caller]
-    fn done(&self, operation: Operation) -> Outcome {
-        self.ask(operation).unwrap()
+    fn done(&self, request: Request) -> Outcome {
+        self.ask(request).unwrap()
     }
 
     fn keys(&self, byte: u8) -> VolumeKeyFile {
-        let Outcome::Volume(volume) = self.done(Operation::Fetch { domain: domain(byte), export: false }) else {
+        let Outcome::Volume(volume) = self.done(Request::Fetch { domain: domain(byte) }) else {
             panic!("a volume is what is fetched")
         };
         self.engine.database.open_keys(&volume).unwrap()
@@ -141,12 +141,12 @@ fn attack_key_swap_wrapped_keys() {
 fn attack_key_put_back_an_older_record() {
     let bench = Bench::new();
     let someone = PublicKey::from_bytes([7; 32]);
-    bench.done(Operation::Grant { domain: domain(1), identity: someone, rights: Rights::ALL });
+    bench.done(Request::Grant { domain: domain(1), identity: someone, rights: Rights::ALL });
     let dir = bench.stop();
     let mut older = Vec::new();
     edit_volumes(&dir, |table| older = record(table, 1));
     let bench = Bench::over(dir);
-    bench.done(Operation::Revoke { domain: domain(1), identity: someone });
+    bench.done(Request::Revoke { domain: domain(1), identity: someone });
     let dir = bench.stop();
     edit_volumes(&dir, |table| drop(table.insert(&domain(1).0[..], &older[..]).unwrap()));
     is_damaged(&dir);
@@ -166,7 +166,7 @@ fn attack_key_edit_the_audit_log() {
     let expected = ["not what they were", "missing or out of place", "cut off", "not what they were"];
     for (edit, part) in edits.into_iter().zip(expected) {
         let bench = Bench::new();
-        bench.done(Operation::Rotate { domain: domain(1) });
+        bench.done(Request::Rotate { domain: domain(1) });
         let dir = bench.stop();
         edit_audit(&dir, edit);
         let error = open(&dir).map(drop).unwrap_err();
@@ -179,12 +179,12 @@ fn attack_key_edit_the_audit_log() {
 #[test]
 fn attack_key_roll_back_the_database() {
     let bench = Bench::new();
-    bench.done(Operation::Rotate { domain: domain(1) });
+    bench.done(Request::Rotate { domain: domain(1) });
     let dir = bench.stop();
     let older = fs::read(file(&dir)).unwrap();
     let older_shred = fs::read(dir.path().join("keys").join(SHRED_FILE)).unwrap();
     let bench = Bench::over(dir);
-    bench.done(Operation::DestroyEpoch { domain: domain(1), epoch: 1, force: true });
+    bench.done(Request::DestroyEpoch { domain: domain(1), epoch: 1, force: true });
     let newer_head = bench.engine.database.head();
     let dir = bench.stop();
     fs::write(file(&dir), &older).unwrap();
@@ -231,12 +231,12 @@ fn attack_key_flip_a_byte_of_the_database() {
 #[test]
 fn attack_key_search_for_a_destroyed_key() {
     let bench = Bench::new();
-    bench.done(Operation::Rotate { domain: domain(1) });
+    bench.done(Request::Rotate { domain: domain(1) });
     let volume = Arc::clone(&bench.engine.database.state().volumes[&domain(1)]);
     let lost = bench.keys(1).volume_key(1).unwrap().clone();
     let kept = bench.keys(1).volume_key(2).unwrap().clone();
-    bench.done(Operation::DestroyEpoch { domain: domain(1), epoch: 1, force: true });
-    bench.done(Operation::Destroy { domain: domain(2) });
+    bench.done(Request::DestroyEpoch { domain: domain(1), epoch: 1, force: true });
+    bench.done(Request::Destroy { domain: domain(2) });
     let dir = bench.stop();
     let files: Vec<u8> = [DATABASE_FILE, SHRED_FILE]
         .into_iter()
@@ -295,12 +295,12 @@ fn a_full_disk_refuses_changes_and_loses_nothing() {
     let before = bench.keys(1);
     bench.full.store(true, Ordering::SeqCst);
     for _ in 0..3 {
-        let error = bench.ask(Operation::Rotate { domain: domain(1) }).map(drop).unwrap_err();
+        let error = bench.ask(Request::Rotate { domain: domain(1) }).map(drop).unwrap_err();
         assert!(matches!(&error, Failure::Unavailable(text) if text.contains("nothing was changed")), "{error:?}");
         assert_eq!(bench.keys(1), before, "keys are given out all the same");
     }
     bench.full.store(false, Ordering::SeqCst);
-    assert!(matches!(bench.done(Operation::Rotate { domain: domain(1) }), Outcome::Epoch(2)));
+    assert!(matches!(bench.done(Request::Rotate { domain: domain(1) }), Outcome::Epoch(2)));
     let after = bench.keys(1);
     assert_eq!(after.volume_key(1), before.volume_key(1));
     let mut fetches = 0;
@@ -320,7 +320,7 @@ fn a_full_disk_refuses_changes_and_loses_nothing() {
 #[test]
 fn another_master_key_opens_the_same_keys_and_the_old_one_nothing_more() {
     let bench = Bench::new();
-    bench.done(Operation::Rotate { domain: domain(1) });
+    bench.done(Request::Rotate { domain: domain(1) });
     let keys = bench.keys(1);
     let old = Arc::clone(&bench.engine.database.state().volumes[&domain(1)]);
     let dir = bench.stop();

@@ -17,7 +17,7 @@ use crate::connection::{Connection, ConnectionError};
 use crate::engine::Engine;
 use crate::limits::Conduct;
 use crate::metrics::Metrics;
-use crate::operations::{Caller, Operation, Outcome};
+use crate::operations::{Caller, Operation, Outcome, about};
 use crate::protocol::{Answer, Failure, KeyGrant, Request, ServerStatus, WAIT_MAX};
 use crate::replication::News;
 use crate::standby::news;
@@ -169,8 +169,7 @@ impl Service {
             self.send(connection, number, &answer)?;
             return Ok(Next::GoOn);
         }
-        let about = request.domain().map_or_else(String::new, |domain| format!(" domain={domain}"));
-        if self.refused(peer, false, &format!("refused {}{about}", request.name())) {
+        if self.refused(peer, false, &format!("refused {}{}", request.name(), about(request))) {
             thread::sleep(PENALTY);
             self.send(connection, number, &Answer::Failure(Failure::TooMany))?;
             return Ok(Next::End);
@@ -218,8 +217,7 @@ impl Service {
         }
         self.is_primary()?;
         match request {
-            Request::Fetch { domain } => self.fetch(caller, *domain, false),
-            Request::Export { domain } => self.fetch(caller, *domain, true),
+            Request::Fetch { .. } | Request::Export { .. } => self.fetch(caller, request.clone()),
             Request::Watch { domain, revision, wait } => {
                 let volume = self.volume_for(peer, *domain)?;
                 if !volume.rights(peer).open {
@@ -231,7 +229,7 @@ impl Service {
                 if self.engine.is_unchanged(*domain, *revision) {
                     return Ok(Answer::Unchanged);
                 }
-                self.fetch(caller, *domain, false)
+                self.fetch(caller, Request::Fetch { domain: *domain })
             }
             Request::Find { name } => {
                 let domain = self.engine.database.state().names.get(name).copied();
@@ -239,25 +237,9 @@ impl Service {
             }
             Request::Info { domain } => self.info(caller, peer, *domain),
             Request::List { after } => Ok(Answer::Volumes(self.list(caller, peer, *after))),
-            Request::Create(new) => self.change(caller, peer, Operation::Create { new: new.clone(), keys: None }),
-            Request::Import(new, keys) => {
-                self.change(caller, peer, Operation::Create { new: new.clone(), keys: Some(keys.clone()) })
-            }
-            Request::Grant { domain, identity, rights } => {
-                self.change(caller, peer, Operation::Grant { domain: *domain, identity: *identity, rights: *rights })
-            }
-            Request::Revoke { domain, identity } => {
-                self.change(caller, peer, Operation::Revoke { domain: *domain, identity: *identity })
-            }
-            Request::Rotate { domain } => self.change(caller, peer, Operation::Rotate { domain: *domain }),
-            Request::DestroyEpoch { domain, epoch, force } => {
-                self.change(caller, peer, Operation::DestroyEpoch { domain: *domain, epoch: *epoch, force: *force })
-            }
-            Request::Destroy { domain } => self.change(caller, peer, Operation::Destroy { domain: *domain }),
+            request if request.is_change() => self.change(caller, peer, request),
             Request::Audit { from } => self.lines(caller, *from),
-            Request::Status | Request::Backup | Request::Follow { .. } | Request::Promote | Request::Fence { .. } => {
-                Err(Failure::Refused)
-            }
+            _ => Err(Failure::Refused),
         }
     }
 
@@ -269,16 +251,16 @@ impl Service {
         }
     }
 
-    fn change(&self, caller: &Caller, peer: &PublicKey, operation: Operation) -> Result<Answer, Failure> {
-        Ok(match self.engine.submit(*caller, operation)? {
+    fn change(&self, caller: &Caller, peer: &PublicKey, request: &Request) -> Result<Answer, Failure> {
+        Ok(match self.engine.submit(*caller, Operation::Ask(request.clone()))? {
             Outcome::Volume(volume) => Answer::Info(self.shown(caller, peer, &volume)),
             Outcome::Epoch(epoch) => Answer::Epoch(epoch),
             Outcome::Done => Answer::Done,
         })
     }
 
-    fn fetch(&self, caller: &Caller, domain: SealingDomain, export: bool) -> Result<Answer, Failure> {
-        let outcome = self.engine.submit(*caller, Operation::Fetch { domain, export })?;
+    fn fetch(&self, caller: &Caller, request: Request) -> Result<Answer, Failure> {
+        let outcome = self.engine.submit(*caller, Operation::Ask(request))?;
         let Outcome::Volume(volume) = outcome else {
             return Err(Failure::Unavailable("the key server made a mistake; look at its log".into()));
         };

@@ -1,19 +1,20 @@
-//! A key server as a process, with identities and a master key. Its tests are in the modules; the file beside `stage` holds none.
+//! A key server as a process, and its standby, with identities and a master key. The tests are in the modules.
 
 mod commands;
+mod failover;
 
 use std::fs;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::Child;
 
-use tempfile::TempDir;
+use crate::stage::{Place, Said, eventually, free_port, run, strongroom};
 
-use crate::stage::{Said, eventually, run, strongroom};
-
-/// A directory with a key server's configuration, its master key, and three identities: `admin`, `alice`, `bob`.
+/// A directory with a key server's configuration, its master key, and the identities `server`, `standby`, `admin`, `alice` and `bob`.
 pub(crate) struct KeySite {
-    dir: TempDir,
+    place: Place,
     pub(crate) port: u16,
+    pub(crate) standby_port: u16,
 }
 
 /// The process; killed when dropped.
@@ -22,70 +23,92 @@ pub(crate) struct KeyProcess {
     log: PathBuf,
 }
 
+impl Deref for KeySite {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
 impl KeySite {
     pub(crate) fn new() -> KeySite {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let site = KeySite { dir: TempDir::new().unwrap(), port };
-        for name in ["server", "admin", "alice", "bob"] {
-            run(&["identity", "new", "--out", &site.text(&format!("{name}.identity"))]).ok();
-        }
+        let place = Place::with_identities(&["server", "standby", "admin", "alice", "bob"]);
+        let site = KeySite { place, port: free_port(), standby_port: free_port() };
         run(&["key", "new", "--for", "master", "--out", &site.text("master.key")]).ok();
         site.configure("");
         site
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    pub(crate) fn text(&self, name: &str) -> String {
-        self.path(name).to_str().expect("temporary paths are UTF-8").to_owned()
-    }
-
-    pub(crate) fn public_key(&self, name: &str) -> String {
-        run(&["identity", "show", &self.text(&format!("{name}.identity"))]).ok().trim().to_owned()
-    }
-
     /// Writes the configuration, with more identities or whatever else comes last in it.
     pub(crate) fn configure(&self, more: &str) {
+        self.write_config("keyserver.toml", "keys", "server", self.port, "", more);
+    }
+
+    /// A pair of which the first changes nothing without the second.
+    pub(crate) fn configure_pair(&self) {
+        let standby = format!(
+            "[[identity]]\nname = \"standby\"\nkey = \"{}\"\nroles = [\"standby\"]\n",
+            self.public_key("standby")
+        );
+        self.write_config("keyserver.toml", "keys", "server", self.port, "standby_required = true\n", &standby);
+        let following =
+            format!("standby_of = \"127.0.0.1:{}\"\nprimary_key = \"{}\"\n", self.port, self.public_key("server"));
+        self.write_config("standby.toml", "standby-keys", "standby", self.standby_port, &following, "");
+    }
+
+    fn write_config(&self, file: &str, directory: &str, identity: &str, port: u16, settings: &str, more: &str) {
         let text = format!(
-            "directory = \"{}\"\nlisten = [\"127.0.0.1:{}\"]\nnode_key = \"{}\"\nmaster_key = \"{}\"\nmetrics_file = \"{}\"\n\n\
-             [[identity]]\nname = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n{more}",
-            self.text("keys"),
-            self.port,
-            self.text("server.identity"),
+            "directory = \"{}\"\nlisten = [\"127.0.0.1:{port}\"]\nnode_key = \"{}\"\nmaster_key = \"{}\"\nmetrics_file = \"{}\"\n\
+             {settings}\n[[identity]]\nname = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n{more}",
+            self.text(directory),
+            self.text(&format!("{identity}.identity")),
             self.text("master.key"),
-            self.text("keys.prom"),
+            self.text(&format!("{directory}.prom")),
             self.public_key("admin"),
         );
-        fs::write(self.path("keyserver.toml"), text).unwrap();
+        fs::write(self.path(file), text).unwrap();
     }
 
     /// Starts the server and waits until it serves.
     pub(crate) fn start(&self) -> KeyProcess {
-        let log = self.path("keyserver.log");
+        self.start_from("keyserver.toml")
+    }
+
+    /// The same with another configuration.
+    pub(crate) fn start_from(&self, config: &str) -> KeyProcess {
+        let log = self.path(&format!("{config}.log"));
         let file = fs::File::options().create(true).append(true).open(&log).unwrap();
-        let child = strongroom(&["keyserver", "--config", &self.text("keyserver.toml")])
-            .stdout(file.try_clone().unwrap())
-            .stderr(file)
-            .spawn()
-            .unwrap();
-        let mut process = KeyProcess { child, log };
-        let before = process.log().matches("key server on").count();
+        let begun = fs::read_to_string(&log).unwrap_or_default().len();
+        let mut process = KeyProcess { child: self.spawn(config, &file), log };
         eventually("the key server serves", || {
             assert!(process.child.try_wait().unwrap().is_none(), "it ended: {}", process.log());
-            process.log().matches("key server on").count() > before.saturating_sub(1)
-                && std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+            process.log()[begun..].contains("key server on")
         });
         process
     }
 
-    /// `strongroom key …` as somebody.
+    fn spawn(&self, config: &str, log: &fs::File) -> Child {
+        let mut command = strongroom(&["keyserver", "--config", &self.text(config)]);
+        command.stdout(log.try_clone().unwrap()).stderr(log.try_clone().unwrap()).spawn().unwrap()
+    }
+
+    /// `strongroom key …` as somebody, at the primary.
     pub(crate) fn key(&self, name: &str, arguments: &[&str]) -> Said {
-        let server = format!("keyserver://127.0.0.1:{}", self.port);
+        self.key_at(&[self.port], name, arguments)
+    }
+
+    /// The same at the servers on these ports.
+    pub(crate) fn key_at(&self, ports: &[u16], name: &str, arguments: &[&str]) -> Said {
+        let servers: Vec<String> = ports.iter().map(|port| format!("keyserver://127.0.0.1:{port}")).collect();
+        let keys = ["server", "standby"].map(|name| self.public_key(name));
         let identity = self.text(&format!("{name}.identity"));
-        let (server_key, call) = (self.public_key("server"), ["--key-server", &server, "--identity", &identity]);
-        run(&[&["key"], arguments, &call, &["--key-server-key", &server_key]].concat())
+        let mut all = vec!["key"];
+        all.extend(arguments);
+        all.extend(["--identity", &identity]);
+        servers.iter().for_each(|server| all.extend(["--key-server", server]));
+        keys.iter().for_each(|key| all.extend(["--key-server-key", key]));
+        run(&all)
     }
 }
 

@@ -14,9 +14,12 @@ use tempfile::TempDir;
 /// How long anything may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A directory, an initiator called alice, a target that knows her.
+/// A directory, and the identities in it.
+pub(crate) struct Place(TempDir);
+
+/// A place with an initiator called alice, and a target that knows her.
 pub(crate) struct World {
-    dir: TempDir,
+    place: Place,
     pub(crate) port: u16,
 }
 
@@ -104,25 +107,18 @@ pub(crate) fn has(program: &str) -> bool {
     has
 }
 
-impl World {
-    /// With a configuration that lets alice use every volume through a channel, and anyone plain ones.
-    pub(crate) fn new() -> World {
-        let world = World { dir: TempDir::new().unwrap(), port: free_port() };
-        for name in ["target", "alice"] {
-            run(&["identity", "new", "--out", &world.text(&format!("{name}.identity"))]).ok();
+impl Place {
+    /// With an identity of each of these names.
+    pub(crate) fn with_identities(names: &[&str]) -> Place {
+        let place = Place(TempDir::new().unwrap());
+        for name in names {
+            run(&["identity", "new", "--out", &place.text(&format!("{name}.identity"))]).ok();
         }
-        run(&["key", "new", "--out", &world.text("volume.key")]).ok();
-        fs::create_dir(world.path("volumes")).unwrap();
-        let alice = world.public_key("alice");
-        world.write_config(&format!(
-            "[[peer]]\nname = \"alice\"\nkey = \"{alice}\"\ninitiators = [\"iqn.2026-11.test:alice\"]\nvolumes = [\"*\"]\n\n\
-             [[plain]]\ninitiators = [\"*\"]\nvolumes = [\"*\"]\n"
-        ));
-        world
+        place
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.0.path().join(name)
     }
 
     pub(crate) fn text(&self, name: &str) -> String {
@@ -132,6 +128,29 @@ impl World {
     /// The public line of an identity made with that name.
     pub(crate) fn public_key(&self, name: &str) -> String {
         run(&["identity", "show", &self.text(&format!("{name}.identity"))]).ok().trim().to_owned()
+    }
+}
+
+impl std::ops::Deref for World {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl World {
+    /// With a configuration that lets alice use every volume through a channel, and anyone plain ones.
+    pub(crate) fn new() -> World {
+        let world = World { place: Place::with_identities(&["target", "alice"]), port: free_port() };
+        run(&["key", "new", "--out", &world.text("volume.key")]).ok();
+        fs::create_dir(world.path("volumes")).unwrap();
+        let alice = world.public_key("alice");
+        world.write_config(&format!(
+            "[[peer]]\nname = \"alice\"\nkey = \"{alice}\"\ninitiators = [\"iqn.2026-11.test:alice\"]\nvolumes = [\"*\"]\n\n\
+             [[plain]]\ninitiators = [\"*\"]\nvolumes = [\"*\"]\n"
+        ));
+        world
     }
 
     pub(crate) fn write_config(&self, rules: &str) {
@@ -270,7 +289,7 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

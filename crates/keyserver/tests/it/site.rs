@@ -1,10 +1,9 @@
 //! A small site for tests: a key server with its database in a temporary directory, and identities. Absent: the tests.
 
-#![allow(dead_code)] // Each test file uses its part of it.
-
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use strongroom_block::{SealingDomain, VolumeId};
 use strongroom_handshake::{NodeKey, PublicKey};
@@ -95,4 +94,13 @@ pub(crate) fn client(servers: &[&KeyServer], server_keys: &[PublicKey], node_key
         node_key: Arc::clone(node_key),
         timeout: PATIENCE,
     })
+}
+
+/// Waits for something to become true.
+pub(crate) fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_true() {
+        assert!(started.elapsed() < PATIENCE, "gave up waiting: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }

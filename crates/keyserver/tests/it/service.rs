@@ -1,11 +1,9 @@
 //! Proves what the key server gives to whom, over real connections: the policy matrix, epochs, revocation, waiting, the log.
 
-mod site;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use site::{PATIENCE, Site, client, domain, node, volume};
+use crate::site::{PATIENCE, Site, client, domain, eventually, node, volume};
 use strongroom_keyserver::{AuditError, AuditHead, Client, ClientError, Rights};
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 
@@ -300,7 +298,7 @@ fn a_stranger_is_refused_and_a_wrong_server_is_noticed() {
     let error = elsewhere.fetch(domain(1)).unwrap_err();
     assert!(matches!(error, ClientError::WrongServer { presented } if presented == site.node.public()), "{error}");
     let admin = site.admin(&server);
-    assert!(log(&admin).iter().any(|line| line.contains("refused connect")), "it is written down");
+    eventually("it is written down", || log(&admin).iter().any(|line| line.contains("refused connect")));
     server.stop();
     let error = admin.fetch(domain(1)).unwrap_err();
     assert!(error.is_temporary() && error.to_string().contains("check that one runs"), "{error}");

@@ -1,27 +1,15 @@
 //! Proves that a standby has all that anybody was told, that it takes over, and that an old primary does not go on; and that a
 //! backup opens elsewhere.
 
-mod site;
-
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use site::{PATIENCE, Site, client, domain, master, node, volume};
+use crate::site::{Site, client, domain, eventually, master, node, volume};
 use strongroom_handshake::NodeKey;
 use strongroom_keyserver::{Client, ClientError, Database, DatabaseError, KeyServer, Role, ServerOptions};
 
 struct Pair {
     site: Site,
     standby_key: Arc<NodeKey>,
-}
-
-fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_true() {
-        assert!(started.elapsed() < PATIENCE, "gave up waiting: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 impl Pair {
