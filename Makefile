@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store wan-lab fuzz soak clean
+.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ bench-sealing: deps ## What a block costs, and the cryptographic libraries compa
 bench-runtime: deps ## The runtimes that were compared (the table in docs/performance.md)
 	cd spikes/runtime && $(CARGO) run --release --locked -- bench
 
+bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 20 minutes; WAN="--rate 1Gbit" for another): docs/wan.md, docs/bench
+	@scripts/bench-wan.sh $(WAN)
+
 bench-store: deps ## The store alone against fio on a raw file (the table in docs/performance.md); DIR=... says on which file system
 	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }
 	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),target) --write docs/performance.md
@@ -86,9 +89,10 @@ wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WA
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, then one simulated seed after the other until stopped or one fails
+soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, a link that is down for a minute, then one simulated seed after the other until stopped or one fails
 	STRONGROOM_XAES_INPUTS=1000000 $(CARGO) test --release --locked --package strongroom-seal --test it xaes_vectors
 	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --release --locked --package strongroom-testing --test forgetting_disk
+	STRONGROOM_WAN_CUT_SECONDS=60 $(CARGO) test --release --locked --package strongroom-initiator --test it wide_area
 	$(CARGO) run --release --locked --package strongroom-testing --bin sim-soak
 
 clean: ## Remove what was built

@@ -94,6 +94,39 @@ pub struct Cell {
     /// The same of the initiators.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator_crypto_per_byte: Option<f64>,
+    /// Bytes that the initiators encrypted for each byte of block data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator_encrypted_per_byte: Option<f64>,
+    /// Over an emulated link: its one-way delay, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delay_ms: Option<f64>,
+    /// What else the link is like, in words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub link: String,
+    /// Targets at once; initiators take turns among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<u32>,
+    /// What one plain TCP connection carried over the same link: SOCKET of the WAN paper's equation (2), in MiB/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket_mib_s: Option<f64>,
+    /// What the WAN paper's model says that this setting does, in MiB/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_mib_s: Option<f64>,
+    /// What limits it, by the model: latency, link, sealing, target.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub limit: String,
+    /// How many writes under way fill the waiting, by equation (6).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ideal_n: Option<f64>,
+    /// CPU seconds of the initiators' processes in each second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initiator_cpu: Option<f64>,
+    /// The same of the targets'.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_cpu: Option<f64>,
+    /// Bytes of IP packets that the initiators' end sent for each byte of block data: headers and what was sent again included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire_per_byte: Option<f64>,
     /// Blocks (of 512 bytes) whose content was compared with what it has to be; `None`: nobody looked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verified: Option<u64>,

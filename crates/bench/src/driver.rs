@@ -104,6 +104,10 @@ pub struct How {
     pub connections: u16,
     /// The depth of the pipeline, as on the command line; `auto` if none is given.
     pub pipeline: Option<String>,
+    /// I/Os that are offered at once, where that is more than usual.
+    pub in_flight: u32,
+    /// Bytes of one command at most, if not as usual.
+    pub transfer_bytes_max: Option<u64>,
 }
 
 /// Carries out orders from `input` until it ends; answers go to `output`.
@@ -337,9 +341,13 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
         options.pipeline = pipeline.parse().map_err(|error| format!("{error}"))?;
     }
     // What is measured is the depth that was asked for, not a limit of ours.
-    options.limits.requests_max = options.limits.requests_max.max(2 * DEPTH_MAX as usize);
-    options.limits.commands_max = options.limits.commands_max.max(DEPTH_MAX as usize);
+    let depth = how.in_flight.max(DEPTH_MAX) as usize;
+    options.limits.requests_max = options.limits.requests_max.max(2 * depth);
+    options.limits.commands_max = options.limits.commands_max.max(depth);
     options.limits.request_bytes_max = options.limits.request_bytes_max.max(DEPTH_MAX as usize * FILL_BYTES as usize);
+    if let Some(bytes) = how.transfer_bytes_max {
+        options.limits.transfer_bytes_max = u32::try_from(bytes).map_err(|_| "commands cannot be that long")?;
+    }
     let counters = options.counters.clone();
     let device = RemoteDevice::attach(options).map_err(|error| format!("cannot attach {}: {error}", how.url))?;
     if how.format {

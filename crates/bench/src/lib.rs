@@ -6,6 +6,7 @@
 //! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
 //! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
 //! btio, dbench        the papers' applications
+//! wan                 the WAN paper's experiment over an emulated link, beside its model
 //! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
 //! window, cpu         what it cost: CPU time of each end, how busy each processor was
 //! cell                what came out: one line of JSON for each cell and run
@@ -42,6 +43,7 @@ mod schemes;
 mod setup;
 mod stopwatch;
 pub mod stream;
+pub mod wan;
 mod window;
 
 pub use cell::{Cell, Line, Results, ResultsFile};
@@ -52,7 +54,7 @@ pub use grid::{DEPTH_MAX, Grid, INITIATORS_MAX, Pattern, Point, SIZE_MAX, SIZE_M
 pub use initiator::InitiatorProcess;
 pub use latency::{Latencies, LatencyCounts};
 pub use machine::Machine;
-pub use ours::{Crew, Elsewhere, Ours, OursOptions};
+pub use ours::{Crew, Elsewhere, Hosts, Ours, OursOptions};
 pub use process::Background;
 pub use processor::{MASKED_RATE_MAX, ProcessKind, check as check_processes, seal_rate};
 pub use schedule::{Step, Watch, interleaved, measure_all, pause};

@@ -2,6 +2,7 @@
 //! initiator, in processes too.
 
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use strongroom_initiator::{DEFAULT_BASE_IQN, VolumeUrl};
 
 use crate::cpu::Placement;
 use crate::driver::{Engine, How};
+use crate::process::command_in;
 use crate::schemes::SchemeChoice;
 use crate::{Background, BenchError, Contender, Identity, InitiatorProcess, ProcessKind, Setup, TargetWork};
 
@@ -40,6 +42,17 @@ pub struct OursOptions {
     pub directory: PathBuf,
     /// Further arguments of `strongroom serve`.
     pub serve_args: Vec<String>,
+    /// Where both ends are.
+    pub hosts: Hosts,
+}
+
+/// In which network namespaces both ends run.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts {
+    /// The target's, and the address that it listens on there; `None`: the machine's own, on loopback.
+    pub target: Option<(String, IpAddr)>,
+    /// The initiators'.
+    pub initiators: Option<String>,
 }
 
 /// A target of ours and its initiators. Stopped when dropped.
@@ -73,8 +86,11 @@ impl Ours {
         }
         let stats = at("stats.json");
         let configuration = options.configuration()?;
-        let mut command = Command::new(&options.strongroom);
-        command.args(["--log", "warn", "serve", "--root", text(&at("volumes"))?, "--listen", "127.0.0.1:0"]);
+        let namespace = options.hosts.target.as_ref().map(|(namespace, _)| namespace.as_str());
+        let address = options.hosts.target.as_ref().map_or(IpAddr::from([127, 0, 0, 1]), |(_, address)| *address);
+        let listen = SocketAddr::new(address, 0).to_string();
+        let mut command = command_in(namespace, &options.strongroom);
+        command.args(["--log", "warn", "serve", "--root", text(&at("volumes"))?, "--listen", &listen]);
         command.args(["--node-key", text(&at("target.identity"))?, "--workers", "1", "--idle-close", "1h"]);
         command.args(["--stats-file", text(&stats)?, "--stats-every", STATS_EVERY]);
         command.args(["--plain", "initiators=*; volumes=*"]);
@@ -103,7 +119,7 @@ impl Ours {
             process: setup.process.name().to_owned(),
             medium,
         };
-        let crew = crew.of_kind(setup.process);
+        let crew = crew.of_kind(setup.process).in_namespace(options.hosts.initiators.clone());
         let target_key = target_key.trim().to_owned();
         Ok(Ours { identity, options, crew, target, address, stats, target_key, connections: 1 })
     }
@@ -138,6 +154,18 @@ impl Ours {
         &self.target
     }
 
+    /// What the target says that it has done so far.
+    pub fn work(&self) -> Option<TargetWork> {
+        let text = fs::read_to_string(&self.stats).ok()?;
+        let stats: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let number = |value: &serde_json::Value| value.as_u64();
+        let crypto = ["encrypted_bytes", "decrypted_bytes", "mac_made_bytes", "mac_checked_bytes"];
+        Some(TargetWork {
+            crypto_bytes: crypto.iter().map(|name| number(&stats["crypto"][name])).sum::<Option<u64>>()?,
+            data_bytes: number(&stats["bytes_read"])? + number(&stats["bytes_written"])?,
+        })
+    }
+
     /// How our initiator attaches the volume with blocks of so many bytes.
     pub fn how(&self, block_size: u64) -> How {
         let volume = Self::volume_name(block_size);
@@ -163,7 +191,7 @@ impl Ours {
     }
 
     /// The largest block size of ours that divides `size`.
-    fn block_size_for(&self, size: u64) -> Result<u64, BenchError> {
+    pub(crate) fn block_size_for(&self, size: u64) -> Result<u64, BenchError> {
         if let Some(bytes) = self.options.setup.seal_bytes {
             return Ok(bytes);
         }
@@ -189,14 +217,7 @@ impl Contender for Ours {
     }
 
     fn target_work(&mut self) -> Option<TargetWork> {
-        let text = fs::read_to_string(&self.stats).ok()?;
-        let stats: serde_json::Value = serde_json::from_str(&text).ok()?;
-        let number = |value: &serde_json::Value| value.as_u64();
-        let crypto = ["encrypted_bytes", "decrypted_bytes", "mac_made_bytes", "mac_checked_bytes"];
-        Some(TargetWork {
-            crypto_bytes: crypto.iter().map(|name| number(&stats["crypto"][name])).sum::<Option<u64>>()?,
-            data_bytes: number(&stats["bytes_read"])? + number(&stats["bytes_written"])?,
-        })
+        self.work()
     }
 }
 
@@ -299,6 +320,7 @@ pub struct Crew {
     placement: Option<Placement>,
     name: String,
     kind: ProcessKind,
+    namespace: Option<String>,
     processes: Vec<InitiatorProcess>,
     attached: Vec<Option<String>>,
     filled: Vec<String>,
@@ -313,6 +335,7 @@ impl Crew {
             placement,
             name: name.to_owned(),
             kind: ProcessKind::default(),
+            namespace: None,
             processes: Vec::new(),
             attached: Vec::new(),
             filled: Vec::new(),
@@ -323,6 +346,13 @@ impl Crew {
     #[must_use]
     pub fn of_kind(mut self, kind: ProcessKind) -> Crew {
         self.kind = kind;
+        self
+    }
+
+    /// The same, of processes in a network namespace.
+    #[must_use]
+    pub fn in_namespace(mut self, namespace: Option<String>) -> Crew {
+        self.namespace = namespace;
         self
     }
 
@@ -380,7 +410,7 @@ impl Crew {
     }
 
     fn start_one(&mut self, index: usize) -> Result<(), BenchError> {
-        let mut command = Command::new(&self.strongroom);
+        let mut command = command_in(self.namespace.as_deref(), &self.strongroom);
         command.args(["--log", "error", "bench", "initiator"]);
         self.kind.apply(&mut command);
         let cpu = self.placement.as_ref().map(|placement| placement.initiator(index));

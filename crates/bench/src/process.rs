@@ -21,6 +21,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How much of a log to show, in lines.
 const LOG_TAIL_LINES: usize = 12;
 
+/// A command that runs `program`, in a network namespace if one is named.
+pub(crate) fn command_in(namespace: Option<&str>, program: &Path) -> Command {
+    let Some(namespace) = namespace else { return Command::new(program) };
+    let mut command = crate::programs::program("ip", &[]);
+    command.args(["netns", "exec", namespace]).arg(program);
+    command
+}
+
 /// A server in the background: a target, or what stands in front of one.
 #[derive(Debug)]
 pub struct Background {

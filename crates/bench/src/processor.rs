@@ -9,7 +9,7 @@ use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use strongroom_block::{AttachId, BlockSize, CryptoCounters, Lba, SealingDomain, Stamp};
+use strongroom_block::{AttachId, BlockSize, CryptoCounters, Lba, SealingDomain, Stamp, Suite};
 use strongroom_seal::{BlindKeys, SealContext, VolumeKey};
 
 use crate::{BenchError, best_ns};
@@ -71,10 +71,9 @@ impl FromStr for ProcessKind {
     }
 }
 
-/// Bytes a second at which this process seals blocks of 64 KiB by AES-256-GCM.
-pub fn seal_rate() -> f64 {
-    let block_size = BlockSize::new(65536).expect("a power of two");
-    let context = SealContext::new(SealingDomain([1; 16]), block_size, 1);
+/// Bytes a second at which one thread of this process seals blocks of `block_size`.
+pub fn seal_rate(suite: Suite, block_size: BlockSize) -> f64 {
+    let context = SealContext::new(SealingDomain([1; 16]), block_size, 1).with_suite(suite);
     let keys = BlindKeys::new(&VolumeKey::new([2; 32]), context, Arc::new(CryptoCounters::new()));
     let mut block = vec![3; block_size.len()];
     let mut counter = 0;

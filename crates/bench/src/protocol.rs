@@ -103,6 +103,8 @@ pub struct Outcome {
     pub first_error: Option<String>,
     /// Bytes encrypted, decrypted or authenticated by this process between `mark` and `stop`; `None`: it cannot tell.
     pub crypto_bytes: Option<u64>,
+    /// Of those, bytes encrypted.
+    pub encrypted_bytes: Option<u64>,
     /// Blocks of 512 bytes that were compared.
     pub verified: Option<u64>,
 }

@@ -66,7 +66,7 @@ fn in_words(point: Point) -> String {
     format!("{} {pattern}, depth {depth}, {initiators} initiator{plural}", long_size(size))
 }
 
-fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u32) -> Cell {
+pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u32) -> Cell {
     let identity = contender.identity();
     Cell {
         bench: plan.bench.clone(),
@@ -85,7 +85,7 @@ fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u3
 }
 
 /// Waits until no target works on what an earlier measurement left it, but not for ever.
-fn settle(contenders: &[Box<dyn Contender>], watch: &dyn Watch) -> Result<(), BenchError> {
+pub(crate) fn settle(contenders: &[Box<dyn Contender>], watch: &dyn Watch) -> Result<(), BenchError> {
     let pids: Vec<u32> = contenders.iter().flat_map(|contender| contender.target_pids()).collect();
     let begun = Instant::now();
     // A target that has ended is found out, and told, by its next measurement.
@@ -103,7 +103,7 @@ fn settle(contenders: &[Box<dyn Contender>], watch: &dyn Watch) -> Result<(), Be
 }
 
 /// One measurement: start all initiators, warm up, count for a while, stop.
-fn measure(
+pub(crate) fn measure(
     plan: &RawioPlan,
     contender: &mut dyn Contender,
     point: Point,
@@ -130,7 +130,7 @@ fn measure(
 
     let (mut ios, mut bytes, mut elapsed_s) = (0, 0, 0.0f64);
     let (mut errors, mut first_error) = (0, None);
-    let (mut crypto_bytes, mut verified) = (Some(0), Some(0));
+    let (mut crypto_bytes, mut encrypted_bytes, mut verified) = (Some(0), Some(0), Some(0));
     let mut latencies = Latencies::default();
     for initiator in initiators.iter_mut() {
         let outcome = initiator.wait_stopped()?;
@@ -141,6 +141,7 @@ fn measure(
         first_error = first_error.or(outcome.first_error);
         latencies.add(&outcome.latency);
         crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, bytes)| sum + bytes);
+        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, bytes)| sum + bytes);
         verified = verified.zip(outcome.verified).map(|(sum, blocks)| sum + blocks);
     }
     if errors > 0 {
@@ -155,6 +156,7 @@ fn measure(
     cell.set_used(&used);
     cell.verified = verified;
     cell.initiator_crypto_per_byte = crypto_bytes.map(|crypto| crypto as f64 / bytes as f64);
+    cell.initiator_encrypted_per_byte = encrypted_bytes.map(|encrypted| encrypted as f64 / bytes as f64);
     let work = work_before.zip(contender.target_work());
     cell.target_crypto_per_byte = work.and_then(|work| target_crypto_per_byte(work, bytes));
     Ok(cell)

@@ -9,6 +9,7 @@ mod markdown;
 mod png;
 mod summary;
 mod svg;
+mod wan;
 mod words;
 
 use std::fs;
@@ -27,6 +28,8 @@ pub struct Outputs {
     pub markdown: Option<PathBuf>,
     /// What laziness buys, likewise, between its two `schemes` marks.
     pub laziness: Option<PathBuf>,
+    /// The WAN paper's experiment, likewise, between its two `wan` marks.
+    pub wan: Option<PathBuf>,
     /// One page with everything in it.
     pub html: Option<PathBuf>,
     /// A directory for plots, as SVG and (if it is built in) PNG.
@@ -38,6 +41,9 @@ const MARKS: [&str; 2] = ["<!-- bench: begin (made by `make bench`; do not edit)
 /// The same of the section about laziness.
 const LAZINESS_MARKS: [&str; 2] =
     ["<!-- schemes: begin (made by `make bench-schemes`; do not edit) -->", "<!-- schemes: end -->"];
+
+/// The same of the WAN paper's experiment.
+const WAN_MARKS: [&str; 2] = ["<!-- wan: begin (made by `make bench-wan`; do not edit) -->", "<!-- wan: end -->"];
 
 /// Makes them; which files were written.
 ///
@@ -69,9 +75,17 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
     }
     if let Some(path) = &outputs.markdown {
         let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
-        let section = markdown::section(results, &summaries, plots.as_deref());
+        let section =
+            markdown::section(results, &summaries, plots.as_deref(), ("What the experiments say", "make bench"));
         let before = fs::read_to_string(path).unwrap_or_default();
         put(path, replace_section(&before, &section, MARKS).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.wan {
+        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
+        let about = ("Writes over a long way", "make bench-wan");
+        let section = markdown::section(results, &summaries, plots.as_deref(), about);
+        let before = fs::read_to_string(path).unwrap_or_default();
+        put(path, replace_section(&before, &section, WAN_MARKS).as_bytes(), &mut written)?;
     }
     if let Some(path) = &outputs.laziness {
         let before = fs::read_to_string(path).unwrap_or_default();
@@ -85,6 +99,11 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
 pub fn tables(results: &Results) -> String {
     let summaries = results.benches().iter().map(|bench| Summary::new(results, bench)).collect::<Vec<_>>();
     summaries.iter().map(markdown::table).collect::<Vec<_>>().join("\n")
+}
+
+/// One figure as SVG.
+pub fn draw(figure: &Figure) -> String {
+    svg::draw(figure)
 }
 
 fn put(path: &Path, bytes: &[u8], written: &mut Vec<PathBuf>) -> Result<(), BenchError> {

@@ -49,11 +49,11 @@ pub fn interleaved(points: usize, contenders: usize, runs: u32) -> Vec<Step> {
 ///
 /// # Errors
 /// [`BenchError::Stopped`], or what the watcher says.
-pub fn measure_all(
-    steps: &[Step],
+pub fn measure_all<S>(
+    steps: &[S],
     watch: &mut dyn Watch,
-    mut name: impl FnMut(&Step) -> String,
-    mut measure: impl FnMut(&Step, &dyn Watch) -> Result<Cell, BenchError>,
+    mut name: impl FnMut(&S) -> String,
+    mut measure: impl FnMut(&S, &dyn Watch) -> Result<Cell, BenchError>,
 ) -> Result<(), BenchError> {
     let begun = Instant::now();
     for (done, step) in steps.iter().enumerate() {

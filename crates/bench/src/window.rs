@@ -109,6 +109,8 @@ impl Cell {
         self.target_busy = used.target_busy;
         self.initiator_busy = used.initiator_busy;
         self.foreign_busy = used.foreign_busy;
+        self.initiator_cpu = used.initiator_cpu_s.map(|cpu_s| cpu_s / used.wall_s);
+        self.target_cpu = used.target_cpu_s.map(|cpu_s| cpu_s / used.wall_s);
         let gib_s = self.mib_s.map(|mib_s| mib_s / 1024.0).filter(|rate| *rate > 0.0);
         let kio_s = self.iops.map(|iops| iops / 1000.0).filter(|rate| *rate > 0.0);
         let per = |cpu_s: Option<f64>, rate: Option<f64>| Some(cpu_s? / used.wall_s / rate?);
@@ -133,6 +135,9 @@ impl Cell {
             initiators: self.initiators,
             run: self.run,
             medium: self.medium,
+            delay_ms: self.delay_ms,
+            link: self.link,
+            targets: self.targets,
             error: Some(error.to_string()),
             ..Cell::default()
         }

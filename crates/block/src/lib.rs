@@ -20,7 +20,7 @@ pub use checksum::keyless_checksum;
 pub use counters::{CryptoBytes, CryptoCounters};
 pub use device::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Request, Token};
 pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, VolumeId};
-pub use opener::{BlockKeyWrap, OpenError, Opener, WrapError};
+pub use opener::{BlockKeyWrap, OpenError, Opener, Resealer, WrapError};
 pub use record::{
     BLOCK_KEY_BYTES, Custody, HoleRecord, Mode, RECORD_BYTES_MAX, RECORD_VERSION, RecordError, RecordFlags, SealRecord,
     SealedBlock, TAG_BYTES, WRAPPED_KEY_BYTES,

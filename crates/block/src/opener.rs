@@ -1,8 +1,8 @@
-//! The two doors through which a *trusted* target is handed cryptography from outside.
+//! The doors through which a *trusted* target is handed cryptography from outside.
 //!
 //! `target` and `store` never depend on `seal`: the binary implements these traits with it and passes them in.
 
-use crate::{BLOCK_KEY_BYTES, Lba, SealRecord, WRAPPED_KEY_BYTES};
+use crate::{BLOCK_KEY_BYTES, HoleRecord, Lba, SealRecord, WRAPPED_KEY_BYTES};
 
 /// Why a block did not open. Never says more than this to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,13 +21,31 @@ pub enum OpenError {
     Unsupported,
 }
 
-/// Opens sealed blocks in place, for a target that is trusted to (background verification, open-at-target).
+/// Opens sealed blocks in place, for a target that is trusted to (background verification, [`Resealer`]).
 pub trait Opener: Send + Sync {
     /// Opens `block` (ciphertext in, plaintext out).
     ///
     /// # Errors
     /// [`OpenError`]; the contents of `block` are then unspecified and must not be used.
     fn open(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<(), OpenError>;
+}
+
+/// What a target needs that stores plaintext and sends and receives sealed blocks (open-at-target, the WAN paper's placement of
+/// decryption): a block is opened when it arrives and sealed again when it is read, the very same, under the stamp that it came with.
+pub trait Resealer: Opener {
+    /// Seals `block` (plaintext in, ciphertext out) as it was sealed when it arrived with `record`, whose checksum may be of anything;
+    /// returns the record as it came then.
+    ///
+    /// # Errors
+    /// [`OpenError::NotAuthentic`] if `block` is not what was sealed then: under one stamp nothing else may ever be sealed. The contents
+    /// of `block` are then unspecified and must not be used.
+    fn seal_again(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<SealRecord, OpenError>;
+
+    /// Whether `hole` is authentic as a whole.
+    ///
+    /// # Errors
+    /// [`OpenError`] if it was not sealed like this.
+    fn open_hole(&self, hole: &HoleRecord) -> Result<(), OpenError>;
 }
 
 /// A block key could not be wrapped or unwrapped.

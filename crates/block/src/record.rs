@@ -191,6 +191,14 @@ impl SealRecord {
         record
     }
 
+    /// The same record with another keyless checksum: the one field that no tag covers.
+    #[must_use]
+    pub fn with_checksum(&self, checksum: u64) -> SealRecord {
+        let mut record = self.clone();
+        record.bytes[32..40].copy_from_slice(&checksum.to_be_bytes());
+        record
+    }
+
     /// Reads a record of exactly `bytes`.
     ///
     /// # Errors

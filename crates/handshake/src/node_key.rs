@@ -104,6 +104,14 @@ impl NodeKey {
         text
     }
 
+    /// A key for something that only this node reads again (HMAC-SHA256 of the label under the private key): it tells what this node
+    /// wrote from what others did, and nothing of the private key.
+    pub fn local_key(&self, label: &str) -> Zeroizing<[u8; 32]> {
+        let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &*self.seed);
+        let tag = aws_lc_rs::hmac::sign(&key, format!("strongroom local key: {label}").as_bytes());
+        Zeroizing::new(tag.as_ref().try_into().expect("SHA-256 has 32 bytes"))
+    }
+
     pub(crate) fn certified(&self) -> Arc<CertifiedKey> {
         Arc::clone(&self.certified)
     }
@@ -133,6 +141,13 @@ mod tests {
         // §10.1: its public key, without the SubjectPublicKeyInfo around it.
         assert_eq!(key.public().to_string(), "strongroom-ed25519 Gb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=");
         assert!(key.to_text().ends_with(RFC_8410));
+    }
+
+    #[test]
+    fn local_keys_are_the_nodes_and_the_labels_own() {
+        let (one, other) = (NodeKey::from_seed(&[1; 32]), NodeKey::from_seed(&[2; 32]));
+        assert_eq!(one.local_key("a"), NodeKey::from_seed(&[1; 32]).local_key("a"));
+        assert!(one.local_key("a") != one.local_key("b") && one.local_key("a") != other.local_key("a"));
     }
 
     #[test]

@@ -5,11 +5,13 @@
 //! ```
 //!
 //! The checksum covers the whole contents in order, holes as the zeros that they read as, so that it can be compared with
-//! one of the plain bytes. CRC-64/NVME tells accidents; SHA-256, if asked for, tells everything. Absent: progress bars, and
-//! any format of files but raw.
+//! one of the plain bytes. CRC-64/NVME tells accidents; SHA-256, if asked for, tells everything. A copy that was killed goes on where
+//! its note says (`resume`). Absent: progress bars, and any format of files but raw.
 
 mod checksum;
 mod destination;
+mod meter;
+mod resume;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -21,22 +23,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockDevice, DeviceError, Lba};
+use strongroom_block::{BlockDevice, BufferMut, DeviceError, Lba};
 
 use crate::{MemoryDevice, RemoteDevice};
 use checksum::Contents;
 use destination::Writer;
+use meter::{Meter, Teller};
+use resume::{Due, Noted};
 use source::{Piece, Reader};
 
 pub use checksum::ContentSums;
+pub use resume::Resume;
 
 /// Bytes of one read or write.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Pieces of a file that are known ahead of the write. Of a volume it is as many as [`SparseDevice::queue_bytes`] says are read ahead, and
 /// as many writes are in flight, each: the limit of memory.
 const PIECES_MAX: usize = 16;
-/// How often progress is told.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A block device that can tell what is absent.
 pub trait SparseDevice: BlockDevice {
@@ -114,14 +117,18 @@ pub enum Phase {
 pub struct Progress {
     /// What it is at.
     pub phase: Phase,
-    /// Bytes done in this phase, holes included.
+    /// Bytes done in this phase, holes included: what a volume has acknowledged, not what is on its way.
     pub done_bytes: u64,
     /// Bytes to do in this phase.
     pub total_bytes: u64,
     /// Of those done, bytes that were absent and not moved.
     pub hole_bytes: u64,
-    /// Bytes of data per second, over the last moments.
+    /// Bytes of data per second, over the last three seconds: nothing while nothing moves.
     pub bytes_per_second: f64,
+    /// How long what is left takes at the rate of the last twenty seconds; `None` while that cannot be told.
+    pub time_left: Option<Duration>,
+    /// For how long nothing has moved, if that is worth telling; zero otherwise.
+    pub stalled_for: Duration,
     /// Since the phase began.
     pub elapsed: Duration,
 }
@@ -205,6 +212,14 @@ pub enum CopyError {
         /// Of what was read back.
         destination_sums: ContentSums,
     },
+    /// The note of how far the copy is cannot be used.
+    #[error("{path}: {problem}; remove it to copy from the start")]
+    Note {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        problem: String,
+    },
     /// The progress callback asked for the end.
     #[error("the copy was interrupted; the destination is incomplete")]
     Interrupted,
@@ -212,7 +227,7 @@ pub enum CopyError {
 
 /// Copies all of `source` to `destination`, flushes it, and (if asked) reads it back.
 ///
-/// `progress` is called about ten times a second and may end the copy.
+/// `progress` is called about ten times a second, also while nothing moves, and may end the copy.
 ///
 /// # Errors
 /// [`CopyError`].
@@ -222,29 +237,56 @@ pub fn copy(
     options: CopyOptions,
     progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<CopyReport, CopyError> {
+    copy_resumable(source, destination, options, None, progress)
+}
+
+/// The same, noting how far it is. Where there is a note already the copy goes on from there; when all is durable the note is removed.
+///
+/// The destination may hold more than is noted: that is written again. With a SHA-256 the part of the source that is done is read
+/// again, and must be what it was.
+///
+/// # Errors
+/// [`CopyError`]; a note that is another copy's, or was not written by this node, is one.
+pub fn copy_resumable(
+    source: &Endpoint,
+    destination: &Endpoint,
+    options: CopyOptions,
+    resume: Option<&Resume>,
+    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<CopyReport, CopyError> {
     let started = Instant::now();
     let align = source.block_bytes().max(destination.block_bytes());
     let mut reader = Reader::open(source, align)?;
     let size = reader.size_bytes();
     check_sizes(size, destination, options)?;
-    let mut writer = Writer::open(destination, size, options)?;
+    let noted = resume.map(|resume| resume.read(size)).transpose()?.flatten();
+    let mut writer = Writer::open(destination, size, options, resume, noted.is_some())?;
     let mut contents = Contents::new(options.sha256);
-    let mut meter = Meter::new(Phase::Copying, size);
-    transfer(&mut reader, Some(&mut writer), &mut contents, &mut meter, progress)?;
-    writer.finish()?;
+    let begun = noted.unwrap_or_default();
+    let mut teller = Teller::new(Meter::new(Phase::Copying, size, begun), progress);
+    if noted.is_some() && !options.sha256 {
+        contents.go_on_from(begun.crc64);
+        reader.skip_to(begun.done_bytes);
+    }
+    Transfer { writer: Some(&mut writer), resume, begun: noted, size }.run(&mut reader, &mut contents, &mut teller)?;
+    writer.finish(&mut teller)?;
+    let hole_bytes = teller.meter.hole_bytes();
     let sums = contents.finish();
     let mut verified = false;
     if options.verify {
         let mut back = Reader::open_part(destination, align, size)?;
         let mut contents = Contents::new(options.sha256);
-        transfer(&mut back, None, &mut contents, &mut Meter::new(Phase::Verifying, size), progress)?;
+        let mut teller = Teller::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
+        Transfer { writer: None, resume: None, begun: None, size }.run(&mut back, &mut contents, &mut teller)?;
         let destination_sums = contents.finish();
         if destination_sums != sums {
             return Err(CopyError::Differs { source_sums: sums, destination_sums });
         }
         verified = true;
     }
-    let hole_bytes = meter.hole_bytes;
+    if let Some(resume) = resume {
+        resume.remove()?;
+    }
     Ok(CopyReport {
         bytes: size,
         data_bytes: size - hole_bytes,
@@ -266,8 +308,9 @@ pub fn checksum(
 ) -> Result<ContentSums, CopyError> {
     let mut reader = Reader::open(endpoint, endpoint.block_bytes())?;
     let mut contents = Contents::new(sha256);
-    let mut meter = Meter::new(Phase::Verifying, reader.size_bytes());
-    transfer(&mut reader, None, &mut contents, &mut meter, progress)?;
+    let size = reader.size_bytes();
+    let mut teller = Teller::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
+    Transfer { writer: None, resume: None, begun: None, size }.run(&mut reader, &mut contents, &mut teller)?;
     Ok(contents.finish())
 }
 
@@ -303,56 +346,94 @@ fn check_sizes(source_bytes: u64, destination: &Endpoint, options: CopyOptions) 
 }
 
 /// Moves every piece, in order; without a writer only the contents are summed.
-fn transfer(
-    reader: &mut Reader,
-    mut writer: Option<&mut Writer>,
-    contents: &mut Contents,
-    meter: &mut Meter,
-    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<(), CopyError> {
-    let mut ahead: VecDeque<Piece> = VecDeque::new();
-    loop {
-        while ahead.len() < reader.pieces_max()
-            && let Some(piece) = reader.next_piece()?
-        {
-            ahead.push_back(piece);
+struct Transfer<'a> {
+    writer: Option<&'a mut Writer>,
+    resume: Option<&'a Resume>,
+    /// What an earlier copy has done.
+    begun: Option<Noted>,
+    size: u64,
+}
+
+impl Transfer<'_> {
+    fn run(mut self, reader: &mut Reader, contents: &mut Contents, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+        let mut ahead: VecDeque<Piece> = VecDeque::new();
+        let mut due = Due::first(self.begun.map_or(0, |begun| begun.done_bytes));
+        loop {
+            let until = self.begun.map_or(0, |begun| begun.done_bytes);
+            while ahead.len() < reader.pieces_max()
+                && let Some(piece) = reader.next_piece(until)?
+            {
+                ahead.push_back(piece);
+            }
+            let Some(piece) = ahead.pop_front() else { break };
+            let (offset, len) = piece.range();
+            match reader.wait_for(piece, teller)? {
+                Some(data) if !is_zero(&data) => {
+                    contents.add(&data);
+                    self.put(offset, len, Some(data), teller)?;
+                }
+                found => {
+                    if found.is_some() {
+                        // Looks like an absence, so ask whether there is more of it.
+                        reader.expect_hole();
+                    }
+                    contents.add_zeros(len);
+                    self.put(offset, len, None, teller)?;
+                }
+            }
+            self.note(offset + len, contents, teller, &mut due)?;
+            teller.tell()?;
         }
-        let Some(piece) = ahead.pop_front() else { break };
-        match reader.wait_for(piece)? {
-            (offset, Some(data)) if is_zero(&data) => {
-                // Looks like an absence, so ask whether there is more of it.
-                reader.expect_hole();
-                let len = data.len() as u64;
-                contents.add_zeros(len);
-                if let Some(writer) = &mut writer {
-                    writer.write_hole(offset, len)?;
-                }
-                meter.add(len, true);
-            }
-            (offset, Some(data)) => {
-                contents.add(&data);
-                let len = data.len() as u64;
-                if let Some(writer) = &mut writer {
-                    writer.write(offset, data)?;
-                }
-                meter.add(len, false);
-            }
-            (_, None) => {
-                let (offset, len) = piece.range();
-                contents.add_zeros(len);
-                if let Some(writer) = &mut writer {
-                    writer.write_hole(offset, len)?;
-                }
-                meter.add(len, true);
-            }
+        teller.tell_now()
+    }
+
+    /// Writes a piece, unless it is there already.
+    fn put(
+        &mut self,
+        offset: u64,
+        len: u64,
+        data: Option<BufferMut>,
+        teller: &mut Teller<'_>,
+    ) -> Result<(), CopyError> {
+        if self.begun.is_some_and(|begun| offset < begun.done_bytes) {
+            return Ok(());
         }
-        if meter.tell(progress).is_break() {
-            return Err(CopyError::Interrupted);
+        match (&mut self.writer, data) {
+            (Some(writer), Some(data)) => writer.write(offset, data, teller),
+            (Some(writer), None) => {
+                writer.write_hole(offset, len, teller)?;
+                teller.meter.add(len, true);
+                Ok(())
+            }
+            (None, data) => {
+                teller.meter.add(len, data.is_none());
+                Ok(())
+            }
         }
     }
-    match meter.tell_now(progress) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(CopyError::Interrupted),
+
+    /// Notes what is durable, and from time to time has what was written made so.
+    fn note(&mut self, end: u64, contents: &mut Contents, teller: &Teller<'_>, due: &mut Due) -> Result<(), CopyError> {
+        let (Some(resume), Some(writer)) = (self.resume, &mut self.writer) else { return Ok(()) };
+        match self.begun {
+            Some(begun) if end < begun.done_bytes => return Ok(()),
+            Some(begun) if end == begun.done_bytes => {
+                if contents.crc64() != begun.crc64 {
+                    let problem = "what was copied already is not what the source holds now".to_owned();
+                    return Err(resume.refuse(problem));
+                }
+                return Ok(());
+            }
+            _ => {}
+        }
+        if due.is_over(resume, end) {
+            let hole_bytes = teller.meter.hole_bytes();
+            writer.make_durable(Noted { done_bytes: end, hole_bytes, crc64: contents.crc64() })?;
+        }
+        match writer.take_durable() {
+            Some(noted) => resume.write(self.size, noted),
+            None => Ok(()),
+        }
     }
 }
 
@@ -360,53 +441,4 @@ fn transfer(
 fn is_zero(data: &[u8]) -> bool {
     let (chunks, rest) = data.as_chunks::<64>();
     chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|&byte| byte == 0)
-}
-
-/// Counts and times.
-#[derive(Debug)]
-struct Meter {
-    phase: Phase,
-    started: Instant,
-    told: Instant,
-    done_bytes: u64,
-    hole_bytes: u64,
-    total_bytes: u64,
-    window: VecDeque<(Instant, u64)>,
-}
-
-impl Meter {
-    fn new(phase: Phase, total_bytes: u64) -> Meter {
-        let now = Instant::now();
-        let window = VecDeque::from([(now, 0)]);
-        Meter { phase, started: now, told: now, done_bytes: 0, hole_bytes: 0, total_bytes, window }
-    }
-
-    fn add(&mut self, bytes: u64, absent: bool) {
-        self.done_bytes += bytes;
-        self.hole_bytes += if absent { bytes } else { 0 };
-    }
-
-    fn tell(&mut self, progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
-        if self.told.elapsed() < PROGRESS_INTERVAL { ControlFlow::Continue(()) } else { self.tell_now(progress) }
-    }
-
-    fn tell_now(&mut self, progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> ControlFlow<()> {
-        let now = Instant::now();
-        self.told = now;
-        self.window.push_back((now, self.done_bytes - self.hole_bytes));
-        while self.window.len() > 30 {
-            self.window.pop_front();
-        }
-        let (since, before) = self.window[0];
-        let seconds = (now - since).as_secs_f64();
-        let moved = (self.done_bytes - self.hole_bytes - before) as f64;
-        progress(&Progress {
-            phase: self.phase,
-            done_bytes: self.done_bytes,
-            total_bytes: self.total_bytes,
-            hole_bytes: self.hole_bytes,
-            bytes_per_second: if seconds > 0.0 { moved / seconds } else { 0.0 },
-            elapsed: self.started.elapsed(),
-        })
-    }
 }

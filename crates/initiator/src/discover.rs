@@ -1,27 +1,20 @@
 //! Asks a target which volumes it has for us (SendTargets, RFC 7143 Appendix C), through a channel or over plain iSCSI.
 //!
-//! One question on one blocking socket: no engine, no thread, no reconnecting. Absent: attaching.
+//! One question in a conversation. Absent: attaching.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_handshake::{NodeKey, PublicKey};
-use strongroom_iscsi::LoginStatus;
-use strongroom_iscsi::initiator::{Config, Event, SendTargets, Session, SessionKind};
-use strongroom_net::{Link, LinkEvent, LinkOptions, resolve};
+use strongroom_iscsi::initiator::{Event, SendTargets};
 
 use crate::AttachError;
 use crate::chap::ChapAccount;
+use crate::conversation::Conversation;
 use crate::url::parse_target_address;
 
-/// Bytes read from the socket at a time.
-const READ_BYTES: usize = 64 << 10;
 /// Redirections followed in a row.
 const HOPS_MAX: u32 = 8;
-/// How long one read waits before timers are looked at again.
-const READ_WAIT: Duration = Duration::from_millis(100);
 
 /// Whom to ask, and as whom.
 #[derive(Clone, Debug)]
@@ -57,9 +50,17 @@ pub struct DiscoveredTarget {
 /// [`AttachError`]: not reachable, refused, or no answer in time.
 pub fn discover(options: &DiscoverOptions) -> Result<Vec<DiscoveredTarget>, AttachError> {
     let deadline = Instant::now() + options.timeout;
+    following(options, |options| ask(options, deadline))
+}
+
+/// Asks there, and wherever the target sends us.
+pub(crate) fn following<T>(
+    options: &DiscoverOptions,
+    mut ask: impl FnMut(&DiscoverOptions) -> Result<T, AttachError>,
+) -> Result<T, AttachError> {
     let mut options = options.clone();
     for _ in 0..HOPS_MAX {
-        match ask(&options, deadline) {
+        match ask(&options) {
             Err(AttachError::Moved { address, is_permanent }) => match parse_target_address(&address) {
                 Some(elsewhere) => (options.host, options.port) = elsewhere,
                 None => return Err(AttachError::Moved { address, is_permanent }),
@@ -72,157 +73,28 @@ pub fn discover(options: &DiscoverOptions) -> Result<Vec<DiscoveredTarget>, Atta
 
 /// Asks at one address.
 fn ask(options: &DiscoverOptions, deadline: Instant) -> Result<Vec<DiscoveredTarget>, AttachError> {
-    let mut stream = connect(options)?;
-    let mut question = Question::new(options)?;
-    let mut buffer = vec![0; READ_BYTES];
+    let mut conversation = Conversation::begin(options, deadline, "asking for targets")?;
+    let mut answer: Option<Vec<DiscoveredTarget>> = None;
     loop {
-        let answer = question.process(Instant::now(), options)?;
-        for bytes in question.transmit() {
-            stream.write_all(&bytes).map_err(|error| AttachError::Unreachable(error.to_string()))?;
-        }
-        if let Some(targets) = answer {
-            return Ok(targets);
-        }
-        if Instant::now() >= deadline {
-            let seconds = options.timeout.as_secs();
-            return Err(AttachError::TimedOut { seconds, doing: "asking for targets" });
-        }
-        match stream.read(&mut buffer) {
-            Ok(0) => question.link.handle_eof(),
-            Ok(bytes) => question.link.handle_input(&buffer[..bytes]),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
-            Err(error) => return Err(AttachError::Unreachable(error.to_string())),
-        }
-    }
-}
-
-/// The first address that answers.
-fn connect(options: &DiscoverOptions) -> Result<TcpStream, AttachError> {
-    let addresses =
-        resolve(&options.host, options.port).map_err(|error| AttachError::Unreachable(error.to_string()))?;
-    let mut failure = format!("{} has no address", options.host);
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, options.timeout) {
-            Ok(stream) => {
-                stream.set_read_timeout(Some(READ_WAIT))?;
-                stream.set_nodelay(true)?;
-                return Ok(stream);
+        match conversation.next() {
+            Ok(Event::LoggedIn { .. }) => {
+                let asked = conversation.session()?.send_targets(&SendTargets::All);
+                asked.map_err(|error| AttachError::Unsupported(error.to_string()))?;
             }
-            Err(error) => failure = format!("{address}: {error}; is the target running there?"),
-        }
-    }
-    Err(AttachError::Unreachable(failure))
-}
-
-/// The machines of one discovery session.
-struct Question {
-    link: Link,
-    session: Option<Session>,
-    answer: Option<Vec<DiscoveredTarget>>,
-}
-
-impl Question {
-    fn new(options: &DiscoverOptions) -> Result<Question, AttachError> {
-        let link_options = LinkOptions { setup_timeout: options.timeout, ..LinkOptions::default() };
-        let now = Instant::now();
-        let link = match &options.node_key {
-            Some(node) => Link::initiator_channel(node, &options.target_keys, link_options, now)
-                .map_err(|error| AttachError::Handshake(error.to_string()))?,
-            None => Link::initiator_plain(link_options, now),
-        };
-        Ok(Question { link, session: None, answer: None })
-    }
-
-    /// Moves on everything that has arrived; the targets, once they and the goodbye are done.
-    fn process(
-        &mut self,
-        now: Instant,
-        options: &DiscoverOptions,
-    ) -> Result<Option<Vec<DiscoveredTarget>>, AttachError> {
-        self.link.handle_timeout(now);
-        if let Some(session) = &mut self.session
-            && session.poll_timeout().is_some_and(|at| at <= now)
-        {
-            session.handle_timeout(now);
-        }
-        while let Some(event) = self.link.poll_event() {
-            match event {
-                LinkEvent::Established { .. } => {
-                    let mut isid = [0; 6];
-                    isid[0] = 0x80;
-                    let mut config = Config::new(options.initiator_name.clone(), isid, SessionKind::Discovery);
-                    config.in_channel = self.link.in_channel();
-                    config.login_timeout = options.timeout;
-                    config.offer.protocol_level = 1;
-                    config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
-                    self.session = Some(Session::new(now, config));
-                }
-                LinkEvent::Pdu(pdu) => {
-                    if let Some(session) = &mut self.session {
-                        session.handle_pdu(now, pdu);
-                    }
-                }
-                LinkEvent::Corrupt(pdu) => {
-                    if let Some(session) = &mut self.session {
-                        session.handle_corrupt_pdu(now, &pdu);
-                    }
-                }
-                LinkEvent::Ended(end) => {
-                    let answer = self.session_events(now)?;
-                    return answer.or(self.answer.take()).map(Some).ok_or(AttachError::Handshake(end.to_string()));
-                }
+            Ok(Event::TargetsListed(entries)) => {
+                let target = |entry: strongroom_iscsi::target::TargetEntry| DiscoveredTarget {
+                    name: entry.name,
+                    addresses: entry.addresses,
+                };
+                answer = Some(entries.into_iter().map(target).collect());
+                conversation.session()?.logout(Instant::now());
             }
-        }
-        self.session_events(now)
-    }
-
-    fn session_events(&mut self, now: Instant) -> Result<Option<Vec<DiscoveredTarget>>, AttachError> {
-        let Some(session) = &mut self.session else { return Ok(None) };
-        while let Some(event) = session.poll_event() {
-            match event {
-                Event::LoggedIn { agreed, .. } => {
-                    self.link.login_finished(agreed.digests);
-                    session
-                        .send_targets(&SendTargets::All)
-                        .map_err(|error| AttachError::Unsupported(error.to_string()))?;
-                }
-                Event::LoginFailed { status, redirect: Some(address) } => {
-                    let is_permanent = status == LoginStatus::TARGET_MOVED_PERMANENTLY;
-                    return Err(AttachError::Moved { address, is_permanent });
-                }
-                Event::LoginFailed { status, .. } => return Err(AttachError::LoginRefused(status.to_string())),
-                Event::TargetsListed(entries) => {
-                    let targets = entries.into_iter();
-                    let target = |entry: strongroom_iscsi::target::TargetEntry| DiscoveredTarget {
-                        name: entry.name,
-                        addresses: entry.addresses,
-                    };
-                    self.answer = Some(targets.map(target).collect());
-                    session.logout(now);
-                }
-                Event::Closed(reason) => {
-                    self.link.close();
-                    return match self.answer.take() {
-                        Some(targets) => Ok(Some(targets)),
-                        None => Err(AttachError::Unreachable(reason.to_string())),
-                    };
-                }
-                _ => {}
+            Ok(Event::Closed(reason)) => {
+                return answer.ok_or_else(|| AttachError::Unreachable(reason.to_string()));
             }
+            Ok(_) => {}
+            // The answer is there, and a goodbye is not worth an error.
+            Err(error) => return answer.ok_or(error),
         }
-        Ok(None)
-    }
-
-    /// What is to be sent now.
-    fn transmit(&mut self) -> Vec<strongroom_block::Buffer> {
-        if let Some(session) = &mut self.session {
-            while let Some(pdu) = session.poll_transmit() {
-                self.link.send_pdu(pdu);
-            }
-        }
-        let mut out = Vec::new();
-        self.link.poll_transmit(&mut out);
-        out
     }
 }

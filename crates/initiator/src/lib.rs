@@ -64,6 +64,7 @@
 mod blocking;
 pub mod chap;
 mod completion;
+mod conversation;
 pub mod copy;
 mod discover;
 mod error;
@@ -75,6 +76,7 @@ pub mod loopdev;
 mod memory;
 pub mod model;
 mod options;
+mod path;
 pub mod pipeline;
 mod remote;
 pub mod safety;
@@ -87,7 +89,8 @@ pub use key_server_source::KeyServerSource;
 pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError, VolumeKeys};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
 pub use memory::{MemoryCounts, MemoryDevice};
-pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name};
+pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name, first_burst_bytes};
+pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
     ConnectionStatus, EngineCounters, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice, ResealProgress,

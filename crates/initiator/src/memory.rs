@@ -51,6 +51,11 @@ impl MemoryDevice {
         lock(&self.state).bad.insert(lba.0, kind);
     }
 
+    /// From now on no request fails any more.
+    pub fn heal(&self) {
+        lock(&self.state).bad.clear();
+    }
+
     /// What happened so far.
     pub fn counts(&self) -> MemoryCounts {
         let state = lock(&self.state);

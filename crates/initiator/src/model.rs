@@ -150,6 +150,20 @@ impl Bottleneck {
 /// that this builds adds at most this share to others' round trips.
 const SLACK: f64 = 0.125;
 
+/// Bytes that are sealed as one, as volumes have them if nothing else is asked for.
+pub const SEALED_BLOCK_BYTES: u64 = 4096;
+/// What a sealed block brings along: its seal record and its place in the header segment.
+const RECORD_BYTES: u64 = 64;
+/// What a command, its answer and their frames cost.
+const COMMAND_BYTES: u64 = 256;
+
+/// What remains for block data, in bytes per second, of a connection that carries `payload` bytes per second, with writes of
+/// `block_bytes`: seal records and commands take their part.
+pub fn block_data_rate(payload: f64, block_bytes: u64) -> f64 {
+    let overhead = block_bytes.div_ceil(SEALED_BLOCK_BYTES) * RECORD_BYTES + COMMAND_BYTES;
+    payload * block_bytes as f64 / (block_bytes + overhead) as f64
+}
+
 impl Conditions {
     fn block(&self) -> f64 {
         self.block_bytes as f64

@@ -128,6 +128,12 @@ impl fmt::Debug for AttachOptions {
     }
 }
 
+/// FirstBurstLength that we offer, in bytes: up to this a write's data goes with its command, in one round trip, where the target
+/// agrees; what is longer waits for an R2T, which takes another.
+pub fn first_burst_bytes() -> u64 {
+    u64::from(strongroom_iscsi::Offer::default().first_burst_bytes)
+}
+
 /// `iqn.2026-11.org.strongroom:initiator.HOSTNAME`.
 pub fn default_initiator_name() -> String {
     let node = rustix::system::uname();

@@ -65,6 +65,8 @@ pub struct Session {
     next_control: u32,
     managements: Vec<Management>,
     question: Option<Question>,
+    /// Tags of echoes under way.
+    echoes: VecDeque<u32>,
     logout_tag: Option<u32>,
     reconnect_after: Duration,
 
@@ -141,6 +143,7 @@ impl Session {
             next_control: 0,
             managements: Vec::new(),
             question: None,
+            echoes: VecDeque::new(),
             logout_tag: None,
             reconnect_after: Duration::ZERO,
             lost: Vec::new(),
@@ -283,6 +286,26 @@ impl Session {
         self.tasks.len()
     }
 
+    /// Has the target send `data` back, as much of it as fits into one of our segments (NOP-Out, RFC 7143 §11.18); answered by
+    /// `Echoed` under the tag that this returns. Touches no logical unit. It goes by the leading connection.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was sent.
+    pub fn echo(&mut self, data: Buffer) -> Result<u32, SubmitError> {
+        self.check_logged_in()?;
+        let at = self.index_of(ConnectionId::LEADING).ok_or(SubmitError::NotLoggedIn)?;
+        if data.len() > self.agreed.send_segment_bytes_max as usize {
+            return Err(SubmitError::Malformed("an echo is one segment, and the target takes no longer ones"));
+        }
+        if self.echoes.len() >= REQUESTS_MAX {
+            return Err(SubmitError::QueueFull);
+        }
+        let tag = self.control_tag();
+        self.echoes.push_back(tag);
+        self.connections[at].requests.push_back((nop_out(tag, true, Serial(0)), data));
+        Ok(tag)
+    }
+
     /// Asks for targets; answered by `TargetsListed`. One question at a time.
     ///
     /// # Errors
@@ -406,29 +429,14 @@ impl Session {
         let tag = self.control_tag();
         let connection = &mut self.connections[at];
         connection.ping_tag = Some(tag);
-        let nop = NopOut {
-            immediate: true,
-            lun: Lun(0),
-            initiator_task_tag: tag,
-            target_transfer_tag: TAG_NONE,
-            cmd_sn: Serial(0),
-            exp_stat_sn: Serial(0),
-        };
-        connection.requests.push_back((nop.encode(), Buffer::empty()));
+        connection.requests.push_back((nop_out(tag, true, Serial(0)), Buffer::empty()));
     }
 
     /// Uses up the number of a command that did not arrive and will not be sent again: commands behind it would wait for it for ever
     /// (RFC 7143 §4.2.2.1).
     fn fill(&mut self, at: usize, cmd_sn: Serial) {
-        let nop = NopOut {
-            immediate: false,
-            lun: Lun(0),
-            initiator_task_tag: self.control_tag(),
-            target_transfer_tag: TAG_NONE,
-            cmd_sn,
-            exp_stat_sn: Serial(0),
-        };
-        self.connections[at].requests.push_back((nop.encode(), Buffer::empty()));
+        let nop = nop_out(self.control_tag(), false, cmd_sn);
+        self.connections[at].requests.push_back((nop, Buffer::empty()));
     }
 
     /// Begins a text exchange, by the application or because the target wants one.
@@ -512,8 +520,22 @@ impl Session {
         self.tasks.clear();
         self.managements.clear();
         self.question = None;
+        self.echoes.clear();
         self.events.push_back(Event::Closed(reason));
     }
+}
+
+/// A NOP-Out that wants an answer under `tag`.
+fn nop_out(tag: u32, immediate: bool, cmd_sn: Serial) -> crate::pdu::Bhs {
+    let nop = NopOut {
+        immediate,
+        lun: Lun(0),
+        initiator_task_tag: tag,
+        target_transfer_tag: TAG_NONE,
+        cmd_sn,
+        exp_stat_sn: Serial(0),
+    };
+    nop.encode()
 }
 
 /// Room that a command leaves for the seal records of its immediate data, at worst.

@@ -154,6 +154,8 @@ impl Sense {
     pub const INVALID_FIELD_IN_PARAMETERS: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x00);
     /// Vendor: the seal records are missing, malformed, or not of this unit's length, suite or mode.
     pub const INVALID_SEAL_RECORD: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x80);
+    /// A target that opens what arrives could not open the block in the information field: nothing of the command was written.
+    pub const DOES_NOT_OPEN: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x81);
     /// PARAMETER LIST LENGTH ERROR.
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(SenseKey::IllegalRequest, 0x1a, 0x00);
     /// PARAMETER VALUE INVALID: a field that cannot be changed, or not to that.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use strongroom_block::{
-    BlockSize, CryptoCounters, Custody, HoleRecord, Lba, Mode, OpenError, Opener, RecordFlags, SealRecord,
+    BlockSize, CryptoCounters, Custody, HoleRecord, Lba, Mode, OpenError, Opener, RecordFlags, Resealer, SealRecord,
     SealingDomain, Stamp, Suite, keyless_checksum,
 };
 
@@ -212,6 +212,22 @@ impl VolumeSealer {
 impl Opener for VolumeSealer {
     fn open(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<(), OpenError> {
         VolumeSealer::open(self, lba, record, block)
+    }
+}
+
+impl Resealer for VolumeSealer {
+    fn seal_again(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<SealRecord, OpenError> {
+        let sealed = match self {
+            VolumeSealer::Blind(epochs) => keys_of(epochs, record)?.seal(lba, record.stamp(), block),
+            // Each of its seals has a key of its own.
+            VolumeSealer::BlockKeys(_) => return Err(OpenError::Unsupported),
+        };
+        // The tag is over ciphertext, place, stamp, suite and mode: with it all of that is as it was.
+        if sealed.with_checksum(record.checksum()) == *record { Ok(sealed) } else { Err(OpenError::NotAuthentic) }
+    }
+
+    fn open_hole(&self, hole: &HoleRecord) -> Result<(), OpenError> {
+        VolumeSealer::open_hole(self, hole)
     }
 }
 

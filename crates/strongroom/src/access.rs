@@ -14,8 +14,8 @@ use strongroom_block::{DeviceErrorKind, Lba, Mode, Suite};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, DamagedReads, DigestOffer, KeyFileSource, KnownVolumes, Pipeline, RemoteDevice, Scheme, VolumeUrl,
-    default_initiator_name, read_blocking,
+    AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, KeyFileSource, KnownVolumes, Pipeline, RemoteDevice,
+    Scheme, VolumeUrl, default_initiator_name, read_blocking,
 };
 
 use crate::units::{parse_duration, parse_size};
@@ -174,6 +174,25 @@ impl AccessArgs {
             options.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
         }
         Ok(())
+    }
+
+    /// What a question to the portal of `url` needs, through a channel or over plain iSCSI.
+    pub(crate) fn portal(&self, url: &VolumeUrl, in_channel: bool) -> Result<DiscoverOptions> {
+        let (node_key, target_keys) = if in_channel {
+            let identity = self.identity.clone().unwrap_or_else(keys::default_identity);
+            (Some(Arc::new(keys::read_identity(&identity)?)), self.keys_of_target(url.host(), url.port())?)
+        } else {
+            (None, Vec::new())
+        };
+        Ok(DiscoverOptions {
+            host: url.host().to_owned(),
+            port: url.port(),
+            initiator_name: self.initiator_name.clone().unwrap_or_else(default_initiator_name),
+            node_key,
+            chap: self.chap()?,
+            target_keys,
+            timeout: self.connect_timeout,
+        })
     }
 
     /// The CHAP account, if one was given.

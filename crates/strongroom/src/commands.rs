@@ -12,6 +12,7 @@ pub(crate) mod format;
 pub(crate) mod identity;
 pub(crate) mod key;
 pub(crate) mod keyserver;
+pub(crate) mod plan;
 pub(crate) mod recover;
 pub(crate) mod serve;
 pub(crate) mod session;

@@ -62,6 +62,7 @@ enum Command {
     Detach(commands::detach::DetachArgs),
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
+    Plan(Box<commands::plan::PlanArgs>),
     #[command(subcommand)]
     Bench(commands::bench::BenchCommand),
     Demo(demo::DemoArgs),
@@ -77,7 +78,8 @@ impl Command {
             | Command::KeyServer(_)
             | Command::Attach(_)
             | Command::Copy(_)
-            | Command::Discover(_) => true,
+            | Command::Discover(_)
+            | Command::Plan(_) => true,
             Command::Store(_)
             | Command::Status(_)
             | Command::Session(_)
@@ -122,6 +124,7 @@ fn main() -> ExitCode {
         Command::Detach(args) => commands::detach::run(&args),
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Bench(command) => commands::bench::run(command),
         Command::Demo(args) => demo::run(&args),
     };

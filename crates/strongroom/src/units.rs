@@ -84,6 +84,16 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(millis).map(Duration::from_millis).ok_or_else(wrong)
 }
 
+/// A length of time for people: seconds, or the two largest units.
+pub(crate) fn show_duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
 /// Bits in a second from text such as `1Gbit`, `100Mbit` or `64kbit`. Units are powers of 1000, as for links everywhere.
 ///
 /// # Errors
@@ -157,6 +167,12 @@ mod tests {
         for text in ["", "s", "1y", "1.5s", "-3s"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn lengths_of_time_are_shown_short() {
+        let shown = [7, 83, 7_380].map(|seconds| show_duration(Duration::from_secs(seconds)));
+        assert_eq!(shown, ["7 s", "1 min 23 s", "2 h 3 min"]);
     }
 
     #[test]

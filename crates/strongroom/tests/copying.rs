@@ -3,8 +3,12 @@
 mod stage;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use stage::{World, has, noise, run};
 
@@ -180,5 +184,111 @@ fn a_cryptographic_erase_leaves_another_key_and_nothing_else() {
     }
     world.alice_without_key(&["volume", "format", &url, "--yes"]).ok();
     world.alice_without_key(&["copy", &world.text("in"), &url, "--verify"]).ok();
+    server.stop();
+}
+
+/// A way to the target that lets so many bytes pass towards it, and then holds everything back.
+struct Way {
+    port: u16,
+    left: Arc<AtomicI64>,
+}
+
+impl Way {
+    fn to(port: u16, bytes: i64) -> Way {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let way = Way { port: listener.local_addr().unwrap().port(), left: Arc::new(AtomicI64::new(bytes)) };
+        let left = way.left.clone();
+        std::thread::spawn(move || {
+            for initiator in listener.incoming().map_while(Result::ok) {
+                let Ok(target) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+                let (up, down) = (initiator.try_clone().unwrap(), target.try_clone().unwrap());
+                let left = left.clone();
+                std::thread::spawn(move || pass(&up, &target, |bytes| left.fetch_sub(bytes, Ordering::Relaxed) > 0));
+                std::thread::spawn(move || pass(&down, &initiator, |_| true));
+            }
+        });
+        way
+    }
+}
+
+fn pass(mut from: &TcpStream, mut to: &TcpStream, mut may: impl FnMut(i64) -> bool) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+        while !may(bytes as i64) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        if to.write_all(&buffer[..bytes]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+#[test]
+fn a_copy_goes_on_after_its_process_was_killed() {
+    let (world, server) = World::sealed("vault", "32MiB");
+    let contents = noise(8, 32 << 20);
+    fs::write(world.path("in"), &contents).unwrap();
+    let way = Way::to(world.port(), 20 << 20);
+    let url = format!("strongroom://127.0.0.1:{}/vault", way.port);
+    let (from, note) = (world.text("in"), world.text("note"));
+    let arguments = ["copy", &from, &url, "--resume", &note, "--resume-every", "1MiB"];
+    let mut copying = world.alice_command(&arguments).stdout(Stdio::null()).spawn().unwrap();
+    // The way is blocked before the copy can be whole.
+    stage::eventually("something is noted", || world.path("note").exists());
+    stage::eventually("the way is blocked", || way.left.load(Ordering::Relaxed) <= 0);
+    copying.kill().unwrap();
+    copying.wait().unwrap();
+    let noted = fs::read_to_string(world.path("note")).unwrap();
+    let done = noted.lines().find_map(|line| line.strip_prefix("done ")).unwrap().parse::<u64>().unwrap();
+    assert!((1 << 20..32 << 20).contains(&done), "{noted}");
+    way.left.store(i64::MAX / 2, Ordering::Relaxed);
+    // Somebody else's note, and one of another copy, are not believed.
+    fs::write(world.path("note"), noted.replace(&format!("done {done}"), "done 33554432")).unwrap();
+    world.alice(&arguments).failed(&["was not written by this node, or was changed", "remove it"]);
+    fs::write(world.path("note"), &noted).unwrap();
+    let other = ["copy", &from, &world.url("vault"), "--resume", &note];
+    world.alice(&other).failed(&["another destination"]);
+    let said = world.alice(&[&arguments[..], &["--verify", "--sha256"]].concat()).ok();
+    assert!(said.contains("read back and the same"), "{said}");
+    assert!(!world.path("note").exists(), "a copy that is whole has no note");
+    world.alice(&["copy", &world.url("vault"), &world.text("out")]).ok();
+    assert!(fs::read(world.path("out")).unwrap() == contents);
+    server.stop();
+}
+
+#[test]
+fn a_volume_that_is_opened_at_the_target_says_so_and_shows_it() {
+    let world = World::new();
+    let key = world.text("opening.key");
+    fs::copy(world.path("volume.key"), &key).unwrap();
+    let said = world.create(&["open", "--size", "16MiB", "--open-at-target", &key]).ok();
+    assert!(said.contains("stores plaintext"), "{said}");
+    world
+        .create(&["no", "--size", "16MiB", "--open-at-target", &key, "--custody", "target"])
+        .failed(&["custody 'keyfile'"]);
+    world.create(&["no", "--size", "16MiB", "--open-at-target", &world.text("gone")]).failed(&["volume's key"]);
+    let root = world.text("volumes");
+    let shown = run(&["volume", "show", "open", "--root", &root]).ok();
+    assert!(shown.contains("PLAINTEXT") && shown.contains("opening.key") && shown.contains("trust"), "{shown}");
+    let server = world.serve();
+    let url = world.url("open");
+    world.alice(&["volume", "format", &url, "--yes"]).ok();
+    let contents = noise(9, 16 << 20);
+    fs::write(world.path("in"), &contents).unwrap();
+    world.alice(&["copy", &world.text("in"), &url, "--verify"]).ok();
+    run(&["volume", "snapshot", "create", "open@one", "--root", &root]).ok();
+    run(&["volume", "send", "open@one", "--out", &world.text("stream"), "--root", &root]).failed(&["strongroom copy"]);
+    server.stop();
+    run(&["volume", "send", "open@one", "--out", &world.text("stream"), "--root", &root]).failed(&["strongroom copy"]);
+    let stored = fs::read(world.path("volumes/open/store/log")).unwrap();
+    assert!(stored.windows(64).any(|window| window == &contents[4096..4160]), "plaintext, as it says");
+    // Its checks without keys are those of any store.
+    run(&["store", "check", &world.text("volumes/open/store")]).ok();
+    // Without the key it is not served.
+    fs::rename(&key, world.path("elsewhere")).unwrap();
+    let server = world.serve();
+    world.alice(&["copy", &url, &world.text("out"), "--timeout", "2s"]).failed(&[]);
+    assert!(server.log().contains("opening.key"), "the log names the file: {}", server.log());
     server.stop();
 }

@@ -107,6 +107,67 @@ fn the_script_for_ipsec_says_whether_this_kernel_has_it() {
     }
 }
 
+/// Every setting at two delays, over a real link; no time is looked at, but everything that must be there whatever the machine.
+#[test]
+fn wan_measures_every_setting_beside_its_model_and_the_report_shows_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let run = |arguments: &[&str]| {
+        let usual = ["--rate", "50Mbit", "--volume-size", "32MiB", "--seconds", "0.2", "--warm-up", "0.1", "--quiet"];
+        bench(
+            &[&["wan", "--socket-seconds", "2", "--runs", "1", "--json", &path("r.jsonl")], &usual[..], arguments]
+                .concat(),
+        )
+    };
+    let output = run(&["--delays", "0ms,2ms", "--sizes", "16k,64k", "--settings", "S2-1,S2-5,OP-2,OP-4,auto"]);
+    let refusals = ["need root", "not permitted", "denied", "CONFIG_TUN"];
+    if !output.status.success() && refusals.iter().any(|words| said(&output).contains(words)) {
+        return eprintln!("passed over: {}", said(&output));
+    }
+    assert!(output.status.success(), "{}", said(&output));
+    let many = ["--delays", "2ms", "--sizes", "64k", "--settings", "S2-5,OP-4", "--initiators", "2", "--targets", "2"];
+    let output = run(&[&many[..], &["--name", "wan-many", "--loss", "0.5%", "--jitter", "1ms", "--append"]].concat());
+    assert!(output.status.success(), "{}", said(&output));
+    let text = std::fs::read_to_string(path("r.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let cells: Vec<Value> = lines.filter(|line| line["machine"].is_null()).collect();
+    assert_eq!(cells.len(), 2 * 2 * 5 + 2);
+    for cell in &cells {
+        assert!(cell["error"].is_null(), "{cell}");
+        for name in ["mib_s", "model_mib_s", "socket_mib_s", "ideal_n", "initiator_encrypted_per_byte", "wire_per_byte"]
+        {
+            positive(cell, name);
+        }
+        assert_eq!(cell["bytes"].as_u64().unwrap(), cell["ios"].as_u64().unwrap() * cell["size"].as_u64().unwrap());
+        assert!(["latency", "link", "sealing", "target"].contains(&cell["limit"].as_str().unwrap()), "{cell}");
+        let one_at_a_time = cell["contender"].as_str().unwrap().ends_with("one at a time");
+        if one_at_a_time && cell["initiators"] == 1 {
+            // Each byte is encrypted once; at either end of the measurement one write may be under way.
+            let (per_byte, ios) =
+                (cell["initiator_encrypted_per_byte"].as_f64().unwrap(), cell["ios"].as_f64().unwrap());
+            assert!((per_byte - 1.0).abs() <= 0.05 + 2.0 / ios, "{cell}");
+        }
+    }
+    assert!(cells[20..].iter().all(|cell| cell["targets"] == 2 && cell["initiators"] == 2), "{:?}", &cells[20..]);
+    let plots = path("plots");
+    let reported =
+        bench(&["report", &path("r.jsonl"), "--plots", &plots, "--html", &path("r.html"), "--wan", &path("w.md")]);
+    assert!(reported.status.success(), "{}", said(&reported));
+    let section = std::fs::read_to_string(path("w.md")).unwrap();
+    for part in
+        ["wan: begin", "Figures 9 to 16", "within 15 %", "does not encrypt again what TCP sends again", "loss 0.5 %"]
+    {
+        assert!(section.contains(part), "{part} is not in:\n{section}");
+    }
+    for name in ["throughput", "improvement", "processor", "model", "ratio", "encrypted"] {
+        assert!(std::path::Path::new(&plots).join(format!("wan-{name}.svg")).exists(), "{name}");
+    }
+    for (wrong, part) in [(["--settings", "OP-1"], "OP-2"), (["--name", "lan"], "wan-"), (["--sizes", "5k"], "5")] {
+        let refused = run(&wrong);
+        assert!(!refused.status.success() && said(&refused).contains(part), "{}", said(&refused));
+    }
+}
+
 #[test]
 fn the_lab_runs_a_command_at_each_end_of_a_link() {
     let run = |arguments: &[&str]| bench(&[&["lab", "--delay", "2ms", "--rate", "100Mbit"], arguments].concat());

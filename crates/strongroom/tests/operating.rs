@@ -68,6 +68,28 @@ fn a_target_is_watched_drained_and_reloaded() {
 }
 
 #[test]
+fn a_plan_is_made_from_what_is_told_or_measured_at_the_target() {
+    let (world, server) = World::sealed("vault", "16MiB");
+    let told = run(&["plan", "--rtt", "128ms", "--rate", "1Gbit", "--plot", &world.text("plan.svg")]).ok();
+    for part in ["one at a time", "pipelined", "<- ideal", "equation (3)", "--pipeline"] {
+        assert!(told.contains(part), "{part} is not in:\n{told}");
+    }
+    assert!(std::fs::read_to_string(world.path("plan.svg")).unwrap().starts_with("<svg"));
+    // Measured without a volume's key, in a channel and in plain iSCSI.
+    for url in [world.url("vault"), world.plain_url("any")] {
+        let said = world.alice_without_key(&["plan", "--measure", &url, "--measure-bytes", "2MiB", "--json"]).ok();
+        let plan: serde_json::Value = serde_json::from_str(&said).unwrap();
+        for number in ["rtt_ms", "bytes_per_second", "bytes"] {
+            assert!(plan["measured"][number].as_f64().unwrap() > 0.0, "{number}: {said}");
+        }
+        assert!(plan["n"].as_u64().unwrap() >= 2 && plan["memory_bytes"].as_u64().unwrap() > 0, "{said}");
+    }
+    run(&["plan", "--rate", "1Gbit"]).failed(&["--rtt"]);
+    run(&["plan", "--rtt", "1ms", "--rate", "1Gbit", "--block", "100"]).failed(&["multiple of 512"]);
+    server.stop();
+}
+
+#[test]
 fn another_user_is_turned_away() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("passed over: needs root to be somebody else");

@@ -306,6 +306,7 @@ mod tests {
                 mode: Mode::Encrypt,
                 epoch: 1,
                 wrapping_key: None,
+                opened_with: None,
             }),
             retention_percent: 10,
             medium: strongroom_store::Medium::Directory,

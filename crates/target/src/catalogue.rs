@@ -73,12 +73,14 @@ pub struct SealedSpec {
     pub mode: Mode,
     /// Custody `target`: the file with the wrapping key, which must not lie under the catalogue's directory.
     pub wrapping_key: Option<PathBuf>,
+    /// Open at target: the file with the volume's key, which must not lie under the catalogue's directory either.
+    pub opened_with: Option<PathBuf>,
 }
 
 impl SealedSpec {
     /// Encrypted with the usual suite; custody `target` still needs its wrapping key.
     pub fn new(custody: Custody) -> SealedSpec {
-        SealedSpec { custody, suite: Suite::default(), mode: Mode::Encrypt, wrapping_key: None }
+        SealedSpec { custody, suite: Suite::default(), mode: Mode::Encrypt, wrapping_key: None, opened_with: None }
     }
 }
 
@@ -491,6 +493,19 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
 }
 
 fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Sealed, CatalogueError> {
+    match &spec.opened_with {
+        Some(path) if path.starts_with(root) => {
+            return Err(CatalogueError::Kind(
+                "the volume's key must not lie beside the volumes: choose another place for its file",
+            ));
+        }
+        Some(_) if spec.custody != Custody::KeyFile || spec.mode != Mode::Encrypt => {
+            return Err(CatalogueError::Kind(
+                "a target opens what arrives only of encrypted volumes of custody 'keyfile'; leave the custody or the mode out",
+            ));
+        }
+        _ => {}
+    }
     match (&spec.wrapping_key, spec.custody) {
         (None, Custody::Target) => Err(CatalogueError::Kind(
             "custody 'target' needs a wrapping key outside the store; make one with `strongroom key new` and name its file",
@@ -508,6 +523,7 @@ fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Se
             mode: spec.mode,
             epoch: 1,
             wrapping_key: wrapping_key.clone(),
+            opened_with: spec.opened_with.clone(),
         }),
     }
 }

@@ -103,6 +103,14 @@ pub enum CatalogueError {
         /// What is wrong.
         problem: String,
     },
+    /// What opens its blocks when they arrive is not to be had.
+    #[error("volume '{name}' is opened at the target, and its key cannot be used: {problem}")]
+    OpeningKey {
+        /// The volume.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The store.
     #[error("volume '{name}': {source}")]
     Store {

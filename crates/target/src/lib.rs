@@ -26,7 +26,7 @@ pub use catalogue::{Catalogue, Listing, OpenVolume, SealedSpec, VolumeSpec, Volu
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
 pub use protection::{Protection, Service};
-pub use server::{ConfigReader, OpenerFactory, Target, TargetHandle, TargetOptions, WrapFactory};
+pub use server::{ConfigReader, OpenerFactory, ResealerFactory, Target, TargetHandle, TargetOptions, WrapFactory};
 pub use stats::{SessionInfo, Stats};
 pub use strongroom_store::{IoChoice, Medium};
 pub use volume::{Access, CloneOf, Sealed, Volume};

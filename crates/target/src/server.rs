@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockKeyWrap, CryptoCounters, Opener};
+use strongroom_block::{BlockKeyWrap, CryptoCounters, Opener, Resealer};
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOptions, Waker, affinity};
 
@@ -31,6 +31,10 @@ pub type WrapFactory = Arc<dyn Fn(&Volume) -> Result<Arc<dyn BlockKeyWrap>, Stri
 /// where it is told. The error is for people.
 pub type OpenerFactory = Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Opener>, String> + Send + Sync>;
 
+/// Hands out what opens the blocks of a volume when they arrive, and seals them again when they are read (open-at-target); the bytes are
+/// counted where it is told. The error is for people.
+pub type ResealerFactory = Arc<dyn Fn(&Volume, Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, String> + Send + Sync>;
+
 /// What a target is started with: its configuration, and what the binary has read from files for it.
 pub struct TargetOptions {
     /// The configuration.
@@ -41,6 +45,8 @@ pub struct TargetOptions {
     pub wraps: Option<WrapFactory>,
     /// For volumes of custody `target`; without it they are not verified in the background.
     pub openers: Option<OpenerFactory>,
+    /// For volumes that are opened at the target; without it they cannot be opened.
+    pub resealers: Option<ResealerFactory>,
     /// Destroys the wrapping key of such a volume for ever and hands out what wraps under a fresh one: cryptographic erase. May be
     /// called again after a crash. Fails only if the old key may still be there; then `wraps` is asked again what wraps from now on.
     pub renew_wrap: Option<WrapFactory>,
@@ -61,6 +67,7 @@ impl TargetOptions {
             node_key: None,
             wraps: None,
             openers: None,
+            resealers: None,
             renew_wrap: None,
             reread: None,
             chap_secrets: ChapSecrets::default(),
@@ -108,6 +115,7 @@ pub(crate) struct Shared {
     pub(crate) catalogue: Catalogue,
     pub(crate) wraps: Option<WrapFactory>,
     pub(crate) openers: Option<OpenerFactory>,
+    pub(crate) resealers: Option<ResealerFactory>,
     pub(crate) renew_wrap: Option<WrapFactory>,
     pub(crate) reread: Option<ConfigReader>,
     /// Held while a reload is on its way.
@@ -124,7 +132,7 @@ pub(crate) struct Shared {
     pub(crate) surroundings: Arc<Surroundings>,
     pub(crate) counters: Counters,
     pub(crate) crypto: Arc<CryptoCounters>,
-    /// What background verification does.
+    /// What background verification and opening at the target do.
     pub(crate) background_crypto: Arc<CryptoCounters>,
     identity: Option<Arc<NodeKey>>,
     mailboxes: OnceLock<Vec<Mailbox>>,
@@ -148,7 +156,7 @@ impl Target {
     /// # Errors
     /// [`StartError`]: a configuration that cannot be, a port that is taken, a directory that is not there. Nothing runs then.
     pub fn start(options: TargetOptions) -> Result<TargetHandle, StartError> {
-        let TargetOptions { config, node_key, wraps, openers, renew_wrap, reread, chap_secrets } = options;
+        let TargetOptions { config, node_key, wraps, openers, resealers, renew_wrap, reread, chap_secrets } = options;
         let settings = Settings::new(config, &chap_secrets, node_key.is_some())?;
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
@@ -165,6 +173,7 @@ impl Target {
             catalogue,
             wraps,
             openers,
+            resealers,
             renew_wrap,
             reread,
             reloading: Mutex::new(()),

@@ -42,7 +42,8 @@ pub struct Stats {
     /// Bytes of cryptography that this target did for channels: received are `decrypted` and `mac_checked`, sent the others.
     pub crypto: CryptoBytes,
     #[serde(default, with = "CryptoFields")]
-    /// Bytes that it opened to verify volumes of custody `target` in the background.
+    /// Bytes that it opened to verify volumes of custody `target` in the background, and that it opened and sealed of volumes that are
+    /// opened at the target.
     pub background_crypto: CryptoBytes,
 }
 

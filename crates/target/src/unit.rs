@@ -12,6 +12,7 @@ mod jobs;
 mod keep;
 mod key_erase;
 mod modify;
+mod opened;
 mod reserve;
 mod rest;
 mod sealed;
@@ -23,7 +24,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
-use strongroom_block::{BlockKeyWrap, Token};
+use strongroom_block::{BlockKeyWrap, Resealer, Token};
 use strongroom_iscsi::target as iscsi;
 use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_scsi::copy::CopyStatus;
@@ -65,6 +66,8 @@ pub(crate) struct Unit {
     surroundings: Arc<Surroundings>,
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
+    /// Open at target: opens what arrives, seals what is read.
+    resealer: Option<Arc<dyn Resealer>>,
     /// Destroys what wraps them.
     renewal: Option<KeyRenewal>,
     /// It could not be destroyed for the cryptographic erase that goes on.
@@ -195,6 +198,7 @@ impl Unit {
             // Keys of the standard hasher are random: enough for a value that must only differ.
             incarnation: RandomState::new().build_hasher().finish(),
             wrap,
+            resealer: None,
             renewal: None,
             key_survived: false,
             users: HashMap::new(),

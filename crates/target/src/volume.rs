@@ -71,6 +71,9 @@ pub struct Sealed {
     pub epoch: u32,
     /// Custody `target`: the file with the key that wraps block keys at rest. Lies outside the store; the binary reads it.
     pub wrapping_key: Option<PathBuf>,
+    /// Open at target: the file with the volume's key. Blocks are opened when they arrive and stored in plaintext; they are sealed on the
+    /// wire only. Lies outside the store; the binary reads it.
+    pub opened_with: Option<PathBuf>,
 }
 
 /// Who may use a volume.
@@ -102,7 +105,13 @@ impl Volume {
 
     /// Plain or sealed, and who has the keys, for people.
     pub fn kind_text(&self) -> String {
-        self.sealed.as_ref().map_or_else(|| "plain".to_owned(), |sealed| format!("sealed ({})", sealed.custody))
+        self.sealed.as_ref().map_or_else(
+            || "plain".to_owned(),
+            |sealed| match sealed.opened_with {
+                None => format!("sealed ({})", sealed.custody),
+                Some(_) => format!("sealed on the wire ({}), plaintext here", sealed.custody),
+            },
+        )
     }
 
     /// Vital product data page 0xC0.
@@ -121,6 +130,21 @@ impl Volume {
             }),
             other_views,
             incarnation,
+        }
+    }
+
+    /// Whether a stream of it may leave: it holds what the store holds.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    pub fn may_be_sent(&self) -> Result<(), String> {
+        match self.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
+            false => Ok(()),
+            true => Err(format!(
+                "volume '{}' is opened at the target, so a stream of it would be plaintext; copy it as an initiator instead: \
+                 strongroom copy",
+                self.name
+            )),
         }
     }
 
@@ -219,6 +243,7 @@ impl Volume {
                 mode: mode_name(sealed.mode).to_owned(),
                 epoch: sealed.epoch,
                 wrapping_key: sealed.wrapping_key.clone(),
+                opened_with: sealed.opened_with.clone(),
             }),
             clone_of: self.clone_of.clone(),
             snapshots: self.snapshots.clone(),
@@ -298,6 +323,9 @@ struct SealedFile {
     mode: String,
     epoch: u32,
     wrapping_key: Option<PathBuf>,
+    /// Builds that do not know it refuse the file, rather than take plaintext for ciphertext.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    opened_with: Option<PathBuf>,
 }
 
 impl SealedFile {
@@ -306,6 +334,9 @@ impl SealedFile {
         let custody = custody_from(&self.custody).ok_or_else(|| known("custody", &self.custody))?;
         if (custody == Custody::Target) != self.wrapping_key.is_some() {
             return Err("sealed.wrapping_key belongs to custody 'target', and only to it".to_owned());
+        }
+        if self.opened_with.is_some() && custody != Custody::KeyFile {
+            return Err("sealed.opened_with belongs to custody 'keyfile', and only to it".to_owned());
         }
         Ok(Sealed {
             custody,
@@ -320,6 +351,7 @@ impl SealedFile {
                 .ok_or_else(|| known("mode", &self.mode))?,
             epoch: self.epoch,
             wrapping_key: self.wrapping_key,
+            opened_with: self.opened_with,
         })
     }
 }
@@ -358,6 +390,7 @@ pub(crate) mod tests {
                 mode: Mode::Encrypt,
                 epoch: 1,
                 wrapping_key: (custody == Custody::Target).then(|| "/etc/strongroom/data.wrap".into()),
+                opened_with: None,
             }),
             retention_percent: 10,
             medium: Medium::Directory,
@@ -380,6 +413,12 @@ pub(crate) mod tests {
         let asking = Access { protection, previous_versions: true, ..Access::default() };
         let asking = Volume { access: asking, ..plain.clone() };
         assert_eq!(Volume::from_toml(&asking.to_toml()), Ok(asking));
+        let mut opened = sample(Custody::KeyFile);
+        opened.sealed.as_mut().expect("it is sealed").opened_with = Some("/etc/strongroom/data.key".into());
+        assert_eq!(Volume::from_toml(&opened.to_toml()), Ok(opened.clone()));
+        assert!(opened.may_be_sent().unwrap_err().contains("strongroom copy"));
+        assert!(opened.kind_text().contains("plaintext here"), "{}", opened.kind_text());
+        assert!(Volume::from_toml(&opened.to_toml().replace("\"keyfile\"", "\"keyserver\"")).is_err());
         for suite in Suite::ALL {
             let mut volume = sample(Custody::KeyFile);
             volume.sealed.as_mut().expect("it is sealed").suite = suite;
@@ -394,7 +433,7 @@ pub(crate) mod tests {
             assert!(volume.to_toml().contains(&format!("io = \"{io}\"")));
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
-        let new = ["io =", "previous_versions"].iter().any(|field| plain.to_toml().contains(field));
+        let new = ["io =", "previous_versions", "opened_with"].iter().any(|field| plain.to_toml().contains(field));
         assert!(!new, "as before there was a choice");
         let old = plain.to_toml().replace("medium = \"directory\"\n", "");
         assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockDevice, Buffer, BufferMut, Completion, CryptoCounters, Lba, Request, Token};
+use strongroom_block::{BlockDevice, Buffer, BufferMut, Completion, CryptoBytes, CryptoCounters, Lba, Request, Token};
 
 use super::refuse_impossible;
 use crate::latency::Latencies;
@@ -40,7 +40,7 @@ pub(crate) struct Load<'a> {
     writes: u64,
     verified: u64,
     marked: Instant,
-    crypto_marked: u64,
+    crypto_marked: CryptoBytes,
     ios: u64,
     latencies: Latencies,
     errors: u64,
@@ -89,7 +89,7 @@ impl<'a> Load<'a> {
             writes: 0,
             verified: 0,
             marked: now,
-            crypto_marked: 0,
+            crypto_marked: CryptoBytes::default(),
             ios: 0,
             latencies: Latencies::default(),
             errors: 0,
@@ -113,7 +113,7 @@ impl<'a> Load<'a> {
     pub(crate) fn mark(&mut self) {
         self.ios = 0;
         self.latencies.clear();
-        self.crypto_marked = self.crypto_bytes();
+        self.crypto_marked = self.crypto();
         self.marked = Instant::now();
     }
 
@@ -127,7 +127,8 @@ impl<'a> Load<'a> {
             ios: self.ios,
             bytes: self.ios * self.work.size,
             latency: self.latencies.counts(),
-            crypto_bytes: self.counters.map(|_| self.crypto_bytes() - self.crypto_marked),
+            crypto_bytes: self.counters.map(|_| self.crypto().total() - self.crypto_marked.total()),
+            encrypted_bytes: self.counters.map(|_| self.crypto().encrypted - self.crypto_marked.encrypted),
             ..Outcome::default()
         };
         let begun = Instant::now();
@@ -147,8 +148,8 @@ impl<'a> Load<'a> {
         Ok(outcome)
     }
 
-    fn crypto_bytes(&self) -> u64 {
-        self.counters.map_or(0, |counters| counters.snapshot().total())
+    fn crypto(&self) -> CryptoBytes {
+        self.counters.map_or_else(CryptoBytes::default, CryptoCounters::snapshot)
     }
 
     fn submit(&mut self, slot: usize) {

@@ -10,8 +10,10 @@ use super::words;
 use crate::Results;
 
 /// Numbers that are shown if any row has them.
-pub(crate) const COLUMNS: [Measure; 14] = [
+pub(crate) const COLUMNS: [Measure; 18] = [
     Measure::Throughput,
+    Measure::Model,
+    Measure::OfModel,
     Measure::Kiops,
     Measure::Seconds,
     Measure::P50,
@@ -23,13 +25,20 @@ pub(crate) const COLUMNS: [Measure; 14] = [
     Measure::InitiatorPerKio,
     Measure::TargetBusy,
     Measure::InitiatorBusy,
+    Measure::InitiatorCpu,
     Measure::TargetCrypto,
     Measure::InitiatorCrypto,
+    Measure::Wire,
 ];
 
-/// The section between the marks.
-pub(crate) fn section(results: &Results, summaries: &[Summary], plots: Option<&Path>) -> String {
-    let mut out = String::from("## What the experiments say\n\nMade by `make bench` from one file of results. ");
+/// The section between the marks, with its title and the command that makes it.
+pub(crate) fn section(
+    results: &Results,
+    summaries: &[Summary],
+    plots: Option<&Path>,
+    (title, command): (&str, &str),
+) -> String {
+    let mut out = format!("## {title}\n\nMade by `{command}` from one file of results. ");
     out += "Medians, with the lowest and highest run in brackets; ratios are taken run by run. Numbers of different runs \
             of this command must not be compared.\n";
     if let Some(machine) = results.machines.first() {

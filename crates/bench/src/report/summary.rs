@@ -185,8 +185,10 @@ fn add_new(list: &mut Vec<String>, name: &str) {
     }
 }
 
-/// The paper's order of patterns; others behind them, by name.
-fn pattern_order(pattern: &str) -> (usize, String) {
+/// The paper's order of patterns; others behind them, by number and name.
+fn pattern_order(pattern: &str) -> (usize, u64, String) {
     let order = crate::Pattern::ALL.iter().position(|known| known.name() == pattern);
-    (order.unwrap_or(usize::MAX), pattern.to_owned())
+    // A number in front counts as such: 8 ms are fewer than 16 ms.
+    let number = pattern.split(' ').next().and_then(|number| number.parse::<f64>().ok()).unwrap_or(0.0);
+    (order.unwrap_or(usize::MAX), (number * 1000.0) as u64, pattern.to_owned())
 }

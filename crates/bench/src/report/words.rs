@@ -4,6 +4,7 @@
 use super::experiment::Measure;
 use super::summary::{Row, Spread, Summary};
 use super::svg::number;
+use super::wan;
 use crate::{Machine, long_size};
 
 /// A target less busy than this was waiting for somebody else.
@@ -13,6 +14,9 @@ const FOREIGN_MAX: f64 = 0.05;
 
 /// One sentence for each place and contender, against the first contender.
 pub(crate) fn findings(summary: &Summary) -> Vec<String> {
+    if wan::is_wan(&summary.experiment.bench) {
+        return wan::findings(summary);
+    }
     let Some(base_name) = summary.contenders.first() else { return Vec::new() };
     let mut sentences = Vec::new();
     for place in summary.places() {

@@ -66,6 +66,18 @@ impl Contents {
         }
     }
 
+    /// Goes on where the CRC of what came before is known. Not with a SHA-256.
+    pub(super) fn go_on_from(&mut self, crc64: u64) {
+        debug_assert!(self.sha256.is_none(), "a SHA-256 begins at the start");
+        self.crc64 = crc64;
+    }
+
+    /// Of what came so far.
+    pub(super) fn crc64(&mut self) -> u64 {
+        self.end_run();
+        self.crc64
+    }
+
     fn end_run(&mut self) {
         if self.run_bytes > 0 {
             self.crc64 = checksum_combine(ALGORITHM, self.crc64, self.run.finalize(), self.run_bytes);

@@ -1,5 +1,6 @@
 //! The writing end of a copy: writes in flight, absence without data, and the flush at the end.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt};
@@ -9,7 +10,9 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
-use super::{CopyError, CopyOptions, Endpoint, SparseDevice, pieces_max};
+use super::meter::{PROGRESS_INTERVAL, Teller};
+use super::resume::Noted;
+use super::{CopyError, CopyOptions, Endpoint, Resume, SparseDevice, pieces_max};
 
 /// Bytes of zeros written at a time where a block device of this machine cannot punch holes.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -17,50 +20,74 @@ const ZEROS_BYTES: u64 = 1 << 20;
 /// Writes one endpoint.
 pub(super) struct Writer {
     kind: Kind,
+    /// What is durable, and was not asked for yet.
+    durable: Option<Noted>,
 }
 
 enum Kind {
     /// `fresh`: made by us and full of zeros already. `partial`: where it is written until it is whole, if it was not there before.
-    File {
-        path: PathBuf,
-        file: File,
-        fresh: bool,
-        partial: Option<PathBuf>,
-    },
+    /// `keep`: it is not removed if it never gets whole.
+    File { path: PathBuf, file: File, fresh: bool, partial: Option<PathBuf>, keep: bool },
     Volume {
         device: Arc<dyn SparseDevice>,
         next_token: u64,
-        in_flight: usize,
+        /// Bytes of data by token; none for what is no data.
+        in_flight: BTreeMap<u64, u64>,
         completions: Vec<Completion>,
+        saving: Option<Saving>,
     },
 }
 
+/// What is being made durable.
+#[derive(Clone, Copy, Debug)]
+struct Saving {
+    noted: Noted,
+    /// The last token that it covers.
+    covers: u64,
+    /// The flush, once everything that it covers has completed.
+    flush: Option<u64>,
+}
+
 impl Writer {
-    /// A destination for `size` bytes.
-    pub(super) fn open(endpoint: &Endpoint, size: u64, options: CopyOptions) -> Result<Writer, CopyError> {
+    /// A destination for `size` bytes; with a note to resume by, what there is of a file stays if the copy ends early, and is gone on
+    /// with if there was a note (`is_resumed`).
+    pub(super) fn open(
+        endpoint: &Endpoint,
+        size: u64,
+        options: CopyOptions,
+        resume: Option<&Resume>,
+        is_resumed: bool,
+    ) -> Result<Writer, CopyError> {
         let kind = match endpoint {
-            Endpoint::Volume(device) => {
-                Kind::Volume { device: device.clone(), next_token: 0, in_flight: 0, completions: Vec::new() }
-            }
-            Endpoint::File(path) => open_file(path, size, options)?,
+            Endpoint::Volume(device) => Kind::Volume {
+                device: device.clone(),
+                next_token: 0,
+                in_flight: BTreeMap::new(),
+                completions: Vec::new(),
+                saving: None,
+            },
+            Endpoint::File(path) => open_file(path, size, options, resume, is_resumed)?,
         };
-        Ok(Writer { kind })
+        Ok(Writer { kind, durable: None })
     }
 
-    pub(super) fn write(&mut self, offset: u64, data: BufferMut) -> Result<(), CopyError> {
+    pub(super) fn write(&mut self, offset: u64, data: BufferMut, teller: &mut Teller<'_>) -> Result<(), CopyError> {
+        let len = data.len() as u64;
         match &mut self.kind {
             Kind::File { path, file, .. } => {
-                file.write_all_at(&data, offset).map_err(|source| failed(path, "writing", source))
+                file.write_all_at(&data, offset).map_err(|source| failed(path, "writing", source))?;
+                teller.meter.add(len, false);
+                Ok(())
             }
             Kind::Volume { device, .. } => {
                 let lba = Lba(offset >> device.geometry().block_size.shift());
-                self.submit(Request::Write { lba, data: data.freeze(), fua: false })
+                self.submit(Request::Write { lba, data: data.freeze(), fua: false }, len, teller)
             }
         }
     }
 
     /// Makes a range read as zeros; what is absent already is left alone.
-    pub(super) fn write_hole(&mut self, offset: u64, len_bytes: u64) -> Result<(), CopyError> {
+    pub(super) fn write_hole(&mut self, offset: u64, len_bytes: u64, teller: &mut Teller<'_>) -> Result<(), CopyError> {
         match &mut self.kind {
             Kind::File { fresh: true, .. } => Ok(()),
             Kind::File { path, file, .. } => punch(file, offset, len_bytes).map_err(|e| failed(path, "zeroing", e)),
@@ -73,7 +100,7 @@ impl Writer {
                     lba += absent;
                     if lba < end && absent == 0 {
                         // Once something is there, one seal over all of the rest costs less than asking block by block.
-                        return self.submit(Request::Discard { lba: Lba(lba), count: end - lba });
+                        return self.submit(Request::Discard { lba: Lba(lba), count: end - lba }, 0, teller);
                     }
                 }
                 Ok(())
@@ -81,8 +108,29 @@ impl Writer {
         }
     }
 
+    /// Has everything that was written so far made durable; [`Writer::take_durable`] says when it is. One at a time: while an earlier
+    /// one is under way this does nothing.
+    pub(super) fn make_durable(&mut self, noted: Noted) -> Result<(), CopyError> {
+        match &mut self.kind {
+            Kind::File { path, file, .. } => {
+                file.sync_data().map_err(|source| failed(path, "syncing", source))?;
+                self.durable = Some(noted);
+            }
+            Kind::Volume { next_token, saving, .. } => {
+                saving.get_or_insert(Saving { noted, covers: *next_token, flush: None });
+                self.save();
+            }
+        }
+        Ok(())
+    }
+
+    /// What has become durable since it was asked last.
+    pub(super) fn take_durable(&mut self) -> Option<Noted> {
+        self.durable.take()
+    }
+
     /// Waits for every write, and makes them durable.
-    pub(super) fn finish(&mut self) -> Result<(), CopyError> {
+    pub(super) fn finish(&mut self, teller: &mut Teller<'_>) -> Result<(), CopyError> {
         match &mut self.kind {
             Kind::File { path, file, partial, .. } => {
                 file.sync_all().map_err(|source| failed(path, "syncing", source))?;
@@ -94,39 +142,65 @@ impl Writer {
                 }
             }
             Kind::Volume { .. } => {
-                self.settle(0)?;
-                self.submit(Request::Flush)?;
-                self.settle(0)
+                self.settle(0, teller)?;
+                self.submit(Request::Flush, 0, teller)?;
+                self.settle(0, teller)
             }
         }
     }
 
-    fn submit(&mut self, request: Request) -> Result<(), CopyError> {
+    fn submit(&mut self, request: Request, data_bytes: u64, teller: &mut Teller<'_>) -> Result<(), CopyError> {
         let Kind::Volume { device, .. } = &self.kind else { return Ok(()) };
-        self.settle(pieces_max(&**device) - 1)?;
-        let Kind::Volume { device, next_token, in_flight, .. } = &mut self.kind else { return Ok(()) };
-        // Read tokens are offsets; the same volume is never both ends, so tokens may overlap.
-        *next_token += 1;
-        *in_flight += 1;
-        device.submit(Token(*next_token), request);
+        self.settle(pieces_max(&**device) - 1, teller)?;
+        self.hand_over(request, data_bytes);
         Ok(())
     }
 
-    /// Waits until at most `in_flight_max` writes are under way.
-    fn settle(&mut self, in_flight_max: usize) -> Result<(), CopyError> {
-        let Kind::Volume { device, in_flight, completions, .. } = &mut self.kind else { return Ok(()) };
+    /// The token of what was handed over.
+    fn hand_over(&mut self, request: Request, data_bytes: u64) -> Option<u64> {
+        let Kind::Volume { device, next_token, in_flight, .. } = &mut self.kind else { return None };
+        // Read tokens are offsets; the same volume is never both ends, so tokens may overlap.
+        *next_token += 1;
+        in_flight.insert(*next_token, data_bytes);
+        device.submit(Token(*next_token), request);
+        Some(*next_token)
+    }
+
+    /// Flushes once everything that is to be durable has completed.
+    fn save(&mut self) {
+        let Kind::Volume { in_flight, saving: Some(saving), .. } = &self.kind else { return };
+        let is_done = in_flight.first_key_value().is_none_or(|(token, _)| *token > saving.covers);
+        if saving.flush.is_some() || !is_done {
+            return;
+        }
+        let flush = self.hand_over(Request::Flush, 0);
+        if let Kind::Volume { saving: Some(saving), .. } = &mut self.kind {
+            saving.flush = flush;
+        }
+    }
+
+    /// Waits until at most `in_flight_max` writes are under way. Meanwhile it is told how the copy goes.
+    fn settle(&mut self, in_flight_max: usize, teller: &mut Teller<'_>) -> Result<(), CopyError> {
         loop {
-            if *in_flight > in_flight_max {
-                device.wait(None);
+            let Kind::Volume { device, in_flight, completions, saving, .. } = &mut self.kind else { return Ok(()) };
+            if in_flight.len() > in_flight_max {
+                device.wait(Some(PROGRESS_INTERVAL));
             }
             device.poll_completions(completions);
-            *in_flight -= completions.len();
             for completion in completions.drain(..) {
                 completion.result.map_err(CopyError::Destination)?;
+                let token = completion.token.0;
+                teller.meter.add(in_flight.remove(&token).unwrap_or(0), false);
+                if let Some(saved) = saving.take_if(|saving| saving.flush == Some(token)) {
+                    self.durable = Some(saved.noted);
+                }
             }
-            if *in_flight <= in_flight_max {
+            self.save();
+            let Kind::Volume { in_flight, .. } = &self.kind else { return Ok(()) };
+            if in_flight.len() <= in_flight_max {
                 return Ok(());
             }
+            teller.tell()?;
         }
     }
 }
@@ -134,7 +208,7 @@ impl Writer {
 impl Drop for Writer {
     /// What is not whole must not look as if it were.
     fn drop(&mut self) {
-        if let Kind::File { partial: Some(partial), .. } = &self.kind {
+        if let Kind::File { partial: Some(partial), keep: false, .. } = &self.kind {
             let _ = fs::remove_file(partial);
         }
     }
@@ -145,7 +219,13 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-fn open_file(path: &Path, size: u64, options: CopyOptions) -> Result<Kind, CopyError> {
+fn open_file(
+    path: &Path,
+    size: u64,
+    options: CopyOptions,
+    resume: Option<&Resume>,
+    is_resumed: bool,
+) -> Result<Kind, CopyError> {
     let exists = path.symlink_metadata().is_ok();
     let is_device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     if exists && !options.overwrite {
@@ -157,8 +237,14 @@ fn open_file(path: &Path, size: u64, options: CopyOptions) -> Result<Kind, CopyE
         PathBuf::from(name)
     });
     let to = partial.as_deref().unwrap_or(path);
-    let opened = File::options().read(true).write(true).create(!is_device).truncate(!is_device).open(to);
-    let file = opened.map_err(|source| failed(path, "opening", source))?;
+    let is_new = !is_device && !is_resumed;
+    let opened = File::options().read(true).write(true).create(is_new).truncate(is_new).open(to);
+    let file = match (opened, resume) {
+        (Err(error), Some(resume)) if is_resumed && error.kind() == io::ErrorKind::NotFound => {
+            return Err(resume.refuse(format!("{} is not there any more", to.display())));
+        }
+        (opened, _) => opened.map_err(|source| failed(path, "opening", source))?,
+    };
     if is_device {
         let destination_bytes =
             seek(&file, SeekFrom::End(0)).map_err(|e| failed(path, "finding the size", e.into()))?;
@@ -168,7 +254,7 @@ fn open_file(path: &Path, size: u64, options: CopyOptions) -> Result<Kind, CopyE
     } else {
         file.set_len(size).map_err(|source| failed(path, "making it as large as the source", source))?;
     }
-    Ok(Kind::File { path: path.to_owned(), file, fresh: !is_device, partial })
+    Ok(Kind::File { path: path.to_owned(), file, fresh: is_new, partial, keep: resume.is_some() })
 }
 
 fn punch(file: &File, offset: u64, len_bytes: u64) -> io::Result<()> {

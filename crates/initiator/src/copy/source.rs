@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{SeekFrom, seek};
 use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
+use super::meter::{PROGRESS_INTERVAL, Teller};
 use super::{CHUNK_BYTES, CopyError, Endpoint, PIECES_MAX, SparseDevice, pieces_max};
 
 /// The next part of the contents.
@@ -86,18 +87,24 @@ impl Reader {
         self.ask = true;
     }
 
-    /// The next piece; its read is under way when it returns.
-    pub(super) fn next_piece(&mut self) -> Result<Option<Piece>, CopyError> {
+    /// Begins there: a multiple of the alignment, or the end.
+    pub(super) fn skip_to(&mut self, offset: u64) {
+        self.next = offset;
+    }
+
+    /// The next piece; its read is under way when it returns. No piece has `border` within it.
+    pub(super) fn next_piece(&mut self, border: u64) -> Result<Option<Piece>, CopyError> {
         if self.next == self.size {
             return Ok(None);
         }
         let offset = self.next;
-        let absent = self.absent_bytes(offset)?;
+        let room = if offset < border { border - offset } else { u64::MAX };
+        let absent = self.absent_bytes(offset)?.min(room);
         if absent > 0 {
             self.next += absent;
             return Ok(Some(Piece { offset, len_bytes: absent, absent: true }));
         }
-        let len_bytes = CHUNK_BYTES.min(self.size - offset);
+        let len_bytes = CHUNK_BYTES.min(self.size - offset).min(room);
         self.next += len_bytes;
         if let Kind::Volume { device, .. } = &self.kind {
             let lba = Lba(offset >> device.geometry().block_size.shift());
@@ -137,28 +144,29 @@ impl Reader {
         Ok(if absent == rest { rest } else { absent / self.align * self.align })
     }
 
-    /// Waits for the data of a piece; `None` for an absent one.
-    pub(super) fn wait_for(&mut self, piece: Piece) -> Result<(u64, Option<BufferMut>), CopyError> {
+    /// Waits for the data of a piece; `None` for an absent one. Meanwhile it is told how the copy goes.
+    pub(super) fn wait_for(&mut self, piece: Piece, teller: &mut Teller<'_>) -> Result<Option<BufferMut>, CopyError> {
         if piece.absent {
-            return Ok((piece.offset, None));
+            return Ok(None);
         }
         match &mut self.kind {
             Kind::File { path, file } => {
                 let mut data = BufferMut::zeroed(piece.len_bytes as usize);
                 file.read_exact_at(&mut data, piece.offset).map_err(|source| failed(path, "reading", source))?;
-                Ok((piece.offset, Some(data)))
+                Ok(Some(data))
             }
             Kind::Volume { device, arrived, completions } => loop {
                 if let Some(data) = arrived.remove(&piece.offset) {
-                    return Ok((piece.offset, Some(data)));
+                    return Ok(Some(data));
                 }
-                device.wait(None);
+                device.wait(Some(PROGRESS_INTERVAL));
                 device.poll_completions(completions);
                 for completion in completions.drain(..) {
                     if let Some(buffer) = completion.result.map_err(CopyError::Source)? {
                         arrived.insert(completion.token.0, buffer);
                     }
                 }
+                teller.tell()?;
             },
         }
     }

@@ -142,6 +142,79 @@ fn a_destination_that_lies_is_found_out() {
     assert!(matches!(copy(&ends(&from), &to, options, &mut quiet), Err(CopyError::Differs { .. })));
 }
 
+fn note(dir: &std::path::Path) -> Resume {
+    let node = strongroom_handshake::NodeKey::from_seed(&[3; 32]);
+    let mut resume = Resume::new(dir.join("note"), &node, "source", "destination");
+    (resume.every_bytes, resume.every) = (2 << 20, Duration::from_secs(3600));
+    resume
+}
+
+#[test]
+fn a_copy_goes_on_where_it_was_interrupted() {
+    const LARGE: u64 = 64 << 20;
+    for sha256 in [false, true] {
+        for to_file in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let from = volume(LARGE, 4096);
+            for at in (0..LARGE / 4096).filter(|at| at % 1024 < 700) {
+                let mark = (at / 256) as u8 + 1;
+                write_blocking(&*from, Lba(at), Buffer::copy_from(&[mark; 4096]), false).unwrap();
+            }
+            let device = volume(LARGE, 4096);
+            let path = dir.path().join("out");
+            let to = if to_file { Endpoint::File(path.clone()) } else { ends(&device) };
+            let resume = note(dir.path());
+            let options = CopyOptions { sha256, ..CopyOptions::default() };
+            // It ends at a block that cannot be read, and begins anew when that can.
+            from.fail_at(Lba(10_000), DeviceErrorKind::Medium);
+            let error = copy_resumable(&ends(&from), &to, options, Some(&resume), &mut quiet).unwrap_err();
+            assert!(matches!(error, CopyError::Source(_)), "{error}");
+            from.heal();
+            let noted = resume.read(LARGE).unwrap().unwrap();
+            assert!((2 << 20..=10_000 * 4096).contains(&noted.done_bytes), "{noted:?}");
+            assert!(!path.exists(), "what is not whole does not look so");
+            let all = CopyOptions { verify: true, ..options };
+            let report = copy_resumable(&ends(&from), &to, all, Some(&resume), &mut quiet).unwrap();
+            assert!(report.verified && report.bytes == LARGE, "{report:?}");
+            let whole = read_blocking(&*from, Lba(0), LARGE / 4096).unwrap();
+            assert_eq!(report.sums.crc64, strongroom_block::keyless_checksum(&whole), "of the whole, not of the rest");
+            assert_eq!(report.sums.sha256.is_some(), sha256);
+            let copied = if to_file {
+                std::fs::read(&path).unwrap()
+            } else {
+                read_blocking(&*device, Lba(0), LARGE / 4096).unwrap().to_vec()
+            };
+            assert!(copied == whole[..]);
+            assert!(!dir.path().join("note").exists());
+        }
+    }
+}
+
+#[test]
+fn a_resumed_copy_believes_its_note_only_as_far_as_the_ends_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (volume(SIZE, 4096), volume(SIZE, 4096));
+    write_blocking(&*from, Lba(0), Buffer::copy_from(&vec![5; SIZE as usize]), false).unwrap();
+    let resume = note(dir.path());
+    let mut contents = Contents::new(false);
+    contents.add(&vec![5; 4 << 20]);
+    let noted = Noted { done_bytes: 4 << 20, hole_bytes: 0, crc64: contents.crc64() };
+    resume.write(SIZE, noted).unwrap();
+    copy_resumable(&ends(&from), &ends(&to), CopyOptions::default(), Some(&resume), &mut quiet).unwrap();
+    let first = read_blocking(&*to, Lba(0), 1).unwrap();
+    assert!(first.iter().all(|byte| *byte == 0), "what is noted is not copied again");
+    // With a SHA-256 the source is read again, and found to be another.
+    resume.write(SIZE, noted).unwrap();
+    write_blocking(&*from, Lba(7), Buffer::copy_from(&[6; 4096]), false).unwrap();
+    let options = CopyOptions { sha256: true, ..CopyOptions::default() };
+    let error = copy_resumable(&ends(&from), &ends(&to), options, Some(&resume), &mut quiet).unwrap_err();
+    assert!(matches!(&error, CopyError::Note { problem, .. } if problem.contains("source holds now")), "{error}");
+    // The file that was begun is gone.
+    let file = Endpoint::File(dir.path().join("out"));
+    let error = copy_resumable(&ends(&from), &file, CopyOptions::default(), Some(&resume), &mut quiet).unwrap_err();
+    assert!(error.to_string().contains("not there any more"), "{error}");
+}
+
 #[test]
 fn zero_is_told_from_almost_zero() {
     for len in [0, 1, 63, 64, 65, 4096, 10_000] {

@@ -446,7 +446,7 @@ impl Nexus {
                 }
                 Event::AsyncSense { sense, .. } => tracing::info!(?sense, "the unit reports something"),
                 Event::Closed(reason) => return Some(Notice::Lost(self.session_lost(reason))),
-                Event::TargetsListed(_) | Event::TaskManagementDone { .. } => {}
+                Event::TargetsListed(_) | Event::Echoed { .. } | Event::TaskManagementDone { .. } => {}
             }
         }
         None

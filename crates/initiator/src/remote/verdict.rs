@@ -87,6 +87,12 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, tries: u32) -> Verdict {
         }
         SenseKey::IllegalRequest if sense.is(&Sense::NO_OLDER_VERSION) => Verdict::NoOlderVersion,
         SenseKey::IllegalRequest if sense.is(&Sense::INVALID_OPCODE) => Verdict::NotSupported,
+        SenseKey::IllegalRequest if sense.is(&Sense::DOES_NOT_OPEN) => fail(
+            DeviceErrorKind::Refused,
+            "the target, which opens what arrives, cannot open this block, and wrote nothing: it has another key than this initiator, or \
+             the block was changed on the way"
+                .into(),
+        ),
         SenseKey::IllegalRequest if sense.is(&Sense::LBA_OUT_OF_RANGE) => {
             fail(DeviceErrorKind::OutOfRange, "outside the volume; its size may have changed: attach it again".into())
         }
@@ -142,6 +148,7 @@ mod tests {
         assert_eq!(kind(Sense::INTERNAL_FAILURE), DeviceErrorKind::Hardware);
         assert_eq!(kind(Sense::LBA_OUT_OF_RANGE), DeviceErrorKind::OutOfRange);
         assert_eq!(kind(Sense::INVALID_SEAL_RECORD), DeviceErrorKind::Refused);
+        assert_eq!(kind(Sense::DOES_NOT_OPEN), DeviceErrorKind::Refused);
         assert_eq!(judge(&ended(2, Some(Sense::MISCOMPARE)), None, 0), Verdict::Miscompare);
         assert_eq!(judge(&ended(2, Some(Sense::NO_OLDER_VERSION)), None, 0), Verdict::NoOlderVersion);
         assert_eq!(judge(&ended(0, None), None, 0), Verdict::Done);

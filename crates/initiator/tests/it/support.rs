@@ -11,7 +11,7 @@ use std::time::Duration;
 use strongroom_block::{BlockKeyWrap, Custody, WrapError};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
-use strongroom_seal::{KeyPurpose, KeyWrapper, VolumeKeyFile, WrappingKey};
+use strongroom_seal::{KeyPurpose, KeyWrapper, SealContext, VolumeKeyFile, VolumeSealer, WrappingKey};
 use strongroom_target::config::{PeerRule, PlainRule};
 use strongroom_target::{
     Catalogue, ChapSecrets, Config, SealedSpec, Stats, Target, TargetHandle, TargetOptions, Volume, VolumeSpec,
@@ -44,6 +44,11 @@ impl Host {
 
     /// With another configuration than the usual one.
     pub(crate) fn start_with(volumes: &[VolumeSpec], change: fn(&mut Config)) -> Host {
+        Host::start_on("127.0.0.1:0".parse().unwrap(), volumes, change)
+    }
+
+    /// The same at another address of the network namespace that the calling thread is in.
+    pub(crate) fn start_on(address: SocketAddr, volumes: &[VolumeSpec], change: fn(&mut Config)) -> Host {
         let dir = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::open(dir.path()).unwrap();
         for spec in volumes {
@@ -55,7 +60,7 @@ impl Host {
             std::fs::set_permissions(dir.path().join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
         }
         let next_config = Arc::default();
-        let target = serve(dir.path(), "127.0.0.1:0".parse().unwrap(), change, &next_config);
+        let target = serve(dir.path(), address, change, &next_config);
         let address = target.local_addresses()[0];
         Host { target: Some(target), dir, address, change, next_config }
     }
@@ -194,6 +199,14 @@ fn serve(
 ) -> TargetHandle {
     let mut options = TargetOptions::new(config(root, address, change));
     options.wraps = Some(Arc::new(|volume| Ok(Arc::new(SpyingWrapper::of(volume)))));
+    options.resealers = Some(Arc::new(|volume, counters| {
+        let sealed = volume.sealed.as_ref().expect("only sealed volumes are opened");
+        let path = sealed.opened_with.as_ref().expect("it is opened here");
+        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let keys = VolumeKeyFile::parse(&text).map_err(|error| error.to_string())?;
+        let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch);
+        Ok(Arc::new(VolumeSealer::blind(&keys, context, counters).map_err(|error| error.to_string())?))
+    }));
     options.node_key = Some(NodeKey::from_seed(&[0x7a; 32]));
     let next_config = next_config.clone();
     options.reread = Some(Arc::new(move || {

@@ -56,7 +56,7 @@ impl Session {
             Answer::DataIn(header) => self.handle_data_in(at, header, pdu),
             Answer::ScsiResponse(header) => self.handle_response(at, header, &pdu),
             Answer::R2t(header) => self.handle_r2t(at, header),
-            Answer::NopIn(header) => self.handle_nop_in(at, header),
+            Answer::NopIn(header) => self.handle_nop_in(at, header, pdu.data.len()),
             Answer::TaskManagement(header) => self.handle_management_response(now, at, header),
             Answer::Text(header) => self.handle_text_response(at, header, &pdu),
             Answer::Logout(header) => self.handle_logout_response(now, at, header),
@@ -212,11 +212,15 @@ impl Session {
         Ok(())
     }
 
-    fn handle_nop_in(&mut self, at: usize, header: NopIn) -> Result<(), PeerMisbehaved> {
+    fn handle_nop_in(&mut self, at: usize, header: NopIn, bytes: usize) -> Result<(), PeerMisbehaved> {
         let connection = &mut self.connections[at];
         if header.initiator_task_tag != TAG_NONE {
             if connection.ping_tag == Some(header.initiator_task_tag) {
                 connection.ping_tag = None;
+            }
+            if let Some(found) = self.echoes.iter().position(|tag| *tag == header.initiator_task_tag) {
+                self.echoes.remove(found);
+                self.events.push_back(Event::Echoed { tag: header.initiator_task_tag, bytes });
             }
             return Ok(());
         }

@@ -219,6 +219,13 @@ pub enum Event {
     Completed(Completed),
     /// The answer to `send_targets`.
     TargetsListed(Vec<TargetEntry>),
+    /// The answer to `echo`.
+    Echoed {
+        /// As `echo` returned it.
+        tag: u32,
+        /// How much of the data came back.
+        bytes: usize,
+    },
     /// The answer to `manage_task`. When it is `Complete`, the tasks concerned are gone and named here; they get no
     /// `Completed`.
     TaskManagementDone {

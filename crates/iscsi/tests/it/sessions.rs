@@ -564,3 +564,25 @@ fn a_wish_to_negotiate_is_granted() {
     assert_eq!(opcodes(&pair.sent_to_initiator), [Opcode::TextResponse]);
     assert!(pair.initiator.poll_event().is_none() && pair.target.poll_event().is_none());
 }
+
+#[test]
+fn an_echo_brings_its_data_back_and_touches_no_unit() {
+    let mut pair = logged_in();
+    let first = pair.initiator.echo(Buffer::copy_from(&[7; 3000])).expect("logged in");
+    let second = pair.initiator.echo(Buffer::empty()).expect("logged in");
+    pair.settle();
+    for (tag, bytes) in [(first, 3000), (second, 0)] {
+        let event = pair.initiator.poll_event();
+        assert!(
+            matches!(event, Some(initiator::Event::Echoed { tag: found, bytes: back }) if (found, back) == (tag, bytes)),
+            "{event:?}"
+        );
+    }
+    assert!(pair.initiator.poll_event().is_none() && pair.target.poll_event().is_none());
+    // One segment, so many at once, and no more.
+    let long = Buffer::copy_from(&vec![0; 1 << 20]);
+    assert!(matches!(pair.initiator.echo(long), Err(SubmitError::Malformed(_))));
+    let taken = (0..).take_while(|_| pair.initiator.echo(Buffer::empty()).is_ok()).count();
+    assert_eq!(taken, 256);
+    assert!(matches!(pair.initiator.echo(Buffer::empty()), Err(SubmitError::QueueFull)));
+}

@@ -6,7 +6,6 @@ mod btio;
 mod ciphers;
 mod dbench;
 mod initiator;
-mod keys;
 mod lab;
 mod peers;
 mod progress;
@@ -15,6 +14,7 @@ mod report;
 mod results;
 mod site;
 mod stream;
+mod wan;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub(crate) enum BenchCommand {
     Btio(btio::BtioArgs),
     Dbench(dbench::DbenchArgs),
     Peers(peers::PeersArgs),
-    Keys(keys::KeysArgs),
+    Wan(Box<wan::WanArgs>),
     Lab(Box<lab::LabArgs>),
     Initiator(initiator::InitiatorArgs),
     Receiver(stream::ReceiverArgs),
@@ -57,7 +57,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         BenchCommand::Btio(args) => btio::run(&args),
         BenchCommand::Dbench(args) => dbench::run(&args),
         BenchCommand::Peers(args) => peers::run(&args),
-        BenchCommand::Keys(args) => keys::run(&args),
+        BenchCommand::Wan(args) => wan::run(&args),
         BenchCommand::Lab(args) => lab::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
         BenchCommand::Receiver(args) => stream::receive(&args),

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,12 +11,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use strongroom_initiator::copy::{CopyOptions, CopyReport, Endpoint, Phase, Progress, SparseDevice, copy};
+use strongroom_initiator::copy::{
+    CopyError, CopyOptions, CopyReport, Endpoint, Phase, Progress, Resume, SparseDevice, copy_resumable,
+};
 use strongroom_initiator::{DamagedReads, PreviousReads, RemoteDevice, VolumeUrl};
 
 use crate::access::AccessArgs;
+use crate::keys;
 use crate::signals::StopSignals;
-use crate::units::show_size;
+use crate::units::{parse_size, show_duration, show_size};
 
 /// Blocks that are named in one line.
 const PREVIOUS_NAMED_MAX: usize = 20;
@@ -25,7 +29,8 @@ const PREVIOUS_NAMED_MAX: usize = 20;
 #[command(after_help = "Examples:\n  \
     strongroom copy disk.img strongroom://storage/vault --key-file ~/vault.key\n  \
     strongroom copy strongroom://storage/vault backup.img --key-file ~/vault.key --sha256\n  \
-    strongroom copy strongroom://a/vault strongroom://b/vault --key-file ~/vault.key --verify")]
+    strongroom copy strongroom://a/vault strongroom://b/vault --key-file ~/vault.key --verify\n  \
+    strongroom copy disk.img strongroom://far/vault --key-file ~/vault.key --resume disk.note")]
 pub(crate) struct CopyArgs {
     /// A file, a block device of this machine, or a volume's URL.
     source: Place,
@@ -43,6 +48,15 @@ pub(crate) struct CopyArgs {
     /// Replace a destination file that exists.
     #[arg(long)]
     overwrite: bool,
+    /// Note in this file how far the copy is, and go on from there if it has a note already: after the process was killed, or the
+    /// machine went down. Only what the destination has made durable is noted. The note is authenticated under this node's identity;
+    /// when the copy is whole it is removed. A file's changes are noticed by its time stamp and size; of a volume as source nobody knows
+    /// whether it was written to meanwhile: copy a snapshot, or say --verify.
+    #[arg(long, value_name = "FILE")]
+    resume: Option<PathBuf>,
+    /// Note it after so many bytes, or five seconds.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size, requires = "resume")]
+    resume_every: u64,
     /// No progress bar.
     #[arg(long)]
     quiet: bool,
@@ -75,6 +89,28 @@ impl FromStr for Place {
     }
 }
 
+impl Place {
+    /// A name that tells it from any other; a source file's also from what it was before it changed.
+    fn in_words(&self, device: Option<&RemoteDevice>, is_source: bool) -> Result<String> {
+        let (path, unit) = match (self, device) {
+            (Place::File(path), _) => (path, None),
+            (Place::Volume(url), None) => return Ok(format!("volume {}", url.place())),
+            (Place::Volume(url), Some(device)) => (&PathBuf::from(url.place()), Some(device.unit())),
+        };
+        if let Some(unit) = unit {
+            let id = unit.sealed.map_or_else(String::new, |sealed| format!(" {}", sealed.claims.volume_id));
+            return Ok(format!("volume {} {} lun {}{id}", path.display(), unit.target_name, unit.lun));
+        }
+        let full = std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))?;
+        if !is_source {
+            return Ok(format!("file {}", full.display()));
+        }
+        let meta = full.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
+        let (seconds, nanoseconds) = (meta.mtime(), meta.mtime_nsec());
+        Ok(format!("file {} inode {} changed {seconds}.{nanoseconds:09}", full.display(), meta.ino()))
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: CopyArgs) -> Result<()> {
     if let (Place::File(from), Place::File(to)) = (&args.source, &args.destination)
@@ -92,12 +128,16 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
         overwrite: args.overwrite,
     };
     let bar = progress_bar(args.quiet);
-    let outcome = copy(&source, &destination, options, &mut |progress| {
+    let resume = args.resume(&source_device, &destination_device)?;
+    let outcome = copy_resumable(&source, &destination, options, resume.as_ref(), &mut |progress| {
         show(&bar, progress);
         if signals.wait(Duration::ZERO).is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    let report = outcome?;
+    let report = outcome.map_err(|error| match (&error, &args.resume) {
+        (CopyError::Note { .. }, _) | (_, None) => anyhow::Error::from(error),
+        _ => anyhow::Error::from(error).context("the same command goes on from where it was noted last"),
+    })?;
     if let Some(source) = &source_device {
         tell_of_previous(&source.previous_reads());
     }
@@ -109,6 +149,24 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
 }
 
 impl CopyArgs {
+    /// Where to note how far it is, with names for both ends that tell them from any other.
+    fn resume(
+        &self,
+        source: &Option<Arc<RemoteDevice>>,
+        destination: &Option<Arc<RemoteDevice>>,
+    ) -> Result<Option<Resume>> {
+        let Some(path) = &self.resume else { return Ok(None) };
+        let identity = self.access.identity.clone().unwrap_or_else(keys::default_identity);
+        let node = keys::read_identity(&identity).context(
+            "--resume authenticates its note by this node's identity; make one with 'strongroom identity new'",
+        )?;
+        let source = self.source.in_words(source.as_deref(), true)?;
+        let destination = self.destination.in_words(destination.as_deref(), false)?;
+        let mut resume = Resume::new(path, &node, &source, &destination);
+        resume.every_bytes = self.resume_every.max(1);
+        Ok(Some(resume))
+    }
+
     /// The key for one side: its own, or the one for both. Plain iSCSI gets none but its own, which is then an error.
     fn key_file_for(&self, url: &VolumeUrl, is_source: bool) -> Option<PathBuf> {
         let own = if is_source { &self.source_key_file } else { &self.destination_key_file };
@@ -163,11 +221,12 @@ fn show(bar: &ProgressBar, progress: &Progress) {
     });
     bar.set_length(progress.total_bytes);
     bar.set_position(progress.done_bytes);
-    let left = progress.total_bytes.saturating_sub(progress.done_bytes) as f64;
-    let eta = if progress.bytes_per_second > 0.0 {
-        format!(", about {:.0} s left", left / progress.bytes_per_second)
-    } else {
-        String::new()
+    let eta = match progress.time_left {
+        Some(left) => format!(", about {} left", show_duration(left)),
+        None if !progress.stalled_for.is_zero() => {
+            format!(", nothing has moved for {}", show_duration(progress.stalled_for))
+        }
+        None => String::new(),
     };
     bar.set_message(format!("{}/s{eta}", show_size(progress.bytes_per_second as u64)));
 }

@@ -1,13 +1,10 @@
 //! `strongroom discover`: which volumes a target has for us.
 
-use std::sync::Arc;
-
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use strongroom_initiator::{DEFAULT_PORT, DiscoverOptions, VolumeUrl, default_initiator_name, discover};
+use strongroom_initiator::{DEFAULT_PORT, VolumeUrl, discover};
 
 use crate::access::AccessArgs;
-use crate::keys;
 
 /// Ask a target which volumes this node may use.
 #[derive(Args)]
@@ -31,22 +28,8 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<()> {
         .ok()
         .with_context(|| format!("'{}' is not HOST or HOST:PORT", args.host))?;
     let access = &args.access;
-    let (node_key, target_keys) = if args.plain {
-        (None, Vec::new())
-    } else {
-        let identity = access.identity.clone().unwrap_or_else(keys::default_identity);
-        (Some(Arc::new(keys::read_identity(&identity)?)), access.keys_of_target(url.host(), url.port())?)
-    };
     let base_name = access.base_name.clone().unwrap_or_else(|| strongroom_initiator::DEFAULT_BASE_IQN.to_owned());
-    let options = DiscoverOptions {
-        host: url.host().to_owned(),
-        port: url.port(),
-        initiator_name: access.initiator_name.clone().unwrap_or_else(default_initiator_name),
-        node_key,
-        chap: access.chap()?,
-        target_keys,
-        timeout: access.connect_timeout,
-    };
+    let options = access.portal(&url, !args.plain)?;
     let targets = discover(&options).with_context(|| format!("cannot ask {}", args.host))?;
     if targets.is_empty() {
         bail!("{} has no volume for this node; its administrator can list one for it", args.host);

@@ -168,34 +168,3 @@ fn write_metrics(path: Option<&Path>, server: &KeyServer) {
         stats_file::write_text(path, &server.metrics());
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_example_configuration_is_one() {
-        let example = include_str!("../../../../examples/keyserver.toml");
-        let config = Config::parse(example).unwrap();
-        // What stands there as a comment is a setting with its default.
-        let is_setting = |line: &str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
-        let skipped = ["metrics_file", "standby_of", "primary_key"];
-        let uncommented: String =
-            example
-                .lines()
-                .map(|line| {
-                    if is_setting(line) && !skipped.iter().any(|name| line.contains(name)) { &line[1..] } else { line }
-                })
-                .map(|line| format!("{line}\n"))
-                .collect();
-        let all = Config::parse(&uncommented.replace("#[[", "[[")).unwrap();
-        assert_eq!((&all.limits, &all.listen, all.lease_s), (&config.limits, &config.listen, config.lease_s));
-        assert_eq!(all.identities.len(), 2);
-    }
-
-    #[test]
-    fn a_credential_is_the_master_key_if_no_file_is_named() {
-        assert!(credential(None).unwrap_err().to_string().contains("LoadCredentialEncrypted=master-key"));
-        assert_eq!(credential(Some("/run/credentials/x".into())).unwrap(), Path::new("/run/credentials/x/master-key"));
-    }
-}

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::{CryptoCounters, Opener};
+use strongroom_block::{CryptoCounters, Opener, Resealer};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
 use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
@@ -153,6 +153,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         wraps: Some(wrapping::opening()),
         renew_wrap: Some(wrapping::renewing()),
         openers: Some(Arc::new(opener)),
+        resealers: Some(Arc::new(resealer)),
         chap_secrets,
         reread,
     };
@@ -193,6 +194,19 @@ fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Open
         .with_suite(sealed.suite);
     let keys = BlockKeys::new(context, Box::new(|_| unreachable!("what only opens draws no keys")), counters);
     Ok(Arc::new(VolumeSealer::BlockKeys(Box::new(keys))))
+}
+
+/// What opens the blocks of a volume when they arrive, under the key in the file that its description names.
+fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, String> {
+    let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
+    let path = sealed.opened_with.as_deref().ok_or("its description names no key")?;
+    let keys = crate::keys::read_key_file(path).map_err(|error| format!("{error:#}"))?;
+    let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch)
+        .with_mode(sealed.mode)
+        .with_suite(sealed.suite);
+    let sealer =
+        VolumeSealer::blind(&keys, context, counters).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(Arc::new(sealer))
 }
 
 fn write_stats(path: Option<&Path>, handle: &strongroom_target::TargetHandle) {

@@ -149,7 +149,8 @@ pub(crate) fn send(args: &SendArgs) -> Result<()> {
         return send_served(args, client);
     }
     let mut volume = open(&args.target, &args.target.open()?, name)?;
-    let sent = start(args, &volume).and_then(|sender| {
+    let may = volume.volume().may_be_sent().map_err(anyhow::Error::msg);
+    let sent = may.and_then(|()| start(args, &volume)).and_then(|sender| {
         let (mut out, made) = output(args.out.as_deref())?;
         let sent = send_all(args, &mut volume, sender, &mut out);
         if let (Err(_), Some(path)) = (&sent, made) {
@@ -374,6 +375,7 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
             suite: info.sealing.map_or_else(Suite::default, |sealing| sealing.suite),
             mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
             wrapping_key: args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?,
+            opened_with: None,
         }),
     };
     let spec = VolumeSpec {

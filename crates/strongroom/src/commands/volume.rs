@@ -127,6 +127,11 @@ pub(crate) struct CreateArgs {
     /// Seal blocks so that changes are noticed, but leave them readable by anyone.
     #[arg(long)]
     authenticate_only: bool,
+    /// The target opens what arrives, with the volume's key in this file, and stores PLAINTEXT: blocks are sealed on the wire only, and a
+    /// block that does not open is refused before anything is written. Whoever has the disk, the store's files or the target reads
+    /// everything. The file is a copy of the initiators' key file, outside the directory with the volumes.
+    #[arg(long, value_name = "KEY_FILE", conflicts_with_all = ["plain", "authenticate_only", "wrapping_key"])]
+    open_at_target: Option<PathBuf>,
     /// How much of its size older versions of blocks may take, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
     retention: u8,
@@ -272,6 +277,14 @@ pub(crate) fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The same of the key that opens what arrives.
+fn usable_opening_key(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
+    let keys = crate::keys::read_key_file(&path).context("the target needs the volume's key to open what arrives")?;
+    keys.volume_key(1).context("that file's key is for something else; give a copy of the initiators' --key-file")?;
+    Ok(path)
+}
+
 fn create(args: CreateArgs) -> Result<()> {
     let root = args.target.root()?;
     warn_of_unknown_peers(&args.target, &args.peers);
@@ -286,7 +299,9 @@ fn create(args: CreateArgs) -> Result<()> {
         suite: args.suite,
         mode: if args.authenticate_only { Mode::AuthenticateOnly } else { Mode::Encrypt },
         wrapping_key,
+        opened_with: args.open_at_target.as_deref().map(usable_opening_key).transpose()?,
     });
+    let is_opened = args.open_at_target.is_some();
     let is_sealed = sealed.is_some();
     let nobody = args.peers.is_empty() && args.initiators.is_empty();
     let spec = VolumeSpec {
@@ -321,6 +336,11 @@ fn create(args: CreateArgs) -> Result<()> {
         println!(
             "its block keys are wrapped under {}; without that file nothing in it opens: keep a copy",
             path.display()
+        );
+    }
+    if is_opened {
+        println!(
+            "blocks are sealed on the wire only: this target opens them and stores plaintext, for whoever has its disk to read"
         );
     }
     if is_sealed && custody == Custody::Target {
@@ -404,6 +424,10 @@ fn show(args: &ShowArgs) -> Result<()> {
         line("key epoch", sealed.epoch.to_string());
         if let Some(path) = &sealed.wrapping_key {
             line("wrapping key", path.display().to_string());
+        }
+        if let Some(path) = &sealed.opened_with {
+            line("opened here", format!("with {}; what lies in the store is PLAINTEXT", path.display()));
+            line("trust", "this target, its disk and its backups read everything; on the wire it is sealed".to_owned());
         }
         let cost = record_cost(volume);
         line("seal records", format!("{} bytes a block, {} for all blocks", cost.0, show_size(cost.1)));
@@ -503,6 +527,7 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
             "record_bytes": record_cost(volume).0,
             "record_bytes_in_all": record_cost(volume).1,
             "wrapping_key": sealed.wrapping_key,
+            "opened_with": sealed.opened_with,
         })),
         "medium": volume.medium.to_string(),
         "io": volume.io.to_string(),

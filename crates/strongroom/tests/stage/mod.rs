@@ -201,6 +201,10 @@ impl World {
         format!("strongroom://127.0.0.1:{}/{volume}", self.port)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn plain_url(&self, volume: &str) -> String {
         format!("iscsi://127.0.0.1:{}/iqn.2026-11.org.strongroom:{volume}/0", self.port)
     }

@@ -97,9 +97,9 @@ impl Unit {
         }
         let bytes = u64::from(transfer.blocks) << self.volume.geometry.block_size.shift();
         let data = pieces(request, bytes)?;
-        let records = match self.volume.sealed {
-            Some(_) => self.records_of(request, transfer.blocks)?,
-            None => Vec::new(),
+        let (data, records) = match self.volume.sealed {
+            Some(_) => self.for_store(lba, data, self.records_of(request, transfer.blocks)?)?,
+            None => (data, Vec::new()),
         };
         self.counters.writes += 1;
         self.counters.blocks_received += u64::from(transfer.blocks);

@@ -103,7 +103,8 @@ impl Unit {
         let mut segments = Vec::new();
         for extent in extents {
             match extent {
-                Extent::Blocks { data, sequences, records, .. } => {
+                Extent::Blocks { lba, data, sequences, records } => {
+                    let (data, records) = self.as_it_arrived(lba, data, records)?;
                     // Custody `target` puts block keys into these: never grown (which would leave a copy), wiped when dropped.
                     let mut entries = Zeroizing::new(Vec::with_capacity(per_segment.min(records.len()) * entry_bytes));
                     let mut first = 0;
@@ -160,6 +161,7 @@ impl Unit {
             })?;
         let check = |hole: HoleRecord| {
             self.check_range(hole.start, hole.count)?;
+            self.opens_hole(&hole)?;
             Ok(HoleRecord { record: self.for_rest(sealed, hole.record)?, ..hole })
         };
         let mut holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
@@ -214,28 +216,26 @@ impl Unit {
         if transfer.blocks != 1 {
             return Err(Sense::NOT_ENOUGH_DATA);
         }
-        let record = self.records_of(request, 1)?.remove(0);
-        let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
         let data = vec![self.gather(request, transfer.wanted_bytes)?];
+        let (data, mut records) = self.for_store(lba, data, self.records_of(request, 1)?)?;
+        let record = records.remove(0);
+        let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
         let fua = !self.mode.write_cache;
         let op = Op::ConditionalWrite { lba, expected, data, record, fua };
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
     }
 
     /// Versions that the channel proved to be what their initiator sent are not retained for readers to verify, where the volume asks that
-    /// every session do so: what such a write replaces may go at once.
+    /// every session do so, nor those that were opened here: what such a write replaces may go at once.
     pub(super) fn checked_on_arrival(&self, connection: SessionKey, work: Work, op: &Op) -> Work {
         let asks = self.volume.access.protection.services.contains(&Service::CheckedOnArrival);
         let scheme = self.users.get(&connection).and_then(|user| user.origin.scheme);
+        let is_checked = self.opens() || (asks && scheme.is_some_and(Scheme::checks_on_arrival));
         match (work, op) {
-            (Work::Write { wanted_bytes }, Op::Write { lba, records, .. })
-                if asks && !records.is_empty() && scheme.is_some_and(Scheme::checks_on_arrival) =>
-            {
+            (Work::Write { wanted_bytes }, Op::Write { lba, records, .. }) if is_checked && !records.is_empty() => {
                 Work::CheckedWrite { lba: *lba, count: records.len() as u64, wanted_bytes }
             }
-            (Work::Write { wanted_bytes }, Op::ConditionalWrite { lba, .. })
-                if asks && scheme.is_some_and(Scheme::checks_on_arrival) =>
-            {
+            (Work::Write { wanted_bytes }, Op::ConditionalWrite { lba, .. }) if is_checked => {
                 Work::CheckedWrite { lba: *lba, count: 1, wanted_bytes }
             }
             (work, _) => work,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockKeyWrap, Opener};
+use strongroom_block::{BlockKeyWrap, Opener, Resealer};
 use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::{Medium, Store, View};
 
@@ -63,6 +63,7 @@ pub(crate) struct OpenedUnit {
     /// An erase goes on from before that may have been to destroy the key, and it is still there.
     key_survived: bool,
     opener: Option<Arc<dyn Opener>>,
+    resealer: Option<Arc<dyn Resealer>>,
     keeper: (Keeper, Kept),
     lock: VolumeLock,
     ready: Arc<AtomicBool>,
@@ -201,7 +202,7 @@ impl Worker {
                 Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
                 let OpenedUnit { volume: described, target_name, store, wrap, .. } = opened;
-                let OpenedUnit { key_survived, opener, keeper, lock, ready, .. } = opened;
+                let OpenedUnit { key_survived, opener, resealer, keeper, lock, ready, .. } = opened;
                 let store = StoreHandle::new(store);
                 let rest = self.shared.resting().take(&described);
                 let surroundings = Arc::clone(&self.shared.surroundings);
@@ -217,6 +218,9 @@ impl Worker {
                 }
                 if let Some(opener) = opener {
                     unit.verify_with(opener);
+                }
+                if let Some(resealer) = resealer {
+                    unit.open_with(resealer);
                 }
                 unit.signal_completions(&self.waker);
                 let open = OpenUnit::new(unit, ready, Some(lock), self.now);
@@ -513,7 +517,20 @@ fn open(
         volume = shared.catalogue.change(name, mend)?;
     }
     let opener = opener_of(shared, &volume);
-    Ok(OpenedUnit { volume, target_name, store, wrap, key_survived, opener, keeper, lock, ready })
+    let resealer = resealer_of(shared, &volume)?;
+    Ok(OpenedUnit { volume, target_name, store, wrap, key_survived, opener, resealer, keeper, lock, ready })
+}
+
+/// What opens the volume's blocks when they arrive, if that is how it is kept. Without it nothing in it can be read or written.
+fn resealer_of(shared: &Shared, volume: &Volume) -> Result<Option<Arc<dyn Resealer>>, CatalogueError> {
+    if volume.sealed.as_ref().is_none_or(|sealed| sealed.opened_with.is_none()) {
+        return Ok(None);
+    }
+    let trouble = |problem: String| CatalogueError::OpeningKey { name: volume.name.to_string(), problem };
+    let factory = shared.resealers.as_ref();
+    let factory =
+        factory.ok_or_else(|| trouble("this target was started without access to volumes' keys".to_owned()))?;
+    factory(volume, Arc::clone(&shared.background_crypto)).map(Some).map_err(trouble)
 }
 
 /// What opens the blocks of a volume, if the target is trusted to. Without it the volume is served all the same.
@@ -562,6 +579,9 @@ fn derive(
     let mut unit = Unit::new(described_here, target_name, store, base.unit.wrap(), keeper, surroundings);
     if let Some(opener) = opener_of(shared, described) {
         unit.verify_with(opener);
+    }
+    if let Some(resealer) = base.unit.resealer() {
+        unit.open_with(resealer);
     }
     if let Some(rest) = shared.resting().take(described) {
         unit.resume(rest);

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use clap::Args;
 use strongroom_bench::btio::{self, BtioPlan, Problem};
-use strongroom_bench::{Contender, Machine, Ours, OursOptions, SchemeChoice, Setup};
+use strongroom_bench::{Contender, Hosts, Machine, Ours, OursOptions, SchemeChoice, Setup};
 
 use super::results::ResultsArgs;
 
@@ -74,6 +74,7 @@ pub(super) fn run(args: &BtioArgs) -> Result<()> {
             placement: placement.clone(),
             directory: site.directory(scheme.name())?,
             serve_args: Vec::new(),
+            hosts: Hosts::default(),
         })?));
     }
     let outcome = btio::run(&plan, &mut contenders, &mut progress);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use strongroom_bench::dbench::{self, DbenchPlan, Mounted};
-use strongroom_bench::{Machine, Ours, OursOptions, SchemeChoice, Setup};
+use strongroom_bench::{Hosts, Machine, Ours, OursOptions, SchemeChoice, Setup};
 
 use super::results::{ResultsArgs, seconds};
 use crate::units::parse_size;
@@ -89,6 +89,7 @@ pub(super) fn run(args: &DbenchArgs) -> Result<()> {
             placement: placement.clone(),
             directory: directory.clone(),
             serve_args: Vec::new(),
+            hosts: Hosts::default(),
         })?;
         mounted.push(Mounted::start(&strongroom, &directory, &placement, ours)?);
     }

@@ -21,6 +21,22 @@ pub(crate) struct LabArgs {
     /// One way, to 200ms
     #[arg(long, value_name = "TIME", default_value = "64ms", value_parser = parse_duration)]
     delay: Duration,
+    #[command(flatten)]
+    link: LinkArgs,
+    /// Measure what the link alone carries for so many seconds, and end
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["far", "command"])]
+    measure: Option<usize>,
+    /// A shell command that runs at the far end meanwhile
+    #[arg(long, value_name = "COMMAND")]
+    far: Option<String>,
+    /// What runs at the near end; a shell if not given
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+/// What a link is like, beside its delay.
+#[derive(Args, Debug)]
+pub(crate) struct LinkArgs {
     /// How much each packet's delay differs, either way
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = parse_duration)]
     jitter: Duration,
@@ -51,15 +67,6 @@ pub(crate) struct LabArgs {
     /// Where the random choices start from
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Measure what the link alone carries for so many seconds, and end
-    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["far", "command"])]
-    measure: Option<usize>,
-    /// A shell command that runs at the far end meanwhile
-    #[arg(long, value_name = "COMMAND")]
-    far: Option<String>,
-    /// What runs at the near end; a shell if not given
-    #[arg(last = true)]
-    command: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -69,10 +76,11 @@ enum CongestionArg {
     Reno,
 }
 
-impl LabArgs {
-    fn profile(&self) -> Profile {
+impl LinkArgs {
+    /// The link, without a delay.
+    pub(super) fn profile(&self) -> Profile {
         Profile {
-            delay: self.delay,
+            delay: Duration::ZERO,
             jitter: self.jitter,
             loss: match (self.loss, self.burst) {
                 (0.0, _) => Loss::None,
@@ -93,11 +101,22 @@ impl LabArgs {
             },
         }
     }
+
+    /// Whether packets are lost only where the queue is full.
+    pub(super) fn is_lossless(&self) -> bool {
+        self.loss == 0.0
+    }
+
+    /// `loss 1 %`, `loss 1 % in bursts of 3 packets`.
+    pub(super) fn loss_in_words(&self) -> String {
+        let bursts = self.burst.map_or_else(String::new, |length| format!(" in bursts of {length} packets"));
+        format!("loss {} %{bursts}", self.loss * 100.0)
+    }
 }
 
 /// Runs the command; what the command at the near end said with its exit status is an error unless it is success.
 pub(crate) fn run(args: &LabArgs) -> Result<()> {
-    let lab = Lab::new(&args.profile())?;
+    let lab = Lab::new(&Profile { delay: args.delay, ..args.link.profile() })?;
     if let Some(seconds) = args.measure {
         return measure(&lab, seconds);
     }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use strongroom_bench::peers::{Backing, CustomPeer, OursByStock, Peer, PeerKind, PeerOptions};
 use strongroom_bench::rawio::{self, RawioPlan};
 use strongroom_bench::{
-    BenchError, Contender, Grid, Machine, Ours, OursOptions, Pattern, Placement, SchemeChoice, Setup,
+    BenchError, Contender, Grid, Hosts, Machine, Ours, OursOptions, Pattern, Placement, SchemeChoice, Setup,
 };
 
 use super::parse_io_size;
@@ -224,6 +224,7 @@ impl PeersArgs {
                 placement: placement.clone(),
                 directory: site.directory(&format!("{}-{}", scheme.name(), backing.name()))?,
                 serve_args: Vec::new(),
+                hosts: Hosts::default(),
             })?)
         };
         Ok(match whom {

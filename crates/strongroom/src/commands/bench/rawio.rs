@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_bench::driver::How;
 use strongroom_bench::rawio::{self, RawioPlan};
-use strongroom_bench::{Contender, Elsewhere, Grid, Ours, OursOptions, Pattern, SchemeChoice, Setup};
+use strongroom_bench::{Contender, Elsewhere, Grid, Hosts, Ours, OursOptions, Pattern, SchemeChoice, Setup};
 use strongroom_block::Custody;
 use strongroom_initiator::VolumeUrl;
 
@@ -160,6 +160,7 @@ impl RawioArgs {
                 placement: plan.placement.clone().expect("both ends are ours"),
                 directory: site.directory(&setup.file_name())?,
                 serve_args: Vec::new(),
+                hosts: Hosts::default(),
             })?;
             contenders.push(Box::new(ours.with_connections(self.access.connections)));
         }

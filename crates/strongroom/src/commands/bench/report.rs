@@ -28,6 +28,9 @@ pub(crate) struct ReportArgs {
     /// Put what laziness buys between the `schemes` marks of this Markdown file: the lazy-crypto paper's comparisons, and the tables.
     #[arg(long, value_name = "FILE")]
     laziness: Option<PathBuf>,
+    /// Put the WAN paper's experiment between the `wan` marks of this Markdown file: findings, plots and tables.
+    #[arg(long, value_name = "FILE")]
+    wan: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -41,6 +44,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let outputs = Outputs {
         markdown: args.markdown.clone(),
         laziness: args.laziness.clone(),
+        wan: args.wan.clone(),
         html: args.html.clone(),
         plots: args.plots.clone(),
     };

@@ -45,7 +45,7 @@ impl CallArgs {
 pub(crate) enum ServerCommand {
     /// Have the key server draw the key of a new volume; this identity then administers it.
     #[command(after_help = "Example: strongroom key create vault --key-server keys.example\n\n\
-        Give --domain and --id as `strongroom volume create --custody keyserver` printed them: the volume is made at the target first.")]
+        The volume that is to use the key is made with the domain that this prints (strongroom volume create --help).")]
     Create(CreateArgs),
     /// Give the keys of a key file into the key server's custody.
     #[command(

@@ -1,0 +1,441 @@
+//! `wan`: the WAN paper's experiment (Kamisaka, Yamaguchi, Oguchi: Figures 9 to 16) over an emulated link, beside its model.
+//!
+//! Sequential writes of every size, one-way delay by one-way delay, in each setting: one at a time in a channel that encrypts
+//! everything (what IPsec gives such an initiator), one at a time sealed, OP-*n*, and the depth found by itself. All settings have the
+//! same target, the same R2T and ImmediateData, and differ in what encrypts and in how many writes are under way. What a plain TCP
+//! connection carries is measured at each delay, and what one thread seals once: the model knows nothing else.
+//!
+//! Absent: the link (`strongroom_wan`), and the model (`strongroom_initiator::model`).
+
+use std::fmt;
+use std::rc::Rc;
+use std::str::FromStr;
+use std::time::Duration;
+
+use strongroom_block::{BlockSize, Suite};
+use strongroom_channel::Scheme;
+use strongroom_initiator::model::{Bounds, Conditions, Depth, Paper, SEALED_BLOCK_BYTES, block_data_rate, ideal_depth};
+use strongroom_wan::{End, Lab, Profile};
+
+use crate::driver::{Engine, How};
+use crate::rawio::{self, RawioPlan};
+use crate::schedule::{Watch, interleaved, measure_all, pause};
+use crate::{
+    BenchError, Cell, Contender, Crew, Grid, Identity, InitiatorProcess, Ours, Pattern, Placement, ProcessKind,
+    SchemeChoice, TargetWork, long_size, seal_rate,
+};
+
+/// `auto` is offered so many times what fills the link, and so much at least, in bytes; how much of it is under way is its own choice.
+const OFFERED_TIMES: u64 = 4;
+const OFFERED_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
+/// I/Os that it is offered at once, at least and at most.
+const OFFERED_MIN: u32 = 8;
+const OFFERED_MAX: u32 = 1024;
+/// How long a target may take to write down what it has done.
+const COUNTERS_LATE: Duration = Duration::from_millis(300);
+/// A measurement lasts so many round trips at least: one more or less, where one write takes two, is then 5 %.
+const ROUND_TRIPS_MIN: u32 = 40;
+/// TCP needs so many to find its rate from rest.
+const ROUND_TRIPS_WARM_UP: u32 = 16;
+/// How often the way is looked at before its round trip is believed.
+const PINGS: usize = 15;
+
+/// What the initiator does with its waiting time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// One write at a time, in a channel that encrypts everything: S2-1.
+    EagerOneAtATime,
+    /// One write at a time, sealed, without overlap: S2-5.
+    SealedOneAtATime,
+    /// The paper's OP-*n*: so many writes under way, the next ones sealed meanwhile.
+    Fixed(u32),
+    /// The depth is found by itself.
+    Auto,
+}
+
+impl Setting {
+    /// The paper's, and ours.
+    pub fn all() -> Vec<Setting> {
+        let fixed = [2, 4, 6, 8, 10].map(Setting::Fixed);
+        [&[Setting::EagerOneAtATime, Setting::SealedOneAtATime], &fixed[..], &[Setting::Auto]].concat()
+    }
+
+    /// What the channel protects.
+    pub fn scheme(self) -> SchemeChoice {
+        SchemeChoice::Channel(if self == Setting::EagerOneAtATime { Scheme::EncryptAll } else { Scheme::Lazy })
+    }
+
+    /// I/Os of `size` bytes that it is offered, over a link that holds `flight_bytes` in a round trip.
+    fn depth(self, size: u64, flight_bytes: u64) -> u32 {
+        match self {
+            Setting::EagerOneAtATime | Setting::SealedOneAtATime => 1,
+            Setting::Fixed(n) => n,
+            Setting::Auto => {
+                let bytes = (OFFERED_TIMES * flight_bytes).clamp(*OFFERED_BYTES.start(), *OFFERED_BYTES.end());
+                u32::try_from(bytes / size).unwrap_or(OFFERED_MAX).clamp(OFFERED_MIN, OFFERED_MAX)
+            }
+        }
+    }
+
+    /// As the initiator takes it.
+    fn pipeline(self) -> String {
+        match self {
+            Setting::EagerOneAtATime | Setting::SealedOneAtATime => "1".to_owned(),
+            Setting::Fixed(n) => n.to_string(),
+            Setting::Auto => "auto".to_owned(),
+        }
+    }
+
+    /// Writes under way and workers, as the model has it.
+    fn modelled(self, conditions: &Conditions) -> Depth {
+        let workers = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        match self {
+            Setting::EagerOneAtATime | Setting::SealedOneAtATime => Depth { n: 1, c: 1 },
+            Setting::Fixed(n) => Depth { n, c: n.min(workers) },
+            Setting::Auto => ideal_depth(conditions, &Bounds { c_max: workers, ..Bounds::default() }),
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::EagerOneAtATime => f.write_str("S2-1 one at a time"),
+            Setting::SealedOneAtATime => f.write_str("S2-5 one at a time"),
+            Setting::Fixed(n) => write!(f, "OP-{n}"),
+            Setting::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+impl FromStr for Setting {
+    type Err = BenchError;
+
+    fn from_str(text: &str) -> Result<Setting, BenchError> {
+        let upper = text.trim().to_ascii_uppercase();
+        let fixed =
+            upper.strip_prefix("OP-").and_then(|n| n.parse::<u32>().ok()).filter(|n| (2..=OFFERED_MAX).contains(n));
+        match (upper.as_str(), fixed) {
+            ("S2-1", _) => Ok(Setting::EagerOneAtATime),
+            ("S2-5", _) => Ok(Setting::SealedOneAtATime),
+            ("AUTO", _) => Ok(Setting::Auto),
+            (_, Some(n)) => Ok(Setting::Fixed(n)),
+            _ => Err(BenchError::Asked(format!(
+                "'{text}' is no setting; give S2-1 or S2-5 (one write at a time), OP-2, OP-4 and so on, or auto"
+            ))),
+        }
+    }
+}
+
+/// What to measure, and for how long.
+#[derive(Clone, Debug)]
+pub struct WanPlan {
+    /// The name in results: `wan`, or one that begins with it.
+    pub bench: String,
+    /// The link; its delay is set by `delays`.
+    pub link: Profile,
+    /// What the link is like beside its delay, in words.
+    pub link_in_words: String,
+    /// One way.
+    pub delays: Vec<Duration>,
+    /// Bytes of one write.
+    pub sizes: Vec<u64>,
+    /// Initiators at once.
+    pub initiators: Vec<u32>,
+    /// Repetitions.
+    pub runs: u32,
+    /// How long each measurement lasts at least; longer where round trips are long.
+    pub time: Duration,
+    /// How long I/O runs before it, at least.
+    pub warm_up: Duration,
+    /// How long the plain TCP connection of equation (2) sends, in seconds.
+    pub socket_seconds: usize,
+    /// Up to so many bytes a write's data goes with its command; beyond, the rest waits for an R2T.
+    pub first_burst_bytes: u64,
+    /// Who runs where.
+    pub placement: Placement,
+}
+
+impl WanPlan {
+    fn check(&self) -> Result<(), BenchError> {
+        let asked = |what: &str| Err(BenchError::Asked(what.to_owned()));
+        if self.delays.is_empty() || self.socket_seconds < 2 {
+            return asked(
+                "name at least one delay, and give the plain connection 2 seconds or more: TCP does not find its rate sooner",
+            );
+        }
+        self.grid(1).check()
+    }
+
+    /// The link at a delay; its jitter is no longer than that.
+    pub fn link_at(&self, delay: Duration) -> Profile {
+        Profile { delay, jitter: self.link.jitter.min(delay), ..self.link.clone() }
+    }
+
+    fn grid(&self, depth: u32) -> Grid {
+        let (sizes, initiators) = (self.sizes.clone(), self.initiators.clone());
+        Grid { patterns: vec![Pattern::SeqWrite], sizes, depths: vec![depth], initiators }
+    }
+
+    /// The same, as a measurement at this delay wants it.
+    fn as_rawio(&self, delay: Duration) -> RawioPlan {
+        RawioPlan {
+            bench: self.bench.clone(),
+            grid: self.grid(1),
+            runs: self.runs,
+            time: self.time.max(2 * delay * ROUND_TRIPS_MIN),
+            warm_up: self.warm_up.max(2 * delay * ROUND_TRIPS_WARM_UP),
+            verify: false,
+            parts: false,
+            placement: Some(self.placement.clone()),
+        }
+    }
+}
+
+/// One setting's initiators, over the targets that it shares with other settings of its kind.
+#[derive(Debug)]
+pub struct WanContender {
+    identity: Identity,
+    setting: Setting,
+    suite: Suite,
+    targets: Rc<Vec<Ours>>,
+    crew: Crew,
+    size_max: u64,
+}
+
+impl WanContender {
+    /// Initiators in `namespace`, for `targets` (one or more, all of the same scheme and suite), none started yet.
+    pub fn new(setting: Setting, suite: Suite, targets: Rc<Vec<Ours>>, crew: Crew, size_max: u64) -> WanContender {
+        let mut contender = setting.to_string();
+        if suite != Suite::default() {
+            contender += &format!(" {suite}");
+        }
+        let scheme = setting.scheme().name().to_owned();
+        let (row, process) = (String::new(), ProcessKind::default().name().to_owned());
+        let medium = targets.first().map(|target| target.identity().medium.clone()).unwrap_or_default();
+        let identity = Identity { contender, scheme, row, process, medium };
+        WanContender { identity, setting, suite, targets, crew, size_max }
+    }
+}
+
+impl Contender for WanContender {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn target_pids(&self) -> Vec<u32> {
+        self.targets.iter().flat_map(Contender::target_pids).collect()
+    }
+
+    fn initiators(&mut self, count: u32, size: u64) -> Result<&mut [InitiatorProcess], BenchError> {
+        let mut hows: Vec<How> = Vec::new();
+        for target in self.targets.iter() {
+            hows.push(target.how(target.block_size_for(size)?));
+        }
+        let is_sealed = self.setting.scheme().sealing().is_some();
+        let (setting, size_max) = (self.setting, self.size_max);
+        self.crew.attach_with(count, &hows[0].url, false, |index, is_new| {
+            let mut how = hows[index % hows.len()].clone();
+            how.initiator_name = Some(format!("iqn.2026-11.org.strongroom:wan-{}-{index}", setting.pipeline()));
+            how.pipeline = Some(setting.pipeline());
+            how.in_flight = setting.depth(SEALED_BLOCK_BYTES, u64::MAX / OFFERED_TIMES);
+            // One write is one command, whatever its size.
+            how.transfer_bytes_max = Some(size_max);
+            // Each target's volume is sealed once.
+            how.format = is_sealed && is_new && index < hows.len();
+            Engine::Strongroom(how)
+        })
+    }
+
+    fn target_work(&mut self) -> Option<TargetWork> {
+        self.targets.iter().map(Ours::work).try_fold(TargetWork::default(), |sum, work| {
+            let work = work?;
+            Some(TargetWork {
+                crypto_bytes: sum.crypto_bytes + work.crypto_bytes,
+                data_bytes: sum.data_bytes + work.data_bytes,
+            })
+        })
+    }
+}
+
+/// What was measured of the way alone, at one delay.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    rtt: Duration,
+    socket_bytes_per_second: f64,
+}
+
+/// Measures all of it, delay by delay. A cell that fails is kept as one that failed.
+///
+/// # Errors
+/// [`BenchError::Asked`] for what cannot be, [`BenchError::Stopped`], or what the watcher says.
+pub fn run(
+    plan: &WanPlan,
+    lab: &Lab,
+    contenders: &mut [WanContender],
+    watch: &mut dyn Watch,
+) -> Result<(), BenchError> {
+    plan.check()?;
+    let block_size = BlockSize::new(SEALED_BLOCK_BYTES).expect("a power of two");
+    let mut rates: Vec<(Suite, f64)> = Vec::new();
+    for contender in contenders.iter() {
+        if !rates.iter().any(|(suite, _)| *suite == contender.suite) {
+            rates.push((contender.suite, seal_rate(contender.suite, block_size)));
+        }
+    }
+    let points = plan.grid(1).points();
+    let names: Vec<String> = contenders.iter().map(|contender| contender.identity.contender.clone()).collect();
+    let mut steps = Vec::new();
+    for delay in 0..plan.delays.len() {
+        steps.extend(interleaved(points.len(), contenders.len(), plan.runs).into_iter().map(|step| (delay, step)));
+    }
+    let words = |(delay, step): &(usize, crate::Step)| {
+        let point = points[step.point];
+        format!("{}: {} over {:?}", names[step.contender], long_size(point.size), plan.delays[*delay])
+    };
+    let mut way: Option<(usize, Way)> = None;
+    measure_all(&steps, watch, words, |(delay_at, step), watch| {
+        let delay = plan.delays[*delay_at];
+        let way = match way {
+            Some((at, way)) if at == *delay_at => way,
+            _ => {
+                let found = look(plan, lab, delay)?;
+                way = Some((*delay_at, found));
+                found
+            }
+        };
+        let contender = &mut contenders[step.contender];
+        let mut point = points[step.point];
+        point.depth = contender.setting.depth(point.size, 2 * plan.link_at(delay).flight_bytes());
+        let rawio = plan.as_rawio(delay);
+        let mut empty = rawio::empty_cell(&rawio, contender, point, step.run);
+        // The depth is the setting's, and so no place in the grid.
+        empty.depth = 0;
+        empty.pattern = format!("{} one way", milliseconds(delay));
+        empty.delay_ms = Some(delay.as_secs_f64() * 1e3);
+        empty.link.clone_from(&plan.link_in_words);
+        empty.targets = Some(contender.targets.len() as u32);
+        let before = (lab.counts(End::Near).offered_bytes, contender.target_work());
+        match rawio::measure(&rawio, contender, point, empty.clone(), watch) {
+            Ok(mut cell) if cell.error.is_none() => {
+                let rate = rates.iter().find(|(suite, _)| *suite == contender.suite).map_or(0.0, |(_, rate)| *rate);
+                put_model(plan, &mut cell, contender.setting, way, rate);
+                pause(COUNTERS_LATE, watch)?;
+                // From the first byte of the warm-up to the last answer, on both sides of the division.
+                let sent = lab.counts(End::Near).offered_bytes - before.0;
+                let written = before.1.zip(contender.target_work());
+                let written = written.and_then(|(before, after)| after.data_bytes.checked_sub(before.data_bytes));
+                cell.wire_per_byte = written.filter(|bytes| *bytes > 0).map(|bytes| sent as f64 / bytes as f64);
+                Ok(cell)
+            }
+            Ok(cell) => Ok(cell),
+            Err(BenchError::Stopped) => Err(BenchError::Stopped),
+            Err(error) => Ok(empty.failed(error)),
+        }
+    })
+}
+
+/// Sets the link's delay, and looks at the way alone.
+fn look(plan: &WanPlan, lab: &Lab, delay: Duration) -> Result<Way, BenchError> {
+    let failed = |error: strongroom_wan::LabError| BenchError::Asked(error.to_string());
+    lab.change(&plan.link_at(delay)).map_err(failed)?;
+    let mut trips = lab.measure_round_trips(PINGS).map_err(failed)?;
+    trips.sort_unstable();
+    let rtt = trips.get(trips.len() / 2).copied().unwrap_or(2 * delay);
+    let seconds = plan.socket_seconds.max((2 * delay * ROUND_TRIPS_MIN).as_secs_f64().ceil() as usize);
+    let stream = lab.measure_stream(seconds).map_err(failed)?;
+    Ok(Way { rtt, socket_bytes_per_second: stream.bits_per_s(seconds / 2) / 8.0 })
+}
+
+/// What the paper's equations say of this cell.
+fn put_model(plan: &WanPlan, cell: &mut Cell, setting: Setting, way: Way, seal_rate: f64) {
+    let conditions = Conditions {
+        rtt: way.rtt,
+        link_bytes_per_second: block_data_rate(way.socket_bytes_per_second, cell.size),
+        seal_bytes_per_second_per_worker: seal_rate,
+        // S2-1 is decrypted by the target; sealed blocks are stored as they come.
+        target_bytes_per_second: if setting == Setting::EagerOneAtATime { seal_rate } else { f64::INFINITY },
+        block_bytes: cell.size,
+        round_trips: if cell.size <= plan.first_burst_bytes { 1 } else { 2 },
+    };
+    // Several initiators have a flight each, and share the link.
+    let count = f64::from(cell.initiators.max(1));
+    let (one, limit) = conditions.throughput(setting.modelled(&conditions));
+    let all = (one * count).min(conditions.link_bytes_per_second);
+    let limit = if one * count > conditions.link_bytes_per_second { "link" } else { limit.name() };
+    let paper = Paper {
+        rtt: way.rtt,
+        socket: conditions.link_bytes_per_second,
+        enc_th: seal_rate,
+        dec_th: conditions.target_bytes_per_second,
+    };
+    const MIB: f64 = 1_048_576.0;
+    cell.socket_mib_s = Some(way.socket_bytes_per_second / MIB);
+    cell.model_mib_s = Some(all / MIB);
+    limit.clone_into(&mut cell.limit);
+    cell.ideal_n = Some(paper.ideal_n(cell.size as f64));
+}
+
+/// `64 ms`, `0.5 ms`.
+fn milliseconds(delay: Duration) -> String {
+    let text = format!("{:.1}", delay.as_secs_f64() * 1e3);
+    format!("{} ms", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_named() {
+        let names: Vec<String> = Setting::all().iter().map(Setting::to_string).collect();
+        assert_eq!(names[..3], ["S2-1 one at a time", "S2-5 one at a time", "OP-2"]);
+        for (text, setting) in
+            [("s2-1", Setting::EagerOneAtATime), ("OP-10", Setting::Fixed(10)), ("auto", Setting::Auto)]
+        {
+            assert_eq!(text.parse::<Setting>().unwrap(), setting);
+        }
+        for wrong in ["OP-1", "OP-", "S2-3", ""] {
+            assert!(wrong.parse::<Setting>().unwrap_err().to_string().contains("OP-2"), "{wrong}");
+        }
+        // 1 Gbit/s over 128 ms, and a short way.
+        assert_eq!([16 << 10, 64 << 10, 2 << 20].map(|size| Setting::Auto.depth(size, 16_000_000)), [1024, 976, 30]);
+        assert_eq!([16 << 10, 2 << 20].map(|size| Setting::Auto.depth(size, 0)), [256, 8]);
+        assert_eq!(milliseconds(Duration::from_micros(500)), "0.5 ms");
+        assert_eq!(milliseconds(Duration::from_millis(64)), "64 ms");
+    }
+
+    #[test]
+    fn the_model_stands_beside_each_cell() {
+        let plan = WanPlan {
+            bench: "wan".into(),
+            link: Profile::default(),
+            link_in_words: String::new(),
+            delays: vec![Duration::from_millis(64)],
+            sizes: vec![16 << 10],
+            initiators: vec![1],
+            runs: 1,
+            time: Duration::ZERO,
+            warm_up: Duration::ZERO,
+            socket_seconds: 2,
+            first_burst_bytes: 256 << 10,
+            placement: Placement::usual(),
+        };
+        let way = Way { rtt: Duration::from_millis(128), socket_bytes_per_second: 12e6 };
+        let cell = |setting: Setting, size, initiators| {
+            let mut cell = Cell { size, initiators, ..Cell::default() };
+            put_model(&plan, &mut cell, setting, way, 1e9);
+            (cell.model_mib_s.unwrap(), cell.limit)
+        };
+        let (one, limit) = cell(Setting::SealedOneAtATime, 16 << 10, 1);
+        assert!((0.115..0.125).contains(&one) && limit == "latency", "{one} {limit}");
+        let (ten, limit) = cell(Setting::Fixed(10), 16 << 10, 1);
+        assert!((1.1..1.25).contains(&ten) && limit == "latency", "{ten} {limit}");
+        let (auto, limit) = cell(Setting::Auto, 64 << 10, 1);
+        assert!((11.0..11.4).contains(&auto) && limit == "link", "{auto} {limit}");
+        let (many, limit) = cell(Setting::Auto, 64 << 10, 4);
+        assert!((many - auto).abs() < 1e-9 && limit == "link", "they share it: {many} {limit}");
+        assert_eq!(cell(Setting::Fixed(2), 1 << 20, 1).1, "latency", "two round trips");
+        assert_eq!(plan.as_rawio(plan.delays[0]).time, Duration::from_millis(5120));
+    }
+}
