@@ -17,6 +17,7 @@ mod engine;
 mod intake;
 mod keeper;
 mod nexus;
+mod note;
 mod order;
 mod previous;
 mod probe;

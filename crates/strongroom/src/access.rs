@@ -14,10 +14,12 @@ use strongroom_block::{DeviceErrorKind, Lba, Mode, Suite};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, KeyFileSource, KnownVolumes, Pipeline, RemoteDevice,
-    Scheme, VolumeUrl, default_initiator_name, read_blocking,
+    AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, KeyFileSource, KeyServerSource, KeySource, KnownVolumes,
+    Pipeline, RemoteDevice, Scheme, VolumeUrl, default_initiator_name, read_blocking,
 };
+use strongroom_keyserver::Client;
 
+use crate::key_server::KeyServerArgs;
 use crate::units::{parse_duration, parse_size};
 use crate::{keys, secret_file};
 
@@ -36,6 +38,11 @@ pub(crate) struct AccessArgs {
     /// The file with the volume's key, for a sealed volume of custody `keyfile`.
     #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE")]
     pub(crate) key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) key_server: KeyServerArgs,
+    /// What the key server calls the volume's keys, if not as the URL calls the volume: for clones.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) key_name: Option<String>,
     /// The volume is one that was made with `--authenticate-only`: the target can read what is written to it.
     ///
     /// Without this such a volume is only attached read-only, so that a target cannot talk anybody out of encryption.
@@ -136,8 +143,26 @@ impl AccessArgs {
         if self.authenticate_only {
             options.mode = Mode::AuthenticateOnly;
         }
-        options.key_source = self.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
+        options.key_source = self.key_source()?;
         Ok(options)
+    }
+
+    /// Where the volume's keys come from, if any are needed.
+    fn key_source(&self) -> Result<Option<Arc<dyn KeySource>>> {
+        Ok(match (&self.key_file, self.key_server.is_given()) {
+            (None, false) => None,
+            (Some(path), false) => Some(Arc::new(KeyFileSource::new(path))),
+            (None, true) => Some(Arc::new(KeyServerSource::new(self.key_client()?, self.key_name.clone()))),
+            (Some(_), true) => bail!(
+                "a volume's key is in a file or at a key server: leave out --key-file (STRONGROOM_KEY_FILE) or --key-server \
+                 (STRONGROOM_KEY_SERVER)"
+            ),
+        })
+    }
+
+    /// Calls the key server.
+    pub(crate) fn key_client(&self) -> Result<Client> {
+        self.key_server.client(self.identity.as_deref(), self.known_targets.as_deref())
     }
 
     /// The part that has nothing to do with one volume.

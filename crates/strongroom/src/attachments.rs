@@ -31,6 +31,9 @@ pub(crate) struct Attachment {
     pub(crate) refused: Option<String>,
     /// How many wishes to detach were refused.
     pub(crate) refusals: u64,
+    /// How its keys stand, for people, if a server lends them.
+    #[serde(default)]
+    pub(crate) keys: Option<String>,
 }
 
 /// The file of one attachment; removed when dropped.
@@ -79,6 +82,7 @@ impl Registration {
             mount: mount.map(Path::to_owned),
             refused: None,
             refusals: 0,
+            keys: None,
         };
         let registration = Registration { path: ensure_registry_dir()?.join(format!("{pid}.json")), attachment };
         registration.write()?;
@@ -91,6 +95,16 @@ impl Registration {
         self.attachment.refusals += 1;
         if let Err(error) = self.write() {
             tracing::warn!(error = format!("{error:#}"), "cannot tell why detaching was refused");
+        }
+    }
+
+    /// Notes how the attachment's keys stand.
+    pub(crate) fn note_keys(&mut self, keys: Option<String>) {
+        if self.attachment.keys != keys {
+            self.attachment.keys = keys;
+            if let Err(error) = self.write() {
+                tracing::warn!(error = format!("{error:#}"), "cannot tell how the keys stand");
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod bench;
+pub(crate) mod check;
 pub(crate) mod contents;
 pub(crate) mod copy;
 pub(crate) mod detach;
@@ -14,6 +15,7 @@ pub(crate) mod key;
 pub(crate) mod keyserver;
 pub(crate) mod plan;
 pub(crate) mod recover;
+pub(crate) mod reseal;
 pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod status;

@@ -32,6 +32,17 @@ impl StopSignal {
     }
 }
 
+/// What [`StopSignals::wait_or`] met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// A signal.
+    Signal(StopSignal),
+    /// What was waited for beside it.
+    Ended,
+    /// Neither, in time.
+    InVain,
+}
+
 /// SIGUSR1: to stop at once, whatever is lost by that. Made like [`StopSignals`], and waited for beside them.
 pub(crate) struct ForceSignal(OwnedFd);
 
@@ -92,11 +103,17 @@ impl StopSignals {
         self.read()
     }
 
-    /// Waits until one arrives, or `ended` is readable (`None`).
-    pub(crate) fn wait_or(&self, ended: BorrowedFd<'_>) -> Option<StopSignal> {
+    /// Waits until one arrives, or `ended` is readable, or for `timeout`.
+    pub(crate) fn wait_or(&self, ended: BorrowedFd<'_>, timeout: Duration) -> Waited {
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         let mut fds = [PollFd::new(&self.0, PollFlags::IN), PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
-        self.poll(&mut fds, None);
-        self.read()
+        self.poll(&mut fds, Some(&timeout));
+        let has_ended = !fds[1].revents().is_empty();
+        match self.read() {
+            Some(signal) => Waited::Signal(signal),
+            None if has_ended => Waited::Ended,
+            None => Waited::InVain,
+        }
     }
 
     fn poll(&self, fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) {

@@ -45,8 +45,22 @@ struct AttachmentStats {
     /// How often this end, and the target, have changed keys on the connections that there are now.
     rekeys: u64,
     peer_rekeys: u64,
+    /// How keys that a server lends stand; absent without such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keys: Option<Keys>,
     /// Cryptography of this process, for channels and seals together: sent are `encrypted` and `mac_made`.
     crypto: Crypto,
+}
+
+#[derive(Serialize)]
+struct Keys {
+    /// The epoch that new writes are sealed under.
+    epoch: u32,
+    /// All that can be opened; none while there are no keys.
+    epochs: Vec<u32>,
+    lease_left_s: f64,
+    /// Why the key server could last not be asked, or what it refused.
+    trouble: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -72,6 +86,12 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
         previous_reads: device.previous_reads().count,
         rekeys: status.rekeys,
         peer_rekeys: status.peer_rekeys,
+        keys: device.key_status().map(|keys| Keys {
+            epoch: keys.epoch,
+            epochs: keys.epochs,
+            lease_left_s: keys.lease_left.as_secs_f64(),
+            trouble: keys.trouble,
+        }),
         crypto: Crypto {
             encrypted_bytes: encrypted,
             decrypted_bytes: decrypted,

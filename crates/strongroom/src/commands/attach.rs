@@ -9,19 +9,19 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice};
-use strongroom_initiator::{RemoteDevice, VolumeUrl, safety};
+use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl, safety};
 
 use crate::access::AccessArgs;
 use crate::attachments::{self, Registration};
 use crate::sd_notify;
-use crate::signals::{ForceSignal, StopSignals};
+use crate::signals::{ForceSignal, StopSignals, Waited};
 use crate::stats_file::AttachmentStatsFile;
 
 /// Tells the process in the background where its log is, so that it can remove it at a clean end.
@@ -100,6 +100,8 @@ pub(crate) fn run(args: AttachArgs) -> Result<()> {
 }
 
 /// What is attached; undone in the reverse order, each step only if the one before it went well.
+/// How often `detach --list` can be told something new of keys.
+const LOOK_AT_KEYS_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether a device has been given up, and how many times at most.
 const ABANDON_LOOK_EVERY: Duration = Duration::from_millis(10);
 const ABANDON_LOOKS_MAX: u32 = 500;
@@ -180,9 +182,13 @@ fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
 /// Serves until somebody wants it to end and it can.
 fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: &mut Registration) -> Result<()> {
     loop {
-        match signals.wait_or(attached.fuse.ended_fd().as_fd()) {
-            Some(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
-            None => tracing::info!("unmounted from outside"),
+        match signals.wait_or(attached.fuse.ended_fd().as_fd(), LOOK_AT_KEYS_EVERY) {
+            Waited::Signal(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
+            Waited::Ended => tracing::info!("unmounted from outside"),
+            Waited::InVain => {
+                registration.note_keys(attached.device.key_status().map(|keys| in_words(&keys)));
+                continue;
+            }
         }
         if let Some(reason) = attached.would_wait() {
             tracing::warn!(%reason, "still attached");
@@ -198,6 +204,19 @@ fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: 
         registration.refuse(crate::in_words(&reason));
         attached = still;
     }
+}
+
+/// How keys that a server lends stand.
+fn in_words(keys: &KeyStatus) -> String {
+    let trouble = keys.trouble.as_ref().map(|trouble| format!("; {trouble}")).unwrap_or_default();
+    if keys.epochs.is_empty() {
+        return format!("none, the last epoch was {}{trouble}", keys.epoch);
+    }
+    let all = keys.epochs.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let until = SystemTime::now() + keys.lease_left;
+    let seconds = until.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()) % 86_400;
+    let clock = format!("{:02}:{:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("epoch {} (of {all}), lent until {clock}{trouble}", keys.epoch)
 }
 
 /// Lets `strongroom detach --force` through, even while an ordinary detach hangs.

@@ -174,6 +174,17 @@ impl CopyArgs {
         own.as_ref().or(shared).cloned()
     }
 
+    /// How one side is reached: a key file of its own comes before the key server that the other one may need.
+    fn access_for(&self, url: &VolumeUrl, is_source: bool) -> AccessArgs {
+        let mut access = self.access.clone();
+        access.key_file = self.key_file_for(url, is_source);
+        let own = if is_source { &self.source_key_file } else { &self.destination_key_file };
+        if own.is_some() || !url.is_channel() {
+            access.key_server.key_servers.clear();
+        }
+        access
+    }
+
     /// With two volumes, one key may be right for one of them only: says how that is written.
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let both_are_volumes = matches!((&self.source, &self.destination), (Place::Volume(_), Place::Volume(_)));
@@ -192,8 +203,7 @@ fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Op
         Place::File(path) => return Ok((Endpoint::File(path.clone()), None)),
         Place::Volume(url) => url,
     };
-    let mut access = args.access.clone();
-    access.key_file = args.key_file_for(url, read_only);
+    let access = args.access_for(url, read_only);
     access.forget_if_asked(url)?;
     let mut options = access.options(url)?;
     options.read_only = read_only;

@@ -35,6 +35,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<()> {
         for attachment in attached {
             let mount = attachment.mount.map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
             println!("{} at {}{mount} (process {})", attachment.url, attachment.directory.display(), attachment.pid);
+            attachment.keys.iter().for_each(|keys| println!("  keys: {keys}"));
         }
         return Ok(());
     };

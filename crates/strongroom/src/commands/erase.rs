@@ -10,12 +10,14 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_block::Token;
+use strongroom_initiator::VolumeUrl;
 use strongroom_store::Op;
 use strongroom_target::admin::{Client, Operation, StoreReport};
 use strongroom_target::{OpenVolume, Volume};
 
 use super::contents::operate;
 use super::volume::RootArgs;
+use crate::access::AccessArgs;
 use crate::wrapping;
 
 /// How often a target is asked how far it is.
@@ -23,30 +25,39 @@ const ASK_EVERY: Duration = Duration::from_millis(500);
 /// What the store counts its progress in.
 const WHOLE: u64 = 1 << 16;
 
-/// Erase everything in a volume of this target, for good; the volume stays.
+/// Erase everything in a volume of this target, for good; the volume stays. By URL: destroy its keys at the key server.
 #[derive(Args)]
-#[command(after_help = "Example: strongroom volume erase vault --yes --root /srv/strongroom\n\n\
+#[command(after_help = "Examples:\n  \
+    strongroom volume erase vault --yes --root /srv/strongroom\n  \
+    strongroom volume erase strongroom://storage/vault --crypto --yes --key-server keys\n\n\
+    With a URL, for custody keyserver: a new key epoch begins, the keys of all before are destroyed, and the volume is formatted under \
+    the new one. It needs the right 'administer', and no help of the target's.\n\n\
     Everything that its store ever held is overwritten and given back, older versions and what was deleted included. No session \
     may use it meanwhile, and it may have neither snapshots nor clones. A plain volume reads as zeros afterwards; a sealed one \
     must be formatted again: strongroom volume format URL --yes. Once begun it cannot be stopped: interrupted, it goes on when \
     the volume is opened the next time, or with the same command. Not reached is what others copied: backups, replicas, \
     snapshots of the host's file system, and blocks that a drive has set aside.")]
 pub(crate) struct EraseArgs {
-    /// The volume's name.
+    /// The volume's name, on this machine; or its URL.
     name: String,
     /// Really erase it; there is no way back.
     #[arg(long)]
     yes: bool,
-    /// Destroy the key that wraps its block keys, instead of overwriting (custody target): quick, and it reaches what was copied
-    /// elsewhere too, but not copies of that key.
+    /// Destroy keys instead of overwriting: quick, and it reaches what was copied elsewhere too. On this machine the key that wraps the
+    /// volume's block keys (custody target), but not copies of that file; by URL all keys that the key server has of it.
     #[arg(long)]
     crypto: bool,
     #[command(flatten)]
     target: RootArgs,
+    #[command(flatten)]
+    access: AccessArgs,
 }
 
 /// Runs the command.
 pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
+    if args.name.contains("://") {
+        return destroy_keys(args, &args.name.parse()?);
+    }
     let name = &args.name;
     let volume = args.target.open()?.show(name)?.volume;
     if !args.yes {
@@ -70,7 +81,11 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
         let has_key = volume.sealed.as_ref().is_some_and(|sealed| !sealed.custody.is_blind());
         let own_key = has_key && !catalogue.wrapping_key_is_shared(&volume)?;
         if args.crypto {
-            ensure!(has_key, "there is no key of '{name}' here to destroy (only custody 'target' has one)");
+            ensure!(
+                has_key,
+                "there is no key of '{name}' here to destroy: only custody 'target' has one; in custody 'keyserver' its owner destroys \
+                 them by URL, in custody 'keyfile' by destroying the file"
+            );
             ensure!(own_key, "another volume has the same wrapping key, and would be lost too; erase without --crypto");
         }
         let mut opened = catalogue.open_volume(name)?;
@@ -91,6 +106,41 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     if volume.sealed.is_some() {
         println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{name} --yes");
     }
+    Ok(())
+}
+
+/// The keys go first, by the key server's word alone: a target may be away, stolen, or hostile, and does not say whose keys they are.
+fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
+    if !args.crypto || !args.access.key_server.is_given() {
+        bail!(
+            "by URL only keys at a key server can be destroyed: add --crypto and --key-server; to overwrite a volume, on the target's \
+             machine: strongroom volume erase {} --yes",
+            url.file_name()
+        );
+    }
+    let name = args.access.key_name.as_deref().unwrap_or(url.file_name());
+    let client = args.access.key_client()?;
+    let info = client.find(name)?;
+    if !args.yes {
+        bail!(
+            "everything sealed with the keys of '{name}' will be lost, for good, in its snapshots, clones and copies too; say --yes to \
+             go on"
+        );
+    }
+    let epoch = client.rotate(info.domain)?;
+    for (older, _) in info.epochs {
+        client.destroy_epoch(info.domain, older, true)?;
+    }
+    println!("the keys of '{name}' are destroyed; key epoch {epoch} begins");
+    let formatted = args.access.attach(args.access.options(url)?).and_then(|device| {
+        device.format()?;
+        Ok(device.detach()?)
+    });
+    formatted.context(
+        "the keys are destroyed, and nothing that was sealed with them opens any more; but the volume was not formatted under the new \
+         ones: strongroom volume format URL --yes",
+    )?;
+    println!("{url} is formatted again");
     Ok(())
 }
 

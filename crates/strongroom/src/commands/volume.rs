@@ -9,11 +9,13 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use strongroom_block::{Custody, Mode, Suite};
-use strongroom_store::{IoChoice, Medium, Store};
+use strongroom_store::{IoChoice, Medium};
 use strongroom_target::admin::{Client, Reply, Request, VolumeReport};
-use strongroom_target::{Access, Catalogue, Config, Protection, SealedSpec, Service, Volume, VolumeSpec, VolumeStatus};
+use strongroom_target::{
+    Access, Catalogue, Config, Protection, Sealed, SealedSpec, Service, Volume, VolumeSpec, VolumeStatus,
+};
 
-use super::{contents, erase, format, recover, transfer, verify};
+use super::{check, contents, erase, format, recover, reseal, transfer, verify};
 use crate::admin::ask;
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
@@ -65,10 +67,7 @@ pub(crate) enum VolumeCommand {
     /// Show one volume of this target.
     #[command(after_help = "Example: strongroom volume show vault --root /srv/strongroom")]
     Show(ShowArgs),
-    /// Read everything that a volume's store holds and check it against its checksums. Nothing is changed.
-    #[command(after_help = "Example: strongroom volume check vault --root /srv/strongroom\n\n\
-        Nobody may use the volume meanwhile. Whether a sealed block opens can be told only by who has its key.")]
-    Check(CheckArgs),
+    Check(check::CheckArgs),
     /// Delete a volume of this target, and everything in it.
     #[command(after_help = "Example: strongroom volume delete vault --yes --root /srv/strongroom")]
     Delete(DeleteArgs),
@@ -86,6 +85,7 @@ pub(crate) enum VolumeCommand {
     Grow(format::GrowArgs),
     Format(format::FormatArgs),
     Recover(recover::RecoverArgs),
+    Reseal(reseal::ResealArgs),
     Verify(verify::VerifyArgs),
 }
 
@@ -163,6 +163,8 @@ pub(crate) struct CreateArgs {
 enum CustodyArg {
     /// Initiators, in a file. The target cannot open a block.
     Keyfile,
+    /// A key server, which lends them to initiators. The target cannot open a block.
+    Keyserver,
     /// The trusted target: a fresh key per block, wrapped at rest.
     Target,
 }
@@ -189,15 +191,6 @@ pub(crate) struct ShowArgs {
     target: RootArgs,
 }
 
-/// `volume check`.
-#[derive(Args)]
-pub(crate) struct CheckArgs {
-    /// The volume's name.
-    name: String,
-    #[command(flatten)]
-    target: RootArgs,
-}
-
 /// `volume delete`.
 #[derive(Args)]
 pub(crate) struct DeleteArgs {
@@ -216,7 +209,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Create(args) => create(args),
         VolumeCommand::List(args) => list(&args),
         VolumeCommand::Show(args) => show(&args),
-        VolumeCommand::Check(args) => check(&args),
+        VolumeCommand::Check(args) => check::check(&args),
         VolumeCommand::Delete(args) => delete(&args),
         VolumeCommand::Erase(args) => erase::erase(&args),
         VolumeCommand::Snapshot(command) => contents::snapshot(command),
@@ -228,6 +221,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<()> {
         VolumeCommand::Grow(args) => format::grow(&args),
         VolumeCommand::Format(args) => format::run(&args),
         VolumeCommand::Recover(args) => recover::run(&args),
+        VolumeCommand::Reseal(args) => reseal::run(&args),
         VolumeCommand::Verify(args) => verify::run(&args),
     }
 }
@@ -288,7 +282,11 @@ fn usable_opening_key(path: &Path) -> Result<PathBuf> {
 fn create(args: CreateArgs) -> Result<()> {
     let root = args.target.root()?;
     warn_of_unknown_peers(&args.target, &args.peers);
-    let custody = if args.custody == CustodyArg::Target { Custody::Target } else { Custody::KeyFile };
+    let custody = match args.custody {
+        CustodyArg::Keyfile => Custody::KeyFile,
+        CustodyArg::Keyserver => Custody::KeyServer,
+        CustodyArg::Target => Custody::Target,
+    };
     let given = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
     let made = (custody == Custody::Target && given.is_none())
         .then(|| wrapping::make(&args.target.wrapping_keys(), &args.name))
@@ -302,7 +300,6 @@ fn create(args: CreateArgs) -> Result<()> {
         opened_with: args.open_at_target.as_deref().map(usable_opening_key).transpose()?,
     });
     let is_opened = args.open_at_target.is_some();
-    let is_sealed = sealed.is_some();
     let nobody = args.peers.is_empty() && args.initiators.is_empty();
     let spec = VolumeSpec {
         name: args.name,
@@ -328,7 +325,12 @@ fn create(args: CreateArgs) -> Result<()> {
             return Err(error.into());
         }
     };
-    println!("made the {} volume '{}', {}", kind(is_sealed), volume.name, show_size(volume.geometry.bytes()));
+    println!(
+        "made the {} volume '{}', {}",
+        kind(volume.sealed.is_some()),
+        volume.name,
+        show_size(volume.geometry.bytes())
+    );
     if !volume.medium.is_durable() {
         println!("it is in memory: everything in it is lost whenever the target stops; for benchmarks and tests only");
     }
@@ -343,18 +345,26 @@ fn create(args: CreateArgs) -> Result<()> {
             "blocks are sealed on the wire only: this target opens them and stores plaintext, for whoever has its disk to read"
         );
     }
-    if is_sealed && custody == Custody::Target {
-        println!("next, from an initiator: strongroom volume format strongroom://HOST/{} --yes", volume.name);
-    } else if is_sealed {
-        println!(
-            "next, from an initiator with its key: strongroom volume format strongroom://HOST/{} --yes",
-            volume.name
-        );
+    if let Some(sealed) = &volume.sealed {
+        tell_what_is_next(&volume, sealed);
     }
     if nobody {
         println!("nobody may use it yet, unless the configuration lists it for a peer; see --peer and --initiator");
     }
     Ok(())
+}
+
+fn tell_what_is_next(volume: &Volume, sealed: &Sealed) {
+    let format = format!("strongroom volume format strongroom://HOST/{} --yes", volume.name);
+    match sealed.custody {
+        Custody::Target => println!("next, from an initiator: {format}"),
+        Custody::KeyFile => println!("next, from an initiator with its key: {format}"),
+        Custody::KeyServer => println!(
+            "next, as its owner: strongroom key create {} --domain {} --id {} --key-server KEYS\nand then, from an initiator: {format} \
+             --key-server KEYS",
+            volume.name, sealed.domain, volume.id
+        ),
+    }
 }
 
 /// A misspelt peer is no error (it may be added later), but worth a word.
@@ -421,7 +431,8 @@ fn show(args: &ShowArgs) -> Result<()> {
         line("sealing domain", sealed.domain.to_string());
         line("suite", sealed.suite.to_string());
         line("mode", format!("{:?}", sealed.mode));
-        line("key epoch", sealed.epoch.to_string());
+        let at_the_server = sealed.custody == Custody::KeyServer;
+        line("key epoch", if at_the_server { "at the key server".into() } else { sealed.epoch.to_string() });
         if let Some(path) = &sealed.wrapping_key {
             line("wrapping key", path.display().to_string());
         }
@@ -538,36 +549,6 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
         "on_disk_bytes": status.host_bytes,
         "in_use": status.in_use,
     })
-}
-
-fn check(args: &CheckArgs) -> Result<()> {
-    let catalogue = args.target.open()?;
-    let volume = catalogue.show(&args.name)?.volume;
-    let store = catalogue.root().join(volume.name.as_str()).join("store");
-    let report = Store::check(&store).with_context(|| format!("cannot check '{}'", args.name))?;
-    if let Some(why) = &report.unopenable {
-        bail!("'{}' does not open: {why}. All that is damaged: strongroom store check {}", args.name, store.display());
-    }
-    println!(
-        "'{}': {} blocks, {} older versions and {} holes were read",
-        args.name, report.blocks, report.versions, report.holes
-    );
-    if report.is_sound() {
-        println!("all are as they were written");
-        return Ok(());
-    }
-    for lba in &report.bad_blocks {
-        println!("block {lba} is damaged");
-    }
-    for (lba, sequence) in &report.bad_versions {
-        println!("older version {sequence} of block {lba} is damaged");
-    }
-    bail!(
-        "{} blocks and {} older versions are damaged; for a sealed volume an initiator can bring an older version of a \
-         block back (strongroom volume recover URL --lba N), else restore them from a backup",
-        report.bad_blocks.len(),
-        report.bad_versions.len()
-    );
 }
 
 fn delete(args: &DeleteArgs) -> Result<()> {

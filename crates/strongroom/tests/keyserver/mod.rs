@@ -1,6 +1,7 @@
 //! A key server as a process, and its standby, with identities and a master key. The tests are in the modules.
 
 mod commands;
+mod custody;
 mod failover;
 
 use std::fs;
@@ -42,7 +43,12 @@ impl KeySite {
 
     /// Writes the configuration, with more identities or whatever else comes last in it.
     pub(crate) fn configure(&self, more: &str) {
-        self.write_config("keyserver.toml", "keys", "server", self.port, "", more);
+        self.configure_with("", more);
+    }
+
+    /// The same, with settings of the server's own.
+    pub(crate) fn configure_with(&self, settings: &str, more: &str) {
+        self.write_config("keyserver.toml", "keys", "server", self.port, settings, more);
     }
 
     /// A pair of which the first changes nothing without the second.

@@ -1,0 +1,49 @@
+//! `strongroom volume check`: reads what a volume's store holds against its checksums. Absent: whether sealed blocks open.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_store::Store;
+
+use super::volume::RootArgs;
+
+/// Read everything that a volume's store holds and check it against its checksums. Nothing is changed.
+#[derive(Args)]
+#[command(after_help = "Example: strongroom volume check vault --root /srv/strongroom\n\n\
+        Nobody may use the volume meanwhile. Whether a sealed block opens can be told only by who has its key.")]
+pub(crate) struct CheckArgs {
+    /// The volume's name.
+    name: String,
+    #[command(flatten)]
+    target: RootArgs,
+}
+
+/// Runs the command.
+pub(crate) fn check(args: &CheckArgs) -> Result<()> {
+    let catalogue = args.target.open()?;
+    let volume = catalogue.show(&args.name)?.volume;
+    let store = catalogue.root().join(volume.name.as_str()).join("store");
+    let report = Store::check(&store).with_context(|| format!("cannot check '{}'", args.name))?;
+    if let Some(why) = &report.unopenable {
+        bail!("'{}' does not open: {why}. All that is damaged: strongroom store check {}", args.name, store.display());
+    }
+    println!(
+        "'{}': {} blocks, {} older versions and {} holes were read",
+        args.name, report.blocks, report.versions, report.holes
+    );
+    if report.is_sound() {
+        println!("all are as they were written");
+        return Ok(());
+    }
+    for lba in &report.bad_blocks {
+        println!("block {lba} is damaged");
+    }
+    for (lba, sequence) in &report.bad_versions {
+        println!("older version {sequence} of block {lba} is damaged");
+    }
+    bail!(
+        "{} blocks and {} older versions are damaged; for a sealed volume an initiator can bring an older version of a \
+         block back (strongroom volume recover URL --lba N), else restore them from a backup",
+        report.bad_blocks.len(),
+        report.bad_versions.len()
+    );
+}

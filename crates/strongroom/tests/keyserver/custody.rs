@@ -1,0 +1,393 @@
+//! Proves that custody `keyserver` works from end to end: keys for who was granted them and nobody else, rotation and reseal under a
+//! verifying workload while everybody is killed in turn, backups that open volumes, keys and plaintext nowhere but in initiators.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strongroom_block::{Buffer, DeviceErrorKind, Lba};
+use strongroom_handshake::NodeKey;
+use strongroom_initiator::{
+    AttachOptions, KeyServerSource, RemoteDevice, flush_blocking, read_blocking, write_blocking,
+};
+use strongroom_keyserver::{Client, ClientOptions};
+
+use super::{KeyProcess, KeySite};
+use crate::search::{CANARY_BYTES, Canaries, Findings};
+use crate::stage::{Said, Server, World, eventually, noise, strongroom};
+
+const BLOCK: usize = 4096;
+/// What the target's configuration lets everybody use.
+const SIZE: &str = "8MiB";
+
+/// A target, a key server, and people who are known to both.
+struct Place {
+    world: World,
+    site: KeySite,
+}
+
+impl Place {
+    /// With one volume, whose keys alice may use and the admin administers.
+    fn new(volume: &str) -> (Place, Server, KeyProcess) {
+        Place::with(volume, "")
+    }
+
+    fn with(volume: &str, settings: &str) -> (Place, Server, KeyProcess) {
+        let place = Place { world: World::new(), site: KeySite::new() };
+        place.site.configure_with(settings, "");
+        let peers = ["alice", "bob", "admin"].map(|name| {
+            let key = place.site.public_key(name);
+            format!("[[peer]]\nname = \"{name}\"\nkey = \"{key}\"\ninitiators = [\"iqn.2026-11.test:{name}\"]\nvolumes = [\"*\"]\n")
+        });
+        place.world.write_config(&peers.join("\n"));
+        let keys = place.site.start();
+        let target = place.create(volume);
+        place.grant("alice", volume, "open,seal");
+        place.run("alice", &["volume", "format", &place.world.url(volume), "--yes"]).ok();
+        (place, target, keys)
+    }
+
+    /// Makes a volume and its keys, and starts the target.
+    fn create(&self, volume: &str) -> Server {
+        let said = self.world.create(&[volume, "--size", SIZE, "--custody", "keyserver"]).ok();
+        let named = |name: &str| {
+            let mut words = said.split_ascii_whitespace().skip_while(|word| *word != name).skip(1);
+            words.next().unwrap_or_else(|| panic!("no {name} in {said}")).to_owned()
+        };
+        let (domain, id) = (named("--domain"), named("--id"));
+        self.site.key("admin", &["create", volume, "--domain", &domain, "--id", &id]).ok();
+        self.world.serve()
+    }
+
+    fn grant(&self, name: &str, volume: &str, rights: &str) {
+        self.site.key("admin", &["grant", volume, &self.site.public_key(name), "--rights", rights]).ok();
+    }
+
+    fn command(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = strongroom(arguments);
+        command
+            .args(["--identity", &self.site.text(&format!("{name}.identity"))])
+            .args(["--initiator-name", &format!("iqn.2026-11.test:{name}")])
+            .args(["--target-key", &self.world.public_key("target")])
+            .args(["--key-server", &format!("127.0.0.1:{}", self.site.port)])
+            .args(["--key-server-key", &self.site.public_key("server")])
+            .args(["--connect-timeout", "20s"])
+            .env("XDG_CONFIG_HOME", self.world.path(&format!("config-{name}")));
+        command
+    }
+
+    fn run(&self, name: &str, arguments: &[&str]) -> Said {
+        self.world.finish(self.command(name, arguments))
+    }
+
+    fn node(&self, name: &str) -> Arc<NodeKey> {
+        let text = fs::read_to_string(self.site.path(&format!("{name}.identity"))).unwrap();
+        Arc::new(NodeKey::parse(&text).unwrap())
+    }
+
+    /// A device in this process.
+    fn attach(&self, name: &str, volume: &str) -> RemoteDevice {
+        let client = Client::new(ClientOptions {
+            servers: vec![format!("127.0.0.1:{}", self.site.port)],
+            server_keys: vec![self.site.public_key("server").parse().unwrap()],
+            node_key: self.node(name),
+            timeout: Duration::from_secs(10),
+        });
+        let mut options = AttachOptions::new(self.world.url(volume).parse().unwrap());
+        options.initiator_name = format!("iqn.2026-11.test:{name}");
+        options.node_key = Some(self.node(name));
+        options.target_keys = vec![self.world.public_key("target").parse().unwrap()];
+        options.key_source = Some(Arc::new(KeyServerSource::new(client, None)));
+        RemoteDevice::attach(options).unwrap()
+    }
+}
+
+fn count(device: &RemoteDevice, lba: u64) -> u64 {
+    let block = read_blocking(device, Lba(lba), 1).unwrap();
+    let (first, rest) = block.split_first_chunk::<8>().unwrap();
+    assert!(rest.chunks_exact(8).all(|chunk| chunk == first), "a torn block");
+    u64::from_le_bytes(*first)
+}
+
+fn put(device: &RemoteDevice, lba: u64, value: u64) -> Result<(), DeviceErrorKind> {
+    let data: Vec<u8> = value.to_le_bytes().into_iter().cycle().take(BLOCK).collect();
+    write_blocking(device, Lba(lba), Buffer::copy_from(&data), false).map_err(|error| error.kind)
+}
+
+/// Who has which right, and what he can do with it. The right to administer opens nothing.
+#[test]
+fn each_right_lets_do_what_it_says_and_nothing_else() {
+    let (place, target, keys) = Place::new("vault");
+    let url = place.world.url("vault");
+    let (file, out) = (place.world.text("in"), place.world.text("out"));
+    fs::write(&file, noise(1, 8 << 20)).unwrap();
+    place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
+    for (rights, reads, writes, rotates) in [
+        (None, false, false, false),
+        (Some("open"), true, false, false),
+        (Some("open,seal"), true, true, false),
+        (Some("administer"), false, false, true),
+        (Some("open,seal,administer"), true, true, true),
+    ] {
+        if let Some(rights) = rights {
+            place.grant("bob", "vault", rights);
+        }
+        let read = place.run("bob", &["copy", &url, &out, "--overwrite", "--quiet"]);
+        assert_eq!(read.success, reads, "{rights:?} reads: {}", read.stderr);
+        if reads {
+            assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap());
+        } else {
+            read.failed(&["key server", "strongroom key grant"]);
+        }
+        let write = place.run("bob", &["copy", &file, &url, "--quiet"]);
+        assert_eq!(write.success, writes, "{rights:?} writes: {}", write.stderr);
+        let rotate = place.site.key("bob", &["rotate", "vault"]);
+        assert_eq!(rotate.success, rotates, "{rights:?} rotates: {}", rotate.stderr);
+    }
+    // Taken back: nothing opens any more, neither what is written since nor, by this server's help, what was before.
+    place.site.key("admin", &["revoke", "vault", &place.site.public_key("bob")]).ok();
+    place.run("bob", &["copy", &url, &out, "--overwrite", "--quiet"]).failed(&["key server"]);
+    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    // The target says whose keys they are; a name of the key server's holds it to that.
+    place
+        .run("alice", &["copy", &url, &out, "--overwrite", "--quiet", "--key-name", "other"])
+        .failed(&["--key-name vault"]);
+    keys.stop();
+    target.stop();
+}
+
+#[test]
+fn every_scheme_works_and_a_lost_server_is_named() {
+    let (place, target, keys) = Place::new("vault");
+    let url = place.world.url("vault");
+    let (file, out) = (place.world.text("in"), place.world.text("out"));
+    for (seed, scheme) in (2..).zip(["S1-1", "S1-2", "S2-1", "S2-3", "S2-5"]) {
+        fs::write(&file, noise(seed, 8 << 20)).unwrap();
+        place.run("alice", &["copy", &file, &url, "--quiet", "--scheme", scheme]).ok();
+        place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet", "--scheme", scheme]).ok();
+        assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap(), "{scheme}");
+    }
+    let known = fs::read_to_string(place.world.path("config-alice/strongroom/known_volumes")).unwrap();
+    assert!(known.contains("custody keyserver epoch 1"), "{known}");
+    keys.stop();
+    place.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key server can be reached"]);
+    place.run("alice", &["volume", "verify", &url]).failed(&["no key server can be reached"]);
+    target.stop();
+}
+
+/// The old epoch's blocks are gone for good: from the volume, and from a copy of it that was made before.
+#[test]
+fn reseal_ends_an_epoch_and_erase_ends_them_all() {
+    let (place, target, keys) = Place::with("vault", "lease_s = 2");
+    let url = place.world.url("vault");
+    let (file, out, state) = (place.world.text("in"), place.world.text("out"), place.world.text("state"));
+    fs::write(&file, noise(3, 8 << 20)).unwrap();
+    place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
+    let reseal =
+        |more: &[&str]| place.run("admin", &[&["volume", "reseal", &url, "--state", &state][..], more].concat());
+    place.grant("admin", "vault", "open,seal,administer");
+    reseal(&[]).ok().contains("nothing to do").then_some(()).unwrap();
+    target.stop();
+    let copied = Command::new("cp").args(["-r", &place.world.text("volumes"), &place.world.text("old")]).status();
+    assert!(copied.unwrap().success());
+    let target = place.world.serve();
+    place.site.key("admin", &["rotate", "vault"]).ok();
+    let said = reseal(&[]).ok();
+    assert!(said.contains("2048 blocks") && said.contains("epochs 1;"), "{said}");
+    assert!(place.site.key("admin", &["show", "vault"]).ok().contains("epoch 1 destroyed"));
+    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap());
+    // A snapshot keeps its blocks, so its epoch is kept unless that is forced.
+    let root = place.world.text("volumes");
+    crate::stage::run(&["volume", "snapshot", "create", "vault@then", "--root", &root]).ok();
+    place.site.key("admin", &["rotate", "vault"]).ok();
+    reseal(&[]).failed(&["snapshots or clones", "--force"]);
+    reseal(&["--force"]).ok();
+    place.run("alice", &["copy", &place.world.url("vault@then"), &out, "--overwrite"]).failed(&["no key for epoch 2"]);
+    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    target.stop();
+    // Who kept the old disk, and has all rights today, has nothing.
+    let volumes = place.world.path("volumes");
+    fs::rename(&volumes, place.world.path("new")).unwrap();
+    fs::rename(place.world.path("old"), &volumes).unwrap();
+    let target = place.world.serve();
+    place.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key for epoch 1"]);
+    target.stop();
+    fs::remove_dir_all(&volumes).unwrap();
+    fs::rename(place.world.path("new"), &volumes).unwrap();
+    crate::stage::run(&["volume", "snapshot", "delete", "vault@then", "--yes", "--root", &root]).ok();
+    let target = place.world.serve();
+    place.run("admin", &["volume", "erase", &url, "--yes"]).failed(&["--crypto"]);
+    place.run("admin", &["volume", "erase", &url, "--crypto"]).failed(&["--yes"]);
+    place.run("alice", &["volume", "erase", &url, "--crypto", "--yes"]).failed(&["key server"]);
+    place.run("admin", &["volume", "erase", &url, "--crypto", "--yes"]).ok();
+    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    assert!(fs::read(&out).unwrap().iter().all(|byte| *byte == 0));
+    keys.stop();
+    target.stop();
+}
+
+#[test]
+fn a_backup_that_is_restored_elsewhere_opens_the_volume() {
+    let (place, target, keys) = Place::new("vault");
+    let url = place.world.url("vault");
+    let (file, out, backup) = (place.world.text("in"), place.world.text("out"), place.site.text("backup"));
+    fs::write(&file, noise(4, 8 << 20)).unwrap();
+    place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
+    place.site.key("admin", &["backup", "--out", &backup]).ok();
+    keys.stop();
+    fs::remove_dir_all(place.site.path("keys")).unwrap();
+    crate::stage::run(&["keyserver", "--config", &place.site.text("keyserver.toml"), "--restore", &backup]).ok();
+    let keys = place.site.start();
+    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap());
+    keys.stop();
+    target.stop();
+}
+
+/// A process that is started again whenever it was killed.
+struct Resealer<'a> {
+    place: &'a Place,
+    child: Option<Child>,
+}
+
+impl Resealer<'_> {
+    fn start(&mut self) {
+        let url = self.place.world.url("vault");
+        let arguments = ["volume", "reseal", &url, "--state", &self.place.world.text("state"), "--rate", "2MiB"];
+        let mut command = self.place.command("admin", &arguments);
+        let log = fs::File::options().create(true).append(true).open(self.place.world.path("reseal.log")).unwrap();
+        command.stdout(Stdio::null()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+    }
+
+    /// SIGKILL.
+    fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for Resealer<'_> {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Keys are rotated, everything is sealed anew, and the target, the key server and the one who reseals are killed, in an order that a
+/// seed chooses. What was written is read, always; in the end nothing is left under an older epoch.
+#[test]
+fn rotation_and_reseal_survive_the_death_of_everybody() {
+    const PLACES: u64 = 97;
+    let (place, target, keys) = Place::with("vault", "lease_s = 3");
+    place.grant("admin", "vault", "open,seal,administer");
+    let (mut target, mut keys) = (Some(target), Some(keys));
+    let mut resealer = Resealer { place: &place, child: None };
+    let device = place.attach("alice", "vault");
+    let mut written = vec![0; PLACES as usize];
+    let mut dice = noise(20_261_121, 4096).into_iter();
+    let mut value = 0;
+    for round in 0..24 {
+        match dice.next().unwrap() % 6 {
+            // While one is away, work goes on as far as it can.
+            0 => {
+                target.take().unwrap().kill();
+                target = Some(place.world.serve());
+            }
+            1 => {
+                drop(keys.take());
+                keys = Some(place.site.start());
+            }
+            2 => {
+                resealer.kill();
+                resealer.start();
+            }
+            3 if round > 2 => drop(place.site.key("admin", &["rotate", "vault"]).ok()),
+            _ => {}
+        }
+        for _ in 0..40 {
+            value += 1;
+            let lba = u64::from(dice.next().unwrap_or(7)) * 7 % PLACES;
+            // Without keys, on a machine so slow that a lease ended: nothing is done, and nothing lost.
+            eventually("it can be written", || match put(&device, lba, value) {
+                Ok(()) => true,
+                Err(kind) => {
+                    assert_eq!(kind, DeviceErrorKind::NoKey);
+                    false
+                }
+            });
+            written[lba as usize] = value;
+        }
+        if round % 4 == 3 {
+            let _ = flush_blocking(&device);
+            eventually("there are keys", || device.key_status().is_some_and(|keys| !keys.epochs.is_empty()));
+            for (lba, value) in (0..).zip(&written) {
+                assert_eq!(count(&device, lba), *value, "block {lba} in round {round}");
+            }
+        }
+    }
+    resealer.kill();
+    place.site.key("admin", &["rotate", "vault"]).ok();
+    let url = place.world.url("vault");
+    let said = place.run("admin", &["volume", "reseal", &url, "--state", &place.world.text("state")]).ok();
+    assert!(said.contains("destroyed at the key server"), "{said}");
+    let shown = place.site.key("admin", &["show", "vault"]).ok();
+    assert_eq!(shown.matches(" id ").count(), 1, "one epoch is left: {shown}");
+    for (lba, value) in (0..).zip(&written) {
+        assert_eq!(count(&device, lba), *value, "block {lba} at the end");
+    }
+    device.detach().unwrap();
+    place.run("alice", &["volume", "verify", &url, "--quiet"]).ok();
+    keys.take().unwrap().stop();
+    target.take().unwrap().stop();
+}
+
+/// Plaintext and keys are in who reads and writes, where the very same search finds them; not in the target, nor in what it stores.
+#[test]
+fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
+    let (place, target, keys) = Place::new("vault");
+    let secret = place.site.text("exported.key");
+    place.site.key("admin", &["export", "vault", "--out", &secret]).ok();
+    let text = fs::read_to_string(&secret).unwrap();
+    let digits = text.split_ascii_whitespace().rfind(|word| word.len() == 64).expect("64 hex digits");
+    let raw: Vec<u8> = (0..32).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap()).collect();
+    let halves = [&digits.as_bytes()[..CANARY_BYTES], &digits.as_bytes()[CANARY_BYTES..]];
+    let key = Canaries::new([&raw[..], halves[0], halves[1]].map(|form| form.try_into().unwrap()).to_vec());
+    let plain = noise(5, BLOCK);
+    let plaintext = Canaries::new(vec![plain[64..64 + CANARY_BYTES].try_into().unwrap()]);
+    let device = place.attach("alice", "vault");
+    let until = Instant::now() + Duration::from_secs(2);
+    let mut rounds = 0;
+    let (mut in_target, mut in_store) = (Findings::default(), Findings::default());
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            while rounds < 50 || Instant::now() < until {
+                write_blocking(&device, Lba(rounds % 500), Buffer::copy_from(&plain), false).unwrap();
+                assert_eq!(read_blocking(&device, Lba(rounds % 500), 1).unwrap()[..], plain[..]);
+                rounds += 1;
+            }
+        });
+        while !worker.is_finished() {
+            for canaries in [&plaintext, &key] {
+                canaries.search_process(target.pid(), &mut in_target).unwrap();
+                canaries.search_files(&place.world.path("volumes"), &mut in_store).unwrap();
+            }
+        }
+    });
+    flush_blocking(&device).unwrap();
+    assert!(in_target.bytes > 0 && in_target.found.is_empty(), "{:?}", in_target.found);
+    assert!(in_store.bytes > 0 && in_store.found.is_empty(), "{:?}", in_store.found);
+    let mut own = Findings::default();
+    plaintext.search_process(std::process::id(), &mut own).unwrap();
+    assert!(!own.found.is_empty(), "the search finds what is there");
+    // The key server keeps keys wrapped at rest.
+    let mut at_rest = Findings::default();
+    key.search_files(&place.site.path("keys"), &mut at_rest).unwrap();
+    assert!(at_rest.bytes > 0 && at_rest.found.is_empty());
+    device.detach().unwrap();
+    keys.stop();
+    target.stop();
+}
