@@ -7,7 +7,7 @@ use super::RemoteDevice;
 use crate::completion::device_error;
 
 /// No volume has so many blocks.
-const LBA: Lba = Lba(u64::MAX - 1);
+const LBA: Lba = Lba(1 << 63);
 const MAGIC: &[u8; 8] = b"SRNOTE1\n";
 
 impl RemoteDevice {

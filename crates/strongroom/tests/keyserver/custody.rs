@@ -216,7 +216,7 @@ fn reseal_ends_an_epoch_and_erase_ends_them_all() {
     target.stop();
     fs::remove_dir_all(&volumes).unwrap();
     fs::rename(place.world.path("new"), &volumes).unwrap();
-    crate::stage::run(&["volume", "snapshot", "delete", "vault@then", "--yes", "--root", &root]).ok();
+    crate::stage::run(&["volume", "snapshot", "delete", "vault@then", "--root", &root]).ok();
     let target = place.world.serve();
     place.run("admin", &["volume", "erase", &url, "--yes"]).failed(&["--crypto"]);
     place.run("admin", &["volume", "erase", &url, "--crypto"]).failed(&["--yes"]);
@@ -235,7 +235,7 @@ fn a_backup_that_is_restored_elsewhere_opens_the_volume() {
     let (file, out, backup) = (place.world.text("in"), place.world.text("out"), place.site.text("backup"));
     fs::write(&file, noise(4, 8 << 20)).unwrap();
     place.run("alice", &["copy", &file, &url, "--quiet"]).ok();
-    place.site.key("admin", &["backup", "--out", &backup]).ok();
+    place.site.key("admin", &["backup", &backup]).ok();
     keys.stop();
     fs::remove_dir_all(place.site.path("keys")).unwrap();
     crate::stage::run(&["keyserver", "--config", &place.site.text("keyserver.toml"), "--restore", &backup]).ok();
@@ -290,8 +290,11 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
     let mut written = vec![0; PLACES as usize];
     let mut dice = noise(20_261_121, 4096).into_iter();
     let mut value = 0;
+    let mut happened = [0; 6];
     for round in 0..24 {
-        match dice.next().unwrap() % 6 {
+        let what = usize::from(dice.next().unwrap() % 6);
+        happened[what] += 1;
+        match what {
             // While one is away, work goes on as far as it can.
             0 => {
                 target.take().unwrap().kill();
@@ -329,6 +332,7 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
             }
         }
     }
+    assert!(happened[..4].iter().all(|times| *times > 1), "a seed that shows everything: {happened:?}");
     resealer.kill();
     place.site.key("admin", &["rotate", "vault"]).ok();
     let url = place.world.url("vault");

@@ -6,11 +6,15 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+/// Below those of outgoing connections (net.ipv4.ip_local_port_range).
+const FIRST_PORT: u32 = 10_000;
+const PORTS: u32 = 22_000;
 /// How long anything may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -180,6 +184,8 @@ impl World {
 
     /// Starts the target and waits until it serves.
     pub(crate) fn serve(&self) -> Server {
+        // Of one that was killed, the kernel closes the sockets that its io_uring holds when it comes to it.
+        eventually("the target's port is free", || TcpListener::bind(("127.0.0.1", self.port)).is_ok());
         let log = self.path("serve.log");
         let file = fs::File::options().create(true).append(true).open(&log).unwrap();
         let child = strongroom(&["serve", "--config", &self.text("strongroom.toml")])
@@ -293,8 +299,18 @@ impl Drop for Server {
     }
 }
 
+/// A port that nothing listens on. Not one of those that the kernel gives to connections on their way out: a server that is killed and
+/// started again would find it taken.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..PORTS {
+        let number = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = (FIRST_PORT + number % PORTS) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no port is free");
 }
 
 /// Bytes that neither compress nor repeat.
