@@ -227,11 +227,17 @@ impl BlockMap {
         }
     }
 
-    /// Lets the oldest version over a budget go, if there is one.
-    pub(crate) fn evict(&mut self, budget: u64) -> Option<Version> {
-        let catalogue = &self.catalogue;
-        self.versions.evict(budget, |branch, sequence| {
-            catalogue.node_of(branch, sequence).map(|node| (node, !catalogue.is_head(node)))
+    /// Lets the oldest version over a budget go, if there is one; looks at no more than `fuel`.
+    pub(crate) fn evict(&mut self, budget: u64, fuel: &mut usize) -> Option<Version> {
+        let (catalogue, work) = (&self.catalogue, self.at_work.as_ref().map(|at_work| at_work.work));
+        self.versions.evict(budget, fuel, |branch, sequence| {
+            let node = catalogue.node_of(branch, sequence)?;
+            // No snapshot needs a node that is being merged, but what it is merged into may be one.
+            let node = match work {
+                Some(Work::Merge { from, to }) if from == node => to,
+                _ => node,
+            };
+            Some((node, !catalogue.is_head(node)))
         })
     }
 

@@ -3,7 +3,7 @@
 //! About 70 bytes of memory each. At most the budget (`retention_blocks`) of them, and besides those that a snapshot
 //! pins: the unverified predecessor of a version that the snapshot holds.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use strongroom_block::Lba;
 
@@ -44,15 +44,17 @@ impl<F: Fn(u32, u64) -> Option<(NodeId, bool)>> NodeOf for F {}
 pub(crate) struct Versions {
     kept: BTreeMap<Name, Kept>,
     /// By the sequence that made each old, ascending: the oldest goes first. May name versions that are gone.
-    order: VecDeque<(u64, Name)>,
-    /// Outside the budget, and not in the order: a snapshot needs them, or did until the merge that is under way.
+    order: BTreeSet<(u64, Name)>,
+    /// Outside the budget, and not in the order: a snapshot needs them.
     pinned: BTreeSet<Name>,
+    /// Were pinned, and come back into the order a few at a time.
+    returning: BTreeSet<Name>,
 }
 
 impl Versions {
     /// How many count against the budget.
     pub(crate) fn len(&self) -> u64 {
-        (self.kept.len() - self.pinned.len()) as u64
+        (self.kept.len() - self.pinned.len() - self.returning.len()) as u64
     }
 
     /// How many snapshots pin.
@@ -60,35 +62,21 @@ impl Versions {
         self.pinned.len() as u64
     }
 
-    /// Keeps a version that the entry `replaced_by` of the log made old.
+    /// Keeps a version that the entry `replaced_by` of the log made old; if it was the newest of a node that is merged, its own
+    /// sequence stands for that, so that nothing goes before it that is not older.
     pub(crate) fn keep(&mut self, branch: u32, lba: u64, version: Version, replaced_by: u64) {
         let name = (lba, version.sequence());
-        if self.kept.insert(name, Kept { version, branch }).is_some() {
-            return;
-        }
-        if self.order.back().is_some_and(|&(last, _)| last > replaced_by) {
-            // A hole that hides in slices is late.
-            let at = self.order.partition_point(|&(other, _)| other <= replaced_by);
-            self.order.insert(at, (replaced_by, name));
-        } else {
-            self.order.push_back((replaced_by, name));
-        }
-        if self.order.len() > 2 * self.kept.len() + 1024 {
-            self.order.retain(|(_, name)| self.kept.contains_key(name));
+        if self.kept.insert(name, Kept { version, branch }).is_none() {
+            self.order.insert((replaced_by, name));
+            if self.order.len() > 2 * self.kept.len() + 1024 {
+                self.order.retain(|(_, name)| self.kept.contains_key(name));
+            }
         }
     }
 
     /// Keeps a version while the log is being read: [`Versions::order_by_sequence`] comes before anything goes.
     pub(crate) fn keep_unordered(&mut self, branch: u32, lba: u64, version: Version) {
         self.kept.insert((lba, version.sequence()), Kept { version, branch });
-    }
-
-    /// Keeps a version that was a snapshot's newest, while its node is merged: outside the budget until [`Versions::unpin`].
-    pub(crate) fn keep_pinned(&mut self, branch: u32, lba: u64, version: Version) {
-        let name = (lba, version.sequence());
-        if self.kept.insert(name, Kept { version, branch }).is_none() {
-            self.pinned.insert(name);
-        }
     }
 
     pub(crate) fn find(&self, lba: u64, sequence: u64) -> Option<Version> {
@@ -122,14 +110,20 @@ impl Versions {
 
     fn forget(&mut self, name: Name) -> Option<Version> {
         self.pinned.remove(&name);
+        self.returning.remove(&name);
         self.kept.remove(&name).map(|kept| kept.version)
     }
 
     /// Lets go the one that has been old for longest, if there are more than the budget. Those that a snapshot needs are pinned
-    /// instead, and do not count any more.
-    pub(crate) fn evict(&mut self, budget: u64, node_of: impl NodeOf) -> Option<Version> {
-        while self.len() > budget {
-            let (_, name) = self.order.pop_front()?;
+    /// instead, and do not count any more. Looks at no more than `fuel`.
+    pub(crate) fn evict(&mut self, budget: u64, fuel: &mut usize, node_of: impl NodeOf) -> Option<Version> {
+        while *fuel > 0 && self.has_excess(budget) {
+            *fuel -= 1;
+            if let Some(name) = self.returning.pop_first() {
+                self.order.insert((name.1, name));
+                continue;
+            }
+            let (_, name) = self.order.pop_first()?;
             let Some(kept) = self.kept.get(&name) else { continue };
             if self.is_predecessor(name, kept.branch, &node_of) {
                 self.pinned.insert(name);
@@ -140,6 +134,11 @@ impl Versions {
         None
     }
 
+    /// Whether [`Versions::evict`] has something to do.
+    pub(crate) fn has_excess(&self, budget: u64) -> bool {
+        !self.returning.is_empty() || self.len() > budget && !self.order.is_empty()
+    }
+
     /// Whether it is the newest one but one of a closed node.
     fn is_predecessor(&self, (lba, sequence): Name, branch: u32, node_of: &impl NodeOf) -> bool {
         let Some((node, true)) = node_of(branch, sequence) else { return false };
@@ -148,32 +147,20 @@ impl Versions {
     }
 
     /// A node was merged or dropped: what was pinned counts against the budget again until it is looked at. What made it old is not
-    /// remembered; its own sequence stands for that, so that nothing goes before it that is not older.
+    /// remembered; its own sequence stands for that.
     pub(crate) fn unpin(&mut self) {
-        if self.pinned.is_empty() {
-            return;
-        }
-        let mut back: Vec<_> = std::mem::take(&mut self.pinned).into_iter().map(|name| (name.1, name)).collect();
-        back.sort_unstable();
-        let mut order = VecDeque::with_capacity(self.order.len() + back.len());
-        let mut back = back.into_iter().peekable();
-        for other in self.order.drain(..) {
-            while let Some(earlier) = back.next_if(|earlier| earlier.0 <= other.0) {
-                order.push_back(earlier);
-            }
-            order.push_back(other);
-        }
-        order.extend(back);
-        self.order = order;
+        let mut pinned = std::mem::take(&mut self.pinned);
+        self.returning.append(&mut pinned);
     }
 
     /// Lets go everything of a node, telling each.
     pub(crate) fn drop_where(&mut self, gone: impl Fn(u32, u64) -> bool, mut released: impl FnMut(Version)) {
-        let pinned = &mut self.pinned;
+        let (pinned, returning) = (&mut self.pinned, &mut self.returning);
         self.kept.retain(|name, kept| {
             let goes = gone(kept.branch, name.1);
             if goes {
                 pinned.remove(name);
+                returning.remove(name);
                 released(kept.version);
             }
             !goes
@@ -229,9 +216,8 @@ impl Versions {
 
     /// After recovery: age is the order of the sequences.
     pub(crate) fn order_by_sequence(&mut self) {
-        let mut order: Vec<(u64, Name)> = self.kept.keys().map(|&name| (name.1, name)).collect();
-        order.sort_unstable();
-        self.order = order.into();
+        self.returning.clear();
+        self.order = self.kept.keys().map(|&name| (name.1, name)).collect();
     }
 }
 
@@ -255,13 +241,13 @@ mod tests {
         let all = |_, _| true;
         assert_eq!(versions.newest_below(1, 13, all).map(Version::sequence), Some(12));
         assert_eq!(versions.newest_below(1, 10, all), None);
-        let mut released = Vec::new();
+        let (mut released, fuel) = (Vec::new(), &mut 99);
         versions.release_below(1, 13, all, |version| released.push(version.sequence()));
         assert_eq!(released, [12, 10]);
         let open = |_, _| Some((1, false));
-        assert_eq!(versions.evict(0, open).map(Version::sequence), Some(11));
-        assert_eq!(versions.evict(0, open).map(Version::sequence), Some(13));
-        assert_eq!(versions.evict(0, open), None);
+        assert_eq!(versions.evict(0, fuel, open).map(Version::sequence), Some(11));
+        assert_eq!(versions.evict(0, fuel, open).map(Version::sequence), Some(13));
+        assert_eq!(versions.evict(0, fuel, open), None);
     }
 
     #[test]
@@ -269,8 +255,9 @@ mod tests {
         let mut versions = Versions::default();
         versions.keep(0, 1, version(12), 13);
         versions.keep(0, 2, version(21), 22);
+        let fuel = &mut 99;
         let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
-        assert_eq!(versions.evict(1, node_of), None);
+        assert_eq!(versions.evict(1, fuel, node_of), None);
         assert_eq!((versions.len(), versions.pinned()), (1, 1));
         assert!(versions.find(2, 21).is_some());
     }
@@ -281,15 +268,16 @@ mod tests {
         for sequence in [10, 12, 21] {
             versions.keep(0, 1, version(sequence), sequence + 1);
         }
+        let fuel = &mut 99;
         // A snapshot at 20: of what is before it, 12 is the newest that is old.
         let node_of = |_, sequence| Some(if sequence < 20 { (1, true) } else { (2, false) });
-        assert_eq!(versions.evict(0, node_of).map(Version::sequence), Some(10));
-        assert_eq!(versions.evict(0, node_of).map(Version::sequence), Some(21));
+        assert_eq!(versions.evict(0, fuel, node_of).map(Version::sequence), Some(10));
+        assert_eq!(versions.evict(0, fuel, node_of).map(Version::sequence), Some(21));
         assert_eq!((versions.len(), versions.pinned()), (0, 1));
         assert!(versions.find(1, 12).is_some());
         assert_eq!(versions.run_from(0, 0, 9, 9), Unverified::End, "feedback does not release it");
         versions.unpin();
-        assert_eq!(versions.evict(0, |_, _| Some((2, false))).map(Version::sequence), Some(12));
+        assert_eq!(versions.evict(0, fuel, |_, _| Some((2, false))).map(Version::sequence), Some(12));
     }
 
     /// What a merge, or a hole that hides late, makes old is as old as it is, and does not push out what became old before.
@@ -299,14 +287,36 @@ mod tests {
         versions.keep(0, 1, version(50), 60);
         versions.keep(0, 2, version(51), 70);
         versions.keep(0, 3, version(5), 65);
-        versions.keep_pinned(0, 4, version(10));
-        versions.keep_pinned(0, 3, version(66));
+        versions.keep(0, 4, version(10), 10);
+        versions.keep(0, 5, version(66), 66);
         let open = |_, _| Some((1, false));
-        assert_eq!((versions.len(), versions.pinned()), (3, 2));
-        versions.unpin();
-        assert_eq!((versions.len(), versions.pinned()), (5, 0));
-        let gone: Vec<u64> = std::iter::from_fn(|| versions.evict(0, open)).map(Version::sequence).collect();
+        let gone: Vec<u64> = std::iter::from_fn(|| versions.evict(0, &mut 99, open)).map(Version::sequence).collect();
         assert_eq!(gone, [10, 50, 5, 66, 51]);
+    }
+
+    /// However many go at once, nobody waits for all of them.
+    #[test]
+    fn what_was_pinned_comes_back_and_goes_a_few_at_a_time() {
+        let mut versions = Versions::default();
+        for lba in 0..100 {
+            versions.keep(0, lba, version(10 + lba), 200 + lba);
+        }
+        let closed = |_, sequence| Some((sequence, true));
+        assert_eq!(versions.evict(10, &mut 999, closed), None);
+        assert_eq!((versions.len(), versions.pinned()), (10, 90));
+        versions.unpin();
+        assert_eq!((versions.len(), versions.pinned()), (10, 0));
+        let open = |_, _| Some((1, false));
+        let mut gone = Vec::new();
+        let mut rounds = 0;
+        while versions.has_excess(10) {
+            let fuel = &mut 20;
+            gone.extend(std::iter::from_fn(|| versions.evict(10, fuel, open)).map(Version::sequence));
+            rounds += 1;
+        }
+        assert_eq!(rounds, 9, "90 come back, 90 go, in steps of 20");
+        assert_eq!(gone, (10..100).collect::<Vec<u64>>());
+        assert_eq!(versions.len(), 10);
     }
 
     #[test]

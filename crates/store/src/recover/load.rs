@@ -241,5 +241,6 @@ fn keep_within(map: &mut BlockMap, budget: u64, branch: u32, lba: u64, version: 
 
 fn evict_to(map: &mut BlockMap, budget: u64) {
     map.versions.order_by_sequence();
-    while map.evict(budget).is_some() {}
+    let mut fuel = usize::MAX;
+    while map.evict(budget, &mut fuel).is_some() {}
 }

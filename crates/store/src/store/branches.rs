@@ -115,8 +115,12 @@ impl Store {
 
     /// Merges and drops nodes, a slice; whether there is more to do.
     pub(super) fn work_on_nodes(&mut self) -> bool {
-        if self.map.catalogue.is_trivial() || self.round.is_opening() || self.refused.is_some() {
+        if self.round.is_opening() || self.refused.is_some() {
             return false;
+        }
+        let excess = self.evict_over_budget();
+        if self.map.catalogue.is_trivial() {
+            return excess;
         }
         if self.hiding.is_busy() {
             return true;
@@ -127,14 +131,13 @@ impl Store {
         for gone in gone {
             match gone {
                 Gone::Block { branch: Some(branch), lba, version } if sealed => {
-                    self.map.versions.keep_pinned(branch, lba, version);
+                    self.map.versions.keep(branch, lba, version, version.sequence());
                 }
                 Gone::Block { version, .. } | Gone::Version(version) => self.live_sub(version),
                 Gone::Hole(hole) => self.segments.sub_live(hole.place.segment, hole.live_bytes()),
             }
         }
-        self.evict_over_budget();
-        self.map.has_work()
+        self.evict_over_budget() || self.map.has_work()
     }
 
     /// What to verify next, for whoever can: blocks of a branch, from `from` on and at most `blocks_max`, of each of which an older

@@ -9,6 +9,9 @@ use crate::index::Version;
 use crate::op::{OpError, Outcome};
 use crate::planted::PlantedFault;
 
+/// Retained versions looked at for eviction at once.
+const EVICTED_PER_SLICE: usize = 4096;
+
 /// What a group is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum GroupKind {
@@ -173,12 +176,14 @@ impl Store {
         }
     }
 
-    /// Retained versions never cost a write: the oldest go.
-    pub(super) fn evict_over_budget(&mut self) {
-        while let Some(version) = self.map.evict(self.info.retention_blocks) {
+    /// Retained versions never cost a write: the oldest go, a slice of them. Whether there are more.
+    pub(super) fn evict_over_budget(&mut self) -> bool {
+        let (budget, mut fuel) = (self.info.retention_blocks, EVICTED_PER_SLICE);
+        while let Some(version) = self.map.evict(budget, &mut fuel) {
             self.live_sub(version);
             self.stats.versions_evicted += 1;
         }
+        self.map.versions.has_excess(budget)
     }
 
     /// Feedback on one block of a view. Returns how many versions it released.
