@@ -51,6 +51,8 @@ pub(crate) struct Batch {
     /// The how-manieth.
     pub(crate) sequence: u64,
     pub(crate) generation: u64,
+    /// The longest that keys may be out for, in milliseconds.
+    pub(crate) lease_ms: u64,
     pub(crate) lines: Vec<String>,
     /// The audit log's head with these lines.
     pub(crate) head: AuditHead,
@@ -77,7 +79,12 @@ impl Batch {
         let lines: usize = self.lines.iter().map(|line| line.len() + 2).sum();
         let bytes: usize = records.iter().flatten().map(|record| record.len()).sum();
         let mut put = Put::with_capacity(128 + lines + bytes + 20 * records.len() + (4 + KEY_BYTES) * self.slots.len());
-        put.u8(BATCH_VERSION).u64(self.sequence).u64(self.generation).u64(self.head.lines).bytes(&self.head.hash);
+        put.u8(BATCH_VERSION)
+            .u64(self.sequence)
+            .u64(self.generation)
+            .u64(self.lease_ms)
+            .u64(self.head.lines)
+            .bytes(&self.head.hash);
         put.u32(self.lines.len() as u32);
         for line in &self.lines {
             put.text(line);
@@ -98,7 +105,7 @@ impl Batch {
         if take.u8()? != BATCH_VERSION {
             return Err(Malformed);
         }
-        let (sequence, generation) = (take.u64()?, take.u64()?);
+        let (sequence, generation, lease_ms) = (take.u64()?, take.u64()?, take.u64()?);
         let head = AuditHead { lines: take.u64()?, hash: take.array()? };
         let lines = take.count(ITEMS_MAX, 2)?;
         let lines = (0..lines).map(|_| take.text(usize::from(u16::MAX))).collect::<Result<_, _>>()?;
@@ -117,7 +124,7 @@ impl Batch {
             slots.push((slot, ShredKey(Secret::new(key))));
         }
         take.finish()?;
-        Ok(Batch { sequence, generation, lines, head, volumes, slots })
+        Ok(Batch { sequence, generation, lease_ms, lines, head, volumes, slots })
     }
 }
 

@@ -3,8 +3,9 @@
 mod error;
 
 use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use strongroom_block::SealingDomain;
@@ -16,8 +17,10 @@ pub use self::error::ClientError;
 use crate::audit::AuditHead;
 use crate::connection::{Connection, ConnectionError};
 use crate::protocol::{Answer, Encoded, Failure, KeyGrant, NewVolume, Request, ServerStatus, WAIT_MAX};
-use crate::{DEFAULT_PORT, Rights, VolumeInfo};
+use crate::{DEFAULT_PORT, Rights, Role, VolumeInfo};
 
+/// How long the first call of several servers waits for the slowest.
+const SURVEY_PATIENCE: Duration = Duration::from_secs(2);
 /// Connections that are kept for the next call.
 const IDLE_MAX: usize = 4;
 
@@ -35,13 +38,14 @@ pub struct ClientOptions {
 }
 
 /// Calls key servers. Connects at the first call and anew when a connection is lost; tries the servers in order, beginning with
-/// the one that answered last; heeds no server of an older generation than one that it has seen.
+/// the one that answered last; the first call of several servers asks all of them who is the newest; heeds no server of an older generation than one that it has seen.
 pub struct Client {
     options: ClientOptions,
     idle: Mutex<Vec<(usize, Connection)>>,
     preferred: AtomicUsize,
     generation: AtomicU64,
     number: AtomicU32,
+    surveyed: AtomicBool,
 }
 
 impl std::fmt::Debug for Client {
@@ -83,6 +87,7 @@ impl Client {
             preferred: AtomicUsize::new(0),
             generation: AtomicU64::new(0),
             number: AtomicU32::new(1),
+            surveyed: AtomicBool::new(false),
         }
     }
 
@@ -193,7 +198,14 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn revoke(&self, domain: SealingDomain, identity: PublicKey) -> Result<u32, ClientError> {
-        self.epoch_of(&Request::Revoke { domain, identity })
+        match self.epoch_of(&Request::Revoke { domain, identity })? {
+            0 => Err(ClientError::Conflict(
+                "the rights are taken, but no new epoch began, because the volume has as many as it can have: reseal it, destroy \
+                 old epochs, and rotate"
+                    .into(),
+            )),
+            epoch => Ok(epoch),
+        }
     }
 
     /// Draws the key of a new epoch, and gives back its number.
@@ -266,8 +278,8 @@ impl Client {
     }
 
     /// Tells an old primary that one of this generation has taken its place.
-    pub(crate) fn fence(&self, generation: u64) -> Result<(), ClientError> {
-        self.done(&Request::Fence { generation })
+    pub(crate) fn fence(&self, database: [u8; 16], generation: u64) -> Result<(), ClientError> {
+        self.done(&Request::Fence { database, generation })
     }
 
     /// An answer of many parts.
@@ -344,6 +356,9 @@ impl Client {
         patience: Duration,
     ) -> Result<((usize, Connection), Answer), ClientError> {
         let servers = self.options.servers.len();
+        if servers > 1 && !self.surveyed.swap(true, Ordering::SeqCst) {
+            self.survey();
+        }
         let first = self.preferred.load(Ordering::Relaxed);
         let (mut tried, mut turned) = (Vec::new(), None);
         for server in (0..servers).map(|step| (first + step) % servers) {
@@ -368,6 +383,32 @@ impl Client {
         })
     }
 
+    /// Before the first call: asks all servers at once who is of the newest generation, for a short while. An old primary that does
+    /// not know that it was replaced is not to be the first one that is heeded.
+    fn survey(&self) {
+        let patience = self.options.timeout.min(SURVEY_PATIENCE);
+        thread::scope(|scope| {
+            for server in 0..self.options.servers.len() {
+                scope.spawn(move || {
+                    let number = self.number.fetch_add(1, Ordering::Relaxed);
+                    let encoded = Encoded { message: Request::Status.encode(number), bulk: Zeroizing::default() };
+                    let deadline = Instant::now() + patience;
+                    let Ok(mut connection) = self.connect(server, deadline) else { return };
+                    if connection.send(&encoded, deadline).is_err() {
+                        return;
+                    }
+                    if let Ok((generation, Answer::Status(status))) = receive(&mut connection, Some(number), deadline) {
+                        let known = self.generation.fetch_max(generation, Ordering::SeqCst);
+                        if status.role == Role::Primary && generation >= known {
+                            self.preferred.store(server, Ordering::Relaxed);
+                        }
+                        self.keep((server, connection));
+                    }
+                });
+            }
+        });
+    }
+
     /// Asks one server: over a connection that is there, or a new one. What changes something goes over a new one, so that
     /// it is never sent twice.
     fn ask(&self, server: usize, request: &Request, patience: Duration) -> (Option<Connection>, Said) {
@@ -386,7 +427,7 @@ impl Client {
                 }
             }
         }
-        let mut connection = match self.connect(server) {
+        let mut connection = match self.connect(server, Instant::now() + self.options.timeout) {
             Ok(connection) => connection,
             Err(said) => return (None, Said::Not(said)),
         };
@@ -409,9 +450,8 @@ impl Client {
         Some(idle.swap_remove(at).1)
     }
 
-    fn connect(&self, server: usize) -> Result<Connection, NotSaid> {
+    fn connect(&self, server: usize, deadline: Instant) -> Result<Connection, NotSaid> {
         let nothing = |why: String| NotSaid::Nothing(why);
-        let deadline = Instant::now() + self.options.timeout;
         let (host, port) = host_and_port(&self.options.servers[server]);
         let addresses = (host.as_str(), port)
             .to_socket_addrs()
@@ -431,16 +471,22 @@ impl Client {
     }
 
     fn turned(&self, error: ConnectionError) -> NotSaid {
-        match error {
-            ConnectionError::Handshake(
-                HandshakeError::RefusedByTarget { own } | HandshakeError::NotConfirmed { own },
-            ) => NotSaid::Turned(ClientError::NotAdmitted { own }),
+        NotSaid::Turned(match error {
+            ConnectionError::NotAdmitted(own) => ClientError::NotAdmitted { own },
             ConnectionError::Handshake(HandshakeError::WrongTarget { presented }) => {
-                NotSaid::Turned(ClientError::WrongServer { presented })
+                ClientError::WrongServer { presented }
             }
-            ConnectionError::Handshake(HandshakeError::NoCommonScheme) => NotSaid::Turned(ClientError::NotAKeyServer),
-            other => NotSaid::Nothing(other.to_string()),
-        }
+            ConnectionError::Handshake(HandshakeError::NoCommonScheme) => ClientError::NotAKeyServer,
+            ConnectionError::Handshake(
+                HandshakeError::NotConfirmed { own } | HandshakeError::RefusedByTarget { own },
+            ) => {
+                return NotSaid::Nothing(format!(
+                    "it ended the connection instead of confirming it: most likely it does not admit this node; ask who \
+                     administers the volume for: strongroom key grant VOLUME '{own}'"
+                ));
+            }
+            other => return NotSaid::Nothing(other.to_string()),
+        })
     }
 
     fn judge(&self, generation: u64, answer: Answer) -> Said {

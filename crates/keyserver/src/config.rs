@@ -27,6 +27,10 @@ pub struct Config {
     /// How long initiators may go on with their keys while they cannot reach a key server, in seconds.
     #[serde(default = "lease_default")]
     pub lease_s: u32,
+    /// How much longer than a lease an old epoch is taken to be written under: for clocks that differ and for what is under way, in
+    /// seconds.
+    #[serde(default = "margin_default")]
+    pub lease_margin_s: u32,
     /// A file for the metrics, in the text format of Prometheus, written anew every few seconds.
     #[serde(default)]
     pub metrics_file: Option<PathBuf>,
@@ -97,6 +101,8 @@ pub struct Limits {
     pub requests_per_second: u32,
     /// Refused requests of one identity in a minute, before its connections are ended and its further refusals counted only.
     pub refusals_per_minute: u32,
+    /// The same line by the same identity is written into the audit log once in so many seconds, and counted; 0: each time.
+    pub repeated_lines_s: u64,
     /// How long a change waits for a required standby, in seconds.
     pub standby_timeout_s: u64,
 }
@@ -111,6 +117,7 @@ impl Default for Limits {
             idle_timeout_s: 300,
             requests_per_second: 500,
             refusals_per_minute: 20,
+            repeated_lines_s: 60,
             standby_timeout_s: 10,
         }
     }
@@ -118,6 +125,10 @@ impl Default for Limits {
 
 fn listen_default() -> Vec<SocketAddr> {
     vec![SocketAddr::from(([0, 0, 0, 0], crate::DEFAULT_PORT))]
+}
+
+fn margin_default() -> u32 {
+    300
 }
 
 fn lease_default() -> u32 {
@@ -155,6 +166,14 @@ impl Config {
             return wrong("lease_s is from 1 to 2592000 (30 days); write lease_s = 28800".into());
         }
         let limits = &self.limits;
+        let longest =
+            [limits.setup_timeout_s, limits.idle_timeout_s, limits.standby_timeout_s, limits.repeated_lines_s];
+        if longest.iter().any(|seconds| *seconds > 24 * 3600) || self.lease_margin_s > 24 * 3600 {
+            return wrong("no time among the limits, nor lease_margin_s, is longer than a day (86400)".into());
+        }
+        if limits.requests_per_second > 1_000_000 {
+            return wrong("requests_per_second is at most 1000000".into());
+        }
         let positive = limits.connections_max > 1
             && limits.connections_per_identity > 0
             && limits.setup_timeout_s > 0
@@ -207,5 +226,28 @@ impl Config {
 
     pub(crate) fn lease(&self) -> Duration {
         Duration::from_secs(self.lease_s.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_refused_with_what_to_write() {
+        let parse = |more: &str| Config::parse(&format!("directory = \"d\"\nnode_key = \"k\"\n{more}"));
+        assert!(parse("").is_ok());
+        for (more, part) in [
+            ("lease_s = 0", "lease_s = 28800"),
+            ("listen = []", "3261"),
+            ("standby_of = \"a\"", "primary_key"),
+            ("[limits]\nidle_timeout_s = 18446744073709551615", "86400"),
+            ("[limits]\nconnections_max = 1", "at least"),
+            ("[[identity]]\nname = \"a\"\nkey = \"x\"\nroles = []", "identity a"),
+            ("unknown = 1", "unknown"),
+        ] {
+            let error = parse(more).unwrap_err().to_string();
+            assert!(error.contains(part), "{more}: {error}");
+        }
     }
 }

@@ -13,11 +13,16 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::protocol::{BULK_BYTES_MAX, Encoded, MESSAGE_BYTES_MAX};
 
+/// How long a peer that is refused has to take in why.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
+    #[error("the key server does not admit this node, '{0}'")]
+    NotAdmitted(PublicKey),
     #[error(transparent)]
     Channel(#[from] ChannelError),
     #[error("the other end did not answer in time; check that it runs, and the network between")]
@@ -94,7 +99,12 @@ impl Connection {
                     Ok(step) => step,
                     Err(error) => {
                         let _ = send_all(&mut stream, handshake.poll_transmit(), deadline);
-                        return Err(error.into());
+                        // Before the handshake is finished anybody on the way can say so.
+                        let is_proven = channel.is_some();
+                        return Err(match error {
+                            HandshakeError::RefusedByTarget { own } if is_proven => ConnectionError::NotAdmitted(own),
+                            error => error.into(),
+                        });
                     }
                 };
                 if let Some(finished) = handshake.finished() {
@@ -144,6 +154,8 @@ impl Connection {
                         let _ = send_all(&mut stream, handshake.poll_transmit(), deadline);
                         // Else the alert could be lost with what the peer sent and nobody read.
                         let _ = stream.shutdown(Shutdown::Write);
+                        let deadline = deadline.min(Instant::now() + LINGER);
+                        while read(&mut stream, &mut input, deadline).is_ok_and(|count| count > 0) {}
                         return Err(error.into());
                     }
                 }

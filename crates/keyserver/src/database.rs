@@ -143,6 +143,8 @@ pub(crate) struct State {
     pub(crate) generation: u64,
     pub(crate) sequence: u64,
     pub(crate) role: Role,
+    /// The longest that keys may be out for.
+    pub(crate) lease_ms: u64,
     pub(crate) head: AuditHead,
     /// The log's head before the last transaction.
     pub(crate) previous: AuditHead,
@@ -163,6 +165,7 @@ impl State {
             generation: 1,
             sequence: 0,
             role,
+            lease_ms: 0,
             head,
             previous: head,
             volumes: BTreeMap::new(),
@@ -190,7 +193,9 @@ impl State {
 
     fn put(&mut self, domain: SealingDomain, volume: Option<Volume>) {
         if let Some(old) = self.volumes.remove(&domain) {
-            self.names.remove(&old.name);
+            if self.names.get(&old.name) == Some(&domain) {
+                self.names.remove(&old.name);
+            }
             self.count_grants(&old, false);
         }
         if let Some(volume) = volume {
@@ -206,6 +211,7 @@ struct Head {
     generation: u64,
     sequence: u64,
     role: Role,
+    lease_ms: u64,
     audit: AuditHead,
     previous: AuditHead,
     digest: [u128; 2],
@@ -217,6 +223,7 @@ impl Head {
             generation: state.generation,
             sequence: state.sequence,
             role: state.role,
+            lease_ms: state.lease_ms,
             audit: state.head,
             previous: state.previous,
             digest: state.digest,
@@ -225,7 +232,12 @@ impl Head {
 
     fn encode(&self) -> Vec<u8> {
         let mut put = Put::with_capacity(256);
-        put.u64(self.generation).u64(self.sequence).u8(self.role as u8).u64(self.audit.lines).bytes(&self.audit.hash);
+        put.u64(self.generation)
+            .u64(self.sequence)
+            .u8(self.role as u8)
+            .u64(self.lease_ms)
+            .u64(self.audit.lines)
+            .bytes(&self.audit.hash);
         put.u64(self.previous.lines).bytes(&self.previous.hash);
         for half in &self.digest {
             put.bytes(&half.to_be_bytes());
@@ -239,6 +251,7 @@ impl Head {
             generation: take.u64()?,
             sequence: take.u64()?,
             role: Role::from_number(take.u8()?).ok_or(Malformed)?,
+            lease_ms: take.u64()?,
             audit: AuditHead { lines: take.u64()?, hash: take.array()? },
             previous: AuditHead { lines: take.u64()?, hash: take.array()? },
             digest: [u128::from_be_bytes(take.array()?), u128::from_be_bytes(take.array()?)],
@@ -421,7 +434,7 @@ impl Database {
         self.shred
             .write()
             .unwrap_or_else(PoisonError::into_inner)
-            .fill(&batch.slots)
+            .fill(&batch.slots, batch.sequence)
             .map_err(|source| self.io("write", SHRED_FILE, source))?;
         let sealed: Vec<(SealingDomain, Option<Vec<u8>>)> = batch
             .volumes
@@ -441,6 +454,7 @@ impl Database {
         let before = slots_of(batch.volumes.iter().filter_map(|(domain, _)| state.volumes.get(domain)).map(|v| &**v));
         let after = slots_of(batch.volumes.iter().filter_map(|(_, volume)| volume.as_ref()));
         (state.generation, state.sequence, state.role) = (head.generation, head.sequence, head.role);
+        state.lease_ms = head.lease_ms;
         (state.head, state.previous, state.digest) = (head.audit, head.previous, head.digest);
         for (domain, digest) in changes {
             match digest {
@@ -494,6 +508,7 @@ impl Database {
             generation: batch.generation,
             sequence: batch.sequence,
             role,
+            lease_ms: batch.lease_ms,
             audit: batch.head,
             previous: state.head,
             digest,

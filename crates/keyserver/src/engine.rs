@@ -1,7 +1,10 @@
 //! The one thread that commits: takes what waits, decides it in order, stores it as one transaction, then answers. So that
 //! every key that leaves is in the log before, and a hundred callers cost one sync.
 
-use std::collections::VecDeque;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -16,7 +19,7 @@ use crate::batch::{Batch, Role};
 use crate::database::{Database, DatabaseError};
 use crate::leases::Leases;
 use crate::metrics::Metrics;
-use crate::operations::{Caller, Draft, Event, Operation, Outcome, Terms};
+use crate::operations::{Caller, Draft, Event, LineKey, Operation, Outcome, Recent, Terms, Told};
 use crate::protocol::Failure;
 use crate::replication::Replication;
 
@@ -24,6 +27,14 @@ use crate::replication::Replication;
 const QUEUE_MAX: usize = 1024;
 /// Operations in one transaction at most.
 const GROUP_MAX: usize = 256;
+/// Between two tries to open a database that could not be written.
+const RETRY_MIN: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// Lines that are remembered, so as not to be written again; old ones are forgotten beyond.
+const RECENT_MAX: usize = 10_000;
+const RECENT_FOR: Duration = Duration::from_secs(600);
+/// How far a promoted server's sequence is ahead of what it had.
+pub(crate) const SEQUENCE_GAP: u64 = 1 << 32;
 /// Lines that are kept in memory while the database cannot be written; then keys are refused too.
 pub(crate) const HELD_LINES_MAX: usize = 10_000;
 
@@ -48,8 +59,8 @@ pub(crate) struct Engine {
     pub(crate) required: Mutex<Option<Duration>>,
     /// Held while anything is decided and stored.
     pub(crate) committing: Mutex<()>,
-    /// In milliseconds.
-    lease: AtomicU64,
+    /// Lines that are the same within so many seconds are one.
+    pub(crate) repeated: AtomicU64,
     pub(crate) volumes_max: AtomicUsize,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -60,15 +71,11 @@ pub(crate) fn wall_clock_ms() -> u64 {
 }
 
 impl Engine {
-    pub(crate) fn start(
-        database: Arc<Database>,
-        lease: Duration,
-        metrics: Arc<Metrics>,
-    ) -> std::io::Result<Arc<Engine>> {
+    pub(crate) fn start(database: Arc<Database>, metrics: Arc<Metrics>) -> std::io::Result<Arc<Engine>> {
         let (queue, jobs) = sync_channel(QUEUE_MAX);
-        let replication = {
+        let (replication, longest) = {
             let state = database.state();
-            Replication::new(state.sequence, state.head, false)
+            (Replication::new(state.sequence, state.head, false), Duration::from_millis(state.lease_ms))
         };
         let engine = Arc::new(Engine {
             database,
@@ -77,11 +84,11 @@ impl Engine {
             changed: Condvar::new(),
             thread: Mutex::new(None),
             stopping: AtomicBool::new(false),
-            leases: Leases::new(Instant::now()),
+            leases: Leases::new(longest, Instant::now()),
             replication,
             required: Mutex::new(None),
             committing: Mutex::new(()),
-            lease: AtomicU64::new(lease.as_millis() as u64),
+            repeated: AtomicU64::new(0),
             volumes_max: AtomicUsize::new(usize::MAX),
             metrics,
         });
@@ -133,19 +140,28 @@ impl Engine {
         let same = state.volumes.get(&domain).is_some_and(|volume| volume.revision == revision);
         if same {
             let terms = self.terms();
-            self.leases.given(domain, terms.lease, terms.now);
+            self.leases.given(domain, terms.now);
         }
         same
     }
 
-    /// For how long keys are given out, from now on. Shortened only for those that are given out later: what is out stays out.
-    pub(crate) fn set_lease(&self, lease: Duration) {
-        self.lease.fetch_max(lease.as_millis() as u64, Ordering::SeqCst);
+    pub(crate) fn terms(&self) -> Terms<'_> {
+        Terms {
+            leases: &self.leases,
+            now: Instant::now(),
+            volumes_max: self.volumes_max.load(Ordering::SeqCst),
+            repeated: Duration::from_secs(self.repeated.load(Ordering::SeqCst)),
+        }
     }
 
-    pub(crate) fn terms(&self) -> Terms<'_> {
-        let lease = Duration::from_millis(self.lease.load(Ordering::SeqCst));
-        Terms { leases: &self.leases, lease, now: Instant::now(), volumes_max: self.volumes_max.load(Ordering::SeqCst) }
+    /// Opens the database anew if it has to be. What is in it then may be more than was answered.
+    fn recover(&self) -> Result<(), DatabaseError> {
+        if self.database.recover()? {
+            let state = self.database.state();
+            self.leases.begin_anew(Duration::from_millis(state.lease_ms), Instant::now());
+            self.replication.go_on_from(state.sequence, state.head);
+        }
+        Ok(())
     }
 
     /// Whether the thread that commits has ended, although nobody asked it to.
@@ -181,15 +197,16 @@ impl Engine {
     }
 
     fn run(&self, jobs: &Receiver<Job>) {
-        let mut held = VecDeque::new();
+        let mut pending = Pending::default();
         while let Ok(first) = jobs.recv() {
             let group: Vec<Job> = std::iter::once(first).chain(jobs.try_iter().take(GROUP_MAX - 1)).collect();
-            self.commit(&group, &mut held);
+            self.commit(&group, &mut pending);
             self.wake();
         }
         // The last chance to write down what could not be written before.
-        if !held.is_empty() {
-            self.commit(&[], &mut held);
+        if !pending.held.is_empty() {
+            pending.retry_at = None;
+            self.commit(&[], &mut pending);
         }
     }
 
@@ -216,12 +233,18 @@ impl Engine {
 
     /// Makes a standby the primary of a new generation, durably.
     pub(crate) fn promote(&self, by: &PublicKey) -> Result<(), Failure> {
+        if self.database.state().sequence == 0 {
+            return Err(Failure::Conflict("this standby never followed its primary: it has nothing to serve".into()));
+        }
         let text = |generation| format!("promote generation={generation}");
         self.change_role(Role::Standby, Role::Primary, None, Some(*by), text)
     }
 
     /// Another server has taken this one's place.
-    pub(crate) fn fence(&self, by: &PublicKey, generation: u64) -> Result<(), Failure> {
+    pub(crate) fn fence(&self, by: &PublicKey, database: [u8; 16], generation: u64) -> Result<(), Failure> {
+        if self.database.state().id != database {
+            return Err(Failure::Conflict("that server has another database: it cannot take this one's place".into()));
+        }
         let text = |generation| format!("fenced generation={generation}");
         self.change_role(Role::Primary, Role::Fenced, Some(generation), Some(*by), text)
     }
@@ -236,7 +259,7 @@ impl Engine {
     ) -> Result<(), Failure> {
         let _committing = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
         let unavailable = |error: DatabaseError| Failure::Unavailable(error.to_string());
-        self.database.recover().map_err(unavailable)?;
+        self.recover().map_err(unavailable)?;
         let (batch, before) = {
             let state = self.database.state();
             if state.role != from {
@@ -248,21 +271,31 @@ impl Engine {
             }
             let line = line(state.head.lines + 1, wall_clock_ms(), by.as_ref(), &text(generation));
             let head = state.head.then(&line).expect("numbered right here");
-            let (sequence, lines) = (state.sequence + 1, vec![line]);
+            // Revisions are sequences: one that the old primary told is not told again with other contents.
+            let gap = if to == Role::Primary { SEQUENCE_GAP } else { 1 };
+            let (sequence, lines) = (state.sequence + gap, vec![line]);
             // A fenced server keeps its generation: it is not of the new one.
             let generation = if to == Role::Fenced { state.generation } else { generation };
-            let batch = Batch { sequence, generation, lines, head, volumes: Vec::new(), slots: Vec::new() };
+            let lease_ms = state.lease_ms;
+            let batch = Batch { sequence, generation, lease_ms, lines, head, volumes: Vec::new(), slots: Vec::new() };
             (batch, state.head)
         };
         let stored = self.database.commit_as(&batch, to).map_err(unavailable)?;
+        if to == Role::Primary {
+            // The old primary gave keys out until now, for all that is known.
+            self.leases.begin_anew(Duration::from_millis(batch.lease_ms), Instant::now());
+        }
         self.replication.stored(&batch, before);
         self.wake();
         stored.map_err(unavailable)
     }
 
-    fn commit(&self, group: &[Job], held: &mut VecDeque<Event>) {
+    fn commit(&self, group: &[Job], pending: &mut Pending) {
         let _committing = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
-        let recovered = self.database.recover();
+        let recovered = match pending.retry_at {
+            Some(at) if Instant::now() < at => Err(NotStored::Later),
+            _ => self.recover().map_err(NotStored::from),
+        };
         let state = self.database.state();
         if state.role != Role::Primary {
             drop(state);
@@ -270,8 +303,8 @@ impl Engine {
         }
         let before = state.head;
         let terms = self.terms();
-        let mut draft = Draft::new(&self.database, &state, terms);
-        held.iter().for_each(|event| draft.log(event.clone()));
+        let mut draft = Draft::new(&self.database, &state, terms, &pending.recent);
+        pending.held.iter().for_each(|event| draft.log(event.clone()));
         let results: Vec<Result<Outcome, Failure>> = group
             .iter()
             .map(|job| match &recovered {
@@ -279,39 +312,50 @@ impl Engine {
                 _ => draft.operate(&job.caller, &job.operation, job.at_ms),
             })
             .collect();
-        let (batch, rotated) = (draft.batch(), draft.rotated());
+        let (batch, rotated, changed) = (draft.batch(), draft.rotated(), draft.changed_domains());
+        let (fresh, again) = draft.told();
         let lines: Vec<Event> = draft.lines_without_changes().collect();
         drop(state);
         let stored = match (recovered, batch) {
-            (Err(error), _) => Err(error.into()),
+            (Err(error), _) => Err(error),
             (Ok(()), Some(batch)) => self.store(batch, before),
             (Ok(()), None) => Ok(Ok(())),
         };
         match stored {
             Ok(after) => {
-                held.clear();
+                pending.settle(fresh, again, terms.now);
+                pending.held.clear();
+                (pending.retry_at, pending.pause) = (None, RETRY_MIN);
                 for (domain, old) in rotated {
                     match old {
-                        0 => self.leases.created(domain, terms.lease, terms.now),
-                        _ => self.leases.rotated(domain, terms.lease),
+                        0 => self.leases.created(domain, terms.now),
+                        _ => self.leases.rotated(domain, terms.now),
                     }
                 }
-                answer(group, results, after.err().map(|error| (error.to_string(), false)).as_ref());
+                let problem = after.err().map(|error| Problem { text: error.to_string(), ..Problem::default() });
+                answer(group, results, problem.as_ref());
             }
             Err(error) => {
-                tracing::error!(%error, "nothing can be changed; keys are given out");
-                let room = HELD_LINES_MAX.saturating_sub(held.len());
-                let is_full = lines.len().saturating_sub(held.len()) > room;
+                if !matches!(error, NotStored::Later) {
+                    tracing::error!(%error, "nothing can be changed; keys are given out");
+                }
+                if matches!(error, NotStored::Database(_)) {
+                    // Opening it anew reads all of it: not for each request.
+                    pending.retry_at = Some(Instant::now() + pending.pause);
+                    pending.pause = (pending.pause * 2).min(RETRY_MAX);
+                }
+                let is_full = lines.len() > HELD_LINES_MAX;
                 if !is_full {
-                    for event in lines.iter().skip(held.len()) {
+                    for event in lines.iter().skip(pending.held.len()) {
                         tracing::warn!(target: "strongroom_keyserver::audit", "{}", event.text);
                     }
-                    *held = lines.into();
+                    pending.held = lines.into();
+                    pending.settle(fresh, again, terms.now);
                 }
-                answer(group, results, Some(&(error.to_string(), is_full)));
+                answer(group, results, Some(&Problem { text: error.to_string(), is_full, changed }));
             }
         }
-        self.metrics.held_lines(held.len());
+        self.metrics.held_lines(pending.held.len());
     }
 }
 
@@ -320,6 +364,8 @@ impl Engine {
 enum NotStored {
     #[error(transparent)]
     Database(#[from] DatabaseError),
+    #[error("the key database could not be written, and is tried again in a moment; look at the key server's log")]
+    Later,
     #[error(
         "the standby does not follow, and this server is set up to change nothing without it; start it, or take \
          standby_required out of the configuration"
@@ -341,16 +387,66 @@ fn decline(group: &[Job]) {
     }
 }
 
-/// Tells every caller. `problem`: what was not stored; and whether not even lines can be kept any more.
-fn answer(group: &[Job], results: Vec<Result<Outcome, Failure>>, problem: Option<&(String, bool)>) {
+/// What stands in the way of an answer.
+#[derive(Default)]
+struct Problem {
+    text: String,
+    /// Not even lines can be kept any more.
+    is_full: bool,
+    /// What was decided about these is not so.
+    changed: BTreeSet<SealingDomain>,
+}
+
+/// Tells every caller.
+fn answer(group: &[Job], results: Vec<Result<Outcome, Failure>>, problem: Option<&Problem>) {
     for (job, result) in group.iter().zip(results) {
         let result = match problem {
-            Some((error, is_full)) if result.is_ok() && (job.operation.is_change() || *is_full) => {
-                Err(Failure::Unavailable(error.clone()))
+            Some(problem) if result.is_ok() && problem.spoils(&job.operation) => {
+                Err(Failure::Unavailable(problem.text.clone()))
             }
             _ => result,
         };
         // Whoever does not wait any more does not need it.
         let _ = job.answer.try_send(result);
+    }
+}
+
+impl Problem {
+    fn spoils(&self, operation: &Operation) -> bool {
+        let Operation::Ask(request) = operation else { return self.is_full };
+        // Keys of an epoch that is not stored, or by a grant that is not, must not go out.
+        let is_changed = request.domain().is_some_and(|domain| self.changed.contains(&domain));
+        operation.is_change() || self.is_full || is_changed
+    }
+}
+
+/// What waits to be stored, and what was written lately.
+struct Pending {
+    held: VecDeque<Event>,
+    recent: Recent,
+    retry_at: Option<Instant>,
+    pause: Duration,
+}
+
+impl Default for Pending {
+    fn default() -> Pending {
+        Pending { held: VecDeque::new(), recent: Recent::new(), retry_at: None, pause: RETRY_MIN }
+    }
+}
+
+impl Pending {
+    /// Remembers what was told, and what was not told again.
+    fn settle(&mut self, fresh: BTreeSet<LineKey>, again: Vec<LineKey>, now: Instant) {
+        if self.recent.len() > RECENT_MAX {
+            self.recent.retain(|_, told| now.duration_since(told.at) < RECENT_FOR);
+        }
+        for key in fresh {
+            self.recent.insert(key, Told { at: now, again: 0 });
+        }
+        for key in again {
+            if let Some(told) = self.recent.get_mut(&key) {
+                told.again = told.again.saturating_add(1);
+            }
+        }
     }
 }

@@ -17,6 +17,10 @@ use crate::leases::Leases;
 use crate::protocol::{Failure, NewVolume, Request};
 use crate::volume::{Epoch, GRANTS_MAX, Rights, Volume, is_name};
 
+/// After a promotion or a restore, epoch numbers are passed over that may have been given out, with other keys, by the server before.
+const EPOCH_GAP: u32 = 1024;
+/// No key file has an epoch above this.
+const EPOCH_MAX: u32 = 1 << 31;
 /// Epochs that a rotation may come to; what is above is left for revocations.
 const ROTATED_EPOCHS_MAX: usize = EPOCHS_MAX - 64;
 
@@ -63,20 +67,36 @@ pub(crate) struct Draft<'a> {
     slots: Vec<(u32, ShredKey)>,
     taken: BTreeSet<u32>,
     lines: Vec<Event>,
+    recent: &'a Recent,
+    fresh: BTreeSet<LineKey>,
+    again: Vec<LineKey>,
 }
 
-/// What was given out, for how long, what time it is; and how many volumes there may be.
+/// Who, and what.
+pub(crate) type LineKey = (Option<PublicKey>, String);
+
+/// Lines that were written lately.
+pub(crate) type Recent = BTreeMap<LineKey, Told>;
+
+/// When a line was written, and how often it could have been since.
+pub(crate) struct Told {
+    pub(crate) at: Instant,
+    pub(crate) again: u32,
+}
+
+/// What was given out, what time it is, how many volumes there may be, and how often the log tells the same.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms<'a> {
     pub(crate) leases: &'a Leases,
-    pub(crate) lease: Duration,
     pub(crate) now: Instant,
     pub(crate) volumes_max: usize,
+    /// Lines that are the same within this time are one.
+    pub(crate) repeated: Duration,
 }
 
 impl Terms<'_> {
     pub(crate) fn settles_in(&self, domain: SealingDomain) -> Duration {
-        self.leases.settles_in(domain, self.lease, self.now)
+        self.leases.settles_in(domain, self.now)
     }
 }
 
@@ -91,7 +111,7 @@ pub(crate) struct Event {
 }
 
 impl<'a> Draft<'a> {
-    pub(crate) fn new(database: &'a Database, state: &'a State, terms: Terms<'a>) -> Draft<'a> {
+    pub(crate) fn new(database: &'a Database, state: &'a State, terms: Terms<'a>, recent: &'a Recent) -> Draft<'a> {
         Draft {
             database,
             state,
@@ -101,11 +121,39 @@ impl<'a> Draft<'a> {
             slots: Vec::new(),
             taken: BTreeSet::new(),
             lines: Vec::new(),
+            recent,
+            fresh: BTreeSet::new(),
+            again: Vec::new(),
         }
     }
 
     pub(crate) fn log(&mut self, event: Event) {
         self.lines.push(event);
+    }
+
+    /// The same line by the same identity is written down once in a while, and counted: nobody can fill the log by asking for the
+    /// same again and again.
+    fn log_once(&mut self, actor: Option<PublicKey>, text: String, at_ms: u64) {
+        let key = (actor, text);
+        let known = self.recent.get(&key);
+        let is_recent = known.is_some_and(|told| self.terms.now.duration_since(told.at) < self.terms.repeated);
+        if (is_recent || self.fresh.contains(&key)) && !self.terms.repeated.is_zero() {
+            return self.again.push(key);
+        }
+        let more = known.map_or(0, |told| told.again);
+        let text = if more > 0 { format!("{} repeated={more}", key.1) } else { key.1.clone() };
+        self.log(Event { at_ms, actor, text, of_change: false });
+        self.fresh.insert(key);
+    }
+
+    /// What this draft tells, for [`Recent`].
+    pub(crate) fn told(&self) -> (BTreeSet<LineKey>, Vec<LineKey>) {
+        (self.fresh.clone(), self.again.clone())
+    }
+
+    /// The volumes that are another than what is stored.
+    pub(crate) fn changed_domains(&self) -> BTreeSet<SealingDomain> {
+        self.changed.keys().copied().collect()
     }
 
     /// All of it as one transaction; `None` if there is nothing.
@@ -123,6 +171,7 @@ impl<'a> Draft<'a> {
         Some(Batch {
             sequence: self.state.sequence + 1,
             generation: self.state.generation,
+            lease_ms: self.terms.leases.longest(self.terms.now).as_millis() as u64,
             lines,
             head,
             volumes: self.changed.iter().map(|(domain, volume)| (*domain, volume.clone())).collect(),
@@ -162,8 +211,10 @@ impl<'a> Draft<'a> {
             Err(Failure::Refused) => None,
             Err(_) => Some((format!("failed {}{}", request.name(), about(request)), false)),
         };
-        if let Some((text, of_change)) = told {
-            self.log(Event { at_ms, actor: caller.identity, text, of_change });
+        match told {
+            Some((text, true)) => self.log(Event { at_ms, actor: caller.identity, text, of_change: true }),
+            Some((text, false)) => self.log_once(caller.identity, text, at_ms),
+            None => {}
         }
         result.map(|(outcome, _)| outcome)
     }
@@ -177,9 +228,8 @@ impl<'a> Draft<'a> {
                 if !(if is_export { rights.administer } else { rights.open }) {
                     return Err(Failure::Refused);
                 }
-                self.terms.leases.given(*domain, self.terms.lease, self.terms.now);
-                let epochs: Vec<String> = volume.epochs.keys().map(u32::to_string).collect();
-                let told = format!("{} epochs={}", name_of(&volume), epochs.join(","));
+                self.terms.leases.given(*domain, self.terms.now);
+                let told = format!("{} epochs={}", name_of(&volume), ranges(volume.epochs.keys().copied()));
                 Ok((Outcome::Volume(volume), told))
             }
             Request::Create(new) => self.create(caller, new, None),
@@ -200,7 +250,7 @@ impl<'a> Draft<'a> {
                 }
                 volume.grants.insert(*identity, *rights);
                 let mut told = format!("{} to={} rights={rights}", name_of(&volume), short(identity));
-                if before.open && !rights.open {
+                if has_keys(before) && !has_keys(*rights) {
                     told += &format!(" epoch={}", self.add_epoch(&mut volume, EPOCHS_MAX)?);
                 }
                 self.put(volume);
@@ -212,13 +262,15 @@ impl<'a> Draft<'a> {
                 let Some(rights) = volume.grants.remove(identity) else {
                     return Err(Failure::Invalid("this identity has no right to the volume; nothing to revoke".into()));
                 };
-                // What it had it keeps; what is written from now on it cannot open.
-                if rights.open {
-                    self.add_epoch(&mut volume, EPOCHS_MAX)?;
-                }
-                let (epoch, told) = (volume.current, format!("{} from={}", name_of(&volume), short(identity)));
+                // What it had it keeps; what is written from now on it cannot open. If there is no room for an epoch, the right
+                // is taken all the same.
+                let epoch = match has_keys(rights) {
+                    true => self.add_epoch(&mut volume, EPOCHS_MAX).unwrap_or(0),
+                    false => volume.current,
+                };
+                let told = format!("{} from={} epoch={epoch}", name_of(&volume), short(identity));
                 self.put(volume);
-                Ok((Outcome::Epoch(epoch), format!("{told} epoch={epoch}")))
+                Ok((Outcome::Epoch(epoch), told))
             }
             Request::Rotate { domain } => {
                 let mut volume = self.administered(caller, *domain)?;
@@ -229,7 +281,9 @@ impl<'a> Draft<'a> {
             }
             Request::DestroyEpoch { domain, epoch, force } => {
                 let mut volume = self.administered(caller, *domain)?;
-                if *epoch == volume.current {
+                // Neither the one of now nor the one that all others know.
+                let stored = self.state.volumes.get(domain).map(|volume| volume.current);
+                if *epoch == volume.current || Some(*epoch) == stored {
                     return Err(Failure::Conflict(
                         "this epoch is the current one: rotate first, reseal what is under it, then destroy it".into(),
                     ));
@@ -290,6 +344,7 @@ impl<'a> Draft<'a> {
             name: new.name.clone(),
             revision: 0,
             current: 0,
+            generation: self.state.generation,
             epochs: BTreeMap::new(),
             grants: [(owner, Rights::ALL)].into(),
         };
@@ -297,6 +352,9 @@ impl<'a> Draft<'a> {
             None => drop(self.add_epoch(&mut volume, EPOCHS_MAX)?),
             Some(keys) => {
                 for epoch in keys.epochs() {
+                    if epoch > EPOCH_MAX {
+                        return Err(Failure::Invalid(format!("epoch {epoch} is none that a volume can have")));
+                    }
                     let key = keys.volume_key(epoch).map_err(|error| Failure::Invalid(error.to_string()))?;
                     self.keep(&mut volume, epoch, key)?;
                 }
@@ -315,7 +373,9 @@ impl<'a> Draft<'a> {
                 "the volume has as many epochs as it can have: reseal it, and destroy the old ones".into(),
             ));
         }
-        let next = volume.current.checked_add(1).ok_or_else(|| Failure::Conflict("no epoch is left".into()))?;
+        let gap = if volume.generation < self.state.generation { EPOCH_GAP } else { 0 };
+        let next = volume.current.checked_add(1 + gap).ok_or_else(|| Failure::Conflict("no epoch is left".into()))?;
+        volume.generation = self.state.generation;
         self.keep(volume, next, &VolumeKey::new(*random()))?;
         Ok(next)
     }
@@ -356,6 +416,26 @@ impl<'a> Draft<'a> {
         let may = caller.identity.is_some_and(|identity| volume.rights(&identity).administer);
         if may { Ok(Arc::unwrap_or_clone(volume)) } else { Err(Failure::Refused) }
     }
+}
+
+/// Whether it could ask for the keys: those who administer may export them.
+fn has_keys(rights: Rights) -> bool {
+    rights.open || rights.administer
+}
+
+/// `1-3,7`.
+pub(crate) fn ranges(numbers: impl Iterator<Item = u32>) -> String {
+    let mut text = String::new();
+    let mut numbers = numbers.peekable();
+    while let Some(first) = numbers.next() {
+        let mut last = first;
+        while let Some(next) = numbers.next_if(|next| *next == last + 1) {
+            last = next;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        text += &if first == last { format!("{comma}{first}") } else { format!("{comma}{first}-{last}") };
+    }
+    text
 }
 
 fn name_of(volume: &Volume) -> String {

@@ -118,6 +118,7 @@ pub(crate) enum Request {
     },
     Promote,
     Fence {
+        database: [u8; 16],
         generation: u64,
     },
 }
@@ -270,8 +271,8 @@ impl Request {
                 put.u64(*generation).u64(*sequence);
                 put_head(&mut put, head);
             }
-            Request::Fence { generation } => {
-                put.u64(*generation);
+            Request::Fence { database, generation } => {
+                put.bytes(database).u64(*generation);
             }
             Request::Status | Request::Backup | Request::Promote => {}
         }
@@ -388,7 +389,7 @@ impl Request {
             0x21 => Request::Backup,
             0x30 => Request::Follow { generation: take.u64()?, sequence: take.u64()?, head: take_head(&mut take)? },
             0x31 => Request::Promote,
-            0x32 => Request::Fence { generation: take.u64()? },
+            0x32 => Request::Fence { database: take.array()?, generation: take.u64()? },
             _ => return Err(Malformed),
         };
         take.finish()?;

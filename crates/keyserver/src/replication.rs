@@ -74,6 +74,15 @@ impl Replication {
         Replication { inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
+    /// What is stored is not what was told here: those who follow begin from it.
+    pub(crate) fn go_on_from(&self, sequence: u64, head: AuditHead) {
+        let mut inner = self.lock();
+        if inner.current != (sequence, head) {
+            inner.current = (sequence, head);
+            (inner.kept, inner.kept_bytes) = (VecDeque::new(), 0);
+        }
+    }
+
     pub(crate) fn enable(&self, enabled: bool) {
         self.lock().enabled = enabled;
     }

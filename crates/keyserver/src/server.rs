@@ -5,10 +5,10 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ use crate::standby::Standby;
 
 /// The stack of a connection's thread: handshakes need most.
 const STACK_BYTES: usize = 1 << 20;
+/// So many handshakes at a time are for every address, however few connections there may be.
+const ALIKE_MIN: usize = 8;
 /// How long a stop waits for answers that are under way.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -63,9 +65,9 @@ struct Shared {
     node_key: Arc<NodeKey>,
     service: Service,
     metrics: Arc<Metrics>,
-    /// In the middle of a handshake.
-    half_open: AtomicUsize,
     streams: Mutex<HashMap<u64, TcpStream>>,
+    /// In the middle of a handshake, the oldest first, and from where.
+    half_open: Mutex<BTreeMap<u64, IpAddr>>,
     next: AtomicU64,
     stopping: AtomicBool,
 }
@@ -96,8 +98,7 @@ impl KeyServer {
             listeners.push(Arc::new(listener));
         }
         let metrics = Arc::new(Metrics::default());
-        let engine =
-            Engine::start(Arc::new(database), config.lease(), Arc::clone(&metrics)).map_err(StartError::Thread)?;
+        let engine = Engine::start(Arc::new(database), Arc::clone(&metrics)).map_err(StartError::Thread)?;
         let roles = config.roles()?;
         let standby = Standby::new(&config, Arc::clone(&engine), Arc::clone(&node_key))?;
         let service = Service {
@@ -110,8 +111,8 @@ impl KeyServer {
             node_key,
             service,
             metrics,
-            half_open: AtomicUsize::new(0),
             streams: Mutex::default(),
+            half_open: Mutex::default(),
             next: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         });
@@ -200,6 +201,10 @@ impl Shared {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn half_open(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, IpAddr>> {
+        self.half_open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn shut_down(&self, how: Shutdown) {
         for stream in self.streams().values() {
             let _ = stream.shutdown(how);
@@ -232,24 +237,40 @@ impl Shared {
     /// A thread for the connection, if there is room.
     fn take(self: &Arc<Shared>, stream: TcpStream) {
         let limits = self.service.config().limits.clone();
-        let Ok(kept) = stream.try_clone() else { return };
+        let (Ok(kept), Ok(peer)) = (stream.try_clone(), stream.peer_addr()) else { return };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         {
-            let mut streams = self.streams();
-            let half_open = self.half_open.load(Ordering::SeqCst);
-            if streams.len() >= limits.connections_max || half_open >= limits.connections_max / 2 {
+            let (mut streams, mut half_open) = (self.streams(), self.half_open());
+            let half = limits.connections_max / 2;
+            let alike = half_open.values().filter(|from| **from == peer.ip()).count();
+            // The oldest one gives way: it had more time than anybody honest needs, or shares its fate with its neighbours.
+            let oldest = if alike > (half / 4).max(ALIKE_MIN) {
+                half_open.iter().find(|(_, from)| **from == peer.ip()).map(|(id, _)| *id)
+            } else if half_open.len() >= half || streams.len() >= limits.connections_max {
+                half_open.keys().next().copied()
+            } else {
+                None
+            };
+            if let Some(oldest) = oldest {
+                half_open.remove(&oldest);
+                if let Some(stream) = streams.get(&oldest) {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                self.metrics.connection_refused();
+            }
+            if streams.len() >= limits.connections_max + half {
                 self.metrics.connection_refused();
                 return;
             }
             streams.insert(id, kept);
+            half_open.insert(id, peer.ip());
         }
-        self.half_open.fetch_add(1, Ordering::SeqCst);
         self.metrics.connections.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::clone(self);
         let connection = thread::Builder::new().name("key-connection".into()).stack_size(STACK_BYTES);
         let started = connection.spawn(move || {
             let result = shared.shake_hands(stream, Duration::from_secs(limits.setup_timeout_s));
-            shared.half_open.fetch_sub(1, Ordering::SeqCst);
+            shared.half_open().remove(&id);
             match result {
                 Ok(connection) => shared.service.serve(connection, &shared.stopping),
                 Err(error) => shared.not_admitted(&error),
@@ -258,7 +279,7 @@ impl Shared {
         });
         if let Err(error) = started {
             tracing::warn!(%error, "no thread for a connection; raise the limit of processes (ulimit -u)");
-            self.half_open.fetch_sub(1, Ordering::SeqCst);
+            self.half_open().remove(&id);
             self.forget(id);
         }
     }

@@ -28,7 +28,7 @@ const SLOTS_MAX: u32 = 1 << 20;
 pub(crate) struct ShredFile {
     file: File,
     database: [u8; 16],
-    /// The sequence of the last destruction: a database that is older was rolled back.
+    /// A database that has not come to this sequence was rolled back.
     sequence: u64,
     slots: Vec<Option<ShredKey>>,
     /// Slots that hold something, whether or not it is whole.
@@ -82,14 +82,18 @@ impl ShredFile {
         (0..SLOTS_MAX).find(|slot| !self.dirty.contains(slot) && !taken.contains(slot))
     }
 
-    /// Belongs to another database from now on, none of whose epochs was destroyed yet.
-    pub(crate) fn adopt(&mut self, database: [u8; 16]) -> io::Result<()> {
+    /// Belongs to another database from now on, which has come to this sequence.
+    pub(crate) fn adopt(&mut self, database: [u8; 16], sequence: u64) -> io::Result<()> {
+        if self.database == database {
+            return Ok(());
+        }
         self.database = database;
-        self.write_header(0)
+        self.write_header(sequence)
     }
 
-    /// Writes keys into slots, durably.
-    pub(crate) fn fill(&mut self, keys: &[(u32, ShredKey)]) -> io::Result<()> {
+    /// Writes keys into slots, durably, for a transaction of this sequence. A database that has not come to the one before is an
+    /// older copy from then on: it would take these keys for leftovers.
+    pub(crate) fn fill(&mut self, keys: &[(u32, ShredKey)], sequence: u64) -> io::Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
@@ -101,6 +105,10 @@ impl ShredFile {
             self.file.write_all_at(&*slot_bytes(key, *slot), place_of(*slot))?;
         }
         self.file.sync_all()?;
+        let before = sequence.saturating_sub(1);
+        if before > self.sequence {
+            self.write_header(before)?;
+        }
         for (slot, key) in keys {
             let slots_min = *slot as usize + 1;
             if self.slots.len() < slots_min {
@@ -192,7 +200,7 @@ mod tests {
         let path = dir.path().join("shred");
         let mut shred = ShredFile::create(&path, [1; 16]).unwrap();
         let keys: Vec<(u32, ShredKey)> = (0..3).map(|slot| (slot, ShredKey::fresh())).collect();
-        shred.fill(&keys).unwrap();
+        shred.fill(&keys, 1).unwrap();
         assert_eq!(shred.free(&[3].into()), Some(4));
         assert_eq!(shred.wipe_all_but(&[0, 2].into(), 9).unwrap(), 1);
         let bytes = std::fs::read(&path).unwrap();
@@ -210,7 +218,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shred");
         let mut shred = ShredFile::create(&path, [1; 16]).unwrap();
-        shred.fill(&[(0, ShredKey::fresh())]).unwrap();
+        shred.fill(&[(0, ShredKey::fresh())], 1).unwrap();
         shred.file.write_all_at(&[7; 8], place_of(0)).unwrap();
         shred.file.write_all_at(&[7; 20], place_of(1)).unwrap();
         let mut again = ShredFile::open(&path, [1; 16]).unwrap().unwrap();

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use strongroom_handshake::NodeKey;
+use zeroize::Zeroizing;
 
 use crate::audit::AuditHead;
 use crate::batch::{Batch, Role};
@@ -97,8 +98,11 @@ impl Standby {
     }
 
     fn fence(&self) -> Result<(), NotFollowed> {
-        let generation = self.engine.database.state().generation;
-        self.primary.fence(generation)?;
+        let (database, generation) = {
+            let state = self.engine.database.state();
+            (state.id, state.generation)
+        };
+        self.primary.fence(database, generation)?;
         tracing::info!("the old primary knows that it is replaced");
         Ok(())
     }
@@ -109,7 +113,7 @@ impl Standby {
             (state.generation, state.sequence, [state.head, state.previous])
         };
         let mut kind = None;
-        let mut batch = Vec::new();
+        let mut batch = Zeroizing::new(Vec::new());
         let mut snapshot = Snapshot::default();
         let mut malformed = false;
         self.primary.pieces(&Request::Follow { generation, sequence, head: heads[0] }, &mut |piece| {
@@ -135,7 +139,7 @@ impl Standby {
         self.engine.database.recover()?;
         match kind {
             Some(news::NOTHING) => {}
-            Some(news::BATCH) => self.take(&Batch::decode(&batch).map_err(|_| NotFollowed::Malformed)?)?,
+            Some(news::BATCH) => self.take(Batch::decode(&batch).map_err(|_| NotFollowed::Malformed)?)?,
             Some(news::SNAPSHOT) => {
                 // A standby that has nothing takes anything; another one only what goes on from what it has.
                 if sequence > 0 && !snapshot.continues(&heads) {
@@ -143,6 +147,9 @@ impl Standby {
                 }
                 self.engine.database.install(snapshot, Role::Standby, false)?;
                 tracing::info!("this standby has taken over everything from its primary");
+                drop(committing);
+                thread::sleep(RETRY);
+                return Ok(());
             }
             _ => return Err(NotFollowed::Malformed),
         }
@@ -151,7 +158,7 @@ impl Standby {
     }
 
     /// Stores one transaction of the primary, if it is the next.
-    fn take(&self, batch: &Batch) -> Result<(), NotFollowed> {
+    fn take(&self, mut batch: Batch) -> Result<(), NotFollowed> {
         let (sequence, generation, mut head): (u64, u64, AuditHead) = {
             let state = self.engine.database.state();
             (state.sequence, state.generation, state.head)
@@ -162,7 +169,15 @@ impl Standby {
         if batch.sequence != sequence + 1 || batch.generation < generation || head != batch.head {
             return Err(NotFollowed::NotOurs);
         }
-        self.engine.database.commit(batch)??;
+        let keys = std::mem::take(&mut batch.slots).into_iter().collect();
+        for (_, volume) in &mut batch.volumes {
+            if let Some(volume) = volume {
+                let taken = batch.slots.iter().map(|(slot, _)| *slot).collect();
+                let slots = self.engine.database.into_own_slots(std::slice::from_mut(volume), &keys, taken)?;
+                batch.slots.extend(slots);
+            }
+        }
+        self.engine.database.commit(&batch)??;
         Ok(())
     }
 }

@@ -111,6 +111,8 @@ pub(crate) struct Volume {
     /// The sequence of the last change: newer is larger, for the life of the database.
     pub(crate) revision: u64,
     pub(crate) current: u32,
+    /// The server's generation when the current epoch began.
+    pub(crate) generation: u64,
     pub(crate) epochs: BTreeMap<u32, Epoch>,
     pub(crate) grants: BTreeMap<PublicKey, Rights>,
 }
@@ -126,7 +128,7 @@ impl Volume {
             128 + self.name.len() + self.epochs.len() * (16 + WRAPPED_BYTES) + self.grants.len() * 33,
         );
         put.u8(RECORD_VERSION).bytes(&self.id.0).bytes(&self.domain.0).text(&self.name);
-        put.u64(self.revision).u32(self.current).u32(self.epochs.len() as u32);
+        put.u64(self.revision).u32(self.current).u64(self.generation).u32(self.epochs.len() as u32);
         for (number, epoch) in &self.epochs {
             put.u32(*number).u32(epoch.slot).bytes(&epoch.id.0).bytes(&epoch.wrapped);
         }
@@ -144,7 +146,7 @@ impl Volume {
         }
         let (id, domain) = (VolumeId(take.array()?), SealingDomain(take.array()?));
         let name = take.text(NAME_BYTES_MAX)?;
-        let (revision, current) = (take.u64()?, take.u32()?);
+        let (revision, current, generation) = (take.u64()?, take.u32()?, take.u64()?);
         let mut epochs = BTreeMap::new();
         for _ in 0..take.count(EPOCHS_MAX, 16 + WRAPPED_BYTES)? {
             let number = take.u32()?;
@@ -159,7 +161,7 @@ impl Volume {
         if !is_name(&name) || !epochs.contains_key(&current) || epochs.keys().any(|&epoch| epoch > current) {
             return Err(Malformed);
         }
-        Ok(Volume { id, domain, name, revision, current, epochs, grants })
+        Ok(Volume { id, domain, name, revision, current, generation, epochs, grants })
     }
 
     pub(crate) fn info(&self, settles_in: Duration) -> VolumeInfo {
@@ -198,7 +200,7 @@ pub struct VolumeInfo {
 }
 
 impl VolumeInfo {
-    /// The epochs that are destroyed.
+    /// The epochs that are destroyed, and the numbers that were passed over.
     pub fn destroyed_epochs(&self) -> impl Iterator<Item = u32> + '_ {
         (1..=self.current_epoch).filter(|epoch| !self.epochs.iter().any(|(number, _)| number == epoch))
     }
@@ -246,6 +248,7 @@ mod tests {
             name: "vault".into(),
             revision: 7,
             current: 3,
+            generation: 1,
             epochs: [1, 3]
                 .map(|number| {
                     (number, Epoch { slot: number, wrapped: [number as u8; WRAPPED_BYTES], id: KeyId([9; 8]) })

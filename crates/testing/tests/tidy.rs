@@ -27,7 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("store", &["block"]),
     ("net", &["block", "channel", "handshake", "iscsi"]),
     ("keyserver", &["block", "channel", "cipher", "handshake", "seal"]),
-    ("initiator", &["block", "channel", "handshake", "iscsi", "net", "scsi", "seal"]),
+    ("initiator", &["block", "channel", "handshake", "iscsi", "keyserver", "net", "scsi", "seal"]),
     ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
     ("testing", &["block", "store"]),
     // The binary joins the rooms, and measures them from outside.

@@ -89,13 +89,10 @@ pub enum ClientError {
 impl ClientError {
     /// Whether it may go away by itself: an initiator goes on under its lease. Otherwise keys are refused for good.
     pub fn is_temporary(&self) -> bool {
-        matches!(
+        // Only what the server itself has said, proven, takes keys away.
+        !matches!(
             self,
-            ClientError::Unreachable { .. }
-                | ClientError::Unavailable(_)
-                | ClientError::Superseded { .. }
-                | ClientError::Unknown(_)
-                | ClientError::Output(_)
+            ClientError::Refused | ClientError::NotAdmitted { .. } | ClientError::Conflict(_) | ClientError::Invalid(_)
         )
     }
 }

@@ -51,6 +51,17 @@ impl Database {
     /// # Errors
     /// [`DatabaseError`].
     pub fn open(directory: &Path, master: &dyn MasterKey) -> Result<Database, DatabaseError> {
+        let database = Self::open_through(directory, master, None)?;
+        // What was being destroyed, or made, when the process ended.
+        database.shred_unused()?;
+        Ok(database)
+    }
+
+    /// Checks a database, and overwrites nothing.
+    ///
+    /// # Errors
+    /// [`DatabaseError`].
+    pub fn inspect(directory: &Path, master: &dyn MasterKey) -> Result<Database, DatabaseError> {
         Self::open_through(directory, master, None)
     }
 
@@ -75,8 +86,6 @@ impl Database {
             page_end: Mutex::new(AuditHead::start(&state.id)),
             state: RwLock::new(state),
         };
-        // What was being destroyed, or made, when the process ended.
-        database.shred_unused()?;
         Ok(database)
     }
 
@@ -127,12 +136,13 @@ impl Database {
         })
     }
 
-    /// After a failed commit: opens the store anew and serves what is in it. Does nothing while all is well.
-    pub(crate) fn recover(&self) -> Result<(), DatabaseError> {
+    /// After a failed commit: opens the store anew and serves what is in it, and says that it did. Does nothing while all is well.
+    pub(crate) fn recover(&self) -> Result<bool, DatabaseError> {
         let mut store = lock(&self.store);
         if store.is_some() {
-            return Ok(());
+            return Ok(false);
         }
+        self.forget_cached();
         let opened = open_store(&self.directory, self.full.as_ref())?;
         let (_, state) = guarded(&self.directory, || {
             load(&self.directory, &opened, |wrapped| {
@@ -143,7 +153,15 @@ impl Database {
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
         *store = Some(opened);
         drop(store);
-        self.shred_unused()
+        self.shred_unused()?;
+        Ok(true)
+    }
+
+    /// After a sync that failed the kernel may hold what the disk never got: what is read next is to come from the disk.
+    fn forget_cached(&self) {
+        if let Ok(file) = File::open(self.directory.join(DATABASE_FILE)) {
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
+        }
     }
 }
 
@@ -249,6 +267,7 @@ fn load(
     let head = Head::decode(&head).map_err(|_| damaged("its head is malformed"))?;
     let mut state = State::empty(id, head.role);
     (state.generation, state.sequence, state.previous) = (head.generation, head.sequence, head.previous);
+    state.lease_ms = head.lease_ms;
     let volumes = read.open_table(VOLUMES).map_err(|error| failed(error.into()))?;
     let mut slots = BTreeSet::new();
     for entry in volumes.iter().map_err(|error| failed(error.into()))? {

@@ -8,6 +8,7 @@ use super::{
     volume_context,
 };
 use crate::audit::line;
+use crate::batch::Role;
 use crate::engine::wall_clock_ms;
 use crate::keys::{MasterKey, RootKey, ShredKey};
 use crate::volume::Volume;
@@ -18,6 +19,8 @@ pub(super) enum Lines {
     All(Vec<(u64, String)>),
     /// Behind them.
     More(u64, String),
+    /// As they are.
+    Same,
 }
 
 impl Database {
@@ -28,15 +31,22 @@ impl Database {
     /// [`DatabaseError`]; the old master key holds then.
     pub fn change_master_key(self, new: &dyn MasterKey) -> Result<(), DatabaseError> {
         let root = RootKey::fresh(new)?;
-        let (mut state, volumes, told, number) = {
+        let (mut state, volumes, lines) = {
             let now = self.state();
             let volumes: Vec<Volume> = now.volumes.values().map(|volume| Volume::clone(volume)).collect();
-            let number = now.head.lines + 1;
-            let told = line(number, wall_clock_ms(), None, &format!("master-key to={}", new.id()));
             let mut state = State::empty(now.id, now.role);
-            (state.generation, state.sequence) = (now.generation, now.sequence + 1);
-            (state.previous, state.head) = (now.head, now.head.then(&told).expect("numbered right here"));
-            (state, volumes, told, number)
+            (state.generation, state.sequence, state.lease_ms) = (now.generation, now.sequence, now.lease_ms);
+            (state.previous, state.head) = (now.previous, now.head);
+            let mut lines = Lines::Same;
+            // A standby's log is its primary's, and so are its transactions.
+            if now.role == Role::Primary {
+                let number = now.head.lines + 1;
+                let told = line(number, wall_clock_ms(), None, &format!("master-key to={}", new.id()));
+                state.sequence += 1;
+                (state.previous, state.head) = (now.head, now.head.then(&told).expect("numbered right here"));
+                lines = Lines::More(number, told);
+            }
+            (state, volumes, lines)
         };
         let (mut taken, mut slots, mut wrapped_anew) = (BTreeSet::new(), Vec::new(), Vec::new());
         for mut volume in volumes {
@@ -51,9 +61,9 @@ impl Database {
             }
             wrapped_anew.push(volume);
         }
-        let filled = self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots);
+        let filled = self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots, state.sequence);
         filled.map_err(|source| self.io("write", SHRED_FILE, source))?;
-        state = self.replace_all(&root, state, wrapped_anew, &Lines::More(number, told))?;
+        state = self.replace_all(&root, state, wrapped_anew, &lines)?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
         self.shred_unused()
     }
@@ -97,6 +107,7 @@ impl Database {
                     Lines::More(number, line) => {
                         audit.insert(number, line.as_str())?;
                     }
+                    Lines::Same => {}
                 }
                 let mut meta = transaction.open_table(META)?;
                 meta.insert("id", &state.id[..])?;

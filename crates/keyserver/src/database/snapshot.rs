@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! snapshot = part*              part = tag (1), content; the last one is `end`
-//!   1 head   version 1 (1), database id (16), generation (8), sequence (8), audit lines (8), audit hash (32)
+//!   1 head   version 1 (1), database id (16), generation (8), sequence (8), longest lease in ms (8), audit lines (8),
+//!             audit hash (32)
 //!   2 volumes   record behind its length (4), …
 //!   3 slots     number (4), shred key (32), …
 //!   4 lines     text behind its length (2), …
 //!   5 end
-//! backup   = "SRKEYBK1", wrapped root key behind its length (4), then each part sealed, behind its length (4)
+//! backup   = "SRKEYBK1", id of the backup (16), wrapped root key behind its length (4), then each part sealed, behind its length (4)
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,8 +33,6 @@ const SNAPSHOT_VERSION: u8 = 1;
 const PART_BYTES: usize = 192 << 10;
 /// Longest part, in bytes: one that is full but for a byte, and the largest record.
 const PART_BYTES_MAX: usize = 512 << 10;
-/// How far a restored database's sequence is ahead of the backup's: what was served between the two is not told twice.
-const RESTORED_SEQUENCE_GAP: u64 = 1 << 32;
 
 /// A whole database, in memory.
 #[derive(Default)]
@@ -50,6 +49,7 @@ struct SnapshotHead {
     id: [u8; 16],
     generation: u64,
     sequence: u64,
+    lease_ms: u64,
     audit: AuditHead,
 }
 
@@ -95,11 +95,11 @@ impl Database {
             let used = slots_of(volumes.iter().map(|volume| &**volume));
             let slots: Vec<_> = used.iter().filter_map(|slot| Some((*slot, shred.get(*slot)?.clone()))).collect();
             let (generation, sequence, audit) = (state.generation, state.sequence, state.head);
-            (SnapshotHead { id: state.id, generation, sequence, audit }, volumes, slots)
+            (SnapshotHead { id: state.id, generation, sequence, lease_ms: state.lease_ms, audit }, volumes, slots)
         };
         let mut parts = Parts::new(1, sink);
         parts.item(|put| {
-            put.u8(SNAPSHOT_VERSION).bytes(&head.id).u64(head.generation).u64(head.sequence);
+            put.u8(SNAPSHOT_VERSION).bytes(&head.id).u64(head.generation).u64(head.sequence).u64(head.lease_ms);
             put.u64(head.audit.lines).bytes(&head.audit.hash);
         })?;
         parts.flush()?;
@@ -138,11 +138,13 @@ impl Database {
     /// The same, sealed under the root key, which comes along wrapped under the master key.
     pub(crate) fn backup<E: From<DatabaseError>>(&self, sink: &mut dyn FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         let mut start = Put::with_capacity(256);
-        start.bytes(BACKUP_MAGIC).block(self.root.wrapped());
+        // Parts of two backups do not fit together.
+        let backup_id = random::<16>();
+        start.bytes(BACKUP_MAGIC).bytes(&*backup_id).block(self.root.wrapped());
         sink(&start.done())?;
         let mut number = 0;
         self.snapshot(&mut |part| {
-            let sealed = self.root.seal(&part_context(number), part);
+            let sealed = self.root.seal(&part_context(&backup_id, number), part);
             number += 1;
             let mut put = Put::with_capacity(sealed.len() + 4);
             put.block(&sealed);
@@ -161,6 +163,33 @@ impl Database {
         Ok(database)
     }
 
+    /// Gives each epoch the slot that it has here, or a free one, and says what is to be put into those: what lies in slots that are
+    /// used is not overwritten.
+    pub(crate) fn into_own_slots(
+        &self,
+        volumes: &mut [Volume],
+        keys: &BTreeMap<u32, ShredKey>,
+        mut taken: BTreeSet<u32>,
+    ) -> Result<Vec<(u32, ShredKey)>, DatabaseError> {
+        let mut slots = Vec::new();
+        for volume in volumes {
+            let known = self.state().volumes.get(&volume.domain).cloned();
+            for (number, epoch) in &mut volume.epochs {
+                let same = known.as_ref().and_then(|known| known.epochs.get(number));
+                if let Some(same) = same.filter(|same| same.wrapped == epoch.wrapped) {
+                    epoch.slot = same.slot;
+                    continue;
+                }
+                let key = keys.get(&epoch.slot).ok_or(DatabaseError::Backup("a key is missing in it"))?;
+                let slot = self.free_slot(&taken).ok_or_else(|| self.damaged("its shred file is full"))?;
+                epoch.slot = slot;
+                taken.insert(slot);
+                slots.push((slot, key.clone()));
+            }
+        }
+        Ok(slots)
+    }
+
     /// Puts a snapshot in the place of everything that is there.
     pub(crate) fn install(&self, snapshot: Snapshot, role: Role, is_restored: bool) -> Result<(), DatabaseError> {
         let Some(mut head) = snapshot.head.filter(|_| snapshot.is_whole) else {
@@ -174,28 +203,29 @@ impl Database {
             let told = line(head.audit.lines + 1, at, None, &text);
             head.audit = head.audit.then(&told).expect("numbered right here");
             lines.push(told);
-            head.sequence += RESTORED_SEQUENCE_GAP;
+            head.sequence += crate::engine::SEQUENCE_GAP;
             head.generation += 1;
         }
-        let slots: Vec<(u32, ShredKey)> = snapshot.slots.into_iter().collect();
-        {
-            let mut shred = self.shred.write().unwrap_or_else(PoisonError::into_inner);
-            shred.adopt(head.id).map_err(|source| self.io("write", super::SHRED_FILE, source))?;
-            shred.fill(&slots).map_err(|source| self.io("write", super::SHRED_FILE, source))?;
-        }
+        let mut volumes = snapshot.volumes;
+        let slots = self.into_own_slots(&mut volumes, &snapshot.slots, BTreeSet::new())?;
+        let io = |source| self.io("write", super::SHRED_FILE, source);
+        self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots, 0).map_err(io)?;
         let mut state = State::empty(head.id, role);
-        (state.generation, state.sequence) = (head.generation, head.sequence);
+        (state.generation, state.sequence, state.lease_ms) = (head.generation, head.sequence, head.lease_ms);
         (state.head, state.previous) = (head.audit, head.audit);
         let numbered: Vec<(u64, String)> = (1..).zip(lines).collect();
-        let state = self.replace_all(&self.root, state, snapshot.volumes, &Lines::All(numbered))?;
+        let state = self.replace_all(&self.root, state, volumes, &Lines::All(numbered))?;
+        let mut shred = self.shred.write().unwrap_or_else(PoisonError::into_inner);
+        shred.adopt(head.id, head.sequence).map_err(io)?;
+        drop(shred);
         *super::lock(&self.page_end) = AuditHead::start(&state.id);
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
         self.shred_unused()
     }
 }
 
-fn part_context(number: u64) -> Vec<u8> {
-    [b"backup part 1", &number.to_be_bytes()[..]].concat()
+fn part_context(backup: &[u8; 16], number: u64) -> Vec<u8> {
+    [b"backup part 1", &backup[..], &number.to_be_bytes()].concat()
 }
 
 fn read_backup(master: &dyn MasterKey, backup: &mut dyn Read) -> Result<Snapshot, DatabaseError> {
@@ -205,6 +235,8 @@ fn read_backup(master: &dyn MasterKey, backup: &mut dyn Read) -> Result<Snapshot
     if magic != *BACKUP_MAGIC {
         return Err(DatabaseError::Backup("it does not begin as one"));
     }
+    let mut backup_id = [0; 16];
+    backup.read_exact(&mut backup_id).map_err(cut)?;
     let mut block = || -> Result<Vec<u8>, DatabaseError> {
         let mut length = [0; 4];
         backup.read_exact(&mut length).map_err(cut)?;
@@ -220,7 +252,7 @@ fn read_backup(master: &dyn MasterKey, backup: &mut dyn Read) -> Result<Snapshot
     let mut snapshot = Snapshot::default();
     for number in 0.. {
         let sealed = block()?;
-        let part = root.open(&part_context(number), &sealed);
+        let part = root.open(&part_context(&backup_id, number), &sealed);
         let part = part.ok_or(DatabaseError::Backup("a part of it was altered or moved"))?;
         if snapshot.add(&part).map_err(|_| DatabaseError::Backup("a part of it is malformed"))? {
             break;
@@ -238,9 +270,9 @@ impl Snapshot {
                 if take.u8()? != SNAPSHOT_VERSION {
                     return Err(Malformed);
                 }
-                let (id, generation, sequence) = (take.array()?, take.u64()?, take.u64()?);
+                let (id, generation, sequence, lease_ms) = (take.array()?, take.u64()?, take.u64()?, take.u64()?);
                 let audit = AuditHead { lines: take.u64()?, hash: take.array()? };
-                self.head = Some(SnapshotHead { id, generation, sequence, audit });
+                self.head = Some(SnapshotHead { id, generation, sequence, lease_ms, audit });
                 take.finish()?;
             }
             2 => {

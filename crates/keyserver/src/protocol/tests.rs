@@ -46,7 +46,7 @@ fn requests() -> Vec<Request> {
         Request::Backup,
         Request::Follow { generation: 1, sequence: 2, head: head() },
         Request::Promote,
-        Request::Fence { generation: 2 },
+        Request::Fence { database: [3; 16], generation: 2 },
     ]
 }
 

@@ -72,7 +72,9 @@ impl Service {
     /// Puts in force what the configuration says, at the start and after it was read again.
     pub(super) fn heed_config(&self) {
         let (config, roles) = self.config.read().unwrap_or_else(PoisonError::into_inner).clone();
-        self.engine.set_lease(config.lease());
+        let margin = Duration::from_secs(config.lease_margin_s.into());
+        self.engine.leases.lend(config.lease(), margin, Instant::now());
+        self.engine.repeated.store(config.limits.repeated_lines_s, Ordering::SeqCst);
         self.engine.volumes_max.store(config.limits.volumes_max, Ordering::SeqCst);
         self.engine.replication.enable(roles.values().any(|roles| roles.standby));
         let patience = Duration::from_secs(config.limits.standby_timeout_s);
@@ -205,11 +207,11 @@ impl Service {
                 self.engine.promote(peer)?;
                 return Ok(Answer::Status(self.status()));
             }
-            Request::Fence { generation } if caller.roles.standby => {
+            Request::Fence { database, generation } if caller.roles.standby => {
                 if self.is_primary().is_err() {
                     return Ok(Answer::Done);
                 }
-                self.engine.fence(peer, *generation)?;
+                self.engine.fence(peer, *database, *generation)?;
                 tracing::warn!(generation, "another key server has taken this one's place: nothing is served any more");
                 return Ok(Answer::Done);
             }

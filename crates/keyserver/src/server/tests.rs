@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 
 use strongroom_block::{SealingDomain, VolumeId};
 use strongroom_channel::Scheme;

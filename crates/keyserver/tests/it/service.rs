@@ -150,10 +150,14 @@ fn a_revoked_identity_gets_no_key_and_a_new_epoch_begins_with_it() {
     assert!(after.keys.volume_key(2).is_ok_and(|key| before.keys.volume_key(1) != Ok(key)));
     assert!(matches!(admin.revoke(domain(1), bob.public()), Err(ClientError::Invalid(_))));
     assert!(matches!(admin.revoke(domain(1), site.admin.public()), Err(ClientError::Conflict(_))), "the last one");
-    // So is who keeps another right.
+    // So is who keeps another right, but for those who administer: they could have exported the keys, and still can.
     admin.grant(domain(1), bob.public(), Rights::ALL).unwrap();
     admin.grant(domain(1), bob.public(), ADMINISTER).unwrap();
+    assert_eq!(admin.info(domain(1)).unwrap().current_epoch, 2);
+    admin.grant(domain(1), bob.public(), SEAL).unwrap();
     assert_eq!(admin.info(domain(1)).unwrap().current_epoch, 3);
+    admin.grant(domain(1), bob.public(), ADMINISTER).unwrap();
+    assert_eq!(admin.revoke(domain(1), bob.public()).unwrap(), 4);
 }
 
 #[test]
@@ -183,7 +187,7 @@ fn an_epoch_is_not_destroyed_while_somebody_may_write_under_it() {
     let lease = admin.fetch(domain(1)).unwrap().lease;
     admin.rotate(domain(1)).unwrap();
     let left = admin.info(domain(1)).unwrap().settles_in;
-    assert!(left > lease / 2 && left <= lease, "{left:?} of {lease:?}");
+    assert!(left > lease && left <= lease + lease / 64, "{left:?} of {lease:?}");
     let error = admin.destroy_epoch(domain(1), 2, false).unwrap_err();
     assert!(matches!(&error, ClientError::Conflict(text) if text.contains("--now")), "{error}");
     server.stop();
@@ -306,7 +310,7 @@ fn a_stranger_is_refused_and_a_wrong_server_is_noticed() {
 
 #[test]
 fn a_hundred_callers_are_served_together() {
-    let site = Site::with("[limits]\nconnections_per_identity = 200\n");
+    let site = Site::with("[limits]\nconnections_per_identity = 200\nrepeated_lines_s = 0\n");
     let server = site.start();
     let admin = site.admin(&server);
     admin.create(volume(1)).unwrap();

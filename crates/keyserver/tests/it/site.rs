@@ -56,7 +56,7 @@ impl Site {
 
     pub(crate) fn config(&self, directory: &str, more: &str) -> Config {
         let text = format!(
-            "directory = {:?}\nlisten = [\"127.0.0.1:0\"]\nnode_key = \"unused\"\n{}\n[[identity]]\nname = \"admin\"\n\
+            "directory = {:?}\nlisten = [\"127.0.0.1:0\"]\nnode_key = \"unused\"\nlease_margin_s = 0\n{}\n[[identity]]\nname = \"admin\"\n\
              key = \"{}\"\nroles = [\"administrator\"]\n{more}",
             self.path(directory),
             self.settings,

@@ -63,9 +63,14 @@ fn a_standby_takes_over_and_the_old_primary_is_fenced() {
     assert!(admin.fetch(domain(1)).unwrap_err().to_string().contains("taken its place"));
     let grant = both.fetch(domain(1)).unwrap();
     assert_eq!(grant.current_epoch, 5);
+    // What the old primary gave out is out for another lease.
+    let error = both.destroy_epoch(domain(1), 1, false).unwrap_err();
+    assert!(matches!(error, ClientError::Conflict(_)), "{error}");
     assert_eq!(grant.keys.volume_key(1), keys.volume_key(1));
     assert_eq!(both.generation(), 2);
-    assert_eq!(both.rotate(domain(1)).unwrap(), 6);
+    // No epoch that the old primary may have begun is begun again with another key.
+    assert_eq!(both.rotate(domain(1)).unwrap(), 6 + 1024);
+    assert_eq!(both.rotate(domain(1)).unwrap(), 7 + 1024);
     // It stays what it is.
     primary.stop();
     let primary = pair.primary();
@@ -86,17 +91,27 @@ fn an_old_primary_that_was_not_told_is_not_heeded() {
     let new_address = standby.local_addresses()[0].to_string();
     // The old one is back, elsewhere, and thinks that it is the primary.
     let old = pair.primary();
+    // Nobody told this client either: it asks both before it heeds one.
     let both = pair.client(&[&old, &standby]);
     both.fetch(domain(1)).unwrap();
-    both.expect_generation(2);
-    // Heeded is the new one.
-    assert_eq!(both.status().unwrap().generation, 2, "{new_address}");
+    assert_eq!(both.generation(), 2, "{new_address}");
     let error = {
         let only_old = pair.client(&[&old]);
         only_old.expect_generation(2);
         only_old.fetch(domain(1)).unwrap_err()
     };
     assert!(matches!(error, ClientError::Superseded { generation: 1, known: 2 }), "{error}");
+}
+
+#[test]
+fn a_standby_that_never_followed_is_not_promoted() {
+    let pair = Pair::new("");
+    // Its identity has no role there.
+    let primary = pair.site.start();
+    let standby = pair.standby("standby", &primary);
+    let error = pair.client(&[&standby]).promote().unwrap_err();
+    assert!(matches!(&error, ClientError::Conflict(text) if text.contains("never followed")), "{error}");
+    primary.stop();
 }
 
 #[test]

@@ -133,7 +133,9 @@ impl Store {
                     _ => StoreError::io("opening the store")(error),
                 });
             }
-            self.wait_for_io();
+            if !self.ios.is_empty() {
+                self.backend.wait();
+            }
         }
         Ok(())
     }

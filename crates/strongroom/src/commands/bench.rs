@@ -6,6 +6,7 @@ mod btio;
 mod ciphers;
 mod dbench;
 mod initiator;
+mod keys;
 mod lab;
 mod peers;
 mod progress;
@@ -42,6 +43,7 @@ pub(crate) enum BenchCommand {
     Dbench(dbench::DbenchArgs),
     Peers(peers::PeersArgs),
     Wan(Box<wan::WanArgs>),
+    Keys(keys::KeysArgs),
     Lab(Box<lab::LabArgs>),
     Initiator(initiator::InitiatorArgs),
     Receiver(stream::ReceiverArgs),
@@ -58,6 +60,7 @@ pub(crate) fn run(command: BenchCommand) -> Result<()> {
         BenchCommand::Dbench(args) => dbench::run(&args),
         BenchCommand::Peers(args) => peers::run(&args),
         BenchCommand::Wan(args) => wan::run(&args),
+        BenchCommand::Keys(args) => keys::run(&args),
         BenchCommand::Lab(args) => lab::run(&args),
         BenchCommand::Initiator(_) => initiator::run(),
         BenchCommand::Receiver(args) => stream::receive(&args),

@@ -50,8 +50,9 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     let node_key = Arc::new(keys::read_identity(&config.node_key)?);
     let master = read_master_key(config.master_key.as_deref())?;
     lock_memory();
+    raise_file_limit();
     if args.check {
-        let database = Database::open(&config.directory, &master)?;
+        let database = Database::inspect(&config.directory, &master)?;
         println!("{} volumes, audit log {}", database.volumes(), database.head());
         return Ok(());
     }
@@ -155,10 +156,20 @@ fn credential(directory: Option<OsString>) -> Result<PathBuf> {
     Ok(PathBuf::from(directory).join(CREDENTIAL))
 }
 
+/// Each connection needs two descriptors.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "cannot raise the limit of open files; raise it with LimitNOFILE=");
+    }
+}
+
 /// Keys do not go to the swap.
 fn lock_memory() {
     use rustix::mm::{MlockAllFlags, mlockall};
-    if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+    if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {
         tracing::warn!(%error, "cannot lock memory; run as root or raise `ulimit -l` (LimitMEMLOCK=), or keys may reach the swap");
     }
 }
@@ -166,5 +177,36 @@ fn lock_memory() {
 fn write_metrics(path: Option<&Path>, server: &KeyServer) {
     if let Some(path) = path {
         stats_file::write_text(path, &server.metrics());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_configuration_is_one() {
+        let example = include_str!("../../../../examples/keyserver.toml");
+        let config = Config::parse(example).unwrap();
+        // What stands there as a comment is a setting with its default.
+        let is_setting = |line: &str| line.starts_with('#') && line.contains(" = ") && !line.starts_with("# ");
+        let skipped = ["metrics_file", "standby_of", "primary_key"];
+        let uncommented: String =
+            example
+                .lines()
+                .map(|line| {
+                    if is_setting(line) && !skipped.iter().any(|name| line.contains(name)) { &line[1..] } else { line }
+                })
+                .map(|line| format!("{line}\n"))
+                .collect();
+        let all = Config::parse(&uncommented.replace("#[[", "[[")).unwrap();
+        assert_eq!((&all.limits, &all.listen, all.lease_s), (&config.limits, &config.listen, config.lease_s));
+        assert_eq!(all.identities.len(), 2);
+    }
+
+    #[test]
+    fn a_credential_is_the_master_key_if_no_file_is_named() {
+        assert!(credential(None).unwrap_err().to_string().contains("LoadCredentialEncrypted=master-key"));
+        assert_eq!(credential(Some("/run/credentials/x".into())).unwrap(), Path::new("/run/credentials/x/master-key"));
     }
 }

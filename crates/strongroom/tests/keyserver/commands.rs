@@ -51,6 +51,41 @@ fn a_key_server_is_administered_by_commands() {
     assert!(fs::read_to_string(site.path("keys.prom")).unwrap().contains("strongroom_keyserver_requests_total"));
 }
 
+/// Whatever a command has acknowledged is there after a kill in the middle of the next ones.
+#[test]
+fn nothing_acknowledged_is_lost_when_the_server_is_killed() {
+    let site = KeySite::new();
+    let mut server = site.start();
+    site.key("admin", &["create", "vault"]).ok();
+    let mut acknowledged = 1;
+    for round in 0..3 {
+        let killed = std::thread::scope(|scope| {
+            let rotating = scope.spawn(|| {
+                let mut last = None;
+                loop {
+                    let said = site.key("admin", &["rotate", "vault", "--key-server-timeout", "20s"]);
+                    if !said.success {
+                        return last;
+                    }
+                    last = said.stdout.trim().strip_prefix("epoch ").map(|epoch| epoch.parse::<u32>().unwrap());
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(150 + 70 * round));
+            drop(server);
+            rotating.join().unwrap()
+        });
+        acknowledged = killed.unwrap_or(acknowledged);
+        server = site.start();
+        let shown = site.key("admin", &["show", "vault"]).ok();
+        let current = shown.lines().find(|line| line.ends_with(" current")).unwrap();
+        let current: u32 = current.split(' ').nth(1).unwrap().parse().unwrap();
+        assert!(current == acknowledged || current == acknowledged + 1, "{current} of {acknowledged}");
+        acknowledged = current;
+        site.key("admin", &["audit", "--verify"]).ok();
+    }
+    server.stop();
+}
+
 #[test]
 fn the_audit_log_is_printed_and_checked_against_a_head_that_was_kept() {
     let site = KeySite::new();

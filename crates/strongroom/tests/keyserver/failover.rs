@@ -44,7 +44,7 @@ fn a_killed_primary_loses_nothing_that_was_acknowledged() {
     let primary = site.start();
     eventually("the old primary knows", || site.key("admin", &["status"]).ok().contains("role fenced"));
     site.key("admin", &["show", "vault"]).failed(&["taken its place"]);
-    assert_eq!(site.key_at(&ports, "admin", &["rotate", "vault"]).ok(), format!("epoch {}\n", found + 1));
+    assert_eq!(site.key_at(&ports, "admin", &["rotate", "vault"]).ok(), format!("epoch {}\n", found + 1 + 1024));
     standby.stop();
     primary.stop();
 }

@@ -66,7 +66,7 @@ impl KeySite {
     fn write_config(&self, file: &str, directory: &str, identity: &str, port: u16, settings: &str, more: &str) {
         let text = format!(
             "directory = \"{}\"\nlisten = [\"127.0.0.1:{port}\"]\nnode_key = \"{}\"\nmaster_key = \"{}\"\nmetrics_file = \"{}\"\n\
-             {settings}\n[[identity]]\nname = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n{more}",
+             lease_margin_s = 0\n{settings}\n[[identity]]\nname = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n{more}",
             self.text(directory),
             self.text(&format!("{identity}.identity")),
             self.text("master.key"),

@@ -45,7 +45,7 @@ impl CallArgs {
 pub(crate) enum ServerCommand {
     /// Have the key server draw the key of a new volume; this identity then administers it.
     #[command(after_help = "Example: strongroom key create vault --key-server keys.example\n\n\
-        The volume that is to use the key is made with the domain that this prints (strongroom volume create --help).")]
+        Give --domain and --id as `strongroom volume create --custody keyserver` printed them: the volume is made at the target first.")]
     Create(CreateArgs),
     /// Give the keys of a key file into the key server's custody.
     #[command(
@@ -332,8 +332,17 @@ fn print_info(info: &VolumeInfo) {
         let state = if *epoch == info.current_epoch { "current" } else { "old" };
         println!("epoch {epoch} id {id} {state}");
     }
-    for epoch in info.destroyed_epochs() {
-        println!("epoch {epoch} destroyed");
+    let mut gone = info.destroyed_epochs().peekable();
+    while let Some(first) = gone.next() {
+        let mut last = first;
+        while let Some(next) = gone.next_if(|next| *next == last + 1) {
+            last = next;
+        }
+        if first == last {
+            println!("epoch {first} destroyed");
+        } else {
+            println!("epochs {first} to {last} destroyed, or never used");
+        }
     }
     if !info.settles_in.is_zero() {
         println!("initiators may write under an old epoch for another {} s", info.settles_in.as_secs() + 1);

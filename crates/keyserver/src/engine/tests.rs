@@ -1,0 +1,104 @@
+//! Proves what comes of several callers whose requests are decided as one transaction.
+
+use strongroom_block::VolumeId;
+use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+use tempfile::TempDir;
+
+use super::*;
+use crate::LocalMasterKey;
+use crate::config::Roles;
+use crate::protocol::{NewVolume, Request};
+
+struct Group {
+    _dir: TempDir,
+    full: Arc<AtomicBool>,
+    engine: Arc<Engine>,
+}
+
+fn domain(byte: u8) -> SealingDomain {
+    SealingDomain([byte; 16])
+}
+
+fn create(byte: u8, name: &str) -> Request {
+    Request::Create(NewVolume { id: VolumeId([byte; 16]), name: name.into(), domain: domain(byte) })
+}
+
+impl Group {
+    /// With the volume `vault`, domain 5.
+    fn new() -> Group {
+        let dir = tempfile::tempdir().unwrap();
+        let master = LocalMasterKey::new(&VolumeKeyFile::new(KeyPurpose::Master, &[1; 32])).unwrap();
+        drop(Database::open_or_create(&dir.path().join("keys"), &master).unwrap());
+        let full = Arc::new(AtomicBool::new(false));
+        let database = Database::open_through(&dir.path().join("keys"), &master, Some(Arc::clone(&full))).unwrap();
+        let engine = Engine::start(Arc::new(database), Arc::new(Metrics::default())).unwrap();
+        let group = Group { _dir: dir, full, engine };
+        assert!(group.together(vec![create(5, "vault")])[0].is_ok());
+        group
+    }
+
+    /// Decides and stores these as one transaction.
+    fn together(&self, requests: Vec<Request>) -> Vec<Result<Outcome, Failure>> {
+        let roles = Roles { administer: true, create: true, standby: false };
+        let caller = Caller { identity: Some(PublicKey::from_bytes([9; 32])), roles };
+        let (jobs, answers): (Vec<_>, Vec<_>) = requests
+            .into_iter()
+            .map(|request| {
+                let (answer, answered) = sync_channel(1);
+                (Job { caller, operation: Operation::Ask(request), at_ms: 0, answer }, answered)
+            })
+            .unzip();
+        self.engine.commit(&jobs, &mut Pending::default());
+        answers.iter().map(|answered| answered.recv().unwrap()).collect()
+    }
+}
+
+#[test]
+fn keys_of_an_epoch_that_is_not_stored_do_not_go_out() {
+    let group = Group::new();
+    group.full.store(true, Ordering::SeqCst);
+    let fetch = Request::Fetch { domain: domain(5) };
+    let answers = group.together(vec![Request::Rotate { domain: domain(5) }, fetch.clone()]);
+    assert!(answers.iter().all(|answer| matches!(answer, Err(Failure::Unavailable(_)))), "{answers:?}");
+    // What nothing of it depends on is given out.
+    let Ok(Outcome::Volume(volume)) = group.together(vec![fetch]).remove(0) else { panic!("keys are given out") };
+    assert_eq!(volume.current, 1);
+}
+
+#[test]
+fn an_epoch_that_all_others_know_is_not_destroyed_with_its_rotation() {
+    let group = Group::new();
+    let destroy = Request::DestroyEpoch { domain: domain(5), epoch: 1, force: true };
+    let answers = group.together(vec![Request::Rotate { domain: domain(5) }, destroy]);
+    assert!(answers[0].is_ok() && matches!(answers[1], Err(Failure::Conflict(_))), "{answers:?}");
+}
+
+#[test]
+fn a_name_that_is_given_up_and_taken_at_once_is_found() {
+    // The new one's domain is before the old one's, and behind it.
+    for byte in [1, 9] {
+        let group = Group::new();
+        let answers = group.together(vec![Request::Destroy { domain: domain(5) }, create(byte, "vault")]);
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        assert_eq!(group.engine.database.state().names.get("vault"), Some(&domain(byte)));
+    }
+}
+
+/// However often somebody asks for the same, the log has one line of it in a while.
+#[test]
+fn the_same_again_is_one_line() {
+    let group = Group::new();
+    group.engine.repeated.store(60, Ordering::SeqCst);
+    let fetch = Request::Fetch { domain: domain(5) };
+    let before = group.engine.database.head().lines;
+    let mut pending = Pending::default();
+    for _ in 0..3 {
+        let (answer, answered) = sync_channel(1);
+        let caller = Caller { identity: Some(PublicKey::from_bytes([9; 32])), roles: Roles::default() };
+        let job = Job { caller, operation: Operation::Ask(fetch.clone()), at_ms: 0, answer };
+        group.engine.commit(&[job], &mut pending);
+        assert!(answered.recv().unwrap().is_ok());
+    }
+    assert_eq!(group.engine.database.head().lines, before + 1);
+    assert_eq!(pending.recent.values().map(|told| told.again).sum::<u32>(), 2);
+}
