@@ -173,7 +173,7 @@ impl Standby {
         for (_, volume) in &mut batch.volumes {
             if let Some(volume) = volume {
                 let taken = batch.slots.iter().map(|(slot, _)| *slot).collect();
-                let slots = self.engine.database.into_own_slots(std::slice::from_mut(volume), &keys, taken)?;
+                let slots = self.engine.database.to_own_slots(std::slice::from_mut(volume), &keys, taken)?;
                 batch.slots.extend(slots);
             }
         }

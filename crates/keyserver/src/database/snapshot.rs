@@ -165,7 +165,7 @@ impl Database {
 
     /// Gives each epoch the slot that it has here, or a free one, and says what is to be put into those: what lies in slots that are
     /// used is not overwritten.
-    pub(crate) fn into_own_slots(
+    pub(crate) fn to_own_slots(
         &self,
         volumes: &mut [Volume],
         keys: &BTreeMap<u32, ShredKey>,
@@ -207,7 +207,7 @@ impl Database {
             head.generation += 1;
         }
         let mut volumes = snapshot.volumes;
-        let slots = self.into_own_slots(&mut volumes, &snapshot.slots, BTreeSet::new())?;
+        let slots = self.to_own_slots(&mut volumes, &snapshot.slots, BTreeSet::new())?;
         let io = |source| self.io("write", super::SHRED_FILE, source);
         self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots, 0).map_err(io)?;
         let mut state = State::empty(head.id, role);

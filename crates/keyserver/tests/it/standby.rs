@@ -181,6 +181,8 @@ fn a_backup_opens_elsewhere_with_the_same_master_key() {
     let server = KeyServer::start(ServerOptions { config, node_key, database }).unwrap();
     let admin = site.admin(&server);
     assert_eq!(admin.fetch(domain(7)).unwrap().keys, keys);
+    // Epoch 3 was given out by the old server, with another key.
+    assert_eq!(admin.rotate(domain(7)).unwrap(), 3 + 1024);
     let after = admin.status().unwrap();
     assert!(after.generation > before.generation && after.sequence > before.sequence);
     let lines = admin.audit(1).unwrap().lines;
