@@ -103,7 +103,7 @@ pub struct PipelineStatus {
     pub round_trip: Option<Duration>,
     /// TCP's round trip now and its smallest, where the kernel tells.
     pub path: Option<PathRoundTrip>,
-    /// What the link carries, in bytes per second of block data; `None` until it was measured.
+    /// What the link carries, in bytes per second of block data; on a short way what was written lately. `None` until it was measured.
     pub link_bytes_per_second: Option<f64>,
     /// What one thread seals, in bytes per second; `None` until it was measured.
     pub seal_bytes_per_second: Option<f64>,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use strongroom_block::{CryptoBytes, CryptoCounters};
-use strongroom_initiator::RemoteDevice;
+use strongroom_initiator::{PipelineStatus, RemoteDevice};
 
 /// How often an attachment's counters are written.
 const WRITE_EVERY: Duration = Duration::from_secs(1);
@@ -48,8 +48,41 @@ struct AttachmentStats {
     /// How keys that a server lends stand; absent without such.
     #[serde(skip_serializing_if = "Option::is_none")]
     keys: Option<Keys>,
+    pipeline: PipelineStats,
     /// Cryptography of this process, for channels and seals together: sent are `encrypted` and `mac_made`.
     crypto: Crypto,
+}
+
+/// What the pipeline of the writes is at; what is not known, or not limited, is null.
+#[derive(Serialize)]
+struct PipelineStats {
+    depth: Option<u32>,
+    window_bytes: Option<u64>,
+    /// Threads that seal; 0: who submits does.
+    workers: u32,
+    round_trip_s: Option<f64>,
+    /// TCP's, now and the smallest.
+    path_round_trip_s: Option<f64>,
+    path_round_trip_min_s: Option<f64>,
+    link_bytes_per_s: Option<f64>,
+    seal_bytes_per_s: Option<f64>,
+    congestion: Option<String>,
+}
+
+impl From<PipelineStatus> for PipelineStats {
+    fn from(status: PipelineStatus) -> PipelineStats {
+        PipelineStats {
+            depth: status.depth,
+            window_bytes: status.window_bytes,
+            workers: status.workers,
+            round_trip_s: status.round_trip.map(|time| time.as_secs_f64()),
+            path_round_trip_s: status.path.map(|path| path.now.as_secs_f64()),
+            path_round_trip_min_s: status.path.map(|path| path.smallest.as_secs_f64()),
+            link_bytes_per_s: status.link_bytes_per_second,
+            seal_bytes_per_s: status.seal_bytes_per_second,
+            congestion: status.congestion,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -92,6 +125,7 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
             lease_left_s: keys.lease_left.as_secs_f64(),
             trouble: keys.trouble,
         }),
+        pipeline: status.pipeline.into(),
         crypto: Crypto {
             encrypted_bytes: encrypted,
             decrypted_bytes: decrypted,

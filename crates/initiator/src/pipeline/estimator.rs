@@ -4,8 +4,8 @@
 //! It reasons as BBR does, with commands for packets and without pacing. The rate is the largest of the last rounds (a round is the
 //! time from a command's sending to its answer), measured over the longer of the times in which what was answered was sent and was
 //! answered, so that answers that come in a heap do not count as speed. The base round trip is the smallest of the last rounds,
-//! without the command's own transfer. The window is what [`ideal_depth`] makes of both. It grows twofold each round while the rate
-//! grows with it; then it probes upwards every few rounds and, to see the base round trip again, drains the queue that this made.
+//! without the command's own transfer. The window is what [`ideal_depth`] makes of both. It grows by two thirds each round while the
+//! rate grows with it; then it probes upwards every few rounds and, to see the base round trip again, drains the queue that this made.
 //! Where round trips stay far above the base the link has become slower, or the way longer: the queue is drained, and whichever it
 //! was is measured anew. A round in which whoever writes had less to write than the window says nothing about the link.
 //!
@@ -36,6 +36,11 @@ const GROWTH: f64 = 1.25;
 const FLAT_ROUNDS_MAX: u32 = 3;
 /// How much faster what a probe sent must be for the window to grow again.
 const PROBE_FOUND: f64 = 1.15;
+/// The window of a round of growth, as a multiple of what fills the link as far as it is known: what queues at its end is less than
+/// routers mostly hold.
+const GROWING: f64 = 1.5;
+/// TCP's round trip is so many times its smallest when there is a queue.
+const QUEUED: f64 = 1.25;
 /// Window of each round of a cycle, as a multiple of what fills the link: the probe, its answers, the drain, and the rest.
 const STEPS: [f64; 10] = [1.33, 1.0, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
 /// Round trips of a whole round that are so many times the base are not our own queue's: in one round, or in two in a row.
@@ -75,6 +80,8 @@ pub(super) struct Estimator {
     first_sent: Option<Instant>,
     phase: Phase,
     window_bytes: u64,
+    /// What fills the link, as far as it is known: with so much under way a round tells of the link, whoever ended it.
+    full_bytes: u64,
     rates: Recent<RATE_ROUNDS>,
     trips: Recent<TRIP_ROUNDS>,
     round: Round,
@@ -173,6 +180,7 @@ impl Default for Estimator {
             first_sent: None,
             phase: Phase::Growing { best_rate: 0.0, flat_rounds: 0 },
             window_bytes: WINDOW_BYTES_FIRST,
+            full_bytes: u64::MAX,
             rates: Recent::default(),
             trips: Recent::default(),
             round: Round::begin(0),
@@ -186,8 +194,13 @@ impl Default for Estimator {
 impl Estimator {
     /// Bytes that may be under way; `None`: the way is short, and nothing need be limited.
     pub(super) fn window_bytes(&self) -> Option<u64> {
-        let way = self.path.map(|path| path.smallest.as_secs_f64()).or_else(|| self.trips.min());
-        if way.is_some_and(|way| way < NEAR_S) { None } else { Some(self.window_bytes) }
+        let is_near = self.is_near() || (self.path.is_none() && self.trips.min().is_some_and(|trip| trip < NEAR_S));
+        (!is_near).then_some(self.window_bytes)
+    }
+
+    /// The kernel says that the way is short.
+    fn is_near(&self) -> bool {
+        self.path.is_some_and(|path| path.smallest.as_secs_f64() < NEAR_S)
     }
 
     /// Whether a round has ended in which the window was what limited.
@@ -201,8 +214,13 @@ impl Estimator {
         u32::try_from(bytes.div_ceil(unit_bytes)).unwrap_or(u32::MAX)
     }
 
+    /// What was answered on average, where the way is short; else what the link carries; in bytes per second.
+    pub(super) fn status_rate(&self) -> Option<f64> {
+        if self.is_near() { Some(self.mean.bytes_per_second).filter(|rate| *rate > 0.0) } else { self.rate() }
+    }
+
     /// What the link carries, in bytes per second.
-    pub(super) fn rate(&self) -> Option<f64> {
+    fn rate(&self) -> Option<f64> {
         self.rates.max().or((self.round.rate > 0.0).then_some(self.round.rate))
     }
 
@@ -237,10 +255,12 @@ impl Estimator {
         self.round.is_limited = true;
     }
 
-    pub(super) fn sent(&mut self, now: Instant, bytes: u64, is_alone: bool) -> Flight {
-        if is_alone {
+    /// A command is sent, and `under_way_bytes` were before it.
+    pub(super) fn sent(&mut self, now: Instant, bytes: u64, under_way_bytes: u64) -> Flight {
+        if under_way_bytes == 0 {
             (self.delivered_at, self.first_sent) = (Some(now), Some(now));
         }
+        self.round.is_limited |= under_way_bytes.saturating_add(bytes) >= self.full_bytes;
         if let Phase::Draining { is_drained, .. } = &mut self.phase
             && !std::mem::replace(is_drained, true)
         {
@@ -259,6 +279,11 @@ impl Estimator {
     pub(super) fn answered(&mut self, now: Instant, flight: &Flight) {
         self.delivered += flight.bytes;
         (self.delivered_at, self.first_sent) = (Some(now), Some(flight.at));
+        self.mean.take(now, self.delivered);
+        if self.is_near() {
+            // There is no window to find.
+            return;
+        }
         let sending = flight.at.saturating_duration_since(flight.first_sent);
         let answering = now.saturating_duration_since(flight.delivered_at);
         let seconds = sending.max(answering).as_secs_f64();
@@ -267,7 +292,6 @@ impl Estimator {
             return;
         }
         let rate = (self.delivered - flight.delivered) as f64 / seconds;
-        self.mean.take(now, self.delivered);
         // Where the rate is not known yet a command's own transfer is taken for part of the way, at most.
         let transfer = flight.bytes as f64 / self.rate().unwrap_or(rate).max(rate);
         let is_of_round = flight.delivered >= self.round.begun_at_bytes;
@@ -297,11 +321,16 @@ impl Estimator {
             self.rates.push(round.rate);
         }
         self.trips.push(round.trip);
-        if !round.is_limited {
-            return;
+        if round.is_limited {
+            self.turn(&round, base);
         }
+        self.full_bytes = if self.rate().is_some() { self.filling(1.0) } else { u64::MAX };
+    }
+
+    /// What follows from a round that tells of the link.
+    fn turn(&mut self, round: &Round, base: Option<f64>) {
         match self.phase {
-            Phase::Growing { best_rate, flat_rounds } => self.grow(&round, best_rate, flat_rounds),
+            Phase::Growing { best_rate, flat_rounds } => self.grow(round, best_rate, flat_rounds),
             Phase::Draining { anew: false, .. } => self.steady(0),
             Phase::Draining { anew: true, .. } => {
                 self.rates.only(round.rate);
@@ -335,19 +364,19 @@ impl Estimator {
         let flat_rounds = if has_grown { 0 } else { flat_rounds + 1 };
         let best_rate = best_rate.max(round.rate);
         // The kernel's round trip has no share of what waits in our own socket.
-        let queues = self.path.is_some_and(|path| {
-            path.round_trip > path.smallest + path.smallest / 2 + Duration::from_secs_f64(JITTER_S)
-        });
-        if flat_rounds >= FLAT_ROUNDS_MAX || (queues && !has_grown) {
+        let queues = self
+            .path
+            .is_some_and(|path| path.round_trip.as_secs_f64() > QUEUED * path.smallest.as_secs_f64() + JITTER_S);
+        if flat_rounds >= FLAT_ROUNDS_MAX || queues {
             return self.drain(false);
         }
         self.phase = Phase::Growing { best_rate, flat_rounds };
-        self.window_bytes = self.window_bytes.max(self.filling(2.0)).min(WINDOW_BYTES_MAX);
+        self.window_bytes = self.window_bytes.max(self.filling(GROWING)).min(WINDOW_BYTES_MAX);
     }
 
     fn grow_from(&mut self, rate: f64) {
         self.phase = Phase::Growing { best_rate: rate, flat_rounds: 0 };
-        self.window_bytes = self.filling(2.0);
+        self.window_bytes = self.filling(GROWING);
     }
 
     fn drain(&mut self, anew: bool) {

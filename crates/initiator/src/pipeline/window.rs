@@ -83,7 +83,7 @@ impl Window {
 
     /// A command is sent.
     pub(crate) fn sent(&mut self, now: Instant, bytes: u64) -> Flight {
-        let flight = self.estimator.sent(now, bytes, self.under_way.count == 0);
+        let flight = self.estimator.sent(now, bytes, self.under_way.bytes);
         self.under_way.add(bytes);
         flight
     }
@@ -149,7 +149,7 @@ impl Window {
             window_bytes,
             round_trip: self.estimator.round_trip().map(Duration::from_secs_f64),
             path: self.estimator.path_round_trip().map(|(now, smallest)| PathRoundTrip { now, smallest }),
-            link_bytes_per_second: self.estimator.rate(),
+            link_bytes_per_second: self.estimator.status_rate(),
             ..PipelineStatus::default()
         }
     }

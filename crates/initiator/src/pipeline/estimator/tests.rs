@@ -49,6 +49,8 @@ struct Sim {
     /// By tenths of a second: bytes answered, and the longest queue that a command found, in nanoseconds.
     tenths: Vec<(u64, u64)>,
     tells_path: bool,
+    /// Blocks that the application has under way at most.
+    depth_max: usize,
 }
 
 impl Sim {
@@ -65,6 +67,7 @@ impl Sim {
             answered: 0,
             tenths: Vec::new(),
             tells_path: false,
+            depth_max: usize::MAX,
         }
     }
 
@@ -81,7 +84,7 @@ impl Sim {
     fn run(&mut self, seconds: f64) {
         let end = self.now + (seconds * 1e9) as u64;
         loop {
-            while self.window.may_send(self.block) {
+            while self.answers.len() < self.depth_max && self.window.may_send(self.block) {
                 let queue = self.link.queue_ns(self.now);
                 let seen = &mut self.tenth().1;
                 *seen = (*seen).max(queue);
@@ -217,6 +220,17 @@ fn it_follows_a_way_that_becomes_longer_or_shorter() {
 }
 
 #[test]
+fn an_application_that_offers_too_much_and_not_more_is_held_back_too() {
+    // Two and a half times what fills the link: less than the window may have been before the link was known.
+    let mut sim = auto(Link::new(100.0 * MBIT, 64.0), 64 << 10);
+    sim.depth_max = 64;
+    sim.run(20.0);
+    assert!(sim.rate(10.0, 20.0) > 0.95 * 100.0 * MBIT);
+    assert!(sim.queue(10.0, 20.0) < 0.08, "{}", sim.queue(10.0, 20.0));
+    assert!(sim.window.window_bytes().unwrap() < 3 << 20);
+}
+
+#[test]
 fn a_short_way_limits_nothing() {
     let mut window = Window::new(Pipeline::Auto);
     window.path(PathSample { round_trip: Duration::from_micros(300), smallest: Duration::from_micros(50) });
@@ -233,6 +247,8 @@ fn whoever_writes_little_learns_nothing_wrong() {
     // One block every 50 ms for a minute, then as fast as it goes: the window has not shrunk to what was written.
     let mut sim = auto(Link::new(100.0 * MBIT, 32.0), 64 << 10);
     sim.run(10.0);
+    sim.depth_max = 0;
+    sim.run(1.0);
     let before = sim.window.window_bytes().unwrap();
     for _ in 0..1200 {
         let flight = sim.window.sent(sim.time(), 4096);

@@ -23,7 +23,7 @@ pub(super) enum SealingState {
     /// It is being sealed.
     UnderWay,
     /// So it goes, each time that it is sent.
-    Done(SealedBlocks),
+    Done(Box<SealedBlocks>),
 }
 
 impl SealingState {
@@ -90,7 +90,7 @@ impl Engine {
         let Some(command) = command.filter(|command| matches!(command.sealing, SealingState::UnderWay)) else { return };
         match result {
             Ok(sealed) => {
-                command.sealing = SealingState::Done(sealed);
+                command.sealing = SealingState::Done(Box::new(sealed));
                 self.ready.add(key, id.sequence, self.commands[key].kind, &self.commands);
             }
             Err(error) => {
