@@ -6,34 +6,35 @@ crates/cipher/tests/suites.rs, crates/seal/tests/it/suites.rs and crates/channel
 import hashlib
 import hmac
 
+from cryptography.hazmat.decrepit.ciphers.algorithms import TripleDES
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-SUITES = {1: "aes-256-gcm", 2: "aes-128-gcm", 3: "chacha20-poly1305", 0xF0: "aes192-cbc+hmac-md5"}
+SUITES = {1: "aes-256-gcm", 2: "aes-128-gcm", 3: "chacha20-poly1305", 0xF0: "aes192-cbc+hmac-md5", 0xF1: "3des-cbc+hmac-md5"}
 
 
-def ecb(key, block):
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    return encryptor.update(block) + encryptor.finalize()
+def cbc(algorithm, iv, text):
+    encryptor = Cipher(algorithm, modes.CBC(iv)).encryptor()
+    return encryptor.update(text) + encryptor.finalize()
 
 
-def paper(key, nonce, associated, plain):
-    cipher_key = key[:24]
-    mac_key = hmac.new(key, b"mac", hashlib.md5).digest()
-    iv = ecb(cipher_key, nonce + bytes(4))
-    whole = len(plain) // 16 * 16
-    encryptor = Cipher(algorithms.AES(cipher_key), modes.CBC(iv)).encryptor()
-    sealed = encryptor.update(plain[:whole]) + encryptor.finalize()
-    mask = ecb(cipher_key, sealed[-16:] if whole else iv)
+def paper(algorithm, block, label, key, nonce, associated, plain):
+    cipher = algorithm(key[:24])
+    mac_key = hmac.new(key, label, hashlib.md5).digest()
+    iv = cbc(cipher, bytes(block), nonce + bytes(4))[-block:]
+    whole = len(plain) // block * block
+    sealed = cbc(cipher, iv, plain[:whole])
+    mask = cbc(cipher, bytes(block), sealed[-block:] if whole else iv)
     sealed += bytes(a ^ b for a, b in zip(plain[whole:], mask))
     return sealed, hmac.new(mac_key, nonce + len(associated).to_bytes(8, "big") + associated + sealed, hashlib.md5).digest()
 
 
 def seal(suite, key, nonce, associated, plain):
-    if suite == 0xF0:
-        return paper(key, nonce, associated, plain)
+    if suite in (0xF0, 0xF1):
+        algorithm, block, label = {0xF0: (algorithms.AES, 16, b"mac"), 0xF1: (TripleDES, 8, b"mac 3des")}[suite]
+        return paper(algorithm, block, label, key, nonce, associated, plain)
     aead = {1: lambda: AESGCM(key), 2: lambda: AESGCM(key[:16]), 3: lambda: ChaCha20Poly1305(key)}[suite]()
     both = aead.encrypt(nonce, plain, associated)
     return both[:-16], both[-16:]

@@ -18,11 +18,19 @@ pub enum Suite {
     ChaCha20Poly1305 = 3,
     /// AES-192-CBC with HMAC-MD5: what the lazy-crypto paper measured, to repeat its experiments and for nothing else.
     Aes192CbcHmacMd5 = 0xf0,
+    /// Triple DES in CBC mode with HMAC-MD5: what the WAN paper's IPsec had by default, to repeat its experiments and for nothing else.
+    TripleDesCbcHmacMd5 = 0xf1,
 }
 
 impl Suite {
     /// All of them, the usual one first.
-    pub const ALL: [Suite; 4] = [Suite::Aes256Gcm, Suite::Aes128Gcm, Suite::ChaCha20Poly1305, Suite::Aes192CbcHmacMd5];
+    pub const ALL: [Suite; 5] = [
+        Suite::Aes256Gcm,
+        Suite::Aes128Gcm,
+        Suite::ChaCha20Poly1305,
+        Suite::Aes192CbcHmacMd5,
+        Suite::TripleDesCbcHmacMd5,
+    ];
 
     /// As in files, on the command line and in results: `aes-256-gcm`.
     pub fn name(self) -> &'static str {
@@ -31,12 +39,14 @@ impl Suite {
             Suite::Aes128Gcm => "aes-128-gcm",
             Suite::ChaCha20Poly1305 => "chacha20-poly1305",
             Suite::Aes192CbcHmacMd5 => "aes192-cbc+hmac-md5",
+            Suite::TripleDesCbcHmacMd5 => "3des-cbc+hmac-md5",
         }
     }
 
-    /// Whether it must never protect anything that counts: MD5 is broken, and there is no reason but the paper to use it.
+    /// Whether it must never protect anything that counts: MD5 is broken, 64-bit blocks repeat, and there is no reason but the papers to
+    /// use them.
     pub fn is_for_benchmarks_only(self) -> bool {
-        self == Suite::Aes192CbcHmacMd5
+        matches!(self, Suite::Aes192CbcHmacMd5 | Suite::TripleDesCbcHmacMd5)
     }
 
     /// From its byte on disk and wire.
@@ -59,17 +69,20 @@ impl fmt::Display for Suite {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is no cipher suite; there are aes-256-gcm, aes-128-gcm and chacha20-poly1305, and for benchmarks alone \
-     aes192-cbc+hmac-md5 (paper)"
+     aes192-cbc+hmac-md5 (paper) and 3des-cbc+hmac-md5 (3des)"
 )]
 pub struct UnknownSuite(String);
 
 impl FromStr for Suite {
     type Err = UnknownSuite;
 
-    /// In any case; `paper` for the lazy-crypto paper's.
+    /// In any case; `paper` for the lazy-crypto paper's, `3des` for the WAN paper's.
     fn from_str(text: &str) -> Result<Suite, UnknownSuite> {
         if text.eq_ignore_ascii_case("paper") {
             return Ok(Suite::Aes192CbcHmacMd5);
+        }
+        if text.eq_ignore_ascii_case("3des") {
+            return Ok(Suite::TripleDesCbcHmacMd5);
         }
         let named = Suite::ALL.into_iter().find(|suite| suite.name().eq_ignore_ascii_case(text));
         named.ok_or_else(|| UnknownSuite(text.to_owned()))
@@ -87,6 +100,7 @@ mod tests {
             assert_eq!(Suite::from_byte(suite as u8), Ok(suite));
         }
         assert_eq!("paper".parse(), Ok(Suite::Aes192CbcHmacMd5));
+        assert_eq!("3DES".parse(), Ok(Suite::TripleDesCbcHmacMd5));
         assert!("rot13".parse::<Suite>().unwrap_err().to_string().contains("chacha20-poly1305"));
         assert!(Suite::from_byte(0).is_err() && Suite::from_byte(4).is_err());
     }

@@ -4,6 +4,7 @@
 //! Deliberately absent: where keys and nonces come from (the rooms that use them), counting, randomness, I/O.
 
 mod paper;
+mod triple_des;
 
 use std::fmt;
 
@@ -11,6 +12,7 @@ use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY130
 use strongroom_block::{Suite, TAG_BYTES};
 
 use paper::PaperKey;
+use triple_des::TripleDesKey;
 
 /// Bytes that a key is made from, whatever its suite.
 pub const KEY_BYTES: usize = 32;
@@ -27,6 +29,7 @@ pub struct AeadKey(Kind);
 enum Kind {
     Library(LessSafeKey),
     Paper(Box<PaperKey>),
+    TripleDes(Box<TripleDesKey>),
 }
 
 impl fmt::Debug for AeadKey {
@@ -36,8 +39,8 @@ impl fmt::Debug for AeadKey {
 }
 
 impl AeadKey {
-    /// A key of `suite`. AES-128-GCM takes the first 16 of the bytes; `aes192-cbc+hmac-md5` the first 24 for its cipher, and
-    /// makes the key of its authenticator from all of them.
+    /// A key of `suite`. AES-128-GCM takes the first 16 of the bytes; the papers' suites the first 24 for their ciphers, and
+    /// make the key of their authenticator from all of them.
     pub fn new(suite: Suite, key: &[u8; KEY_BYTES]) -> AeadKey {
         let library = |algorithm: &'static Algorithm| {
             let key = UnboundKey::new(algorithm, &key[..algorithm.key_len()]).expect("keys of this length fit");
@@ -48,6 +51,7 @@ impl AeadKey {
             Suite::Aes128Gcm => library(&AES_128_GCM),
             Suite::ChaCha20Poly1305 => library(&CHACHA20_POLY1305),
             Suite::Aes192CbcHmacMd5 => AeadKey(Kind::Paper(Box::new(PaperKey::new(key)))),
+            Suite::TripleDesCbcHmacMd5 => AeadKey(Kind::TripleDes(Box::new(TripleDesKey::new(key)))),
         }
     }
 
@@ -63,6 +67,7 @@ impl AeadKey {
                 tag.as_ref().try_into().expect("a tag is 16 bytes")
             }
             Kind::Paper(key) => key.seal(nonce, associated, text),
+            Kind::TripleDes(key) => key.seal(nonce, associated, text),
         }
     }
 
@@ -86,6 +91,10 @@ impl AeadKey {
                 out.copy_from_slice(plain);
                 key.seal(nonce, associated, out)
             }
+            Kind::TripleDes(key) => {
+                out.copy_from_slice(plain);
+                key.seal(nonce, associated, out)
+            }
         }
     }
 
@@ -106,6 +115,7 @@ impl AeadKey {
                 .map(|_| ())
                 .map_err(|_| NotAuthentic),
             Kind::Paper(key) => key.open(nonce, associated, tag, text),
+            Kind::TripleDes(key) => key.open(nonce, associated, tag, text),
         }
     }
 
@@ -126,6 +136,10 @@ impl AeadKey {
                 .open_separate_gather(Nonce::assume_unique_for_key(nonce), Aad::from(associated), sealed, tag, out)
                 .map_err(|_| NotAuthentic),
             Kind::Paper(key) => {
+                out.copy_from_slice(sealed);
+                key.open(nonce, associated, tag, out)
+            }
+            Kind::TripleDes(key) => {
                 out.copy_from_slice(sealed);
                 key.open(nonce, associated, tag, out)
             }

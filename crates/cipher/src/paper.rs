@@ -26,21 +26,18 @@ pub(crate) struct PaperKey {
     decrypting: DecryptingKey,
     /// One AES block at a time: initialisation vectors and remainders.
     single: EncryptingKey,
-    mac: Hmac<Md5>,
+    mac: Authenticator,
 }
 
 impl PaperKey {
     pub(crate) fn new(key: &[u8; KEY_BYTES]) -> PaperKey {
         let cipher_key =
             || UnboundCipherKey::new(&AES_192, &key[..CIPHER_KEY_BYTES]).expect("24 bytes are an AES-192 key");
-        let mut mac_key: [u8; TAG_BYTES] = keyed(key).chain_update(MAC_LABEL).finalize().into_bytes().into();
-        let mac = keyed(&mac_key);
-        mac_key.zeroize();
         PaperKey {
             encrypting: EncryptingKey::cbc(cipher_key()).expect("AES-192 has CBC"),
             decrypting: DecryptingKey::cbc(cipher_key()).expect("AES-192 has CBC"),
             single: EncryptingKey::ecb(cipher_key()).expect("AES-192 has ECB"),
-            mac,
+            mac: Authenticator::new(key, MAC_LABEL),
         }
     }
 
@@ -52,7 +49,7 @@ impl PaperKey {
             self.encrypting.less_safe_encrypt(whole, context).expect("whole AES blocks");
         }
         self.mask(last_block(whole, iv), rest);
-        self.tag(nonce, associated, text).finalize().into_bytes().into()
+        self.mac.tag(nonce, associated, text).finalize().into_bytes().into()
     }
 
     pub(crate) fn open(
@@ -63,7 +60,7 @@ impl PaperKey {
         text: &mut [u8],
     ) -> Result<(), NotAuthentic> {
         // In constant time, and before anything is decrypted.
-        self.tag(nonce, associated, text).verify_slice(tag).map_err(|_| NotAuthentic)?;
+        self.mac.tag(nonce, associated, text).verify_slice(tag).map_err(|_| NotAuthentic)?;
         let iv = self.iv(nonce);
         let (whole, rest) = split(text);
         self.mask(last_block(whole, iv), rest);
@@ -88,11 +85,24 @@ impl PaperKey {
             rest.iter_mut().zip(last).for_each(|(byte, mask)| *byte ^= mask);
         }
     }
+}
+
+/// What both papers' suites authenticate by.
+pub(crate) struct Authenticator(Hmac<Md5>);
+
+impl Authenticator {
+    /// Under a key of its own, made from all of `key` and the suite's label.
+    pub(crate) fn new(key: &[u8; KEY_BYTES], label: &[u8]) -> Authenticator {
+        let mut mac_key: [u8; TAG_BYTES] = keyed(key).chain_update(label).finalize().into_bytes().into();
+        let mac = keyed(&mac_key);
+        mac_key.zeroize();
+        Authenticator(mac)
+    }
 
     /// HMAC-MD5 of nonce, associated data with its length in front, and ciphertext.
-    fn tag(&self, nonce: [u8; NONCE_BYTES], associated: &[u8], text: &[u8]) -> Hmac<Md5> {
+    pub(crate) fn tag(&self, nonce: [u8; NONCE_BYTES], associated: &[u8], text: &[u8]) -> Hmac<Md5> {
         let length = (associated.len() as u64).to_be_bytes();
-        self.mac.clone().chain_update(nonce).chain_update(length).chain_update(associated).chain_update(text)
+        self.0.clone().chain_update(nonce).chain_update(length).chain_update(associated).chain_update(text)
     }
 }
 

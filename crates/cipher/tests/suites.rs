@@ -106,4 +106,9 @@ const GOLDEN: &[(Suite, &str, &str)] = &[
         "88f8fa426eeadc3016f377ce3382658c40862be7e6bebd432cd5352e68a0fdf7b17e46",
         "b041ee86ad8f1675e46d461a11ce4586",
     ),
+    (
+        Suite::TripleDesCbcHmacMd5,
+        "c3afaafacf5b56e4c7002591031d4e5e239bea719b0f9c7acf6581d6894ee06df9cb16",
+        "abc196383ac3b9697f9c8801619c5ec2",
+    ),
 ];

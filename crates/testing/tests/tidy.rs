@@ -67,6 +67,8 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     // CHAP's oldest digest, and the lazy-crypto paper's authenticator, which aws-lc-rs does not offer.
     ("md-5", &["cipher", "iscsi"]),
     ("hmac", &["cipher"]),
+    // The WAN paper's cipher: triple DES.
+    ("des", &["cipher"]),
     ("redb", &["keyserver"]),
     ("clap", &["strongroom"]),
     ("anyhow", &["strongroom"]),

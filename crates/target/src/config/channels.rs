@@ -78,6 +78,9 @@ mod tests {
             assert!(error.contains("suites") && error.contains(part), "{error}");
         }
         let bench = Config { benchmark_suites: true, ..one };
-        assert_eq!(bench.channel_suites().unwrap(), [Suite::ChaCha20Poly1305, Suite::Aes192CbcHmacMd5]);
+        assert_eq!(
+            bench.channel_suites().unwrap(),
+            [Suite::ChaCha20Poly1305, Suite::Aes192CbcHmacMd5, Suite::TripleDesCbcHmacMd5]
+        );
     }
 }

@@ -9,7 +9,8 @@ use strongroom_block::{BlockSize, Suite};
 /// Cipher suites and kinds of process.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CipherArgs {
-    /// Cipher suites: aes-256-gcm, aes-128-gcm, chacha20-poly1305, and `paper` for the lazy-crypto paper's own (aes192-cbc+hmac-md5).
+    /// Cipher suites: aes-256-gcm, aes-128-gcm, chacha20-poly1305, `paper` for the lazy-crypto paper's own
+    /// (aes192-cbc+hmac-md5), and `3des` for the WAN paper's (3des-cbc+hmac-md5).
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "aes-256-gcm")]
     pub(crate) suites: Vec<Suite>,
     /// Processes with the processor's AES instructions (hardware: the paper's S2-2, S2-4 and S2-6), without (software), or both:
