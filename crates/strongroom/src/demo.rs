@@ -3,6 +3,7 @@
 //! One function per act, in the order in which they are played. The target and the initiators are separate processes
 //! of this same binary, driven by the same commands that a person would type. Absent: anything that a user could not do.
 
+mod act_key_server;
 mod act_keys;
 mod act_measure;
 mod act_search;
@@ -109,6 +110,9 @@ fn play(stage: &Stage, args: &DemoArgs) -> Result<()> {
 
     report.act("What it costs");
     act_measure::table(stage, &mut report, &cast, &server, args.measure)?;
+
+    report.act("Another volume, whose keys are at a key server: one may open it, one may not, one may no more");
+    act_key_server::play(stage, &mut report, &cast)?;
 
     server.stop()?;
     report.check(true, "the server stopped on request, with everything written back")?;

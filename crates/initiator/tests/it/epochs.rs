@@ -393,6 +393,26 @@ fn attack_key_an_epoch_that_goes_back_is_refused() {
     );
 }
 
+/// Where a reseal goes on is not for anybody else to say: a later place than it had come to would leave blocks to be destroyed.
+#[test]
+fn attack_key_a_note_that_was_changed_or_is_of_another_volume_is_none() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    let note = device.seal_note(b"next 77").unwrap();
+    assert_eq!(device.open_note(&note).unwrap().as_deref(), Some(&b"next 77"[..]));
+    for at in [0, 8, 20, 70, note.len() - 1] {
+        let mut changed = note.clone();
+        changed[at] ^= 1;
+        assert_eq!(device.open_note(&changed).unwrap(), None, "byte {at}");
+    }
+    assert_eq!(device.open_note(&note[..note.len() - 1]).unwrap(), None);
+    let another = self::host();
+    let other = formatted(&another, &server);
+    assert_eq!(other.open_note(&note).unwrap(), None, "the same key, another domain");
+    assert!(device.seal_note(&[0; BLOCK - 1]).is_err());
+}
+
 /// A target cannot choose where the keys of a volume come from.
 #[test]
 fn attack_key_the_custody_is_not_the_targets_to_choose() {

@@ -33,10 +33,12 @@ pub(super) struct Cast {
     pub(super) root: PathBuf,
     /// What the server writes its counters to.
     pub(super) stats: PathBuf,
-    config: PathBuf,
+    pub(super) config: PathBuf,
     port: u16,
-    target_key: String,
+    pub(super) target_key: String,
     pub(super) initiators: [Initiator; 2],
+    /// One that the target knows too, without any key.
+    pub(super) third: Initiator,
     /// An identity that the target does not know.
     pub(super) stranger: Initiator,
 }
@@ -46,6 +48,7 @@ pub(super) fn prepare(stage: &Stage, report: &mut Report, args: &DemoArgs) -> Re
     let target_identity = stage.path("target.identity");
     let target_key = new_identity(stage, &target_identity)?;
     let initiators = [initiator(stage, "initiator-1")?, initiator(stage, "initiator-2")?];
+    let third = initiator(stage, "initiator-3")?;
     let stranger = initiator(stage, "stranger")?;
     for (who, key) in [("target", &target_key), ("initiator 1", &public_key(stage, &initiators[0])?)] {
         report.say(format_args!("{who:<12} {key}"));
@@ -64,6 +67,7 @@ pub(super) fn prepare(stage: &Stage, report: &mut Report, args: &DemoArgs) -> Re
         port: free_port()?,
         target_key,
         initiators,
+        third,
         stranger,
     };
     fs::write(&cast.config, cast.configuration(stage, &target_identity)?)?;
@@ -101,12 +105,12 @@ fn initiator(stage: &Stage, name: &'static str) -> Result<Initiator> {
     })
 }
 
-fn new_identity(stage: &Stage, path: &Path) -> Result<String> {
+pub(super) fn new_identity(stage: &Stage, path: &Path) -> Result<String> {
     stage.run(stage.strongroom(&["identity", "new", "--out", utf8(path)?]))?;
     show_identity(stage, path)
 }
 
-fn public_key(stage: &Stage, initiator: &Initiator) -> Result<String> {
+pub(super) fn public_key(stage: &Stage, initiator: &Initiator) -> Result<String> {
     show_identity(stage, &initiator.identity)
 }
 
@@ -114,7 +118,7 @@ fn show_identity(stage: &Stage, path: &Path) -> Result<String> {
     Ok(stage.run(stage.strongroom(&["identity", "show", utf8(path)?]))?.trim().to_owned())
 }
 
-fn free_port() -> Result<u16> {
+pub(super) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0").context("no TCP port is free")?.local_addr()?.port())
 }
 
@@ -131,7 +135,7 @@ impl Cast {
             self.port,
             utf8(target_identity)?
         );
-        for initiator in &self.initiators {
+        for initiator in self.initiators.iter().chain([&self.third]) {
             text.push_str(&format!(
                 "\n[[peer]]\nname = {:?}\nkey = {:?}\ninitiators = [{:?}]\n",
                 initiator.name,
