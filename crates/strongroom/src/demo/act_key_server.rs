@@ -102,7 +102,7 @@ fn start(stage: &Stage, owner: &Initiator) -> Result<Keys> {
     let address = format!("127.0.0.1:{}", free_port()?);
     // A short lease: whoever cannot reach the key server is cut off after it, and a reseal need not wait for him longer.
     let text = format!(
-        "directory = {:?}\nlisten = [{address:?}]\nnode_key = {:?}\nmaster_key = {:?}\nlease_s = 2\n\n\
+        "directory = {:?}\nlisten = [{address:?}]\nnode_key = {:?}\nmaster_key = {:?}\nlease_s = 2\nlease_margin_s = 0\n\n\
          [[identity]]\nname = \"owner\"\nkey = {:?}\nroles = [\"creator\"]\n",
         utf8(&stage.path("keys"))?,
         utf8(&identity)?,
