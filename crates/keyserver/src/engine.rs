@@ -292,6 +292,10 @@ impl Engine {
 
     fn commit(&self, group: &[Job], pending: &mut Pending) {
         let _committing = self.committing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.commit_group(&group.iter().collect::<Vec<_>>(), pending);
+    }
+
+    fn commit_group(&self, group: &[&Job], pending: &mut Pending) {
         let recovered = match pending.retry_at {
             Some(at) if Instant::now() < at => Err(NotStored::Later),
             _ => self.recover().map_err(NotStored::from),
@@ -335,6 +339,15 @@ impl Engine {
                 let problem = after.err().map(|error| Problem { text: error.to_string(), ..Problem::default() });
                 answer(group, results, problem.as_ref());
             }
+            Err(error @ NotStored::NoStandby) => {
+                tracing::error!(%error, "nothing is changed");
+                let (changes, others): (Vec<&Job>, Vec<&Job>) = group.iter().partition(|job| job.operation.is_change());
+                for job in changes {
+                    let _ = job.answer.try_send(Err(Failure::Unavailable(error.to_string())));
+                }
+                // The rest is decided anew, and stored.
+                return self.commit_group(&others, pending);
+            }
             Err(error) => {
                 if !matches!(error, NotStored::Later) {
                     tracing::error!(%error, "nothing can be changed; keys are given out");
@@ -374,7 +387,7 @@ enum NotStored {
 }
 
 /// A server that is no primary writes down nothing of its own: its log is its primary's.
-fn decline(group: &[Job]) {
+fn decline(group: &[&Job]) {
     for job in group {
         let result = match &job.operation {
             Operation::Note(text) => {
@@ -398,7 +411,7 @@ struct Problem {
 }
 
 /// Tells every caller.
-fn answer(group: &[Job], results: Vec<Result<Outcome, Failure>>, problem: Option<&Problem>) {
+fn answer(group: &[&Job], results: Vec<Result<Outcome, Failure>>, problem: Option<&Problem>) {
     for (job, result) in group.iter().zip(results) {
         let result = match problem {
             Some(problem) if result.is_ok() && problem.spoils(&job.operation) => {

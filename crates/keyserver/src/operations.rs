@@ -206,6 +206,11 @@ impl<'a> Draft<'a> {
         };
         let result = self.decide(caller, request);
         let told = match &result {
+            Ok((_, told)) if matches!(request, Request::Export { .. }) => {
+                let text = format!("{} {told}", request.name());
+                self.log(Event { at_ms, actor: caller.identity, text, of_change: false });
+                None
+            }
             Ok((_, told)) => Some((format!("{} {told}", request.name()), request.is_change())),
             // Somebody who is refused again and again must not fill the log: whoever answers writes that down, and counts.
             Err(Failure::Refused) => None,

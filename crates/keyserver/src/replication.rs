@@ -118,6 +118,8 @@ impl Replication {
         let taken = inner.taken;
         if !taken {
             inner.offered = None;
+            // The next one does not wait for it as long again.
+            inner.followed = None;
         }
         taken
     }

@@ -73,6 +73,18 @@ fn an_epoch_that_all_others_know_is_not_destroyed_with_its_rotation() {
     assert!(answers[0].is_ok() && matches!(answers[1], Err(Failure::Conflict(_))), "{answers:?}");
 }
 
+/// A change that needs a standby does not keep the line of a fetch from the disk.
+#[test]
+fn without_its_standby_nothing_is_changed_and_all_else_is_stored() {
+    let group = Group::new();
+    *group.engine.required.lock().unwrap() = Some(Duration::from_millis(1));
+    let before = group.engine.database.head().lines;
+    let answers = group.together(vec![Request::Rotate { domain: domain(5) }, Request::Fetch { domain: domain(5) }]);
+    assert!(matches!(&answers[0], Err(Failure::Unavailable(text)) if text.contains("standby_required")));
+    assert!(matches!(&answers[1], Ok(Outcome::Volume(volume)) if volume.current == 1));
+    assert_eq!(group.engine.database.head().lines, before + 1);
+}
+
 #[test]
 fn a_name_that_is_given_up_and_taken_at_once_is_found() {
     // The new one's domain is before the old one's, and behind it.
