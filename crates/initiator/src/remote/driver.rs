@@ -221,10 +221,7 @@ impl Driver {
         if self.is_over(now) {
             return false;
         }
-        let timeout = self.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));
-        let lease = self.sealing.as_ref().and_then(|sealing| sealing.lease_left());
-        let timeout = timeout.into_iter().chain(lease).min();
-        if let Err(error) = self.runtime.poll(timeout) {
+        if let Err(error) = self.runtime.poll(self.pause()) {
             tracing::error!(%error, "the network runtime failed");
             self.lose(Instant::now(), AttachError::System(std::io::Error::other(error.to_string())));
             return false;
@@ -339,6 +336,10 @@ impl Driver {
             format!("no connection to the target for {seconds} s ({why}); requests fail until it is back"),
         );
         self.intake.refuse(Some(error.clone()));
+        if matches!(&self.state, State::Active(nexus) if nexus.is_suspended()) {
+            // What it would continue with is given up.
+            self.lose(Instant::now(), AttachError::Unreachable(why));
+        }
         if let Some(engine) = &mut self.engine {
             engine.fail_all(&error);
         }
@@ -472,7 +473,8 @@ impl Driver {
             Notice::Lost(error) => self.lose(now, error),
             Notice::Suspended(reason) => {
                 tracing::warn!(%reason, "every connection of the session is lost; its commands wait for a new one");
-                lock(&self.status).is_connected = false;
+                let mut status = lock(&self.status);
+                (status.is_connected, status.last_loss) = (false, Some(reason.to_string()));
                 self.lost_at.get_or_insert(now);
             }
             Notice::Continued => {

@@ -33,6 +33,7 @@ use super::order::{Range, WriteOrder};
 use super::replay::UnflushedLog;
 use super::sealing::Sealing;
 use super::unit::UnitDescription;
+use super::verdict::Retries;
 use super::verified::VerifiedFeedback;
 use super::work::{FinishedOp, NewOp, Reply, SurveyedBlock, SurveyedHole, Work};
 use crate::completion::device_error;
@@ -158,6 +159,8 @@ pub(super) struct Engine {
     next_sequence: u64,
     phase: Phase,
     replay_ops: usize,
+    /// Why the replay does not go on: keys that come again are missing.
+    replay_waits: Option<DeviceError>,
     /// The target was restarted and does not have all of the log yet, whatever connections came and went since.
     replay_due: bool,
     log: UnflushedLog,
@@ -203,6 +206,7 @@ impl Engine {
             next_sequence: 0,
             phase: Phase::Down,
             replay_ops: 0,
+            replay_waits: None,
             replay_due: false,
             log: UnflushedLog::default(),
             own_flush: false,
@@ -351,6 +355,7 @@ impl Engine {
             kind,
             sequence,
             tries: 0,
+            retries: Retries::default(),
             sent: false,
             sent_at: None,
             write_bytes: 0,

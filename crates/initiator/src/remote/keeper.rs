@@ -317,3 +317,61 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Proves that whoever asks for keys whose lease has ended, and the thread that renews it, never wait for each other.
+    use std::sync::mpsc::sync_channel;
+
+    use strongroom_block::{BlockSize, Custody, SealingDomain, VolumeId};
+    use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+
+    use super::*;
+
+    /// Answers at once, always the same, and lends for no time at all.
+    struct Hasty;
+
+    impl KeySource for Hasty {
+        fn custody(&self) -> Custody {
+            Custody::KeyServer
+        }
+
+        fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
+            let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
+            Ok(VolumeKeys { keys, current_epoch: 1, may_seal: true, revision: 1, lease: Some(Duration::ZERO) })
+        }
+
+        fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn a_lease_that_ends_while_it_is_renewed_stops_nobody() {
+        let domain = SealingDomain([2; 16]);
+        let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain, epoch: 1 };
+        let keys = Hasty.volume_keys(&request).unwrap();
+        let context = SealContext::new(domain, BlockSize::new(512).unwrap(), 1);
+        let counters = Arc::new(CryptoCounters::new());
+        let sealer = VolumeSealer::blind(&keys.keys, context, counters.clone()).unwrap();
+        let sealing = Arc::new(Sealing::new(sealer));
+        let asked = BootTime::now();
+        sealing.lend(&keys, asked);
+        let lent = Lent { source: Arc::new(Hasty), request, context, counters };
+        let keeper = Keeper::start(lent, &keys, asked, &sealing, Box::new(|| ())).unwrap();
+        assert!(sealing.keeper.set(keeper).is_ok());
+        let (done, is_done) = sync_channel(1);
+        let user = Arc::clone(&sealing);
+        let asker = std::thread::spawn(move || {
+            for _ in 0..50_000 {
+                assert!(user.sealer().unwrap_err().message.contains("longer than its keys are lent"));
+            }
+            done.send(()).unwrap();
+        });
+        is_done.recv_timeout(Duration::from_secs(120)).expect("they wait for each other for ever");
+        asker.join().unwrap();
+        assert!(sealing.expire(), "it has ended all the while");
+        assert!(!sealing.has_keys());
+        sealing.end();
+    }
+}

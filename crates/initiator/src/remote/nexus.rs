@@ -146,6 +146,11 @@ impl Nexus {
         self.wires.iter().any(|wire| wire.is_connected)
     }
 
+    /// Whether the session stands without a connection.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.was_suspended
+    }
+
     /// Whether a further wire is to be called now.
     pub(super) fn wants_wire(&self, now: Instant) -> bool {
         self.call_due().is_some_and(|at| at <= now)

@@ -10,7 +10,7 @@ use strongroom_scsi::inquiry::{self, BlockLimits, StandardInquiry};
 use strongroom_scsi::{cdb, vendor};
 
 use super::unit::{SealedUnit, UnitDescription};
-use super::verdict::{Verdict, judge};
+use super::verdict::{Retries, Verdict, judge};
 use crate::{AttachError, SealedClaims};
 
 /// Bytes asked of each page: more than any that we know.
@@ -33,7 +33,7 @@ pub(super) struct Probe {
     lun: u16,
     question: Question,
     answer: Vec<u8>,
-    tries: u32,
+    retries: Retries,
     pages: Vec<u8>,
     unit: UnitDescription,
 }
@@ -64,13 +64,19 @@ impl Probe {
             other_views: 0,
             incarnation: None,
         };
-        Probe { lun, question: Question::Inquiry, answer: Vec::new(), tries: 0, pages: Vec::new(), unit }
+        Probe {
+            lun,
+            question: Question::Inquiry,
+            answer: Vec::new(),
+            retries: Retries::default(),
+            pages: Vec::new(),
+            unit,
+        }
     }
 
     /// The command of the question at hand.
     pub(super) fn command(&mut self) -> ScsiCommand {
         self.answer.clear();
-        self.tries += 1;
         let page = |code| (cdb::inquiry_vpd(code, PAGE_BYTES), u32::from(PAGE_BYTES));
         let (cdb, bytes) = match self.question {
             Question::Inquiry => (cdb::inquiry(PAGE_BYTES), u32::from(PAGE_BYTES)),
@@ -88,7 +94,7 @@ impl Probe {
     }
 
     pub(super) fn completed(&mut self, completed: &Completed) -> Step {
-        match judge(completed, None, self.tries) {
+        match judge(completed, None, &mut self.retries) {
             Verdict::Done => {}
             Verdict::Retry(after) => return Step::Ask(after),
             // Optional for the target; what follows from their absence was assumed already.
@@ -99,7 +105,7 @@ impl Probe {
                 return Step::Failed(AttachError::Unsupported(what));
             }
         }
-        self.tries = 0;
+        self.retries = Retries::default();
         match self.understand() {
             Ok(Some(next)) => {
                 self.question = next;

@@ -11,6 +11,9 @@
 //!   incarnation gets a replay after every reconnect: losing acknowledged data is worse;
 //! - of each block only the newest write, so that a block never steps back to an older one on the way;
 //! - all of it, before anything else is sent on the new connection. Requests that were in flight come after;
+//! - under the current epoch. If the lease of the keys has ended, it waits until there are keys again (a power cut takes target and
+//!   key server, and the target may be back first), and so do flushes, while reads and writes fail; if they were taken back, it is
+//!   lost, and the next flush says so;
 //! - the log has a limit in bytes. At half of it the engine flushes by itself; at the limit writes wait for that flush.
 //!
 //! After a flush that failed the log is given up (the next flush of the application says so): the target must be reopened.

@@ -5,16 +5,17 @@
 //! be sealed now, which is the engine's to say.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use strongroom_block::DeviceError;
+use strongroom_block::{DeviceError, DeviceErrorKind};
 use strongroom_net::Waker;
 
 use super::engine::{SealId, SealJob};
 use super::sealing::{SealedBlocks, Sealing};
-use crate::completion::lock;
+use crate::completion::{device_error, lock};
 
 /// What a handoff to a thread and back costs.
 const HANDOFF: Duration = Duration::from_micros(20);
@@ -104,7 +105,7 @@ impl Shared {
                 continue;
             };
             drop(state);
-            let sealed = sealing.seal(job.lba, &job.plain);
+            let sealed = seal(&job, &sealing);
             drop(job.plain);
             state = lock(&self.state);
             state.done.push((job.id, sealed));
@@ -112,6 +113,16 @@ impl Shared {
             self.waker.wake();
         }
     }
+}
+
+/// Whatever happens, there is an outcome: the command waits for it, and its place with it.
+fn seal(job: &SealJob, sealing: &Sealing) -> Result<SealedBlocks, DeviceError> {
+    // What is shared is behind locks, and whole at every step.
+    let sealed = catch_unwind(AssertUnwindSafe(|| sealing.seal(job.lba, &job.plain)));
+    sealed.unwrap_or_else(|_| {
+        let message = "sealing a block panicked (the log says where); please report this as a bug";
+        Err(device_error(DeviceErrorKind::Refused, Some(job.lba), message))
+    })
 }
 
 /// What is sealed where it is, though there are threads for it, in bytes.
@@ -160,5 +171,31 @@ mod tests {
         }
         assert!(sealers.threads.len() <= 3);
         assert!(sealing.bytes_per_second().unwrap() > 0.0);
+    }
+    #[test]
+    fn one_that_panics_is_told_of_and_the_thread_goes_on() {
+        let context = SealContext::new(SealingDomain([2; 16]), BlockSize::new(512).unwrap(), 1);
+        let mut is_first = true;
+        let fill = Box::new(move |out: &mut [u8]| {
+            assert!(!std::mem::take(&mut is_first), "no randomness yet");
+            out.fill(7);
+        });
+        let sealer = VolumeSealer::block_keys(context, fill, Arc::new(CryptoCounters::new()));
+        let sealing = Arc::new(Sealing::new(sealer));
+        let mut sealers = Sealers::new(Waker::new().unwrap());
+        let mut seal = |at: u64| {
+            let job = SealJob { id: SealId::numbered(at), lba: Lba(at), plain: Buffer::copy_from(&[1; 512]) };
+            sealers.push(job, &sealing, 1).unwrap();
+            loop {
+                if let Some((id, sealed)) = sealers.take_done().pop() {
+                    assert_eq!(id.number(), at);
+                    return sealed;
+                }
+                std::thread::yield_now();
+            }
+        };
+        let error = seal(1).unwrap_err();
+        assert_eq!((error.kind, error.lba), (DeviceErrorKind::Refused, Some(Lba(1))));
+        seal(2).unwrap();
     }
 }

@@ -4,7 +4,7 @@
 //! (`sealers`): calls share `self`, and keep no order of their own. How fast they are is measured here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -40,8 +40,17 @@ enum Keys {
         /// `None`: as long as the attachment lasts.
         until: Option<BootTime>,
     },
-    /// Wiped, and why.
-    Gone(String),
+    /// Wiped, and why. Those that were not taken back come again when their source is heard of.
+    Gone { why: String, taken_back: bool },
+}
+
+impl Keys {
+    fn wipe(&mut self, why: String, taken_back: bool) {
+        if let Keys::Held { .. } = self {
+            tracing::error!(why, "the volume's keys are wiped: reads and writes fail until there are keys again");
+        }
+        *self = Keys::Gone { why, taken_back };
+    }
 }
 
 impl std::fmt::Debug for Sealing {
@@ -163,20 +172,24 @@ impl Sealing {
         self.record_bytes
     }
 
-    fn keys(&self) -> std::sync::RwLockReadGuard<'_, Keys> {
+    fn keys(&self) -> RwLockReadGuard<'_, Keys> {
         self.keys.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keys_mut(&self) -> RwLockWriteGuard<'_, Keys> {
+        self.keys.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on with these keys, and no others. The lease stays as it was.
     pub(super) fn hold(&self, new: VolumeSealer, allowed: bool) {
-        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys_mut();
         let until = if let Keys::Held { until, .. } = &*keys { *until } else { None };
         *keys = Keys::Held { sealer: Arc::new(new), may_seal: allowed, until };
     }
 
     /// The keys that it was made with are lent.
     pub(super) fn lend(&self, lent: &VolumeKeys, asked: BootTime) {
-        if let Keys::Held { may_seal, until, .. } = &mut *self.keys.write().unwrap_or_else(PoisonError::into_inner) {
+        if let Keys::Held { may_seal, until, .. } = &mut *self.keys_mut() {
             *may_seal = lent.may_seal;
             *until = lent.lease.map(|lease| asked.after(lease));
         }
@@ -184,38 +197,41 @@ impl Sealing {
 
     /// The keys may be used so long.
     pub(super) fn lend_until(&self, end: BootTime) {
-        if let Keys::Held { until, .. } = &mut *self.keys.write().unwrap_or_else(PoisonError::into_inner) {
+        if let Keys::Held { until, .. } = &mut *self.keys_mut() {
             *until = Some(end);
         }
     }
 
-    /// The keys are gone; whoever is using one just now finishes that block.
+    /// The keys were taken back; whoever is using one just now finishes that block.
     pub(super) fn wipe(&self, why: &str) {
-        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        if let Keys::Held { .. } = &*keys {
-            tracing::error!(why, "the volume's keys are wiped: reads and writes fail until there are keys again");
-        }
-        *keys = Keys::Gone(why.to_owned());
+        self.keys_mut().wipe(why.to_owned(), true);
     }
 
     /// How long the keys may still be used; `None` without a lease, or without keys.
     pub(super) fn lease_left(&self) -> Option<Duration> {
         match &*self.keys() {
             Keys::Held { until, .. } => until.map(|until| BootTime::now().until(until)),
-            Keys::Gone(_) => None,
+            Keys::Gone { .. } => None,
         }
     }
 
     /// Wipes keys whose lease has ended; whether it did.
     pub(super) fn expire(&self) -> bool {
-        let is_over = self.lease_left().is_some_and(|left| left.is_zero());
+        if self.lease_left().is_none_or(|left| !left.is_zero()) {
+            return false;
+        }
+        let why = self.silence();
+        let mut keys = self.keys_mut();
+        // It may have been renewed just now.
+        let is_over = matches!(&*keys, Keys::Held { until: Some(until), .. } if *until <= BootTime::now());
         if is_over {
-            self.wipe(&self.silence());
+            keys.wipe(why, false);
         }
         is_over
     }
 
-    /// Why there are no keys when a lease has ended.
+    /// Why there are no keys when a lease has ended. Not to be asked while the keys are locked: who follows their source locks its state
+    /// first, and them then.
     fn silence(&self) -> String {
         let trouble = self.keeper.get().and_then(|keeper| keeper.trouble().1);
         let trouble = trouble.map(|trouble| format!(" ({trouble})")).unwrap_or_default();
@@ -237,7 +253,7 @@ impl Sealing {
                 lease_left: until.map_or(Duration::ZERO, |until| BootTime::now().until(until)),
                 trouble,
             },
-            Keys::Gone(why) => KeyStatus {
+            Keys::Gone { why, .. } => KeyStatus {
                 epoch,
                 epochs: Vec::new(),
                 may_seal: false,
@@ -269,18 +285,28 @@ impl Sealing {
     pub(super) fn end(&self) {
         if let Some(keeper) = self.keeper.get() {
             keeper.end();
-            *self.keys.write().unwrap_or_else(PoisonError::into_inner) =
-                Keys::Gone("the volume was detached".to_owned());
+            *self.keys_mut() = Keys::Gone { why: "the volume was detached".to_owned(), taken_back: true };
         }
     }
 
     /// What opens, as long as that is allowed.
     pub(super) fn sealer(&self) -> Result<Arc<VolumeSealer>, DeviceError> {
-        match &*self.keys() {
-            Keys::Held { sealer, until, .. } if until.is_none_or(|until| BootTime::now() < until) => Ok(sealer.clone()),
-            Keys::Held { .. } => Err(no_keys(&self.silence())),
-            Keys::Gone(why) => Err(no_keys(why)),
-        }
+        let why = match &*self.keys() {
+            Keys::Held { sealer, until, .. } if until.is_none_or(|until| BootTime::now() < until) => {
+                return Ok(sealer.clone());
+            }
+            Keys::Held { .. } => None,
+            Keys::Gone { why, .. } => Some(why.clone()),
+        };
+        Err(no_keys(&why.unwrap_or_else(|| self.silence())))
+    }
+
+    /// Whether something failed for keys that come again once their source is heard of: they were not taken back, and it is not the
+    /// key of one block that is missing among others.
+    pub(crate) fn is_passing(&self, error: &DeviceError) -> bool {
+        error.kind == DeviceErrorKind::NoKey
+            && error.lba.is_none()
+            && !matches!(&*self.keys(), Keys::Gone { taken_back: true, .. })
     }
 
     /// What seals, as long as that is allowed.
@@ -327,10 +353,10 @@ impl Sealing {
         Ok(matches!(&*sealer, VolumeSealer::Blind(_)) && sealer.context().epoch != epoch)
     }
 
-    /// Blocks that were sealed and not sent, or must be sent again: as they are, or sealed anew if the epoch has moved on since.
-    pub(crate) fn freshen(&self, lba: Lba, sealed: SealedBlocks) -> Result<SealedBlocks, DeviceError> {
+    /// Blocks that were sealed and not sent, or must be sent again: sealed anew if the epoch has moved on since, or `None`.
+    pub(crate) fn freshen(&self, lba: Lba, sealed: &SealedBlocks) -> Result<Option<SealedBlocks>, DeviceError> {
         if !self.is_stale(sealed.records.epoch())? {
-            return Ok(sealed);
+            return Ok(None);
         }
         let sealer = self.sealer()?;
         let mut plain = BufferMut::to_fill(sealed.data.len());
@@ -341,7 +367,7 @@ impl Sealing {
             let record = SealRecord::decode(record).expect("made by us");
             sealer.open_into(Lba(at), &record, sealed, plain).map_err(|error| not_opened(Lba(at), error))?;
         }
-        self.seal(lba, &plain)
+        self.seal(lba, &plain).map(Some)
     }
 
     /// Opens one version of a block into `out`.
@@ -448,6 +474,7 @@ pub(crate) fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
     }
 }
 
+/// Names no block: see [`Sealing::is_passing`].
 fn no_keys(why: &str) -> DeviceError {
     device_error(DeviceErrorKind::NoKey, None, format!("there are no keys: {why}"))
 }

@@ -33,19 +33,27 @@ pub(super) enum Verdict {
     Fail(DeviceError),
 }
 
-/// Judges the end of a command that began at `lba` and has been tried `tries` times.
-pub(super) fn judge(completed: &Completed, lba: Option<Lba>, tries: u32) -> Verdict {
+/// How often a command has ended in a way that asks for another try, each way with a patience of its own: a target that has no room
+/// for a while is not one that keeps aborting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Retries {
+    aborted: u32,
+    busy: u32,
+}
+
+/// Judges the end of a command that began at `lba`, and counts it among those before.
+pub(super) fn judge(completed: &Completed, lba: Option<Lba>, retries: &mut Retries) -> Verdict {
     if completed.response != 0 {
-        return retry_aborted(tries, lba, "the target could not complete a command");
+        return retry_aborted(retries, lba, "the target could not complete a command");
     }
     match Status::from_byte(completed.status) {
         Some(Status::Good | Status::ConditionMet) => Verdict::Done,
         Some(Status::CheckCondition) => match Sense::parse(&completed.sense) {
-            Some(sense) => judge_sense(&sense, lba, tries),
-            None => retry_aborted(tries, lba, "the target reports an error without saying which"),
+            Some(sense) => judge_sense(&sense, lba, retries),
+            None => retry_aborted(retries, lba, "the target reports an error without saying which"),
         },
-        Some(Status::Busy | Status::TaskSetFull) => retry_busy(tries, lba, "the target is busy"),
-        Some(Status::TaskAborted) => retry_aborted(tries, lba, "the target keeps aborting a command"),
+        Some(Status::Busy | Status::TaskSetFull) => retry_busy(retries, lba, "the target is busy"),
+        Some(Status::TaskAborted) => retry_aborted(retries, lba, "the target keeps aborting a command"),
         Some(Status::ReservationConflict) => Verdict::Fail(device_error(
             DeviceErrorKind::ReservationConflict,
             lba,
@@ -59,19 +67,19 @@ pub(super) fn judge(completed: &Completed, lba: Option<Lba>, tries: u32) -> Verd
     }
 }
 
-fn judge_sense(sense: &Sense, lba: Option<Lba>, tries: u32) -> Verdict {
+fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdict {
     let at = sense.information.map(Lba).or(lba);
     let code = format!("sense {:x}/{:02x}/{:02x}", sense.key as u8, sense.asc, sense.ascq);
     let fail = |kind, message: String| Verdict::Fail(device_error(kind, at, message));
     match sense.key {
         SenseKey::NoSense | SenseKey::RecoveredError | SenseKey::Completed => Verdict::Done,
         // The attention concerns what was before this command; the command itself was not done.
-        SenseKey::UnitAttention => retry_aborted(tries, lba, "the unit keeps asking for attention"),
-        SenseKey::AbortedCommand => retry_aborted(tries, lba, &format!("the target keeps aborting a command ({code})")),
+        SenseKey::UnitAttention => retry_aborted(retries, lba, "the unit keeps asking for attention"),
+        SenseKey::AbortedCommand => retry_aborted(retries, lba, &format!("the target keeps aborting a command ({code})")),
         SenseKey::NotReady if sense.is(&Sense::STOPPED) => {
             fail(DeviceErrorKind::Refused, "the unit was stopped at the target; start it there".into())
         }
-        SenseKey::NotReady => retry_busy(tries, lba, "the unit is not ready"),
+        SenseKey::NotReady => retry_busy(retries, lba, "the unit is not ready"),
         SenseKey::Miscompare => Verdict::Miscompare,
         SenseKey::MediumError => fail(
             DeviceErrorKind::Medium,
@@ -107,16 +115,20 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, tries: u32) -> Verdict {
     }
 }
 
-fn retry_aborted(tries: u32, lba: Option<Lba>, what: &str) -> Verdict {
+fn retry_aborted(retries: &mut Retries, lba: Option<Lba>, what: &str) -> Verdict {
+    retries.aborted += 1;
+    let tries = retries.aborted;
     if tries < TRIES_MAX {
         return Verdict::Retry(if tries < 3 { Duration::ZERO } else { BUSY_PAUSE_MIN * tries });
     }
     Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what}, {tries} times; see the target's log")))
 }
 
-fn retry_busy(tries: u32, lba: Option<Lba>, what: &str) -> Verdict {
+fn retry_busy(retries: &mut Retries, lba: Option<Lba>, what: &str) -> Verdict {
+    retries.busy += 1;
+    let tries = retries.busy;
     if tries < BUSY_TRIES_MAX {
-        return Verdict::Retry((BUSY_PAUSE_MIN * tries.max(1)).min(BUSY_PAUSE_MAX));
+        return Verdict::Retry((BUSY_PAUSE_MIN * tries).min(BUSY_PAUSE_MAX));
     }
     Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, format!("{what} for too long; see its log")))
 }
@@ -133,8 +145,12 @@ mod tests {
         Completed { task: TaskId(1), status, response: 0, sense, residual: Residual::None, moved_bytes: 0 }
     }
 
+    fn judge_first(completed: &Completed) -> Verdict {
+        judge(completed, None, &mut Retries::default())
+    }
+
     fn kind(sense: Sense) -> DeviceErrorKind {
-        match judge(&ended(2, Some(sense)), Some(Lba(1)), 0) {
+        match judge(&ended(2, Some(sense)), Some(Lba(1)), &mut Retries::default()) {
             Verdict::Fail(error) => error.kind,
             other => panic!("{other:?}"),
         }
@@ -149,14 +165,15 @@ mod tests {
         assert_eq!(kind(Sense::LBA_OUT_OF_RANGE), DeviceErrorKind::OutOfRange);
         assert_eq!(kind(Sense::INVALID_SEAL_RECORD), DeviceErrorKind::Refused);
         assert_eq!(kind(Sense::DOES_NOT_OPEN), DeviceErrorKind::Refused);
-        assert_eq!(judge(&ended(2, Some(Sense::MISCOMPARE)), None, 0), Verdict::Miscompare);
-        assert_eq!(judge(&ended(2, Some(Sense::NO_OLDER_VERSION)), None, 0), Verdict::NoOlderVersion);
-        assert_eq!(judge(&ended(0, None), None, 0), Verdict::Done);
+        assert_eq!(judge_first(&ended(2, Some(Sense::MISCOMPARE))), Verdict::Miscompare);
+        assert_eq!(judge_first(&ended(2, Some(Sense::NO_OLDER_VERSION))), Verdict::NoOlderVersion);
+        assert_eq!(judge_first(&ended(0, None)), Verdict::Done);
     }
 
     #[test]
     fn the_block_named_by_the_target_is_reported() {
-        let Verdict::Fail(error) = judge(&ended(2, Some(Sense::UNRECOVERED_READ.at(Lba(77)))), Some(Lba(70)), 0) else {
+        let ended = ended(2, Some(Sense::UNRECOVERED_READ.at(Lba(77))));
+        let Verdict::Fail(error) = judge(&ended, Some(Lba(70)), &mut Retries::default()) else {
             panic!("a medium error fails")
         };
         assert_eq!(error.lba, Some(Lba(77)));
@@ -167,8 +184,24 @@ mod tests {
         for (status, sense) in [(2, Some(Sense::CHECKSUM_ON_ARRIVAL)), (2, None), (8, None), (0x28, None), (0x40, None)]
         {
             let ended = ended(status, sense);
-            assert!(matches!(judge(&ended, None, 0), Verdict::Retry(_)));
-            assert!(matches!(judge(&ended, None, 10_000), Verdict::Fail(_)));
+            assert!(matches!(judge_first(&ended), Verdict::Retry(_)));
+            let mut retries = Retries { aborted: 10_000, busy: 10_000 };
+            assert!(matches!(judge(&ended, None, &mut retries), Verdict::Fail(_)));
         }
+    }
+
+    #[test]
+    fn having_been_busy_uses_up_no_patience_with_abortions() {
+        let attention = Sense::new(SenseKey::UnitAttention, 0x29, 1);
+        let (full, attention) = (ended(0x28, None), ended(2, Some(attention)));
+        let mut retries = Retries::default();
+        for _ in 0..BUSY_TRIES_MAX - 1 {
+            assert!(matches!(judge(&full, None, &mut retries), Verdict::Retry(_)));
+        }
+        for _ in 0..TRIES_MAX - 1 {
+            assert!(matches!(judge(&attention, None, &mut retries), Verdict::Retry(_)));
+        }
+        assert!(matches!(judge(&attention, None, &mut retries), Verdict::Fail(_)));
+        assert!(matches!(judge(&full, None, &mut retries), Verdict::Fail(_)));
     }
 }

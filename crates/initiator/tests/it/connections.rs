@@ -2,9 +2,10 @@
 //! where the target takes no more.
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockDevice, Buffer, BufferMut, Lba, Request, Token};
+use strongroom_block::{BlockDevice, Buffer, BufferMut, DeviceErrorKind, Lba, Request, Token};
 use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
 
@@ -116,6 +117,34 @@ fn a_session_outlives_its_connections_and_sends_nothing_again() {
         assert_eq!(sessions_and_resent(&device), (1, 0), "{connections} connections");
         device.detach().unwrap();
     }
+}
+
+/// Who was given up while the session would still have been kept gets another one.
+#[test]
+fn a_session_that_was_given_up_while_it_was_suspended_is_made_anew() {
+    let host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
+    let wire = Wire::before(&host);
+    let mut options = host.options(wire.url("disk"));
+    (options.connections, options.recovery_level) = (3, Some(2));
+    options.timeouts.give_up = Duration::from_millis(300);
+    let device = Arc::new(RemoteDevice::attach(options).unwrap());
+    eventually("all connections are there", || device.status().wires == 3);
+    wire.set_down(true);
+    let error = read_blocking(&*device, Lba(1), 1).unwrap_err();
+    assert_eq!(error.kind, DeviceErrorKind::Unreachable);
+    wire.set_down(false);
+    let (done, is_done) = sync_channel(1);
+    let user = device.clone();
+    std::thread::spawn(move || {
+        while read_blocking(&*user, Lba(1), 1).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(user);
+        done.send(())
+    });
+    is_done.recv_timeout(Duration::from_secs(60)).expect("requests are never answered again");
+    assert_eq!(device.status().connections, 2);
+    device.detach().unwrap();
 }
 
 #[test]

@@ -253,6 +253,7 @@ pub(crate) struct Wire {
     pub(crate) towards_initiator: Arc<Mutex<Option<Tamper>>>,
     pub(crate) towards_target: Arc<Mutex<Option<Tamper>>>,
     open: Arc<Mutex<Vec<TcpStream>>>,
+    is_down: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
 }
 
@@ -264,17 +265,21 @@ impl Wire {
             towards_initiator: Arc::default(),
             towards_target: Arc::default(),
             open: Arc::default(),
+            is_down: Arc::default(),
             ended: Arc::default(),
         };
         let target = host.address;
         let (down, up) = (wire.towards_initiator.clone(), wire.towards_target.clone());
-        let (open, ended) = (wire.open.clone(), wire.ended.clone());
+        let (open, is_down, ended) = (wire.open.clone(), wire.is_down.clone(), wire.ended.clone());
         std::thread::spawn(move || {
             for initiator in listener.incoming() {
                 if ended.load(Ordering::Relaxed) {
                     return;
                 }
                 let initiator = initiator.unwrap();
+                if is_down.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let Ok(target) = TcpStream::connect(target) else { continue };
                 // Messages are passed on one by one, and nobody waits for the last one's acknowledgement.
                 for stream in [&initiator, &target] {
@@ -298,6 +303,14 @@ impl Wire {
     pub(crate) fn cut(&self) {
         for stream in self.open.lock().unwrap().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Cuts every connection, and lets no other through until it is up again.
+    pub(crate) fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::Relaxed);
+        if is_down {
+            self.cut();
         }
     }
 

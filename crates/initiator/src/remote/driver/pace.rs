@@ -7,6 +7,7 @@ use super::{Driver, State};
 use crate::Pipeline;
 use crate::completion::lock;
 use crate::pipeline::{PathSample, processors};
+use crate::remote::engine::Engine;
 use crate::remote::sealers::inline_bytes_max;
 
 /// How often the kernel is asked about the connection, and the limits follow what was found.
@@ -49,6 +50,17 @@ impl Driver {
         (status.workers, status.seal_bytes_per_second) = (workers, seal_rate);
         status.congestion = paths.into_iter().next().and_then(|path| path.congestion);
         lock(&self.status).pipeline = status;
+    }
+
+    /// How long there is nothing to do.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        // Where keys are gone, sending fails writes, and others take their places.
+        if self.engine.as_ref().is_some_and(Engine::has_to_seal) {
+            return Some(Duration::ZERO);
+        }
+        let timeout = self.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));
+        let lease = self.sealing.as_ref().and_then(|sealing| sealing.lease_left());
+        timeout.into_iter().chain(lease).min()
     }
 
     /// Has sealed what the pipeline has room for: what is small here, the rest by other threads.

@@ -14,6 +14,7 @@ use crate::Limits;
 use crate::completion::device_error;
 use crate::pipeline::Flight;
 use crate::remote::sealing::{Records, SealedBlocks, Sealing, medium, not_decoded, read_entry};
+use crate::remote::verdict::Retries;
 use crate::remote::work::{SurveyedBlock, SurveyedHole, Version, Work};
 
 /// Bytes asked of GET LBA STATUS: its header and one descriptor are enough to go on.
@@ -31,6 +32,7 @@ pub(super) struct Command {
     /// Order of making; kept over reconnects.
     pub(super) sequence: u64,
     pub(super) tries: u32,
+    pub(super) retries: Retries,
     pub(super) sent: bool,
     /// When it was sent.
     pub(super) sent_at: Option<Instant>,
@@ -148,15 +150,11 @@ impl Engine {
         loop {
             let key = self.next_ready()?;
             self.read_again_if_stale(key);
-            match self.build(key) {
+            match self.freshen(key).and_then(|()| self.build(key)) {
                 Ok(scsi) => return Some((CommandId(key), self.sent(key, scsi))),
+                Err(error) if self.waits_with_the_replay(key, &error) => {}
                 // There is no key to seal it with, any more.
-                Err(error) => {
-                    self.no_longer_ahead(key);
-                    let command = self.commands.remove(key);
-                    self.ops[command.op].outstanding -= 1;
-                    self.command_failed(command.op, command.kind, error);
-                }
+                Err(error) => self.fail_command(key, error),
             }
         }
     }
@@ -167,6 +165,10 @@ impl Engine {
         }
         match self.phase {
             Phase::Down => None,
+            Phase::Replaying if self.replay_waits.is_some() => {
+                self.fail_without_keys();
+                None
+            }
             Phase::Replaying => self.replay_ready.pop_front(),
             Phase::Up => {
                 self.flush_if_the_log_is_full();
@@ -269,29 +271,12 @@ impl Engine {
                 sealed_block_bytes: self.sealed_block_bytes(),
                 ..ScsiCommand::read(lun, cdb::read_16(lba, count), bytes_of(count))
             },
-            (CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { lba: first, data, records, fua })) => {
-                let (data, records) = match &command.sealing {
-                    SealingState::Done(sealed) => (sealed.data.clone(), Some(sealed.records.clone())),
-                    _ => self.part_of_write(*first, data, records.as_ref(), lba, count),
-                };
-                let (data, records) = match (&self.sealing, records) {
-                    (Some(sealing), Some(records)) => {
-                        let SealedBlocks { data, records } = sealing.freshen(lba, SealedBlocks { data, records })?;
-                        (data, Some(records))
-                    }
-                    (_, records) => (data, records),
-                };
+            (CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { fua, .. })) => {
+                let (data, records) = self.blocks_to_write(key);
                 ScsiCommand::write(lun, cdb::write_16(lba, count, *fua), self.write_source(data, records))
             }
             (CommandKind::Flush { .. }, _) => ScsiCommand::without_data(lun, cdb::synchronize_cache_10()),
             (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) => {
-                let fresh = match &self.sealing {
-                    Some(sealing) if sealing.is_stale(hole.record.epoch())? => {
-                        Some(sealing.seal_hole(hole.start, hole.count)?)
-                    }
-                    _ => None,
-                };
-                let hole = fresh.as_ref().unwrap_or(hole);
                 let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
                 let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
                 ScsiCommand::write(lun, cdb, WriteSource::plain(list))
@@ -335,7 +320,7 @@ impl Engine {
         match work {
             Work::ResealBlock { lba, expected, data, records } => {
                 let sealed = SealedBlocks { data: data.clone(), records: records.clone() };
-                let SealedBlocks { data, records } = sealing.freshen(*lba, sealed)?;
+                let SealedBlocks { data, records } = sealing.freshen(*lba, &sealed)?.unwrap_or(sealed);
                 Ok(self.build_conditional(*lba, expected, data, records))
             }
             Work::ResealHole(hole) => {
@@ -408,6 +393,18 @@ impl Engine {
         WriteSource {
             data,
             records: records.map(|records| WriteRecords { block_bytes, record_bytes, bytes: records.into_bytes() }),
+        }
+    }
+
+    /// What a write sends: blocks, and their records.
+    pub(super) fn blocks_to_write(&self, key: usize) -> (Buffer, Option<Records>) {
+        let command = &self.commands[key];
+        match (&command.sealing, command.kind, &self.ops[command.op].work) {
+            (SealingState::Done(sealed), ..) => (sealed.data.clone(), Some(sealed.records.clone())),
+            (_, CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { lba: first, data, records, .. })) => {
+                self.part_of_write(*first, data, records.as_ref(), lba, count)
+            }
+            (_, kind, _) => unreachable!("{kind:?} is no write"),
         }
     }
 

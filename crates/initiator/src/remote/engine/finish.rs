@@ -36,7 +36,7 @@ impl Engine {
         let lba = kind.lba(&self.ops[op_key]);
         self.was_reset = self.in_flight > 0 && (self.was_reset || says_reset(completed));
         tell_of_change(completed);
-        let mut verdict = judge(completed, lba, command.tries);
+        let mut verdict = judge(completed, lba, &mut command.retries);
         if verdict == Verdict::Done {
             verdict = match command.error.take() {
                 Some(error) => Verdict::Fail(error),
@@ -136,6 +136,14 @@ impl Engine {
             // Not kept to be sent again: whoever reseals looks whether the target was restarted.
             CommandKind::Verified | CommandKind::Ask | CommandKind::Reseal => self.finish_if_done(key),
         }
+    }
+
+    /// A command fails before it is sent.
+    pub(super) fn fail_command(&mut self, key: usize, error: DeviceError) {
+        self.no_longer_ahead(key);
+        let command = self.commands.remove(key);
+        self.ops[command.op].outstanding -= 1;
+        self.command_failed(command.op, command.kind, error);
     }
 
     pub(super) fn command_failed(&mut self, key: usize, kind: CommandKind, error: DeviceError) {
@@ -279,7 +287,7 @@ fn unexpected(verdict: &Verdict, lba: Option<Lba>) -> DeviceError {
     device_error(kind, lba, message)
 }
 
-fn lost(error: &DeviceError) -> DeviceError {
+pub(super) fn lost(error: &DeviceError) -> DeviceError {
     let message = format!("writes since the last flush may be lost: {}", error.message);
     DeviceError { message, ..error.clone() }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use strongroom_block::{DeviceError, Lba};
 
 use super::command::CommandKind;
+use super::finish::lost;
 use super::{Engine, Op, OpWork, Phase, Ready};
 use crate::remote::order::{Range, WriteOrder};
 use crate::remote::replay::Piece;
@@ -17,24 +18,38 @@ impl Engine {
         self.unit = unit;
         self.phase = Phase::Up;
         self.replay_due |= restarted;
-        if !self.replay_due {
-            return;
+        if self.replay_due {
+            self.begin_replay();
         }
-        let pieces = self.log.pieces(self.block_bytes());
-        if pieces.is_empty() {
-            self.replay_due = false;
-            return;
-        }
-        tracing::info!(pieces = pieces.len(), bytes = self.log.bytes(), "sending unflushed writes again");
+    }
+
+    /// Sends again what the log has, as soon as there are keys for all of it.
+    pub(super) fn begin_replay(&mut self) {
         self.phase = Phase::Replaying;
+        let pieces = self.log.pieces(self.block_bytes());
+        let mut works = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            self.replay(piece);
+            match self.replay_work(piece) {
+                Ok(work) => works.push(work),
+                Err(error) if self.is_passing(&error) => {
+                    tracing::warn!(%error, "unflushed writes are sent again when there are keys");
+                    self.replay_waits = Some(error);
+                    return;
+                }
+                Err(error) => drop(self.lost.get_or_insert_with(|| lost(&error))),
+            }
+        }
+        if !works.is_empty() {
+            tracing::info!(pieces = works.len(), bytes = self.log.bytes(), "sending unflushed writes again");
+        }
+        for (range, work) in works {
+            self.replay(range, work);
         }
         self.replay_done_if_empty();
     }
 
-    fn replay(&mut self, piece: Piece) {
-        let (range, work) = match piece {
+    fn replay_work(&self, piece: Piece) -> Result<(Range, Work), DeviceError> {
+        Ok(match piece {
             Piece::Write { lba, data, records } => {
                 let range = Range::new(lba, (data.len() / self.block_bytes()) as u64);
                 (range, Work::Write { lba, data, records, fua: false })
@@ -42,16 +57,15 @@ impl Engine {
             Piece::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole)),
             Piece::Absent(range) => {
                 let (lba, count) = (Lba(range.start), range.end - range.start);
-                match self.sealing.as_ref().map(|sealing| sealing.seal_hole(lba, count)) {
+                match &self.sealing {
                     None => (range, Work::Discard { lba, count }),
-                    Some(Ok(hole)) => (range, Work::Hole(hole)),
-                    Some(Err(error)) => {
-                        self.lost.get_or_insert(error);
-                        return;
-                    }
+                    Some(sealing) => (range, Work::Hole(sealing.seal_hole(lba, count)?)),
                 }
             }
-        };
+        })
+    }
+
+    fn replay(&mut self, range: Range, work: Work) {
         self.counters.blocks_replayed += range.end - range.start;
         self.replay_ops += 1;
         let key = self.ops.insert(Op {
@@ -94,6 +108,7 @@ impl Engine {
         self.awaiting_keys.clear();
         self.replay_ready.clear();
         self.replay_ops = 0;
+        self.replay_waits = None;
         self.writes.disconnected();
         self.reads.disconnected();
         let ops = &mut self.ops;

@@ -59,14 +59,18 @@ pub(in crate::remote) struct SealJob {
 }
 
 impl Engine {
+    /// Whether there is something to seal now.
+    pub(in crate::remote) fn has_to_seal(&self) -> bool {
+        self.unsealed.front().is_some_and(|key| self.writes.may_seal(self.data_bytes(*key)))
+    }
+
     /// The next blocks to seal, if the pipeline has room for them.
     pub(in crate::remote) fn next_to_seal(&mut self) -> Option<SealJob> {
-        let key = *self.unsealed.front()?;
-        let bytes = self.data_bytes(key);
-        if !self.writes.may_seal(bytes) {
+        if !self.has_to_seal() {
             return None;
         }
-        self.unsealed.pop_front();
+        let key = self.unsealed.pop_front()?;
+        let bytes = self.data_bytes(key);
         self.writes.sealing(bytes);
         let block_bytes = self.block_bytes();
         let command = &mut self.commands[key];
@@ -93,12 +97,7 @@ impl Engine {
                 command.sealing = SealingState::Done(Box::new(sealed));
                 self.ready.add(key, id.sequence, self.commands[key].kind, &self.commands);
             }
-            Err(error) => {
-                self.no_longer_ahead(key);
-                let command = self.commands.remove(key);
-                self.ops[command.op].outstanding -= 1;
-                self.command_failed(command.op, command.kind, error);
-            }
+            Err(error) => self.fail_command(key, error),
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use strongroom_block::SealRecord;
 
 use super::*;
+use crate::remote::keeper::BootTime;
 
 const FLUSHED_NEVER: Limits = Limits {
     requests_max: 256,
@@ -109,6 +110,112 @@ fn part_of_a_block_is_merged_again_and_a_conditional_write_says_so() {
     rig.run();
     assert!(rig.result(conditional).unwrap_err().message.contains("new key epoch"));
     assert_eq!(rig.stored()[&1], 2, "nothing was written");
+}
+
+/// What is logged is what was sent: the epoch that it was first sealed under may be destroyed before the next flush.
+#[test]
+fn what_was_sealed_anew_is_kept_so_to_be_sent_again() {
+    let mut rig = rig();
+    let write = rig.write_work(1, &[5; 10 * BLOCK], false);
+    let (write, hole) = (rig.submit(write), rig.discard_work(40, 2));
+    let hole = rig.submit(hole);
+    let hold = |rig: &Rig, epochs: &[u32]| rig.sealing.as_ref().unwrap().hold(sealer(2, epochs), true);
+    hold(&rig, &[2, 1]);
+    // Sent, and not answered.
+    let (_, first) = rig.engine.next_command().unwrap();
+    hold(&rig, &[2]);
+    rig.reconnect(false);
+    let (id, again) = rig.engine.next_command().unwrap();
+    let (was, is) = (first.write.unwrap(), again.clone().write.unwrap());
+    assert!(was.data == is.data && was.records.unwrap().bytes == is.records.unwrap().bytes, "sealed anew once");
+    let (_, completed) = rig.unit.execute(&again);
+    rig.engine.completed(rig.now, id, &completed);
+    hold(&rig, &[2, 1]);
+    rig.run();
+    rig.result(write).unwrap();
+    rig.result(hole).unwrap();
+    assert!(rig.engine.unflushed_bytes() > 0);
+    hold(&rig, &[2]);
+    rig.reconnect(true);
+    rig.run();
+    rig.flush().unwrap();
+    assert_eq!(rig.read(1, 10).unwrap(), vec![5; 10 * BLOCK]);
+    assert_eq!(rig.unit.hole_of(40).record.epoch(), 2);
+}
+
+/// A power cut takes target and key server, and the target is back first: what it forgot is sent again when there are keys.
+#[test]
+fn a_replay_waits_for_keys_whose_lease_has_ended() {
+    // The lease ends before the replay, or while it is under way.
+    for ends_midway in [false, true] {
+        let mut rig = rig();
+        rig.write(1, 5, 12).unwrap();
+        rig.discard(3, 4).unwrap();
+        rig.write(4, 6, 1).unwrap();
+        let expected = rig.marks();
+        let before = rig.submit(rig.write_work(30, &[9; BLOCK], false));
+        let end_lease = |rig: &Rig| {
+            let sealing = rig.sealing.as_ref().unwrap();
+            sealing.lend_until(BootTime::now());
+            assert!(sealing.expire());
+        };
+        if !ends_midway {
+            end_lease(&rig);
+        }
+        rig.reconnect(true);
+        if ends_midway {
+            assert_eq!(rig.exchange(1), 1);
+            end_lease(&rig);
+        }
+        let flush = rig.submit(Work::Flush);
+        rig.run();
+        assert_eq!(rig.read(1, 1).unwrap_err().kind, DeviceErrorKind::NoKey);
+        assert_eq!(rig.result(before).unwrap_err().kind, DeviceErrorKind::NoKey);
+        assert!(rig.finished.is_empty(), "the flush waits");
+        // The connection is lost once more meanwhile; nothing of it is forgotten.
+        rig.reconnect(false);
+        rig.run();
+        rig.hold(2, &[2, 1]);
+        rig.run();
+        rig.result(flush).unwrap();
+        assert_eq!(rig.marks(), expected, "midway: {ends_midway}");
+        rig.unit.crash();
+        assert_eq!(rig.marks(), expected, "the flush covers it");
+    }
+}
+
+#[test]
+fn a_replay_that_waits_is_lost_when_the_keys_are_taken_back() {
+    let mut rig = rig();
+    rig.write(1, 5, 1).unwrap();
+    let sealing = rig.sealing.clone().unwrap();
+    sealing.lend_until(BootTime::now());
+    rig.reconnect(true);
+    let flush = rig.submit(Work::Flush);
+    rig.run();
+    assert!(rig.finished.is_empty(), "it waits");
+    sealing.wipe("they were taken back");
+    rig.engine.keys_changed();
+    rig.run();
+    assert_eq!(rig.engine.replay_ops, 0);
+    let said = rig.result(flush).and_then(|_| rig.flush().map(|()| Answer::Done)).unwrap_err();
+    assert!(said.message.contains("may be lost"), "{said}");
+}
+
+/// Those that fail for want of a key let others begin, which are to be sealed: whoever drives the engine must know.
+#[test]
+fn what_begins_when_others_fail_is_there_to_be_sealed() {
+    let mut rig = rig();
+    let plain = |mark| Work::Write { lba: Lba(1), data: Buffer::copy_from(&[mark; BLOCK]), records: None, fua: false };
+    rig.submit(plain(1));
+    rig.submit(plain(2));
+    let job = rig.engine.next_to_seal().unwrap();
+    let sealed = rig.sealing.as_ref().unwrap().seal(job.lba, &job.plain);
+    rig.engine.sealed(job.id, sealed);
+    assert!(!rig.engine.has_to_seal(), "the second waits for the first");
+    rig.sealing.as_ref().unwrap().wipe("they were taken back");
+    assert!(rig.engine.next_command().is_none());
+    assert!(rig.engine.has_to_seal());
 }
 
 #[test]
