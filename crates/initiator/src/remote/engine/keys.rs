@@ -51,7 +51,7 @@ impl Engine {
                 if let (data, Some(records)) = self.blocks_to_write(key)
                     && let Some(fresh) = sealing.freshen(lba, &SealedBlocks { data, records })?
                 {
-                    self.commands[key].sealing = SealingState::Done(fresh);
+                    self.commands[key].sealing = SealingState::Done(Box::new(fresh));
                 }
             }
             (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) if sealing.is_stale(hole.record.epoch())? => {
