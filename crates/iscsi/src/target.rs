@@ -1,10 +1,11 @@
 //! The target's side of one session: PDUs of its connections in, events out, and back. No SCSI semantics: the application executes
 //! commands and says what became of task management. A connection's login is a machine of its own (`login`, `chap`); how connections
-//! come and go is in `connection`, the order of commands in `order`, arriving write data in `write`, what is sent back in `respond`
+//! come and go is in `connection`, the order of commands in `order` and `held`, arriving write data in `write`, what is sent back in `respond`
 //! and `outbox`, task management in `manage`, error recovery in `recover` and `kept`, text and SendTargets in `question`.
 
 mod chap;
 mod connection;
+mod held;
 mod kept;
 mod login;
 mod manage;
@@ -24,12 +25,13 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use self::connection::{Connection, Lost};
+use self::held::HeldCommands;
 use self::manage::{Barrier, Management};
 use self::outbox::{AnswerKind, Window};
 use self::write::Receiving;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
-use crate::pdu::{AsyncEvent, Attribute, Bhs, DataOut, Lun, NopIn, Pdu, Reject, RejectReason, Sequence, TAG_NONE};
+use crate::pdu::{AsyncEvent, Attribute, Bhs, Lun, NopIn, Pdu, Reject, RejectReason, Sequence, TAG_NONE};
 use crate::slots::{Key, Slots};
 use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 
@@ -71,7 +73,7 @@ pub struct Session {
     /// Tasks that take a place in the command window.
     window_taken: u32,
     immediate_tasks: usize,
-    held: Vec<Held>,
+    held: HeldCommands,
     /// Requests over many tasks that came before some of these.
     early: Vec<(ConnectionId, Pdu)>,
 
@@ -82,7 +84,7 @@ pub struct Session {
     unadmitted: VecDeque<Key>,
     /// Memory promised to solicited writes, in bytes.
     reserved_bytes: u64,
-    /// What commands may send, or have sent, without being asked, in bytes.
+    /// Memory for what commands may send, or have sent, without being asked, in bytes.
     unsolicited_bytes: u64,
     /// Read data of answers that has not left, in bytes.
     unsent_bytes: u64,
@@ -91,27 +93,6 @@ pub struct Session {
     next_management: u64,
     barriers: Vec<Barrier>,
     statistics: Statistics,
-}
-
-/// A command inside the window that came before one that is missing.
-#[derive(Debug)]
-struct Held {
-    cmd_sn: Serial,
-    /// The connection that brought it.
-    connection: Option<ConnectionId>,
-    /// `None` if it was ended before its turn came.
-    pdu: Option<Pdu>,
-    /// Its unsolicited data, which does not wait for its turn to be sent.
-    data: Vec<HeldData>,
-}
-
-/// A Data-Out of a command that is held.
-#[derive(Debug)]
-struct HeldData {
-    header: DataOut,
-    pdu: Pdu,
-    /// Its data cannot be used, as its digest showed.
-    is_damaged: bool,
 }
 
 /// A task from its command PDU until the last PDU of its response was taken.
@@ -129,7 +110,7 @@ struct Task {
     immediate: bool,
     /// Memory reserved for it, in bytes.
     reserved_bytes: u64,
-    /// What it may send, or has sent, without being asked, in bytes.
+    /// Memory for what it may send, or has sent, without being asked, in bytes.
     unsolicited_bytes: u64,
     r2t_count: u32,
     state: State,
@@ -164,7 +145,7 @@ impl Session {
             exp_cmd_sn: login.window.exp_cmd_sn,
             window_taken: 0,
             immediate_tasks: 0,
-            held: Vec::new(),
+            held: HeldCommands::default(),
             early: Vec::new(),
             tasks: Slots::new(),
             by_tag: HashMap::new(),

@@ -56,7 +56,7 @@ impl Host {
             in_channel: shape & 1 != 0,
             queue_depth: 4,
             transfer_bytes_max: 8192,
-            write_memory_bytes_max: 8192,
+            write_memory_bytes_max: 16 << 10,
             offer: Offer {
                 max_burst_bytes: 1024,
                 first_burst_bytes: 512,

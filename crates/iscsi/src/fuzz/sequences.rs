@@ -75,7 +75,7 @@ impl Stage {
         let target = target::Config {
             offer,
             queue_depth: 4,
-            write_memory_bytes_max: 10_000,
+            write_memory_bytes_max: 64 << 10,
             transfer_bytes_max: 32_768,
             ..target::Config::default()
         };

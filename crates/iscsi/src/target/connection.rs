@@ -205,7 +205,7 @@ impl Session {
             .collect();
         self.unsent_bytes -= again.iter().map(|again| again.responding.held_bytes()).sum::<u64>();
         // What may not have been seen to arrive is sent again by the initiator, under the same number.
-        self.held.retain(|held| held.connection != Some(id));
+        self.held.forget(id);
         self.early.retain(|(connection, _)| *connection != id);
         let wait_s = self.agreed.time2wait_s.min(TIME2WAIT_MAX_S.max(self.config.offer.time2wait_s));
         let seconds = u64::from(wait_s) + u64::from(self.agreed.time2retain_s);
@@ -301,10 +301,7 @@ impl Session {
     fn leave(&mut self, id: ConnectionId, asked: Asked) {
         let Some(connection) = self.connections.iter_mut().find(|connection| connection.id == id) else { return };
         connection.is_leaving = true;
-        for held in self.held.iter_mut().filter(|held| held.connection == Some(id)) {
-            // Counts as received and ended.
-            (held.connection, held.pdu) = (None, None);
-        }
+        self.held.end(id);
         self.early.retain(|(connection, _)| *connection != id);
         self.end_tasks_of(id, asked);
     }

@@ -6,7 +6,7 @@ use strongroom_block::Buffer;
 use super::connection::ConnectionId;
 use super::outbox::AnswerKind;
 use super::{
-    Event, Held, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, Session, State, TaskId, TaskManagement,
+    Event, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, Session, State, TaskId, TaskManagement,
 };
 use crate::PeerMisbehaved;
 use crate::pdu::{
@@ -238,8 +238,7 @@ impl Session {
         let is_awaited =
             cmd_sn.is_within(self.exp_cmd_sn, self.window().max_cmd_sn) && cmd_sn.is_before(request.cmd_sn);
         if is_awaited {
-            self.held.retain(|held| held.cmd_sn != cmd_sn);
-            self.held.push(Held { cmd_sn, connection: None, pdu: None, data: Vec::new() });
+            self.held.void(cmd_sn);
         }
         is_awaited
     }

@@ -2,12 +2,12 @@
 //! answered at once.
 
 use super::connection::ConnectionId;
+use super::held::{Held, HeldData};
 use super::outbox::AnswerKind;
 use super::write::Receiving;
-use super::{Direction, Held, HeldData, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, State, Task, manage};
+use super::{Direction, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, State, Task, manage};
 use crate::pdu::{
-    DataOut, Lun, NopIn, NopOut, Opcode, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE,
-    TaskManagementRequest,
+    Lun, NopIn, NopOut, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE, TaskManagementRequest,
 };
 use crate::{PeerMisbehaved, Serial};
 
@@ -28,7 +28,7 @@ impl Session {
         self.take_acknowledgement(id, Serial(pdu.bhs.u32_at(28)));
         let cmd_sn = match &request {
             Request::DataOut(data_out) => {
-                return match self.held_write(id, data_out) {
+                return match self.held.write_of(id, data_out) {
                     Some(at) => self.hold_data(id, at, HeldData { header: *data_out, pdu, is_damaged: false }),
                     None => self.handle_data_out(id, *data_out, pdu),
                 };
@@ -51,15 +51,13 @@ impl Session {
             Request::Logout(request) => request.cmd_sn,
         };
         // RFC 7143 §4.2.2.1: a command outside the window is ignored without an answer.
-        let is_new = self.held.iter().all(|held| held.cmd_sn != cmd_sn);
-        if !cmd_sn.is_within(self.exp_cmd_sn, self.window().max_cmd_sn) || !is_new {
+        if !cmd_sn.is_within(self.exp_cmd_sn, self.window().max_cmd_sn) || self.held.has(cmd_sn) {
             self.statistics.ignored += 1;
             return Ok(());
         }
         if cmd_sn != self.exp_cmd_sn {
-            self.check_held(pdu.data.len())?;
-            self.held.push(Held { cmd_sn, connection: Some(id), pdu: Some(pdu), data: Vec::new() });
-            return Ok(());
+            self.held.insert(cmd_sn, id, pdu);
+            return self.check_held();
         }
         self.exp_cmd_sn = self.exp_cmd_sn.next();
         self.execute(id, request, pdu)?;
@@ -90,8 +88,7 @@ impl Session {
     pub(super) fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
         loop {
             self.release_early()?;
-            let Some(at) = self.held.iter().position(|held| held.cmd_sn == self.exp_cmd_sn) else { return Ok(()) };
-            let Held { connection, pdu, data, .. } = self.held.swap_remove(at);
+            let Some(Held { connection, pdu, data, .. }) = self.held.take(self.exp_cmd_sn) else { return Ok(()) };
             self.exp_cmd_sn = self.exp_cmd_sn.next();
             let (Some(id), Some(pdu)) = (connection, pdu) else { continue };
             let request = Request::decode(&pdu.bhs)?;
@@ -105,42 +102,18 @@ impl Session {
         }
     }
 
-    /// The command, held back, that unsolicited data belongs to.
-    pub(super) fn held_write(&self, id: ConnectionId, header: &DataOut) -> Option<usize> {
-        let tag = header.initiator_task_tag;
-        let is_its = |held: &Held| {
-            let is_tag =
-                |pdu: &Pdu| pdu.bhs.opcode() == Some(Opcode::ScsiCommand) && pdu.bhs.initiator_task_tag() == tag;
-            held.connection == Some(id) && held.pdu.as_ref().is_some_and(is_tag)
-        };
-        if header.target_transfer_tag != TAG_NONE || self.held.is_empty() {
-            return None;
-        }
-        self.held.iter().position(is_its)
-    }
-
-    /// Keeps unsolicited data with its command: no more than FirstBurstLength of it, nor in more PDUs than so much is worth.
+    /// Keeps unsolicited data with its command.
     pub(super) fn hold_data(&mut self, id: ConnectionId, at: usize, data: HeldData) -> Result<(), PeerMisbehaved> {
-        let held = &self.held[at];
-        let bytes: usize = held.data.iter().map(|data| data.pdu.data.len()).sum();
-        let first_burst = self.agreed.first_burst_bytes as usize;
-        if bytes + data.pdu.data.len() > first_burst || held.data.len() > first_burst / 512 {
+        if !self.held.may_have(at, data.pdu.data.len(), self.agreed.first_burst_bytes) {
             return self.reject(id, &data.pdu, RejectReason::InvalidPduField);
         }
-        self.check_held(data.pdu.data.len())?;
-        self.held[at].data.push(data);
-        Ok(())
+        self.held.add(at, data);
+        self.check_held()
     }
 
     /// Commands that wait for one before them hold no more data than writes may.
-    fn check_held(&self, more_bytes: usize) -> Result<(), PeerMisbehaved> {
-        if more_bytes == 0 {
-            return Ok(());
-        }
-        let of_pdus = self.held.iter().filter_map(|held| held.pdu.as_ref());
-        let of_data = self.held.iter().flat_map(|held| held.data.iter().map(|data| &data.pdu));
-        let bytes: usize = of_pdus.chain(of_data).map(|pdu| pdu.data.len()).sum();
-        if (bytes + more_bytes) as u64 > self.config.write_memory_bytes_max {
+    fn check_held(&self) -> Result<(), PeerMisbehaved> {
+        if self.held.memory_bytes() > self.config.write_memory_bytes_max {
             let what = "more write data behind a command that is missing than a session may hold";
             return Err(PeerMisbehaved::OutOfPlace { what, expected: "that command" });
         }

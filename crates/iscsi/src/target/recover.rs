@@ -2,10 +2,11 @@
 //! connection go on with another one. What was sent and may be sent again is in `kept`.
 
 use super::connection::ConnectionId;
+use super::held::HeldData;
 use super::kept::Resumed;
 use super::respond::{Again, Responding, sense};
 use super::write::Receiving;
-use super::{Direction, HeldData, Session, State};
+use super::{Direction, Session, State};
 use crate::pdu::{
     Answer, DataOut, Pdu, RejectReason, Request, Snack, TAG_NONE, TaskManagementRequest, TaskManagementResult,
 };
@@ -26,7 +27,7 @@ impl Session {
             return false;
         }
         if let Ok(Request::DataOut(header)) = Request::decode(&pdu.bhs) {
-            match self.held_write(id, &header) {
+            match self.held.write_of(id, &header) {
                 Some(at) => {
                     let data = HeldData { header, pdu: pdu.clone(), is_damaged: true };
                     return self.hold_data(id, at, data).is_ok();
@@ -117,7 +118,7 @@ impl Session {
         }
     }
 
-    fn receiving(&mut self, key: Key) -> Option<&mut Receiving> {
+    pub(super) fn receiving(&mut self, key: Key) -> Option<&mut Receiving> {
         match self.tasks.get_mut(key).map(|task| &mut task.state) {
             Some(State::Receiving(receiving)) => Some(receiving),
             _ => None,

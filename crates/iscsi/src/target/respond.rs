@@ -142,6 +142,8 @@ impl Session {
         self.unsent_bytes += responding.held_bytes();
         task.state = State::Responding(responding);
         let reserved_bytes = std::mem::take(&mut task.reserved_bytes);
+        // Nobody holds its data any more, though the answer may wait long: for a connection that takes the task over.
+        self.unsolicited_bytes -= std::mem::take(&mut task.unsolicited_bytes);
         self.take_turn(id, Turn::Task(key));
         self.release_memory(reserved_bytes);
     }

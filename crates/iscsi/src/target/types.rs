@@ -46,10 +46,10 @@ pub struct Config {
     pub ping_timeout: Duration,
     /// Longest write of one command, in bytes; a longer one is answered with CHECK CONDITION. Tell initiators by VPD B0h.
     pub transfer_bytes_max: u32,
-    /// Upper bound on write data that the initiator can pin by solicited writes, in bytes, until they are completed;
-    /// further writes wait for their R2T. As much may come on top by unsolicited data: near that bound
-    /// [`super::Session::accepts_input`] asks the driver to stop reading, beyond it writes are answered with TASK SET FULL. And as much
-    /// behind a command that is missing, when the session ends.
+    /// Upper bound on memory that the initiator can pin by solicited writes, in bytes, until they are answered; further writes wait
+    /// for their R2T. Data that comes in shorter PDUs than it could may take twice as much. As much again may come on top by
+    /// unsolicited data: near that bound [`super::Session::accepts_input`] asks the driver to stop reading, beyond it writes are
+    /// answered with TASK SET FULL. And as much behind a command that is missing, when the session ends.
     pub write_memory_bytes_max: u64,
     /// Answer `SendTargets=All` in a normal session too, which RFC 7143 Appendix C forbids and some test suites want.
     pub send_targets_all_in_normal_session: bool,

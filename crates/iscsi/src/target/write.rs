@@ -15,10 +15,25 @@ const R2T_BITS: u32 = 8;
 /// Bits that tell a slot's users apart. The top bit of a tag is left to pings and text.
 const GENERATION_BITS: u32 = 31 - INDEX_BITS - R2T_BITS;
 
+/// What a PDU's data takes at least of memory, in bytes: buffers are whole pages, so that they can go to a store as they are.
+const PAGE_BYTES: u32 = 4096;
+/// The least that MaxRecvDataSegmentLength can be (RFC 7143 §13.12), and so the data of a PDU that is not the last of its sequence.
+const SEGMENT_BYTES_MIN: u32 = 512;
+/// PDUs that a write may have beyond what its length, cut so, and the ends of its sequences make.
+const SEGMENTS_SPARE: usize = 16;
+
+/// Memory that the data of a PDU takes, in bytes.
+pub(super) fn memory_bytes(pdu: &Pdu) -> u64 {
+    pdu.data.len().max(PAGE_BYTES as usize) as u64 + pdu.ahs.len() as u64
+}
+
 /// What has come of a write.
 #[derive(Debug, Default)]
 pub(super) struct Receiving {
     segments: Vec<WriteSegment>,
+    /// Memory that they take: what came unasked, and what was asked for; in bytes.
+    unsolicited_memory: u64,
+    solicited_memory: u64,
     /// Everything before this byte is there.
     received: u32,
     /// Everything before this byte is there or has been asked for.
@@ -106,7 +121,6 @@ impl Session {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let expected = task.expected_bytes;
         let immediate = pdu.data.len();
-        let State::Receiving(receiving) = &mut task.state else { return };
         if task.direction != Direction::Write {
             return match immediate {
                 0 => self.hand_over(key),
@@ -124,18 +138,23 @@ impl Session {
         if immediate > unsolicited_end as usize {
             return self.fail(key, sense::INCORRECT_AMOUNT_OF_DATA);
         }
-        let unsolicited_bytes = u64::from(if more_follows { unsolicited_end } else { immediate as u32 });
+        let of_immediate = if immediate > 0 { memory_bytes(&pdu) } else { 0 };
+        let promised = if more_follows { self.memory_for(unsolicited_end) } else { 0 };
+        let unsolicited_bytes = of_immediate.max(promised);
         let has_room = self.unsolicited_bytes + unsolicited_bytes <= self.config.write_memory_bytes_max;
         if unsolicited_bytes > 0 && self.unsolicited_bytes > 0 && !has_room {
             return self.fail_with(key, Response::task_set_full());
         }
         self.unsolicited_bytes += unsolicited_bytes;
+        let Some(task) = self.tasks.get_mut(key) else { return };
         task.unsolicited_bytes = unsolicited_bytes;
+        let State::Receiving(receiving) = &mut task.state else { return };
         if more_follows {
             receiving.unsolicited =
                 Some(Burst { target_transfer_tag: TAG_NONE, next_data_sn: 0, end: unsolicited_end });
         }
         if immediate > 0 {
+            receiving.unsolicited_memory = of_immediate;
             receiving.received = immediate as u32;
             receiving.segments.push(WriteSegment { offset: 0, data: pdu.data, ahs: pdu.ahs, sealed: pdu.sealed });
         }
@@ -153,8 +172,9 @@ impl Session {
         // RFC 7143 §4.2.2: data comes on the connection that brought the command.
         let key = self.by_tag.get(&tag).copied();
         let key = key.filter(|key| self.tasks.get(*key).is_some_and(|task| task.connection == id));
-        let task = key.and_then(|key| self.tasks.get_mut(key).map(|task| (key, &mut task.state)));
-        let Some((key, State::Receiving(receiving))) = task else {
+        let task = key.and_then(|key| Some((key, self.tasks.get_mut(key)?)));
+        let task = task.map(|(key, task)| (key, task.expected_bytes, task.r2t_count, &mut task.state));
+        let Some((key, expected, r2t_count, State::Receiving(receiving))) = task else {
             return match self.ended.contains(&tag) {
                 true => Ok(()),
                 false => self.reject(id, &pdu, RejectReason::InvalidPduField),
@@ -182,12 +202,22 @@ impl Session {
         // A PDU without data may only end a sequence: otherwise one could send them for ever.
         let has_sense = len > 0 || header.is_final;
         let ends_whole = is_unsolicited || !header.is_final || end == u64::from(burst.end);
-        if !in_order || !has_sense || end > u64::from(burst.end) || !ends_whole {
+        // Nor may it come in crumbs: each one takes a page. Every sequence may end with a short PDU.
+        let segments_max = expected.div_ceil(SEGMENT_BYTES_MIN) as usize + r2t_count as usize + SEGMENTS_SPARE;
+        let is_crumbled = receiving.segments.len() >= segments_max;
+        if !in_order || !has_sense || end > u64::from(burst.end) || !ends_whole || is_crumbled {
             self.fail(key, sense::INCORRECT_AMOUNT_OF_DATA);
             return Ok(());
         }
         burst.next_data_sn += 1;
         let is_over = header.is_final || end == u64::from(burst.end);
+        if len > 0 {
+            if !self.count_memory(key, is_unsolicited, memory_bytes(&pdu)) {
+                self.fail_with(key, Response::task_set_full());
+                return Ok(());
+            }
+        }
+        let Some(receiving) = self.receiving(key) else { return Ok(()) };
         receiving.received = end as u32;
         if len > 0 {
             let offset = header.buffer_offset;
@@ -203,6 +233,37 @@ impl Session {
             self.go_on(key);
         }
         Ok(())
+    }
+
+    /// Memory that so much data takes if it comes in the longest PDUs that it can come in, in bytes.
+    fn memory_for(&self, len: u32) -> u64 {
+        let segment_bytes = self.config.offer.recv_segment_bytes_max.min(self.agreed.max_burst_bytes);
+        let segments = len.div_ceil(segment_bytes.clamp(1, PAGE_BYTES));
+        u64::from(segments) * u64::from(PAGE_BYTES)
+    }
+
+    /// Counts memory that the data of a write takes, where that is more than was set aside for it because it comes in short PDUs. False:
+    /// there is no more; for what was asked for there is as much again, since it had to be allowed for before it was seen. A write that is
+    /// alone goes through.
+    fn count_memory(&mut self, key: Key, is_unsolicited: bool, bytes: u64) -> bool {
+        let Some(task) = self.tasks.get_mut(key) else { return false };
+        let State::Receiving(receiving) = &mut task.state else { return false };
+        let max = self.config.write_memory_bytes_max;
+        let (memory, of_task, of_all, max) = match is_unsolicited {
+            true => (&mut receiving.unsolicited_memory, &mut task.unsolicited_bytes, &mut self.unsolicited_bytes, max),
+            false => {
+                let max = max.saturating_mul(2);
+                (&mut receiving.solicited_memory, &mut task.reserved_bytes, &mut self.reserved_bytes, max)
+            }
+        };
+        *memory += bytes;
+        let more = memory.saturating_sub(*of_task);
+        if more > 0 && *of_all > *of_task && *of_all + more > max {
+            return false;
+        }
+        *of_task += more;
+        *of_all += more;
+        true
     }
 
     /// Hands a write over when it is complete; else asks for more, once there is memory for it.
@@ -227,10 +288,10 @@ impl Session {
     /// Reserves memory for waiting writes in order, whole transfers at a time, so that none can starve half way.
     fn admit(&mut self) {
         while let Some(&key) = self.unadmitted.front() {
+            let wanted = self.tasks.get(key).map_or(0, |task| self.memory_for(task.expected_bytes));
             if let Some(task) = self.tasks.get_mut(key)
                 && let State::Receiving(receiving) = &mut task.state
             {
-                let wanted = u64::from(task.expected_bytes);
                 // A write larger than the limit alone goes through when it is alone.
                 if self.reserved_bytes > 0 && self.reserved_bytes + wanted > self.config.write_memory_bytes_max {
                     return;

@@ -2,6 +2,7 @@
 //! than the limits say. A hostile target, and arbitrary PDUs, are in `hostile_target`.
 
 mod logins;
+mod memory;
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
@@ -474,98 +475,4 @@ fn a_sealed_pdu_outside_a_channel_or_without_records_ends_the_session() {
         victim.session.handle_pdu(victim.now, sealed);
         assert!(matches!(victim.closed(), CloseReason::Misbehaved(_)));
     }
-}
-
-/// The largest block data that one initiator can have the target hold: what the limits say.
-#[test]
-fn solicited_writes_wait_for_memory() {
-    let mut config = small();
-    config.write_memory_bytes_max = 8192;
-    let mut victim = Victim::logged_in(config, KEYS);
-    for tag in 0..3 {
-        victim.write(tag, 8192, true, &[]);
-    }
-    let mut r2t = victim.r2t();
-    for tag in 0..3u32 {
-        for part in 0..4 {
-            assert_eq!((r2t.initiator_task_tag, r2t.buffer_offset), (tag, part * 2048), "one write at a time");
-            assert!(victim.hear().is_none(), "one R2T at a time");
-            victim.data_out(tag, r2t.target_transfer_tag, 0, part * 2048, true, &[0; 2048]);
-            if part < 3 {
-                r2t = victim.r2t();
-            }
-        }
-        let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
-        assert!(victim.hear().is_none(), "the application holds the memory");
-        assert!(victim.session.complete(command.task, Response::good()));
-        if tag < 2 {
-            r2t = victim.r2t();
-        }
-        assert!(matches!(victim.hear(), Some((Answer::ScsiResponse(answer), _)) if answer.status == 0));
-    }
-    // A write that ends early gives its memory back too.
-    victim.write(7, 8192, true, &[]);
-    victim.write(8, 8192, true, &[]);
-    let ttt = victim.r2t().target_transfer_tag;
-    victim.data_out(7, ttt, 1, 0, true, &[0; 2048]);
-    assert_eq!(victim.r2t().initiator_task_tag, 8);
-    victim.expect_sense(7, 0x0b, [0x0c, 0x0d]);
-}
-
-/// As much again that nobody asked for; then the driver is asked to stop reading, and who goes on is told that there is no room.
-#[test]
-fn attack_unsolicited_data_is_bounded() {
-    let mut config = small();
-    config.write_memory_bytes_max = 8192;
-    let mut victim = Victim::logged_in(config, KEYS);
-    let mut commands = Vec::new();
-    for tag in 0..8 {
-        assert_eq!(victim.session.accepts_input(), tag <= 6, "{tag}");
-        victim.write(tag, 1024, true, &[7; 1024]);
-        let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
-        commands.push(command.task);
-    }
-    for tag in 8..600 {
-        // Some that promise more, which then comes.
-        let expected = if tag % 2 == 0 { 1024 } else { 4096 };
-        victim.write(tag, expected, tag % 2 == 0, &[7; 512]);
-        match victim.hear() {
-            Some((Answer::ScsiResponse(answer), _)) => {
-                assert_eq!((answer.status, answer.initiator_task_tag), (0x28, tag))
-            }
-            other => panic!("expected TASK SET FULL, got {other:?}"),
-        }
-        if tag % 2 == 1 {
-            victim.data_out(tag, TAG_NONE, 0, 512, true, &[7; 512]);
-            assert!(victim.hear().is_none(), "dropped without a word");
-        }
-        assert!(victim.session.poll_event().is_none());
-    }
-    for (tag, task) in (0..).zip(commands) {
-        assert!(victim.session.complete(task, Response::good()));
-        assert!(matches!(victim.hear(), Some((Answer::ScsiResponse(answer), _)) if answer.initiator_task_tag == tag));
-    }
-    assert!(victim.session.accepts_input());
-    // Room was given back, and a write that lacks data is read on for however full it is.
-    for tag in 0..7 {
-        victim.write(1000 + tag, 1024, true, &[7; 1024]);
-    }
-    assert!(!victim.session.accepts_input());
-    victim.write(2000, 1024, false, &[7; 512]);
-    assert!(victim.session.accepts_input());
-}
-
-/// Behind a command that never comes no more data is kept than a session may hold.
-#[test]
-fn attack_data_behind_a_missing_command_is_bounded() {
-    let mut config = small();
-    config.write_memory_bytes_max = 8192;
-    let mut victim = Victim::logged_in(config, KEYS);
-    victim.cmd_sn += 1;
-    for tag in 0..8 {
-        victim.write(tag, 1024, true, &[7; 1024]);
-        assert!(!victim.session.is_closed(), "{tag}");
-    }
-    victim.write(9, 1024, true, &[7; 1024]);
-    assert!(matches!(victim.closed(), CloseReason::Misbehaved(_)));
 }

@@ -98,10 +98,14 @@ impl Worker {
                 Event::Closed(reason) => return self.session_closed(session, &reason),
             }
         }
-        let accepts = session.connections.iter().map(|(id, _)| session.accepts_input(*id)).collect::<Vec<_>>();
-        for ((id, connection), accepts) in session.connections.iter().zip(accepts) {
+        for (id, connection) in &session.connections {
             let Some(connection) = self.connections.get_mut(connection) else { continue };
             connection.transmit(&mut self.runtime, Some((&mut session.machine, *id)));
+        }
+        // After that: what has left makes room, and nothing else would bring the session here again.
+        for (id, connection) in &session.connections {
+            let accepts = session.accepts_input(*id);
+            let Some(connection) = self.connections.get_mut(connection) else { continue };
             connection.hold_back(&mut self.runtime, accepts);
         }
         session.count(&self.shared.counters);

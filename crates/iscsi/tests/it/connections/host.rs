@@ -39,7 +39,7 @@ pub(crate) fn config(level: u8) -> Config {
         max_burst_bytes: 2048,
         ..Offer::default()
     };
-    Config { offer, ..Config::default() }
+    Config { offer, write_memory_bytes_max: 64 << 10, ..Config::default() }
 }
 
 pub(crate) fn begin(now: Instant, cid: u16, tsih: u16, cmd_sn: u32, keys: &str, config: Config) -> Login {

@@ -180,3 +180,30 @@ fn a_cid_is_taken_until_the_tasks_of_its_lost_connection_have_ended() {
     host.session.answer_task_management(request.id, TaskManagementResult::Complete);
     assert_eq!(host.session.may_add(host.now, 1), MayAdd::Yes);
 }
+
+/// Answered writes of a lost connection hold no memory: the connection that takes their answers over is read.
+#[test]
+fn writes_whose_answers_were_lost_do_not_stop_reading() {
+    let (mut host, ids) = Host::with_keys(2, 2, "InitialR2T=No");
+    let mut tasks = Vec::new();
+    for tag in 0..13 {
+        let cmd_sn = host.cmd_sn;
+        let bhs = host.command(tag, cmd_sn, Direction::Write, 1024);
+        host.say(ids[1], bhs, &[7; 1024]);
+        tasks.push(host.taken().task);
+    }
+    assert!(!host.session.accepts_input(ids[0]), "so much is not done with");
+    host.lose(ids[1]);
+    assert_eq!(host.connection_closed(), ids[1]);
+    for task in tasks {
+        assert!(host.session.complete(task, Response::good()));
+    }
+    assert!(host.session.accepts_input(ids[0]));
+    for tag in 0..13 {
+        host.manage(ids[0], TaskFunction::TaskReassign, tag, 0);
+        assert_eq!(host.managed(ids[0]), TaskManagementResult::Complete);
+        assert!(
+            matches!(host.hear(ids[0]), Some((Answer::ScsiResponse(answer), _)) if answer.initiator_task_tag == tag)
+        );
+    }
+}

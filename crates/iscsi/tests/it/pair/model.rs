@@ -16,6 +16,8 @@ use super::{Pair, Random, initiator_config};
 
 pub(crate) const BLOCK: usize = 512;
 const TASK_SET_FULL: u8 = 0x28;
+/// Memory for all writes that may be under way, though they come in PDUs of 512 bytes and each takes a page.
+const AMPLE: u64 = 4 << 20;
 const RECORD: usize = SealRecord::BASE_BYTES;
 const ENTRY: usize = 8 + RECORD;
 
@@ -49,7 +51,7 @@ pub(crate) struct Model {
     managing: Vec<target::TaskManagement>,
     /// Commands that the target's application was given.
     arrived: HashSet<u64>,
-    /// Whether what may come unasked can be more than the target holds: then it may refuse a write.
+    /// Whether data can take more memory than the target has for it: then it may refuse a write.
     may_be_full: bool,
     next: u64,
     sealed: bool,
@@ -100,17 +102,16 @@ impl Model {
             in_channel: sealed,
             offer: offer(&mut random, sealed),
             queue_depth: 1 + random.below(8) as u16,
-            write_memory_bytes_max: 1 + random.below(40_000),
+            write_memory_bytes_max: if random.one_in(2) { AMPLE } else { 1 + random.below(100_000) },
             transfer_bytes_max: 30_000,
             ..target::Config::default()
         };
-        let (commands_max, write_memory_bytes_max) = (target.queue_depth, target.write_memory_bytes_max);
+        let may_be_full = target.write_memory_bytes_max < AMPLE;
         let pair = Pair::logged_in(initiator, target);
-        let first_burst_bytes = pair.initiator.agreed().expect("in").first_burst_bytes;
         Model {
             pair,
             arrived: HashSet::new(),
-            may_be_full: u64::from(commands_max) * u64::from(first_burst_bytes) > write_memory_bytes_max,
+            may_be_full,
             random,
             plans: HashMap::new(),
             names: HashMap::new(),
