@@ -123,6 +123,10 @@ impl OpenOptions {
     pub const RECORD_CACHE_BYTES_DEFAULT: usize = 32 << 20;
     /// Default bound on cached data, in bytes.
     pub const DATA_CACHE_BYTES_DEFAULT: usize = 32 << 20;
+    /// Default bound on requests taken in and not completed.
+    pub const QUEUE_OPS_MAX_DEFAULT: usize = 4096;
+    /// Default bound on their data, in bytes.
+    pub const QUEUE_BYTES_MAX_DEFAULT: usize = 256 << 20;
 }
 
 impl Default for OpenOptions {
@@ -131,8 +135,8 @@ impl Default for OpenOptions {
             io: IoChoice::Auto,
             record_cache_bytes: Self::RECORD_CACHE_BYTES_DEFAULT,
             data_cache_bytes: Self::DATA_CACHE_BYTES_DEFAULT,
-            queue_ops_max: 4096,
-            queue_bytes_max: 256 << 20,
+            queue_ops_max: Self::QUEUE_OPS_MAX_DEFAULT,
+            queue_bytes_max: Self::QUEUE_BYTES_MAX_DEFAULT,
             clock_seconds: || {
                 let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
                 since.map_or(0, |since| since.as_secs())

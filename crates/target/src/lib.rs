@@ -17,6 +17,7 @@ pub mod protection;
 mod server;
 mod stats;
 mod store_handle;
+mod store_queue;
 mod unit;
 pub mod volume;
 mod worker;

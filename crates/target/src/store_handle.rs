@@ -5,12 +5,15 @@
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
     BranchInfo, Completion, IoKind, Op, Outcome, Run, SendStep, Sender, SnapshotInfo, SpaceState, Stats, Store,
     StreamError, Unverified, View, VolumeInfo,
 };
+
+use crate::store_queue::StoreQueue;
 
 /// Bits of a token that are the unit's own; those above name its handle.
 const TOKEN_BITS: u32 = 48;
@@ -28,6 +31,7 @@ struct SharedStore {
     /// By slot; `None`: that handle is gone, and so are its completions.
     boxes: Vec<Option<MailBox>>,
     scratch: Vec<Completion>,
+    queue: Arc<StoreQueue>,
 }
 
 /// What came for one handle while another one polled.
@@ -41,7 +45,7 @@ impl StoreHandle {
     pub(crate) fn new(store: Store) -> StoreHandle {
         let mail = Rc::new(Cell::new(false));
         let first = MailBox { completions: Vec::new(), mail: Rc::clone(&mail) };
-        let shared = SharedStore { store, boxes: vec![Some(first)], scratch: Vec::new() };
+        let shared = SharedStore { store, boxes: vec![Some(first)], scratch: Vec::new(), queue: Arc::default() };
         StoreHandle { shared: Rc::new(RefCell::new(shared)), slot: 0, view: View::default(), mail }
     }
 
@@ -60,6 +64,11 @@ impl StoreHandle {
         let shared = Rc::clone(&self.shared);
         drop(self);
         Rc::into_inner(shared).map(|shared| shared.into_inner().store)
+    }
+
+    /// What sessions have in the store's queue, whichever unit they use.
+    pub(crate) fn queue(&self) -> Arc<StoreQueue> {
+        Arc::clone(&self.shared.borrow().queue)
     }
 
     /// What it addresses.

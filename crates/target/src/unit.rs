@@ -52,6 +52,9 @@ pub(crate) use surroundings::Surroundings;
 pub(crate) use work::SLICE_BYTES;
 use work::{Next, Work};
 
+/// Commands answered at once (IMMED) that go on at the same time.
+const BACKGROUND_MAX: usize = 64;
+
 /// Names a session; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SessionKey(pub(crate) u64);
@@ -302,6 +305,10 @@ impl Unit {
         self.running.len() + self.jobs.len()
     }
 
+    fn in_background(&self) -> usize {
+        self.running.values().filter(|running| running.ending == Ending::Background).count()
+    }
+
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let at_rest =
@@ -369,6 +376,11 @@ impl Unit {
             }
             Plan::WhenCertain(work, op) => {
                 self.start(Running { connection, task, work, ending: Ending::WhenCertain }, op);
+                Verdict::Later
+            }
+            // Who asks for more of that waits for it: what is answered at once is counted nowhere.
+            Plan::Background(work, op) if self.in_background() >= BACKGROUND_MAX => {
+                self.start(Running { connection, task, work, ending: Ending::Answer }, op);
                 Verdict::Later
             }
             Plan::Background(work, op) => {

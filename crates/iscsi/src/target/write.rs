@@ -211,11 +211,9 @@ impl Session {
         }
         burst.next_data_sn += 1;
         let is_over = header.is_final || end == u64::from(burst.end);
-        if len > 0 {
-            if !self.count_memory(key, is_unsolicited, memory_bytes(&pdu)) {
-                self.fail_with(key, Response::task_set_full());
-                return Ok(());
-            }
+        if len > 0 && !self.count_memory(key, is_unsolicited, memory_bytes(&pdu)) {
+            self.fail_with(key, Response::task_set_full());
+            return Ok(());
         }
         let Some(receiving) = self.receiving(key) else { return Ok(()) };
         receiving.received = end as u32;

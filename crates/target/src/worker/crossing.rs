@@ -18,6 +18,7 @@ use super::units::Slot;
 use super::{Message, Worker};
 use crate::names::VolumeName;
 use crate::stats::Counters;
+use crate::store_queue::StoreQueue;
 use crate::unit::{SessionKey, Verdict};
 
 const UNIT_ENDED: &str = "the worker of its volume has ended";
@@ -32,6 +33,8 @@ pub(super) struct Place {
     pub(super) volume: Arc<VolumeName>,
     /// Of a sealed volume: the length of a block, and of what goes along with each, in bytes.
     pub(super) sealed: Option<(u32, usize)>,
+    /// The queue of its store.
+    pub(super) queue: Arc<StoreQueue>,
 }
 
 impl Place {

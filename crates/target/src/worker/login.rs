@@ -241,7 +241,8 @@ impl Worker {
             let block_bytes = unit.unit.volume().geometry.block_size.bytes();
             (block_bytes, 8 + sealed.custody.record_bytes_in_channel())
         });
-        let place = Place { unit: self.index, home, volume: Arc::new(volume.clone()), sealed };
+        let queue = unit.unit.store().queue();
+        let place = Place { unit: self.index, home, volume: Arc::new(volume.clone()), sealed, queue };
         self.shared.placed[home].fetch_add(1, Ordering::Relaxed);
         self.admit_new(
             connection,

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use strongroom_channel::Scheme;
@@ -14,6 +15,7 @@ use crate::TRANSFER_BYTES_MAX;
 use crate::access::Identity;
 use crate::names::VolumeName;
 use crate::stats::Counters;
+use crate::store_queue::Share;
 use crate::unit::{SLICE_BYTES, SessionKey};
 
 /// Commands that wait for memory; the session's queue depth bounds them too.
@@ -44,11 +46,13 @@ pub(super) struct Session {
     pub(super) vacant_since: Option<Instant>,
     pub(super) touched: bool,
     pub(super) armed: Option<Instant>,
-    /// Commands that wait until reads before them have been sent.
+    /// Commands that wait until reads before them have been sent, or the session has less in the store's queue.
     pub(super) queued: VecDeque<iscsi::Command>,
     /// Reads that the store is working on, with the bytes they may bring.
     reading: HashMap<TaskId, u64>,
     reading_bytes: u64,
+    /// What it has in the store's queue.
+    share: Share,
     counted: iscsi::Statistics,
 }
 
@@ -72,6 +76,7 @@ impl Session {
         now: Instant,
     ) -> Session {
         let Admitted { nexus, initiator_name, volume, place, read_only } = admitted;
+        let share = place.as_ref().map(|place| Share::of(Arc::clone(&place.queue))).unwrap_or_default();
         Session {
             key,
             machine,
@@ -92,6 +97,7 @@ impl Session {
             queued: VecDeque::new(),
             reading: HashMap::new(),
             reading_bytes: 0,
+            share,
             counted: iscsi::Statistics::default(),
         }
     }
@@ -127,20 +133,29 @@ impl Session {
         self.reading_bytes + self.machine.unsent_bytes()
     }
 
-    /// Whether a read must wait until others have been sent.
+    /// Whether a command must wait: a read until others have been sent, any one until the session has a place in the store's queue.
     pub(super) fn must_wait(&self, command: &iscsi::Command, limit: u64) -> bool {
         let held = self.held_bytes();
-        !self.queued.is_empty() || held > 0 && held + cost(command) > limit
+        !self.queued.is_empty() || held > 0 && held + cost(command) > limit || !self.has_place_for(command)
     }
 
     /// Whether the first command that waits need not wait any more.
     pub(super) fn may_start_queued(&self, limit: u64) -> bool {
         let held = self.held_bytes();
-        self.queued.front().is_some_and(|command| held == 0 || held + cost(command) <= limit)
+        self.queued
+            .front()
+            .is_some_and(|command| (held == 0 || held + cost(command) <= limit) && self.has_place_for(command))
     }
 
-    /// The store works on it.
-    pub(super) fn started(&mut self, task: TaskId, cost: u64) {
+    fn has_place_for(&self, command: &iscsi::Command) -> bool {
+        queue_bytes(command).is_none_or(|bytes| self.share.has_room(bytes))
+    }
+
+    /// The unit works on it.
+    pub(super) fn started(&mut self, task: TaskId, cost: u64, queue_bytes: Option<u64>) {
+        if let Some(bytes) = queue_bytes {
+            self.share.begin(task, bytes);
+        }
         if cost > 0 {
             self.reading.insert(task, cost);
             self.reading_bytes += cost;
@@ -161,6 +176,7 @@ impl Session {
 
     /// The store has done with it; answers the initiator if there is an answer and a task.
     pub(super) fn finished(&mut self, task: TaskId, response: Option<Response>) {
+        self.share.end(task);
         if let Some(cost) = self.reading.remove(&task) {
             self.reading_bytes -= cost;
         }
@@ -183,6 +199,20 @@ pub(super) fn cost(command: &iscsi::Command) -> u64 {
         _ => false,
     };
     if reads_slices { moved.max(SLICE_BYTES.into()) } else { moved }
+}
+
+/// Bytes that a command takes of the store's queue; `None`: it does not go there.
+pub(super) fn queue_bytes(command: &iscsi::Command) -> Option<u64> {
+    let written = match command.direction {
+        Direction::Write => u64::from(command.expected_bytes),
+        Direction::None | Direction::Read => 0,
+    };
+    match command.cdb[0] {
+        // It waits for the reservations to be written, and is not heard of again when it is withdrawn.
+        opcode::PERSISTENT_RESERVE_OUT => None,
+        opcode::WRITE_SAME_10 | opcode::WRITE_SAME_16 | opcode::EXTENDED_COPY => Some(SLICE_BYTES.into()),
+        _ => Some(cost(command).max(written)),
+    }
 }
 
 #[cfg(test)]
@@ -219,6 +249,7 @@ mod tests {
         let status = cdb::get_lba_status(Lba(0), 24);
         assert_eq!(cost(&command(status, Direction::Read, 24)), u64::from(SLICE_BYTES));
         assert_eq!(cost(&command(cdb::read_16(Lba(0), 3), Direction::Read, 12288)), 12288);
-        assert_eq!(cost(&command(cdb::write_16(Lba(0), 3, false), Direction::Write, 12288)), 0);
+        let write = command(cdb::write_16(Lba(0), 3, false), Direction::Write, 12288);
+        assert_eq!((cost(&write), queue_bytes(&write)), (0, Some(12288)));
     }
 }

@@ -109,7 +109,7 @@ impl Worker {
             connection.hold_back(&mut self.runtime, accepts);
         }
         session.count(&self.shared.counters);
-        // What is sent makes room for commands that wait for memory.
+        // What is sent makes room for commands that wait for memory, and what is done for those that wait for the store.
         if session.may_start_queued(self.settings.config.limits.read_memory_bytes) {
             self.start_queued(&mut session);
         }

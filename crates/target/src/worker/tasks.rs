@@ -10,7 +10,7 @@ use strongroom_scsi::Sense;
 
 use super::Worker;
 use super::crossing::{Answer, Managed, Notice, Request};
-use super::session::{Session, cost};
+use super::session::{Session, cost, queue_bytes};
 use super::units::{PendingManagement, Slot};
 use crate::names::VolumeName;
 use crate::unit::{SessionKey, Verdict};
@@ -25,7 +25,7 @@ impl Worker {
         }
     }
 
-    /// Starts commands that waited for memory, as far as there is some.
+    /// Starts commands that waited for memory or for a place in the store's queue, as far as there is some.
     pub(super) fn start_queued(&mut self, session: &mut Session) {
         while session.may_start_queued(self.settings.config.limits.read_memory_bytes) {
             let Some(command) = session.queued.pop_front() else { return };
@@ -36,7 +36,7 @@ impl Worker {
     }
 
     fn start_command(&mut self, session: &mut Session, command: iscsi::Command) {
-        let (task, cost) = (command.task, cost(&command));
+        let (task, cost, queue_bytes) = (command.task, cost(&command), queue_bytes(&command));
         let Some(place) = &session.place else {
             session.machine.complete(task, Response::check_condition(Sense::INTERNAL_FAILURE.encode()));
             return;
@@ -44,7 +44,7 @@ impl Worker {
         let sealed_blocks_max = place.sealed_blocks_max(&session.machine);
         if place.unit != self.index {
             self.ask_unit(session.key, place, Request::Command { command, sealed_blocks_max });
-            return session.started(task, cost);
+            return session.started(task, cost, queue_bytes);
         }
         let Some(Slot::Open(open)) = self.units.get_mut(&*place.volume) else {
             session.machine.complete(task, Response::check_condition(Sense::INTERNAL_FAILURE.encode()));
@@ -53,7 +53,7 @@ impl Worker {
         open.activity(self.now);
         match open.unit.submit(session.key, command, sealed_blocks_max) {
             Verdict::Answer(response) => session.finished(task, Some(response)),
-            Verdict::Later => session.started(task, cost),
+            Verdict::Later => session.started(task, cost, queue_bytes),
             Verdict::Violation(what) => self.violated(session, what),
         }
     }

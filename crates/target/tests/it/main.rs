@@ -6,6 +6,7 @@ mod conformance;
 mod copies;
 mod crypto_erase;
 mod digests;
+mod flow;
 mod idle;
 mod interop;
 mod joins;
