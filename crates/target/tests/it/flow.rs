@@ -11,7 +11,7 @@ use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer, Serial};
 use strongroom_scsi::cdb;
 use strongroom_target::VolumeSpec;
 
-use crate::support::{ALICE, Host, LUN, MIB, PATIENCE, target_name};
+use crate::support::{ALICE, BLOCK, Host, LUN, MIB, PATIENCE, target_name};
 
 struct Speaker {
     stream: TcpStream,
@@ -32,7 +32,7 @@ impl Speaker {
             other => panic!("{other:?}"),
         }
         // The unit attention for power on.
-        speaker.command(0, cdb::test_unit_ready());
+        speaker.command(0, cdb::test_unit_ready(), &[]);
         speaker.say();
         assert_eq!(speaker.status(), 2);
         speaker
@@ -45,22 +45,22 @@ impl Speaker {
         parts.iter().for_each(|part| self.out.extend_from_slice(part));
     }
 
-    fn command(&mut self, tag: u32, cdb: [u8; 16]) {
+    fn command(&mut self, tag: u32, cdb: [u8; 16], data: &[u8]) {
         let command = ScsiCommand {
             immediate: false,
             is_final: true,
             read: false,
-            write: false,
+            write: !data.is_empty(),
             attribute: Attribute::Simple,
             lun: LUN,
             initiator_task_tag: tag,
-            expected_data_transfer_bytes: 0,
+            expected_data_transfer_bytes: data.len() as u32,
             cmd_sn: Serial(self.cmd_sn),
             exp_stat_sn: Serial(0),
             cdb,
         };
         self.cmd_sn += 1;
-        self.put(command.encode(), &[]);
+        self.put(command.encode(), data);
     }
 
     fn nop(&mut self, tag: u32) {
@@ -112,7 +112,8 @@ fn a_burst_of_answers_does_not_stop_reading() {
     }
 }
 
-/// Together they ask for twice as much as a store takes in at once. A flush takes a place and moves nothing.
+/// Together they ask for twice as much as a store takes in at once: flushes, which take a place and move nothing, and here and there a
+/// write that gives them something to wait for.
 #[test]
 fn attack_fill_the_queue_of_a_store() {
     const SESSIONS: u8 = 8;
@@ -124,7 +125,10 @@ fn attack_fill_the_queue_of_a_store() {
             for tag in 0..COMMANDS {
                 let mut flush = cdb::synchronize_cache_16(Lba(0), 0);
                 flush[1] |= u8::from(immediate) << 1;
-                speaker.command(tag, flush);
+                match tag % 10 {
+                    0 => speaker.command(tag, cdb::write_16(Lba(tag.into()), 1, false), &[7; BLOCK]),
+                    _ => speaker.command(tag, flush, &[]),
+                }
             }
         }
         speakers.iter_mut().for_each(Speaker::say);
