@@ -206,15 +206,23 @@ pub struct WanContender {
 impl WanContender {
     /// Initiators in `namespace`, for `targets` (one or more, all of the same scheme and suite), none started yet.
     pub fn new(setting: Setting, suite: Suite, targets: Rc<Vec<Ours>>, crew: Crew, size_max: u64) -> WanContender {
-        let mut contender = setting.to_string();
-        if suite != Suite::default() {
-            contender += &format!(" {suite}");
-        }
+        let contender = setting.to_string();
         let scheme = setting.scheme().name().to_owned();
         let (row, process) = (String::new(), ProcessKind::default().name().to_owned());
         let medium = targets.first().map(|target| target.identity().medium.clone()).unwrap_or_default();
         let identity = Identity { contender, scheme, row, process, medium };
         WanContender { identity, setting, suite, targets, crew, size_max }
+    }
+}
+
+impl WanContender {
+    /// The same, where several suites are compared.
+    #[must_use]
+    pub fn named_by_suite(mut self) -> WanContender {
+        if self.suite != Suite::default() {
+            self.identity.contender += &format!(" {}", self.suite);
+        }
+        self
     }
 }
 

@@ -180,7 +180,8 @@ impl WanArgs {
                 let directory = site.directory(&format!("{name}-{suite}"))?;
                 let crew = Crew::new(&strongroom, &directory, Some(plan.placement.clone()), &name)
                     .in_namespace(hosts.initiators.clone());
-                contenders.push(WanContender::new(setting, suite, targets, crew, size_max));
+                let contender = WanContender::new(setting, suite, targets, crew, size_max);
+                contenders.push(if self.suites.len() > 1 { contender.named_by_suite() } else { contender });
             }
         }
         Ok(contenders)
