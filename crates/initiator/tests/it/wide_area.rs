@@ -236,9 +236,11 @@ fn the_way_is_measured_without_touching_a_volume() {
     let limits = PathLimits { bytes_max: 3 << 20, time_max: Duration::from_secs(20) };
     let measure = move || measure_path(&options, limits).unwrap();
     let found = way.lab.at(End::Near, measure).unwrap().join().unwrap();
-    // Bounds that hold on a busy machine: nothing is sooner than the delay, nothing faster than the link.
+    // Bounds that hold on a busy machine: nothing is sooner than the delay, nothing as a whole faster than the link (a part of it may
+    // come at once, when somebody had to wait for the processor).
     assert!(found.rtt >= 2 * profile.delay, "{found:?}");
-    assert!(found.bytes_per_second > 0.0 && found.bytes_per_second < 2.6e6, "{found:?}");
+    let on_average = found.bytes as f64 / found.elapsed.as_secs_f64();
+    assert!(found.bytes_per_second > 0.0 && on_average < 2.6e6, "{found:?}");
     assert!(found.bytes > 0 && found.bytes <= (3 << 20) + (64 << 10), "{found:?}");
     let after = way.host.stats();
     assert_eq!((before.bytes_read, before.bytes_written), (after.bytes_read, after.bytes_written));
