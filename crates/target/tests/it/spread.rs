@@ -253,6 +253,8 @@ fn sessions_are_dropped_and_drained_wherever_they_are() {
     let of_disk = Request::SessionDrop { id: None, initiator: None, peer: None, volume: Some("disk".into()) };
     assert!(matches!(ask(&host, &of_disk), Ok(Reply::Sessions(WORKERS))));
     all.iter_mut().for_each(|session| drop(session.wait_for_end()));
+    // At the target they end with what they have in the store.
+    eventually("the dropped sessions are gone", || status(&host).sessions.is_empty());
     let mut all = one_each(&host);
     let drain = Request::Drain { to: None, volume: None, grace_s: 30 };
     assert!(matches!(ask(&host, &drain), Ok(Reply::Sessions(WORKERS))));
