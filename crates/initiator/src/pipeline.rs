@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A unit of this is a command: a request of one block is one, a larger one is cut at the transfer limit. The machine is in
-//! [`window`] (what may begin) and [`estimator`] (how much that should be); it has no clock, no threads and no sockets, and who
+//! `window` (what may begin) and `estimator` (how much that should be); it has no clock, no threads and no sockets, and who
 //! drives it is `remote`'s engine. What fills a link in theory is [`crate::model`]'s.
 
 pub(crate) mod ahead;
