@@ -87,12 +87,13 @@ impl Engine {
         }
     }
 
-    /// Part of a block that was merged and sealed under an epoch that is over begins anew.
+    /// Part of a block that was merged and sealed under an epoch that is over, or that cannot be told to be current, begins anew: without
+    /// keys it then fails where it opens what it read.
     pub(super) fn read_again_if_stale(&mut self, key: usize) {
         let command = &self.commands[key];
         if command.kind == CommandKind::PartWrite
             && let (OpWork::Part(part), Some(sealing)) = (&self.ops[command.op].work, &self.sealing)
-            && part.sealed_epoch().is_some_and(|epoch| sealing.is_stale(epoch) == Ok(true))
+            && part.sealed_epoch().is_some_and(|epoch| sealing.is_stale(epoch) != Ok(false))
         {
             self.commands[key].kind = CommandKind::PartRead;
         }
