@@ -3,9 +3,11 @@
 #
 #   scripts/fuzz.sh [SECONDS] [TARGET…]
 #
-# FUZZ_SEED=N makes libFuzzer's choices repeat, for a check that should say the same of the same sources.
+# FUZZ_RUNS=N tries N inputs of each decoder instead, always the same ones: from the committed corpus and one seed, for a
+# check that has to say the same of the same sources wherever it runs.
 #
-# Starts from fuzz/corpus/TARGET, which is committed and which `make test` replays; what is new goes to fuzz/found/TARGET.
+# Starts from fuzz/corpus/TARGET, which is committed and which `make test` replays; what is new goes to fuzz/found/TARGET,
+# from where the next run goes on (not with FUZZ_RUNS, which keeps nothing).
 # A finding is written to fuzz/findings/TARGET-crash-… and the script ends with an error that says how to see it again:
 # fix it, and commit its bytes to the corpus.
 set -euo pipefail
@@ -30,14 +32,25 @@ else
   targets=("$@")
 fi
 
+found=found
+if [ -n "${FUZZ_RUNS:-}" ]; then
+  # The time that an input takes must not decide, and neither what an earlier run has found.
+  limits=(-runs="$FUZZ_RUNS" -seed=1 -timeout=60)
+  bound="$FUZZ_RUNS inputs"
+  found=$(mktemp -d)
+  trap 'rm -rf "$found"' EXIT
+else
+  limits=(-max_total_time="$seconds" -timeout=10)
+  bound="$seconds s"
+fi
+
 mkdir -p findings
 for target in "${targets[@]}"; do
-  mkdir -p "corpus/$target" "found/$target"
-  echo "fuzz: $target for $seconds s"
+  mkdir -p "corpus/$target" "$found/$target"
+  echo "fuzz: $target: $bound"
   log=$(mktemp)
-  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "found/$target" "corpus/$target" -max_total_time="$seconds" -max_len=8192 \
-    ${FUZZ_SEED:+-seed="$FUZZ_SEED"} \
-    -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" >"$log" 2>&1; then
+  if ! STRONGROOM_FUZZ_TARGET="$target" "$binary" "$found/$target" "corpus/$target" "${limits[@]}" -max_len=8192 \
+    -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="findings/$target-" >"$log" 2>&1; then
     tail -n 40 "$log"
     rm -f "$log"
     echo "fuzz: $target has a finding; see it again with:" >&2
