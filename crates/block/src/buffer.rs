@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -228,6 +229,19 @@ impl From<Bytes> for Buffer {
 impl From<BufferMut> for Buffer {
     fn from(buffer: BufferMut) -> Buffer {
         buffer.freeze()
+    }
+}
+
+/// Memory that others have too: nobody can write to it as long as this is there.
+impl From<Arc<BufferMut>> for Buffer {
+    fn from(bytes: Arc<BufferMut>) -> Buffer {
+        struct Shared(Arc<BufferMut>);
+        impl AsRef<[u8]> for Shared {
+            fn as_ref(&self) -> &[u8] {
+                &self.0
+            }
+        }
+        Buffer(Bytes::from_owner(Shared(bytes)))
     }
 }
 

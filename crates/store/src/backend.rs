@@ -109,6 +109,11 @@ pub trait Backend: Send {
     fn data_from(&mut self, from: u64) -> Option<Range<u64>> {
         Some(from..u64::MAX)
     }
+    /// The bytes at a place as they lie there, without an I/O and without a copy, if the medium can do that and all of them were written.
+    /// They stay as they are as long as somebody has them.
+    fn share(&mut self, _offset: u64, _len: usize) -> Option<Buffer> {
+        None
+    }
     /// Hands an I/O over. It may begin only with the next call of `poll` or `wait`.
     fn submit(&mut self, token: u64, io: Io);
     /// Moves what has completed to the end of `done`; returns how many. Never blocks.

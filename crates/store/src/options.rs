@@ -142,8 +142,8 @@ impl Default for OpenOptions {
                 since.map_or(0, |since| since.as_secs())
             },
             checkpoint_log_bytes: None,
-            // 512 KiB of 4 KiB blocks and their records.
-            append_unit_bytes_max: 528 << 10,
+            // 256 KiB of 4 KiB blocks and their records.
+            append_unit_bytes_max: 264 << 10,
             hide_blocks_per_poll: 8192,
             open_id: None,
             planted: Planted::default(),

@@ -271,6 +271,17 @@ impl Segments {
         self.free.iter().skip(1).take_while(warm).count()
     }
 
+    /// Takes warm segments from the free ones until so many are left: they are to give their host space back.
+    pub(crate) fn cool(&mut self, keep: usize) -> Vec<u32> {
+        let warm = self.warm_count();
+        // The first free segment is named by the log as the next one, and stays.
+        let cooling: Vec<u32> = self.free.drain(1 + keep.min(warm)..1 + warm).collect();
+        for &segment in &cooling {
+            self.all[segment as usize].state = State::Dying;
+        }
+        cooling
+    }
+
     pub(crate) fn mark_damaged(&mut self, segment: u32) {
         self.all[segment as usize].damaged = true;
     }

@@ -70,6 +70,17 @@ const CLEANING_PER_POLL_BYTES: u64 = 1 << 20;
 /// The same while a write waits for space. The waker asks for the next poll.
 const URGENT_PER_POLL_BYTES: u64 = 16 << 20;
 
+/// Reads from a disk that one poll finishes, at most: each takes time to check, and the caller should ask for the next ones before the
+/// disk has run out of work.
+const READS_PER_POLL: Reads = Reads { count: 8, bytes: 512 << 10 };
+
+/// So many reads.
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    count: usize,
+    bytes: usize,
+}
+
 /// What an I/O in flight is for.
 enum Purpose {
     Append { lsn: u64 },
@@ -155,6 +166,10 @@ pub struct Store {
 
     ios: Slab<Purpose>,
     io_done: Vec<IoDone>,
+    /// Done, and not looked at yet.
+    io_ended: VecDeque<IoDone>,
+    /// How many reads this poll may still finish.
+    reads_left: Reads,
     /// I/O was begun since the last look at what is over.
     io_begun: bool,
     done: Vec<Completion>,
@@ -249,6 +264,8 @@ impl Store {
             space: Space::default(),
             ios: Slab::new(),
             io_done: Vec::new(),
+            io_ended: VecDeque::new(),
+            reads_left: READS_PER_POLL,
             io_begun: false,
             done: Vec::new(),
             ops_in_flight: 0,
@@ -289,7 +306,14 @@ impl Store {
 
     /// Blocks until there is something to poll; for tools that do nothing else meanwhile.
     pub fn wait(&mut self) {
-        if self.done.is_empty() && !self.ios.is_empty() {
+        if self.done.is_empty() {
+            self.wait_for_io();
+        }
+    }
+
+    /// Blocks until something that is under way has ended.
+    fn wait_for_io(&mut self) {
+        if self.io_ended.is_empty() && !self.ios.is_empty() {
             self.backend.wait();
         }
     }
@@ -364,9 +388,7 @@ impl Store {
             }
             let more = self.cleaner.held_back || self.erase_goes_on() || self.hiding.is_busy();
             assert!(!self.ios.is_empty() || more, "a request waits for nothing");
-            if !self.ios.is_empty() {
-                self.backend.wait();
-            }
+            self.wait_for_io();
         }
     }
 
@@ -376,6 +398,7 @@ impl Store {
         self.new_poll();
         self.look_at_host();
         self.round.idle = true;
+        self.cool();
         self.feedback.wanted = true;
         self.drive();
         self.round.idle = false;
@@ -404,6 +427,7 @@ impl Store {
     }
 
     fn new_poll(&mut self) {
+        self.reads_left = READS_PER_POLL;
         self.cleaner.copied_in_poll = 0;
         self.cleaner.held_back = false;
         self.cleaner.blocked = false;
@@ -423,7 +447,7 @@ impl Store {
             if self.ios.is_empty() {
                 return;
             }
-            self.backend.wait();
+            self.wait_for_io();
         }
     }
 
@@ -444,6 +468,9 @@ impl Store {
             if !progress {
                 break;
             }
+        }
+        if !self.io_ended.is_empty() {
+            (self.waker)();
         }
         if self.erasing.is_some() {
             if self.erase_goes_on() || self.hiding.is_busy() {
@@ -466,8 +493,12 @@ impl Store {
     fn take_io(&mut self) -> bool {
         let mut finished = std::mem::take(&mut self.io_done);
         self.backend.poll(&mut finished);
-        let progress = !finished.is_empty();
-        for IoDone { token, result } in finished.drain(..) {
+        self.io_ended.extend(finished.drain(..));
+        self.io_done = finished;
+        let mut progress = false;
+        while self.reads_left.count > 0 && self.reads_left.bytes > 0 {
+            let Some(IoDone { token, result }) = self.io_ended.pop_front() else { break };
+            progress = true;
             // The backend completes what was submitted, once.
             let purpose = self.ios.remove(token as usize);
             match purpose {
@@ -485,8 +516,15 @@ impl Store {
                 Purpose::Erase => self.erase_io_done(result.map(drop)),
             }
         }
-        self.io_done = finished;
         progress
+    }
+
+    /// Counts what was read for a caller, where the medium has something else to do meanwhile.
+    fn count_read(&mut self, bytes: usize) {
+        if matches!(self.backend.kind(), IoKind::DirectUring | IoKind::Direct) {
+            self.reads_left.count -= 1;
+            self.reads_left.bytes = self.reads_left.bytes.saturating_sub(bytes);
+        }
     }
 
     /// Ends a request.

@@ -165,7 +165,8 @@ pub(crate) fn decode_header(record_block: &[u8], place: Place, layout: &Layout) 
 
 /// Reserved bytes, and heads that this version does not know, are zeros.
 fn zeros(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
+    // Without a branch for each byte: it is asked of the rest of every record block.
+    bytes.chunks(64).all(|bytes| bytes.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 /// One entry of a unit.

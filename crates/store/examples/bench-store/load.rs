@@ -48,6 +48,8 @@ pub(crate) struct Load {
     counter: u64,
     random: u64,
     data: Buffer,
+    /// Checksums of its blocks: making them is the initiator's work.
+    sums: [u64; 16],
     next: u64,
 }
 
@@ -98,7 +100,8 @@ impl Load {
         let counter = store.info().open_epoch << 32;
         let content: Vec<u8> = (0..16 * BLOCK).map(|at| (at * 7 + at / 255) as u8).collect();
         let data = Buffer::copy_from(&content);
-        Load { store, kind, blocks, counter, random: 0x9e37_79b9_7f4a_7c15, data, next: 0 }
+        let sums = std::array::from_fn(|at| keyless_checksum(&data[at * BLOCK..][..BLOCK]));
+        Load { store, kind, blocks, counter, random: 0x9e37_79b9_7f4a_7c15, data, sums, next: 0 }
     }
 
     fn format(&mut self) {
@@ -120,18 +123,9 @@ impl Load {
     pub(crate) fn write(&mut self, lba: u64, count: u64) -> Op {
         let piece = self.data.slice(..BLOCK * count.min(16) as usize);
         let data = (0..count.div_ceil(16)).map(|_| piece.clone()).collect();
-        let records = if self.kind == Kind::Sealed {
-            (0..count).map(|at| keyless_checksum(&self.data[at as usize % 16 * BLOCK..][..BLOCK])).collect::<Vec<_>>()
-        } else {
-            Vec::new()
-        };
-        let records = records
-            .into_iter()
-            .map(|sum| {
-                self.counter += 1;
-                record(self.counter, Some(sum))
-            })
-            .collect();
+        let sealed = if self.kind == Kind::Sealed { count } else { 0 };
+        let records = (0..sealed).map(|at| record(self.counter + 1 + at, Some(self.sums[at as usize % 16]))).collect();
+        self.counter += sealed;
         Op::Write { lba: Lba(lba), data, records, fua: false }
     }
 

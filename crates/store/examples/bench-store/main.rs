@@ -3,7 +3,7 @@
 //! marks. Deliberately absent: the network and sealing, which `strongroom bench` measures.
 //!
 //! `cargo run --release -p strongroom-store --example bench-store -- [--dir DIR] [--size-mib N] [--rounds N] [--seconds N]
-//! [--ops N] [--mapped N] [--only io|amplification|memory|opening] [--write FILE]`
+//! [--ops N] [--mapped N] [--only io|amplification|memory|opening] [--cells PART-OF-A-NAME] [--write FILE]`
 
 mod amplification;
 mod fio;
@@ -30,6 +30,8 @@ pub(crate) struct Plan {
     /// The load average when it began.
     load: String,
     only: Option<String>,
+    /// Of what is compared with fio only what has this in its name.
+    cells: Option<String>,
     write: Option<PathBuf>,
 }
 
@@ -44,6 +46,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Plan {
         mapped: 10_000_000,
         load: load.split(' ').next().unwrap_or_default().to_owned(),
         only: None,
+        cells: None,
         write: None,
     };
     while let Some(word) = words.next() {
@@ -57,6 +60,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Plan {
             "--ops" => plan.ops = number(),
             "--mapped" => plan.mapped = number(),
             "--only" => plan.only = Some(value),
+            "--cells" => plan.cells = Some(value),
             "--write" => plan.write = Some(value.into()),
             _ => panic!("{word} is not known; see the first lines of this example's source"),
         }

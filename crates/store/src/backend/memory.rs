@@ -4,20 +4,56 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustc_hash::FxHashMap;
+use strongroom_block::{Buffer, BufferMut};
 
 use super::{Backend, Io, IoDone, Waker};
+use crate::layout::LOG_START;
 
+/// Length of a page of a medium of which nothing is known, and upper bound on any, in bytes.
 const PAGE_BYTES: usize = 64 << 10;
-/// Most pages that are kept for what is written next: taking memory from the system costs more than filling it.
-const SPARE_MAX: usize = 1024;
+const PAGE_BYTES_MAX: usize = 4 << 20;
+/// Most bytes of pages that are kept for what is written next: taking memory from the system costs more than filling it.
+const SPARE_BYTES_MAX: usize = 64 << 20;
+
+/// A piece of the medium, all of it zeros but for what was written.
+struct Page {
+    /// Shared only while somebody looks at what lies here; see [`Backend::share`].
+    bytes: Arc<BufferMut>,
+    /// As far as something was written; what is behind is of earlier use, and stands for zeros.
+    len: usize,
+}
 
 /// A sparse array of bytes.
-#[derive(Default)]
 pub struct MemoryBackend {
-    /// As long as something was written; the rest of a page is zeros.
-    pages: FxHashMap<u64, Vec<u8>>,
-    spare: Vec<Vec<u8>>,
+    page_bytes: usize,
+    /// Where the medium begins in the first page.
+    origin: u64,
+    pages: FxHashMap<u64, Page>,
+    spare: Vec<Arc<BufferMut>>,
     ready: Vec<IoDone>,
+}
+
+impl Default for MemoryBackend {
+    fn default() -> MemoryBackend {
+        let (pages, spare, ready) = Default::default();
+        MemoryBackend { page_bytes: PAGE_BYTES, origin: 0, pages, spare, ready }
+    }
+}
+
+impl Page {
+    /// Its memory to write to, with zeros up to `len`.
+    fn unique(&mut self, len: usize) -> &mut BufferMut {
+        if Arc::get_mut(&mut self.bytes).is_none() {
+            // Somebody still looks at what lay here: it is left to them.
+            self.bytes = Arc::new(BufferMut::copy_from(&self.bytes));
+        }
+        let bytes = Arc::get_mut(&mut self.bytes).expect("nobody else has it");
+        if self.len < len {
+            bytes[self.len..len].fill(0);
+            self.len = len;
+        }
+        bytes
+    }
 }
 
 impl MemoryBackend {
@@ -26,47 +62,60 @@ impl MemoryBackend {
         MemoryBackend::default()
     }
 
+    /// All zeros, with a page for each segment of a store.
+    pub(crate) fn for_segments(segment_bytes: u32) -> MemoryBackend {
+        let page_bytes = (segment_bytes as usize).min(PAGE_BYTES_MAX);
+        let origin = page_bytes as u64 - LOG_START % page_bytes as u64;
+        MemoryBackend { page_bytes, origin, ..MemoryBackend::default() }
+    }
+
+    /// Calls `visit(page, offset within the page, range of the caller's bytes)` for every page touched.
+    fn for_pages(page_bytes: usize, position: u64, len: usize, mut visit: impl FnMut(u64, usize, Range<usize>)) {
+        let mut at = 0;
+        while at < len {
+            let position = position + at as u64;
+            let within = (position % page_bytes as u64) as usize;
+            let count = (page_bytes - within).min(len - at);
+            visit(position / page_bytes as u64, within, at..at + count);
+            at += count;
+        }
+    }
+
     /// Copies from `offset` into `bytes`.
     pub fn read_at(&self, offset: u64, bytes: &mut [u8]) {
-        for_pages(offset, bytes.len(), |page, within, range| match self.pages.get(&page) {
-            Some(page) => {
-                let there = page.len().saturating_sub(within).min(range.len());
-                let (data, zeros) = bytes[range].split_at_mut(there);
-                data.copy_from_slice(&page[page.len().min(within)..][..there]);
-                zeros.fill(0);
-            }
-            None => bytes[range].fill(0),
+        Self::for_pages(self.page_bytes, self.origin + offset, bytes.len(), |page, within, range| {
+            let page = self.pages.get(&page).map_or(&[][..], |page| &page.bytes[..page.len]);
+            let there = page.len().saturating_sub(within).min(range.len());
+            let (data, zeros) = bytes[range].split_at_mut(there);
+            data.copy_from_slice(&page[page.len().min(within)..][..there]);
+            zeros.fill(0);
         });
     }
 
     /// Copies `bytes` to `offset`.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) {
-        for_pages(offset, bytes.len(), |page, within, range| {
-            let spare = &mut self.spare;
-            let page =
-                self.pages.entry(page).or_insert_with(|| spare.pop().unwrap_or_else(|| Vec::with_capacity(PAGE_BYTES)));
-            if page.len() < within {
-                page.resize(within, 0);
-            }
+        let (page_bytes, spare) = (self.page_bytes, &mut self.spare);
+        let mut fresh = || spare.pop().unwrap_or_else(|| Arc::new(BufferMut::to_fill(page_bytes)));
+        Self::for_pages(page_bytes, self.origin + offset, bytes.len(), |page, within, range| {
+            let page = self.pages.entry(page).or_insert_with(|| Page { bytes: fresh(), len: 0 });
+            let end = within + range.len();
             // The log is written from front to back: what is new is put behind what is there.
-            let over = (page.len() - within).min(range.len());
-            let (old, new) = bytes[range].split_at(over);
-            page[within..within + over].copy_from_slice(old);
-            page.extend_from_slice(new);
+            page.unique(within)[within..end].copy_from_slice(&bytes[range]);
+            page.len = page.len.max(end);
         });
     }
 
     /// Makes `len` bytes from `offset` zeros; whole pages are freed.
     pub fn discard(&mut self, offset: u64, len: u64) {
-        for_pages(offset, len as usize, |page, within, range| {
-            if range.len() == PAGE_BYTES {
-                if let Some(mut page) = self.pages.remove(&page).filter(|_| self.spare.len() < SPARE_MAX) {
-                    page.clear();
-                    self.spare.push(page);
+        Self::for_pages(self.page_bytes, self.origin + offset, len as usize, |page, within, range| {
+            if range.len() == self.page_bytes {
+                let Some(mut page) = self.pages.remove(&page) else { return };
+                if self.spare.len() * self.page_bytes < SPARE_BYTES_MAX && Arc::get_mut(&mut page.bytes).is_some() {
+                    self.spare.push(page.bytes);
                 }
-            } else if let Some(page) = self.pages.get_mut(&page).filter(|page| page.len() > within) {
-                let end = page.len().min(within + range.len());
-                page[within..end].fill(0);
+            } else if let Some(page) = self.pages.get_mut(&page).filter(|page| page.len > within) {
+                let end = page.len.min(within + range.len());
+                page.unique(0)[within..end].fill(0);
             }
         });
     }
@@ -95,6 +144,13 @@ impl Backend for MemoryBackend {
             Io::Sync | Io::Allocate { .. } => None,
         };
         self.ready.push(IoDone { token, result: Ok(result) });
+    }
+
+    fn share(&mut self, offset: u64, len: usize) -> Option<Buffer> {
+        let position = self.origin + offset;
+        let within = (position % self.page_bytes as u64) as usize;
+        let page = self.pages.get(&(position / self.page_bytes as u64)).filter(|page| within + len <= page.len)?;
+        Some(Buffer::from(Arc::clone(&page.bytes)).slice(within..within + len))
     }
 
     /// What is discarded is dropped: there is nothing to overwrite before.
@@ -145,18 +201,6 @@ impl Backend for SharedMemory {
     fn wait(&mut self) {}
 }
 
-/// Calls `visit(page, offset within the page, range of the caller's bytes)` for every page touched.
-fn for_pages(offset: u64, len: usize, mut visit: impl FnMut(u64, usize, std::ops::Range<usize>)) {
-    let mut at = 0;
-    while at < len {
-        let position = offset + at as u64;
-        let within = (position % PAGE_BYTES as u64) as usize;
-        let count = (PAGE_BYTES - within).min(len - at);
-        visit(position / PAGE_BYTES as u64, within, at..at + count);
-        at += count;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -168,25 +212,46 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
+        /// What is shared stays as it was, whatever becomes of the medium.
         #[test]
-        fn agrees_with_an_array(steps in prop::collection::vec((0u8..3, 0..BYTES, 1usize..2 * PAGE_BYTES), 1..30)) {
-            let (mut memory, mut model) = (MemoryBackend::new(), vec![0u8; BYTES]);
+        fn agrees_with_an_array(
+            segments in any::<bool>(),
+            steps in prop::collection::vec((0u8..4, 0..BYTES, 1usize..2 * PAGE_BYTES), 1..30),
+        ) {
+            let mut memory = if segments { MemoryBackend::for_segments(128 << 10) } else { MemoryBackend::new() };
+            let (mut model, mut shared) = (vec![0u8; BYTES], Vec::new());
             for (number, (kind, at, len)) in steps.into_iter().enumerate() {
                 // Often from where a page begins, and whole pages.
                 let at = if kind == 2 { at / PAGE_BYTES * PAGE_BYTES } else { at };
                 let len = len.min(BYTES - at);
-                if kind == 0 {
-                    let bytes = vec![number as u8 + 1; len];
-                    memory.write_at(at as u64, &bytes);
-                    model[at..at + len].copy_from_slice(&bytes);
-                } else {
-                    memory.discard(at as u64, len as u64);
-                    model[at..at + len].fill(0);
+                match kind {
+                    0 => {
+                        let bytes = vec![number as u8 + 1; len];
+                        memory.write_at(at as u64, &bytes);
+                        model[at..at + len].copy_from_slice(&bytes);
+                    }
+                    3 => shared.extend(memory.share(at as u64, len).map(|there| (there, model[at..at + len].to_vec()))),
+                    _ => {
+                        memory.discard(at as u64, len as u64);
+                        model[at..at + len].fill(0);
+                    }
                 }
                 let mut read = vec![0xff; BYTES];
                 memory.read_at(0, &mut read);
                 prop_assert!(read == model);
             }
+            for (there, then) in shared {
+                prop_assert!(there[..] == then);
+            }
+        }
+
+        #[test]
+        fn a_segment_is_shared_as_a_whole(segment in 0u64..5, written in 1usize..PAGE_BYTES_MAX) {
+            let mut memory = MemoryBackend::for_segments(PAGE_BYTES_MAX as u32);
+            let at = LOG_START + segment * PAGE_BYTES_MAX as u64;
+            memory.write_at(at, &vec![7; written]);
+            prop_assert!(memory.share(at, written).is_some_and(|there| there.iter().all(|&byte| byte == 7)));
+            prop_assert!(memory.share(at, written + 1).is_none(), "nobody wrote that");
         }
     }
 }

@@ -87,7 +87,7 @@ pub(crate) struct Scanner<'a> {
 /// Units of so many 4 KiB blocks are small.
 const SMALL_UNIT_BLOCKS: u32 = 16;
 /// What is read ahead then.
-const AHEAD_BLOCKS: u32 = 256;
+const AHEAD_BLOCKS: u32 = 1024;
 /// How many segments are looked at at a time.
 const LOOKS_IN_FLIGHT: usize = 64;
 
@@ -184,6 +184,8 @@ impl<'a> Scanner<'a> {
             return Ok(BufferMut::copy_from(&bytes[at..at + blocks as usize * RECORD_BLOCK]));
         }
         if ahead > blocks {
+            // Its memory does for the next one.
+            self.window = None;
             // What cannot be read ahead may yet be read one by one.
             if let Ok(bytes) = self.read_now(segment, block, ahead) {
                 self.window = Some((segment, block, bytes));
@@ -195,7 +197,7 @@ impl<'a> Scanner<'a> {
 
     fn read_now(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
         let offset = self.layout.block_at(segment, block);
-        let buffer = BufferMut::zeroed(blocks as usize * RECORD_BLOCK);
+        let buffer = BufferMut::to_fill(blocks as usize * RECORD_BLOCK);
         let result = blocking(self.backend, Io::Read { offset, buffer });
         let place = u64::from(block) * RECORD_BLOCK as u64;
         let unreadable = |source| StoreError::Unreadable { segment, offset: place, source };

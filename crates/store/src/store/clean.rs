@@ -200,8 +200,12 @@ impl Store {
         let Some(victim) = self.victim() else { return false };
         self.segments.pin(victim);
         self.cleaner.state = State::Reading { victim };
-        // A few lengths only: then the memory of one victim does for the next.
         let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+        if let Some(bytes) = self.backend.share(self.layout.segment_at(victim), end) {
+            self.take_victim(victim, Ok(bytes));
+            return true;
+        }
+        // A few lengths only: then the memory of one victim does for the next.
         let len = end.next_multiple_of(READ_BYTES).min(self.layout.segment_bytes as usize);
         let io = Io::Read { offset: self.layout.segment_at(victim), buffer: BufferMut::to_fill(len) };
         self.start_io(Purpose::Clean, io);
@@ -210,12 +214,13 @@ impl Store {
 
     pub(super) fn clean_read_done(&mut self, result: io::Result<Option<BufferMut>>) {
         let State::Reading { victim } = self.cleaner.state else { unreachable!("a victim is being read") };
-        let read = result.map_err(|error| error.to_string());
-        let live = read.and_then(|bytes| {
-            let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
-            let bytes = bytes.expect("reads return their buffer").freeze().slice(..end);
-            self.live_of(victim, &bytes).map(|live| (bytes, live))
-        });
+        let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+        let bytes = result.map(|bytes| bytes.expect("reads return their buffer").freeze().slice(..end));
+        self.take_victim(victim, bytes.map_err(|error| error.to_string()));
+    }
+
+    fn take_victim(&mut self, victim: u32, bytes: Result<Buffer, String>) {
+        let live = bytes.and_then(|bytes| self.live_of(victim, &bytes).map(|live| (bytes, live)));
         match live {
             Ok((bytes, live)) => {
                 self.cleaner.state = State::Copying { victim, bytes, live };
@@ -313,7 +318,7 @@ impl Store {
         true
     }
 
-    /// Copies one thing if it still counts; false if the unit is full.
+    /// Copies one thing; false if the unit is full. What has died since the victim was read is dead on arrival.
     fn copy(
         &mut self,
         live: &Live,
@@ -325,13 +330,12 @@ impl Store {
     ) -> bool {
         match *live {
             Live::Block { branch, lba, version, item_at, data_at } => {
-                if !self.map.is_live(branch, lba, version) {
-                    return true;
-                }
                 let item = &bytes[item_at..item_at + self.layout.item_bytes as usize];
                 let block = bytes.slice(data_at..data_at + self.layout.block_bytes as usize);
                 if keyless_checksum(&block) != item_checksum(item) {
-                    self.damaged(victim, &format!("block {lba} does not match its checksum"));
+                    if self.map.is_live(branch, lba, version) {
+                        self.damaged(victim, &format!("block {lba} does not match its checksum"));
+                    }
                     return true;
                 }
                 let pushed = unit.push_block(branch, lba, version.sequence(), item);

@@ -72,7 +72,7 @@ impl Store {
         let mut superblock = plan(create)?;
         // Whoever knew another one by this name is told by its number that this is not the same.
         superblock.open_epoch = u64::from(u32::from_be_bytes(random()?));
-        let mut backend = Box::new(MemoryBackend::new());
+        let mut backend = Box::new(MemoryBackend::for_segments(create.segment_bytes));
         make(backend.as_mut(), superblock)?;
         Store::open_on(backend, options, waker)
     }

@@ -133,9 +133,7 @@ impl Store {
                     _ => StoreError::io("opening the store")(error),
                 });
             }
-            if !self.ios.is_empty() {
-                self.backend.wait();
-            }
+            self.wait_for_io();
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::op::OpError;
 use crate::unit::{NO_SEGMENT, Place, UNIT_BYTES_MAX, UnitBuilder, UnitHeader, flag};
 
 /// Most units on their way at a time.
-const UNITS_MAX: usize = 8;
+const UNITS_MAX: usize = 16;
 
 /// Where the log ends, and the numbers it hands out.
 #[derive(Clone, Debug)]

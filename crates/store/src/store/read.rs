@@ -362,6 +362,7 @@ impl Store {
         result: io::Result<Option<BufferMut>>,
     ) {
         let result = result.map(|buffer| buffer.expect("reads return their buffer").freeze());
+        self.count_read(result.as_ref().map_or(0, |data| data.len()));
         let data = match (result, along) {
             (Ok(whole), Some(along)) => {
                 self.take_along(along, &whole);

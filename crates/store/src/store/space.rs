@@ -27,6 +27,9 @@ const NEARLY_FULL_PERCENT: u64 = 85;
 /// The host is nearly full when it has less than this, or than a twentieth of the log.
 const HOST_NEARLY_FULL_BYTES: u64 = 256 << 20;
 
+/// As many segments as so many rounds free keep their host space while writes go on.
+const WARM_ROUNDS: usize = 3;
+
 /// What is known of space.
 #[derive(Default)]
 pub(super) struct Space {
@@ -164,9 +167,24 @@ impl Store {
         room || !(self.round_pending() || self.space_on_its_way())
     }
 
-    /// How many freed segments keep their host space.
-    pub(super) fn warm_max(&self) -> usize {
+    /// How many freed segments keep their host space when nothing is going on.
+    fn warm_max_idle(&self) -> usize {
         self.layout.round_segments().min(self.layout.reserved_segments()).max(HOST_RESERVE + 1) as usize
+    }
+
+    /// How many do now. While much is written what is freed is soon wanted again, and space given back to the host and taken anew costs
+    /// more than the write itself: on most file systems the first write to new space, and the sync after it, wait for the journal.
+    pub(super) fn warm_max(&self) -> usize {
+        let busy = WARM_ROUNDS * self.layout.round_segments() as usize;
+        if self.round.idle { self.warm_max_idle() } else { busy.max(self.warm_max_idle()) }
+    }
+
+    /// Nothing is going on: what was kept meanwhile goes back to the host, some at a time.
+    pub(super) fn cool(&mut self) {
+        if self.segments.free_count() > 0 {
+            let cooling = self.segments.cool(self.warm_max_idle());
+            self.round.releasing.extend(cooling);
+        }
     }
 
     /// To be called now and then: what is left on the host changes without us.
