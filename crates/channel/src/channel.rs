@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use strongroom_block::{Buffer, CryptoCounters};
+use strongroom_block::{Buffer, CryptoCounters, Suite};
 
 use crate::frame::Confirmation;
 use crate::inbound::{Arrival, Inbound};
@@ -25,7 +25,7 @@ pub enum Role {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use strongroom_block::{Buffer, CryptoCounters};
+/// use strongroom_block::{Buffer, CryptoCounters, Suite};
 /// use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Scheme};
 ///
 /// # fn main() -> Result<(), strongroom_channel::ChannelError> {
@@ -54,6 +54,7 @@ pub enum Role {
 pub struct Channel {
     role: Role,
     scheme: Scheme,
+    suite: Suite,
     confirmed: bool,
     inbound: Inbound,
     outbound: Outbound,
@@ -109,12 +110,18 @@ impl Channel {
         let scheme = keys.scheme();
         let inbound = Inbound::new(scheme, keys.direction(inward), limits, Arc::clone(&counters));
         let outbound = Outbound::new(scheme, keys.direction(outward), peer_takes, counters);
-        Channel { role, scheme, confirmed: role == Role::Target, inbound, outbound, arrived: None, failed: None }
+        let suite = keys.suite();
+        Channel { role, scheme, suite, confirmed: role == Role::Target, inbound, outbound, arrived: None, failed: None }
     }
 
     /// What the channel protects.
     pub fn scheme(&self) -> Scheme {
         self.scheme
+    }
+
+    /// The cipher that protects it.
+    pub fn suite(&self) -> Suite {
+        self.suite
     }
 
     /// Whether PDUs may be sent. An initiator's end learns it from the target's first frame.

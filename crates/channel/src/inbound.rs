@@ -47,9 +47,9 @@ impl Body {
         let mut body = if inside == 0 {
             Body::Small(vec![0; PREFIX_BYTES + prefix.header_bytes + TAG_BYTES])
         } else {
-            // Fresh zeroed pages: memory is only touched as bytes arrive.
+            // All that is shown of it is filled before; what lies in front of the header never is.
             let data_at = (PREFIX_BYTES + prefix.header_bytes).next_multiple_of(BUFFER_ALIGN);
-            let buffer = BufferMut::zeroed(data_at + inside + TAG_BYTES);
+            let buffer = BufferMut::to_fill(data_at + inside + TAG_BYTES);
             Body::Aligned { buffer, offset: data_at - prefix.header_bytes - PREFIX_BYTES }
         };
         body.bytes_mut()[..PREFIX_BYTES].copy_from_slice(&prefix.encode());
@@ -222,7 +222,7 @@ impl Inbound {
                     _ => return Ok(Some(Arrival::Pdu(Frame { kind, header, data }))),
                 };
                 // The header is authentic, so the announced length is the peer's own word: now memory is given.
-                let data = BufferMut::zeroed(prefix.data_bytes + tag_bytes);
+                let data = BufferMut::to_fill(prefix.data_bytes + tag_bytes);
                 self.stage = Stage::Data { kind, header, data, filled: 0, tag_bytes };
                 return Ok(None);
             }

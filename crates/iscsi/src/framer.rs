@@ -180,6 +180,14 @@ impl PlainFramer {
         self.header_filled == 0 && self.payload.is_none() && self.ready.is_none()
     }
 
+    /// How many bytes the PDU in the making lacks, if all of its header is there; else 1.
+    pub fn awaited_bytes(&mut self) -> usize {
+        let missing = |payload: &mut Payload| {
+            payload.memory.bytes_mut().len() - payload.filled + payload.tail_bytes - payload.tail_filled
+        };
+        self.payload.as_mut().map_or(1, missing)
+    }
+
     /// Appends the bytes of a PDU to `out`: header, data (shared, not copied), padding, and `digests`.
     ///
     /// # Panics
@@ -273,7 +281,8 @@ impl PlainFramer {
         let is_block_data =
             matches!(bhs.opcode(), Some(Opcode::ScsiCommand | Opcode::DataOut | Opcode::DataIn)) && len_bytes > 0;
         let memory = if is_block_data {
-            Memory::Aligned(BufferMut::zeroed(len_bytes))
+            // All of it is filled before anybody sees it.
+            Memory::Aligned(BufferMut::to_fill(len_bytes))
         } else {
             Memory::Small(vec![0; len_bytes])
         };

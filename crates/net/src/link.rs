@@ -219,6 +219,14 @@ impl Link {
         }
     }
 
+    /// The channel's cipher; `None` where [`Link::scheme`] is.
+    pub fn suite(&self) -> Option<Suite> {
+        match &self.state {
+            State::Channel(channel) => Some(channel.suite()),
+            _ => None,
+        }
+    }
+
     /// Who the other end has proven to be, from [`LinkEvent::Established`] on; `None` on a plain stream.
     pub fn peer(&self) -> Option<PublicKey> {
         self.peer
@@ -227,6 +235,15 @@ impl Link {
     /// Whether the link is over.
     pub fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
+    }
+
+    /// How many bytes must come, at least, before there is anything new; 1 where that is not known.
+    pub fn awaited_bytes(&mut self) -> usize {
+        match &mut self.state {
+            State::Channel(channel) => channel.input_space().map_or(1, |space| space.len()),
+            State::Plain(framer) => framer.awaited_bytes(),
+            _ => 1,
+        }
     }
 
     /// Takes all of `bytes` from the peer. What they make comes from [`Link::poll_event`]; after the end they are

@@ -261,7 +261,7 @@ impl Worker {
         let portal = known.expect("only stopping removes listeners, and then nobody is accepted").1;
         let key = self.shared.connection_key();
         let link = strongroom_net::Link::target(self.shared.admission(), self.shared.link_options(), self.now);
-        let connection = Box::new(Connection::new(key, stream, peer, portal, link, counted));
+        let connection = Box::new(Connection::new(key, stream, peer, portal, link, counted, self.now));
         self.insert(connection);
     }
 
@@ -301,6 +301,7 @@ impl Worker {
             Some(session) => session.touch(&mut self.touched_sessions),
             None => connection.transmit(&mut self.runtime, None),
         }
+        connection.wait_for_more(&mut self.runtime, self.now);
         self.arm(&mut connection);
         self.connections.insert(key, connection);
     }

@@ -193,8 +193,20 @@ pub(crate) fn print_sessions(report: &StatusReport, before: Option<&StatusReport
         println!("no sessions");
         return;
     }
-    let mut columns =
-        vec!["ID", "INITIATOR", "PEER", "FROM", "VOLUME", "ACCESS", "SCHEME", "AGE", ">BUSY", ">READ", ">WRITTEN"];
+    let mut columns = vec![
+        "ID",
+        "INITIATOR",
+        "PEER",
+        "FROM",
+        "VOLUME",
+        "ACCESS",
+        "SCHEME",
+        "CIPHER",
+        "AGE",
+        ">BUSY",
+        ">READ",
+        ">WRITTEN",
+    ];
     if before.is_some() {
         columns.extend([">READ/s", ">WRITTEN/s", ">CMD/s"]);
     }
@@ -208,6 +220,7 @@ pub(crate) fn print_sessions(report: &StatusReport, before: Option<&StatusReport
             session.volume.clone().unwrap_or_else(|| "(discovery)".to_owned()),
             if session.read_only { "read" } else { "write" }.to_owned(),
             session.scheme.clone(),
+            ciphers(session),
             show_seconds(session.age_s),
             (session.in_flight + session.waiting).to_string(),
             show_size(session.bytes_read),
@@ -230,6 +243,14 @@ pub(crate) fn print_sessions(report: &StatusReport, before: Option<&StatusReport
         table.row(row);
     }
     print!("{table}");
+}
+
+/// The cipher of a session's channels; they may differ.
+fn ciphers(session: &SessionReport) -> String {
+    let mut ciphers: Vec<&str> = session.connections.iter().filter_map(|one| one.suite.as_deref()).collect();
+    ciphers.sort_unstable();
+    ciphers.dedup();
+    if ciphers.is_empty() { "-".to_owned() } else { ciphers.join(", ") }
 }
 
 fn print_volumes(report: &StatusReport) {

@@ -94,6 +94,9 @@ pub struct ConnectionReport {
     pub cid: u16,
     /// Where it comes from.
     pub address: SocketAddr,
+    /// The cipher of its channel; `None` over plain iSCSI.
+    #[serde(default)]
+    pub suite: Option<String>,
     /// HeaderDigest: `None` or `CRC32C`.
     pub header_digest: String,
     /// DataDigest: `None` or `CRC32C`.

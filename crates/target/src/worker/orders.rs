@@ -304,6 +304,7 @@ impl Worker {
                 peer_rekeys,
                 cid: session.machine.cid(*id)?,
                 address: connection.peer,
+                suite: connection.link.suite().map(|suite| suite.to_string()),
                 header_digest: crc(digests.header),
                 data_digest: crc(digests.data),
             })
