@@ -362,7 +362,7 @@ fn describe(device: &RemoteDevice, channel_suite: Option<Suite>) -> Volume {
     Volume {
         bytes: unit.geometry.bytes(),
         block_bytes: unit.geometry.block_size.len() as u64,
-        suite: unit.sealed.map(|sealed| sealed.suite).or(channel_suite).map_or("none", Suite::name).to_owned(),
+        suite: unit.sealed.map(|sealed| sealed.claims.suite).or(channel_suite).map_or("none", Suite::name).to_owned(),
     }
 }
 

@@ -1,18 +1,18 @@
 //! What this person has seen of a volume before: like SSH's `known_hosts`, for volumes.
 //!
 //! A target could answer for one volume with another one that is sealed under the same key file, in its own domain: every
-//! block would open, of the wrong volume. So domain, volume identifier, block size and custody of a sealed volume are
-//! remembered at the first attach and compared at every later one. Text in, text out, one line for each volume:
+//! block would open, of the wrong volume. So domain, volume identifier, block size, custody and suite of a sealed volume
+//! are remembered at the first attach and compared at every later one. Text in, text out, one line for each volume:
 //!
 //! ```text
-//! strongroom://storage/vol1 volume 5e7f… domain 77aa… block 4096 custody keyfile epoch 1
+//! strongroom://storage/vol1 volume 5e7f… domain 77aa… block 4096 custody keyfile suite aes-256-gcm epoch 1
 //! ```
 //!
 //! Absent: files (the binary's), and secrets: nothing here is one.
 
 use std::fmt;
 
-use strongroom_block::{BlockSize, Custody, SealingDomain, VolumeId};
+use strongroom_block::{BlockSize, Custody, SealingDomain, Suite, VolumeId};
 
 /// Upper bound on the text, in bytes.
 const TEXT_BYTES_MAX: usize = 4 << 20;
@@ -28,6 +28,8 @@ pub struct ExpectedUnit {
     pub block_size: Option<BlockSize>,
     /// Who holds the keys.
     pub custody: Option<Custody>,
+    /// The cipher that its blocks are sealed with.
+    pub suite: Option<Suite>,
     /// The newest epoch seen: an older one is an attempt to make us use a retired key.
     pub epoch_min: Option<u32>,
 }
@@ -43,6 +45,8 @@ pub struct SealedClaims {
     pub block_size: BlockSize,
     /// Who holds the keys.
     pub custody: Custody,
+    /// The cipher that its blocks are sealed with: another one would open none of them, and be what new ones are written with.
+    pub suite: Suite,
     /// The epoch that new writes are sealed under.
     pub epoch: u32,
 }
@@ -72,6 +76,7 @@ impl ExpectedUnit {
         check("sealing domain", self.domain, claims.domain)?;
         check("block size", self.block_size, claims.block_size)?;
         check("custody", self.custody, claims.custody)?;
+        check("suite", self.suite, claims.suite)?;
         // Where there is a key server, what the target says of epochs decides nothing.
         if claims.custody == Custody::KeyServer { Ok(()) } else { self.check_epoch(claims.epoch) }
     }
@@ -112,6 +117,7 @@ impl From<SealedClaims> for ExpectedUnit {
             domain: Some(claims.domain),
             block_size: Some(claims.block_size),
             custody: Some(claims.custody),
+            suite: Some(claims.suite),
             epoch_min: Some(claims.epoch),
         }
     }
@@ -210,6 +216,9 @@ impl fmt::Display for KnownVolumes {
             if let Some(custody) = unit.custody {
                 write!(f, " custody {custody}")?;
             }
+            if let Some(suite) = unit.suite {
+                write!(f, " suite {suite}")?;
+            }
             if let Some(epoch) = unit.epoch_min {
                 write!(f, " epoch {epoch}")?;
             }
@@ -233,6 +242,7 @@ fn parse_line(line: &str) -> Option<(String, ExpectedUnit)> {
                 let all = [Custody::KeyFile, Custody::KeyServer, Custody::Target];
                 unit.custody = Some(all.into_iter().find(|custody| custody.to_string() == value)?);
             }
+            "suite" => unit.suite = Some(value.parse().ok()?),
             "epoch" => unit.epoch_min = Some(value.parse().ok()?),
             _ => return None,
         }
@@ -251,6 +261,7 @@ mod tests {
             domain: SealingDomain([2; 16]),
             block_size: BlockSize::DEFAULT,
             custody: Custody::KeyFile,
+            suite: Suite::ChaCha20Poly1305,
             epoch: 3,
         }
     }
@@ -271,6 +282,7 @@ mod tests {
             (SealedClaims { domain: SealingDomain([9; 16]), ..claims() }, "sealing domain"),
             (SealedClaims { block_size: BlockSize::new(512).unwrap(), ..claims() }, "block size"),
             (SealedClaims { custody: Custody::Target, ..claims() }, "custody"),
+            (SealedClaims { suite: Suite::Aes128Gcm, ..claims() }, "suite"),
             (SealedClaims { epoch: 2, ..claims() }, "key epoch"),
         ] {
             assert_eq!(expected.check(&changed).unwrap_err().what, what);
@@ -281,6 +293,22 @@ mod tests {
         assert!(served.check(&rolled_back).is_ok(), "a target's word on epochs counts for nothing there");
         assert_eq!(served.check_epoch(2).unwrap_err().what, "key epoch");
         assert!(served.check_epoch(3).is_ok());
+    }
+
+    /// Written before suites were remembered: the next attach fills it in, and the one after that is held to it.
+    #[test]
+    fn what_an_older_file_does_not_know_is_learnt() {
+        let whole = {
+            let mut known = KnownVolumes::default();
+            known.remember("u", claims());
+            known.to_string()
+        };
+        let mut known = KnownVolumes::parse(&whole.replace(" suite chacha20-poly1305", "")).unwrap();
+        let other = SealedClaims { suite: Suite::Aes256Gcm, ..claims() };
+        assert!(known.expected("u").check(&other).is_ok());
+        assert!(known.remember("u", claims()));
+        assert_eq!(known.to_string(), whole);
+        assert_eq!(known.expected("u").check(&other).unwrap_err().what, "suite");
     }
 
     #[test]

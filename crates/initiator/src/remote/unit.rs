@@ -1,6 +1,6 @@
 //! What a logical unit said about itself, once it has been checked.
 
-use strongroom_block::{Custody, Geometry, Mode, Suite};
+use strongroom_block::{Custody, Geometry, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::Lun;
 
@@ -42,8 +42,6 @@ pub struct UnitDescription {
 pub struct SealedUnit {
     /// What is compared at every attach.
     pub claims: SealedClaims,
-    /// The cipher.
-    pub suite: Suite,
     /// What sealing does.
     pub mode: Mode,
     /// Length of a seal record inside a channel, in bytes.
@@ -69,8 +67,8 @@ impl UnitDescription {
     pub(crate) fn is_same_unit(&self, other: &UnitDescription) -> bool {
         let identity = |unit: &UnitDescription| {
             unit.sealed.map(|sealed| {
-                let SealedClaims { volume_id, domain, block_size, custody, epoch: _ } = sealed.claims;
-                (volume_id, domain, block_size, custody, sealed.suite, sealed.mode, sealed.record_bytes)
+                let SealedClaims { volume_id, domain, block_size, custody, suite, epoch: _ } = sealed.claims;
+                (volume_id, domain, block_size, custody, suite, sealed.mode, sealed.record_bytes)
             })
         };
         let (ours, theirs) = (self.geometry, other.geometry);

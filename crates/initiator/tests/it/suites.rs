@@ -36,7 +36,7 @@ fn every_volumes_suite_goes_with_every_channels() {
                 let mut options = host.options(host.url(&format!("vault-{}", sealing as u8)));
                 (options.scheme, options.suite, options.benchmark_suites) = (Some(scheme), channel, true);
                 let device = RemoteDevice::attach(options).unwrap();
-                assert_eq!(device.unit().sealed.unwrap().suite, sealing);
+                assert_eq!(device.unit().sealed.unwrap().claims.suite, sealing);
                 if !formatted {
                     device.format().unwrap();
                     formatted = true;

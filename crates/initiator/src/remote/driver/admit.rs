@@ -105,7 +105,7 @@ impl Driver {
         }
         if let Some(sealed) = &unit.sealed
             && attaches
-            && sealed.suite.is_for_benchmarks_only()
+            && sealed.claims.suite.is_for_benchmarks_only()
             && !self.options.benchmark_suites
         {
             return refused(
@@ -215,7 +215,7 @@ impl Driver {
         let claims = &mut sealed.claims;
         let context = SealContext::new(claims.domain, claims.block_size, claims.epoch)
             .with_mode(sealed.mode)
-            .with_suite(sealed.suite);
+            .with_suite(claims.suite);
         let counters: Arc<CryptoCounters> = self.options.counters.clone();
         if claims.custody == Custody::Target {
             let keys = BlockKeys::new(context, Box::new(fill_random), counters);

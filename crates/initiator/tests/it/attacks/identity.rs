@@ -36,6 +36,44 @@ fn attack_downgrade_the_negotiation() {
     }
 }
 
+/// Somebody cuts the suite off the name that is offered: what is left names the same scheme with the usual suite, and the rest passes
+/// for a name that nobody knows. All lengths around them stay as they are.
+#[test]
+fn attack_downgrade_the_suite_alone() {
+    let host = host();
+    for (offered, tampers) in
+        [Suite::Aes128Gcm, Suite::ChaCha20Poly1305].map(|one| [(one, false), (one, true)]).concat()
+    {
+        let wire = Wire::before(&host);
+        let (whole, left) = (alpn(Scheme::Lazy, offered), alpn(Scheme::Lazy, Suite::default()));
+        assert!(whole.starts_with(&left), "the usual suite has no name of its own");
+        wire.tamper_towards_target(move |message| {
+            let found = message.bytes.windows(whole.len()).position(|window| window == whole);
+            if let Some(at) = found.filter(|_| tampers && !message.is_frame()) {
+                assert_eq!(
+                    usize::from(message.bytes[at - 1]),
+                    whole.len(),
+                    "RFC 7301 §3.1: a length in front of each name"
+                );
+                message.bytes[at - 1] = left.len() as u8;
+                message.bytes[at + left.len()] = (whole.len() - left.len() - 1) as u8;
+            }
+        });
+        let mut options = host.options(wire.url("vault"));
+        (options.scheme, options.suite) = (Some(Scheme::Lazy), offered);
+        match RemoteDevice::attach(options) {
+            Ok(device) => {
+                assert!(!tampers, "{offered} became another suite");
+                assert_holds(&device, AT, 2);
+            }
+            Err(error) => {
+                assert!(tampers, "{error}");
+                assert!(matches!(error, AttachError::Handshake(_) | AttachError::Unreachable(_)), "{error:?}");
+            }
+        }
+    }
+}
+
 /// A target that does not have the key it should have, and an initiator that nobody let in.
 #[test]
 fn attack_another_nodes_identity() {
