@@ -300,7 +300,8 @@ impl Catalogue {
                 let snapshot = self.snapshot(*to).ok_or(OpError::NoSuchView)?;
                 check(self.branches.contains_key(&snapshot.branch), OpError::NoSuchView)
             }
-            Change::CloneCreate { from, name, .. } => {
+            Change::CloneCreate { branch, from, name, .. } => {
+                self.check_new_branch(*branch)?;
                 self.snapshot(*from).ok_or(OpError::NoSuchView)?;
                 check(self.branches.len() <= Op::CLONES_MAX, OpError::TooMany("at most 256 clones; delete one first"))?;
                 check_name(name)?;
@@ -314,7 +315,8 @@ impl Catalogue {
                 let free = self.snapshots.iter().all(|snapshot| snapshot.branch != *branch);
                 check(free, OpError::Depended(depended))
             }
-            Change::ReceiveBegin { id, base, name, .. } => {
+            Change::ReceiveBegin { branch, id, base, name, .. } => {
+                self.check_new_branch(*branch)?;
                 if *base != 0 {
                     self.snapshot(*base).ok_or(OpError::NoSuchView)?;
                 }
@@ -329,6 +331,12 @@ impl Catalogue {
                 self.check_snapshot_name(receiving.receiving, &receiving.name)
             }
         }
+    }
+
+    /// A branch has a number of its own; what a log says is not believed.
+    fn check_new_branch(&self, branch: u32) -> Result<(), OpError> {
+        let new = (self.next_branch..u32::MAX).contains(&branch);
+        check(new, OpError::TooMany("no number is left for a clone; send the volume to a new store"))
     }
 
     fn check_snapshot_name(&self, id: u64, name: &str) -> Result<(), OpError> {

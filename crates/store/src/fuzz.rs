@@ -2,9 +2,9 @@
 //! beyond what the medium's size allows.
 
 use crate::backend::{Backend, Io, IoDone, MemoryBackend, Waker};
-use crate::catalogue::{Catalogue, Change};
+use crate::catalogue::{Catalogue, Change, Replay};
 use crate::checkpoint;
-use crate::layout::{Layout, RECORD_BLOCK, SUPERBLOCK_AT};
+use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
 use crate::options::StoreId;
 use crate::repair::RepairOptions;
 use crate::store::Store;
@@ -39,17 +39,38 @@ pub fn fuzz_superblock(bytes: &[u8]) {
     }
 }
 
-/// A catalogue, and a change of one.
+/// A catalogue; else a change of a new one; else a catalogue and changes of it, each behind its length (2 bytes) and, changes, the
+/// branch and the sequence that their entry of the log names (4 and 8 bytes).
 pub fn fuzz_catalogue(bytes: &[u8]) {
-    let change = Change::decode(u32::from(bytes.first().copied().unwrap_or(0) % 4), bytes);
+    let new = || Catalogue::new(strongroom_block::VolumeId([0; 16]));
     if let Some(mut catalogue) = Catalogue::decode(bytes) {
-        if let Some(change) = change {
-            let _ = catalogue.apply(&change, 1 << 20);
-        }
-        catalogue.collapse();
-    } else if let Some(change) = change {
-        let _ = Catalogue::new(strongroom_block::VolumeId([0; 16])).apply(&change, 5);
+        return catalogue.collapse();
     }
+    if let Some(change) = Change::decode(u32::from(bytes.first().copied().unwrap_or(0) % 4), bytes) {
+        let _ = new().apply(&change, 5);
+        return;
+    }
+    let mut rest = bytes;
+    let catalogue = piece(&mut rest).and_then(Catalogue::decode).unwrap_or_else(new);
+    let mut replay = Replay::new(catalogue);
+    while let Some((head, tail)) = rest.split_at_checked(12) {
+        rest = tail;
+        let Some(change) = piece(&mut rest).and_then(|bytes| Change::decode(be_u32(head, 0), bytes)) else { break };
+        let _ = replay.apply(&change, be_u64(head, 4) % SEQUENCE_MAX);
+    }
+    let catalogue = replay.finish();
+    for node in catalogue.nodes() {
+        assert!(catalogue.path(node).count() <= catalogue.nodes().count(), "parents go round in a circle");
+    }
+    assert!(catalogue.head(0).is_some_and(|node| catalogue.nodes().any(|of| of == node)), "the volume is in no node");
+}
+
+/// What follows its length.
+fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (len, tail) = rest.split_first_chunk::<2>()?;
+    let (piece, tail) = tail.split_at_checked(usize::from(u16::from_be_bytes(*len)))?;
+    *rest = tail;
+    Some(piece)
 }
 
 /// What a block of a checkpoint says.

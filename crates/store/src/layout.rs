@@ -19,8 +19,10 @@ pub(crate) const SUPERBLOCK_AT: [u64; 2] = [0, 512 << 10];
 pub(crate) const SECTOR: u64 = 512;
 /// Serials, epochs, generations and numbers of units are smaller: no store lives so long, and adding to one never overflows.
 pub(crate) const COUNTER_MAX: u64 = 1 << 62;
-/// Store sequences read from a medium are smaller. The index has 56 bits for them; the rest is room for those of one opening.
-pub(crate) const SEQUENCE_MAX: u64 = (1 << 56) - (1 << 40);
+/// Every store sequence is smaller: the index has 56 bits for them.
+pub(crate) const SEQUENCES: u64 = 1 << 56;
+/// Store sequences that opening finds on a medium are smaller; the rest is room for those of one opening.
+pub(crate) const SEQUENCE_MAX: u64 = SEQUENCES - (1 << 40);
 /// A segment has at least so many blocks of the volume.
 pub(crate) const SEGMENT_BLOCKS_MIN: u32 = 16;
 /// Share of the log that live data may fill, in percent: the rest is what makes cleaning cheap.

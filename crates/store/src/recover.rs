@@ -144,7 +144,10 @@ fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), 
     }
     let within = size.saturating_sub(LOG_START);
     let segment = (within / u64::from(layout.segment_bytes)) as u32;
-    let what = format!("its end is missing: it has {size} bytes instead of {needed}");
+    let what = format!(
+        "its end is missing: it has {size} bytes instead of {needed}. If it was cut off, make it as long again (`truncate -s \
+         {needed}` on its file) and repair it then"
+    );
     Err(StoreError::Damaged { segment, offset: within % u64::from(layout.segment_bytes), what })
 }
 

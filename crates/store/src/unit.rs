@@ -5,7 +5,7 @@
 use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::BufferMut;
 
-use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, be_u16, be_u32, be_u64};
+use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, SEQUENCES, be_u16, be_u32, be_u64};
 use crate::options::StoreId;
 
 /// First bytes of every record block.
@@ -283,7 +283,8 @@ fn decode_block_entries<'a>(
         entries.push(match block[at] {
             KIND_BLOCKS => {
                 let end = first.checked_add(u64::from(count)).filter(|_| count > 0);
-                end.and(second.checked_add(u64::from(count))).ok_or(UnitFault("an impossible range of blocks"))?;
+                let sequences = second.checked_add(u64::from(count)).filter(|&end| end <= SEQUENCES);
+                end.and(sequences).ok_or(UnitFault("an impossible range of blocks"))?;
                 let entry = Entry::Blocks {
                     branch,
                     lba: first,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use strongroom_block::VolumeId;
 
 use super::{Branch, Catalogue, Node, NodeId, OPEN, SPANS_MAX, Snapshot, Span};
+use crate::layout::COUNTER_MAX;
 use crate::op::Op;
 
 /// Upper bound on the bytes of a catalogue.
@@ -71,7 +72,8 @@ impl Catalogue {
         let snapshots = reader.snapshots()?;
         let refers = spans.values().map(|span| &span.node).chain(branches.values().map(|branch| &branch.node));
         let whole = refers.chain(snapshots.iter().map(|snapshot| &snapshot.node)).all(known)
-            && branches.contains_key(&0)
+            && next_node < COUNTER_MAX
+            && branches.get(&0).is_some_and(|volume| volume.receiving == 0)
             && branches.last_key_value().is_some_and(|(&last, _)| last < next_branch)
             && branches.iter().all(|(&id, branch)| {
                 let open = spans.range((id, 0)..=(id, u64::MAX)).next_back();
@@ -118,7 +120,8 @@ impl Reader<'_> {
         let len = self.count(Op::NAME_BYTES_MAX)? as usize;
         let (name, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
-        Some(std::str::from_utf8(name).ok()?.to_owned())
+        let name = std::str::from_utf8(name).ok()?;
+        (!name.chars().any(char::is_control)).then(|| name.to_owned())
     }
 
     fn spans(&mut self) -> Option<BTreeMap<(u32, u64), Span>> {

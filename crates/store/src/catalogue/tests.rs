@@ -70,6 +70,34 @@ fn what_cannot_be_a_tree_is_refused() {
     assert!(Catalogue::decode(&good[..good.len() - 1]).is_none());
 }
 
+/// A log may say anything whose checksum fits: the volume stays a branch of its own, and numbers are never used up.
+#[test]
+fn attack_store_changes_that_no_store_made() {
+    let receive = |branch| Change::ReceiveBegin { branch, id: 9, base: 0, created: 5, name: "r".to_owned() };
+    let clone = |branch| Change::CloneCreate {
+        branch,
+        from: 7,
+        created: 1,
+        volume_id: VolumeId([2; 16]),
+        name: "c".to_owned(),
+    };
+    let mut catalogue = tree(&[(create(7, 0, "a"), 10), (clone(3), 11)]);
+    for branch in [0, 1, 3, u32::MAX] {
+        assert!(matches!(catalogue.apply(&receive(branch), 12), Err(OpError::TooMany(_))), "{branch}");
+        assert!(matches!(catalogue.apply(&clone(branch), 12), Err(OpError::TooMany(_))), "{branch}");
+    }
+    assert_eq!(catalogue.apply(&receive(4), 12), Ok(4));
+    let refused = |change: fn(&mut Catalogue)| {
+        let mut catalogue = tree(&[(create(7, 0, "a"), 10)]);
+        change(&mut catalogue);
+        Catalogue::decode(&catalogue.encode()).is_none()
+    };
+    assert!(!refused(|_| {}));
+    assert!(refused(|catalogue| catalogue.branches.get_mut(&0).unwrap().receiving = 9), "the volume is no reception");
+    assert!(refused(|catalogue| catalogue.next_node = u64::MAX), "a number of a node is used once");
+    assert!(refused(|catalogue| catalogue.snapshots[0].name = "\x1b[2J".to_owned()), "what nobody could name it");
+}
+
 /// What replaying the log makes again was made while nodes were merged in between.
 #[test]
 fn a_log_of_any_number_of_changes_is_replayed() {

@@ -112,10 +112,13 @@ impl Loader {
 
     /// Takes in a run of blocks of a checkpoint, if their segment still `counts`.
     pub(crate) fn run(&mut self, branch: u32, run: Run, counts: impl Fn(u32) -> bool) -> Option<()> {
+        // The first one before any other is reckoned from it: what lies outside the log has no neighbours.
+        if !run.first.possible(&self.layout) {
+            return None;
+        }
         let last = run.first.step(&self.layout, run.count - 1);
         let (segment, sequence) = (run.first.segment(&self.layout), run.first.sequence());
-        let whole = run.first.possible(&self.layout) && last.possible(&self.layout);
-        if !whole || last.segment(&self.layout) != segment {
+        if !last.possible(&self.layout) || last.segment(&self.layout) != segment {
             return None;
         }
         self.possible(run.lba, u64::from(run.count), sequence)?;

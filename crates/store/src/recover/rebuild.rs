@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use super::load::Loader;
 use super::scan::{Found, Scanner};
-use super::{Extent, Head, Recovered};
+use super::{Extent, Head, Recovered, check_size};
 use crate::backend::Backend;
-use crate::catalogue::{Catalogue, Change, Replay};
+use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change, Replay};
 use crate::error::StoreError;
 use crate::layout::{RECORD_BLOCK, SEQUENCE_MAX};
 use crate::segments::Segments;
@@ -34,13 +34,15 @@ pub(crate) struct Rebuilt {
 /// Reads every intact unit and plans a store of them. Writes nothing.
 ///
 /// # Errors
-/// [`StoreError`] if the medium cannot be read.
+/// [`StoreError`] if the medium cannot be read, or is not as large as the log: no repair would make that open, and what
+/// is kept in memory per segment would be bounded by nothing.
 pub(crate) fn rebuild(
     backend: &mut dyn Backend,
     superblock: &Superblock,
     superblock_copy: usize,
     open_id: u64,
 ) -> Result<Rebuilt, StoreError> {
+    check_size(backend, superblock)?;
     let mut scanner = Scanner::new(backend, superblock);
     let mut losses = Vec::new();
     let units = intact_units(&mut scanner, &mut losses);
@@ -104,7 +106,9 @@ pub(crate) fn rebuild(
 /// Every intact unit of the newest generation of each segment, in the order of the log.
 fn intact_units(scanner: &mut Scanner<'_>, losses: &mut Vec<String>) -> Vec<Found> {
     let mut all = Vec::new();
-    for segment in 0..scanner.layout.segments {
+    let mut next = 0;
+    while let Some(segment) = scanner.next_with_data(next) {
+        next = segment + 1;
         let mut here: Vec<Found> = Vec::new();
         let (mut block, mut unreadable) = (0, None);
         while block < scanner.layout.segment_blocks() {
@@ -209,9 +213,13 @@ fn newest_catalogue(
         let unit = scanner.unit_again(found)?;
         for entry in unit.entries(&scanner.layout) {
             match entry {
-                Entry::Catalogue { bytes: piece, .. } => {
+                Entry::Catalogue { at, total, bytes: piece }
+                    if at == bytes.len() as u64 && total <= CATALOGUE_BYTES_MAX as u64 =>
+                {
                     bytes.extend_from_slice(piece);
-                    replay = Catalogue::decode(&bytes).map_or(replay, Replay::new);
+                    if bytes.len() as u64 == total {
+                        replay = Catalogue::decode(&bytes).map_or(replay, Replay::new);
+                    }
                 }
                 Entry::Change { branch, sequence, bytes } if sequence < SEQUENCE_MAX => {
                     let applied = Change::decode(branch, bytes).map(|change| replay.apply(&change, sequence));

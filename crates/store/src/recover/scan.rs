@@ -1,6 +1,6 @@
 //! Finding units: at a place, along the chain of the log, and beyond a gap.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use strongroom_block::{Buffer, BufferMut, keyless_checksum};
 
@@ -71,8 +71,8 @@ pub(crate) struct Scanner<'a> {
     backend: &'a mut dyn Backend,
     pub(crate) superblock: Superblock,
     pub(crate) layout: Layout,
-    /// The first unit of each segment, where there is an intact one of any age.
-    first_units: Vec<Option<UnitHeader>>,
+    /// The first unit of each segment, where there is an intact one of any age. What a thin medium does not hold takes no memory.
+    first_units: BTreeMap<u32, UnitHeader>,
     /// Segments whose first 4 KiB cannot be read.
     pub(crate) unreadable: BTreeSet<u32>,
     /// Segments of the superblock's opening by the number of the unit before their first.
@@ -125,7 +125,7 @@ impl<'a> Scanner<'a> {
             backend,
             superblock,
             layout,
-            first_units: Vec::new(),
+            first_units: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             by_prev_lsn: HashMap::new(),
             planted: Planted::default(),
@@ -137,7 +137,6 @@ impl<'a> Scanner<'a> {
     /// Looks at the first record block of every segment. What cannot be read there may not be needed.
     pub(crate) fn new(backend: &'a mut dyn Backend, superblock: &Superblock) -> Scanner<'a> {
         let mut scanner = Scanner::lone(backend, superblock);
-        scanner.first_units = vec![None; scanner.layout.segments as usize];
         let (mut places, mut in_flight) = (Places::default(), 0);
         loop {
             while in_flight < LOOKS_IN_FLIGHT
@@ -166,11 +165,11 @@ impl<'a> Scanner<'a> {
             self.unreadable.insert(segment);
             return;
         };
-        let header = decode_header(&first, self.place(segment, 0), &self.layout);
-        if let Some(header) = header.filter(|header| header.open_id == self.superblock.open_id) {
+        let Some(header) = decode_header(&first, self.place(segment, 0), &self.layout) else { return };
+        if header.open_id == self.superblock.open_id {
             self.by_prev_lsn.insert(header.prev_lsn, segment);
         }
-        self.first_units[segment as usize] = header;
+        self.first_units.insert(segment, header);
     }
 
     fn read(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
@@ -206,6 +205,17 @@ impl<'a> Scanner<'a> {
 
     pub(crate) fn backend(&mut self) -> &mut dyn Backend {
         self.backend
+    }
+
+    /// The first segment from `segment` on that the medium may hold anything of.
+    pub(super) fn next_with_data(&mut self, segment: u32) -> Option<u32> {
+        if segment >= self.layout.segments {
+            return None;
+        }
+        let from = self.layout.segment_at(segment);
+        let at = self.backend.data_from(from)?.start.max(from);
+        let there = (at - LOG_START) / u64::from(self.layout.segment_bytes);
+        (there < u64::from(self.layout.segments)).then_some(there as u32)
     }
 
     fn place(&self, segment: u32, block: u32) -> Place {
@@ -279,7 +289,7 @@ impl<'a> Scanner<'a> {
             self.looked(next, Some(first));
             return self.next_segment(chain);
         };
-        let first = self.first_units[segment as usize].expect("listed by it");
+        let first = self.first_units[&segment];
         if first.prev_segment != chain.segment || first.prev_end != chain.block {
             return Ok(None);
         }
@@ -300,8 +310,7 @@ impl<'a> Scanner<'a> {
                 durable = header.filter(ours).map_or(durable, |header| durable.max(header.durable_lsn));
             }
         }
-        for segment in 0..self.layout.segments {
-            let Some(first) = self.first_units[segment as usize] else { continue };
+        for (segment, first) in self.first_units.clone() {
             if first.open_id != self.superblock.open_id || first.lsn <= lsn {
                 continue;
             }
@@ -321,8 +330,7 @@ impl<'a> Scanner<'a> {
     /// # Errors
     /// [`StoreError::Damaged`] if it did more: then both superblocks are older than the log.
     pub(crate) fn check_no_newer_opening(&mut self) -> Result<(), StoreError> {
-        for segment in 0..self.layout.segments {
-            let Some(first) = self.first_units[segment as usize] else { continue };
+        for (segment, first) in self.first_units.clone() {
             if first.open_epoch <= self.superblock.open_epoch {
                 continue;
             }
@@ -363,10 +371,10 @@ impl<'a> Scanner<'a> {
     }
 
     pub(crate) fn highest_generation(&self) -> u64 {
-        self.first_units.iter().flatten().map(|header| header.generation).max().unwrap_or(0)
+        self.first_units.values().map(|header| header.generation).max().unwrap_or(0)
     }
 
     pub(crate) fn highest_epoch(&self) -> u64 {
-        self.first_units.iter().flatten().map(|header| header.open_epoch).max().unwrap_or(0)
+        self.first_units.values().map(|header| header.open_epoch).max().unwrap_or(0)
     }
 }

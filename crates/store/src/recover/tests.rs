@@ -10,7 +10,7 @@ use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::options::{CreateOptions, OpenOptions, UnitKind};
 use crate::superblock::Superblock;
 use crate::unit::{NO_SEGMENT, Place, UnitBuilder, UnitHeader, flag};
-use crate::{MemoryBackend, Store, Waker};
+use crate::{MemoryBackend, RepairOptions, Store, Waker};
 
 /// A medium in memory that outlives the store, and may be too small.
 #[derive(Clone, Default)]
@@ -123,4 +123,20 @@ fn a_log_larger_than_its_medium_is_refused() {
     assert!(matches!(open(&backend), Err(StoreError::Damaged { .. })));
     backend.1 = Some(needed);
     open(&backend).unwrap();
+}
+
+/// Neither a check nor a repair takes memory or time by what a superblock claims; what to do is said.
+#[test]
+fn attack_store_claim_more_segments_than_the_medium_has() {
+    let (mut backend, superblock) = made();
+    backend.1 = Some(superblock.layout().segment_at(superblock.segments));
+    // As many as can be addressed.
+    let claims = Superblock { segments: u32::MAX, serial: superblock.serial + 1, ..superblock };
+    backend.0.lock().unwrap().write_at(SUPERBLOCK_AT[0], &claims.encode(0));
+    let repair = Store::repair_on(Box::new(backend.clone()), RepairOptions::default(), &mut |_, _| Ok(()));
+    for refused in [open(&backend).unwrap_err(), Store::check_on(&mut backend).unwrap_err(), repair.unwrap_err()] {
+        let said = refused.to_string();
+        assert!(matches!(refused, StoreError::Damaged { .. }) && said.contains("truncate -s 2814749"), "{said}");
+    }
+    assert!(Store::survey_on(&mut backend).contents.is_err());
 }
