@@ -7,6 +7,7 @@
 mod connection;
 mod crossing;
 mod errands;
+mod held;
 mod login;
 mod orders;
 mod session;

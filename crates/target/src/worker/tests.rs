@@ -157,6 +157,7 @@ fn units_of_a_worker_that_ended_are_opened_by_another() {
             reports(&spread.target).iter().flat_map(|report| &report.volumes).map(|volume| volume.worker).next()
         });
         assert_ne!(unit, spread.unit);
+        assert_eq!(spread.target.stats().volumes_open, 1, "the one that ended has none open");
     }
 }
 

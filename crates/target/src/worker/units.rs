@@ -10,12 +10,12 @@ use strongroom_block::{BlockKeyWrap, Opener, Resealer};
 use strongroom_iscsi::target::{ManagementId, TaskId};
 use strongroom_store::{Medium, Store, View};
 
+use super::held::Held;
 use super::{ConnectionKey, Flow, Message, Worker};
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
-use crate::stats::Counters;
 use crate::store_handle::StoreHandle;
 use crate::unit::{Finished, Job, Keeper, Kept, KeyRenewal, Renewed, SessionKey, Unit};
 use crate::volume::Volume;
@@ -40,7 +40,7 @@ impl Slot {
     /// The volume in whose store it lies, if that is another one.
     fn base(&self) -> Option<VolumeName> {
         match self {
-            Slot::Open(open) if open.lock.is_none() => Some(open.unit.volume().store_name()),
+            Slot::Open(open) if open.held.is_none() => Some(open.unit.volume().store_name()),
             _ => None,
         }
     }
@@ -74,8 +74,8 @@ pub(super) struct OpenUnit {
     pub(super) unit: Unit,
     /// Set by the store when it has something to poll.
     ready: Arc<AtomicBool>,
-    /// Held as long as the store is open; `None` for a clone or snapshot, whose store another unit opened.
-    lock: Option<VolumeLock>,
+    /// As long as the store is open; `None` for a clone or snapshot, whose store another unit opened.
+    held: Option<Held>,
     /// Something was submitted since it was polled last.
     pub(super) submitted: bool,
     last_activity: Instant,
@@ -101,11 +101,11 @@ pub(super) struct PendingManagement {
 }
 
 impl OpenUnit {
-    fn new(unit: Unit, ready: Arc<AtomicBool>, lock: Option<VolumeLock>, now: Instant) -> OpenUnit {
+    fn new(unit: Unit, ready: Arc<AtomicBool>, held: Option<Held>, now: Instant) -> OpenUnit {
         let mut open = OpenUnit {
             unit,
             ready,
-            lock,
+            held,
             submitted: true,
             last_activity: now,
             told_idle: false,
@@ -146,7 +146,7 @@ impl OpenUnit {
         let idle = (!self.told_idle).then(|| self.last_activity + IDLE_AFTER);
         // What keeps it from being idle wakes the worker when it ends.
         let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
-        let scrub = self.lock.is_some().then(|| self.scrub_at.max(self.last_activity + IDLE_AFTER));
+        let scrub = self.held.is_some().then(|| self.scrub_at.max(self.last_activity + IDLE_AFTER));
         let verify = self.unit.verifies().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
         [idle, close, scrub, verify].into_iter().flatten().min()
     }
@@ -199,7 +199,6 @@ impl Worker {
         };
         match outcome {
             Ok(opened) => {
-                Counters::count(&self.shared.counters.volumes_open);
                 tracing::info!(%volume, worker = self.index, "opened");
                 let OpenedUnit { volume: described, target_name, store, wrap, .. } = opened;
                 let OpenedUnit { key_survived, opener, resealer, keeper, lock, ready, .. } = opened;
@@ -223,7 +222,7 @@ impl Worker {
                     unit.open_with(resealer);
                 }
                 unit.signal_completions(&self.waker);
-                let open = OpenUnit::new(unit, ready, Some(lock), self.now);
+                let open = OpenUnit::new(unit, ready, Some(Held::new(&self.shared, lock)), self.now);
                 self.shared.surroundings.neighbours.enter(open.unit.volume(), self.index);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
                 for job in self.waiting_jobs.remove(&volume).unwrap_or_default() {
@@ -351,7 +350,7 @@ impl Worker {
                 open.submitted = true;
             }
             // A clone or a snapshot is scrubbed with the volume that holds its store.
-            if open.lock.is_some() && self.now >= open.scrub_at.max(open.last_activity + IDLE_AFTER) {
+            if open.held.is_some() && self.now >= open.scrub_at.max(open.last_activity + IDLE_AFTER) {
                 let passes = open.unit.scrub();
                 let pause = if passes > open.scrub_passes { SCRUB_PAUSE } else { IDLE_AFTER };
                 (open.scrub_at, open.scrub_passes) = (self.now + pause, passes);
@@ -362,7 +361,7 @@ impl Worker {
                 open.submitted = true;
             }
             let unused = open.unused_since.is_some_and(|since| self.now >= since + idle_close);
-            let depended = open.lock.is_some() && bases.contains(name);
+            let depended = open.held.is_some() && bases.contains(name);
             if unused && open.unit.is_idle() && open.replacing.is_empty() && !depended {
                 close.push(name.clone());
             } else if unused {
@@ -392,18 +391,18 @@ impl Worker {
     fn close_unit(&mut self, volume: &VolumeName) {
         let Some(Slot::Open(open)) = self.units.remove(volume) else { return };
         self.shared.surroundings.neighbours.leave(volume);
-        let OpenUnit { unit, lock, .. } = *open;
+        let OpenUnit { unit, held, .. } = *open;
         let described = Arc::clone(unit.volume());
         self.shared.resting().put(&described, unit.rest(), |other| self.shared.catalogue.load(other).ok());
         // A clone's or snapshot's goes without a word: the store stays open for the volume.
-        let (Some(store), Some(lock)) = (unit.into_store().into_store(), lock) else {
+        let (Some(store), Some(held)) = (unit.into_store().into_store(), held) else {
             tracing::info!(%volume, "closed");
             return;
         };
         self.units.insert(volume.clone(), Slot::Closing { waiting: Vec::new() });
         let (shared, index, name) = (Arc::clone(&self.shared), self.index, volume.clone());
         let body = move || {
-            close(&described, store, lock);
+            close(&described, store, held);
             shared.tell(index, Message::Closed { volume: name });
         };
         if let Err(error) = std::thread::Builder::new().name("volume-close".to_owned()).spawn(body) {
@@ -416,7 +415,7 @@ impl Worker {
     /// A clone or snapshot was deleted: another one of its name must not be taken for it.
     pub(super) fn forget_unit(&mut self, export: &VolumeName) {
         let Some(Slot::Open(open)) = self.units.get_mut(export) else { return };
-        if open.lock.is_some() {
+        if open.held.is_some() {
             return;
         }
         let waiting = std::mem::take(&mut open.replacing);
@@ -426,7 +425,6 @@ impl Worker {
 
     /// A volume's store was closed.
     pub(super) fn closed(&mut self, volume: &VolumeName) {
-        self.shared.counters.volumes_open.fetch_sub(1, Ordering::Relaxed);
         tracing::info!(%volume, "closed");
         let Some(Slot::Closing { waiting }) = self.units.remove(volume) else { return };
         if waiting.is_empty() && !self.waiting_jobs.contains_key(volume) {
@@ -439,15 +437,14 @@ impl Worker {
     /// The worker ends: its stores are synced and closed here and now.
     pub(super) fn close_units_now(&mut self) {
         // Clones and snapshots first: the last handle takes the store.
-        self.units.retain(|_, slot| !matches!(slot, Slot::Open(open) if open.lock.is_none()));
+        self.units.retain(|_, slot| !matches!(slot, Slot::Open(open) if open.held.is_none()));
         for (volume, slot) in self.units.drain() {
             let Slot::Open(open) = slot else { continue };
-            let OpenUnit { unit, lock, .. } = *open;
+            let OpenUnit { unit, held, .. } = *open;
             let described = Arc::clone(unit.volume());
-            if let (Some(store), Some(lock)) = (unit.into_store().into_store(), lock) {
-                close(&described, store, lock);
+            if let (Some(store), Some(held)) = (unit.into_store().into_store(), held) {
+                close(&described, store, held);
             }
-            self.shared.counters.volumes_open.fetch_sub(1, Ordering::Relaxed);
             self.shared.disown(&volume);
         }
     }
@@ -601,9 +598,9 @@ fn lock_patiently(shared: &Shared, name: &VolumeName) -> Result<VolumeLock, Cata
 }
 
 /// Syncs and closes a store; its lock goes last.
-fn close(volume: &Volume, store: Store, lock: VolumeLock) {
+fn close(volume: &Volume, store: Store, held: Held) {
     if let Err(error) = store.close() {
         tracing::error!(volume = %volume.name, %error, "a store did not close in order; what was flushed before is safe");
     }
-    drop(lock);
+    drop(held);
 }
