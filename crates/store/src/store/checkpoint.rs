@@ -1,8 +1,9 @@
 //! Checkpoints: the index in segments of its own, so that opening need not read every record block.
 //!
 //! Taken when the log has grown by eight times what the last one took: so they cost at most an eighth of what is
-//! appended. Written in pieces of 64 KiB, one in each poll, from the index as it is then; what changed meanwhile follows
-//! from the log behind the begin. A round names it when it is whole. One that cannot be finished is given up, and
+//! appended. Written in pieces, one in each poll, from the index as it is then; what changed meanwhile follows from the log
+//! behind the begin. A piece has 64 KiB, or as much as the log has grown more than the checkpoint since it began: under heavy
+//! writes it keeps up, and opening never finds a log much longer than was meant. A round names it when it is whole. One that cannot be finished is given up, and
 //! nothing is lost: the log has everything.
 
 use std::io;
@@ -20,8 +21,10 @@ use crate::planted::PlantedFault;
 use crate::superblock::CheckpointAt;
 use crate::unit::Place;
 
-/// 4 KiB blocks of one piece.
+/// 4 KiB blocks of one piece, at least.
 const PIECE_BLOCKS: u32 = 16;
+/// ... and at most, where the log runs ahead: what one poll may take to put together.
+const PIECE_BLOCKS_MAX: u32 = 256;
 /// The log grows by so many times a checkpoint's size before the next one.
 const LOG_PER_CHECKPOINT: u64 = 8;
 /// ... and at least by this much, or an eighth of the store if that is less.
@@ -141,7 +144,7 @@ impl Store {
             return false;
         }
         let row = *writing.rows.last().expect("just made sure of");
-        let most = PIECE_BLOCKS.min(self.layout.segment_blocks() - row.blocks);
+        let most = self.piece_blocks(writing).min(self.layout.segment_blocks() - row.blocks);
         let mut piece = Vec::new();
         let mut blocks = 0;
         while blocks < most {
@@ -174,6 +177,14 @@ impl Store {
             writing.rows.last_mut().expect("just seen").blocks += blocks;
         }
         self.write_checkpoint(writing, row, &piece)
+    }
+
+    /// How large the next piece is, in 4 KiB blocks.
+    fn piece_blocks(&self, writing: &Writing) -> u32 {
+        let written: u64 = writing.rows.iter().map(|row| u64::from(row.blocks)).sum();
+        let grown = (i128::from(self.log_bytes()) - self.checkpoints.begun_at) / RECORD_BLOCK as i128;
+        let ahead = grown - i128::from(written);
+        ahead.clamp(i128::from(PIECE_BLOCKS), i128::from(PIECE_BLOCKS_MAX)) as u32
     }
 
     fn checkpoint_block(&self, writing: &Writing, branch: u32, content: Content) -> Block {
@@ -348,5 +359,56 @@ impl Store {
             left.pop();
         }
         branch.map(|branch| (branch, Content::Holes(holes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use strongroom_block::{BlockSize, Buffer, Geometry, Lba, Token, VolumeId};
+
+    use super::*;
+    use crate::op::Op;
+    use crate::options::{CreateOptions, OpenOptions, UnitKind};
+
+    const BLOCKS: u64 = 16384;
+
+    fn write(store: &mut Store, lba: u64, count: usize) {
+        let data = vec![Buffer::copy_from(&vec![1; count * 4096])];
+        store.submit(Token(lba), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+    }
+
+    /// However much is written in each poll: a checkpoint of 400 KiB is whole before the log has grown by 4 MiB.
+    #[test]
+    fn the_log_does_not_run_away_from_a_checkpoint() {
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+        let create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+        let never = OpenOptions { checkpoint_log_bytes: Some(u64::MAX), ..OpenOptions::default() };
+        let mut store = Store::open_in_memory(&create, &never, Arc::new(|| {})).unwrap();
+        let mut answers = Vec::new();
+        // In an order in which no two blocks lie side by side.
+        for at in 0..BLOCKS {
+            write(&mut store, at * 2731 % BLOCKS, 1);
+            if at % 32 == 31 {
+                store.poll_completions(&mut answers);
+            }
+        }
+        store.options.checkpoint_log_bytes = Some(1);
+        let (mut begin, mut at) = (None, 0);
+        while !store.checkpoints.wants_round() && store.stats().checkpoints == 0 {
+            for _ in 0..16 {
+                write(&mut store, at, 16);
+                at = (at + 16) % BLOCKS;
+            }
+            store.poll_completions(&mut answers);
+            if store.checkpoints.writing.is_some() {
+                begin.get_or_insert(store.log_bytes());
+            }
+        }
+        assert!(answers.iter().all(|answer| answer.result.is_ok()));
+        assert!(store.stats().checkpoint_bytes > 300 << 10, "{:?}", store.stats());
+        let grown = store.log_bytes() - begin.expect("one was begun");
+        assert!(grown < 4 << 20, "the log grew by {grown} bytes");
     }
 }
