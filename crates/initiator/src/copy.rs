@@ -101,6 +101,8 @@ pub struct CopyOptions {
     pub allow_smaller: bool,
     /// Replace a destination file that exists.
     pub overwrite: bool,
+    /// In a destination volume every block of zeros becomes absent, not only long ranges of them.
+    pub sparse: bool,
 }
 
 /// What a copy is at.
@@ -268,7 +270,12 @@ pub fn copy_resumable(
         contents.go_on_from(begun.crc64);
         reader.skip_to(begun.done_bytes);
     }
-    Transfer { writer: Some(&mut writer), resume, begun: noted, size }.run(&mut reader, &mut contents, &mut teller)?;
+    let sparse = options.sparse;
+    Transfer { writer: Some(&mut writer), resume, begun: noted, size, sparse }.run(
+        &mut reader,
+        &mut contents,
+        &mut teller,
+    )?;
     writer.finish(&mut teller)?;
     let hole_bytes = teller.meter.hole_bytes();
     let sums = contents.finish();
@@ -277,7 +284,11 @@ pub fn copy_resumable(
         let mut back = Reader::open_part(destination, align, size)?;
         let mut contents = Contents::new(options.sha256);
         let mut teller = Teller::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
-        Transfer { writer: None, resume: None, begun: None, size }.run(&mut back, &mut contents, &mut teller)?;
+        Transfer { writer: None, resume: None, begun: None, size, sparse }.run(
+            &mut back,
+            &mut contents,
+            &mut teller,
+        )?;
         let destination_sums = contents.finish();
         if destination_sums != sums {
             return Err(CopyError::Differs { source_sums: sums, destination_sums });
@@ -310,7 +321,11 @@ pub fn checksum(
     let mut contents = Contents::new(sha256);
     let size = reader.size_bytes();
     let mut teller = Teller::new(Meter::new(Phase::Verifying, size, Noted::default()), progress);
-    Transfer { writer: None, resume: None, begun: None, size }.run(&mut reader, &mut contents, &mut teller)?;
+    Transfer { writer: None, resume: None, begun: None, size, sparse: false }.run(
+        &mut reader,
+        &mut contents,
+        &mut teller,
+    )?;
     Ok(contents.finish())
 }
 
@@ -352,6 +367,7 @@ struct Transfer<'a> {
     /// What an earlier copy has done.
     begun: Option<Noted>,
     size: u64,
+    sparse: bool,
 }
 
 impl Transfer<'_> {
@@ -382,7 +398,7 @@ impl Transfer<'_> {
                 }
             }
             self.note(offset + len, contents, teller, &mut due)?;
-            teller.tell()?;
+            teller.tell_moved()?;
         }
         teller.tell_now()
     }
@@ -399,6 +415,7 @@ impl Transfer<'_> {
             return Ok(());
         }
         match (&mut self.writer, data) {
+            (Some(writer), Some(data)) if self.sparse => writer.write_sparse(offset, data, teller),
             (Some(writer), Some(data)) => writer.write(offset, data, teller),
             (Some(writer), None) => {
                 writer.write_hole(offset, len, teller)?;

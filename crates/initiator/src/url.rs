@@ -162,6 +162,18 @@ impl VolumeUrl {
         matches!(self, VolumeUrl::Strongroom { volume, .. } if volume.contains('@'))
     }
 
+    /// The same with another volume of that target; `None` if it is of plain iSCSI, of a snapshot, or the name is none.
+    pub fn with_volume(&self, name: &str) -> Option<VolumeUrl> {
+        let mut url = self.clone();
+        match &mut url {
+            VolumeUrl::Strongroom { volume, .. } if is_volume_name(name) && !volume.contains('@') => {
+                name.clone_into(volume);
+                Some(url)
+            }
+            _ => None,
+        }
+    }
+
     /// A short name that is fit for a file: the volume's, or what follows the target name's last ':'.
     pub fn file_name(&self) -> &str {
         match self {

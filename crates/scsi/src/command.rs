@@ -330,6 +330,7 @@ impl Command {
                     VendorCommand::SealHole { .. }
                         | VendorCommand::ConditionalWrite { .. }
                         | VendorCommand::Verified { .. }
+                        | VendorCommand::TakePlace
                 )
         )
     }

@@ -156,3 +156,5 @@ pub const SA_READ_VERSION: u8 = 0x02;
 pub const SA_VERIFIED: u8 = 0x03;
 /// Service action of CONDITIONAL WRITE under [`STRONGROOM`].
 pub const SA_CONDITIONAL_WRITE: u8 = 0x04;
+/// Service action of TAKE PLACE under [`STRONGROOM`].
+pub const SA_TAKE_PLACE: u8 = 0x05;

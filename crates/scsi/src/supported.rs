@@ -210,6 +210,12 @@ const TABLE: &[Row] = &[
         Units::Sealed,
         &[0xc1, 0x1f, F, F, F, F, F, F, F, F, F, F, F, F, 0, NACA],
     ),
+    action(
+        op::STRONGROOM,
+        op::SA_TAKE_PLACE as u16,
+        Units::Sealed,
+        &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NACA],
+    ),
 ];
 
 impl Row {

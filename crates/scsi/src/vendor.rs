@@ -42,6 +42,8 @@ pub enum VendorCommand {
         /// How many; 1 for now.
         count: u32,
     },
+    /// The unit, which was made to be another one's successor, takes its place; no data. Plain units have it too.
+    TakePlace,
 }
 
 impl VendorCommand {
@@ -52,6 +54,7 @@ impl VendorCommand {
             op::SA_READ_VERSION => VendorCommand::ReadVersion { lba },
             op::SA_VERIFIED => VendorCommand::Verified { parameter_list_len: count },
             op::SA_CONDITIONAL_WRITE => VendorCommand::ConditionalWrite { lba, count },
+            op::SA_TAKE_PLACE if lba == Lba(0) && count == 0 => VendorCommand::TakePlace,
             _ => return None,
         })
     }
@@ -69,6 +72,7 @@ impl VendorCommand {
             VendorCommand::ConditionalWrite { lba, count } => {
                 long(op::STRONGROOM, op::SA_CONDITIONAL_WRITE, lba, count)
             }
+            VendorCommand::TakePlace => long(op::STRONGROOM, op::SA_TAKE_PLACE, Lba(0), 0),
         }
     }
 
@@ -79,6 +83,7 @@ impl VendorCommand {
             VendorCommand::ReadVersion { .. } => op::SA_READ_VERSION,
             VendorCommand::Verified { .. } => op::SA_VERIFIED,
             VendorCommand::ConditionalWrite { .. } => op::SA_CONDITIONAL_WRITE,
+            VendorCommand::TakePlace => op::SA_TAKE_PLACE,
         }
     }
 
@@ -90,6 +95,7 @@ impl VendorCommand {
             }
             VendorCommand::ReadVersion { .. } => DataDirection::In(block_size.bytes().into()),
             VendorCommand::ConditionalWrite { count, .. } => DataDirection::Out(u64::from(count) << block_size.shift()),
+            VendorCommand::TakePlace => DataDirection::None,
         }
     }
 

@@ -15,7 +15,7 @@ use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
     AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, KeyFileSource, KeyServerSource, KeySource, KnownVolumes,
-    Pipeline, RemoteDevice, Scheme, VolumeUrl, default_initiator_name, read_blocking,
+    Pipeline, RemoteDevice, Scheme, SealedClaims, VolumeUrl, default_initiator_name, read_blocking,
 };
 use strongroom_keyserver::Client;
 
@@ -291,6 +291,17 @@ impl AccessArgs {
             String::new()
         };
         KnownVolumes::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    /// A volume was sealed anew in another one, which was seen at `next` and has its place now.
+    pub(crate) fn replace_known(&self, url: &VolumeUrl, next: &VolumeUrl, claims: Option<SealedClaims>) -> Result<()> {
+        let mut known = self.known_volumes()?;
+        known.forget(&next.place());
+        match claims {
+            Some(claims) => known.remember(&url.place(), claims),
+            None => known.forget(&url.place()),
+        };
+        write_known_volumes(&known)
     }
 
     /// With `--forget-volume`, forgets the volume at `url`.

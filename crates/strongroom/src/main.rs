@@ -16,6 +16,7 @@ mod memory;
 mod sd_notify;
 mod secret_file;
 mod signals;
+mod state_file;
 mod stats_file;
 mod table;
 mod units;

@@ -254,7 +254,8 @@ impl AccessRules {
                 }
             }
         };
-        Ok(Admission { read_only: read_only || volume.access.read_only || volume.name.snapshot().is_some() })
+        let is_still = volume.name.snapshot().is_some() || volume.successor.is_some();
+        Ok(Admission { read_only: read_only || volume.access.read_only || is_still })
     }
 
     /// The configuration's name of a peer, for logs.
@@ -313,6 +314,8 @@ mod tests {
             io: strongroom_store::IoChoice::Auto,
             clone_of: None,
             snapshots: Vec::new(),
+            successor: None,
+            succeeds: None,
             access: Access::default(),
         }
     }

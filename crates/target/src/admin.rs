@@ -106,6 +106,11 @@ pub enum Request {
         #[serde(default)]
         resume: Option<Resume>,
     },
+    /// Closes a volume that nobody uses, without waiting until it was idle for long. Answered by [`Reply::Done`], before it is closed.
+    Close {
+        /// The volume.
+        volume: String,
+    },
     /// Reads a volume's description again: who may use it may have changed. Answered by [`Reply::Sessions`].
     Refresh {
         /// The volume.

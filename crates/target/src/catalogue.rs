@@ -17,8 +17,10 @@ use crate::names::VolumeName;
 use crate::operate::Operation;
 use crate::volume::{Access, Sealed, Volume};
 
+mod succession;
 mod transfer;
 
+pub use succession::{SUCCESSOR_SUFFIX, SuccessorSpec};
 pub use transfer::OpenVolume;
 
 const DESCRIPTION: &str = "volume.toml";
@@ -173,7 +175,7 @@ impl Catalogue {
         fill: impl FnOnce(&Path) -> Result<(), CatalogueError>,
     ) -> Result<(), CatalogueError> {
         let final_dir = self.dir(&volume.name);
-        if final_dir.exists() {
+        if final_dir.exists() || self.is_succeeded(&volume.name) {
             return Err(CatalogueError::Exists { name: volume.name.to_string() });
         }
         let work_dir = self.unfinished(&volume.name);
@@ -249,6 +251,25 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError::Missing`], [`CatalogueError::Description`], [`CatalogueError::Io`].
     pub fn load(&self, name: &VolumeName) -> Result<Volume, CatalogueError> {
+        if self.is_succeeded(&name.volume()) {
+            return Err(CatalogueError::Succeeded { name: name.to_string() });
+        }
+        let volume = self.read_description(name)?;
+        if volume.name != name.volume() {
+            return Err(CatalogueError::Description {
+                path: self.dir(name).join(DESCRIPTION),
+                problem: format!("it describes the volume '{}'", volume.name),
+            });
+        }
+        match name.snapshot() {
+            Some(snapshot) if volume.snapshots.iter().any(|known| known == snapshot) => Ok(volume.as_snapshot(name)),
+            Some(_) => Err(self.missing(name)),
+            None => Ok(volume),
+        }
+    }
+
+    /// What a volume's directory has for a description, whomever it describes.
+    fn read_description(&self, name: &VolumeName) -> Result<Volume, CatalogueError> {
         let path = self.dir(name).join(DESCRIPTION);
         let len = match fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
@@ -260,15 +281,7 @@ impl Catalogue {
             return Err(broken("it is far too large".to_owned()));
         }
         let text = fs::read_to_string(&path).map_err(CatalogueError::io("read", &path))?;
-        let volume = Volume::from_toml(&text).map_err(broken)?;
-        if volume.name != name.volume() {
-            return Err(broken(format!("it describes the volume '{}'", volume.name)));
-        }
-        match name.snapshot() {
-            Some(snapshot) if volume.snapshots.iter().any(|known| known == snapshot) => Ok(volume.as_snapshot(name)),
-            Some(_) => Err(self.missing(name)),
-            None => Ok(volume),
-        }
+        Volume::from_toml(&text).map_err(broken)
     }
 
     /// Every name that is exported: volumes and their snapshots, in order. What cannot be read has no snapshots.
@@ -313,6 +326,18 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError`].
     pub(crate) fn change(&self, name: &VolumeName, change: impl FnOnce(&mut Volume)) -> Result<Volume, CatalogueError> {
+        self.try_change(name, |volume| {
+            change(volume);
+            Ok(())
+        })
+    }
+
+    /// The same; nothing changes if it cannot be.
+    fn try_change(
+        &self,
+        name: &VolumeName,
+        change: impl FnOnce(&mut Volume) -> Result<(), CatalogueError>,
+    ) -> Result<Volume, CatalogueError> {
         let name = name.volume();
         let dir = self.dir(&name);
         let lock = dir.join(DESCRIPTION_LOCK);
@@ -324,7 +349,7 @@ impl Catalogue {
         turn.lock().map_err(CatalogueError::io("lock", &lock))?;
         let before = self.load(&name)?;
         let mut volume = before.clone();
-        change(&mut volume);
+        change(&mut volume)?;
         if volume == before {
             return Ok(volume);
         }
@@ -375,6 +400,9 @@ impl Catalogue {
         if !dir.is_dir() {
             return Err(self.missing(&name));
         }
+        if let Some(other) = self.read_description(&name).ok().and_then(|volume| volume.successor.or(volume.succeeds)) {
+            return Err(CatalogueError::Moving { name: name.to_string(), other: other.to_string() });
+        }
         if let Some(clone) = self.clones_of(&name)?.first() {
             return Err(CatalogueError::HasClones { name: name.to_string(), clone: clone.name.to_string() });
         }
@@ -404,11 +432,13 @@ impl Catalogue {
             Err(TryLockError::WouldBlock) => return Err(CatalogueError::InUse { name: name.to_string() }),
             Err(TryLockError::Error(source)) => return Err(CatalogueError::Io { what: "lock", path, source }),
         }
-        // The volume may have been deleted between opening the file and locking it.
-        if !path.exists() {
-            return Err(self.missing(name));
+        // The volume may have been deleted between opening the file and locking it, or have given its place to another one.
+        let identity = |metadata: io::Result<fs::Metadata>| metadata.map(|found| (found.dev(), found.ino())).ok();
+        match identity(fs::metadata(&path)) {
+            None => Err(self.missing(name)),
+            found if found == identity(file.metadata()) => Ok(VolumeLock { _file: file }),
+            Some(_) => Err(CatalogueError::InUse { name: name.to_string() }),
         }
-        Ok(VolumeLock { _file: file })
     }
 
     /// The directory of a volume's store.
@@ -488,8 +518,20 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
         ));
     }
     let (retention_percent, medium, access) = (spec.retention_percent, spec.medium.clone(), spec.access.clone());
-    let (clone_of, snapshots, io) = (None, Vec::new(), spec.io);
-    Ok(Volume { name, id, geometry, sealed, retention_percent, medium, io, clone_of, snapshots, access })
+    Ok(Volume {
+        name,
+        id,
+        geometry,
+        sealed,
+        retention_percent,
+        medium,
+        io: spec.io,
+        clone_of: None,
+        snapshots: Vec::new(),
+        successor: None,
+        succeeds: None,
+        access,
+    })
 }
 
 fn seal_spec(spec: &SealedSpec, domain: SealingDomain, root: &Path) -> Result<Sealed, CatalogueError> {

@@ -72,6 +72,39 @@ pub enum CatalogueError {
         /// Its name.
         name: String,
     },
+    /// Its contents are being moved between it and another one.
+    #[error(
+        "the contents of '{name}' are being sealed anew, between it and '{other}': let `strongroom volume reseal URL` end, or give it \
+         up with `strongroom volume reseal VOLUME --abandon`"
+    )]
+    Moving {
+        /// The volume.
+        name: String,
+        /// The other one.
+        other: String,
+    },
+    /// Its successor has taken its place, and its directory has not yet.
+    #[error(
+        "'{name}' is just being replaced by what it was sealed anew as; try again in a moment, or start its target if that was \
+         stopped meanwhile: it finishes that"
+    )]
+    Succeeded {
+        /// The volume.
+        name: String,
+    },
+    /// The host has too little room.
+    #[error(
+        "a second copy of '{name}' needs up to {needed} bytes beside it, and the file system has {free}; make room, or choose another \
+         place with --medium"
+    )]
+    Room {
+        /// The volume.
+        name: String,
+        /// What it may need, in bytes.
+        needed: u64,
+        /// What there is, in bytes.
+        free: u64,
+    },
     /// A process has it open.
     #[error("the volume '{name}' is in use: detach its initiators, or stop the target that serves it, and try again")]
     InUse {

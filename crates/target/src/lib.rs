@@ -18,12 +18,15 @@ mod server;
 mod stats;
 mod store_handle;
 mod store_queue;
+mod succession;
 mod unit;
 pub mod volume;
 mod worker;
 
 pub use access::ChapSecrets;
-pub use catalogue::{Catalogue, Listing, OpenVolume, SealedSpec, VolumeSpec, VolumeStatus};
+pub use catalogue::{
+    Catalogue, Listing, OpenVolume, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec, VolumeSpec, VolumeStatus,
+};
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
 pub use protection::{Protection, Service};

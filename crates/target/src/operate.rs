@@ -14,6 +14,7 @@ use strongroom_store::{BranchId, Op, OpError, Outcome, Sender, SnapshotId, Snaps
 
 use crate::admin::StoreReport;
 use crate::catalogue::{Catalogue, OpenVolume, random_id};
+use crate::error::CatalogueError;
 use crate::names::VolumeName;
 use crate::server::Shared;
 use crate::unit::{Job, StoreContents};
@@ -165,6 +166,11 @@ fn operate(
     operation: &Operation,
 ) -> Result<Description, String> {
     let head = View::Head(branch_of(volume));
+    if let Some(other) = volume.successor.as_ref().or(volume.succeeds.as_ref())
+        && *operation != Operation::Describe
+    {
+        return Err(CatalogueError::Moving { name: volume.name.to_string(), other: other.to_string() }.to_string());
+    }
     match operation {
         Operation::Describe => {}
         Operation::Resize { size_bytes } => resize(catalogue, access, volume, *size_bytes)?,
@@ -297,6 +303,8 @@ fn clone(
         id,
         clone_of: Some(clone_of),
         snapshots: Vec::new(),
+        successor: None,
+        succeeds: None,
         // Whoever else may use the clone needs no less protection: it has the same blocks.
         access: who.as_ref().map_or_else(
             || volume.access.clone(),

@@ -161,6 +161,7 @@ impl Target {
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
         let catalogue = Catalogue::open(&config.root)?;
+        catalogue.settle_successions()?;
         let mut portals = config.portals();
         let listeners: Vec<Listener> =
             portals.iter().map(|portal| Listener::bind(portal.address)).collect::<Result<_, _>>()?;

@@ -75,6 +75,8 @@ pub(crate) struct Unit {
     renewal: Option<KeyRenewal>,
     /// It could not be destroyed for the cryptographic erase that goes on.
     key_survived: bool,
+    /// It was told to take the place of the volume that it was made to succeed.
+    takes_place: bool,
     users: HashMap<SessionKey, User>,
     /// Sessions that are over while something of theirs is in flight.
     leaving: HashMap<SessionKey, NexusId>,
@@ -204,6 +206,7 @@ impl Unit {
             resealer: None,
             renewal: None,
             key_survived: false,
+            takes_place: false,
             users: HashMap::new(),
             leaving: HashMap::new(),
             reservation: Reservation::default(),

@@ -40,6 +40,10 @@ pub struct Volume {
     pub clone_of: Option<CloneOf>,
     /// Names of its snapshots, as the store had them when they were last changed; the store itself is what counts.
     pub snapshots: Vec<String>,
+    /// The volume that its contents are being sealed anew in, and that takes its place then; until then nobody writes to this one.
+    pub successor: Option<VolumeName>,
+    /// The volume whose successor it is.
+    pub succeeds: Option<VolumeName>,
     /// Who may use it, beyond what the target's configuration says.
     pub access: Access,
 }
@@ -247,6 +251,8 @@ impl Volume {
             }),
             clone_of: self.clone_of.clone(),
             snapshots: self.snapshots.clone(),
+            successor: self.successor.as_ref().map(ToString::to_string),
+            succeeds: self.succeeds.as_ref().map(ToString::to_string),
             access: self.access.clone(),
         };
         let body = toml::to_string_pretty(&file).expect("strings and numbers are representable");
@@ -269,6 +275,8 @@ impl Volume {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let block_size = BlockSize::new(file.block_size.into()).map_err(|error| error.to_string())?;
         let geometry = Geometry::from_bytes(file.size_bytes, block_size).map_err(|error| error.to_string())?;
+        let other = |name: Option<String>| name.map(|name| VolumeName::new(&name)).transpose();
+        let (successor, succeeds) = (other(file.successor), other(file.succeeds));
         let protection = &file.access.protection;
         protection.check(file.sealed.is_some()).map_err(|error| format!("access.protection.schemes: {error}"))?;
         Ok(Volume {
@@ -281,6 +289,8 @@ impl Volume {
             io: file.io.as_deref().unwrap_or("auto").parse().map_err(|error| format!("io: {error}"))?,
             clone_of: file.clone_of,
             snapshots: file.snapshots,
+            successor: successor.map_err(|error| format!("successor: {error}"))?,
+            succeeds: succeeds.map_err(|error| format!("succeeds: {error}"))?,
             access: file.access,
         })
     }
@@ -306,6 +316,11 @@ struct File {
     sealed: Option<SealedFile>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     clone_of: Option<CloneOf>,
+    /// Builds that do not know these refuse the file, rather than write to a volume whose contents move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    successor: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    succeeds: Option<String>,
     #[serde(default)]
     access: Access,
 }
@@ -397,6 +412,8 @@ pub(crate) mod tests {
             io: IoChoice::Auto,
             clone_of: None,
             snapshots: Vec::new(),
+            successor: None,
+            succeeds: None,
             access: Access { peers: vec!["alice".into()], ..Access::default() },
         }
     }
@@ -407,6 +424,9 @@ pub(crate) mod tests {
             let volume = sample(custody);
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
+        let other = VolumeName::new("other").ok();
+        let moving = Volume { successor: other.clone(), succeeds: other, ..sample(Custody::KeyFile) };
+        assert_eq!(Volume::from_toml(&moving.to_toml()), Ok(moving));
         let plain = Volume { sealed: None, ..sample(Custody::KeyFile) };
         assert_eq!(Volume::from_toml(&plain.to_toml()), Ok(plain.clone()));
         let protection = Protection { services: vec![Service::CheckedOnArrival], schemes: vec!["S2-3".into()] };

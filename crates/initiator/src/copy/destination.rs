@@ -12,7 +12,7 @@ use strongroom_block::{BufferMut, Completion, Lba, Request, Token};
 
 use super::meter::{PROGRESS_INTERVAL, Teller};
 use super::resume::Noted;
-use super::{CopyError, CopyOptions, Endpoint, Resume, SparseDevice, pieces_max};
+use super::{CHUNK_BYTES, CopyError, CopyOptions, Endpoint, Resume, SparseDevice, is_zero, pieces_max};
 
 /// Bytes of zeros written at a time where a block device of this machine cannot punch holes.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -22,6 +22,8 @@ pub(super) struct Writer {
     kind: Kind,
     /// What is durable, and was not asked for yet.
     durable: Option<Noted>,
+    /// Requests under way at once, beside what the device says: no more than is noted at once.
+    under_way_max: usize,
 }
 
 enum Kind {
@@ -68,7 +70,8 @@ impl Writer {
             },
             Endpoint::File(path) => open_file(path, size, options, resume, is_resumed)?,
         };
-        Ok(Writer { kind, durable: None })
+        let noted_at_once = resume.map_or(u64::MAX, |resume| resume.every_bytes / CHUNK_BYTES);
+        Ok(Writer { kind, durable: None, under_way_max: usize::try_from(noted_at_once).unwrap_or(usize::MAX).max(1) })
     }
 
     pub(super) fn write(&mut self, offset: u64, data: BufferMut, teller: &mut Teller<'_>) -> Result<(), CopyError> {
@@ -84,6 +87,39 @@ impl Writer {
                 self.submit(Request::Write { lba, data: data.freeze(), fua: false }, len, teller)
             }
         }
+    }
+
+    /// The same, but blocks of zeros become absent.
+    pub(super) fn write_sparse(
+        &mut self,
+        offset: u64,
+        data: BufferMut,
+        teller: &mut Teller<'_>,
+    ) -> Result<(), CopyError> {
+        let block_bytes = match &self.kind {
+            Kind::Volume { device, .. } => device.geometry().block_size.len(),
+            Kind::File { .. } => data.len(),
+        };
+        let mut blocks = data.chunks(block_bytes).map(is_zero).peekable();
+        let mut from = 0;
+        while let Some(absent) = blocks.next() {
+            let mut to = from + block_bytes;
+            while blocks.next_if_eq(&absent).is_some() {
+                to += block_bytes;
+            }
+            let run = from..to.min(data.len());
+            let (at, len) = (offset + from as u64, run.len() as u64);
+            if absent {
+                self.write_hole(at, len, teller)?;
+                teller.meter.add(len, true);
+            } else {
+                let mut part = BufferMut::zeroed(run.len());
+                part.copy_from_slice(&data[run]);
+                self.write(at, part, teller)?;
+            }
+            from = to;
+        }
+        Ok(())
     }
 
     /// Makes a range read as zeros; what is absent already is left alone.
@@ -151,7 +187,7 @@ impl Writer {
 
     fn submit(&mut self, request: Request, data_bytes: u64, teller: &mut Teller<'_>) -> Result<(), CopyError> {
         let Kind::Volume { device, .. } = &self.kind else { return Ok(()) };
-        self.settle(pieces_max(&**device) - 1, teller)?;
+        self.settle(pieces_max(&**device).min(self.under_way_max) - 1, teller)?;
         self.hand_over(request, data_bytes);
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use super::resume::Noted;
-use super::{CopyError, Phase, Progress};
+use super::{CHUNK_BYTES, CopyError, Phase, Progress};
 
 /// How often progress is told.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -53,6 +53,10 @@ impl Meter {
         self.hole_bytes += if absent { bytes } else { 0 };
     }
 
+    fn done_bytes(&self) -> u64 {
+        self.done_bytes
+    }
+
     pub(super) fn hole_bytes(&self) -> u64 {
         self.hole_bytes
     }
@@ -91,12 +95,14 @@ impl Meter {
 pub(super) struct Teller<'a> {
     pub(super) meter: Meter,
     told: Instant,
+    told_bytes: u64,
     progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
 }
 
 impl<'a> Teller<'a> {
     pub(super) fn new(meter: Meter, progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>) -> Teller<'a> {
-        Teller { meter, told: Instant::now(), progress }
+        let begun = meter.done_bytes();
+        Teller { meter, told: Instant::now(), told_bytes: begun, progress }
     }
 
     /// Tells, if it is time to.
@@ -104,9 +110,14 @@ impl<'a> Teller<'a> {
         if self.told.elapsed() < PROGRESS_INTERVAL { Ok(()) } else { self.tell_now() }
     }
 
+    /// The same between two pieces, and if much was moved: whoever slows it down must not be told too late.
+    pub(super) fn tell_moved(&mut self) -> Result<(), CopyError> {
+        if self.meter.done_bytes() - self.told_bytes < CHUNK_BYTES { self.tell() } else { self.tell_now() }
+    }
+
     pub(super) fn tell_now(&mut self) -> Result<(), CopyError> {
         let now = Instant::now();
-        self.told = now;
+        (self.told, self.told_bytes) = (now, self.meter.done_bytes());
         match (self.progress)(&self.meter.look(now)) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(CopyError::Interrupted),

@@ -59,6 +59,21 @@ fn file_to_volume_to_file_keeps_contents_and_absence() {
 }
 
 #[test]
+fn blocks_of_zeros_become_absent_where_that_is_asked_for() {
+    let (from, to) = (volume(SIZE, 4096), volume(SIZE, 4096));
+    for lba in [1, 3, 300] {
+        write_blocking(&*from, Lba(lba), Buffer::copy_from(&[lba as u8; 4096]), false).unwrap();
+    }
+    write_blocking(&*from, Lba(2), Buffer::copy_from(&[0; 4096]), false).unwrap();
+    // Something that must vanish.
+    write_blocking(&*to, Lba(2), Buffer::copy_from(&[9; 4096]), false).unwrap();
+    let options = CopyOptions { sha256: true, verify: true, sparse: true, ..CopyOptions::default() };
+    let report = copy(&ends(&from), &ends(&to), options, &mut quiet).unwrap();
+    assert_eq!((report.data_bytes, report.bytes), (3 * 4096, SIZE));
+    assert_eq!(to.counts().blocks_present, 3);
+}
+
+#[test]
 fn volumes_of_different_blocks() {
     let (from, to) = (volume(SIZE, 512), volume(SIZE, 65536));
     write_blocking(&*from, Lba(1), Buffer::copy_from(&[7; 512]), false).unwrap();

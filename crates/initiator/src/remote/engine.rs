@@ -251,7 +251,7 @@ impl Engine {
                 (Range::new(*lba, u64::from(*count)), false)
             }
             Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
-            Work::Flush | Work::Verified { .. } => (Range { start: 0, end: 0 }, false),
+            Work::Flush | Work::Verified { .. } | Work::TakePlace => (Range { start: 0, end: 0 }, false),
         };
         let mut work = match work {
             Work::WritePart { lba, offset_bytes, data, fua } => {
@@ -296,6 +296,7 @@ impl Engine {
             }
             OpWork::Plain(Work::Hole(_)) => self.make_command(key, CommandKind::SealHole),
             OpWork::Plain(Work::Verified { .. }) => self.make_command(key, CommandKind::Verified),
+            OpWork::Plain(Work::TakePlace) => self.make_command(key, CommandKind::TakePlace),
             OpWork::Plain(Work::ConditionalWrite { .. }) => self.make_command(key, CommandKind::Conditional),
             OpWork::Part(_) => self.make_command(key, CommandKind::PartRead),
             OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => self.finish_if_done(key),

@@ -103,6 +103,17 @@ impl RemoteDevice {
         Ok(ResealReport { epoch: pass.epoch, progress: pass.done, bad_blocks: pass.bad_blocks })
     }
 
+    /// Has the volume, which was made as the successor of another one and holds all that it holds, take its place: name and access. The
+    /// target begins with it when this returns; the sessions of both end, and whoever attaches the other one's name afterwards gets this
+    /// volume. Make everything durable first.
+    ///
+    /// # Errors
+    /// `Refused` if it was not made as a successor; what the target says.
+    pub fn take_place(&self) -> Result<(), DeviceError> {
+        self.writable(None)?;
+        self.intake.ask(Work::TakePlace, 0).map(drop)
+    }
+
     /// Hands requests over, and then waits for all of them.
     fn ask_all(&self, works: Vec<Work>, cost_each: usize) -> Result<Vec<Answer>, DeviceError> {
         let mut answers: Vec<Receiver<Result<Answer, DeviceError>>> = Vec::with_capacity(works.len());

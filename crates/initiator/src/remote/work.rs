@@ -98,6 +98,8 @@ pub(super) enum Work {
     Verified {
         pairs: Vec<(Lba, StoreSequence)>,
     },
+    /// The unit takes the place of the one whose successor it was made to be.
+    TakePlace,
 }
 
 impl Work {
@@ -117,7 +119,8 @@ impl Work {
             | Work::LbaStatus { .. }
             | Work::ReadVersion { .. }
             | Work::Survey { .. }
-            | Work::Verified { .. } => false,
+            | Work::Verified { .. }
+            | Work::TakePlace => false,
         }
     }
 }

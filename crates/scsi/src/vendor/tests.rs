@@ -89,6 +89,7 @@ proptest! {
             VendorCommand::ReadVersion { lba: Lba(lba) },
             VendorCommand::Verified { parameter_list_len: number },
             VendorCommand::ConditionalWrite { lba: Lba(lba), count: number },
+            VendorCommand::TakePlace,
         ] {
             prop_assert_eq!(Command::decode(&command.encode()), Ok(Command::Vendor(command)));
         }

@@ -126,6 +126,7 @@ pub(crate) fn run(args: CopyArgs) -> Result<()> {
         verify: args.verify,
         allow_smaller: args.allow_smaller,
         overwrite: args.overwrite,
+        sparse: false,
     };
     let bar = progress_bar(args.quiet);
     let resume = args.resume(&source_device, &destination_device)?;
@@ -214,7 +215,7 @@ fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Op
     Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
 }
 
-fn progress_bar(quiet: bool) -> ProgressBar {
+pub(super) fn progress_bar(quiet: bool) -> ProgressBar {
     if quiet || !std::io::stderr().is_terminal() {
         return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     }
@@ -224,7 +225,7 @@ fn progress_bar(quiet: bool) -> ProgressBar {
 }
 
 /// The rate and what is left come from the copy itself: it leaves out what was absent and cost nothing.
-fn show(bar: &ProgressBar, progress: &Progress) {
+pub(super) fn show(bar: &ProgressBar, progress: &Progress) {
     bar.set_prefix(match progress.phase {
         Phase::Copying => "copying",
         Phase::Verifying => "verifying",

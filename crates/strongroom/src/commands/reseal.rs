@@ -1,12 +1,15 @@
 //! `strongroom volume reseal`: seals anew, beside those who use the volume, what is under older key epochs, and then has the key server
-//! destroy those epochs: what was under them is gone for good, in every copy.
+//! destroy those epochs: what was under them is gone for good, in every copy. With `--to` it moves a volume to another custody (`moving`,
+//! at an initiator, after `prepare`, at the target).
 //!
 //! Absent: how blocks are sealed anew (the initiator), when a lease has ended (the key server knows).
 
-use std::fs;
-use std::io::{ErrorKind, IsTerminal};
+mod moving;
+mod prepare;
+
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,12 +17,16 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
-use strongroom_block::{Lba, SealingDomain};
+use strongroom_block::{Lba, SealingDomain, Suite};
 use strongroom_initiator::{RemoteDevice, ResealProgress, ResealReport, VolumeUrl, inquire};
 use strongroom_keyserver::Client;
+use strongroom_store::Medium;
 
+use self::prepare::To;
+use super::volume::RootArgs;
 use crate::access::AccessArgs;
 use crate::signals::StopSignals;
+use crate::state_file::StateArgs;
 use crate::units::parse_size;
 
 /// How often the position is written to a state file.
@@ -29,21 +36,55 @@ const ASK_EVERY: Duration = Duration::from_secs(5);
 /// The version of a state file that this build writes.
 const STATE_VERSION: u32 = 1;
 
-/// Seal anew what is under older key epochs, and then destroy those epochs at the key server: what is left under them anywhere, in
-/// older versions and copies too, is gone for good. The volume can be used meanwhile, by others too.
+/// Seal a volume anew: what is under older key epochs, which are then destroyed at the key server; or, with --to, all of it, under
+/// another custody, or from plain to sealed and back, while nobody writes to it.
 #[derive(Args)]
-#[command(
-    after_help = "Example: strongroom volume reseal strongroom://storage/vault --key-server keys --state /var/tmp/vault.reseal --rate 100MiB\n\n\
-    After `strongroom key rotate` or `key revoke`. Stopped, or killed, it goes on later where it was, if a state file was given. \
+#[command(after_help = "Examples:\n  \
+    strongroom volume reseal strongroom://storage/vault --key-server keys --state /var/tmp/vault.reseal --rate 100MiB\n  \
+    strongroom volume reseal vault --to keyserver --peer alice --root /srv/strongroom      (on the target's machine)\n  \
+    strongroom volume reseal strongroom://storage/vault --key-file vault.key --to keyserver=keys --state /var/tmp/vault.move\n\n\
+    To another custody: prepared on the target's machine, moved by an initiator that has the keys of both. The volume keeps its name, \
+    size, identity and what is absent in it; until all of it was read back it can be read as before, and nobody writes to it. Killed, \
+    the same command goes on. The target needs room for both. A volume with snapshots or clones is refused.\n\n\
+    Older epochs: after `strongroom key rotate` or `key revoke`. Stopped, or killed, it goes on later where it was, if a state file was given. \
     Destroying needs the right 'administer'. Snapshots and clones keep their blocks under the epochs that those were written under: \
-    while there are any, nothing is destroyed unless that is forced, and what they hold from then is lost with it."
-)]
+    while there are any, nothing is destroyed unless that is forced, and what they hold from then is lost with it.")]
 pub(crate) struct ResealArgs {
-    /// The volume.
-    url: VolumeUrl,
-    /// Keep the position in this file, sealed, and go on from there if it exists; removed at the end.
+    /// The volume's URL; with --to on the target's machine its name.
+    volume: String,
+    /// What the volume is to become: plain, keyfile, keyserver or target; from an initiator with where the new keys are, keyfile=FILE or
+    /// keyserver=HOST.
+    #[arg(long, value_name = "CUSTODY", conflicts_with_all = ["keep_epochs", "force"])]
+    to: Option<To>,
+    /// On the target's machine: give up what was prepared with --to; the volume is as it was.
+    #[arg(long, conflicts_with_all = ["to", "state"])]
+    abandon: bool,
+    /// With --to: say what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// With --to plain: the volume's contents will lie in plaintext on the target, and that is meant.
+    #[arg(long)]
+    plaintext: bool,
+    /// With --to, from custody keyserver: when all is done destroy the old keys, for copies and backups too (right 'administer').
+    #[arg(long)]
+    destroy_old_keys: bool,
+    /// With --to: note how far it is after so many bytes, or five seconds.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    state_every: u64,
+    /// With --to on the target's machine: the cipher of the new seals [default: the one that it has].
+    #[arg(long = "suite", value_name = "SUITE")]
+    new_suite: Option<Suite>,
+    /// With --to target, there: the file that wraps block keys [default: a new one, as `volume create` makes it].
     #[arg(long, value_name = "FILE")]
-    state: Option<PathBuf>,
+    wrapping_key: Option<PathBuf>,
+    /// With --to, there: what the new blocks lie on, as for `volume create` [default: directory].
+    #[arg(long, value_name = "MEDIUM")]
+    medium: Option<Medium>,
+    /// With --to, there: the peer that moves it; can be repeated [default: the volume's].
+    #[arg(long = "peer", value_name = "NAME")]
+    peers: Vec<String>,
+    #[command(flatten)]
+    state: StateArgs,
     /// Read and write no more than this in a second.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     rate: Option<u64>,
@@ -56,6 +97,8 @@ pub(crate) struct ResealArgs {
     /// No progress bar.
     #[arg(long)]
     quiet: bool,
+    #[command(flatten)]
+    target: RootArgs,
     #[command(flatten)]
     access: AccessArgs,
 }
@@ -75,6 +118,7 @@ struct State {
 /// What a run works with.
 struct Run<'a> {
     args: &'a ResealArgs,
+    url: VolumeUrl,
     device: Arc<RemoteDevice>,
     client: Client,
     domain: SealingDomain,
@@ -85,20 +129,36 @@ struct Run<'a> {
 
 /// Runs the command.
 pub(crate) fn run(args: &ResealArgs) -> Result<()> {
+    let url = args.volume.contains("://").then(|| args.volume.parse::<VolumeUrl>()).transpose()?;
+    match (&args.to, url) {
+        (Some(to), Some(url)) => moving::run(args, &url, to),
+        (Some(to), None) => prepare::prepare(args, to),
+        (None, None) if args.abandon => prepare::abandon(args),
+        (None, Some(_)) if args.abandon => {
+            bail!("given up is on the target's machine: strongroom volume reseal VOLUME --abandon")
+        }
+        (None, Some(url)) => end_epochs(args, url),
+        (None, None) => {
+            bail!("say what '{}' is to become, with --to; or give its URL, to end older key epochs", args.volume)
+        }
+    }
+}
+
+fn end_epochs(args: &ResealArgs, url: VolumeUrl) -> Result<()> {
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let client = args.access.key_client()?;
-    let device = args.access.attach(args.access.options(&args.url)?)?;
+    let device = args.access.attach(args.access.options(&url)?)?;
     let Some(domain) = device.unit().sealed.map(|sealed| sealed.claims.domain) else {
-        bail!("{} is plain: nothing in it is sealed", args.url);
+        bail!("{url} is plain: nothing in it is sealed; to seal it: --to");
     };
     let Some(keys) = device.key_status() else {
-        bail!("the keys of {} are not at a key server: they have no epochs that move on", args.url);
+        bail!("the keys of {url} are not at a key server: they have no epochs that move on; to seal it anew: --to");
     };
     let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
-    let mut run = Run { args, device, client, domain, signals, bar, sealed_anew: 0 };
+    let mut run = Run { args, url, device, client, domain, signals, bar, sealed_anew: 0 };
     let older = run.older_epochs(keys.epoch)?;
     if older.is_empty() {
-        run.forget_state()?;
+        run.args.state.remove()?;
         println!("nothing to do: epoch {} is the only one that has a key", keys.epoch);
         return Ok(run.device.detach()?);
     }
@@ -111,7 +171,7 @@ pub(crate) fn run(args: &ResealArgs) -> Result<()> {
     if !args.keep_epochs {
         run.destroy(&report)?;
     }
-    run.forget_state()?;
+    run.args.state.remove()?;
     Ok(run.device.detach()?)
 }
 
@@ -200,17 +260,14 @@ impl Run<'_> {
             state.next = report.progress.next.0;
             self.save(state)?;
         }
-        let how = match &args.state {
-            Some(path) => format!("the same command goes on from there, with --state {}", path.display()),
-            None => "the same command begins anew, and finds less to do".to_owned(),
-        };
+        let how = args.state.how_to_go_on("the same command begins anew, and finds less to do".to_owned());
         bail!("stopped before block {} of {}; {how}", report.progress.next, report.progress.blocks)
     }
 
     fn destroy(&self, report: &ResealReport) -> Result<()> {
         let older = self.older_epochs(report.epoch)?;
         let words = older.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let views = inquire(self.args.access.options(&self.args.url)?)?.other_views;
+        let views = inquire(self.args.access.options(&self.url)?)?.other_views;
         if views > 0 && !self.args.force {
             bail!(
                 "the volume has {views} snapshots or clones, which keep blocks under epochs {words}; nothing was destroyed. Delete them \
@@ -230,45 +287,21 @@ impl Run<'_> {
     }
 
     fn load(&self) -> Result<Option<State>> {
-        let Some(path) = &self.args.state else { return Ok(None) };
-        let note = match fs::read(path) {
-            Ok(note) => note,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let Some(text) = self.device.open_note(&note)? else {
-            bail!(
-                "{} is no state of this volume, or was changed; name another file, or remove it to begin anew",
-                path.display()
-            );
-        };
-        let state: State = serde_json::from_slice(&text)
-            .with_context(|| format!("{} is of another version; remove it to begin anew", path.display()))?;
+        let Some(note) = self.args.state.read()? else { return Ok(None) };
+        let refused = |problem| self.args.state.refused(problem);
+        let text =
+            self.device.open_note(&note)?.ok_or_else(|| refused("is no state of this volume, or was changed"))?;
+        let state: State = serde_json::from_slice(&text).map_err(|_| refused("is of another version"))?;
         Ok(Some(state)
             .filter(|state| state.version == STATE_VERSION && state.next <= self.device.unit().geometry.blocks))
     }
 
     fn save(&self, state: &State) -> Result<()> {
-        let Some(path) = &self.args.state else { return Ok(()) };
-        let note = self.device.seal_note(&serde_json::to_vec(state)?)?;
-        replace(path, &note).with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    fn forget_state(&self) -> Result<()> {
-        match self.args.state.as_ref().map(fs::remove_file) {
-            Some(Err(error)) if error.kind() != ErrorKind::NotFound => {
-                Err(error).context("cannot remove the state file")
-            }
-            _ => Ok(()),
+        match self.args.state.path() {
+            Some(_) => self.args.state.replace(&self.device.seal_note(&serde_json::to_vec(state)?)?),
+            None => Ok(()),
         }
     }
-}
-
-/// As a whole, or not at all.
-fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let new = path.with_extension("new");
-    fs::write(&new, bytes)?;
-    fs::rename(&new, path)
 }
 
 fn progress_bar(quiet: bool, blocks: u64) -> ProgressBar {

@@ -1,9 +1,7 @@
 //! `strongroom volume verify`: reads a sealed volume and names the blocks that do not open. Where the target is blind, nobody else can.
 
-use std::fs;
-use std::io::{ErrorKind, IsTerminal};
+use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +13,7 @@ use strongroom_initiator::{VerifyProgress, VolumeUrl};
 
 use crate::access::AccessArgs;
 use crate::signals::StopSignals;
+use crate::state_file::StateArgs;
 
 /// How often the position is written to a state file.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
@@ -32,9 +31,8 @@ const STATE_VERSION: u32 = 1;
 pub(crate) struct VerifyArgs {
     /// The volume.
     url: VolumeUrl,
-    /// Keep the position in this file, and go on from there if it exists; removed at the end.
-    #[arg(long, value_name = "FILE")]
-    state: Option<PathBuf>,
+    #[command(flatten)]
+    state: StateArgs,
     /// The block to begin at.
     #[arg(long, value_name = "NUMBER", conflicts_with = "state")]
     from: Option<u64>,
@@ -66,7 +64,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     options.read_only = args.read_only;
     let device = args.access.attach(options)?;
     let volume = device.unit().sealed.map(|sealed| sealed.claims.volume_id.to_string()).unwrap_or_default();
-    let before = args.state.as_deref().map(|path| load(path, &volume)).transpose()?.flatten();
+    let before = load(&args.state, &volume)?;
     let mut state =
         before.unwrap_or(State { version: STATE_VERSION, volume, next: args.from.unwrap_or(0), bad: Vec::new() });
     let earlier_bad = state.bad.clone();
@@ -78,13 +76,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let report = device.verify(Lba(state.next), &mut |progress| {
         show(&bar, progress, earlier_bad.len());
         state.next = progress.next.0;
-        if let Some(path) = &args.state
-            && progress.bad == 0
-            && saved.elapsed() >= SAVE_EVERY
-        {
+        if progress.bad == 0 && saved.elapsed() >= SAVE_EVERY {
             // With bad blocks the state is saved at the end, with their names.
             saved = Instant::now();
-            if let Err(error) = save(path, &state) {
+            if let Err(error) = save(&args.state, &state) {
                 tracing::warn!(error = format!("{error:#}"), "the position was not saved");
             }
         }
@@ -97,26 +92,14 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     state.bad.extend(report.bad_blocks.iter().map(|lba| lba.0));
     let VerifyProgress { opened, absent, blocks, .. } = report.progress;
     let is_whole = state.next == blocks;
-    match &args.state {
-        Some(path) if is_whole => match fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
-            }
-            _ => {}
-        },
-        Some(path) => save(path, &state)?,
-        None => {}
-    }
+    if is_whole { args.state.remove() } else { save(&args.state, &state) }?;
     for lba in &state.bad {
         println!("block {lba} does not open");
     }
     println!("{opened} blocks open, {absent} are absent, {} do not open", state.bad.len());
     told?;
     if !is_whole {
-        let how = match &args.state {
-            Some(path) => format!("the same command goes on from there, with --state {}", path.display()),
-            None => format!("to go on from there: --from {}", state.next),
-        };
+        let how = args.state.how_to_go_on(format!("to go on from there: --from {}", state.next));
         bail!("stopped before block {} of {blocks}; {how}", state.next);
     }
     if !state.bad.is_empty() {
@@ -128,26 +111,17 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     Ok(())
 }
 
-fn load(path: &Path, volume: &str) -> Result<Option<State>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-    };
-    let state: State = serde_json::from_str(&text).with_context(|| {
-        format!("{} is no state of a verification; name another file, or remove it to begin anew", path.display())
-    })?;
+fn load(file: &StateArgs, volume: &str) -> Result<Option<State>> {
+    let Some(text) = file.read()? else { return Ok(None) };
+    let state: State = serde_json::from_slice(&text).map_err(|_| file.refused("is no state of a verification"))?;
     if state.version != STATE_VERSION || state.volume != volume {
-        bail!("{} is of another volume or version; name another file, or remove it to begin anew", path.display());
+        return Err(file.refused("is of another volume or version"));
     }
     Ok(Some(state))
 }
 
-fn save(path: &Path, state: &State) -> Result<()> {
-    let new = path.with_extension("new");
-    fs::write(&new, serde_json::to_vec(state)?)
-        .and_then(|()| fs::rename(&new, path))
-        .with_context(|| format!("cannot write {}", path.display()))
+fn save(file: &StateArgs, state: &State) -> Result<()> {
+    file.replace(&serde_json::to_vec(state)?)
 }
 
 fn progress_bar(quiet: bool, blocks: u64) -> ProgressBar {
@@ -177,12 +151,13 @@ mod tests {
     fn a_state_is_for_its_own_volume() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
-        assert_eq!(load(&path, "a").unwrap(), None, "none yet");
+        let file = StateArgs::at(&path);
+        assert_eq!(load(&file, "a").unwrap(), None, "none yet");
         let state = State { version: STATE_VERSION, volume: "a".into(), next: 7, bad: vec![3] };
-        save(&path, &state).unwrap();
-        assert_eq!(load(&path, "a").unwrap(), Some(state));
-        assert!(load(&path, "b").unwrap_err().to_string().contains("another volume"));
-        fs::write(&path, "{}").unwrap();
-        assert!(load(&path, "a").unwrap_err().to_string().contains("no state"));
+        save(&file, &state).unwrap();
+        assert_eq!(load(&file, "a").unwrap(), Some(state));
+        assert!(load(&file, "b").unwrap_err().to_string().contains("another volume"));
+        std::fs::write(&path, "{}").unwrap();
+        assert!(load(&file, "a").unwrap_err().to_string().contains("no state"));
     }
 }

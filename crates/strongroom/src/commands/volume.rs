@@ -251,7 +251,7 @@ impl RootArgs {
     }
 
     /// Where wrapping keys are made: beside the configuration, else among a person's own settings.
-    fn wrapping_keys(&self) -> PathBuf {
+    pub(crate) fn wrapping_keys(&self) -> PathBuf {
         let beside = self.config.parent().filter(|_| self.root.is_none() && self.config.exists());
         beside.map_or_else(secret_file::config_dir, Path::to_owned).join("wrapping-keys")
     }
@@ -447,6 +447,12 @@ fn show(args: &ShowArgs) -> Result<()> {
     if let Some(clone) = &volume.clone_of {
         line("clone of", clone.snapshot.clone());
     }
+    if let Some(successor) = &volume.successor {
+        line("being moved", format!("its contents are sealed anew in '{successor}'; nobody writes to it until then"));
+    }
+    if let Some(succeeds) = &volume.succeeds {
+        line("being filled", format!("takes the place of '{succeeds}' when that is done"));
+    }
     if !volume.snapshots.is_empty() {
         line("snapshots", volume.snapshots.join(", "));
     }
@@ -545,6 +551,8 @@ fn as_json(status: &VolumeStatus) -> serde_json::Value {
         "retention_percent": volume.retention_percent,
         "clone_of": volume.clone_of,
         "snapshots": volume.snapshots,
+        "successor": volume.successor.as_ref().map(ToString::to_string),
+        "succeeds": volume.succeeds.as_ref().map(ToString::to_string),
         "access": volume.access,
         "on_disk_bytes": status.host_bytes,
         "in_use": status.in_use,

@@ -169,7 +169,7 @@ fn every_scheme_works_and_a_lost_server_is_named() {
         assert!(fs::read(&out).unwrap() == fs::read(&file).unwrap(), "{scheme}");
     }
     let known = fs::read_to_string(place.world.path("config-alice/strongroom/known_volumes")).unwrap();
-    assert!(known.contains("custody keyserver epoch 1"), "{known}");
+    assert!(known.contains("custody keyserver suite aes-256-gcm epoch 1"), "{known}");
     keys.stop();
     place.run("alice", &["copy", &url, &out, "--overwrite"]).failed(&["no key server can be reached"]);
     place.run("alice", &["volume", "verify", &url]).failed(&["no key server can be reached"]);

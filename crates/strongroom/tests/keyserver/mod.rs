@@ -3,6 +3,7 @@
 mod commands;
 mod custody;
 mod failover;
+mod moving;
 
 use std::fs;
 use std::ops::Deref;

@@ -249,9 +249,14 @@ impl World {
         Said::from(self.alice_command(arguments).output().unwrap())
     }
 
+    /// The same without a volume key, not yet run.
+    pub(crate) fn alice_command_without_key(&self, arguments: &[&str]) -> Command {
+        self.initiator_without_key("alice.identity", "iqn.2026-11.test:alice", arguments)
+    }
+
     /// The same, without a volume key.
     pub(crate) fn alice_without_key(&self, arguments: &[&str]) -> Said {
-        self.finish(self.initiator_without_key("alice.identity", "iqn.2026-11.test:alice", arguments))
+        self.finish(self.alice_command_without_key(arguments))
     }
 
     /// Runs a command made with [`World::initiator`].

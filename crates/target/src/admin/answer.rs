@@ -31,6 +31,10 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
             operate_served(shared, &volume, &operation).map(|description| Reply::Volume(Box::new(description))),
         ),
         Request::Send { .. } => Reply::Error("a stream is asked for on a connection of its own".to_owned()),
+        Request::Close { volume } => in_words(parse(&volume).map(|volume| {
+            shared.tell_all(|| Message::Order(Order::Close { volume: volume.clone() }));
+            Reply::Done
+        })),
         Request::Refresh { volume } => in_words(parse(&volume).map(|volume| {
             let (ended, changed) = recheck(shared, Some(volume));
             Reply::Sessions(ended + changed)

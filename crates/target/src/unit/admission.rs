@@ -2,7 +2,7 @@
 //! plans commands of its kind.
 
 use strongroom_iscsi::{Lun, target as iscsi};
-use strongroom_scsi::{Command, Sense, Status};
+use strongroom_scsi::{Command, Sense, Status, VendorCommand};
 
 use super::modify::Sanitize;
 use super::{Plan, SessionKey, Unit, answers, status};
@@ -76,7 +76,9 @@ impl Unit {
         if let Some(sense) = user.attentions.intercept(command) {
             return refuse(sense);
         }
-        if !self.volume.unit_kind().supports(command) {
+        // Whatever its kind, a unit that was made to succeed another one has it.
+        let succeeds = self.volume.succeeds.is_some() && *command == Command::Vendor(VendorCommand::TakePlace);
+        if !succeeds && !self.volume.unit_kind().supports(command) {
             return refuse(match command {
                 Command::Verify { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2)),
                 Command::Sanitize { .. } => Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)),

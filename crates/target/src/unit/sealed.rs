@@ -3,7 +3,7 @@
 use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence, keyless_checksum};
 use strongroom_channel::Scheme;
 use strongroom_iscsi::ahs;
-use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction};
+use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction, Response};
 use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op};
@@ -147,8 +147,23 @@ impl Unit {
             VendorCommand::ReadVersion { lba } => self.plan_read_version(lba, request, sealed_blocks_max),
             VendorCommand::Verified { parameter_list_len } => self.plan_verified(parameter_list_len, request),
             VendorCommand::ConditionalWrite { lba, count } => self.plan_conditional_write(lba, count, request),
+            VendorCommand::TakePlace => self.plan_take_place(),
         };
         planned.unwrap_or_else(Plan::from)
+    }
+
+    /// The worker does it, outside; the answer says that it begins.
+    fn plan_take_place(&mut self) -> Result<Plan, Sense> {
+        if self.volume.succeeds.is_none() {
+            return Err(Sense::INVALID_OPCODE);
+        }
+        self.takes_place = true;
+        Ok(Plan::Answer(Response::good()))
+    }
+
+    /// Whether it was told to take another one's place, since it was asked last.
+    pub(crate) fn take_place(&mut self) -> bool {
+        std::mem::take(&mut self.takes_place)
     }
 
     fn plan_seal_hole(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {

@@ -10,7 +10,7 @@ use super::Worker;
 use super::connection::{Connection, ConnectionKey, Stage};
 use super::crossing::Request;
 use super::session::{Admitted, Session};
-use super::units::Slot;
+use super::units::{OpenUnit, Slot};
 use crate::access::Identity;
 use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport};
 use crate::names::{VolumeName, for_log};
@@ -29,6 +29,8 @@ pub(crate) enum Order {
     Job { volume: VolumeName, job: Box<Job> },
     /// The store of this volume has grown: its clones have, too.
     Resized { store: VolumeName },
+    /// Close this volume, if nobody uses it.
+    Close { volume: VolumeName },
     /// This clone or snapshot is no more. Only to the worker that owns its volume.
     Gone { export: VolumeName },
     /// Look whether the rules still admit each session, of one volume and its snapshots or of all; how many ended, and how many may write now
@@ -93,6 +95,12 @@ impl Worker {
             }
             Order::Job { volume, job } => self.take_job(&volume, *job),
             Order::Resized { store } => self.resized(&store),
+            Order::Close { volume } => {
+                let is_unused = |open: &OpenUnit| open.unit.is_idle() && open.replacing.is_empty();
+                if matches!(self.units.get(&volume), Some(Slot::Open(open)) if is_unused(open)) {
+                    self.close_unit(&volume);
+                }
+            }
             Order::Gone { export } => {
                 // None was there a moment ago, but one may have come in between.
                 let users = match self.units.get(&export) {

@@ -308,6 +308,9 @@ impl Worker {
             open.submitted = false;
             let before = finished.len();
             open.unit.poll(&mut finished);
+            if open.unit.take_place() {
+                crate::succession::begin(&self.shared, name);
+            }
             let outward = open.unit.take_outward();
             errands.extend(outward.into_iter().map(|errand| (name.clone(), open.unit.incarnation(), errand)));
             for Finished { connection, task, .. } in &finished[before..] {
@@ -388,7 +391,7 @@ impl Worker {
         Duration::from_secs(self.settings.config.limits.idle_close_s)
     }
 
-    fn close_unit(&mut self, volume: &VolumeName) {
+    pub(super) fn close_unit(&mut self, volume: &VolumeName) {
         let Some(Slot::Open(open)) = self.units.remove(volume) else { return };
         self.shared.surroundings.neighbours.leave(volume);
         let OpenUnit { unit, held, .. } = *open;

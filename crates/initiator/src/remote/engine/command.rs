@@ -76,6 +76,7 @@ pub(super) enum CommandKind {
         count: u32,
     },
     Verified,
+    TakePlace,
     /// READ VERSION, GET LBA STATUS, or a probe for holes.
     Ask,
     Conditional,
@@ -92,7 +93,7 @@ impl CommandKind {
             | CommandKind::Write { lba, .. }
             | CommandKind::Unmap { lba, .. }
             | CommandKind::WriteZeros { lba, .. } => Some(lba),
-            CommandKind::Flush { .. } | CommandKind::Verified => None,
+            CommandKind::Flush { .. } | CommandKind::Verified | CommandKind::TakePlace => None,
             CommandKind::SealHole
             | CommandKind::Ask
             | CommandKind::Conditional
@@ -138,7 +139,7 @@ impl Op {
                 | Work::ResealBlock { lba, .. }
                 | Work::ConditionalWrite { lba, .. } => *lba,
                 Work::Hole(hole) | Work::ResealHole(hole) => hole.start,
-                Work::Flush | Work::Verified { .. } => Lba(0),
+                Work::Flush | Work::Verified { .. } | Work::TakePlace => Lba(0),
             },
         }
     }
@@ -294,6 +295,7 @@ impl Engine {
                 let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
                 ScsiCommand::write(lun, cdb, WriteSource::plain(list))
             }
+            (CommandKind::TakePlace, _) => ScsiCommand::without_data(lun, VendorCommand::TakePlace.encode()),
             (CommandKind::Ask, OpWork::Asking(work, found)) => self.build_question(work, found),
             (CommandKind::Conditional, OpWork::Plain(Work::ConditionalWrite { lba, expected, data, records })) => {
                 if let Some(sealing) = &self.sealing

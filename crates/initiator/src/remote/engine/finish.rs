@@ -134,7 +134,9 @@ impl Engine {
             CommandKind::Conditional => self.make_command(key, CommandKind::Flush { mark: 0 }),
             CommandKind::Read { .. } => self.cut_or_finish(key),
             // Not kept to be sent again: whoever reseals looks whether the target was restarted.
-            CommandKind::Verified | CommandKind::Ask | CommandKind::Reseal => self.finish_if_done(key),
+            CommandKind::Verified | CommandKind::TakePlace | CommandKind::Ask | CommandKind::Reseal => {
+                self.finish_if_done(key);
+            }
         }
     }
 

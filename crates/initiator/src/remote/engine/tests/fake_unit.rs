@@ -202,6 +202,7 @@ impl FakeUnit {
                 }
                 Ok(Vec::new())
             }
+            VendorCommand::TakePlace => Err(Sense::INVALID_OPCODE),
             VendorCommand::Verified { .. } => {
                 self.verified.extend(vendor::decode_verified(out).expect("well-formed"));
                 Ok(Vec::new())

@@ -1,0 +1,195 @@
+//! The target's part of moving a volume to another custody: the volume is written to no more, and its successor is made beside it. Or that
+//! is given up.
+//!
+//! Absent: the contents, which an initiator moves, and the change of places, which it asks for over the wire.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use strongroom_block::{Custody, Mode, Suite};
+use strongroom_store::Medium;
+use strongroom_target::admin::{Client, Reply, Request};
+use strongroom_target::{CatalogueError, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec};
+
+use super::ResealArgs;
+use crate::admin::ask;
+use crate::commands::status;
+use crate::commands::volume::{usable_wrapping_key, warn_of_unknown_peers};
+use crate::units::show_size;
+use crate::wrapping;
+
+/// How long a target may take to close a volume that nobody uses, and how often it is looked at.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+const CLOSE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a volume is to become, and, for the initiator, where its keys are then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    Plain,
+    KeyFile(Option<PathBuf>),
+    KeyServer(Option<String>),
+    Target,
+}
+
+impl FromStr for To {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<To, String> {
+        let (what, place) = match text.split_once('=') {
+            Some((_, "")) => return Err(format!("'{text}' names nothing behind '='")),
+            Some((what, place)) => (what, Some(place)),
+            None => (text, None),
+        };
+        match (what, place) {
+            ("plain", None) => Ok(To::Plain),
+            ("target", None) => Ok(To::Target),
+            ("keyfile", place) => Ok(To::KeyFile(place.map(PathBuf::from))),
+            ("keyserver", place) => Ok(To::KeyServer(place.map(str::to_owned))),
+            _ => Err(format!("'{text}' is none of plain, keyfile[=FILE], keyserver[=HOST[:PORT]], target")),
+        }
+    }
+}
+
+impl To {
+    pub(super) fn custody(&self) -> Option<Custody> {
+        match self {
+            To::Plain => None,
+            To::KeyFile(_) => Some(Custody::KeyFile),
+            To::KeyServer(_) => Some(Custody::KeyServer),
+            To::Target => Some(Custody::Target),
+        }
+    }
+
+    pub(super) fn in_words(&self) -> String {
+        self.custody().map_or_else(|| "plain".to_owned(), |custody| format!("custody {custody}"))
+    }
+}
+
+/// `volume reseal NAME --to …` on the target's machine.
+pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
+    let (name, catalogue) = (&args.volume, args.target.open()?);
+    if matches!(to, To::KeyFile(Some(_)) | To::KeyServer(Some(_))) {
+        bail!("where the keys are is the initiator's business: leave out what stands behind '=' here");
+    }
+    let volume = catalogue.show(name)?.volume;
+    if volume.sealed.is_some() && *to == To::Plain && !args.plaintext {
+        bail!("everything in '{name}' will lie in PLAINTEXT on this target; if that is meant, add --plaintext");
+    }
+    if *to == To::Plain && (args.new_suite.is_some() || args.wrapping_key.is_some()) {
+        bail!("a plain volume has neither a suite nor a wrapping key; leave them out");
+    }
+    if args.dry_run {
+        println!(
+            "'{name}' ({}, {}) would be frozen, and an empty volume '{name}.resealed' made beside it: {}; nothing is done",
+            volume.kind_text(),
+            show_size(volume.geometry.bytes()),
+            to.in_words()
+        );
+        return Ok(());
+    }
+    warn_of_unknown_peers(&args.target, &args.peers);
+    let given = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
+    let made = (*to == To::Target && given.is_none())
+        .then(|| wrapping::make(&args.target.wrapping_keys(), name))
+        .transpose()?;
+    let sealed = to.custody().map(|custody| SealedSpec {
+        suite: args.new_suite.unwrap_or_else(|| volume.sealed.as_ref().map_or(Suite::default(), |sealed| sealed.suite)),
+        mode: volume.sealed.as_ref().map_or(Mode::Encrypt, |sealed| sealed.mode),
+        wrapping_key: given.or_else(|| made.clone()),
+        ..SealedSpec::new(custody)
+    });
+    let medium = args.medium.clone().unwrap_or(Medium::Directory);
+    let next = match catalogue.begin_succession(name, &SuccessorSpec { sealed, medium, peers: args.peers.clone() }) {
+        Ok(next) => next,
+        Err(error) => {
+            // A key that nothing was wrapped under.
+            made.iter().for_each(|path| drop(std::fs::remove_file(path)));
+            return Err(error.into());
+        }
+    };
+    // Whoever could write until now must be gone, or what is under way would be left behind.
+    if let count @ 1.. = refresh(args)? {
+        catalogue.abandon_succession(name)?;
+        made.iter().for_each(|path| drop(std::fs::remove_file(path)));
+        refresh(args)?;
+        bail!(
+            "{} could write to '{name}': detach first (`strongroom session list`, `strongroom session drop --volume {name}`); nothing \
+             was begun",
+            status::sessions(count)
+        );
+    }
+    println!("'{name}' can be read and not written; '{}' is made beside it, {}", next.name, to.in_words());
+    if let Some(path) = &made {
+        println!("its block keys will be wrapped under {}; keep a copy", path.display());
+    }
+    if let (To::KeyServer(_), Some(sealed)) = (to, &next.sealed) {
+        println!(
+            "next, as its owner: strongroom key create {name} --domain {} --id {} --key-server KEYS",
+            sealed.domain, next.id
+        );
+    }
+    let (whither, plaintext) = match to {
+        To::Plain => ("plain", " --plaintext"),
+        To::KeyFile(_) => ("keyfile=NEW_KEY_FILE", ""),
+        To::KeyServer(_) => ("keyserver=KEYS", ""),
+        To::Target => ("target", ""),
+    };
+    println!(
+        "next, from an initiator with the keys of both: strongroom volume reseal strongroom://HOST/{name} --to {whither}{plaintext} \
+         --state FILE\nto give it up: strongroom volume reseal {name} --abandon"
+    );
+    Ok(())
+}
+
+/// `volume reseal NAME --abandon` there.
+pub(super) fn abandon(args: &ResealArgs) -> Result<()> {
+    let (name, catalogue) = (&args.volume, args.target.open()?);
+    let next = format!("{name}{SUCCESSOR_SUFFIX}");
+    let until = Instant::now() + CLOSE_PATIENCE;
+    loop {
+        match catalogue.abandon_succession(name) {
+            Ok(()) => break,
+            // A target keeps a volume open for a while when nobody uses it any more.
+            Err(CatalogueError::InUse { .. }) if Instant::now() < until => {
+                if let Some(mut client) = Client::connect(&args.target.admin_socket()?)? {
+                    ask(&mut client, &Request::Close { volume: next.clone() })?;
+                }
+                std::thread::sleep(CLOSE_PAUSE);
+            }
+            Err(error) => {
+                let what =
+                    format!("'{name}' stays as it is; if '{next}' is in use: strongroom session drop --volume {next}");
+                return Err(anyhow::Error::from(error).context(what));
+            }
+        }
+    }
+    refresh(args)?;
+    println!("given up: '{name}' is as it was, and can be written again");
+    Ok(())
+}
+
+/// Has a target that runs look at the rules again; how many sessions that changed.
+fn refresh(args: &ResealArgs) -> Result<usize> {
+    let Some(mut client) = Client::connect(&args.target.admin_socket()?)? else { return Ok(0) };
+    match ask(&mut client, &Request::Refresh { volume: args.volume.clone() })? {
+        Reply::Sessions(count) => Ok(count),
+        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_to_is_a_custody_and_a_place() {
+        assert_eq!("plain".parse(), Ok(To::Plain));
+        assert_eq!("keyfile=/k=y".parse(), Ok(To::KeyFile(Some("/k=y".into()))));
+        assert_eq!("keyserver".parse(), Ok(To::KeyServer(None)));
+        for bad in ["", "plain=x", "target=x", "keyfile=", "vault"] {
+            assert!(bad.parse::<To>().is_err(), "{bad}");
+        }
+    }
+}
