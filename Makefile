@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -75,6 +75,9 @@ bench-sealing: deps ## What a block costs, and the cryptographic libraries compa
 
 bench-runtime: deps ## The runtimes that were compared (the table in docs/performance.md)
 	cd spikes/runtime && $(CARGO) run --release --locked -- bench
+
+bench-keys: build ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/performance.md
+	@target/release/strongroom bench keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/performance.md
 
 bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 20 minutes; WAN="--rate 1Gbit" for another): docs/wan.md, docs/bench
 	@scripts/bench-wan.sh $(WAN)

@@ -13,6 +13,8 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("key_file", key_file),
     ("node_key", node_key),
     ("key_protocol", strongroom_keyserver::fuzz_decode),
+    ("key_server_files", strongroom_keyserver::fuzz_files),
+    ("note", strongroom_seal::fuzz_note),
     ("channel", strongroom_channel::fuzz_decode),
     ("link", |bytes| strongroom_net::fuzz_link(bytes, Instant::now())),
     ("iscsi_ahs", strongroom_iscsi::ahs::fuzz_ahs),

@@ -118,8 +118,13 @@ fn relative(directory: &Path, file: &Path) -> PathBuf {
     directory.strip_prefix(parent).unwrap_or(directory).to_owned()
 }
 
+/// A machine in a sentence, for a report.
+pub fn machine_in_words(machine: &crate::Machine) -> String {
+    words::machine_in_words(machine)
+}
+
 /// Puts `section` between the marks, or at the end.
-fn replace_section(text: &str, section: &str, [begin_mark, end_mark]: [&str; 2]) -> String {
+pub fn replace_section(text: &str, section: &str, [begin_mark, end_mark]: [&str; 2]) -> String {
     let section = format!("{begin_mark}\n{}\n{end_mark}\n", section.trim());
     let found = text.find(begin_mark).zip(text.find(end_mark)).filter(|(begin, end)| begin < end);
     match found {

@@ -25,16 +25,21 @@ impl KeyServerSource {
         KeyServerSource { client, name }
     }
 
-    fn believed(&self, request: &KeyRequest, grant: KeyGrant) -> Result<VolumeKeys, KeySourceError> {
+    /// The name that the keys have at the server, if they are this volume's.
+    fn check_name(&self, request: &KeyRequest, name: &str) -> Result<(), KeySourceError> {
         let of_volume = request.volume.split('@').next().unwrap_or_default();
         let expected = self.name.as_deref().unwrap_or(of_volume);
-        if grant.name != expected {
+        if name != expected {
             return Err(KeySourceError::Refused(format!(
-                "the target names the keys that the key server calls '{}', not those of '{expected}'; if they are this volume's (it \
-                 is a clone, or was given another name there), say so with --key-name {0}, and do not trust this target if not",
-                grant.name
+                "the target names the keys that the key server calls '{name}', not those of '{expected}'; if they are this volume's (it \
+                 is a clone, or was given another name there), say so with --key-name {name}, and do not trust this target if not"
             )));
         }
+        Ok(())
+    }
+
+    fn believed(&self, request: &KeyRequest, grant: KeyGrant) -> Result<VolumeKeys, KeySourceError> {
+        self.check_name(request, &grant.name)?;
         Ok(VolumeKeys {
             keys: grant.keys,
             current_epoch: grant.current_epoch,
@@ -63,6 +68,12 @@ impl KeySource for KeyServerSource {
     ) -> Result<Option<VolumeKeys>, KeySourceError> {
         let grant = self.client.watch(request.domain, seen, wait).map_err(not_had)?;
         grant.map(|grant| self.believed(request, grant)).transpose()
+    }
+
+    fn destroy_keys(&self, request: &KeyRequest) -> Result<u32, KeySourceError> {
+        let info = self.client.info(request.domain).map_err(not_had)?;
+        self.check_name(request, &info.name)?;
+        self.client.destroy_keys(request.domain).map_err(not_had)
     }
 }
 

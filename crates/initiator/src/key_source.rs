@@ -65,6 +65,14 @@ pub trait KeySource: Send + Sync {
         seen: u64,
         wait: Duration,
     ) -> Result<Option<VolumeKeys>, KeySourceError>;
+
+    /// Begins a new epoch and destroys the keys of all before it, for good; the new epoch's number.
+    ///
+    /// # Errors
+    /// `Refused` by every source that cannot, or may not; then, or if it could not be asked, some may be destroyed.
+    fn destroy_keys(&self, request: &KeyRequest) -> Result<u32, KeySourceError> {
+        Err(KeySourceError::Refused(format!("the keys of '{}' are not a key server's to destroy", request.volume)))
+    }
 }
 
 /// Why there is no key.

@@ -93,8 +93,8 @@ pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_
 pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
-    ConnectionStatus, EngineCounters, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice, ResealProgress,
-    ResealReport, SealedUnit, UnitDescription, VerifyProgress, VerifyReport, inquire,
+    ConnectionStatus, EngineCounters, Erased, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
+    ResealProgress, ResealReport, SealedUnit, UnitDescription, VerifyProgress, VerifyReport, inquire,
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;

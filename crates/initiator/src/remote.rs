@@ -14,6 +14,7 @@
 
 mod driver;
 mod engine;
+mod erase;
 mod intake;
 mod keeper;
 mod nexus;
@@ -55,6 +56,7 @@ use work::{Answer, NewOp, Reply, Work};
 
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
+pub use erase::Erased;
 pub use keeper::KeyStatus;
 pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};

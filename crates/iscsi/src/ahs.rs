@@ -1,4 +1,4 @@
-//! Additional header segments: the list codec of RFC 7143 §11.2.2 and the four kinds that Strongroom adds inside a
+//! Additional header segments: the list codec of RFC 7143 §11.2.2 and the five kinds that Strongroom adds inside a
 //! channel. What a seal record says is `block`'s; who checks it, `seal`'s.
 //!
 //! Each segment: AHSLength (u16, big-endian: bytes behind the type byte, without padding), AHSType (u8), content, padding
@@ -28,6 +28,8 @@ impl AhsKind {
     pub const EXPECTED_STAMP: AhsKind = AhsKind(0x32);
     /// The store sequence that READ VERSION must stay below.
     pub const OLDER_THAN: AhsKind = AhsKind(0x33);
+    /// From which key epoch on there are keys: what SANITIZE, CRYPTOGRAPHIC ERASE goes by where a key server has them.
+    pub const KEYS_DESTROYED: AhsKind = AhsKind(0x34);
 }
 
 /// Why additional header segments do not parse. Who sent them misbehaved.
@@ -338,6 +340,17 @@ pub fn older_than(ahs: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(content[1..].try_into().expect("8 bytes")))
 }
 
+/// Appends an [`AhsKind::KEYS_DESTROYED`] segment: the sender had the keys of every epoch before `epoch` destroyed.
+pub fn push_keys_destroyed(out: &mut Vec<u8>, epoch: u32) {
+    push(out, AhsKind::KEYS_DESTROYED, &[&[0], &epoch.to_be_bytes()]);
+}
+
+/// The epoch of an [`AhsKind::KEYS_DESTROYED`] segment; `None` when the list has none of the right length.
+pub fn keys_destroyed(ahs: &[u8]) -> Option<u32> {
+    let content = find(ahs, AhsKind::KEYS_DESTROYED).filter(|content| content.len() == 5)?;
+    Some(u32::from_be_bytes(content[1..].try_into().expect("4 bytes")))
+}
+
 /// Runs the decoders over arbitrary bytes, for fuzzing.
 #[doc(hidden)]
 pub fn fuzz_ahs(bytes: &[u8]) {
@@ -353,7 +366,8 @@ pub fn fuzz_ahs(bytes: &[u8]) {
         }
     }
     assert!(walked <= bytes.len(), "the walk stays inside");
-    let _ = (check(bytes), Hole::covered_blocks(bytes), expected_stamp(bytes), older_than(bytes));
+    let _ =
+        (check(bytes), Hole::covered_blocks(bytes), expected_stamp(bytes), older_than(bytes), keys_destroyed(bytes));
 }
 
 #[cfg(test)]

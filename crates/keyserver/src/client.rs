@@ -225,6 +225,26 @@ impl Client {
         self.done(&Request::DestroyEpoch { domain, epoch, force })
     }
 
+    /// Cryptographic erase: begins a new epoch and destroys the keys of all before it, whatever leases are out. What is in the volume is
+    /// lost; the volume stays. Gives back the new epoch's number.
+    ///
+    /// # Errors
+    /// [`ClientError`]; some keys may be destroyed then: call it again.
+    pub fn destroy_keys(&self, domain: SealingDomain) -> Result<u32, ClientError> {
+        // First those that are old already: a volume that has as many as it can have has room for another one then.
+        self.destroy_old_epochs(domain)?;
+        self.rotate(domain)?;
+        self.destroy_old_epochs(domain)
+    }
+
+    fn destroy_old_epochs(&self, domain: SealingDomain) -> Result<u32, ClientError> {
+        let info = self.info(domain)?;
+        for (epoch, _) in info.epochs.iter().filter(|(epoch, _)| *epoch != info.current_epoch) {
+            self.destroy_epoch(domain, *epoch, true)?;
+        }
+        Ok(info.current_epoch)
+    }
+
     /// Destroys all keys of a volume: what is in it is lost.
     ///
     /// # Errors

@@ -37,6 +37,24 @@ use crate::wire::{Malformed, Put, Take};
 
 pub(crate) use self::snapshot::Snapshot;
 
+/// Runs the decoders of what lies in files over arbitrary bytes, for fuzzing: the head, the shred file, lines and heads of the audit log,
+/// parts of snapshots and backups.
+#[doc(hidden)]
+pub fn fuzz_files(bytes: &[u8]) {
+    if let Ok(head) = Head::decode(bytes) {
+        assert_eq!(head.encode(), bytes);
+    }
+    crate::shred::fuzz_shred(bytes);
+    snapshot::fuzz_snapshot(bytes);
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(head) = text.parse::<AuditHead>() {
+        assert_eq!(head.to_string().parse(), Ok(head));
+    }
+    let start = AuditHead::start(&[1; 16]);
+    let end = text.lines().try_fold(start, AuditHead::then);
+    assert!(end.is_err() || end.is_ok_and(|end| end.lines == text.lines().count() as u64));
+}
+
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("volumes");
 const AUDIT: TableDefinition<'static, u64, &str> = TableDefinition::new("audit");

@@ -49,6 +49,8 @@ pub use server::{KeyServer, ServerOptions, StartError};
 pub use volume::{GRANTS_MAX, NAME_BYTES_MAX, Rights, UnknownRight, VolumeInfo, is_name};
 
 #[doc(hidden)]
+pub use database::fuzz_files;
+#[doc(hidden)]
 pub use protocol::fuzz_decode;
 
 /// Where a key server listens unless told otherwise.

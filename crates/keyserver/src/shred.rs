@@ -190,6 +190,20 @@ fn check_of(key: &[u8; KEY_BYTES], slot: u32) -> [u8; 8] {
     digest(&SHA256, &*input).as_ref()[..8].try_into().expect("eight of 32 bytes")
 }
 
+/// For the fuzzer: headers and slots, whatever stands in them.
+pub(crate) fn fuzz_shred(bytes: &[u8]) {
+    if let Some(header) = bytes.first_chunk::<HEADER_BYTES>() {
+        let id = header[8..24].try_into().expect("16 bytes");
+        let _ = read_header(header, &id);
+    }
+    for (slot, bytes) in (0..).zip(bytes.chunks_exact(SLOT_BYTES)) {
+        let bytes = bytes.try_into().expect("a whole slot");
+        if let Some(key) = read_slot(bytes, slot) {
+            assert_eq!(slot_bytes(&key, slot)[..KEY_BYTES + 8], bytes[..KEY_BYTES + 8]);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -307,9 +307,12 @@ impl Runtime {
         }
     }
 
-    /// Ends a stream at once; what is queued is lost. No more events of it.
+    /// Ends a stream at once by a reset; what is queued is lost, in the kernel too. No more events of it.
     pub fn abort(&mut self, id: StreamId) {
-        if self.table.owned(id).is_some() {
+        if let Some(stream) = self.table.owned(id) {
+            // Disconnecting resets at once (RFC 9293 §3.10.5), before anything ends the stream in order. Where it cannot, closing does.
+            let _ = rustix::net::sockopt::set_socket_linger(&stream.fd, Some(Duration::ZERO));
+            let _ = rustix::net::connect_unspec(&stream.fd);
             self.release(id);
         }
     }

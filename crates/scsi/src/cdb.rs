@@ -87,6 +87,13 @@ pub fn synchronize_cache_16(lba: Lba, count: u32) -> Cdb {
     long(op::SYNCHRONIZE_CACHE_16, 0, lba, count)
 }
 
+/// SANITIZE, CRYPTOGRAPHIC ERASE, answered as soon as nothing can undo it (IMMED).
+pub fn sanitize_crypto_erase() -> Cdb {
+    let mut cdb = with_opcode(op::SANITIZE);
+    cdb[1] = 0x80 | op::SA_SANITIZE_CRYPTO_ERASE;
+    cdb
+}
+
 /// UNMAP; the list is made by [`crate::provisioning::unmap_parameters`].
 pub fn unmap(parameter_list_len: u16) -> Cdb {
     medium(op::UNMAP, 0, 0, parameter_list_len)

@@ -40,6 +40,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
         let _ = UnitKind::Plain.supports(&command);
         let _ = UnitKind::Sealed.supports(&command);
         let _ = UnitKind::SealedWithKeys.supports(&command);
+        let _ = UnitKind::SealedWithKeyServer.supports(&command);
     }
     let _ = Sense::parse(bytes);
     let _ = inquiry::StandardInquiry::parse(bytes);

@@ -14,6 +14,15 @@ pub enum UnitKind {
     Sealed,
     /// The same, and the target keeps the blocks' keys, wrapped under one that it can destroy.
     SealedWithKeys,
+    /// The same, and a key server has the keys: an initiator that had them destroyed says so.
+    SealedWithKeyServer,
+}
+
+impl UnitKind {
+    /// Whether everything on it can be erased by destroying keys.
+    fn erases_by_key(self) -> bool {
+        matches!(self, UnitKind::SealedWithKeys | UnitKind::SealedWithKeyServer)
+    }
 }
 
 /// A row of the table.
@@ -30,7 +39,7 @@ enum Units {
     Both,
     Plain,
     Sealed,
-    WithKeys,
+    ErasedByKey,
 }
 
 const fn row(opcode: u8, units: Units, usage: &'static [u8]) -> Row {
@@ -78,7 +87,7 @@ const TABLE: &[Row] = &[
     row(op::WRITE_SAME_10, Units::Plain, &[0x41, 0xf8, F, F, F, F, 0, F, F, NACA]),
     row(op::UNMAP, Units::Plain, &[0x42, 0x01, 0, 0, 0, 0, 0, F, F, NACA]),
     action(op::SANITIZE, op::SA_SANITIZE_BLOCK_ERASE as u16, Units::Both, SANITIZE_USAGE),
-    action(op::SANITIZE, op::SA_SANITIZE_CRYPTO_ERASE as u16, Units::WithKeys, SANITIZE_USAGE),
+    action(op::SANITIZE, op::SA_SANITIZE_CRYPTO_ERASE as u16, Units::ErasedByKey, SANITIZE_USAGE),
     action(op::SANITIZE, op::SA_SANITIZE_EXIT_FAILURE_MODE as u16, Units::Both, SANITIZE_USAGE),
     row(op::LOG_SENSE, Units::Both, &[0x4d, 0, F, F, 0, F, F, F, F, NACA]),
     row(op::MODE_SELECT_10, Units::Both, &[0x55, 0x11, 0, 0, 0, 0, 0, F, F, NACA]),
@@ -224,7 +233,7 @@ impl Row {
             Units::Both => true,
             Units::Plain => unit == UnitKind::Plain,
             Units::Sealed => unit != UnitKind::Plain,
-            Units::WithKeys => unit == UnitKind::SealedWithKeys,
+            Units::ErasedByKey => unit.erases_by_key(),
         }
     }
 
@@ -261,7 +270,7 @@ impl UnitKind {
             | Command::ExtendedCopy { .. }
             | Command::ReceiveCopyResults { .. } => self == UnitKind::Plain,
             // Only where there is a key to destroy.
-            Command::Sanitize { action: op::SA_SANITIZE_CRYPTO_ERASE, .. } => self == UnitKind::SealedWithKeys,
+            Command::Sanitize { action: op::SA_SANITIZE_CRYPTO_ERASE, .. } => self.erases_by_key(),
             // A blind target holds nothing that the initiator's plaintext could be compared with.
             Command::Verify { byte_check, .. } => *byte_check == 0 || self == UnitKind::Plain,
             Command::Vendor(_) => self != UnitKind::Plain,
@@ -344,7 +353,7 @@ mod tests {
             cdb[0] = row.opcode;
             cdb[1] = row.service_action.unwrap_or(0) as u8;
             let command = Command::decode(&cdb).unwrap();
-            for unit in [UnitKind::Plain, UnitKind::Sealed, UnitKind::SealedWithKeys] {
+            for unit in [UnitKind::Plain, UnitKind::Sealed, UnitKind::SealedWithKeys, UnitKind::SealedWithKeyServer] {
                 assert_eq!(unit.supports(&command), row.on(unit), "{command:?} on {unit:?}");
                 assert_eq!(unit.supports_cdb(&cdb), row.on(unit), "{command:?} on {unit:?}");
             }

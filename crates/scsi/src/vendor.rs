@@ -171,6 +171,10 @@ fn whole_entries(bytes: &[u8], entry_bytes: usize) -> Result<std::slice::ChunksE
 
 /// In the policy byte of page 0xC0: older versions may be read in the place of blocks that do not open.
 const ALLOWS_PREVIOUS: u8 = 1;
+/// SEAL HOLE heeds an EXPECTED STAMP segment.
+const CONDITIONAL_HOLES: u8 = 1 << 1;
+/// SANITIZE, CRYPTOGRAPHIC ERASE heeds a KEYS DESTROYED segment.
+const KEYS_DESTROYED: u8 = 1 << 2;
 
 /// How a sealed unit is sealed, as far as its target knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +193,18 @@ pub struct Sealing {
     pub epoch: u32,
     /// An initiator may choose to read older versions of blocks that do not open.
     pub allows_previous: bool,
+    /// SEAL HOLE heeds the segment EXPECTED STAMP. A target that does not know it would seal over data.
+    pub conditional_holes: bool,
+    /// SANITIZE, CRYPTOGRAPHIC ERASE heeds the segment KEYS DESTROYED.
+    pub heeds_keys_destroyed: bool,
+}
+
+impl Sealing {
+    fn policy(&self) -> u8 {
+        (u8::from(self.allows_previous) * ALLOWS_PREVIOUS)
+            | (u8::from(self.conditional_holes) * CONDITIONAL_HOLES)
+            | (u8::from(self.heeds_keys_destroyed) * KEYS_DESTROYED)
+    }
 }
 
 /// Vital product data page 0xC0: what an initiator must know to seal and open a unit's blocks.
@@ -219,7 +235,7 @@ impl UnitPage {
             Some(sealing) => (sealing.custody as u8, sealing.suite as u8, sealing.mode as u8),
             None => (0, 0, 0),
         };
-        let policy = self.sealing.map_or(0, |sealing| u8::from(sealing.allows_previous) * ALLOWS_PREVIOUS);
+        let policy = self.sealing.map_or(0, |sealing| sealing.policy());
         let [views_high, views_low] = self.other_views.to_be_bytes();
         page.extend_from_slice(&[self.sealing.is_some().into(), custody, suite, mode, views_high, views_low, policy]);
         page.extend_from_slice(&self.sealing.map_or([0; 16], |sealing| sealing.domain.0));
@@ -257,6 +273,8 @@ impl UnitPage {
                 record_bytes: be32(page, 48)?,
                 epoch: be32(page, 52)?,
                 allows_previous: page[11] & ALLOWS_PREVIOUS != 0,
+                conditional_holes: page[11] & CONDITIONAL_HOLES != 0,
+                heeds_keys_destroyed: page[11] & KEYS_DESTROYED != 0,
             }),
             _ => return None,
         };

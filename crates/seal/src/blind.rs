@@ -48,6 +48,15 @@ pub(crate) fn derive_into(key: &Secret<KEY_BYTES>, info: &[&[u8]], out: &mut [u8
         .expect("far below 255 hashes of output");
 }
 
+/// What an initiator keeps in memory for an epoch of a volume whose suite is not AES-256-GCM: for tests that look for it.
+#[doc(hidden)]
+pub fn seal_key_for_test(volume_key: &VolumeKey, context: &SealContext) -> [u8; KEY_BYTES] {
+    match Root::new(volume_key, context) {
+        Root::Derived { seal_key, .. } => *seal_key.expose(),
+        Root::Xaes(_) => panic!("the library keeps an expanded key of this suite, and nothing else does"),
+    }
+}
+
 /// The keys of one sealing domain and one epoch.
 #[derive(Debug)]
 pub struct BlindKeys {

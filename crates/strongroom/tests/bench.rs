@@ -195,3 +195,25 @@ fn wrong_wishes_are_refused_with_advice() {
     refused(&["stream", "--protections", "ssl"], &["S2-5"]);
     refused(&["report", "/nonexistent"], &["/nonexistent"]);
 }
+
+/// Fetches, and first reads with a key file, with a key server, and with its standby named as well.
+#[test]
+fn keys_are_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (json, markdown) = (path("keys.jsonl"), path("page.md"));
+    let short = ["--seconds", "0.1", "--clients", "2", "--runs", "2", "--attaches", "2"];
+    let said = run(&[&["bench", "keys", "--json", &json, "--markdown", &markdown], &short[..]].concat()).ok();
+    let text = fs::read_to_string(&json).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines[0]["machine"]["kernel"].is_string());
+    let of = |bench: &str| lines.iter().filter(|line| line["bench"] == bench).collect::<Vec<_>>();
+    assert_eq!((of("fetch").len(), of("first read").len()), (2 * 2, 2 * 3));
+    assert!(of("fetch").iter().all(|cell| cell["fetches_s"].as_f64() > Some(0.0)));
+    assert!(of("first read").iter().all(|cell| cell["count"] == 2 && cell["p50_ms"].as_f64() > Some(0.0)));
+    let page = fs::read_to_string(&markdown).unwrap();
+    for way in ["key file", "key server", "key server, standby named"] {
+        assert!(said.contains(way) && page.contains(&format!("| {way} |")), "{page}");
+    }
+    run(&["bench", "keys", "--clients", "0"]).failed(&["--clients 1 to 500"]);
+}

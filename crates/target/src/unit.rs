@@ -93,6 +93,8 @@ pub(crate) struct Unit {
     sanitize: Sanitize,
     /// The store was being erased when it was looked at last.
     erasing: bool,
+    /// Who asked for the erase had the keys destroyed that the store waits for.
+    keys_destroyed: bool,
     /// SANITIZE's discard, until everything that was under way before it is over.
     held_back: Option<(Token, strongroom_store::Op)>,
     /// What came of EXTENDED COPY commands, oldest first.
@@ -218,6 +220,7 @@ impl Unit {
             preventing: HashSet::new(),
             sanitize: Sanitize::default(),
             erasing: false,
+            keys_destroyed: false,
             held_back: None,
             copies: VecDeque::new(),
             outward: Vec::new(),

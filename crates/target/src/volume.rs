@@ -102,6 +102,10 @@ impl Volume {
     pub fn unit_kind(&self) -> UnitKind {
         match &self.sealed {
             None => UnitKind::Plain,
+            // What is stored as plaintext needs no keys to be read.
+            Some(sealed) if sealed.custody == Custody::KeyServer && sealed.opened_with.is_none() => {
+                UnitKind::SealedWithKeyServer
+            }
             Some(sealed) if sealed.custody.is_blind() => UnitKind::Sealed,
             Some(_) => UnitKind::SealedWithKeys,
         }
@@ -131,6 +135,8 @@ impl Volume {
                 record_bytes: sealed.custody.record_bytes_in_channel() as u32,
                 epoch: sealed.epoch,
                 allows_previous: self.access.previous_versions,
+                conditional_holes: true,
+                heeds_keys_destroyed: self.unit_kind() == UnitKind::SealedWithKeyServer,
             }),
             other_views,
             incarnation,

@@ -6,6 +6,7 @@
 //! has nothing else to do at that moment: its session is gone. Further connections of a session go to the first one's address.
 
 mod admit;
+mod keys;
 mod pace;
 
 use std::net::SocketAddr;
@@ -202,12 +203,7 @@ impl Driver {
             self.call(now);
         }
         self.take_requests();
-        let expired = self.sealing.as_ref().is_some_and(|sealing| sealing.expire());
-        if (self.intake.take_keys_changed() || expired)
-            && let Some(engine) = &mut self.engine
-        {
-            engine.keys_changed();
-        }
+        self.look_at_keys(now);
         if self.intake.is_abandoned() {
             self.abandon();
         }

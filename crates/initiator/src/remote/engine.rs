@@ -247,6 +247,7 @@ impl Engine {
             }
             Work::Hole(hole) | Work::ResealHole(hole) => (Range::new(hole.start, hole.count), true),
             Work::Discard { lba, count } => (Range::new(*lba, *count), true),
+            Work::CryptoErase { blocks, .. } => (Range::new(Lba(0), *blocks), true),
             Work::ProbeHole { lba, count } | Work::Survey { lba, count, .. } => {
                 (Range::new(*lba, u64::from(*count)), false)
             }
@@ -297,6 +298,7 @@ impl Engine {
             OpWork::Plain(Work::Hole(_)) => self.make_command(key, CommandKind::SealHole),
             OpWork::Plain(Work::Verified { .. }) => self.make_command(key, CommandKind::Verified),
             OpWork::Plain(Work::TakePlace) => self.make_command(key, CommandKind::TakePlace),
+            OpWork::Plain(Work::CryptoErase { .. }) => self.make_command(key, CommandKind::CryptoErase),
             OpWork::Plain(Work::ConditionalWrite { .. }) => self.make_command(key, CommandKind::Conditional),
             OpWork::Part(_) => self.make_command(key, CommandKind::PartRead),
             OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => self.finish_if_done(key),

@@ -23,9 +23,14 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 const AWAY_PAUSE_MIN: Duration = Duration::from_millis(200);
 const AWAY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Between questions to one that has refused.
-const REFUSED_PAUSE: Duration = Duration::from_secs(2);
-/// Blocks under an unknown epoch make us ask at most so often: a storage host can make up as many as it likes.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+const REFUSED_PAUSE_MIN: Duration = Duration::from_secs(2);
+const REFUSED_PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Between questions because of blocks under unknown epochs, which a storage host can make up as many as it likes: it doubles with each
+/// that brings nothing new.
+const ASK_PAUSE_MIN: Duration = Duration::from_millis(500);
+const ASK_PAUSE_MAX: Duration = Duration::from_secs(300);
+/// A read waits no longer for the next question; it fails.
+const ASK_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Time since the machine was started, that in which it slept included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +90,8 @@ struct State {
     lease: Duration,
     /// When the answer was asked for that was taken over last.
     asked: BootTime,
+    /// When the newest revision arrived.
+    arrived: BootTime,
     trouble: Option<String>,
     questions: Questions,
     ended: bool,
@@ -98,8 +105,24 @@ struct Questions {
     sent: u64,
     answered: u64,
     sent_at: Option<Instant>,
+    /// After it no other one for so long.
+    pause: Duration,
     /// There is a thread that asks.
     is_running: bool,
+}
+
+impl Questions {
+    /// How long until another one may be sent.
+    fn wait(&self) -> Duration {
+        self.sent_at.map_or(Duration::ZERO, |at| self.pause.saturating_sub(at.elapsed()))
+    }
+
+    /// One is sent now. Until it is known to bring something, the next one has to wait longer.
+    fn send(&mut self) {
+        self.sent = self.wanted.max(self.sent);
+        self.sent_at = Some(Instant::now());
+        self.pause = (self.pause * 2).clamp(ASK_PAUSE_MIN, ASK_PAUSE_MAX);
+    }
 }
 
 /// What a sealer is made of, besides keys.
@@ -125,6 +148,7 @@ impl Keeper {
             epoch: keys.current_epoch,
             lease: keys.lease.unwrap_or(Duration::MAX),
             asked,
+            arrived: BootTime::now(),
             trouble: None,
             questions: Questions::default(),
             ended: false,
@@ -145,10 +169,10 @@ impl Keeper {
     }
 
     /// Asks once more, soon, because of a block under an epoch that there is no key for; the number of that question. The engine is
-    /// told when it is answered. `None` if nobody can be asked.
-    pub(super) fn ask(&self) -> Option<u64> {
+    /// told when it is answered. `None` if nobody can be asked, or need not be: an epoch before the current one has no key any more.
+    pub(super) fn ask(&self, epoch: u32) -> Option<u64> {
         let mut state = lock(&self.0.state);
-        if state.ended {
+        if !state.may_ask(epoch) {
             return None;
         }
         let Questions { wanted, sent, is_running, .. } = &mut state.questions;
@@ -172,10 +196,30 @@ impl Keeper {
         state.ended || state.questions.answered >= question
     }
 
-    /// As [`Keeper::ask`], here and now.
-    pub(super) fn ask_and_wait(&self) {
+    /// As [`Keeper::ask`], here and now; whether it was asked.
+    pub(super) fn ask_and_wait(&self, epoch: u32) -> bool {
+        let wait = {
+            let state = lock(&self.0.state);
+            if !state.may_ask(epoch) {
+                return false;
+            }
+            state.questions.wait()
+        };
+        if self.0.sleep(wait) {
+            return false;
+        }
+        lock(&self.0.state).questions.send();
         self.0.ask_now();
         (self.0.notify)();
+        true
+    }
+
+    /// Has the source begin a new epoch and destroy the keys of all others, and takes that over.
+    pub(super) fn destroy_keys(&self) -> Result<u32, KeySourceError> {
+        let epoch = self.0.source.destroy_keys(&self.0.request)?;
+        self.0.ask_now();
+        (self.0.notify)();
+        Ok(epoch)
     }
 
     /// What to tell of the source.
@@ -191,9 +235,16 @@ impl Keeper {
     }
 }
 
+impl State {
+    /// Whether a block under this epoch is worth a question now.
+    fn may_ask(&self, epoch: u32) -> bool {
+        !self.ended && epoch > self.epoch && self.questions.wait() <= ASK_WAIT_MAX
+    }
+}
+
 impl Shared {
     fn follow(&self) {
-        let mut pause = AWAY_PAUSE_MIN;
+        let (mut pause, mut refused_pause) = (AWAY_PAUSE_MIN, REFUSED_PAUSE_MIN);
         loop {
             let Some(has_keys) = self.sealing.upgrade().map(|sealing| sealing.has_keys()) else { return };
             let (seen, lease) = {
@@ -209,14 +260,18 @@ impl Shared {
                 false => self.source.volume_keys(&self.request).map(Some),
             };
             match answer.and_then(|keys| self.take(keys, asked)) {
-                Ok(()) => pause = AWAY_PAUSE_MIN,
+                Ok(()) => (pause, refused_pause) = (AWAY_PAUSE_MIN, REFUSED_PAUSE_MIN),
                 Err(error) => {
                     let refused = !matches!(error, KeySourceError::Unreachable(_));
                     self.failed(&error);
-                    if self.sleep(if refused { REFUSED_PAUSE } else { pause }) {
+                    let (pause, most) = match refused {
+                        true => (&mut refused_pause, REFUSED_PAUSE_MAX),
+                        false => (&mut pause, AWAY_PAUSE_MAX),
+                    };
+                    if self.sleep(*pause) {
                         return;
                     }
-                    pause = (pause * 2).min(AWAY_PAUSE_MAX);
+                    *pause = (*pause * 2).min(most);
                 }
             }
         }
@@ -224,13 +279,24 @@ impl Shared {
 
     fn ask_questions(&self) {
         loop {
-            let sent_at = lock(&self.state).questions.sent_at;
-            if self.sleep(sent_at.map_or(Duration::ZERO, |at| ASK_EVERY.saturating_sub(at.elapsed()))) {
+            let wait = {
+                let questions = &mut lock(&self.state).questions;
+                let wait = questions.wait();
+                if wait > ASK_WAIT_MAX {
+                    // Others asked meanwhile, in vain: those who wait are told that nothing came.
+                    (questions.answered, questions.is_running) = (questions.wanted, false);
+                }
+                wait
+            };
+            if wait > ASK_WAIT_MAX {
+                return (self.notify)();
+            }
+            if self.sleep(wait) {
                 return;
             }
             let question = {
                 let questions = &mut lock(&self.state).questions;
-                (questions.sent, questions.sent_at) = (questions.wanted, Some(Instant::now()));
+                questions.send();
                 questions.sent
             };
             self.ask_now();
@@ -264,7 +330,9 @@ impl Shared {
     fn take(&self, keys: Option<VolumeKeys>, asked: BootTime) -> Result<(), KeySourceError> {
         let Some(sealing) = self.sealing.upgrade() else { return Ok(()) };
         let mut state = lock(&self.state);
-        if state.ended || asked < state.asked {
+        let is_late = |keys: &VolumeKeys| keys.revision < state.revision && asked < state.arrived;
+        if state.ended || asked < state.asked || keys.as_ref().is_some_and(is_late) {
+            // Whoever answered this did not know yet what another answer has told since.
             return Ok(());
         }
         if let Some(keys) = keys {
@@ -284,6 +352,10 @@ impl Shared {
                     epoch = keys.current_epoch,
                     "the volume has a new key epoch"
                 );
+                state.questions.pause = Duration::ZERO;
+            }
+            if keys.revision > state.revision {
+                state.arrived = BootTime::now();
             }
             (state.revision, state.epoch) = (keys.revision, keys.current_epoch);
             state.lease = keys.lease.unwrap_or(Duration::MAX);
@@ -320,7 +392,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    //! Proves that whoever asks for keys whose lease has ended, and the thread that renews it, never wait for each other.
+    //! Proves that whoever asks for keys whose lease has ended, and the thread that renews it, never wait for each other; which answers
+    //! are too late to count; and that a storage host cannot make us ask without end.
     use std::sync::mpsc::sync_channel;
 
     use strongroom_block::{BlockSize, Custody, SealingDomain, VolumeId};
@@ -344,6 +417,100 @@ mod tests {
         fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
             Ok(None)
         }
+    }
+
+    struct Kept {
+        sealing: Arc<Sealing>,
+        keys: VolumeKeys,
+    }
+
+    impl Kept {
+        fn new() -> Kept {
+            let domain = SealingDomain([2; 16]);
+            let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain, epoch: 1 };
+            let keys = Silent.volume_keys(&request).unwrap();
+            let context = SealContext::new(domain, BlockSize::new(512).unwrap(), 1);
+            let counters = Arc::new(CryptoCounters::new());
+            let sealing = Arc::new(Sealing::new(VolumeSealer::blind(&keys.keys, context, counters.clone()).unwrap()));
+            let asked = BootTime::now();
+            sealing.lend(&keys, asked);
+            let lent = Lent { source: Arc::new(Silent), request, context, counters };
+            let keeper = Keeper::start(lent, &keys, asked, &sealing, Box::new(|| ())).unwrap();
+            assert!(sealing.keeper.set(keeper).is_ok());
+            Kept { sealing, keys }
+        }
+
+        fn shared(&self) -> &Shared {
+            &self.sealing.keeper.get().unwrap().0
+        }
+
+        /// An answer arrives.
+        fn arrives(&self, epoch: u32, revision: u64, asked: BootTime) -> Result<(), KeySourceError> {
+            let text = self.keys.keys.to_text().replace("epoch 1", &format!("epoch {epoch}"));
+            let keys = VolumeKeyFile::parse(&text).unwrap();
+            let keys = VolumeKeys { keys, current_epoch: epoch, revision, ..self.keys.clone() };
+            self.shared().take(Some(keys), asked)
+        }
+    }
+
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            self.sealing.end();
+        }
+    }
+
+    /// Has nothing new, and lends for long.
+    struct Silent;
+
+    impl KeySource for Silent {
+        fn custody(&self) -> Custody {
+            Custody::KeyServer
+        }
+
+        fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
+            let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
+            let lease = Some(Duration::from_secs(3600));
+            Ok(VolumeKeys { keys, current_epoch: 1, may_seal: true, revision: 5, lease })
+        }
+
+        fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
+            std::thread::sleep(Duration::from_millis(1));
+            Err(KeySourceError::Unreachable("it says nothing".into()))
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_overtaken_is_not_a_server_that_went_back() {
+        let kept = Kept::new();
+        let (first, second) = (BootTime::now(), BootTime::now());
+        // Asked first, answered after the rotation; the other one, asked later, was answered before it.
+        kept.arrives(2, 6, first).unwrap();
+        kept.arrives(1, 5, second).unwrap();
+        let (epoch, _) = kept.sealing.keeper.get().unwrap().trouble();
+        assert_eq!((epoch, kept.sealing.has_keys()), (2, true));
+        let error = kept.arrives(1, 5, BootTime::now()).unwrap_err();
+        assert!(error.to_string().contains("went back"), "asked when the new epoch was known: {error}");
+        let error = kept.arrives(1, 9, second).unwrap_err();
+        assert!(error.to_string().contains("went back"), "newer, with an older epoch: {error}");
+    }
+
+    #[test]
+    fn questions_that_bring_nothing_new_become_rare() {
+        let kept = Kept::new();
+        let keeper = kept.sealing.keeper.get().unwrap();
+        assert_eq!(keeper.ask(1), None, "the current one has a key, or is of no use");
+        let waits = |sent: u32| {
+            let mut state = lock(&kept.shared().state);
+            (0..sent).for_each(|_| state.questions.send());
+            (state.questions.pause, state.may_ask(2))
+        };
+        assert_eq!(waits(1), (ASK_PAUSE_MIN, true));
+        assert_eq!(waits(4), (16 * ASK_PAUSE_MIN, false), "a read does not wait so long");
+        assert_eq!(waits(20).0, ASK_PAUSE_MAX);
+        assert_eq!((keeper.ask(2), keeper.ask_and_wait(2)), (None, false));
+        kept.arrives(2, 6, BootTime::now()).unwrap();
+        assert_eq!(lock(&kept.shared().state).questions.pause, Duration::ZERO, "it brought something");
+        assert!(lock(&kept.shared().state).may_ask(3));
     }
 
     #[test]

@@ -159,6 +159,8 @@ impl Probe {
                     mode: sealing.mode,
                     record_bytes: sealing.record_bytes as usize,
                     allows_previous: sealing.allows_previous,
+                    conditional_holes: sealing.conditional_holes,
+                    heeds_keys_destroyed: sealing.heeds_keys_destroyed,
                 });
                 Ok(Some(Question::Capacity))
             }

@@ -93,6 +93,7 @@ impl RemoteDevice {
             return Err(device_error(DeviceErrorKind::Refused, None, message));
         };
         self.writable(None)?;
+        self.unit.check_reseal()?;
         let blocks = self.unit.geometry.blocks;
         let done =
             ResealProgress { next: from, blocks, resealed: 0, absent_resealed: 0, bad: 0, missed: 0, moved_bytes: 0 };

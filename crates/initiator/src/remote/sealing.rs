@@ -3,6 +3,7 @@
 //! Small requests are sealed where they are submitted and opened where they arrive; large ones may be sealed by other threads
 //! (`sealers`): calls share `self`, and keep no order of their own. How fast they are is measured here.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ pub(crate) struct Sealing {
     record_bytes: usize,
     /// Follows the source of keys that are only lent.
     pub(super) keeper: OnceLock<Keeper>,
+    /// The blocks that there was no key for lately, and their epochs: what an unauthenticated record says.
+    unknown: Mutex<VecDeque<(Lba, u32)>>,
     speed: Speed,
 }
 
@@ -78,6 +81,8 @@ impl Speed {
     }
 }
 
+/// Blocks without a key that are remembered; as many as are read at a time.
+const UNKNOWN_MAX: usize = 1024;
 /// Over how many bytes the speed of sealing is taken.
 const SPEED_BYTES: u64 = 16 << 20;
 /// What is smaller than this, in bytes, is not timed.
@@ -141,6 +146,7 @@ impl Sealing {
             block_size,
             record_bytes,
             keeper: OnceLock::new(),
+            unknown: Mutex::default(),
             speed: Speed::default(),
         }
     }
@@ -263,10 +269,17 @@ impl Sealing {
         })
     }
 
-    /// A block is under an epoch that there is no key for: the number of a question about it, whose answer wakes the engine. `None` if
-    /// nobody can be asked.
-    pub(super) fn ask_for_keys(&self) -> Option<u64> {
-        self.keeper.get().filter(|_| self.has_keys())?.ask()
+    /// The epoch of a block that there was no key for.
+    fn unknown_epoch(&self, lba: Option<Lba>) -> Option<u32> {
+        let mut unknown = lock(&self.unknown);
+        let at = unknown.iter().rposition(|(of, _)| Some(*of) == lba)?;
+        unknown.remove(at).map(|(_, epoch)| epoch)
+    }
+
+    /// There was no key for a block: the number of a question about its epoch, whose answer wakes the engine. `None` if nobody can be
+    /// asked, or need be.
+    pub(super) fn ask_for_keys(&self, lba: Option<Lba>) -> Option<u64> {
+        self.keeper.get().filter(|_| self.has_keys())?.ask(self.unknown_epoch(lba)?)
     }
 
     /// Whether the answer has come, or never will.
@@ -275,10 +288,9 @@ impl Sealing {
     }
 
     /// The same, and waits for the answer.
-    pub(super) fn ask_for_keys_and_wait(&self) -> bool {
-        let Some(keeper) = self.keeper.get().filter(|_| self.has_keys()) else { return false };
-        keeper.ask_and_wait();
-        true
+    pub(super) fn ask_for_keys_and_wait(&self, lba: Lba) -> bool {
+        let keeper = self.keeper.get().filter(|_| self.has_keys());
+        keeper.zip(self.unknown_epoch(Some(lba))).is_some_and(|(keeper, epoch)| keeper.ask_and_wait(epoch))
     }
 
     /// The attachment ends: nothing is left of its keys.
@@ -365,7 +377,7 @@ impl Sealing {
         for ((at, record), (sealed, plain)) in (lba.0..).zip(sealed.records.chunks_exact(self.record_bytes)).zip(blocks)
         {
             let record = SealRecord::decode(record).expect("made by us");
-            sealer.open_into(Lba(at), &record, sealed, plain).map_err(|error| not_opened(Lba(at), error))?;
+            sealer.open_into(Lba(at), &record, sealed, plain).map_err(|error| self.not_opened(Lba(at), error))?;
         }
         self.seal(lba, &plain).map(Some)
     }
@@ -411,7 +423,7 @@ impl Sealing {
         for ((at, entry), (sealed, out)) in (lba.0..).zip(entries.iter()).zip(blocks) {
             let lba = Lba(at);
             let (sequence, record) = read_entry(entry).map_err(|_| malformed(lba))?;
-            sealer.open_into(lba, &record, sealed, out).map_err(|error| not_opened(lba, error))?;
+            sealer.open_into(lba, &record, sealed, out).map_err(|error| self.not_opened(lba, error))?;
             opened(lba, &record, sequence);
         }
         Ok(())
@@ -422,7 +434,19 @@ impl Sealing {
         if count == 0 || !hole.covers(lba) || !hole.covers(Lba(lba.0 + (count - 1))) {
             return Err(medium(lba, "the target answered with the seal of another range"));
         }
-        self.sealer()?.open_hole(hole).map_err(|error| not_opened(lba, error))
+        self.sealer()?.open_hole(hole).map_err(|error| self.not_opened(lba, error))
+    }
+
+    /// The error of a block or an absence that does not open.
+    pub(crate) fn not_opened(&self, lba: Lba, error: OpenError) -> DeviceError {
+        if let OpenError::NoKey { epoch } = error {
+            let mut unknown = lock(&self.unknown);
+            unknown.push_back((lba, epoch));
+            if unknown.len() > UNKNOWN_MAX {
+                unknown.pop_front();
+            }
+        }
+        not_opened(lba, error)
     }
 }
 
@@ -455,7 +479,7 @@ pub(crate) fn medium(lba: Lba, what: &str) -> DeviceError {
 }
 
 /// The same for a block or an absence that does not open.
-pub(crate) fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
+fn not_opened(lba: Lba, error: OpenError) -> DeviceError {
     match error {
         OpenError::NotAuthentic => medium(lba, &error.to_string()),
         // Never a reason to look for an older version.

@@ -1,10 +1,11 @@
 //! What a logical unit said about itself, once it has been checked.
 
-use strongroom_block::{Custody, Geometry, Mode};
+use strongroom_block::{Custody, DeviceError, DeviceErrorKind, Geometry, Mode};
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::Lun;
 
 use crate::SealedClaims;
+use crate::completion::device_error;
 
 /// The unit behind an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,10 @@ pub struct SealedUnit {
     pub record_bytes: usize,
     /// Initiators may choose to read older versions of blocks that do not open.
     pub allows_previous: bool,
+    /// An absence can be sealed anew beside other writers.
+    pub conditional_holes: bool,
+    /// It can be erased by saying that its keys are destroyed.
+    pub heeds_keys_destroyed: bool,
 }
 
 impl SealedUnit {
@@ -60,6 +65,15 @@ impl SealedUnit {
 impl UnitDescription {
     pub(crate) fn wire_lun(&self) -> Lun {
         Lun::single_level(self.lun)
+    }
+
+    /// Whether absences can be sealed anew there without sealing them over what others write meanwhile.
+    pub(crate) fn check_reseal(&self) -> Result<(), DeviceError> {
+        if self.sealed.is_some_and(|sealed| sealed.conditional_holes) {
+            return Ok(());
+        }
+        let message = "this target would seal an absence over what others write meanwhile: update it, then reseal";
+        Err(device_error(DeviceErrorKind::Refused, None, message))
     }
 
     /// Whether `other`, met after a reconnect, is still the unit that was attached: anything else must not be written to. It may have

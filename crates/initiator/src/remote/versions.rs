@@ -8,7 +8,7 @@ use std::sync::Arc;
 use strongroom_block::{BufferMut, DeviceError, DeviceErrorKind, Lba, OpenError, StoreSequence};
 
 use super::intake::Intake;
-use super::sealing::{Sealing, not_opened};
+use super::sealing::Sealing;
 use super::work::{Answer, Version, Work};
 
 /// Versions tried at most.
@@ -84,7 +84,7 @@ impl Versions {
         };
         let Answer::Version(Some(version)) = answer else { return Ok(Step::None) };
         match opened(&self.sealing, lba, &version) {
-            Err(error) if error.kind == DeviceErrorKind::NoKey && self.sealing.ask_for_keys_and_wait() => {
+            Err(error) if error.kind == DeviceErrorKind::NoKey && self.sealing.ask_for_keys_and_wait(lba) => {
                 opened(&self.sealing, lba, &version)
             }
             opened => opened,
@@ -132,7 +132,7 @@ fn opened(sealing: &Sealing, lba: Lba, version: &Version) -> Result<Step, Device
     match opened {
         Ok(()) => Ok(Step::Good { sequence, block }),
         Err(OpenError::NotAuthentic) => Ok(Step::Bad { sequence, stamp }),
-        Err(error @ (OpenError::NoKey { .. } | OpenError::Unsupported)) => Err(not_opened(lba, error)),
+        Err(error @ (OpenError::NoKey { .. } | OpenError::Unsupported)) => Err(sealing.not_opened(lba, error)),
     }
 }
 

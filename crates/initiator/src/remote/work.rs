@@ -94,6 +94,11 @@ pub(super) enum Work {
     },
     /// An absence, if there is no data; not kept to be sent again.
     ResealHole(HoleRecord),
+    /// The target forgets everything: there are no keys of epochs before this one any more.
+    CryptoErase {
+        epoch: u32,
+        blocks: u64,
+    },
     /// Versions that opened.
     Verified {
         pairs: Vec<(Lba, StoreSequence)>,
@@ -110,6 +115,7 @@ impl Work {
             | Work::WritePart { .. }
             | Work::Hole(_)
             | Work::Discard { .. }
+            | Work::CryptoErase { .. }
             | Work::ConditionalWrite { .. } => true,
             // What is sealed anew stays what it was.
             Work::ResealBlock { .. } | Work::ResealHole(_) => false,

@@ -5,20 +5,22 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, Custody, DeviceErrorKind, Lba};
 use strongroom_initiator::{
-    AttachError, AttachOptions, KeyRequest, KeySource, KeySourceError, KeyStatus, RemoteDevice, VolumeKeys,
+    AttachError, AttachOptions, Erased, KeyRequest, KeySource, KeySourceError, KeyStatus, RemoteDevice, VolumeKeys,
     discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking,
 };
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 use strongroom_target::{SealedSpec, VolumeSpec};
 
-use crate::support::{Host, SIZE};
+use crate::support::{Host, SIZE, Wire};
 
 const BLOCK: usize = 4096;
+/// Blocks of a write that is far larger than what a socket takes before anybody reads.
+const HELD: usize = 2048;
 const PATIENCE: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -107,6 +109,15 @@ impl KeySource for Server {
         let same = |says: &mut Says| !says.is_away && !says.refuses && (says.keeps_quiet || says.revision == seen);
         let (says, waited) = self.changed.wait_timeout_while(says, wait, same).unwrap();
         if waited.timed_out() { Ok(None) } else { says.answer().map(Some) }
+    }
+
+    fn destroy_keys(&self, _: &KeyRequest) -> Result<u32, KeySourceError> {
+        let mut begun = 0;
+        self.change(|says| {
+            begun = says.epochs.keys().last().unwrap() + 1;
+            says.epochs = [(begun, 70 + begun as u8)].into();
+        });
+        Ok(begun)
     }
 }
 
@@ -203,6 +214,101 @@ fn a_block_under_an_unknown_epoch_makes_us_ask_once_before_it_fails() {
     assert_eq!(read(&device, 1), Err(DeviceErrorKind::NoKey));
     assert_eq!(server.asked(), before + 2);
     assert_eq!(read(&device, 0), Ok(0), "the rest is as it was");
+}
+
+/// What was destroyed stays destroyed: a block that is under it is no reason to ask, however often it is read.
+#[test]
+fn nobody_is_asked_about_an_epoch_that_is_over() {
+    let host = host();
+    let server = Server::with(&[(1, 7)]);
+    let device = formatted(&host, &server);
+    write(&device, 1, 1);
+    server.change(|says| says.epochs = [(2, 8)].into());
+    eventually("the old epoch is gone", || keys(&device).epochs == [2]);
+    // Whatever newer epochs somebody makes up beside it.
+    let stranger = attach(&host, &Server::with(&[(9, 9)]));
+    write(&stranger, 5, 6);
+    flush_blocking(&stranger).unwrap();
+    assert_eq!(read(&device, 5), Err(DeviceErrorKind::NoKey));
+    let before = server.asked();
+    for _ in 0..20 {
+        assert_eq!(read(&device, 1), Err(DeviceErrorKind::NoKey));
+        assert!(device.recover(Lba(1), false).is_err());
+    }
+    assert_eq!(server.asked(), before);
+    write(&device, 1, 2);
+    assert_eq!(read(&device, 1), Ok(2));
+}
+
+/// The epoch that it is sealed under may be destroyed once the lease is over: what waits on the way must not arrive then.
+#[test]
+fn attack_key_what_a_wire_holds_back_does_not_arrive_after_the_lease() {
+    let host = host();
+    let wire = Wire::before(&host);
+    let server = Server::with(&[(1, 7)]);
+    let device = RemoteDevice::attach(AttachOptions { url: wire.url("vault"), ..options(&host, &server) }).unwrap();
+    device.format().unwrap();
+    server.change(|says| says.lease = Duration::from_secs(2));
+    eventually("it is lent for less", || keys(&device).lease_left <= Duration::from_secs(2));
+    let (let_go, is_let_go) = mpsc::channel::<()>();
+    let mut holds = true;
+    wire.tamper_towards_target(move |message| {
+        if message.has_blocks() && std::mem::take(&mut holds) {
+            let _ = is_let_go.recv_timeout(PATIENCE);
+        }
+    });
+    server.change(|says| says.is_away = true);
+    std::thread::scope(|scope| {
+        let writing =
+            scope.spawn(|| write_blocking(&device, Lba(100), Buffer::copy_from(&vec![9; HELD * BLOCK]), false));
+        eventually("the lease ends", || keys(&device).epochs.is_empty());
+        eventually("it was cut", || device.status().last_loss.is_some_and(|why| why.contains("the keys are gone")));
+        let_go.send(()).unwrap();
+        assert_eq!(writing.join().unwrap().unwrap_err().kind, DeviceErrorKind::NoKey);
+    });
+    wire.behave();
+    server.change(|says| (says.is_away, says.lease) = (false, LONG));
+    eventually("there are keys again", || !keys(&device).epochs.is_empty());
+    // Nobody read more of it than what a socket takes unread.
+    assert_eq!(read(&device, 100 + HELD as u64 - 1), Ok(0), "what waited on the way has not arrived");
+    write(&device, 2, 2);
+    assert_eq!(read(&device, 2), Ok(2));
+}
+
+/// Keys first, then what was sealed with them; and nothing is forgotten while there are keys for it.
+#[test]
+fn a_cryptographic_erase_goes_to_the_key_server_and_then_to_the_target() {
+    let host = host();
+    let server = Server::with(&[(1, 7), (2, 8)]);
+    let device = formatted(&host, &server);
+    let other = attach(&host, &server);
+    write(&device, 1, 1);
+    // Nobody said that anything was destroyed, and nothing was.
+    for began in [1, 2, 3] {
+        let error = device.forget_destroyed(began).unwrap_err();
+        assert!(error.kind == DeviceErrorKind::Refused && error.message.contains("destroy-epoch"), "{error}");
+    }
+    assert_eq!(read(&device, 1), Ok(1));
+    assert_eq!(device.crypto_erase().unwrap(), Erased { epoch: 3, is_given_back: true });
+    assert_eq!((read(&device, 1), keys(&device).epochs), (Ok(0), vec![3]));
+    write(&device, 1, 3);
+    flush_blocking(&device).unwrap();
+    assert_eq!(read(&other, 1), Ok(3), "who is attached meanwhile goes on");
+    drop((device, other));
+    let thief = attach(&host, &Server::with(&[(1, 7), (2, 8)]));
+    assert_eq!((read(&thief, 1), read(&thief, 0)), (Err(DeviceErrorKind::NoKey), Err(DeviceErrorKind::NoKey)));
+    let fresh = self::host();
+    let device = formatted(&fresh, &Server::with(&[(1, 7)]));
+    write(&device, 1, 1);
+    assert_eq!(
+        device.forget_destroyed(1).unwrap_err().kind,
+        DeviceErrorKind::Refused,
+        "a first epoch destroys nothing"
+    );
+    assert_eq!(read(&device, 1), Ok(1));
+    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE)]);
+    let error = host.attach("vault").crypto_erase().unwrap_err();
+    assert!(error.kind == DeviceErrorKind::Refused && error.message.contains("key file"), "{error}");
 }
 
 #[test]

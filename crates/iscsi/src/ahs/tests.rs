@@ -51,6 +51,9 @@ fn golden_bytes_of_stamp_and_sequence() {
     push_older_than(&mut out, 0x0102);
     assert_eq!(out[28..], [0, 9, 0x33, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
     assert_eq!((older_than(&out), expected_stamp(&out)), (Some(0x0102), Some([9; 24])));
+    push_keys_destroyed(&mut out, 0x0304);
+    assert_eq!(out[40..], [0, 5, 0x34, 0, 0, 0, 3, 4]);
+    assert_eq!((keys_destroyed(&out), keys_destroyed(&[0, 4, 0x34, 0, 0, 3, 4, 0])), (Some(0x0304), None));
     assert_eq!(check(&out), Ok(()));
 }
 

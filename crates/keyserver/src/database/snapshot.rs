@@ -341,3 +341,20 @@ impl Snapshot {
         met
     }
 }
+
+/// For the fuzzer: parts, each behind its length, as a standby gets them; and all of it as a backup.
+pub(super) fn fuzz_snapshot(bytes: &[u8]) {
+    let mut snapshot = Snapshot::default();
+    let mut take = Take::new(bytes);
+    while let Ok(part) = take.block() {
+        if snapshot.add(part).is_err() {
+            break;
+        }
+    }
+    if let Some(head) = snapshot.head {
+        let _ = (snapshot.check(&head), snapshot.continues(&[head.audit]));
+    }
+    let keys = strongroom_seal::VolumeKeyFile::new(strongroom_seal::KeyPurpose::Master, &[1; KEY_BYTES]);
+    let master = crate::LocalMasterKey::new(&keys).expect("it is a master key");
+    assert!(read_backup(&master, &mut &bytes[..]).is_err(), "nobody without the master key makes one");
+}

@@ -377,3 +377,28 @@ fn only_our_user_can_look_into_the_files() {
         assert_eq!(mode(&dir.path().join("keys").join(name)), 0o600);
     }
 }
+
+/// A snapshot whose installation fails leaves what was there: no slot is overwritten that is used, and the shred file stays its own.
+#[test]
+fn an_installation_that_fails_leaves_everything_as_it_was() {
+    let (ours, theirs) = (Bench::new(), Bench::new());
+    theirs.done(Request::Rotate { domain: domain(2) });
+    let keys = ours.keys(1);
+    let snapshot = || {
+        let mut snapshot = Snapshot::default();
+        let mut take = |part: &[u8]| -> Result<(), DatabaseError> {
+            snapshot.add(part).map(drop).map_err(|_| DatabaseError::Backup("malformed"))
+        };
+        theirs.engine.database.snapshot(&mut take).unwrap();
+        snapshot
+    };
+    ours.full.store(true, Ordering::SeqCst);
+    assert!(ours.engine.database.install(snapshot(), Role::Standby, false).is_err());
+    ours.full.store(false, Ordering::SeqCst);
+    let dir = ours.stop();
+    let ours = Bench::over(dir);
+    assert_eq!(ours.keys(1), keys);
+    ours.engine.database.install(snapshot(), Role::Primary, false).unwrap();
+    assert_eq!(ours.keys(2), theirs.keys(2));
+    assert_eq!(Bench::over(ours.stop()).keys(1), theirs.keys(1));
+}

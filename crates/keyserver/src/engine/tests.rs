@@ -114,3 +114,83 @@ fn the_same_again_is_one_line() {
     assert_eq!(group.engine.database.head().lines, before + 1);
     assert_eq!(pending.recent.values().map(|told| told.again).sum::<u32>(), 2);
 }
+
+/// A transaction whose last sync failed may be stored after all, and with it a rotation that nobody was told of: what was lent before it
+/// is waited for.
+#[test]
+fn after_a_failed_write_leases_are_counted_anew() {
+    let group = Group::new();
+    let hour = Duration::from_secs(3600);
+    group.engine.leases.lend(hour, Duration::ZERO, Instant::now());
+    let settles = || group.engine.leases.settles_in(domain(5), Instant::now());
+    assert!(settles().is_zero(), "nobody was ever told of it");
+    group.full.store(true, Ordering::SeqCst);
+    assert!(group.together(vec![Request::Rotate { domain: domain(5) }])[0].is_err());
+    group.full.store(false, Ordering::SeqCst);
+    assert!(group.together(vec![Request::Rotate { domain: domain(5) }])[0].is_ok());
+    assert!(settles() > hour / 2, "{:?}", settles());
+}
+
+/// What follows goes on from what is stored, not from what was lost: no standby is given everything again and again.
+#[test]
+fn a_standby_of_a_server_that_was_opened_anew_is_given_one_snapshot() {
+    let group = Group::new();
+    group.engine.replication.enable(true);
+    group.full.store(true, Ordering::SeqCst);
+    assert!(group.together(vec![Request::Rotate { domain: domain(5) }])[0].is_err());
+    group.full.store(false, Ordering::SeqCst);
+    group.engine.recover().unwrap();
+    let (sequence, head) = {
+        let state = group.engine.database.state();
+        (state.sequence, state.head)
+    };
+    group.engine.replication.close();
+    let news = group.engine.replication.follow(sequence, head);
+    assert!(matches!(news, crate::replication::News::Nothing), "what is stored is what it has");
+    assert_eq!(group.engine.replication.followed_sequence(), Some(sequence));
+}
+
+/// However many epochs there are: a right that is taken is gone.
+#[test]
+fn a_revocation_works_on_a_volume_that_can_have_no_further_epoch() {
+    let group = Group::new();
+    let rotate = || Request::Rotate { domain: domain(5) };
+    for _ in 0..4 {
+        group.together((0..240).map(|_| rotate()).collect());
+    }
+    let full = group.together(vec![rotate()]).remove(0);
+    assert!(matches!(full, Err(Failure::Conflict(_))), "{full:?}");
+    let them = |byte: u8| PublicKey::from_bytes([byte; 32]);
+    let mut last = Vec::new();
+    for byte in 100..165 {
+        let grant = Request::Grant { domain: domain(5), identity: them(byte), rights: crate::Rights::ALL };
+        last = group.together(vec![grant, Request::Revoke { domain: domain(5), identity: them(byte) }]);
+    }
+    assert!(matches!(last[1], Ok(Outcome::Epoch(0))), "none is left: {last:?}");
+    let state = group.engine.database.state();
+    let volume = &state.volumes[&domain(5)];
+    assert_eq!((volume.epochs.len(), volume.grants.contains_key(&them(164))), (strongroom_seal::EPOCHS_MAX, false));
+}
+
+/// The wall clock stands in the log and decides nothing: neither the order of lines, nor a lease.
+#[test]
+fn a_clock_that_jumps_changes_nothing_but_the_times_in_the_log() {
+    let group = Group::new();
+    group.engine.leases.lend(Duration::from_secs(3600), Duration::ZERO, Instant::now());
+    let settles = || group.engine.leases.settles_in(domain(5), Instant::now());
+    let before = group.engine.database.head().lines;
+    for at_ms in [wall_clock_ms(), 0, u64::MAX, 1] {
+        let (answer, answered) = sync_channel(1);
+        let roles = Roles { administer: true, create: true, standby: false };
+        let caller = Caller { identity: Some(PublicKey::from_bytes([9; 32])), roles };
+        let operation = Operation::Ask(Request::Fetch { domain: domain(5) });
+        group.engine.commit(&[Job { caller, operation, at_ms, answer }], &mut Pending::default());
+        assert!(answered.recv().unwrap().is_ok());
+    }
+    assert!(group.together(vec![Request::Rotate { domain: domain(5) }])[0].is_ok());
+    assert!(settles() > Duration::from_secs(3000), "{:?}", settles());
+    // The chain holds.
+    let (start, lines) = group.engine.database.page(before + 1, usize::MAX).unwrap();
+    let end = lines.iter().try_fold(start, |head, line| head.then(line)).unwrap();
+    assert_eq!((lines.len(), end), (5, group.engine.database.head()));
+}

@@ -272,6 +272,72 @@ fn attack_key_half_open_connections() {
     drop(silent);
 }
 
+/// Strangers of one address take the place of one another, not that of somebody who comes from elsewhere.
+#[test]
+fn attack_key_half_open_connections_of_one_address_are_bounded() {
+    let site = Site::with("connections_max = 200\nsetup_timeout_s = 300");
+    let elsewhere = {
+        let SocketAddr::V4(to) = site.address() else { panic!("it listens there") };
+        let socket =
+            rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+        let from = std::net::SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), 0);
+        rustix::net::bind(&socket, &from).unwrap();
+        rustix::net::connect(&socket, &to).unwrap();
+        TcpStream::from(socket)
+    };
+    let taken = |count: usize| {
+        let started = Instant::now();
+        while site.server.shared.half_open().len() < count {
+            assert!(started.elapsed() < PATIENCE, "they are taken");
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    taken(1);
+    // A quarter of half of them, and one more.
+    let neighbours: Vec<TcpStream> = (0..26).map(|_| TcpStream::connect(site.address()).unwrap()).collect();
+    taken(27);
+    let others: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(site.address()).unwrap()).collect();
+    // The oldest of their own address end, and no more connections are half-open than before.
+    let mut oldest = &neighbours[0];
+    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(!matches!(oldest.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock));
+    site.admin().status().unwrap();
+    assert!(site.server.shared.half_open().len() <= 28);
+    let mut elsewhere = &elsewhere;
+    elsewhere.set_nonblocking(true).unwrap();
+    let waits = elsewhere.read(&mut [0]).unwrap_err();
+    assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock, "who comes from elsewhere is still waited for");
+    drop((neighbours, others));
+}
+
+/// What anybody on the way can say before a server has proven who it is does not take keys away.
+#[test]
+fn attack_key_what_is_not_proven_is_no_refusal() {
+    let ends: [fn(TcpStream); 4] = [
+        |stream| drop(stream),
+        // A fatal alert, access_denied, in the clear.
+        |mut stream| drop(stream.write_all(&[0x15, 3, 3, 0, 2, 2, 49])),
+        |mut stream| drop(stream.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n")),
+        |mut stream| drop((stream.read(&mut [0; 100]), stream.write_all(&[0; 600]))),
+    ];
+    for end in ends {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || listener.incoming().flatten().for_each(end));
+        let error = client(address, 1, PATIENCE).fetch(domain(1)).unwrap_err();
+        assert!(error.is_temporary(), "{error}");
+    }
+    // Nor does a server with another key, or one that shows an older revision: the next may be the right one.
+    let site = Site::with("");
+    let servers = vec![site.address().to_string()];
+    let options = ClientOptions { servers, server_keys: vec![node(99).public()], node_key: node(1), timeout: PATIENCE };
+    let error = Client::new(options).fetch(domain(1)).unwrap_err();
+    assert!(error.is_temporary() && error.to_string().contains("not the expected one"), "{error}");
+    assert!(ClientError::RolledBack { known: 2, told: 1 }.is_temporary());
+    // One that has proven who it is, and refuses, does.
+    assert!(!client(site.address(), 2, PATIENCE).fetch(domain(1)).unwrap_err().is_temporary());
+}
+
 #[test]
 fn attack_key_ask_for_a_thousand_volumes() {
     let site = Site::with("refusals_per_minute = 10");

@@ -63,13 +63,14 @@ fn a_standby_takes_over_and_the_old_primary_is_fenced() {
     assert!(admin.fetch(domain(1)).unwrap_err().to_string().contains("taken its place"));
     let grant = both.fetch(domain(1)).unwrap();
     assert_eq!(grant.current_epoch, 5);
+    // Revisions are sequences: none that the old primary may have told is told again.
+    assert!(both.rotate(domain(1)).is_ok() && both.fetch(domain(1)).unwrap().revision > 1 << 32);
     // What the old primary gave out is out for another lease.
     let error = both.destroy_epoch(domain(1), 1, false).unwrap_err();
     assert!(matches!(error, ClientError::Conflict(_)), "{error}");
     assert_eq!(grant.keys.volume_key(1), keys.volume_key(1));
     assert_eq!(both.generation(), 2);
     // No epoch that the old primary may have begun is begun again with another key.
-    assert_eq!(both.rotate(domain(1)).unwrap(), 6 + 1024);
     assert_eq!(both.rotate(domain(1)).unwrap(), 7 + 1024);
     // It stays what it is.
     primary.stop();
@@ -195,4 +196,46 @@ fn a_backup_opens_elsewhere_with_the_same_master_key() {
         altered[at] ^= 1;
         assert!(restore(&format!("altered-{at}"), 1, &altered).is_err(), "altered at {at}");
     }
+}
+
+/// Parts of two backups are not put together into a third, though both are authentic and of the same place.
+#[test]
+fn attack_key_mix_the_parts_of_two_backups() {
+    let site = Site::new();
+    let server = site.start();
+    let admin = site.admin(&server);
+    admin.create(volume(1)).unwrap();
+    let backup = || {
+        let mut parts: Vec<Vec<u8>> = Vec::new();
+        admin
+            .backup(|bytes| {
+                parts.push(bytes.to_vec());
+                Ok(())
+            })
+            .unwrap();
+        parts.concat()
+    };
+    // Magic, id, then blocks behind their lengths: the root key, and the parts.
+    let blocks = |backup: &[u8]| {
+        let (mut rest, mut blocks) = (&backup[24..], Vec::new());
+        while let Some((length, more)) = rest.split_first_chunk::<4>() {
+            let (block, after) = more.split_at(u32::from_be_bytes(*length) as usize);
+            blocks.push([&length[..], block].concat());
+            rest = after;
+        }
+        blocks
+    };
+    let (first, second) = (backup(), backup());
+    let (ours, theirs) = (blocks(&first), blocks(&second));
+    assert!(ours.len() > 3 && ours[0] == theirs[0], "one database, one root key");
+    for exchanged in 1..ours.len() {
+        let mut mixed = ours.clone();
+        if let Some(part) = theirs.get(exchanged) {
+            mixed[exchanged] = part.clone();
+        }
+        let mixed = [&first[..24], &mixed.concat()].concat();
+        let error = Database::restore(&site.path(&format!("mixed-{exchanged}")), &master(1), &mut &mixed[..]);
+        assert!(matches!(error, Err(DatabaseError::Backup(_))), "part {exchanged}");
+    }
+    assert!(Database::restore(&site.path("whole"), &master(1), &mut &first[..]).is_ok());
 }

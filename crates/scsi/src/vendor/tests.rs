@@ -38,6 +38,8 @@ fn golden_unit_page() {
             record_bytes: 56,
             epoch: 7,
             allows_previous: false,
+            conditional_holes: false,
+            heeds_keys_destroyed: false,
         }),
         other_views: 0x0102,
         incarnation: 9,
@@ -53,6 +55,10 @@ fn golden_unit_page() {
     let allowing =
         UnitPage { sealing: page.sealing.map(|sealing| Sealing { allows_previous: true, ..sealing }), ..page };
     assert_eq!((allowing.encode(), UnitPage::parse(&golden)), (golden.clone(), Some(allowing)));
+    golden[11] = 6;
+    let heeding = |sealing| Sealing { conditional_holes: true, heeds_keys_destroyed: true, ..sealing };
+    let heeding = UnitPage { sealing: page.sealing.map(heeding), ..page };
+    assert_eq!((heeding.encode(), UnitPage::parse(&golden)), (golden.clone(), Some(heeding)));
 
     let plain = UnitPage { sealing: None, ..page };
     assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));

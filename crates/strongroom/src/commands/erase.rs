@@ -30,8 +30,9 @@ const WHOLE: u64 = 1 << 16;
 #[command(after_help = "Examples:\n  \
     strongroom volume erase vault --yes --root /srv/strongroom\n  \
     strongroom volume erase strongroom://storage/vault --crypto --yes --key-server keys\n\n\
-    With a URL, for custody keyserver: a new key epoch begins, the keys of all before are destroyed, and the volume is formatted under \
-    the new one. It needs the right 'administer', and no help of the target's.\n\n\
+    With a URL, for custody keyserver: a new key epoch begins, the keys of all before are destroyed, the target gives the space back \
+    (SANITIZE, CRYPTOGRAPHIC ERASE), and the volume is formatted under the new epoch. It needs the right 'administer'; what is destroyed \
+    needs no help of the target's.\n\n\
     Everything that its store ever held is overwritten and given back, older versions and what was deleted included. No session \
     may use it meanwhile, and it may have neither snapshots nor clones. A plain volume reads as zeros afterwards; a sealed one \
     must be formatted again: strongroom volume format URL --yes. Once begun it cannot be stopped: interrupted, it goes on when \
@@ -127,20 +128,33 @@ fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
              go on"
         );
     }
-    let epoch = client.rotate(info.domain)?;
-    for (older, _) in info.epochs {
-        client.destroy_epoch(info.domain, older, true)?;
-    }
+    let epoch = client.destroy_keys(info.domain)?;
     println!("the keys of '{name}' are destroyed; key epoch {epoch} begins");
-    let formatted = args.access.attach(args.access.options(url)?).and_then(|device| {
-        device.format()?;
-        Ok(device.detach()?)
+    let settles_in = client.info(info.domain)?.settles_in;
+    if !settles_in.is_zero() {
+        println!(
+            "who was lent keys before and cannot reach the key server may read, and write under a destroyed epoch, for another {} s: \
+             what is written so is lost. Detach the volume everywhere, or use it after that",
+            settles_in.as_secs() + 1
+        );
+    }
+    let erased = args.access.attach(args.access.options(url)?).and_then(|device| {
+        let erased = device.forget_destroyed(epoch)?;
+        device.detach()?;
+        Ok(erased)
     });
-    formatted.context(
+    let erased = erased.context(
         "the keys are destroyed, and nothing that was sealed with them opens any more; but the volume was not formatted under the new \
          ones: strongroom volume format URL --yes",
     )?;
     println!("{url} is formatted again");
+    if !erased.is_given_back {
+        println!(
+            "its target keeps what nobody can open any more: delete its snapshots and clones there; then, without sessions: strongroom \
+             volume erase {} --yes",
+            url.file_name()
+        );
+    }
     Ok(())
 }
 

@@ -3,21 +3,17 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Buffer, DeviceErrorKind, Lba};
-use strongroom_handshake::NodeKey;
-use strongroom_initiator::{
-    AttachOptions, KeyServerSource, RemoteDevice, flush_blocking, read_blocking, write_blocking,
-};
-use strongroom_keyserver::{Client, ClientOptions};
+use strongroom_block::{Buffer, Lba, Suite};
+use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
+use strongroom_seal::{SealContext, VolumeKey, seal_key_for_test};
 
+use super::writer::{Access, BLOCK, Writer, count, eventually_put};
 use super::{KeyProcess, KeySite};
 use crate::search::{CANARY_BYTES, Canaries, Findings};
 use crate::stage::{Said, Server, World, eventually, noise, strongroom};
 
-const BLOCK: usize = 4096;
 /// What the target's configuration lets everybody use.
 const SIZE: &str = "8MiB";
 
@@ -34,6 +30,10 @@ impl Place {
     }
 
     fn with(volume: &str, settings: &str) -> (Place, Server, KeyProcess) {
+        Place::of_suite(volume, settings, "aes-256-gcm")
+    }
+
+    fn of_suite(volume: &str, settings: &str, suite: &str) -> (Place, Server, KeyProcess) {
         let place = Place { world: World::new(), site: KeySite::new() };
         place.site.configure_with(settings, "");
         let peers = ["alice", "bob", "admin"].map(|name| {
@@ -42,15 +42,15 @@ impl Place {
         });
         place.world.write_config(&peers.join("\n"));
         let keys = place.site.start();
-        let target = place.create(volume);
+        let target = place.create(volume, suite);
         place.grant("alice", volume, "open,seal");
         place.run("alice", &["volume", "format", &place.world.url(volume), "--yes"]).ok();
         (place, target, keys)
     }
 
     /// Makes a volume and its keys, and starts the target.
-    fn create(&self, volume: &str) -> Server {
-        let said = self.world.create(&[volume, "--size", SIZE, "--custody", "keyserver"]).ok();
+    fn create(&self, volume: &str, suite: &str) -> Server {
+        let said = self.world.create(&[volume, "--size", SIZE, "--custody", "keyserver", "--suite", suite]).ok();
         let named = |name: &str| {
             let mut words = said.split_ascii_whitespace().skip_while(|word| *word != name).skip(1);
             words.next().unwrap_or_else(|| panic!("no {name} in {said}")).to_owned()
@@ -81,38 +81,21 @@ impl Place {
         self.world.finish(self.command(name, arguments))
     }
 
-    fn node(&self, name: &str) -> Arc<NodeKey> {
-        let text = fs::read_to_string(self.site.path(&format!("{name}.identity"))).unwrap();
-        Arc::new(NodeKey::parse(&text).unwrap())
+    fn access(&self, name: &str, volume: &str) -> Access {
+        Access {
+            url: self.world.url(volume),
+            name: name.to_owned(),
+            identity: self.site.text(&format!("{name}.identity")),
+            target_key: self.world.public_key("target"),
+            server: format!("127.0.0.1:{}", self.site.port),
+            server_key: self.site.public_key("server"),
+        }
     }
 
     /// A device in this process.
     fn attach(&self, name: &str, volume: &str) -> RemoteDevice {
-        let client = Client::new(ClientOptions {
-            servers: vec![format!("127.0.0.1:{}", self.site.port)],
-            server_keys: vec![self.site.public_key("server").parse().unwrap()],
-            node_key: self.node(name),
-            timeout: Duration::from_secs(10),
-        });
-        let mut options = AttachOptions::new(self.world.url(volume).parse().unwrap());
-        options.initiator_name = format!("iqn.2026-11.test:{name}");
-        options.node_key = Some(self.node(name));
-        options.target_keys = vec![self.world.public_key("target").parse().unwrap()];
-        options.key_source = Some(Arc::new(KeyServerSource::new(client, None)));
-        RemoteDevice::attach(options).unwrap()
+        self.access(name, volume).attach()
     }
-}
-
-fn count(device: &RemoteDevice, lba: u64) -> u64 {
-    let block = read_blocking(device, Lba(lba), 1).unwrap();
-    let (first, rest) = block.split_first_chunk::<8>().unwrap();
-    assert!(rest.chunks_exact(8).all(|chunk| chunk == first), "a torn block");
-    u64::from_le_bytes(*first)
-}
-
-fn put(device: &RemoteDevice, lba: u64, value: u64) -> Result<(), DeviceErrorKind> {
-    let data: Vec<u8> = value.to_le_bytes().into_iter().cycle().take(BLOCK).collect();
-    write_blocking(device, Lba(lba), Buffer::copy_from(&data), false).map_err(|error| error.kind)
 }
 
 /// Who has which right, and what he can do with it. The right to administer opens nothing.
@@ -221,7 +204,8 @@ fn reseal_ends_an_epoch_and_erase_ends_them_all() {
     place.run("admin", &["volume", "erase", &url, "--yes"]).failed(&["--crypto"]);
     place.run("admin", &["volume", "erase", &url, "--crypto"]).failed(&["--yes"]);
     place.run("alice", &["volume", "erase", &url, "--crypto", "--yes"]).failed(&["key server"]);
-    place.run("admin", &["volume", "erase", &url, "--crypto", "--yes"]).ok();
+    let said = place.run("admin", &["volume", "erase", &url, "--crypto", "--yes"]).ok();
+    assert!(said.contains("formatted again") && !said.contains("keeps"), "its target has given the space back: {said}");
     place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     assert!(fs::read(&out).unwrap().iter().all(|byte| *byte == 0));
     keys.stop();
@@ -277,16 +261,24 @@ impl Drop for Resealer<'_> {
     }
 }
 
-/// Keys are rotated, everything is sealed anew, and the target, the key server and the one who reseals are killed, in an order that a
-/// seed chooses. What was written is read, always; in the end nothing is left under an older epoch.
+/// Keys are rotated, everything is sealed anew, and the target, the key server, the one who reseals and one who writes are killed, in an
+/// order that a seed chooses. What was written is read, always, and so is what a writer that was killed had made durable; in the end nothing
+/// is left under an older epoch.
 #[test]
 fn rotation_and_reseal_survive_the_death_of_everybody() {
     const PLACES: u64 = 97;
+    if Writer::is_this_process() {
+        return Writer::run();
+    }
     let (place, target, keys) = Place::with("vault", "lease_s = 3");
     place.grant("admin", "vault", "open,seal,administer");
+    place.grant("bob", "vault", "open,seal");
     let (mut target, mut keys) = (Some(target), Some(keys));
     let mut resealer = Resealer { place: &place, child: None };
     let device = place.attach("alice", "vault");
+    // A process of its own, behind those places.
+    let test = "keyserver::custody::rotation_and_reseal_survive_the_death_of_everybody";
+    let mut writer = Writer::start(test, place.access("bob", "vault"), PLACES, place.world.path("writer.log"));
     let mut written = vec![0; PLACES as usize];
     let mut dice = noise(53, 4096).into_iter();
     let mut value = 0;
@@ -309,19 +301,17 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
                 resealer.start();
             }
             3 if round > 2 => drop(place.site.key("admin", &["rotate", "vault"]).ok()),
+            4 => {
+                writer.kill_once_it_has_flushed();
+                writer.check(&device);
+                writer.go_on();
+            }
             _ => {}
         }
         for _ in 0..40 {
             value += 1;
             let lba = u64::from(dice.next().unwrap_or(7)) * 7 % PLACES;
-            // Without keys, on a machine so slow that a lease ended: nothing is done, and nothing lost.
-            eventually("it can be written", || match put(&device, lba, value) {
-                Ok(()) => true,
-                Err(kind) => {
-                    assert_eq!(kind, DeviceErrorKind::NoKey);
-                    false
-                }
-            });
+            eventually_put(&device, lba, value);
             written[lba as usize] = value;
         }
         if round % 4 == 3 {
@@ -332,8 +322,9 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
             }
         }
     }
-    assert!(happened[..4].iter().all(|times| *times > 1), "a seed that shows everything: {happened:?}");
+    assert!(happened[..5].iter().all(|times| *times > 1), "a seed that shows everything: {happened:?}");
     resealer.kill();
+    writer.kill_once_it_has_flushed();
     place.site.key("admin", &["rotate", "vault"]).ok();
     let url = place.world.url("vault");
     let said = place.run("admin", &["volume", "reseal", &url, "--state", &place.world.text("state")]).ok();
@@ -343,6 +334,7 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
     for (lba, value) in (0..).zip(&written) {
         assert_eq!(count(&device, lba), *value, "block {lba} at the end");
     }
+    writer.check(&device);
     device.detach().unwrap();
     place.run("alice", &["volume", "verify", &url, "--quiet"]).ok();
     keys.take().unwrap().stop();
@@ -352,17 +344,30 @@ fn rotation_and_reseal_survive_the_death_of_everybody() {
 /// Plaintext and keys are in who reads and writes, where the very same search finds them; not in the target, nor in what it stores.
 #[test]
 fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
-    let (place, target, keys) = Place::new("vault");
+    if Writer::is_this_process() {
+        return Writer::run();
+    }
+    // Of this suite an initiator keeps the epoch's key as it is; of AES-256-GCM what the library makes of it.
+    let (place, target, keys) = Place::of_suite("vault", "", "chacha20-poly1305");
     let secret = place.site.text("exported.key");
     place.site.key("admin", &["export", "vault", "--out", &secret]).ok();
     let text = fs::read_to_string(&secret).unwrap();
     let digits = text.split_ascii_whitespace().rfind(|word| word.len() == 64).expect("64 hex digits");
     let raw: Vec<u8> = (0..32).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap()).collect();
     let halves = [&digits.as_bytes()[..CANARY_BYTES], &digits.as_bytes()[CANARY_BYTES..]];
-    let key = Canaries::new([&raw[..], halves[0], halves[1]].map(|form| form.try_into().unwrap()).to_vec());
+    let device = place.attach("alice", "vault");
+    let claims = device.unit().sealed.unwrap().claims;
+    let context = SealContext::new(claims.domain, claims.block_size, claims.epoch).with_suite(Suite::ChaCha20Poly1305);
+    let derived = seal_key_for_test(&VolumeKey::new(raw[..].try_into().unwrap()), &context);
+    let key = Canaries::new([&raw[..], halves[0], halves[1], &derived].map(|form| form.try_into().unwrap()).to_vec());
+    let epoch_key = Canaries::new(vec![derived]);
+    // One that does nothing but write, in a process that never saw the key file.
+    let test = "keyserver::custody::keys_and_plaintext_are_nowhere_but_in_the_initiator";
+    place.grant("bob", "vault", "open,seal");
+    let mut writer = Writer::start(test, place.access("bob", "vault"), 600, place.world.path("writer.log"));
+    writer.until_it_has_flushed();
     let plain = noise(5, BLOCK);
     let plaintext = Canaries::new(vec![plain[64..64 + CANARY_BYTES].try_into().unwrap()]);
-    let device = place.attach("alice", "vault");
     let until = Instant::now() + Duration::from_secs(2);
     let mut rounds = 0;
     let (mut in_target, mut in_store) = (Findings::default(), Findings::default());
@@ -387,6 +392,10 @@ fn keys_and_plaintext_are_nowhere_but_in_the_initiator() {
     let mut own = Findings::default();
     plaintext.search_process(std::process::id(), &mut own).unwrap();
     assert!(!own.found.is_empty(), "the search finds what is there");
+    let mut in_writer = Findings::default();
+    epoch_key.search_process(writer.pid(), &mut in_writer).unwrap();
+    assert!(!in_writer.found.is_empty(), "and the key where blocks are sealed");
+    writer.kill_once_it_has_flushed();
     // The key server keeps keys wrapped at rest.
     let mut at_rest = Findings::default();
     key.search_files(&place.site.path("keys"), &mut at_rest).unwrap();

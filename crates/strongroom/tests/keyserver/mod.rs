@@ -4,6 +4,7 @@ mod commands;
 mod custody;
 mod failover;
 mod moving;
+mod writer;
 
 use std::fs;
 use std::ops::Deref;

@@ -43,7 +43,7 @@ impl Unit {
             Command::OrWrite { lba, count, fua } => self.plan_or_write(lba, count, fua, request),
             Command::PreFetch { lba, count, immediate } => self.plan_prefetch(lba, count, immediate),
             Command::Sanitize { immediate, action, parameter_list_len } => {
-                self.plan_sanitize(immediate, action, parameter_list_len)
+                self.plan_sanitize(immediate, action, parameter_list_len, &request.ahs)
             }
             _ => Err(Sense::INVALID_OPCODE),
         };

@@ -1,7 +1,8 @@
 //! Cryptographic erase (custody `target`): the key that wraps a unit's block keys is destroyed, when the store says that nothing can
 //! bring back any more what it wrapped, and before the store can be used again.
 //!
-//! A thread of its own does it, so that its syncs hold nobody up. Absent: what such a key is and where it lies, which is the binary's.
+//! A thread of its own does it, so that its syncs hold nobody up. Custody `keyserver`: whoever asks for the erase has had the keys
+//! destroyed before. Absent: what such a key is and where it lies, which is the binary's.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -145,6 +146,9 @@ impl Unit {
     pub(super) fn watch_key(&mut self) {
         if !self.store.erase_awaits_key() && !self.is_renewing_key() {
             return;
+        }
+        if std::mem::take(&mut self.keys_destroyed) {
+            return self.store.key_destroyed(true);
         }
         let Some(renewed) = self.renewal.as_mut().and_then(|renewal| renewal.poll(&self.volume)) else { return };
         let volume = &self.volume.name;

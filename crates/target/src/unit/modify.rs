@@ -2,8 +2,9 @@
 //! so that it never starves others.
 
 use strongroom_block::{Buffer, BufferMut, Lba};
+use strongroom_iscsi::ahs;
 use strongroom_iscsi::target::{self as iscsi, Direction, Response};
-use strongroom_scsi::{Sense, Status, opcode};
+use strongroom_scsi::{Sense, Status, UnitKind, opcode};
 use strongroom_store::{Extent, Op, Outcome};
 
 use super::work::{Next, SLICE_BYTES, Work};
@@ -163,6 +164,7 @@ impl Unit {
         immediate: bool,
         action: u8,
         parameter_list_len: u16,
+        segments: &[u8],
     ) -> Result<Plan, Sense> {
         if parameter_list_len != 0 {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(7, None));
@@ -181,7 +183,15 @@ impl Unit {
             return Err(Sense::COMMAND_SEQUENCE);
         }
         let by_key = action == opcode::SA_SANITIZE_CRYPTO_ERASE;
-        if by_key && !self.can_destroy_key() {
+        if by_key && self.volume.unit_kind() == UnitKind::SealedWithKeyServer {
+            // The keys are not here, and only who had them destroyed can know.
+            let Some(epoch) = ahs::keys_destroyed(segments) else {
+                tracing::warn!(volume = %self.volume.name, "SANITIZE refused: its keys are at a key server, and nobody said that they are destroyed; use 'strongroom volume erase URL --crypto'");
+                return Err(Sense::COMMAND_SEQUENCE);
+            };
+            tracing::warn!(volume = %self.volume.name, epoch, "an initiator had the keys of every epoch before this one destroyed");
+            self.keys_destroyed = true;
+        } else if by_key && !self.can_destroy_key() {
             tracing::warn!(volume = %self.volume.name, "SANITIZE refused: its wrapping key is another volume's too, or cannot be destroyed from here");
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(4)));
         }

@@ -231,10 +231,12 @@ impl Unit {
             (Work::OrWrite(or), OpError::Miscompare { .. }) => Unit::or_again(or),
             (Work::Errand(serving), error) => Unit::errand_failed(*serving, error.clone()),
             (Work::Sanitize, OpError::Depended(_)) => {
+                self.keys_destroyed = false;
                 self.sanitize = Sanitize::Idle;
                 Next::Done(check_condition(Sense::COMMAND_SEQUENCE))
             }
             (Work::Sanitize, _) => {
+                self.keys_destroyed = false;
                 tracing::error!(volume = %self.volume.name, %error, "SANITIZE failed");
                 self.sanitize = Sanitize::Failed;
                 Next::Done(check_condition(Sense::SANITIZE_FAILED))

@@ -7,13 +7,12 @@ use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
-use super::part::ABSENT;
 use super::seal::SealingState;
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::Limits;
 use crate::completion::device_error;
 use crate::pipeline::Flight;
-use crate::remote::sealing::{Records, SealedBlocks, Sealing, medium, not_decoded, read_entry};
+use crate::remote::sealing::{Records, Sealing, medium, not_decoded, read_entry};
 use crate::remote::verdict::Retries;
 use crate::remote::work::{SurveyedBlock, SurveyedHole, Version, Work};
 
@@ -77,6 +76,7 @@ pub(super) enum CommandKind {
     },
     Verified,
     TakePlace,
+    CryptoErase,
     /// READ VERSION, GET LBA STATUS, or a probe for holes.
     Ask,
     Conditional,
@@ -93,7 +93,9 @@ impl CommandKind {
             | CommandKind::Write { lba, .. }
             | CommandKind::Unmap { lba, .. }
             | CommandKind::WriteZeros { lba, .. } => Some(lba),
-            CommandKind::Flush { .. } | CommandKind::Verified | CommandKind::TakePlace => None,
+            CommandKind::Flush { .. } | CommandKind::Verified | CommandKind::TakePlace | CommandKind::CryptoErase => {
+                None
+            }
             CommandKind::SealHole
             | CommandKind::Ask
             | CommandKind::Conditional
@@ -139,7 +141,7 @@ impl Op {
                 | Work::ResealBlock { lba, .. }
                 | Work::ConditionalWrite { lba, .. } => *lba,
                 Work::Hole(hole) | Work::ResealHole(hole) => hole.start,
-                Work::Flush | Work::Verified { .. } | Work::TakePlace => Lba(0),
+                Work::Flush | Work::Verified { .. } | Work::TakePlace | Work::CryptoErase { .. } => Lba(0),
             },
         }
     }
@@ -296,6 +298,9 @@ impl Engine {
                 ScsiCommand::write(lun, cdb, WriteSource::plain(list))
             }
             (CommandKind::TakePlace, _) => ScsiCommand::without_data(lun, VendorCommand::TakePlace.encode()),
+            (CommandKind::CryptoErase, OpWork::Plain(Work::CryptoErase { epoch, .. })) => {
+                self.build_crypto_erase(*epoch)
+            }
             (CommandKind::Ask, OpWork::Asking(work, found)) => self.build_question(work, found),
             (CommandKind::Conditional, OpWork::Plain(Work::ConditionalWrite { lba, expected, data, records })) => {
                 if let Some(sealing) = &self.sealing
@@ -314,32 +319,6 @@ impl Engine {
             (CommandKind::PartWrite, OpWork::Part(part)) => self.build_part_write(part),
             (kind, _) => unreachable!("{kind:?} is only made for the work that it belongs to"),
         })
-    }
-
-    /// Under the epoch that is current when it is sent.
-    fn build_reseal(&self, work: &Work) -> Result<ScsiCommand, DeviceError> {
-        let sealing = self.sealing.as_ref().expect("only sealed units are resealed");
-        match work {
-            Work::ResealBlock { lba, expected, data, records } => {
-                let sealed = SealedBlocks { data: data.clone(), records: records.clone() };
-                let SealedBlocks { data, records } = sealing.freshen(*lba, &sealed)?.unwrap_or(sealed);
-                Ok(self.build_conditional(*lba, expected, data, records))
-            }
-            Work::ResealHole(hole) => {
-                let fresh = match sealing.is_stale(hole.record.epoch())? {
-                    true => Some(sealing.seal_hole(hole.start, hole.count)?),
-                    false => None,
-                };
-                let hole = fresh.as_ref().unwrap_or(hole);
-                let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
-                let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
-                let mut segments = Vec::new();
-                ahs::push_expected_stamp(&mut segments, &ABSENT);
-                let ahs = segments.into();
-                Ok(ScsiCommand { ahs, ..ScsiCommand::write(self.unit.wire_lun(), cdb, WriteSource::plain(list)) })
-            }
-            _ => unreachable!("nothing else is resealed"),
-        }
     }
 
     fn build_question(&self, work: &Work, found: &Found) -> ScsiCommand {

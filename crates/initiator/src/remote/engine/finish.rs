@@ -45,7 +45,7 @@ impl Engine {
         }
         if let Verdict::Fail(error) = &verdict
             && error.kind == DeviceErrorKind::NoKey
-            && self.waits_for_keys(id)
+            && self.waits_for_keys(id, error.lba)
         {
             return;
         }
@@ -128,6 +128,12 @@ impl Engine {
                     let range = Range::new(hole.start, hole.count);
                     self.log.push(Entry { range, what: Logged::Hole(hole.clone()) });
                 }
+                self.finish_if_done(key);
+            }
+            // What was written before it is gone, and is not sent again.
+            CommandKind::CryptoErase => {
+                self.log.give_up();
+                self.lost = None;
                 self.finish_if_done(key);
             }
             // As with a part: durable before it is acknowledged, for the log would send it again without its condition.

@@ -1,8 +1,12 @@
 //! What becomes of requests when keys move on, come, or go.
 
-use strongroom_block::DeviceError;
+use strongroom_block::{Buffer, DeviceError, Lba};
+use strongroom_iscsi::ahs;
+use strongroom_iscsi::initiator::{Command as ScsiCommand, WriteSource};
+use strongroom_scsi::{VendorCommand, cdb, vendor};
 
 use super::command::CommandKind;
+use super::part::ABSENT;
 use super::seal::SealingState;
 use super::{CommandId, Engine, OpWork};
 use crate::remote::sealing::SealedBlocks;
@@ -27,18 +31,56 @@ impl Engine {
         }
     }
 
+    /// Whether the target has sealed writes that it has not answered.
+    pub(in crate::remote) fn has_unanswered_writes(&self) -> bool {
+        self.commands.iter().any(|(_, command)| command.sent && command.kind.writes())
+    }
+
     /// A block under an unknown epoch: the source of the keys is asked once before the read fails.
-    pub(super) fn waits_for_keys(&mut self, id: CommandId) -> bool {
+    pub(super) fn waits_for_keys(&mut self, id: CommandId, lba: Option<Lba>) -> bool {
         let command = &mut self.commands[id.0];
         if std::mem::replace(&mut command.asked_for_keys, true) {
             return false;
         }
-        let Some(question) = self.sealing.as_ref().and_then(|sealing| sealing.ask_for_keys()) else { return false };
+        let Some(question) = self.sealing.as_ref().and_then(|sealing| sealing.ask_for_keys(lba)) else { return false };
         if let OpWork::Asking(_, found) = &mut self.ops[command.op].work {
             found.forget();
         }
         self.awaiting_keys.push((question, id.0));
         true
+    }
+
+    /// Under the epoch that is current when it is sent.
+    pub(super) fn build_reseal(&self, work: &Work) -> Result<ScsiCommand, DeviceError> {
+        let sealing = self.sealing.as_ref().expect("only sealed units are resealed");
+        match work {
+            Work::ResealBlock { lba, expected, data, records } => {
+                let sealed = SealedBlocks { data: data.clone(), records: records.clone() };
+                let SealedBlocks { data, records } = sealing.freshen(*lba, &sealed)?.unwrap_or(sealed);
+                Ok(self.build_conditional(*lba, expected, data, records))
+            }
+            Work::ResealHole(hole) => {
+                let fresh = match sealing.is_stale(hole.record.epoch())? {
+                    true => Some(sealing.seal_hole(hole.start, hole.count)?),
+                    false => None,
+                };
+                let hole = fresh.as_ref().unwrap_or(hole);
+                let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
+                let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
+                let mut segments = Vec::new();
+                ahs::push_expected_stamp(&mut segments, &ABSENT);
+                let ahs = segments.into();
+                Ok(ScsiCommand { ahs, ..ScsiCommand::write(self.unit.wire_lun(), cdb, WriteSource::plain(list)) })
+            }
+            _ => unreachable!("nothing else is resealed"),
+        }
+    }
+
+    pub(super) fn build_crypto_erase(&self, epoch: u32) -> ScsiCommand {
+        let mut segments = Vec::new();
+        ahs::push_keys_destroyed(&mut segments, epoch);
+        let cdb = cdb::sanitize_crypto_erase();
+        ScsiCommand { ahs: segments.into(), ..ScsiCommand::without_data(self.unit.wire_lun(), cdb) }
     }
 
     /// What was sealed under an epoch that is over is sealed anew, and kept so: what is sent again, and what the log keeps, is what was

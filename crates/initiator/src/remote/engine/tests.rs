@@ -58,6 +58,8 @@ fn description(sealed: bool) -> UnitDescription {
             mode: strongroom_block::Mode::Encrypt,
             record_bytes: 56,
             allows_previous: false,
+            conditional_holes: true,
+            heeds_keys_destroyed: true,
         }),
         target_key: None,
         transfer_blocks_max: Some(8),

@@ -4,7 +4,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use strongroom_block::{Custody, WrapError};
+use strongroom_block::{AttachId, Custody, Mode, RecordFlags, SealRecord, Stamp, Suite, WrapError, keyless_checksum};
+use strongroom_iscsi::ahs;
 use strongroom_store::Op;
 
 use super::commands::cdb_of;
@@ -175,4 +176,58 @@ fn an_erase_that_goes_on_without_its_key_has_failed_until_the_next_one() {
     let block_erase = cdb_of(&[strongroom_scsi::opcode::SANITIZE, strongroom_scsi::opcode::SA_SANITIZE_BLOCK_ERASE]);
     assert_eq!(keyed.bench.run(block_erase, Direction::None, 0, &[]).status, 0);
     assert_eq!(keyed.bench.unit.sanitize, Sanitize::Idle);
+}
+
+/// The newest block that a blind unit has.
+fn write_sealed(bench: &mut Bench) {
+    let block = [7; 4096];
+    let stamp = Stamp { attach_id: AttachId([1; 16]), counter: 1 };
+    let checksum = keyless_checksum(&block);
+    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags::default(), 1, stamp, checksum, [0; 16]);
+    let mut records = Vec::new();
+    ahs::push_seal_records(&mut records, SealRecord::BASE_BYTES, record.as_bytes());
+    let mut write = bench.command(cdb::write_16(Lba(5), 1, true), Direction::Write, 4096, &[]);
+    write.data = vec![WriteSegment { offset: 0, data: Buffer::copy_from(&block), ahs: records.into(), sealed: true }];
+    assert_eq!(answer(bench, write).status, 0);
+}
+
+fn answer(bench: &mut Bench, command: iscsi::Command) -> Response {
+    let task = command.task;
+    match bench.unit.submit(KEY, command, 16) {
+        Verdict::Answer(response) => response,
+        Verdict::Later => bench.finish(task),
+        Verdict::Violation(what) => panic!("{what}"),
+    }
+}
+
+/// A blind target has no key. It takes the word of who had them destroyed, and only where a key server has them.
+#[test]
+fn attack_key_a_blind_unit_is_not_sanitized_before_its_keys_are_destroyed() {
+    for (custody, destroyed, refusal) in [
+        (Custody::KeyServer, None, Some(Sense::COMMAND_SEQUENCE)),
+        (Custody::KeyFile, Some(2), Some(Sense::INVALID_FIELD_IN_CDB)),
+        (Custody::KeyServer, Some(2), None),
+    ] {
+        let sealed = Some(SealedSpec::new(custody));
+        let mut bench = Bench::on(&VolumeSpec { sealed, ..VolumeSpec::plain("vault", 1 << 20) });
+        write_sealed(&mut bench);
+        let mut command = bench.command(cdb::sanitize_crypto_erase(), Direction::None, 0, &[]);
+        let mut segments = Vec::new();
+        destroyed.iter().for_each(|epoch| ahs::push_keys_destroyed(&mut segments, *epoch));
+        command.ahs = segments.into();
+        let response = answer(&mut bench, command);
+        let sense = Sense::parse(&response.sense);
+        match &refusal {
+            Some(refusal) => assert!(sense.is_some_and(|sense| sense.is(refusal)), "{sense:?}"),
+            None => assert_eq!(response.status, 0, "{sense:?}"),
+        }
+        let started = Instant::now();
+        while bench.unit.store().erase_progress().is_some() {
+            assert!(started.elapsed() < PATIENCE, "it ends");
+            bench.unit.poll(&mut Vec::new());
+        }
+        let read = bench.run(cdb::read_16(Lba(5), 1), Direction::Read, 4096, &[]);
+        assert_eq!(read.status == 0, refusal.is_some(), "what was not erased is there");
+        assert_eq!(bench.unit.sanitize, Sanitize::Idle);
+    }
 }

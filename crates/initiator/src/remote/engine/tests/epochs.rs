@@ -242,3 +242,12 @@ fn without_keys_everything_fails_but_a_flush_and_nothing_is_sent() {
     rig.hold(2, &[2, 1]);
     assert_eq!(rig.marks()[..4], [0, 5, 0, 0]);
 }
+
+/// Without the condition an absence would be sealed over what somebody else has just written.
+#[test]
+fn a_target_that_knows_no_condition_for_absences_is_not_asked_to_seal_them_anew() {
+    let mut unit = description(true);
+    assert!(unit.check_reseal().is_ok());
+    unit.sealed.as_mut().unwrap().conditional_holes = false;
+    assert!(unit.check_reseal().unwrap_err().message.contains("update it"));
+}
