@@ -1,13 +1,20 @@
 //! One direction of a link: packets out of one TUN device, through the model, into the other.
+//!
+//! The kernel hands over trains of packets and takes them (`train`); the model loses, delays and counts each packet by itself. So a
+//! gigabit costs some thousand system calls a second, not a hundred thousand.
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use str0m_netem::{Input, Netem, NetemConfig, Output};
-use tun_rs::{GROTable, SyncDevice, VIRTIO_NET_HDR_LEN};
+use tun_rs::{SyncDevice, VIRTIO_NET_HDR_LEN};
+
+use crate::train::{Packet, Train};
 
 /// Longest sleep: how soon a change of the link, and its end, are noticed.
 const ATTENTION: Duration = Duration::from_millis(20);
@@ -15,14 +22,17 @@ const ATTENTION: Duration = Duration::from_millis(20);
 /// Reads of the device before the model's clock is looked at again. Each brings up to 64 KiB.
 const READS_MAX: usize = 16;
 
-/// Packets handed over at once.
-const BATCH_MAX: usize = 128;
+/// What a read can bring.
+const READ_BYTES_MAX: usize = VIRTIO_NET_HDR_LEN + 65_535;
 
-/// Segments that one read can bring: 64 KiB in the smallest packets that are worth it.
-const SEGMENTS_MAX: usize = 128;
+/// What is shorter is kept in memory of its own size, so that the large buffers are for large trains.
+const SHORT_BYTES: usize = 16 << 10;
 
-/// Spare buffers that are kept.
-const SPARE_MAX: usize = 4096;
+/// Spare large buffers that are kept.
+const SPARE_MAX: usize = 256;
+
+/// How much before others a carrier gets a processor (`nice`): a link is not slower because its ends are busy.
+const PRECEDENCE: i32 = -10;
 
 /// What one direction did so far, in packets and bytes of IP.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -43,7 +53,7 @@ pub(crate) struct Shared {
     pub(crate) stop: AtomicBool,
     /// Everything is lost, as if the cable were cut.
     pub(crate) down: AtomicBool,
-    pub(crate) model: Mutex<Option<NetemConfig>>,
+    pub(crate) way: Mutex<Option<Way>>,
     offered_packets: AtomicU64,
     offered_bytes: AtomicU64,
     delivered_packets: AtomicU64,
@@ -61,33 +71,32 @@ impl Shared {
     }
 }
 
-/// A packet behind the room that the device wants in front of it.
+/// What a direction is to be like.
 #[derive(Debug, Clone)]
-struct Packet(Vec<u8>);
-
-impl AsRef<[u8]> for Packet {
-    fn as_ref(&self) -> &[u8] {
-        &self.0[VIRTIO_NET_HDR_LEN..]
-    }
+pub(crate) struct Way {
+    pub(crate) model: NetemConfig,
+    /// What is due within this time may wait for what comes after it, so that both go as one train.
+    pub(crate) grain: Duration,
 }
 
 /// Runs until told to stop.
 ///
 /// # Errors
 /// If a device fails.
-pub(crate) fn run(from: &SyncDevice, to: &SyncDevice, model: NetemConfig, shared: &Arc<Shared>) -> io::Result<()> {
+pub(crate) fn run(from: &SyncDevice, to: &SyncDevice, way: Way, shared: &Arc<Shared>) -> io::Result<()> {
     from.set_nonblocking(true)?;
+    // Where it may not, it is a thread like others.
+    let _ = rustix::process::nice(PRECEDENCE);
     Direction {
         from,
         to,
         shared,
-        netem: Netem::new(model),
-        gro: GROTable::new(),
-        raw: vec![0; VIRTIO_NET_HDR_LEN + 65_535],
-        segments: vec![Vec::new(); SEGMENTS_MAX],
-        sizes: vec![0; SEGMENTS_MAX],
+        netem: Netem::new(way.model),
+        grain: way.grain,
+        handed_over_at: Instant::now(),
+        buffer: Vec::new(),
         spare: Vec::new(),
-        due: Vec::new(),
+        head: Vec::new(),
     }
     .run()
 }
@@ -97,28 +106,32 @@ struct Direction<'a> {
     to: &'a SyncDevice,
     shared: &'a Arc<Shared>,
     netem: Netem<Packet>,
-    gro: GROTable,
-    raw: Vec<u8>,
-    segments: Vec<Vec<u8>>,
-    sizes: Vec<usize>,
+    grain: Duration,
+    handed_over_at: Instant,
+    /// Of the next read.
+    buffer: Vec<u8>,
     spare: Vec<Vec<u8>>,
-    due: Vec<Vec<u8>>,
+    /// Headers of what is handed over.
+    head: Vec<u8>,
 }
 
 impl Direction<'_> {
     fn run(mut self) -> io::Result<()> {
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.wait()?;
-            let changed = self.shared.model.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(model) = changed {
-                self.netem.set_config(model);
+            let changed = self.shared.way.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(way) = changed {
+                self.netem.set_config(way.model);
+                self.grain = way.grain;
             }
             for _ in 0..READS_MAX {
                 if !self.read()? {
                     break;
                 }
             }
-            self.hand_over()?;
+            if Instant::now() >= self.next_hand_over() {
+                self.hand_over()?;
+            }
         }
         Ok(())
     }
@@ -127,7 +140,7 @@ impl Direction<'_> {
     fn wait(&mut self) -> io::Result<()> {
         let wait = match self.netem.is_empty() {
             true => ATTENTION,
-            false => self.netem.poll_timeout().saturating_duration_since(Instant::now()).min(ATTENTION),
+            false => self.next_hand_over().saturating_duration_since(Instant::now()).min(ATTENTION),
         };
         let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
         match poll(&mut [PollFd::new(&self.from, PollFlags::IN)], Some(&wait)) {
@@ -136,68 +149,104 @@ impl Direction<'_> {
         }
     }
 
+    /// When something is due, and the last time was long enough ago.
+    fn next_hand_over(&self) -> Instant {
+        self.netem.poll_timeout().max(self.handed_over_at + self.grain)
+    }
+
     /// Whether there may be more.
     fn read(&mut self) -> io::Result<bool> {
-        let room = VIRTIO_NET_HDR_LEN + 65_535;
-        for segment in &mut self.segments {
-            if segment.len() < room.min(9_100) {
-                let mut buffer = self.spare.pop().unwrap_or_default();
-                buffer.resize(room.min(9_100), 0);
-                *segment = buffer;
-            }
+        if self.buffer.len() < READ_BYTES_MAX {
+            self.buffer = self.spare.pop().unwrap_or_else(|| vec![0; READ_BYTES_MAX]);
         }
-        let read = self.from.recv_multiple(&mut self.raw, &mut self.segments, &mut self.sizes, VIRTIO_NET_HDR_LEN);
-        let count = match read {
-            Ok(count) => count,
+        let size = match self.from.recv(&mut self.buffer) {
+            Ok(size) => size,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            // What is no packet is not carried.
-            Err(error) if error.raw_os_error().is_none() => return Ok(true),
             Err(error) => return Err(error),
         };
-        let now = Instant::now();
-        let is_down = self.shared.down.load(Ordering::Relaxed);
-        for at in 0..count {
-            let size = self.sizes[at];
-            self.shared.offered_packets.fetch_add(1, Ordering::Relaxed);
-            self.shared.offered_bytes.fetch_add(size as u64, Ordering::Relaxed);
-            if is_down {
-                continue;
+        let bytes = match size {
+            ..=SHORT_BYTES => self.buffer[..size].to_vec(),
+            _ => std::mem::take(&mut self.buffer),
+        };
+        let train = match Train::new(bytes, size) {
+            Ok(train) => Rc::new(train),
+            // What is no packet is not carried.
+            Err(bytes) => {
+                self.keep(bytes);
+                return Ok(true);
             }
-            let mut packet = std::mem::take(&mut self.segments[at]);
-            packet.truncate(VIRTIO_NET_HDR_LEN + size);
-            self.netem.handle_input(Input::Packet(now, Packet(packet)));
+        };
+        let count = train.count();
+        let bytes: usize = (0..count).map(|at| train.packet_bytes(at)).sum();
+        self.shared.offered_packets.fetch_add(count as u64, Ordering::Relaxed);
+        self.shared.offered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        if !self.shared.down.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            for at in 0..count {
+                self.netem.handle_input(Input::Packet(now, Packet { train: Rc::clone(&train), at }));
+            }
         }
+        self.release(train);
         Ok(true)
     }
 
     /// Everything that is due by now.
     fn hand_over(&mut self) -> io::Result<()> {
-        self.netem.handle_input(Input::Timeout(Instant::now()));
+        let now = Instant::now();
+        self.netem.handle_input(Input::Timeout(now));
+        self.handed_over_at = now;
+        // Packets of one train that follow each other.
+        let mut due: Option<(Rc<Train>, Range<usize>)> = None;
         loop {
-            while self.due.len() < BATCH_MAX {
-                match self.netem.poll_output() {
-                    Some(Output::Packet(packet)) => self.due.push(packet.0),
-                    Some(Output::Timeout(_)) | None => break,
+            let packet = match self.netem.poll_output() {
+                Some(Output::Packet(packet)) => packet,
+                Some(Output::Timeout(_)) | None => break,
+            };
+            match &mut due {
+                Some((train, packets)) if Rc::ptr_eq(train, &packet.train) && packets.end == packet.at => {
+                    packets.end += 1;
                 }
-            }
-            if self.due.is_empty() {
-                return Ok(());
-            }
-            if !self.shared.down.load(Ordering::Relaxed) {
-                let bytes: usize = self.due.iter().map(|packet| packet.len() - VIRTIO_NET_HDR_LEN).sum();
-                self.shared.delivered_packets.fetch_add(self.due.len() as u64, Ordering::Relaxed);
-                self.shared.delivered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-                match self.to.send_multiple(&mut self.gro, &mut self.due, VIRTIO_NET_HDR_LEN) {
-                    // The end has gone down, or has no room: a link does not wait for it.
-                    Ok(_) => {}
-                    Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BADFD.raw_os_error()) => {
-                        return Err(error);
+                _ => {
+                    let first = packet.at..packet.at + 1;
+                    if let Some((train, packets)) = due.replace((packet.train, first)) {
+                        self.send(train, packets)?;
                     }
-                    Err(_) => {}
                 }
             }
-            let room = SPARE_MAX.saturating_sub(self.spare.len());
-            self.spare.extend(self.due.drain(..).take(room));
+        }
+        due.map_or(Ok(()), |(train, packets)| self.send(train, packets))
+    }
+
+    fn send(&mut self, train: Rc<Train>, packets: Range<usize>) -> io::Result<()> {
+        if !self.shared.down.load(Ordering::Relaxed) {
+            let bytes: usize = packets.clone().map(|at| train.packet_bytes(at)).sum();
+            self.shared.delivered_packets.fetch_add(packets.len() as u64, Ordering::Relaxed);
+            self.shared.delivered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            let mut head = std::mem::take(&mut self.head);
+            let rest = train.part(packets, &mut head);
+            match self.to.send_vectored(&[IoSlice::new(&head), IoSlice::new(rest)]) {
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BADFD.raw_os_error()) => {
+                    return Err(error);
+                }
+                // The end has gone down, or has no room: a link does not wait for it.
+                Ok(_) | Err(_) => {}
+            }
+            self.head = head;
+        }
+        self.release(train);
+        Ok(())
+    }
+
+    /// A train of which nothing is under way any more leaves its memory.
+    fn release(&mut self, train: Rc<Train>) {
+        if let Ok(train) = Rc::try_unwrap(train) {
+            self.keep(train.into_bytes());
+        }
+    }
+
+    fn keep(&mut self, bytes: Vec<u8>) {
+        if bytes.len() == READ_BYTES_MAX && self.spare.len() < SPARE_MAX {
+            self.spare.push(bytes);
         }
     }
 }

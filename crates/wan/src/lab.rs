@@ -90,9 +90,9 @@ impl Lab {
         let near = Arc::new(lab.device(End::Near, profile)?);
         let far = Arc::new(lab.device(End::Far, profile)?);
         for (direction, from, to) in [(0, near.clone(), far.clone()), (1, far, near)] {
-            let (model, shared) = (profile.model(direction), lab.directions[direction as usize].clone());
+            let (way, shared) = (profile.way(direction), lab.directions[direction as usize].clone());
             let name = format!("link-{}", ["out", "back"][direction as usize]);
-            let carrier = thread::Builder::new().name(name).spawn(move || emulator::run(&from, &to, model, &shared));
+            let carrier = thread::Builder::new().name(name).spawn(move || emulator::run(&from, &to, way, &shared));
             lab.carriers.push(carrier.map_err(|error| LabError::setup("start a thread", error))?);
         }
         Ok(lab)
@@ -146,7 +146,7 @@ impl Lab {
     pub fn change(&self, profile: &Profile) -> Result<(), LabError> {
         profile.check()?;
         for (direction, shared) in (0..).zip(&self.directions) {
-            *shared.model.lock().unwrap_or_else(PoisonError::into_inner) = Some(profile.model(direction));
+            *shared.way.lock().unwrap_or_else(PoisonError::into_inner) = Some(profile.way(direction));
         }
         Ok(())
     }

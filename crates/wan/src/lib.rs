@@ -11,6 +11,7 @@ mod error;
 mod lab;
 mod measure;
 mod profile;
+mod train;
 
 pub use emulator::Counts;
 pub use error::LabError;

@@ -5,9 +5,17 @@ use std::time::Duration;
 use str0m_netem::{Bitrate, DataSize, GilbertElliot, LossModel, NetemConfig, Probability, RandomLoss};
 
 use crate::LabError;
+use crate::emulator::Way;
 
 /// Longest one-way delay.
 const DELAY_MAX: Duration = Duration::from_millis(200);
+
+/// IPv4's 20 bytes, TCP's 20, and 12 of timestamps (RFC 7323), in every full packet.
+const PACKET_HEADER_BYTES: f64 = 52.0;
+
+/// Packets may be later than they should by this part of the delay, and by [`GRAIN_MAX`] at most, so that several arrive at once.
+const GRAINS: u32 = 128;
+const GRAIN_MAX: Duration = Duration::from_micros(500);
 
 /// How packets are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -65,7 +73,8 @@ pub struct Profile {
     pub duplicate: f32,
     /// Every so many packets one overtakes its predecessor; from 2.
     pub reorder_gap: Option<u32>,
-    /// Bits of IP packets in a second; as fast as it goes if `None`.
+    /// Bits of IP packets in a second, their headers included; as fast as it goes if `None`. What of it is left for TCP's payload is
+    /// [`Profile::payload_bits_per_s`].
     pub rate_bits_per_s: Option<u64>,
     /// Bytes that wait for the link at most, besides those under way; what does not fit is lost. The product of rate and round
     /// trip if `None`, and 64 KiB at least.
@@ -107,6 +116,13 @@ impl Profile {
         self.queue_bytes.unwrap_or_else(|| (2 * self.flight_bytes()).max(65_536))
     }
 
+    /// What of the rate is left for the payload of TCP, in bits per second: a full packet has 52 bytes of headers (IPv4, and TCP with its
+    /// timestamps). `None` without a rate.
+    pub fn payload_bits_per_s(&self) -> Option<f64> {
+        let mtu = f64::from(self.mtu);
+        self.rate_bits_per_s.map(|rate| rate as f64 * (mtu - PACKET_HEADER_BYTES) / mtu)
+    }
+
     /// Whether it can be.
     ///
     /// # Errors
@@ -140,8 +156,13 @@ impl Profile {
         Ok(())
     }
 
+    /// What carries one direction.
+    pub(crate) fn way(&self, direction: u64) -> Way {
+        Way { model: self.model(direction), grain: (self.delay / GRAINS).min(GRAIN_MAX) }
+    }
+
     /// The model of one direction.
-    pub(crate) fn model(&self, direction: u64) -> NetemConfig {
+    fn model(&self, direction: u64) -> NetemConfig {
         let mut model = NetemConfig::new()
             .latency(self.delay)
             .jitter(self.jitter)
@@ -196,6 +217,15 @@ mod tests {
             assert!(bad.check().is_err(), "{bad:?}");
         }
         link.check().unwrap();
+    }
+
+    #[test]
+    fn headers_are_part_of_the_rate() {
+        assert_eq!(Profile::default().payload_bits_per_s(), None);
+        let gigabit = Profile { rate_bits_per_s: Some(1_000_000_000), ..Profile::default() };
+        assert!((gigabit.payload_bits_per_s().unwrap() / 1e6 - 965.3).abs() < 0.1);
+        let jumbo = Profile { mtu: 9000, ..gigabit };
+        assert!((jumbo.payload_bits_per_s().unwrap() / 1e6 - 994.2).abs() < 0.1);
     }
 
     /// Packets of 1000 bytes, one each millisecond, through a direction; when each arrived, by its number.

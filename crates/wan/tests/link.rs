@@ -60,6 +60,7 @@ fn no_more_arrives_than_the_rate_has_room_for() {
     assert!(counts.delivered_bytes as f64 <= room + 3000.0, "{counts:?}, room for {room} bytes");
     assert!(payload > 0 && payload <= counts.delivered_bytes, "{payload} bytes of payload, {counts:?}");
     assert!(lab.counts(End::Far).delivered_packets > 0, "acknowledgements come back");
+    assert!(counts.offered_bytes <= counts.offered_packets * 1500, "each packet counts for itself: {counts:?}");
 }
 
 /// Sends `bytes` from near to far; the checksum of what arrived.
