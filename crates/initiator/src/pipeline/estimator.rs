@@ -7,7 +7,9 @@
 //! without the command's own transfer. The window is what [`ideal_depth`] makes of both. It grows by two thirds each round while the
 //! rate grows with it; then it probes upwards every few rounds and, to see the base round trip again, drains the queue that this made.
 //! Where round trips stay far above the base the link has become slower, or the way longer: the queue is drained, and whichever it
-//! was is measured anew. A round in which whoever writes had less to write than the window says nothing about the link.
+//! was is measured anew: but only if TCP's own round trips, where the kernel tells, have become longer too. If they have not, a packet was
+//! lost, and the answers that wait for it come in a heap. What they are the answers to has left the link meanwhile, and as much may follow,
+//! at the link's rate, or each loss would leave it idle for a round trip. A round in which whoever writes had less to write than the window says nothing about the link.
 //!
 //! On a way of less than a millisecond nothing is limited: what queues there queues in the target. No clock inside: time is an
 //! argument. Absent: who may send (`window`).
@@ -51,6 +53,11 @@ const MEAN_TIME: Duration = Duration::from_millis(200);
 /// Lateness that is nobody's, in seconds: other processes, interrupts.
 const JITTER_S: f64 = 0.002;
 
+/// What may be sent beyond the window while answers are held up, as a multiple of what fills the link.
+const HELD_UP_MAX: f64 = 1.0;
+/// Round trips until an answer is missed, with the queue that the window makes.
+const OVERDUE: f64 = 1.125;
+
 /// A command under way, as it was when it was sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flight {
@@ -89,6 +96,10 @@ pub(super) struct Estimator {
     unit_bytes: u64,
     path: Option<PathSample>,
     mean: Mean,
+    /// When what is under way was sent, as far as answers come in the order of sending.
+    sent_at: VecDeque<Instant>,
+    /// What may be under way beside the window: so much has left the link though its answers are held up.
+    held_up_bytes: u64,
 }
 
 /// What was answered on average: what sealing has to keep up with, of which a heap of answers says nothing.
@@ -187,6 +198,8 @@ impl Default for Estimator {
             unit_bytes: 0,
             path: None,
             mean: Mean::default(),
+            sent_at: VecDeque::new(),
+            held_up_bytes: 0,
         }
     }
 }
@@ -196,6 +209,49 @@ impl Estimator {
     pub(super) fn window_bytes(&self) -> Option<u64> {
         let is_near = self.is_near() || (self.path.is_none() && self.trips.min().is_some_and(|trip| trip < NEAR_S));
         (!is_near).then_some(self.window_bytes)
+    }
+
+    /// Bytes that may be under way beside the window.
+    pub(super) fn held_up_bytes(&self) -> u64 {
+        self.held_up_bytes
+    }
+
+    /// Since when answers have been missed, the link's rate, a command's time on the link, and the most that may be sent meanwhile.
+    /// `None` while nothing is under way, where not enough is known, and if TCP sees a queue too.
+    fn missed(&self) -> Option<(Instant, f64, f64, u64)> {
+        if self.is_near() || self.path_is_late() != Some(false) || matches!(self.phase, Phase::Draining { .. }) {
+            return None;
+        }
+        let (rate, way) = (self.rate()?, self.round_trip()?);
+        let unit_s = self.unit_bytes.max(self.round.unit_bytes) as f64 / rate;
+        let due = Duration::try_from_secs_f64(OVERDUE * way + unit_s).ok()?;
+        let since = self.delivered_at?.max(*self.sent_at.front()? + due);
+        Some((since, rate, unit_s, self.filling(HELD_UP_MAX)))
+    }
+
+    /// When one more command may be sent although nothing is answered.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let (since, rate, unit_s, most) = self.missed()?;
+        if self.held_up_bytes >= most {
+            return None;
+        }
+        let seconds = (self.held_up_bytes as f64 / rate + unit_s).max(unit_s + JITTER_S);
+        Some(since + Duration::try_from_secs_f64(seconds).ok()?)
+    }
+
+    /// What has left the link is counted, if answers are held up.
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        let Some((since, rate, unit_s, most)) = self.missed() else { return };
+        let missed_s = now.saturating_duration_since(since).as_secs_f64();
+        if missed_s >= unit_s + JITTER_S {
+            self.held_up_bytes = ((rate * missed_s) as u64).min(most);
+        }
+    }
+
+    /// Whether TCP's round trip has become longer than it was at its shortest; it has no share of what waits in our own socket, or for
+    /// a packet that was lost. `None` where the kernel does not tell.
+    fn path_is_late(&self) -> Option<bool> {
+        self.path.map(|path| path.round_trip.as_secs_f64() > QUEUED * path.smallest.as_secs_f64() + JITTER_S)
     }
 
     /// The kernel says that the way is short.
@@ -267,6 +323,7 @@ impl Estimator {
             // There is room again: from here on answers tell of the link as it is.
             self.round = Round { is_limited: true, ..Round::begin(self.delivered) };
         }
+        self.sent_at.push_back(now);
         Flight {
             at: now,
             bytes,
@@ -276,7 +333,18 @@ impl Estimator {
         }
     }
 
-    pub(super) fn answered(&mut self, now: Instant, flight: &Flight) {
+    /// The command that was sent last was not sent after all.
+    pub(super) fn not_sent(&mut self) {
+        self.sent_at.pop_back();
+    }
+
+    /// A command is no longer under way; `moved`: its data went over the link, all of it.
+    pub(super) fn answered(&mut self, now: Instant, flight: &Flight, moved: bool) {
+        self.sent_at.pop_front();
+        self.held_up_bytes = 0;
+        if !moved {
+            return;
+        }
         self.delivered += flight.bytes;
         (self.delivered_at, self.first_sent) = (Some(now), Some(flight.at));
         self.mean.take(now, self.delivered);
@@ -309,6 +377,8 @@ impl Estimator {
     pub(super) fn disconnected(&mut self) {
         self.round = Round::begin(self.delivered);
         (self.delivered_at, self.first_sent) = (None, None);
+        self.sent_at.clear();
+        self.held_up_bytes = 0;
         // TCP begins anew, and so does this; the way is likely the same.
         self.phase = Phase::Growing { best_rate: 0.0, flat_rounds: 0 };
     }
@@ -338,7 +408,10 @@ impl Estimator {
                 self.grow_from(round.rate);
             }
             Phase::Steady { step, rate_before, late_rounds } => {
-                let lateness = base.map_or(0.0, |base| (round.trip - JITTER_S) / base);
+                let lateness = match (base, self.path_is_late()) {
+                    (None, _) | (_, Some(false)) => 0.0,
+                    (Some(base), _) => (round.trip - JITTER_S) / base,
+                };
                 let late_rounds = if lateness > LATE { late_rounds + 1 } else { 0 };
                 if late_rounds > 1 || lateness > LATE_AT_ONCE {
                     tracing::debug!(lateness, rate = round.rate, "the link has changed: it is measured anew");
@@ -363,11 +436,7 @@ impl Estimator {
         let has_grown = round.rate >= GROWTH * best_rate;
         let flat_rounds = if has_grown { 0 } else { flat_rounds + 1 };
         let best_rate = best_rate.max(round.rate);
-        // The kernel's round trip has no share of what waits in our own socket.
-        let queues = self
-            .path
-            .is_some_and(|path| path.round_trip.as_secs_f64() > QUEUED * path.smallest.as_secs_f64() + JITTER_S);
-        if flat_rounds >= FLAT_ROUNDS_MAX || queues {
+        if flat_rounds >= FLAT_ROUNDS_MAX || self.path_is_late() == Some(true) {
             return self.drain(false);
         }
         self.phase = Phase::Growing { best_rate, flat_rounds };

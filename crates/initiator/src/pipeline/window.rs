@@ -17,6 +17,8 @@ pub(crate) struct Window {
     ahead: Load,
     /// Sent and not answered.
     under_way: Load,
+    /// A command waits for the window.
+    is_waited_for: bool,
 }
 
 /// Commands, and their bytes of data.
@@ -40,7 +42,8 @@ impl Load {
 
 impl Window {
     pub(crate) fn new(pipeline: Pipeline) -> Window {
-        Window { pipeline, estimator: Estimator::default(), ahead: Load::default(), under_way: Load::default() }
+        let (ahead, under_way) = (Load::default(), Load::default());
+        Window { pipeline, estimator: Estimator::default(), ahead, under_way, is_waited_for: false }
     }
 
     /// Whether a command of `bytes` may be sealed now.
@@ -57,7 +60,9 @@ impl Window {
             Pipeline::Fixed { depth, .. } => self.under_way.count < depth,
             Pipeline::Auto => {
                 let Some(window) = self.estimator.window_bytes() else { return true };
+                let window = window.saturating_add(self.estimator.held_up_bytes());
                 let fits = self.under_way.count == 0 || self.under_way.bytes + bytes <= window;
+                self.is_waited_for = !fits;
                 if !fits {
                     self.estimator.held_back();
                 }
@@ -91,19 +96,32 @@ impl Window {
     /// One was not sent after all.
     pub(crate) fn not_sent(&mut self, flight: &Flight) {
         self.under_way.remove(flight.bytes);
+        self.estimator.not_sent();
     }
 
     /// A command was answered; `moved`: its data went over the link, all of it.
     pub(crate) fn answered(&mut self, now: Instant, flight: &Flight, moved: bool) {
         self.under_way.remove(flight.bytes);
-        if moved {
-            self.estimator.answered(now, flight);
+        self.estimator.answered(now, flight, moved);
+    }
+
+    /// When [`Window::handle_timeout`] may let one more command through.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let waits = self.pipeline == Pipeline::Auto && self.is_waited_for;
+        waits.then(|| self.estimator.poll_timeout()).flatten()
+    }
+
+    /// Time has passed without an answer.
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        if self.poll_timeout().is_some_and(|at| at <= now) {
+            self.estimator.handle_timeout(now);
         }
     }
 
     /// The session is gone: nothing is under way any more.
     pub(crate) fn disconnected(&mut self) {
         self.under_way = Load::default();
+        self.is_waited_for = false;
         self.estimator.disconnected();
     }
 

@@ -393,7 +393,8 @@ impl Engine {
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let delayed = self.delayed.iter().map(|(at, _)| *at).min();
         let verified = self.verified.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.phase == Phase::Up);
-        [delayed, verified, self.silence_ends()].into_iter().flatten().min()
+        let windows = [&self.writes, &self.reads].into_iter().filter_map(Window::poll_timeout);
+        [delayed, verified, self.silence_ends()].into_iter().flatten().chain(windows).min()
     }
 
     /// The target took data, or otherwise showed that it works on what it has.
@@ -419,6 +420,8 @@ impl Engine {
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {
         self.now = Some(now);
+        self.writes.handle_timeout(now);
+        self.reads.handle_timeout(now);
         let (due, later) = std::mem::take(&mut self.delayed).into_iter().partition(|(at, _)| *at <= now);
         self.delayed = later;
         let due: Vec<(Instant, usize)> = due;
