@@ -112,26 +112,32 @@ pub fn run(plan: &BtioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut d
     let name = |step: &Step| {
         format!("{}: BTIO class {class}, {} initiators", names[step.contender], plan.initiators[step.point])
     };
-    measure_all(&steps, watch, name, |step, _| {
-        let contender = &mut *contenders[step.contender];
-        let count = plan.initiators[step.point];
-        let identity = contender.identity();
-        let cell = Cell {
-            bench: "btio".into(),
-            contender: identity.contender.clone(),
-            scheme: identity.scheme.clone(),
-            medium: identity.medium.clone(),
-            pattern: format!("btio-{class}"),
-            // The rows of a cell: what one access is, before the volume's blocks cut it.
-            size: plan.problem.points.div_ceil(u64::from(count).isqrt()) * partition::POINT_BYTES,
-            depth: plan.depth,
-            initiators: count,
-            run: step.run,
-            ..Cell::default()
-        };
-        let salt = step.run * plan.initiators.len() as u32 + step.point as u32 + 1;
-        Ok(measure(plan, contender, salt, cell.clone()).unwrap_or_else(|error| cell.failed(error)))
-    })
+    measure_all(
+        &steps,
+        watch,
+        name,
+        |_| 1.0,
+        |step, _| {
+            let contender = &mut *contenders[step.contender];
+            let count = plan.initiators[step.point];
+            let identity = contender.identity();
+            let cell = Cell {
+                bench: "btio".into(),
+                contender: identity.contender.clone(),
+                scheme: identity.scheme.clone(),
+                medium: identity.medium.clone(),
+                pattern: format!("btio-{class}"),
+                // The rows of a cell: what one access is, before the volume's blocks cut it.
+                size: plan.problem.points.div_ceil(u64::from(count).isqrt()) * partition::POINT_BYTES,
+                depth: plan.depth,
+                initiators: count,
+                run: step.run,
+                ..Cell::default()
+            };
+            let salt = step.run * plan.initiators.len() as u32 + step.point as u32 + 1;
+            Ok(measure(plan, contender, salt, cell.clone()).unwrap_or_else(|error| cell.failed(error)))
+        },
+    )
 }
 
 fn measure(plan: &BtioPlan, contender: &mut dyn Contender, salt: u32, mut cell: Cell) -> Result<Cell, BenchError> {

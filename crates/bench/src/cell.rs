@@ -106,6 +106,9 @@ pub struct Cell {
     /// Targets at once; initiators take turns among them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<u32>,
+    /// What the link's rate leaves for TCP's payload in full packets, in MiB/s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_payload_mib_s: Option<f64>,
     /// What one plain TCP connection carried over the same link: SOCKET of the WAN paper's equation (2), in MiB/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket_mib_s: Option<f64>,

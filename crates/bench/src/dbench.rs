@@ -91,27 +91,33 @@ pub fn run(plan: &DbenchPlan, contenders: &[Mounted], watch: &mut dyn Watch) -> 
         let (sync, clients) = points[step.point];
         format!("{}: {} {clients} clients", contenders[step.contender].identity().contender, pattern(sync))
     };
-    measure_all(&steps, watch, name, |step, watch| {
-        let (sync, clients) = points[step.point];
-        let contender = &contenders[step.contender];
-        let identity = contender.identity();
-        let cell = Cell {
-            bench: "dbench".into(),
-            contender: identity.contender.clone(),
-            scheme: identity.scheme.clone(),
-            suite: contender.suite().into(),
-            medium: identity.medium.clone(),
-            pattern: pattern(sync).into(),
-            initiators: clients,
-            run: step.run,
-            ..Cell::default()
-        };
-        match measure(plan, contender, (sync, clients), cell.clone(), watch) {
-            Ok(cell) => Ok(cell),
-            Err(BenchError::Stopped) => Err(BenchError::Stopped),
-            Err(error) => Ok(cell.failed(error)),
-        }
-    })
+    measure_all(
+        &steps,
+        watch,
+        name,
+        |_| 1.0,
+        |step, watch| {
+            let (sync, clients) = points[step.point];
+            let contender = &contenders[step.contender];
+            let identity = contender.identity();
+            let cell = Cell {
+                bench: "dbench".into(),
+                contender: identity.contender.clone(),
+                scheme: identity.scheme.clone(),
+                suite: contender.suite().into(),
+                medium: identity.medium.clone(),
+                pattern: pattern(sync).into(),
+                initiators: clients,
+                run: step.run,
+                ..Cell::default()
+            };
+            match measure(plan, contender, (sync, clients), cell.clone(), watch) {
+                Ok(cell) => Ok(cell),
+                Err(BenchError::Stopped) => Err(BenchError::Stopped),
+                Err(error) => Ok(cell.failed(error)),
+            }
+        },
+    )
 }
 
 /// As in results.

@@ -46,17 +46,23 @@ pub fn run(plan: &RawioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut 
     let names: Vec<String> = contenders.iter().map(|contender| contender.identity().contender.clone()).collect();
     let steps = interleaved(points.len(), contenders.len(), plan.runs);
     let name = |step: &Step| format!("{}: {}", names[step.contender], in_words(points[step.point]));
-    measure_all(&steps, watch, name, |step, watch| {
-        settle(contenders, watch)?;
-        let point = points[step.point];
-        let contender = &mut *contenders[step.contender];
-        let empty = empty_cell(plan, contender, point, step.run);
-        match measure(plan, contender, point, empty.clone(), watch) {
-            Ok(cell) => Ok(cell),
-            Err(BenchError::Stopped) => Err(BenchError::Stopped),
-            Err(error) => Ok(empty.failed(error)),
-        }
-    })
+    measure_all(
+        &steps,
+        watch,
+        name,
+        |_| 1.0,
+        |step, watch| {
+            settle(contenders, watch)?;
+            let point = points[step.point];
+            let contender = &mut *contenders[step.contender];
+            let empty = empty_cell(plan, contender, point, step.run);
+            match measure(plan, contender, point, empty.clone(), watch) {
+                Ok(cell) => Ok(cell),
+                Err(BenchError::Stopped) => Err(BenchError::Stopped),
+                Err(error) => Ok(empty.failed(error)),
+            }
+        },
+    )
 }
 
 /// `4 KiB randread, depth 16, 1 initiator`.

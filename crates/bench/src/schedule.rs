@@ -45,7 +45,8 @@ pub fn interleaved(points: usize, contenders: usize, runs: u32) -> Vec<Step> {
     steps
 }
 
-/// Makes every measurement of a schedule. A measurement that fails becomes a cell that says so, and the next is made.
+/// Makes every measurement of a schedule. A measurement that fails becomes a cell that says so, and the next is made. What is left is
+/// told from what was done, each measurement by its `weight`: how long it takes compared with others.
 ///
 /// # Errors
 /// [`BenchError::Stopped`], or what the watcher says.
@@ -53,17 +54,21 @@ pub fn measure_all<S>(
     steps: &[S],
     watch: &mut dyn Watch,
     mut name: impl FnMut(&S) -> String,
+    weight: impl Fn(&S) -> f64,
     mut measure: impl FnMut(&S, &dyn Watch) -> Result<Cell, BenchError>,
 ) -> Result<(), BenchError> {
     let begun = Instant::now();
+    let total: f64 = steps.iter().map(&weight).sum();
+    let mut passed = 0.0;
     for (done, step) in steps.iter().enumerate() {
         if watch.is_stopped() {
             return Err(BenchError::Stopped);
         }
-        let left = (done > 0).then(|| begun.elapsed().mul_f64((steps.len() - done) as f64 / done as f64));
+        let left = (passed > 0.0).then(|| begun.elapsed().mul_f64((total - passed).max(0.0) / passed));
         watch.step(done, steps.len(), left, &name(step));
         let cell = measure(step, watch)?;
         watch.cell(&cell)?;
+        passed += weight(step);
     }
     Ok(())
 }
@@ -95,10 +100,13 @@ mod tests {
     struct Seen {
         cells: Vec<Cell>,
         stop_after: usize,
+        left: Vec<Option<Duration>>,
     }
 
     impl Watch for Seen {
-        fn step(&mut self, _: usize, _: usize, _: Option<Duration>, _: &str) {}
+        fn step(&mut self, _: usize, _: usize, left: Option<Duration>, _: &str) {
+            self.left.push(left);
+        }
         fn cell(&mut self, cell: &Cell) -> Result<(), BenchError> {
             self.cells.push(cell.clone());
             Ok(())
@@ -125,9 +133,22 @@ mod tests {
     #[test]
     fn a_stop_ends_between_two_measurements_and_keeps_what_there_is() {
         let mut seen = Seen { stop_after: 4, ..Seen::default() };
-        let result = measure_all(&interleaved(3, 2, 1), &mut seen, |_| String::new(), |_, _| Ok(Cell::default()));
+        let steps = interleaved(3, 2, 1);
+        let result = measure_all(&steps, &mut seen, |_| String::new(), |_| 1.0, |_, _| Ok(Cell::default()));
         assert!(matches!(result, Err(BenchError::Stopped)));
         assert_eq!(seen.cells.len(), 4);
         assert!(pause(Duration::from_secs(60), &seen).is_err());
+    }
+
+    #[test]
+    fn what_is_left_is_reckoned_by_what_the_rest_takes() {
+        let mut seen = Seen { stop_after: 9, ..Seen::default() };
+        let (short, long) = (Duration::from_millis(20), 100.0);
+        let measure = |_: &f64, _: &dyn Watch| {
+            std::thread::sleep(short);
+            Ok(Cell::default())
+        };
+        measure_all(&[1.0, long], &mut seen, |_| String::new(), |weight| *weight, measure).unwrap();
+        assert!(seen.left[0].is_none() && seen.left[1].unwrap() >= short.mul_f64(long), "{:?}", seen.left);
     }
 }

@@ -33,8 +33,8 @@ const OFFERED_MIN: u32 = 8;
 const OFFERED_MAX: u32 = 1024;
 /// How long a target may take to write down what it has done.
 const COUNTERS_LATE: Duration = Duration::from_millis(300);
-/// A measurement lasts so many round trips at least: one more or less, where one write takes two, is then 5 %.
-const ROUND_TRIPS_MIN: u32 = 40;
+/// The plain connection sends for so many round trips at least.
+const ROUND_TRIPS_SOCKET: u32 = 40;
 /// TCP needs so many to find its rate from rest.
 const ROUND_TRIPS_WARM_UP: u32 = 16;
 /// How often the way is looked at before its round trip is believed.
@@ -146,6 +146,8 @@ pub struct WanPlan {
     pub runs: u32,
     /// How long each measurement lasts at least; longer where round trips are long.
     pub time: Duration,
+    /// So many round trips a measurement lasts at least: with 40 one more or less, where one write takes two, is 5 %.
+    pub round_trips: u32,
     /// How long I/O runs before it, at least.
     pub warm_up: Duration,
     /// How long the plain TCP connection of equation (2) sends, in seconds.
@@ -183,7 +185,7 @@ impl WanPlan {
             bench: self.bench.clone(),
             grid: self.grid(1),
             runs: self.runs,
-            time: self.time.max(2 * delay * ROUND_TRIPS_MIN),
+            time: self.time.max(2 * delay * self.round_trips),
             warm_up: self.warm_up.max(2 * delay * ROUND_TRIPS_WARM_UP),
             verify: false,
             parts: false,
@@ -302,7 +304,11 @@ pub fn run(
         format!("{}: {} over {:?}", names[step.contender], long_size(point.size), plan.delays[*delay])
     };
     let mut way: Option<(usize, Way)> = None;
-    measure_all(&steps, watch, words, |(delay_at, step), watch| {
+    let weight = |(delay, _): &(usize, crate::Step)| {
+        let rawio = plan.as_rawio(plan.delays[*delay]);
+        (rawio.time + rawio.warm_up + COUNTERS_LATE).as_secs_f64()
+    };
+    measure_all(&steps, watch, words, weight, |(delay_at, step), watch| {
         let delay = plan.delays[*delay_at];
         let way = match way {
             Some((at, way)) if at == *delay_at => way,
@@ -350,7 +356,7 @@ fn look(plan: &WanPlan, lab: &Lab, delay: Duration) -> Result<Way, BenchError> {
     let mut trips = lab.measure_round_trips(PINGS).map_err(failed)?;
     trips.sort_unstable();
     let rtt = trips.get(trips.len() / 2).copied().unwrap_or(2 * delay);
-    let seconds = plan.socket_seconds.max((2 * delay * ROUND_TRIPS_MIN).as_secs_f64().ceil() as usize);
+    let seconds = plan.socket_seconds.max((2 * delay * ROUND_TRIPS_SOCKET).as_secs_f64().ceil() as usize);
     let stream = lab.measure_stream(seconds).map_err(failed)?;
     Ok(Way { rtt, socket_bytes_per_second: stream.bits_per_s(seconds / 2) / 8.0 })
 }
@@ -378,6 +384,7 @@ fn put_model(plan: &WanPlan, cell: &mut Cell, setting: Setting, way: Way, seal_r
         dec_th: conditions.target_bytes_per_second,
     };
     const MIB: f64 = 1_048_576.0;
+    cell.link_payload_mib_s = plan.link.payload_bits_per_s().map(|rate| rate / 8.0 / MIB);
     cell.socket_mib_s = Some(way.socket_bytes_per_second / MIB);
     cell.model_mib_s = Some(all / MIB);
     limit.clone_into(&mut cell.limit);
@@ -424,6 +431,7 @@ mod tests {
             initiators: vec![1],
             runs: 1,
             time: Duration::ZERO,
+            round_trips: 40,
             warm_up: Duration::ZERO,
             socket_seconds: 2,
             first_burst_bytes: 256 << 10,

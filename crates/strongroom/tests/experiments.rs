@@ -107,35 +107,41 @@ fn the_script_for_ipsec_says_whether_this_kernel_has_it() {
     }
 }
 
-/// Every setting at two delays, over a real link; no time is looked at, but everything that must be there whatever the machine.
+/// The whole script, each of its experiments for a moment, over a real link; no time is looked at, but everything that must be there
+/// whatever the machine.
 #[test]
 fn wan_measures_every_setting_beside_its_model_and_the_report_shows_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let run = |arguments: &[&str]| {
-        let usual = ["--rate", "50Mbit", "--volume-size", "32MiB", "--seconds", "0.2", "--warm-up", "0.1", "--quiet"];
-        bench(
-            &[&["wan", "--socket-seconds", "2", "--runs", "1", "--json", &path("r.jsonl")], &usual[..], arguments]
-                .concat(),
-        )
-    };
-    let output = run(&["--delays", "0ms,2ms", "--sizes", "16k,64k", "--settings", "S2-1,S2-5,OP-2,OP-4,auto"]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/bench-wan.sh");
+    let mut script = Command::new(script);
+    script.arg("--tiny").env("STRONGROOM", env!("CARGO_BIN_EXE_strongroom"));
+    let output = script.env("BENCH_DIR", dir.path()).env("DOCS", path("docs")).env_remove("REPORT").output().unwrap();
     let refusals = ["need root", "not permitted", "denied", "CONFIG_TUN"];
     if !output.status.success() && refusals.iter().any(|words| said(&output).contains(words)) {
         return eprintln!("passed over: {}", said(&output));
     }
     assert!(output.status.success(), "{}", said(&output));
-    let many = ["--delays", "2ms", "--sizes", "64k", "--settings", "S2-5,OP-4", "--initiators", "2", "--targets", "2"];
-    let output = run(&[&many[..], &["--name", "wan-many", "--loss", "0.5%", "--jitter", "1ms", "--append"]].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    let text = std::fs::read_to_string(path("r.jsonl")).unwrap();
+    assert!(said(&output).contains("bench-wan: 6 of 6"), "{}", said(&output));
+    assert!(said(&output).contains("0/20  …"), "progress is told where there is no terminal: {}", said(&output));
+    let text = std::fs::read_to_string(path("wan.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let cells: Vec<Value> = lines.filter(|line| line["machine"].is_null()).collect();
-    assert_eq!(cells.len(), 2 * 2 * 5 + 2);
+    let of = |bench: &str| cells.iter().filter(|cell| cell["bench"] == bench).collect::<Vec<_>>();
+    let counts =
+        ["wan", "wan-steady", "wan-steady-gigabit", "wan-loss", "wan-many", "wan-paper"].map(|it| of(it).len());
+    assert_eq!(counts, [2 * 2 * 5, 2, 2, 2, 4, 2]);
     for cell in &cells {
         assert!(cell["error"].is_null(), "{cell}");
-        for name in ["mib_s", "model_mib_s", "socket_mib_s", "ideal_n", "initiator_encrypted_per_byte", "wire_per_byte"]
-        {
+        for name in [
+            "mib_s",
+            "model_mib_s",
+            "socket_mib_s",
+            "link_payload_mib_s",
+            "ideal_n",
+            "initiator_encrypted_per_byte",
+            "wire_per_byte",
+        ] {
             positive(cell, name);
         }
         assert_eq!(cell["bytes"].as_u64().unwrap(), cell["ios"].as_u64().unwrap() * cell["size"].as_u64().unwrap());
@@ -148,22 +154,25 @@ fn wan_measures_every_setting_beside_its_model_and_the_report_shows_it() {
             assert!((per_byte - 1.0).abs() <= 0.05 + 2.0 / ios, "{cell}");
         }
     }
-    assert!(cells[20..].iter().all(|cell| cell["targets"] == 2 && cell["initiators"] == 2), "{:?}", &cells[20..]);
-    let plots = path("plots");
-    let reported =
-        bench(&["report", &path("r.jsonl"), "--plots", &plots, "--html", &path("r.html"), "--wan", &path("w.md")]);
-    assert!(reported.status.success(), "{}", said(&reported));
-    let section = std::fs::read_to_string(path("w.md")).unwrap();
+    assert!(of("wan-many").iter().all(|cell| cell["targets"] == 2), "{:?}", of("wan-many"));
+    let plots = path("docs/bench");
+    let section = std::fs::read_to_string(path("docs/performance.md")).unwrap();
     for part in
-        ["wan: begin", "Figures 9 to 16", "within 15 %", "does not encrypt again what TCP sends again", "loss 0.5 %"]
+        ["wan: begin", "Figures 9 to 16", "within 15 %", "does not encrypt again what TCP sends again", "loss 0.1 %"]
     {
         assert!(section.contains(part), "{part} is not in:\n{section}");
     }
     for name in ["throughput", "improvement", "processor", "model", "ratio", "encrypted"] {
         assert!(std::path::Path::new(&plots).join(format!("wan-{name}.svg")).exists(), "{name}");
     }
-    for (wrong, part) in [(["--settings", "OP-1"], "OP-2"), (["--name", "lan"], "wan-"), (["--sizes", "5k"], "5")] {
-        let refused = run(&wrong);
+    for (wrong, part) in [
+        (["--settings", "OP-1"], "OP-2"),
+        (["--name", "lan"], "wan-"),
+        (["--sizes", "5k"], "5"),
+        (["--rate", "unlimited"], "10Gbit"),
+        (["--rate", "fast"], "unlimited"),
+    ] {
+        let refused = bench(&["wan", wrong[0], wrong[1]]);
         assert!(!refused.status.success() && said(&refused).contains(part), "{}", said(&refused));
     }
 }

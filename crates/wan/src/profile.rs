@@ -17,6 +17,9 @@ const PACKET_HEADER_BYTES: f64 = 52.0;
 const GRAINS: u32 = 128;
 const GRAIN_MAX: Duration = Duration::from_micros(500);
 
+/// What routers keep on a short way too, in milliseconds of the rate: several programs' trains at once.
+const QUEUE_MS_MIN: u64 = 5;
+
 /// How packets are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Loss {
@@ -77,7 +80,7 @@ pub struct Profile {
     /// [`Profile::payload_bits_per_s`].
     pub rate_bits_per_s: Option<u64>,
     /// Bytes that wait for the link at most, besides those under way; what does not fit is lost. The product of rate and round
-    /// trip if `None`, and 64 KiB at least.
+    /// trip if `None`, and what the link carries in 5 ms, or 64 KiB, at least.
     pub queue_bytes: Option<u64>,
     /// Bytes of the largest IP packet.
     pub mtu: u16,
@@ -113,7 +116,8 @@ impl Profile {
 
     /// Bytes that wait at most.
     pub fn queue_bytes(&self) -> u64 {
-        self.queue_bytes.unwrap_or_else(|| (2 * self.flight_bytes()).max(65_536))
+        let least = self.rate_bits_per_s.unwrap_or(0) / 8 * QUEUE_MS_MIN / 1000;
+        self.queue_bytes.unwrap_or_else(|| (2 * self.flight_bytes()).max(least).max(65_536))
     }
 
     /// What of the rate is left for the payload of TCP, in bits per second: a full packet has 52 bytes of headers (IPv4, and TCP with its

@@ -207,6 +207,8 @@ impl Experiment {
                 match wan {
                     "wan-loss" => "The same with loss and jitter",
                     "wan-many" => "Several initiators and several targets at once (the paper's future work)",
+                    "wan-steady" => "auto in steady state: after 20 seconds",
+                    "wan-steady-gigabit" => "auto in steady state, over 1 Gbit/s",
                     "wan-paper" => "The WAN paper's cipher: 3DES-CBC with a MAC",
                     _ => "Writes over a long way (the WAN paper's Figures 9 to 16)",
                 },

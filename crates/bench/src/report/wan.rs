@@ -123,6 +123,21 @@ fn sizes(summary: &Summary) -> Vec<u64> {
     sizes
 }
 
+/// The sizes that were measured at every delay: means over these may be compared.
+fn sizes_everywhere(summary: &Summary) -> Vec<u64> {
+    let delays = delays(summary);
+    let is_everywhere = |size: &u64| {
+        let at = |delay: &f64| summary.rows.iter().any(|row| row.place.size == *size && delay_of(row) == Some(*delay));
+        delays.iter().all(at)
+    };
+    sizes(summary).into_iter().filter(is_everywhere).collect()
+}
+
+/// `16 KiB, 128 KiB`.
+fn sizes_in_words(summary: &Summary) -> String {
+    sizes_everywhere(summary).into_iter().map(long_size).collect::<Vec<_>>().join(", ")
+}
+
 fn row<'a>(summary: &'a Summary, delay: f64, size: u64, contender: &str) -> Option<&'a Row> {
     // With several numbers of initiators, the fewest: the paper had one.
     let fitting = summary
@@ -163,7 +178,7 @@ fn chart_by_size(summary: &Summary, delay: f64, axis: &str, of: Number<'_>) -> C
 }
 
 fn by_delay(summary: &Summary, axis: &str, of: Number<'_>) -> Chart {
-    let (delays, sizes) = (delays(summary), sizes(summary));
+    let (delays, sizes) = (delays(summary), sizes_everywhere(summary));
     let value = |delay: f64, contender: &String| {
         let rows = sizes.iter().filter_map(|&size| row(summary, delay, size, contender));
         mean(rows.filter_map(|row| median(row, of))).and_then(exact)
@@ -171,7 +186,7 @@ fn by_delay(summary: &Summary, axis: &str, of: Number<'_>) -> Chart {
     let series =
         |name: &String| Series { name: name.clone(), values: delays.iter().map(|&delay| value(delay, name)).collect() };
     Chart {
-        title: "By one-way delay".into(),
+        title: format!("By one-way delay; writes of {}", sizes_in_words(summary)),
         axis: axis.to_owned(),
         groups: delays.iter().map(|delay| format!("{delay} ms")).collect(),
         series: summary.contenders.iter().map(series).collect(),
@@ -180,17 +195,19 @@ fn by_delay(summary: &Summary, axis: &str, of: Number<'_>) -> Chart {
 }
 
 fn improvement(summary: &Summary) -> Chart {
-    let delays = delays(summary);
+    let (delays, sizes) = (delays(summary), sizes_everywhere(summary));
     let others = summary.contenders.iter().filter(|name| *name != EAGER);
     let series = |name: &String| Series {
         name: name.clone(),
         values: delays
             .iter()
-            .map(|&delay| mean_ratio(summary, delay, name, EAGER, &|_| true).and_then(exact))
+            .map(|&delay| {
+                mean_ratio(summary, delay, name, EAGER, &|row| sizes.contains(&row.place.size)).and_then(exact)
+            })
             .collect(),
     };
     Chart {
-        title: "By one-way delay, mean over block sizes".into(),
+        title: format!("By one-way delay, mean over writes of {}", sizes_in_words(summary)),
         axis: "times as fast".into(),
         groups: delays.iter().map(|delay| format!("{delay} ms")).collect(),
         series: others.map(series).collect(),
@@ -257,21 +274,23 @@ fn mean_ratio(summary: &Summary, delay: f64, name: &str, base: &str, wanted: &dy
 }
 
 fn auto_against_link(summary: &Summary, delay: f64) -> Option<String> {
-    let shares: Vec<f64> = sizes(summary)
-        .into_iter()
-        .filter(|&size| size >= SMALL_BYTES)
-        .filter_map(|size| {
+    let share = |of: Number<'_>| {
+        let sizes = sizes(summary).into_iter().filter(|&size| size >= SMALL_BYTES);
+        let shares = sizes.filter_map(|size| {
             let row = row(summary, delay, size, "auto")?;
-            Some(median(row, &|cell| cell.mib_s)? / median(row, &|cell| cell.socket_mib_s)?)
-        })
-        .collect();
-    let spread = Spread::of(shares)?;
+            Some(median(row, &|cell| cell.mib_s)? / median(row, of)?)
+        });
+        let spread = Spread::of(shares.collect::<Vec<f64>>())?;
+        let [median, low, high] = [spread.median, spread.low, spread.high].map(|share| share * 100.0);
+        Some(format!("{median:.0} % ({low:.0} to {high:.0})"))
+    };
+    let of_socket = share(&|cell| cell.socket_mib_s)?;
+    let of_link = share(&|cell| cell.link_payload_mib_s);
+    let of_link =
+        of_link.map_or_else(String::new, |share| format!(", and {share} of what the link's rate leaves for payload"));
     Some(format!(
-        "At {delay} ms one way, auto carried {:.0} % ({:.0} to {:.0}) of what a plain TCP connection did over the same link, with writes \
-         of {} and more.",
-        spread.median * 100.0,
-        spread.low * 100.0,
-        spread.high * 100.0,
+        "At {delay} ms one way, auto carried {of_socket} of what a plain TCP connection did over the same link{of_link}, with writes of {} \
+         and more.",
         long_size(SMALL_BYTES)
     ))
 }

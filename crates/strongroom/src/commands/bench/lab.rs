@@ -40,10 +40,10 @@ pub(crate) struct LinkArgs {
     /// How much each packet's delay differs, either way
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = parse_duration)]
     jitter: Duration,
-    /// Bits of IP packets in a second, each way
-    #[arg(long, value_name = "RATE", default_value = "1Gbit", value_parser = parse_rate)]
-    rate: u64,
-    /// What waits for the link at most; the product of rate and round trip if not given
+    /// Bits of IP packets in a second, each way, headers included: TCP's payload is 96.5 % of it with packets of 1500 bytes; or `unlimited`
+    #[arg(long, value_name = "RATE", default_value = "1Gbit")]
+    rate: LinkRate,
+    /// What waits for the link at most; the product of rate and round trip if not given, and 5 ms of the rate or 64 KiB at least
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     queue: Option<u64>,
     /// Share of the packets that is lost
@@ -76,7 +76,35 @@ enum CongestionArg {
     Reno,
 }
 
+/// Bits in a second; `None` if nothing limits it but this machine.
+#[derive(Debug, Clone, Copy)]
+struct LinkRate(Option<u64>);
+
+impl std::str::FromStr for LinkRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LinkRate, String> {
+        if text.eq_ignore_ascii_case("unlimited") {
+            return Ok(LinkRate(None));
+        }
+        let advice = |wrong| format!("{wrong}, or unlimited");
+        parse_rate(text).map(|rate| LinkRate(Some(rate))).map_err(advice)
+    }
+}
+
 impl LinkArgs {
+    /// `1000 Mbit/s of IP packets each way, at most 965 of TCP payload`.
+    pub(super) fn rate_in_words(&self) -> String {
+        let link = self.profile();
+        match (link.rate_bits_per_s, link.payload_bits_per_s()) {
+            (Some(rate), Some(payload)) => {
+                let (rate, payload, mtu) = (rate as f64 / 1e6, payload / 1e6, self.mtu);
+                format!("{rate} Mbit/s of IP packets each way, at most {payload:.1} of TCP payload at an MTU of {mtu}")
+            }
+            _ => format!("no limit but this machine's, at an MTU of {}", self.mtu),
+        }
+    }
+
     /// The link, without a delay.
     pub(super) fn profile(&self) -> Profile {
         Profile {
@@ -89,7 +117,7 @@ impl LinkArgs {
             },
             duplicate: self.duplicate,
             reorder_gap: self.reorder,
-            rate_bits_per_s: Some(self.rate),
+            rate_bits_per_s: self.rate.0,
             queue_bytes: self.queue,
             mtu: self.mtu,
             seed: self.seed,
@@ -118,6 +146,7 @@ impl LinkArgs {
 pub(crate) fn run(args: &LabArgs) -> Result<()> {
     let lab = Lab::new(&Profile { delay: args.delay, ..args.link.profile() })?;
     if let Some(seconds) = args.measure {
+        println!("the link: {}", args.link.rate_in_words());
         return measure(&lab, seconds);
     }
     let mut far = match &args.far {

@@ -1,10 +1,12 @@
-//! What a person sees while a benchmark runs: a bar with the time that remains, and Ctrl-C that ends it in order.
+//! What a person sees while a benchmark runs: a bar with the time that remains, or where nobody looks at a terminal a line now and then;
+//! and Ctrl-C that ends it in order.
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,12 +14,17 @@ use strongroom_bench::{BenchError, Cell, Machine, Results, ResultsFile, Watch};
 
 use crate::signals::StopSignals;
 
+/// How often a line is written where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(15);
+
 /// Shows steps, keeps cells, and listens for Ctrl-C.
 pub(crate) struct Progress {
     bar: ProgressBar,
     file: Option<ResultsFile>,
     results: Results,
     stopped: Arc<AtomicBool>,
+    /// When the next line is due, if it is lines.
+    line_at: Option<Instant>,
 }
 
 impl Progress {
@@ -39,7 +46,8 @@ impl Progress {
         bar.set_draw_target(if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(4) });
         let style = "{bar:24} {pos}/{len}  {prefix}  {wide_msg}";
         bar.set_style(ProgressStyle::with_template(style).expect("a well-formed template"));
-        Ok(Progress { bar, file, results: Results { machines: vec![machine], cells: Vec::new() }, stopped })
+        let line_at = (!quiet && !std::io::stderr().is_terminal()).then(Instant::now);
+        Ok(Progress { bar, file, results: Results { machines: vec![machine], cells: Vec::new() }, stopped, line_at })
     }
 
     /// Ends the bar; what was measured.
@@ -51,6 +59,11 @@ impl Progress {
 
 impl Watch for Progress {
     fn step(&mut self, done: usize, total: usize, left: Option<Duration>, what: &str) {
+        let now = Instant::now();
+        if self.line_at.is_some_and(|at| at <= now) {
+            self.line_at = Some(now + LINE_EVERY);
+            eprintln!("{done}/{total}  {}  {what}", left.map_or_else(|| "…".to_owned(), time_left));
+        }
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
         self.bar.set_prefix(left.map_or_else(|| "…".to_owned(), time_left));

@@ -20,7 +20,10 @@ use crate::units::{parse_duration, parse_size};
 
 /// Block size of the volumes.
 const BLOCK_BYTES: u64 = 4096;
-/// A measurement's share of the usual one in the quick form.
+/// Round trips of a measurement, and of a quick one.
+const ROUND_TRIPS: u32 = 40;
+const QUICK_ROUND_TRIPS: u32 = 24;
+/// What the quick form has of each.
 const QUICK_DELAYS: &[u64] = &[0, 1, 8, 64];
 const QUICK_SIZES: &[u64] = &[16 << 10, 64 << 10, 256 << 10, 1 << 20];
 const QUICK_SETTINGS: &[Setting] = &[
@@ -99,9 +102,11 @@ impl WanArgs {
         }
         let (time, warm_up) = self.run.times()?;
         let link = self.link.profile();
+        if link.rate_bits_per_s.is_none() {
+            bail!("what auto is offered follows from the link's rate; give one, for instance --rate 10Gbit");
+        }
         let loss = if self.link.is_lossless() { String::new() } else { format!(", {}", self.link.loss_in_words()) };
         let jitter = if link.jitter.is_zero() { String::new() } else { format!(", jitter {:?}", link.jitter) };
-        let rate = link.rate_bits_per_s.unwrap_or(0) as f64 / 1e6;
         let congestion = link.congestion.name().unwrap_or("the machine's congestion control");
         let or = |given: &[u64], quick: &[u64], all: Vec<u64>| match (given.is_empty(), self.quick) {
             (false, _) => given.to_vec(),
@@ -114,7 +119,8 @@ impl WanArgs {
         Ok(WanPlan {
             bench: self.name.clone(),
             link_in_words: format!(
-                "{rate} Mbit/s of IP packets each way, queue {}, {congestion}{loss}{jitter}",
+                "{}, queue {}, {congestion}{loss}{jitter}",
+                self.link.rate_in_words(),
                 match link.queue_bytes {
                     Some(bytes) => long_size(bytes),
                     None => "rate times round trip".into(),
@@ -126,6 +132,7 @@ impl WanArgs {
             initiators: self.initiators.clone(),
             runs: if self.quick { 1 } else { self.run.runs },
             time: if self.quick { time.min(Duration::from_secs(1)) } else { time },
+            round_trips: if self.quick { QUICK_ROUND_TRIPS } else { ROUND_TRIPS },
             warm_up,
             socket_seconds: self.socket_seconds,
             first_burst_bytes: strongroom_initiator::first_burst_bytes(),
