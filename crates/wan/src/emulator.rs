@@ -31,6 +31,10 @@ const SHORT_BYTES: usize = 16 << 10;
 /// Spare large buffers that are kept.
 const SPARE_MAX: usize = 256;
 
+/// Upper bound on the memory of trains of which something is under way, in bytes. Where a queue takes only some packets of each it is
+/// reached long before the queue's own limit; what comes then is lost.
+const PINNED_BYTES_MAX: usize = 1 << 30;
+
 /// How much before others a carrier gets a processor (`nice`): a link is not slower because its ends are busy.
 const PRECEDENCE: i32 = -10;
 
@@ -95,6 +99,7 @@ pub(crate) fn run(from: &SyncDevice, to: &SyncDevice, way: Way, shared: &Arc<Sha
         grain: way.grain,
         handed_over_at: Instant::now(),
         buffer: Vec::new(),
+        pinned_bytes: 0,
         spare: Vec::new(),
         head: Vec::new(),
     }
@@ -110,6 +115,7 @@ struct Direction<'a> {
     handed_over_at: Instant,
     /// Of the next read.
     buffer: Vec<u8>,
+    pinned_bytes: usize,
     spare: Vec<Vec<u8>>,
     /// Headers of what is handed over.
     head: Vec<u8>,
@@ -180,7 +186,8 @@ impl Direction<'_> {
         let bytes: usize = (0..count).map(|at| train.packet_bytes(at)).sum();
         self.shared.offered_packets.fetch_add(count as u64, Ordering::Relaxed);
         self.shared.offered_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        if !self.shared.down.load(Ordering::Relaxed) {
+        self.pinned_bytes += train.memory_bytes();
+        if !self.shared.down.load(Ordering::Relaxed) && self.pinned_bytes <= PINNED_BYTES_MAX {
             let now = Instant::now();
             for at in 0..count {
                 self.netem.handle_input(Input::Packet(now, Packet { train: Rc::clone(&train), at }));
@@ -240,6 +247,7 @@ impl Direction<'_> {
     /// A train of which nothing is under way any more leaves its memory.
     fn release(&mut self, train: Rc<Train>) {
         if let Ok(train) = Rc::try_unwrap(train) {
+            self.pinned_bytes -= train.memory_bytes();
             self.keep(train.into_bytes());
         }
     }

@@ -67,6 +67,11 @@ impl Train {
         self.bytes
     }
 
+    /// What it takes of memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     fn packet(&self) -> &[u8] {
         &self.bytes[VIRTIO_NET_HDR_LEN..self.len]
     }

@@ -55,6 +55,8 @@ const JITTER_S: f64 = 0.002;
 
 /// What may be sent beyond the window while answers are held up, as a multiple of what fills the link.
 const HELD_UP_MAX: f64 = 1.0;
+/// Least time between two such commands, in seconds.
+const HELD_UP_STEP_S: f64 = 0.0005;
 /// Round trips until an answer is missed, with the queue that the window makes.
 const OVERDUE: f64 = 1.125;
 
@@ -235,7 +237,7 @@ impl Estimator {
         if self.held_up_bytes >= most {
             return None;
         }
-        let seconds = (self.held_up_bytes as f64 / rate + unit_s).max(unit_s + JITTER_S);
+        let seconds = (self.held_up_bytes as f64 / rate + unit_s.max(HELD_UP_STEP_S)).max(unit_s + JITTER_S);
         Some(since + Duration::try_from_secs_f64(seconds).ok()?)
     }
 
@@ -408,11 +410,10 @@ impl Estimator {
                 self.grow_from(round.rate);
             }
             Phase::Steady { step, rate_before, late_rounds } => {
-                let lateness = match (base, self.path_is_late()) {
-                    (None, _) | (_, Some(false)) => 0.0,
-                    (Some(base), _) => (round.trip - JITTER_S) / base,
-                };
-                let late_rounds = if lateness > LATE { late_rounds + 1 } else { 0 };
+                let lateness = base.map_or(0.0, |base| (round.trip - JITTER_S) / base);
+                // A packet that was lost costs a round trip or two; four are not its doing, whatever TCP sees.
+                let is_lost = self.path_is_late() == Some(false);
+                let late_rounds = if lateness > LATE && !is_lost { late_rounds + 1 } else { 0 };
                 if late_rounds > 1 || lateness > LATE_AT_ONCE {
                     tracing::debug!(lateness, rate = round.rate, "the link has changed: it is measured anew");
                     self.rates.only(round.rate);

@@ -21,11 +21,21 @@ struct Link {
     /// What decides which, and before when nothing is answered.
     random: u64,
     held_until: u64,
+    /// What queues does so behind TCP.
+    is_target: bool,
 }
 
 impl Link {
     fn new(bytes_per_second: f64, one_way_ms: f64) -> Link {
-        Link { bytes_per_second, way_ns: (2e6 * one_way_ms) as u64, free_at: 0, loss: 0.0, random: 1, held_until: 0 }
+        Link {
+            bytes_per_second,
+            way_ns: (2e6 * one_way_ms) as u64,
+            free_at: 0,
+            loss: 0.0,
+            random: 1,
+            held_until: 0,
+            is_target: false,
+        }
     }
 
     /// Packets of 1448 bytes of a command of `block` bytes are lost with this probability.
@@ -129,7 +139,8 @@ impl Sim {
             let (_, flight) = self.flights.remove(place).unwrap();
             if self.tells_path {
                 let smallest = Duration::from_nanos(self.link.way_ns);
-                let round_trip = smallest + Duration::from_nanos(self.link.queue_ns(self.now));
+                let queue = if self.link.is_target { 0 } else { self.link.queue_ns(self.now) };
+                let round_trip = smallest + Duration::from_nanos(queue);
                 self.window.path(PathSample { round_trip, smallest });
             }
             self.window.answered(self.time(), &flight, true);
@@ -264,6 +275,19 @@ fn it_follows_a_link_that_becomes_ten_times_slower_and_fast_again() {
         sim.run(10.0);
         assert!(sim.rate(25.0, 30.0) > 0.9 * fast, "{} of {fast}", sim.rate(25.0, 30.0));
     }
+}
+
+/// A target that writes to disks that are busy: TCP sees nothing of it.
+#[test]
+fn it_follows_a_target_that_becomes_ten_times_slower() {
+    let (fast, slow) = (100.0 * MBIT, 10.0 * MBIT);
+    let mut sim = auto(Link::new(fast, 32.0), 64 << 10);
+    (sim.tells_path, sim.link.is_target) = (true, true);
+    sim.run(10.0);
+    sim.link.bytes_per_second = slow;
+    sim.run(10.0);
+    assert!(sim.rate(15.0, 20.0) > 0.9 * slow, "{} of {slow}", sim.rate(15.0, 20.0));
+    assert!(sim.queue(15.0, 20.0) < 0.2, "{}", sim.queue(15.0, 20.0));
 }
 
 #[test]

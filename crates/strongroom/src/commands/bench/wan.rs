@@ -123,7 +123,7 @@ impl WanArgs {
                 self.link.rate_in_words(),
                 match link.queue_bytes {
                     Some(bytes) => long_size(bytes),
-                    None => "rate times round trip".into(),
+                    None => "rate times round trip, and 5 ms of the rate at least".into(),
                 }
             ),
             link,
