@@ -204,11 +204,7 @@ impl Direction<'_> {
         self.handed_over_at = now;
         // Packets of one train that follow each other.
         let mut due: Option<(Rc<Train>, Range<usize>)> = None;
-        loop {
-            let packet = match self.netem.poll_output() {
-                Some(Output::Packet(packet)) => packet,
-                Some(Output::Timeout(_)) | None => break,
-            };
+        while let Some(Output::Packet(packet)) = self.netem.poll_output() {
             match &mut due {
                 Some((train, packets)) if Rc::ptr_eq(train, &packet.train) && packets.end == packet.at => {
                     packets.end += 1;
