@@ -175,6 +175,13 @@ impl KnownVolumes {
         self.entries.iter().find(|(known, _)| known == url).map(|(_, unit)| unit.clone()).unwrap_or_default()
     }
 
+    /// Another URL than these that a volume of this sealing domain was seen at.
+    pub fn seen_elsewhere(&self, domain: SealingDomain, urls: &[&str]) -> Option<&str> {
+        let found =
+            self.entries.iter().find(|(url, unit)| unit.domain == Some(domain) && !urls.contains(&url.as_str()));
+        found.map(|(url, _)| url.as_str())
+    }
+
     /// Remembers the volume at `url`; returns whether the text form has changed.
     pub fn remember(&mut self, url: &str, claims: SealedClaims) -> bool {
         let unit = ExpectedUnit::from(claims);
@@ -275,6 +282,8 @@ mod tests {
         assert!(!known.remember("strongroom://h/u", claims()));
         let mut known = KnownVolumes::parse(&known.to_string()).unwrap();
         let expected = known.expected("strongroom://h/u");
+        assert_eq!(known.seen_elsewhere(claims().domain, &["strongroom://h/v"]), Some("strongroom://h/u"));
+        assert_eq!(known.seen_elsewhere(claims().domain, &["strongroom://h/u"]), None);
         assert!(expected.check(&claims()).is_ok());
         assert!(expected.check(&SealedClaims { epoch: 4, ..claims() }).is_ok(), "epochs only go forward");
         for (changed, what) in [

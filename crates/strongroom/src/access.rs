@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::{DeviceErrorKind, Lba, Mode, Suite};
+use strongroom_block::{DeviceErrorKind, Lba, Mode, SealingDomain, Suite};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
@@ -291,6 +291,13 @@ impl AccessArgs {
             String::new()
         };
         KnownVolumes::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    /// Another place than these that a volume of this sealing domain was seen at.
+    pub(crate) fn seen_elsewhere(&self, domain: SealingDomain, urls: [&VolumeUrl; 2]) -> Result<Option<String>> {
+        let known = self.known_volumes()?;
+        let places = urls.map(VolumeUrl::place);
+        Ok(known.seen_elsewhere(domain, &places.each_ref().map(String::as_str)).map(str::to_owned))
     }
 
     /// A volume was sealed anew in another one, which was seen at `next` and has its place now.

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error, Result, anyhow};
@@ -46,10 +47,14 @@ impl StateArgs {
         let mut beside = path.clone().into_os_string();
         beside.push(".new");
         let write = || -> std::io::Result<()> {
-            let mut file = File::create(&beside)?;
+            // Nobody else's file, and for nobody else to read: what is left of an attempt before goes.
+            let _ = fs::remove_file(&beside);
+            let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
             file.write_all(bytes)?;
             file.sync_all()?;
-            fs::rename(&beside, path)
+            fs::rename(&beside, path)?;
+            let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+            File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
         };
         write().with_context(|| format!("cannot write {}", path.display()))
     }

@@ -225,12 +225,15 @@ impl AccessRules {
         let read_only = match identity {
             Identity::Channel(key) => {
                 let peer = self.peer_under_name(*key, initiator)?;
-                if !lists(&peer.volumes, name) && !lists(&volume.access.peers, &peer.name) {
+                // What takes another volume's place is for whoever fills it, and for nobody by a general rule.
+                let is_named = volume.access.peers.contains(&peer.name);
+                let may = lists(&peer.volumes, name) || lists(&volume.access.peers, &peer.name);
+                if !(if volume.succeeds.is_some() { is_named } else { may }) {
                     return Err(Refusal::NotForPeer { peer: peer.name.clone(), volume: name.to_owned() });
                 }
                 peer.read_only
             }
-            Identity::Plain | Identity::Chap(_) if volume.sealed.is_some() => {
+            Identity::Plain | Identity::Chap(_) if volume.sealed.is_some() || volume.succeeds.is_some() => {
                 return Err(Refusal::SealedNeedsChannel { volume: name.to_owned() });
             }
             Identity::Plain | Identity::Chap(_) => {
@@ -344,6 +347,16 @@ mod tests {
         let alice = Identity::Channel(PublicKey::from_bytes(ALICE_BYTES));
         let name = "iqn.2026-11.org.example:alice";
         assert_eq!(rules.admit(&alice, HERE, name, &volume("data", true)), Ok(Admission { read_only: false }));
+        // A general rule, or a star, is not enough where the volume is to take another one's place.
+        let mut next = Volume { succeeds: VolumeName::new("old").ok(), ..volume("data", true) };
+        assert!(
+            rules.admit(&alice, HERE, name, &next).is_err()
+                && rules.admit(&Identity::Plain, HERE, name, &next).is_err()
+        );
+        next.access.peers = vec!["*".into()];
+        assert!(rules.admit(&alice, HERE, name, &next).is_err());
+        next.access.peers = vec!["alice".into()];
+        assert!(rules.admit(&alice, HERE, name, &next).is_ok());
         assert!(matches!(
             rules.admit(&alice, HERE, "iqn.2026-11.org.example:bob", &volume("data", true)),
             Err(Refusal::ForeignName { .. })

@@ -17,6 +17,7 @@ use crate::names::VolumeName;
 use crate::operate::Operation;
 use crate::volume::{Access, Sealed, Volume};
 
+mod clones;
 mod succession;
 mod transfer;
 
@@ -175,7 +176,7 @@ impl Catalogue {
         fill: impl FnOnce(&Path) -> Result<(), CatalogueError>,
     ) -> Result<(), CatalogueError> {
         let final_dir = self.dir(&volume.name);
-        if final_dir.exists() || self.is_succeeded(&volume.name) {
+        if final_dir.exists() || self.is_succeeded(&volume.name)? {
             return Err(CatalogueError::Exists { name: volume.name.to_string() });
         }
         let work_dir = self.unfinished(&volume.name);
@@ -251,7 +252,7 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError::Missing`], [`CatalogueError::Description`], [`CatalogueError::Io`].
     pub fn load(&self, name: &VolumeName) -> Result<Volume, CatalogueError> {
-        if self.is_succeeded(&name.volume()) {
+        if self.is_succeeded(&name.volume())? {
             return Err(CatalogueError::Succeeded { name: name.to_string() });
         }
         let volume = self.read_description(name)?;
@@ -300,26 +301,6 @@ impl Catalogue {
         Ok(exports)
     }
 
-    /// The clones whose blocks lie in this volume's store.
-    ///
-    /// # Errors
-    /// [`CatalogueError::Io`].
-    pub fn clones_of(&self, name: &VolumeName) -> Result<Vec<Volume>, CatalogueError> {
-        let volumes = self.names()?.into_iter().filter_map(|other| self.load(&other).ok());
-        Ok(volumes.filter(|other| other.store_name() == *name && other.name != *name).collect())
-    }
-
-    /// Removes the directory of a clone; its blocks are the store's to let go.
-    ///
-    /// # Errors
-    /// [`CatalogueError::Io`].
-    pub(crate) fn remove_clone(&self, volume: &Volume) -> Result<(), CatalogueError> {
-        let (dir, doomed) = (self.dir(&volume.name), self.unfinished(&volume.name));
-        fs::rename(&dir, &doomed).map_err(CatalogueError::io("delete", &dir))?;
-        sync_dir(&self.root)?;
-        fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))
-    }
-
     /// Changes a volume's description; seen whole or not at all. Others that change it, in this process or another, wait: nobody's
     /// change is lost. What it is then.
     ///
@@ -340,13 +321,7 @@ impl Catalogue {
     ) -> Result<Volume, CatalogueError> {
         let name = name.volume();
         let dir = self.dir(&name);
-        let lock = dir.join(DESCRIPTION_LOCK);
-        let turn = match File::options().create(true).append(true).open(&lock) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(&name)),
-            Err(source) => return Err(CatalogueError::Io { what: "lock", path: lock, source }),
-        };
-        turn.lock().map_err(CatalogueError::io("lock", &lock))?;
+        let _turn = self.description_turn(&name)?;
         let before = self.load(&name)?;
         let mut volume = before.clone();
         change(&mut volume)?;
@@ -366,17 +341,16 @@ impl Catalogue {
         Ok(volume)
     }
 
-    /// Makes the directory of a clone, which has a description and no store.
-    ///
-    /// # Errors
-    /// [`CatalogueError`]; nothing is left behind.
-    pub(crate) fn add_clone(&self, volume: &Volume) -> Result<(), CatalogueError> {
-        self.place(volume, |dir| {
-            let lock = dir.join(LOCK);
-            File::create(&lock).map_err(CatalogueError::io("make", &lock))?;
-            write_synced(&dir.join(DESCRIPTION), volume.to_toml().as_bytes())?;
-            sync_dir(dir)
-        })
+    /// While it lives nobody else changes a volume's description.
+    fn description_turn(&self, name: &VolumeName) -> Result<File, CatalogueError> {
+        let lock = self.dir(name).join(DESCRIPTION_LOCK);
+        let turn = match File::options().create(true).append(true).open(&lock) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
+            Err(source) => return Err(CatalogueError::Io { what: "lock", path: lock, source }),
+        };
+        turn.lock().map_err(CatalogueError::io("lock", &lock))?;
+        Ok(turn)
     }
 
     /// Changes who may use a volume; sessions that are there go on.

@@ -166,10 +166,13 @@ fn operate(
     operation: &Operation,
 ) -> Result<Description, String> {
     let head = View::Head(branch_of(volume));
-    if let Some(other) = volume.successor.as_ref().or(volume.succeeds.as_ref())
-        && *operation != Operation::Describe
-    {
-        return Err(CatalogueError::Moving { name: volume.name.to_string(), other: other.to_string() }.to_string());
+    if *operation != Operation::Describe {
+        // With the store open, which keeps it from being frozen, and by what is written down now.
+        access.contents()?;
+        let now = catalogue.load(&volume.name).map_err(|error| error.to_string())?;
+        if let Some(other) = now.successor.as_ref().or(now.succeeds.as_ref()) {
+            return Err(CatalogueError::Moving { name: now.name.to_string(), other: other.to_string() }.to_string());
+        }
     }
     match operation {
         Operation::Describe => {}

@@ -3,50 +3,59 @@
 //!
 //! Absent: what is on the disk at each moment, and how a crash in between is finished, which is the catalogue's.
 
-use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
 use crate::server::Shared;
 use crate::worker::{Message, Order, Which};
 
-/// How long the sessions and stores of both may take to end. Beyond, the next start of the target finishes it.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// How often both are asked for.
+/// How often both are asked for at first, and at last.
 const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Begins, in a thread of its own: it syncs, and it waits for other workers.
 pub(crate) fn begin(shared: &Arc<Shared>, successor: &VolumeName) {
     let (shared, successor) = (Arc::clone(shared), successor.clone());
     let name = successor.clone();
-    let body = move || match take_place(&shared, &successor) {
-        Ok(name) => tracing::warn!(volume = %name, "what the volume was sealed anew as has taken its place"),
-        Err(error) => tracing::error!(volume = %successor, %error, "the volume does not take its place"),
+    let body = move || {
+        let committed = {
+            // Nobody makes snapshots of either, or makes one larger, meanwhile.
+            let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            shared.catalogue.commit_succession(&successor)
+        };
+        match committed {
+            Ok(name) => settle(Arc::downgrade(&shared), shared, &name, &successor),
+            Err(error) => tracing::error!(volume = %successor, %error, "the volume does not take another one's place"),
+        }
     };
     if let Err(error) = std::thread::Builder::new().name("succession".to_owned()).spawn(body) {
         tracing::error!(volume = %name, %error, "the volume does not take its place: no thread to do it in");
     }
 }
 
-fn take_place(shared: &Arc<Shared>, successor: &VolumeName) -> Result<VolumeName, CatalogueError> {
-    // Nobody makes snapshots of either, or makes one larger, meanwhile.
-    let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let name = shared.catalogue.commit_succession(successor)?;
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match shared.catalogue.settle_succession(&name) {
-            Err(CatalogueError::InUse { .. }) if Instant::now() < until => {}
-            outcome => return outcome.map(|()| name),
+/// Until it is done, or the target ends: the next start finishes it then. New logins are refused from the commit on.
+fn settle(weak: Weak<Shared>, shared: Arc<Shared>, name: &VolumeName, successor: &VolumeName) {
+    let (mut shared, mut pause) = (Some(shared), PAUSE);
+    while let Some(here) = shared {
+        match here.catalogue.settle_succession(name) {
+            Ok(()) => return tracing::warn!(volume = %name, "what the volume was sealed anew as has taken its place"),
+            Err(CatalogueError::InUse { .. }) => {}
+            Err(error) => {
+                tracing::error!(volume = %name, %error, "the volume's new form has not its directory yet; trying again")
+            }
         }
-        for volume in [&name, successor] {
-            // New logins are refused from the moment of the commit on.
+        for volume in [name, successor] {
             let which = Which { volume: Some(volume.to_string()), ..Which::default() };
             let (reply, _) = mpsc::channel();
-            shared.tell_all(|| Message::Order(Order::Drop { which: which.clone(), reply: reply.clone() }));
-            shared.tell_all(|| Message::Order(Order::Close { volume: volume.clone() }));
+            here.tell_all(|| Message::Order(Order::Drop { which: which.clone(), reply: reply.clone() }));
+            here.tell_all(|| Message::Order(Order::Close { volume: volume.clone() }));
         }
-        std::thread::sleep(PAUSE);
+        drop(here);
+        std::thread::sleep(pause);
+        pause = (pause * 5 / 4).min(PAUSE_MAX);
+        shared = weak.upgrade();
     }
 }

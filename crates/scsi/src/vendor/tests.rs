@@ -21,6 +21,7 @@ fn golden_cdbs() {
     assert_eq!(cdb, [0xc1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 72, 0, 0]);
     let cdb = VendorCommand::Verified { parameter_list_len: 32 }.encode();
     assert_eq!(cdb, [0xc1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+    assert_eq!(VendorCommand::TakePlace.encode()[..], [0xc1, 0x05, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let cdb = VendorCommand::ConditionalWrite { lba: Lba(9), count: 1 }.encode();
     assert_eq!(cdb, [0xc1, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0]);
 }

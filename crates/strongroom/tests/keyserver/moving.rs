@@ -7,9 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use strongroom_block::Lba;
+use strongroom_block::{Buffer, Lba};
 use strongroom_handshake::NodeKey;
-use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
+use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice, write_blocking};
 
 use super::{KeyProcess, KeySite};
 use crate::stage::{Said, Server, World, eventually, noise, run};
@@ -71,7 +71,7 @@ impl Site {
     }
 
     fn prepare(&self, to: &str, more: &[&str]) {
-        let said = self.reseal(&[&["--to", to], more].concat()).ok();
+        let said = self.reseal(&[&["--to", to, "--peer", "alice"], more].concat()).ok();
         if to == "keyserver" {
             let named = |name: &str| {
                 let mut words = said.split_ascii_whitespace().skip_while(|word| *word != name).skip(1);
@@ -198,9 +198,12 @@ fn a_volume_moves_from_every_custody_to_every_other_and_stays_what_it_is() {
         if is_plain {
             site.world.finish(site.moving(before, &to, &[])).failed(&["PLAINTEXT", "--plaintext"]);
         }
+        // The old keys at the server go with the move, and none of the new ones.
+        let doomed: &[&str] = if before == Key::Server { &["--destroy-old-keys"] } else { &[] };
         let dry = site.world.finish(site.moving(before, &to, &[&["--dry-run"], more].concat())).ok();
         assert!(dry.contains("nothing is done"), "{dry}");
-        let said = site.world.finish(site.moving(before, &to, more)).ok();
+        let said = site.world.finish(site.moving(before, &to, &[more, doomed].concat())).ok();
+        assert_eq!(said.contains("destroyed at the key server"), before == Key::Server, "{said}");
         assert!(said.contains("1.8 MiB of data, 2.2 MiB absent"), "step {index}: {said}");
         assert!(!site.world.path("state").exists() && !site.world.path("state.copy").exists());
         site.assert_contents(after);
@@ -240,17 +243,27 @@ fn nobody_writes_meanwhile_and_it_can_be_given_up() {
     site.reseal(&["--to", "keyfile=x"]).failed(&["leave out"]);
     site.reseal(&["--abandon"]).failed(&["not being sealed anew"]);
     run(&["volume", "snapshot", "create", "vault@monday", "--config", &config]).ok();
-    site.reseal(&["--to", "target"]).failed(&["snapshots", "vault@monday"]);
+    site.reseal(&["--to", "target", "--peer", "alice"]).failed(&["snapshots", "vault@monday"]);
     run(&["volume", "snapshot", "delete", "vault@monday", "--config", &config]).ok();
     let to = site.to_file("two.key");
     site.world.finish(site.moving(key, &to, &[])).failed(&["strongroom volume reseal vault --to keyfile"]);
     assert!(site.reseal(&["--to", "keyfile", "--dry-run"]).ok().contains("nothing is done"));
     // Somebody has it, and may write.
     let user = site.attach("one.key");
-    site.reseal(&["--to", "keyfile"]).failed(&["1 session", "detach"]);
+    let to_a_file = ["--to", "keyfile", "--peer", "alice"];
+    site.reseal(&to_a_file).failed(&["nothing was begun", "in use"]);
+    // Nor does it matter whether the target that has it can be asked.
+    fs::rename(site.world.path("volumes/.admin.sock"), site.world.path("volumes/.away")).unwrap();
+    site.reseal(&to_a_file).failed(&["nothing was begun"]);
+    fs::rename(site.world.path("volumes/.away"), site.world.path("volumes/.admin.sock")).unwrap();
+    write_blocking(&user, Lba(1000), Buffer::copy_from(&[0; 4096]), false).unwrap();
     user.detach().unwrap();
+    site.reseal(&["--to", "keyfile"]).failed(&["which peer"]);
     site.prepare("keyfile", &[]);
     site.assert_contents(key);
+    // What takes its place is for who was named, and not for plain iSCSI, whatever the general rules say.
+    let next = site.world.plain_url("vault.resealed");
+    site.alice(Key::None, &["copy", &next, &site.world.text("stolen"), "--quiet"]).failed(&[]);
     site.alice(key, &["copy", &image, &site.url(), "--quiet"]).failed(&["read-only"]);
     for refused in [&["volume", "resize", "vault", "--size", "8MiB"][..], &["volume", "delete", "vault", "--yes"]] {
         run(&[refused, &["--config", &config]].concat()).failed(&["--abandon"]);
@@ -342,10 +355,16 @@ fn attack_reseal_a_store_that_lost_what_was_moved_or_brings_the_old_volume_back(
     let (old, new, to) = (Key::File("one.key"), Key::File("two.key"), site.to_file("two.key"));
     site.prepare("keyfile", &[]);
     let volume = |name: &str| site.world.path(&format!("volumes/{name}"));
+    server.stop();
+    copy_tree(&volume("vault.resealed"), &site.world.path("unformatted"));
+    copy_tree(&volume("vault"), &site.world.path("before"));
+    let server = site.world.serve();
     site.alice(new, &["volume", "format", &site.world.url("vault.resealed"), "--yes"]).ok();
+    // Something that opens with the new key is not taken for empty: it may be another volume.
+    site.world.finish(site.moving(old, &to, &[])).failed(&["was formatted before", "do not trust this target"]);
     server.stop();
     copy_tree(&volume("vault.resealed"), &site.world.path("empty"));
-    copy_tree(&volume("vault"), &site.world.path("before"));
+    copy_tree(&site.world.path("unformatted"), &volume("vault.resealed"));
     let server = site.world.serve();
     kill(site.begin(old, &to));
     server.stop();
@@ -354,9 +373,7 @@ fn attack_reseal_a_store_that_lost_what_was_moved_or_brings_the_old_volume_back(
     let server = site.world.serve();
     site.world.finish(site.moving(old, &to, &[])).failed(&["what was read back is not what was moved", "begin anew"]);
     site.assert_contents(old);
-    for file in ["state", "state.copy"] {
-        fs::remove_file(site.world.path(file)).unwrap();
-    }
+    fs::remove_file(site.world.path("state.copy")).unwrap();
     site.world.finish(site.moving(old, &to, &[])).ok();
     site.assert_contents(new);
     server.stop();

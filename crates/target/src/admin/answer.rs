@@ -32,6 +32,8 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
         ),
         Request::Send { .. } => Reply::Error("a stream is asked for on a connection of its own".to_owned()),
         Request::Close { volume } => in_words(parse(&volume).map(|volume| {
+            // Not in the midst of what is done to it as a whole.
+            let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             shared.tell_all(|| Message::Order(Order::Close { volume: volume.clone() }));
             Reply::Done
         })),

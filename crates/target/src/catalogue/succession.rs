@@ -40,23 +40,30 @@ pub struct SuccessorSpec {
     pub sealed: Option<SealedSpec>,
     /// What its blocks are to lie on.
     pub medium: Medium,
-    /// The peers that may fill it; nobody named: those of the volume.
+    /// The peers that may fill it, by name.
     pub peers: Vec<String>,
 }
 
 impl Catalogue {
-    /// Begins: nobody who logs in from here on writes to `name`, and its successor is made, empty. With a running target have the rules
-    /// looked at again ([`crate::admin::Request::Refresh`]) for the sessions that are there.
+    /// Begins: nobody who logs in from here on writes to `name`, and its successor is made, empty.
     ///
     /// # Errors
-    /// [`CatalogueError`]: what cannot be moved (snapshots, clones, no room, a volume in memory); nothing is changed then.
+    /// [`CatalogueError::InUse`] while a target has the volume open, for what sessions and jobs write there would stay behind; what cannot
+    /// be moved (snapshots, clones, no room, a volume in memory). Nothing is changed then.
     pub fn begin_succession(&self, name: &str, spec: &SuccessorSpec) -> Result<Volume, CatalogueError> {
         let name = VolumeName::new(name)?;
         let next = successor_of(&name)?;
+        // Whoever opens it later reads a description that says so.
+        let _not_open = self.lock(&name)?;
         let volume = self.load(&name)?;
         self.check_movable(&volume, spec)?;
         let (plain, is_sealed) = (VolumeSpec::plain(next.as_str(), volume.geometry.bytes()), spec.sealed.is_some());
-        let peers = if spec.peers.is_empty() { volume.access.peers.clone() } else { spec.peers.clone() };
+        let peers = spec.peers.clone();
+        if peers.is_empty() || peers.iter().any(|peer| peer == "*") {
+            return Err(CatalogueError::Kind(
+                "say which peer moves the contents, by its name: it alone may use the successor until that has its place",
+            ));
+        }
         let made = VolumeSpec {
             block_size: volume.geometry.block_size.bytes().into(),
             sealed: spec.sealed.clone(),
@@ -94,10 +101,11 @@ impl Catalogue {
         }
         if self.dir(&next).is_dir() {
             let _lock = self.lock(&next)?;
-            // By a commit in between it is the volume.
-            if self.read_description(&next).is_ok_and(|found| found.name == name) {
-                return Err(CatalogueError::Succeeded { name: name.to_string() });
-            }
+            // From here on it cannot be committed; unless it was.
+            self.try_change(&next, |volume| {
+                volume.succeeds = None;
+                Ok(())
+            })?;
             Store::remove_outside(&self.dir(&next).join(STORE)).map_err(|source| store_error(&next, source))?;
             let doomed = self.unfinished(&next);
             fs::rename(self.dir(&next), &doomed).map_err(CatalogueError::io("delete", &doomed))?;
@@ -115,6 +123,8 @@ impl Catalogue {
         let refused = |problem: &str| CatalogueError::Operation(format!("'{successor}': {problem}"));
         let succeeds = self.load(successor)?.succeeds;
         let name = succeeds.ok_or_else(|| refused("it was not made to take another volume's place"))?;
+        // Nobody changes who may use it meanwhile.
+        let _turn = self.description_turn(&name)?;
         let before = self.load(&name)?;
         self.check_views(&before)?;
         self.try_change(successor, |volume| {
@@ -123,11 +133,16 @@ impl Catalogue {
                     "the volume whose place it is to take is not as it was when this began; begin anew",
                 ));
             }
-            let initiators = before.access.initiators.iter().filter(|_| volume.sealed.is_none());
-            let access = Access { initiators: initiators.cloned().collect(), ..before.access.clone() };
-            let access = Access { previous_versions: access.previous_versions && volume.sealed.is_some(), ..access };
+            let is_sealed = volume.sealed.is_some();
+            before.access.protection.check(is_sealed).map_err(CatalogueError::Protection)?;
+            let initiators = before.access.initiators.iter().filter(|_| !is_sealed).cloned().collect();
+            let previous_versions = before.access.previous_versions && is_sealed;
+            let access = Access { initiators, previous_versions, ..before.access.clone() };
             (volume.name, volume.succeeds, volume.access) = (name.clone(), None, access);
-            Ok(())
+            match Volume::from_toml(&volume.to_toml()) {
+                Ok(_) => Ok(()),
+                Err(problem) => Err(refused(&problem)),
+            }
         })?;
         Ok(name)
     }
@@ -137,7 +152,7 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError::InUse`] while somebody has either open; [`CatalogueError::Io`].
     pub(crate) fn settle_succession(&self, name: &VolumeName) -> Result<(), CatalogueError> {
-        if !self.is_succeeded(name) {
+        if !self.is_succeeded(name)? {
             return Ok(());
         }
         let next = successor_of(name)?;
@@ -145,12 +160,10 @@ impl Catalogue {
         let _next = self.lock(&next)?;
         if old_dir.is_dir() {
             let _old = self.lock(name)?;
-            if self.read_description(name)?.successor != Some(next) {
-                return Err(CatalogueError::Exists { name: name.to_string() });
-            }
             Store::remove_outside(&old_dir.join(STORE)).map_err(|source| store_error(name, source))?;
             remove_if_there(&doomed)?;
             fs::rename(&old_dir, &doomed).map_err(CatalogueError::io("delete", &old_dir))?;
+            sync_dir(&self.root)?;
         }
         fs::rename(&next_dir, &old_dir).map_err(CatalogueError::io("rename", &next_dir))?;
         sync_dir(&self.root)?;
@@ -174,18 +187,34 @@ impl Catalogue {
                 tracing::error!(volume = %name, %error, "what it was sealed anew as has not its place yet; start again to finish it");
             }
         }
-        for name in self.names()? {
-            if let Err(error) = remove_if_there(&self.replaced(&name)) {
-                tracing::error!(volume = %name, %error, "what is left of the volume as it was takes space");
+        let failed = |source| CatalogueError::Io { what: "list", path: self.root.clone(), source };
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with(UNFINISHED)
+                && name.ends_with(REPLACED)
+                && let Err(error) = remove_if_there(&path)
+            {
+                tracing::error!(path = %path.display(), %error, "what is left of a volume as it was takes space");
             }
         }
         Ok(())
     }
 
-    /// Whether a volume's successor is the volume by now, and has not its directory.
-    pub(super) fn is_succeeded(&self, name: &VolumeName) -> bool {
-        let next = successor_of(name).ok().filter(|next| self.dir(next).join(DESCRIPTION).exists());
-        next.is_some_and(|next| self.read_description(&next).is_ok_and(|found| found.name == *name))
+    /// Whether a volume's successor is the volume by now, and has not its directory. What cannot be read is not taken for a no.
+    pub(super) fn is_succeeded(&self, name: &VolumeName) -> Result<bool, CatalogueError> {
+        let Ok(next) = successor_of(name) else { return Ok(false) };
+        let path = self.dir(&next).join(DESCRIPTION);
+        if !path.try_exists().map_err(CatalogueError::io("look for", &path))?
+            || self.read_description(&next)?.name != *name
+        {
+            return Ok(false);
+        }
+        // A copy of a directory under that name succeeds nobody.
+        match self.read_description(name) {
+            Err(CatalogueError::Missing { .. }) => Ok(true),
+            found => Ok(found?.successor == Some(next)),
+        }
     }
 
     fn replaced(&self, name: &VolumeName) -> PathBuf {
@@ -299,6 +328,7 @@ mod tests {
         assert!(matches!(catalogue.show("x"), Err(CatalogueError::Succeeded { .. })), "nobody gets the old one now");
         assert!(catalogue.show("x.resealed").is_err());
         assert!(matches!(catalogue.abandon_succession("x"), Err(CatalogueError::Succeeded { .. })));
+        assert!(catalogue.set_access("x", Access::default()).is_err(), "it would be undone");
         catalogue.settle_succession(&VolumeName::new("x").unwrap()).unwrap();
         let volume = catalogue.show("x").unwrap().volume;
         assert_eq!((volume.id, &volume.sealed), (made.id, &made.sealed));
@@ -365,10 +395,35 @@ mod tests {
         catalogue.change(&name, |volume| volume.snapshots = vec!["monday".into()]).unwrap();
         assert!(begin(&to_key_file()).contains("x@monday"));
         catalogue.change(&name, |volume| volume.snapshots.clear()).unwrap();
+        assert!(begin(&SuccessorSpec { peers: vec!["*".into()], ..to_key_file() }).contains("which peer"));
+        // A target has it open, whether that can be asked or not.
+        let open = catalogue.lock(&name).unwrap();
+        assert!(matches!(catalogue.begin_succession("x", &to_key_file()), Err(CatalogueError::InUse { .. })));
+        drop(open);
+        assert_eq!(catalogue.show("x").unwrap().volume.successor, None);
         let made = catalogue.begin_succession("x", &to_key_file()).unwrap();
+        // What it then asks of sessions cannot be had by what it becomes.
+        catalogue.change(&name, |volume| volume.access.protection.schemes = vec!["S0".into()]).unwrap();
+        assert!(matches!(catalogue.commit_succession(&made.name), Err(CatalogueError::Protection(_))));
+        catalogue.change(&name, |volume| volume.access.protection.schemes.clear()).unwrap();
         // Grown behind its back: what is in the successor is not all.
         catalogue.change(&name, |volume| volume.geometry.blocks += 1).unwrap();
         assert!(catalogue.commit_succession(&made.name).unwrap_err().to_string().contains("begin anew"));
         assert_eq!(entries(&catalogue), ["x", "x.resealed"]);
+    }
+
+    #[test]
+    fn a_copy_of_a_directory_takes_nobodys_place_and_what_cannot_be_read_is_no_answer() {
+        let (dir, catalogue, made) = begun();
+        let name = VolumeName::new("x").unwrap();
+        fs::write(dir.path().join("x.resealed").join(DESCRIPTION), "nonsense").unwrap();
+        assert!(catalogue.load(&name).is_err() && catalogue.abandon_succession("x").is_err());
+        fs::write(dir.path().join("x.resealed").join(DESCRIPTION), made.to_toml()).unwrap();
+        catalogue.abandon_succession("x").unwrap();
+        fs::create_dir(dir.path().join("x.resealed")).unwrap();
+        fs::copy(dir.path().join("x").join(DESCRIPTION), dir.path().join("x.resealed").join(DESCRIPTION)).unwrap();
+        assert!(catalogue.load(&name).is_ok());
+        catalogue.settle_successions().unwrap();
+        assert!(dir.path().join("x").join(STORE).exists());
     }
 }

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use aws_lc_rs::hmac;
 use serde::{Deserialize, Serialize};
-use strongroom_block::Lba;
+use strongroom_block::{Custody, DeviceErrorKind, Lba, SealingDomain};
 use strongroom_initiator::copy::{self, CopyError, CopyOptions, Endpoint, Progress, Resume, SparseDevice};
 use strongroom_initiator::{ExpectedUnit, RemoteDevice, SealedClaims, VolumeUrl, read_blocking};
 use strongroom_target::SUCCESSOR_SUFFIX;
@@ -41,8 +41,12 @@ struct State {
     /// Which volume, and what its successor was when it was formatted.
     volume: String,
     successor: String,
+    /// The domain of its keys at a key server, which are to be destroyed at the end.
+    doomed_domain: Option<String>,
     /// The checksums of the contents, once all of it was read back and found to be the same.
     verified: Option<String>,
+    /// It was seen to have its place.
+    placed: bool,
 }
 
 /// One move.
@@ -82,8 +86,13 @@ pub(super) fn run(args: &ResealArgs, url: &VolumeUrl, to: &To) -> Result<()> {
 
 /// How the volume is reached before and after: the same but for the keys.
 fn accesses(access: &AccessArgs, to: &To, url: &VolumeUrl) -> Result<(AccessArgs, AccessArgs)> {
+    if access.previous_versions {
+        bail!(
+            "an older version of a block would be sealed anew as the newest: mend such blocks first, with strongroom volume recover"
+        );
+    }
     let (mut old, mut new) = (access.clone(), access.clone());
-    (new.key_file, new.previous_versions) = (None, false);
+    new.key_file = None;
     match to {
         To::Plain | To::Target => new.key_server.key_servers.clear(),
         To::KeyFile(Some(path)) => {
@@ -112,16 +121,23 @@ fn accesses(access: &AccessArgs, to: &To, url: &VolumeUrl) -> Result<(AccessArgs
 impl Move<'_> {
     fn go(&self, copied: PathBuf, node: &strongroom_handshake::NodeKey) -> Result<()> {
         let state = self.load()?;
+        if let Some(state) = state.as_ref().filter(|state| state.placed) {
+            return self.end(state);
+        }
         let next = match self.attach_successor() {
             Ok(next) => next,
             // Its place is taken already, if this node has found all of it to be right.
             Err(error) => {
                 return match state.filter(|state| state.verified.is_some()) {
-                    Some(state) => self.finish(&state),
+                    Some(state) if !self.args.dry_run => {
+                        self.finish(state).with_context(|| format!("its successor: {error:#}"))
+                    }
+                    Some(_) => Err(error),
                     None => Err(error),
                 };
             }
         };
+        let is_ours = state.is_some();
         let state = match state {
             Some(state) if state.successor == in_words(&next) => state,
             Some(_) => {
@@ -130,12 +146,17 @@ impl Move<'_> {
                     .state
                     .refused("is of another attempt: the volume's successor was made anew since"));
             }
-            None => {
-                State { version: STATE_VERSION, volume: self.url.place(), successor: in_words(&next), verified: None }
-            }
+            None => State {
+                version: STATE_VERSION,
+                volume: self.url.place(),
+                successor: in_words(&next),
+                doomed_domain: None,
+                verified: None,
+                placed: false,
+            },
         };
         let state = match state.verified.clone() {
-            None => match self.copy(state, &next, copied, node)? {
+            None => match self.copy(state, &next, is_ours, copied, node)? {
                 Some(state) => state,
                 None => return Ok(()),
             },
@@ -152,11 +173,11 @@ impl Move<'_> {
         };
         next.detach()?;
         self.take_place()?;
-        self.finish(&state)
+        self.finish(state)
     }
 
     fn attach_successor(&self) -> Result<Arc<RemoteDevice>> {
-        let next = self.new.attach(self.new.options(&self.next_url)?).with_context(|| {
+        let next = self.open_successor(self.new.timeout).with_context(|| {
             format!(
                 "the volume's successor is not to be had; on the target's machine it is made with: strongroom volume reseal {} --to {}",
                 self.url.file_name(),
@@ -175,11 +196,20 @@ impl Move<'_> {
         Ok(next)
     }
 
+    /// Not remembered: it has that name for a while only, and another one may have it after an attempt that was given up.
+    fn open_successor(&self, give_up: Duration) -> Result<Arc<RemoteDevice>> {
+        let mut options = self.new.options(&self.next_url)?;
+        options.expected = ExpectedUnit::default();
+        options.timeouts.give_up = give_up;
+        Ok(Arc::new(RemoteDevice::attach(options).with_context(|| format!("cannot attach {}", self.next_url))?))
+    }
+
     /// Everything from the one to the other, and read back. `None`: it was only to be said what would be done.
     fn copy(
         &self,
-        state: State,
+        mut state: State,
         next: &Arc<RemoteDevice>,
+        is_ours: bool,
         copied: PathBuf,
         node: &strongroom_handshake::NodeKey,
     ) -> Result<Option<State>> {
@@ -191,11 +221,26 @@ impl Move<'_> {
             self.say_what_would_be_done(&old);
             return Ok(None);
         }
+        if self.args.destroy_old_keys {
+            let sealed = old.unit().sealed.filter(|sealed| sealed.custody() == Custody::KeyServer);
+            let Some(sealed) = sealed else {
+                bail!(
+                    "the volume's keys are not at a key server: leave out --destroy-old-keys, and destroy them where they are"
+                );
+            };
+            state.doomed_domain = Some(sealed.claims.domain.to_string());
+        }
+        if !is_ours && is_formatted(next)? {
+            bail!(
+                "the volume's successor was formatted before, by an attempt whose state is not in this file: name that file, or give it \
+                 up on the target's machine (--abandon) and begin anew there. If nobody did that, do not trust this target"
+            );
+        }
+        self.save(&state)?;
         if !copied.exists() {
             // Whatever an attempt without a note left in it.
             next.format().context("the volume's successor cannot be formatted")?;
         }
-        self.save(&state)?;
         let place = |url: &VolumeUrl, device: &RemoteDevice| format!("volume {} {}", url.place(), in_words(device));
         let mut resume = Resume::new(copied, node, &place(&self.url, &old), &place(&self.next_url, next));
         resume.every_bytes = self.args.state_every.max(1);
@@ -231,10 +276,20 @@ impl Move<'_> {
         if before.geometry != after.geometry {
             bail!("the successor has another size than the volume; give it up on the target's machine, and begin anew");
         }
+        if let Some(sealed) = after.sealed
+            && let Some(place) = self.new.seen_elsewhere(sealed.claims.domain, [&self.url, &self.next_url])?
+        {
+            bail!(
+                "what the target shows as the volume's successor is {place}; nothing was done to it. Do not trust this target"
+            );
+        }
         match (before.sealed, after.sealed) {
             (None, None) => bail!("{} is plain, and so is its successor; there is nothing to do", self.url),
             (Some(one), Some(other)) if one.claims.domain == other.claims.domain => bail!(
                 "the target shows the same volume under both names; do not trust this target, and begin anew on its machine"
+            ),
+            (Some(one), Some(other)) if one.claims.volume_id != other.claims.volume_id => bail!(
+                "what the target shows as the volume's successor is another volume; nothing was done to it. Do not trust this target"
             ),
             (Some(_), None) if !self.args.plaintext => {
                 bail!(
@@ -290,19 +345,25 @@ impl Move<'_> {
 
     /// Says that all of it is there. Whether the target does it is seen from what it serves then.
     fn take_place(&self) -> Result<()> {
-        let mut options = self.new.options(&self.next_url)?;
-        // It ends this session in doing so.
-        options.timeouts.give_up = Duration::from_secs(15);
-        let next = self.new.attach(options)?;
-        if let Err(error) = next.take_place() {
-            tracing::debug!(%error, "the target has not said that it begins");
+        let next = self.open_successor(Duration::from_secs(15))?;
+        match next.take_place() {
+            Ok(()) => {}
+            // It ends the session in doing so: the answer may have been lost, and is seen by what it serves.
+            Err(error) if matches!(error.kind, DeviceErrorKind::Unreachable) => {
+                tracing::debug!(%error, "the target has not said that it begins");
+            }
+            Err(error) => {
+                return Err(error).context(
+                    "everything is sealed anew, but the target refuses to put it in its place; the volume is as it was",
+                );
+            }
         }
         next.abandon();
         Ok(())
     }
 
     /// The volume must be what its successor was; then it is known as that from here on.
-    fn finish(&self, state: &State) -> Result<()> {
+    fn finish(&self, state: State) -> Result<()> {
         let until = Instant::now() + SUCCESSION_PATIENCE;
         let device = loop {
             match self.attach_moved(&state.successor) {
@@ -323,13 +384,14 @@ impl Move<'_> {
         let claims = device.unit().sealed.map(|sealed| sealed.claims);
         device.detach()?;
         self.new.replace_known(&self.url, &self.next_url, claims)?;
-        self.args.state.remove()?;
+        let state = State { placed: true, ..state };
+        self.save(&state)?;
         println!(
             "{} is of {} from here on; whoever knew it as it was says --forget-volume once",
             self.url,
             self.to.in_words()
         );
-        self.end_old_keys()
+        self.end(&state)
     }
 
     fn attach_moved(&self, successor: &str) -> Result<Arc<RemoteDevice>> {
@@ -343,27 +405,40 @@ impl Move<'_> {
         Ok(device)
     }
 
-    /// The old sealing: its store is deleted; its keys may be needed for copies elsewhere, unless that was said otherwise.
-    fn end_old_keys(&self) -> Result<()> {
-        if let Some(path) = &self.old.key_file {
+    /// The old sealing: its store is deleted; its keys may be needed for copies elsewhere, unless that was said otherwise. Then it is done.
+    fn end(&self, state: &State) -> Result<()> {
+        if let Some(domain) = &state.doomed_domain {
+            let domain: SealingDomain = domain.parse().map_err(|_| self.args.state.refused("is of another version"))?;
+            ensure!(
+                !state.successor.contains(&domain.to_string()),
+                "these are the volume's keys as it is now; nothing was destroyed"
+            );
+            self.destroy_keys(domain).context(
+                "the volume has its new form; its old keys are not all destroyed yet: the same command does it, with the right 'administer'",
+            )?;
+        } else if let Some(path) = &self.old.key_file {
             println!(
                 "{} opens nothing in it any more; keep it only for copies that were made elsewhere",
                 path.display()
             );
-        } else if self.old.key_server.is_given() && self.args.destroy_old_keys {
-            let name = self.old.key_name.as_deref().unwrap_or(self.url.file_name());
-            let client = self.old.key_client()?;
-            let info = client.find(name)?;
-            client.rotate(info.domain)?;
-            for (older, _) in info.epochs {
-                client.destroy_epoch(info.domain, older, true)?;
-            }
-            println!("destroyed at the key server: the keys of '{name}' up to now; copies made elsewhere open no more");
         } else if self.old.key_server.is_given() {
             println!(
-                "the key server still has its old keys, for copies that were made elsewhere; see strongroom key destroy-epoch"
+                "its old keys at the key server, if there are any, still open copies made elsewhere: strongroom key destroy-epoch"
             );
         }
+        self.args.state.remove()
+    }
+
+    /// By domain: a name may mean the new keys by now.
+    fn destroy_keys(&self, domain: SealingDomain) -> Result<()> {
+        let client = self.old.key_client()?;
+        let epochs = client.info(domain)?.epochs;
+        // What is current cannot be destroyed: an empty one takes its place.
+        client.rotate(domain)?;
+        for (older, _) in epochs {
+            client.destroy_epoch(domain, older, true)?;
+        }
+        println!("destroyed at the key server: the old keys of {}; copies made elsewhere open no more", self.url);
         Ok(())
     }
 
@@ -399,6 +474,18 @@ fn in_words(device: &RemoteDevice) -> String {
             format!("{volume_id} {domain} {custody}")
         },
     )
+}
+
+/// Whether anything of a sealed volume opens; a plain one needs no formatting.
+fn is_formatted(device: &RemoteDevice) -> Result<bool> {
+    if device.unit().sealed.is_none() {
+        return Ok(false);
+    }
+    match read_blocking(device, Lba(0), 1) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind == DeviceErrorKind::Medium => Ok(false),
+        Err(error) => Err(error).context("cannot tell whether the volume's successor is empty"),
+    }
 }
 
 fn hex(text: &str) -> Option<Vec<u8>> {

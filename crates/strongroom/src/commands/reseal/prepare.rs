@@ -7,21 +7,20 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use strongroom_block::{Custody, Mode, Suite};
 use strongroom_store::Medium;
-use strongroom_target::admin::{Client, Reply, Request};
+use strongroom_target::admin::{Client, Request};
 use strongroom_target::{CatalogueError, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec};
 
 use super::ResealArgs;
 use crate::admin::ask;
-use crate::commands::status;
 use crate::commands::volume::{usable_wrapping_key, warn_of_unknown_peers};
 use crate::units::show_size;
 use crate::wrapping;
 
 /// How long a target may take to close a volume that nobody uses, and how often it is looked at.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 const CLOSE_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a volume is to become, and, for the initiator, where its keys are then.
@@ -74,6 +73,12 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
         bail!("where the keys are is the initiator's business: leave out what stands behind '=' here");
     }
     let volume = catalogue.show(name)?.volume;
+    if volume.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
+        bail!("'{name}' is opened at the target; that is not taken along. Copy it into a new volume: strongroom copy");
+    }
+    if volume.medium != Medium::Directory && args.medium.is_none() {
+        bail!("'{name}' lies on {}; say with --medium where its new form is to lie", volume.medium);
+    }
     if volume.sealed.is_some() && *to == To::Plain && !args.plaintext {
         bail!("everything in '{name}' will lie in PLAINTEXT on this target; if that is meant, add --plaintext");
     }
@@ -101,25 +106,19 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
         ..SealedSpec::new(custody)
     });
     let medium = args.medium.clone().unwrap_or(Medium::Directory);
-    let next = match catalogue.begin_succession(name, &SuccessorSpec { sealed, medium, peers: args.peers.clone() }) {
+    let spec = SuccessorSpec { sealed, medium, peers: args.peers.clone() };
+    let next = match when_closed(args, name, || catalogue.begin_succession(name, &spec)) {
         Ok(next) => next,
         Err(error) => {
             // A key that nothing was wrapped under.
             made.iter().for_each(|path| drop(std::fs::remove_file(path)));
-            return Err(error.into());
+            let how = "nothing was begun; who uses it must detach first (`strongroom session list`, `strongroom session drop`)";
+            return Err(match &error {
+                CatalogueError::InUse { .. } => anyhow::Error::from(error).context(how),
+                _ => error.into(),
+            });
         }
     };
-    // Whoever could write until now must be gone, or what is under way would be left behind.
-    if let count @ 1.. = refresh(args)? {
-        catalogue.abandon_succession(name)?;
-        made.iter().for_each(|path| drop(std::fs::remove_file(path)));
-        refresh(args)?;
-        bail!(
-            "{} could write to '{name}': detach first (`strongroom session list`, `strongroom session drop --volume {name}`); nothing \
-             was begun",
-            status::sessions(count)
-        );
-    }
     println!("'{name}' can be read and not written; '{}' is made beside it, {}", next.name, to.in_words());
     if let Some(path) = &made {
         println!("its block keys will be wrapped under {}; keep a copy", path.display());
@@ -147,36 +146,40 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
 pub(super) fn abandon(args: &ResealArgs) -> Result<()> {
     let (name, catalogue) = (&args.volume, args.target.open()?);
     let next = format!("{name}{SUCCESSOR_SUFFIX}");
-    let until = Instant::now() + CLOSE_PATIENCE;
-    loop {
-        match catalogue.abandon_succession(name) {
-            Ok(()) => break,
-            // A target keeps a volume open for a while when nobody uses it any more.
-            Err(CatalogueError::InUse { .. }) if Instant::now() < until => {
-                if let Some(mut client) = Client::connect(&args.target.admin_socket()?)? {
-                    ask(&mut client, &Request::Close { volume: next.clone() })?;
-                }
-                std::thread::sleep(CLOSE_PAUSE);
-            }
-            Err(error) => {
-                let what =
-                    format!("'{name}' stays as it is; if '{next}' is in use: strongroom session drop --volume {next}");
-                return Err(anyhow::Error::from(error).context(what));
-            }
-        }
-    }
+    let what = || format!("'{name}' stays as it is; if '{next}' is in use: strongroom session drop --volume {next}");
+    when_closed(args, &next, || catalogue.abandon_succession(name)).with_context(what)?;
     refresh(args)?;
     println!("given up: '{name}' is as it was, and can be written again");
     Ok(())
 }
 
-/// Has a target that runs look at the rules again; how many sessions that changed.
-fn refresh(args: &ResealArgs) -> Result<usize> {
-    let Some(mut client) = Client::connect(&args.target.admin_socket()?)? else { return Ok(0) };
-    match ask(&mut client, &Request::Refresh { volume: args.volume.clone() })? {
-        Reply::Sessions(count) => Ok(count),
-        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
+/// Does something that a volume must be closed for. A target keeps it open for a while when nobody uses it any more, and closes it if it is
+/// asked to; if it is in use there, or a target has it that does not answer here, it stays open.
+fn when_closed<T>(
+    args: &ResealArgs,
+    volume: &str,
+    mut attempt: impl FnMut() -> Result<T, CatalogueError>,
+) -> Result<T, CatalogueError> {
+    let until = Instant::now() + CLOSE_PATIENCE;
+    loop {
+        match attempt() {
+            Err(CatalogueError::InUse { .. }) if Instant::now() < until => {
+                let client = args.target.admin_socket().ok().and_then(|path| Client::connect(&path).ok().flatten());
+                if let Some(mut client) = client {
+                    // One of an older version knows no such request: the volume stays open.
+                    let _ = ask(&mut client, &Request::Close { volume: volume.to_owned() });
+                }
+                std::thread::sleep(CLOSE_PAUSE);
+            }
+            outcome => return outcome,
+        }
     }
+}
+
+/// Has a target that runs look at the rules again: who only reads may write.
+fn refresh(args: &ResealArgs) -> Result<()> {
+    let Some(mut client) = Client::connect(&args.target.admin_socket()?)? else { return Ok(()) };
+    ask(&mut client, &Request::Refresh { volume: args.volume.clone() }).map(drop)
 }
 
 #[cfg(test)]
