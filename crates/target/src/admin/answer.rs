@@ -1,5 +1,6 @@
 //! Answers one request: asks every worker, puts their answers together. Runs in the admin client's thread.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
@@ -22,7 +23,8 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
                 return Reply::Error("say which sessions: an id, an initiator, a peer or a volume".to_owned());
             }
             tracing::info!(?which, "asked to drop sessions");
-            Reply::Sessions(ask(shared, |reply| Order::Drop { which: which.clone(), reply }).into_iter().sum())
+            let dropped = ask(shared, |reply| Order::Drop { which: which.clone(), reply });
+            Reply::Sessions(dropped.into_iter().flatten().collect::<HashSet<_>>().len())
         }
         Request::Drain { to, volume, grace_s } => in_words(drain(shared, to, volume, grace_s)),
         Request::Undrain { volume } => in_words(undrain(shared, volume)),

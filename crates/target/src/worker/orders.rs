@@ -21,8 +21,8 @@ use crate::volume::Volume;
 pub(crate) enum Order {
     /// Tell about everything.
     Report(Sender<WorkerReport>),
-    /// End sessions; how many were there.
-    Drop { which: Which, reply: Sender<usize> },
+    /// End sessions; which were there. Two workers may name the same one: whoever has the unit tells whoever has the session.
+    Drop { which: Which, reply: Sender<Vec<SessionKey>> },
     /// Ask sessions with a volume and its snapshots, or with all, to log out within `grace`; how many there are.
     Drain { volume: Option<VolumeName>, grace: Duration, reply: Sender<usize> },
     /// Do something with a volume's store. Only to the worker that owns it.
@@ -65,15 +65,15 @@ impl Worker {
         match order {
             Order::Report(reply) => drop(reply.send(self.report())),
             Order::Drop { which, reply } => {
-                let keys = self.sessions_where(|session, worker| worker.is_meant(session, &which));
-                // One on its way to another worker is with nobody, and is told behind its connection. It is counted where it is.
-                let abroad = self.abroad_where(&which);
-                let meant = keys.iter().chain(&abroad);
-                meant.for_each(|key| self.end_session(*key, "dropped by order of the target's keeper"));
+                let mut keys = self.sessions_where(|session, worker| worker.is_meant(session, &which));
+                // One on its way to another worker is with nobody, and is told behind its connection.
+                keys.extend(self.abroad_where(&which));
+                keys.iter().for_each(|key| self.end_session(*key, "dropped by order of the target's keeper"));
                 let begun = self.refuse_begun(|connection, key, admitted, worker| {
                     worker.fits(&which, key, &admitted.initiator_name, &connection.identity, admitted.volume.as_ref())
                 });
-                let _ = reply.send(keys.len() + begun);
+                keys.extend(begun);
+                let _ = reply.send(keys);
             }
             Order::Drain { volume, grace, reply } => {
                 let keys = self.sessions_where(|session, _| {
@@ -91,7 +91,7 @@ impl Worker {
                         session.touch(&mut self.touched_sessions);
                     }
                 }
-                let _ = reply.send(keys.len() + begun);
+                let _ = reply.send(keys.len() + begun.len());
             }
             Order::Job { volume, job } => self.take_job(&volume, *job),
             Order::Resized { store } => self.resized(&store),
@@ -136,19 +136,24 @@ impl Worker {
     }
 
     /// Refuses logins that were let in and are not over: they would make sessions that the order did not see. How many.
-    fn refuse_begun(&mut self, is_meant: impl Fn(&Connection, SessionKey, &Admitted, &Worker) -> bool) -> usize {
-        let begun = self.connections.values().filter(|connection| match &connection.stage {
-            Stage::Admitted { key, joins: false, admitted } => is_meant(connection, *key, admitted, self),
-            _ => false,
+    fn refuse_begun(
+        &mut self,
+        is_meant: impl Fn(&Connection, SessionKey, &Admitted, &Worker) -> bool,
+    ) -> Vec<SessionKey> {
+        let begun = self.connections.values().filter_map(|connection| match &connection.stage {
+            Stage::Admitted { key, joins: false, admitted } if is_meant(connection, *key, admitted, self) => {
+                Some((connection.key, *key))
+            }
+            _ => None,
         });
-        let begun: Vec<ConnectionKey> = begun.map(|connection| connection.key).collect();
-        for key in &begun {
+        let begun: Vec<(ConnectionKey, SessionKey)> = begun.collect();
+        for (key, _) in &begun {
             if let Some(connection) = self.connections.get_mut(key) {
                 connection.refuse();
                 connection.touch(&mut self.touched);
             }
         }
-        begun.len()
+        begun.into_iter().map(|(_, session)| session).collect()
     }
 
     fn is_meant(&self, session: &Session, which: &Which) -> bool {

@@ -251,7 +251,8 @@ fn sessions_are_dropped_and_drained_wherever_they_are() {
         session.pump_until(|_| Some(()));
     }
     let of_disk = Request::SessionDrop { id: None, initiator: None, peer: None, volume: Some("disk".into()) };
-    assert!(matches!(ask(&host, &of_disk), Ok(Reply::Sessions(WORKERS))));
+    let dropped = ask(&host, &of_disk);
+    assert!(matches!(dropped, Ok(Reply::Sessions(WORKERS))), "{dropped:?} {:?}", status(&host).sessions);
     all.iter_mut().for_each(|session| drop(session.wait_for_end()));
     // At the target they end with what they have in the store.
     eventually("the dropped sessions are gone", || status(&host).sessions.is_empty());

@@ -465,13 +465,13 @@ impl Move<'_> {
     }
 }
 
-/// What a volume claims to be that tells it from any other; a plain one claims nothing.
+/// What a volume claims to be that tells it from any other, and how it is sealed; a plain one claims nothing.
 fn in_words(device: &RemoteDevice) -> String {
     device.unit().sealed.map_or_else(
         || "plain".to_owned(),
         |sealed| {
-            let SealedClaims { volume_id, domain, custody, .. } = sealed.claims;
-            format!("{volume_id} {domain} {custody}")
+            let SealedClaims { volume_id, domain, custody, suite, .. } = sealed.claims;
+            format!("{volume_id} {domain} {custody} {suite} {:?}", sealed.mode)
         },
     )
 }
