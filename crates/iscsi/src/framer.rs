@@ -180,14 +180,6 @@ impl PlainFramer {
         self.header_filled == 0 && self.payload.is_none() && self.ready.is_none()
     }
 
-    /// How many bytes the PDU in the making lacks, if all of its header is there; else 1.
-    pub fn awaited_bytes(&mut self) -> usize {
-        let missing = |payload: &mut Payload| {
-            payload.memory.bytes_mut().len() - payload.filled + payload.tail_bytes - payload.tail_filled
-        };
-        self.payload.as_mut().map_or(1, missing)
-    }
-
     /// Appends the bytes of a PDU to `out`: header, data (shared, not copied), padding, and `digests`.
     ///
     /// # Panics

@@ -237,15 +237,6 @@ impl Link {
         matches!(self.state, State::Ended)
     }
 
-    /// How many bytes must come, at least, before there is anything new; 1 where that is not known.
-    pub fn awaited_bytes(&mut self) -> usize {
-        match &mut self.state {
-            State::Channel(channel) => channel.input_space().map_or(1, |space| space.len()),
-            State::Plain(framer) => framer.awaited_bytes(),
-            _ => 1,
-        }
-    }
-
     /// Takes all of `bytes` from the peer. What they make comes from [`Link::poll_event`]; after the end they are
     /// ignored.
     pub fn handle_input(&mut self, bytes: &[u8]) {

@@ -22,7 +22,6 @@ mod event;
 mod options;
 mod path;
 mod provided;
-mod receive_low;
 mod send_queue;
 mod socket;
 mod table;
@@ -211,7 +210,6 @@ impl Runtime {
         if !self.table.owned(id).is_some_and(|stream| stream.phase == Phase::Open) {
             return Err(NetError::NoSuchStream);
         }
-        self.set_receive_low(id, 1);
         self.driver.take_back(&mut self.table, &self.waker, id);
         let Stream { fd, peer, queue, early, peer_finished, finish_told, .. } =
             self.table.remove(id).expect("looked up above");
@@ -278,16 +276,6 @@ impl Runtime {
                 self.table.tell_early(id);
             }
             self.driver.update(&mut self.table, id);
-        }
-    }
-
-    /// Bytes are told when so many are there, or the stream ends: for the middle of something long whose pieces are of no use, where each
-    /// would cost a wake-up. 1: at once. Fewer are told when the system's buffers have no room for more.
-    pub fn set_receive_low(&mut self, id: StreamId, bytes: usize) {
-        let Some(stream) = self.table.owned(id) else { return };
-        if stream.receive_low != bytes && receive_low::set_receive_low(&stream.fd, bytes).is_ok() {
-            stream.receive_low = bytes;
-            self.table.counters.system_calls += 1;
         }
     }
 

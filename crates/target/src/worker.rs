@@ -262,7 +262,7 @@ impl Worker {
         let portal = known.expect("only stopping removes listeners, and then nobody is accepted").1;
         let key = self.shared.connection_key();
         let link = strongroom_net::Link::target(self.shared.admission(), self.shared.link_options(), self.now);
-        let connection = Box::new(Connection::new(key, stream, peer, portal, link, counted, self.now));
+        let connection = Box::new(Connection::new(key, stream, peer, portal, link, counted));
         self.insert(connection);
     }
 
@@ -302,7 +302,6 @@ impl Worker {
             Some(session) => session.touch(&mut self.touched_sessions),
             None => connection.transmit(&mut self.runtime, None),
         }
-        connection.wait_for_more(&mut self.runtime, self.now);
         self.arm(&mut connection);
         self.connections.insert(key, connection);
     }

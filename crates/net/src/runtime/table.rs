@@ -49,8 +49,6 @@ pub(super) struct Stream {
     pub(super) queue: SendQueue,
     /// The owner wants what comes in.
     pub(super) receiving: bool,
-    /// How many bytes must be there before any are told.
-    pub(super) receive_low: usize,
     /// The peer has sent its last byte.
     pub(super) peer_finished: bool,
     /// `peer_finished` was told to the owner.
@@ -171,7 +169,6 @@ impl Table {
             phase,
             queue: SendQueue::default(),
             receiving: true,
-            receive_low: 1,
             peer_finished: false,
             finish_told: false,
             sending_shut: false,

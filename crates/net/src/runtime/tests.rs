@@ -116,36 +116,6 @@ fn pattern(len_bytes: usize, seed: u8) -> Vec<u8> {
     (0..len_bytes).map(|index| (index as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
 
-/// Fewer bytes are told when there are no more, or when nobody waits for more any longer.
-#[test]
-fn bytes_are_told_when_there_are_enough() {
-    on_each_flavour(|flavour| {
-        let mut bench = Bench::new(flavour);
-        let address = bench.listen();
-        let mut peer = TcpStream::connect(address).unwrap();
-        let stream = bench.accepted();
-        // What is there when receiving begins is told in any case.
-        bench.settle();
-        bench.runtime.set_receive_low(stream, 3000);
-        for _ in 0..2 {
-            peer.write_all(&[1; 1000]).unwrap();
-            bench.settle();
-            assert_eq!(bench.bytes_of(stream), b"", "{flavour:?}");
-        }
-        peer.write_all(&[1; 1000]).unwrap();
-        bench.until(|bench| bench.bytes_of(stream).len() == 3000);
-        peer.write_all(&[2]).unwrap();
-        bench.settle();
-        bench.runtime.set_receive_low(stream, 1);
-        bench.until(|bench| bench.bytes_of(stream).len() == 3001);
-        bench.runtime.set_receive_low(stream, 3000);
-        peer.write_all(&[3; 10]).unwrap();
-        drop(peer);
-        bench.until(|bench| bench.seen.contains(&Seen::Finished(stream)));
-        assert_eq!(bench.bytes_of(stream).len(), 3011);
-    });
-}
-
 #[test]
 fn the_kernel_tells_of_the_way() {
     let mut bench = Bench::new(FlavourChoice::Epoll);

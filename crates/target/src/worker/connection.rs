@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use strongroom_block::Buffer;
 use strongroom_iscsi::CloseReason;
@@ -19,13 +19,6 @@ use crate::names::VolumeName;
 use crate::neighbours::Origin;
 use crate::server::{Settings, Shared};
 use crate::unit::SessionKey;
-
-/// Less than this is a piece, in bytes; so much is waited for at most.
-const PIECE_BYTES_MAX: usize = 64 << 10;
-/// What is missing and less is not waited for, in bytes.
-const AWAITED_BYTES_MIN: usize = 8 << 10;
-/// Pieces that come more slowly are taken one by one, so that a slow peer is seen to be alive.
-const PIECE_TIME_MAX: Duration = Duration::from_millis(20);
 
 /// PDUs handed to the runtime together.
 const BATCH_PDUS: usize = 32;
@@ -58,9 +51,6 @@ pub(super) struct Connection {
     pub(super) send_full: bool,
     pub(super) armed: Option<Instant>,
     receiving: bool,
-    /// What came since it was last driven, in bytes, and when that was.
-    came: usize,
-    driven: Instant,
     /// Something came, or left, since its session was told.
     pub(super) moved: bool,
     /// It was sent to the worker of the session that it would join.
@@ -115,7 +105,6 @@ impl Connection {
         portal: Portal,
         link: Link,
         counted: Counted,
-        now: Instant,
     ) -> Connection {
         Connection {
             key,
@@ -130,8 +119,6 @@ impl Connection {
             send_full: false,
             armed: None,
             receiving: true,
-            came: 0,
-            driven: now,
             moved: false,
             is_directed: false,
             stream_lost: None,
@@ -149,19 +136,7 @@ impl Connection {
 
     pub(super) fn receive(&mut self, bytes: &[u8]) {
         self.link.handle_input(bytes);
-        self.came += bytes.len();
         self.moved = true;
-    }
-
-    /// Where data comes in small pieces, fast, what was announced is waited for as a whole: each piece would cost a wake-up.
-    pub(super) fn wait_for_more(&mut self, runtime: &mut Runtime, now: Instant) {
-        let came = std::mem::take(&mut self.came);
-        let since = now.saturating_duration_since(std::mem::replace(&mut self.driven, now));
-        let awaited = self.link.awaited_bytes();
-        let in_pieces = (1..PIECE_BYTES_MAX).contains(&came) && since < PIECE_TIME_MAX && awaited >= AWAITED_BYTES_MIN;
-        if came > 0 {
-            runtime.set_receive_low(self.stream, if in_pieces { awaited.min(PIECE_BYTES_MAX) } else { 1 });
-        }
     }
 
     /// The peer took what waited for it: it is alive, and there is room again.
