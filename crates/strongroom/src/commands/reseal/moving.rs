@@ -132,8 +132,7 @@ impl Move<'_> {
                     Some(state) if !self.args.dry_run => {
                         self.finish(state).with_context(|| format!("its successor: {error:#}"))
                     }
-                    Some(_) => Err(error),
-                    None => Err(error),
+                    _ => Err(error),
                 };
             }
         };
