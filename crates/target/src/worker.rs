@@ -9,6 +9,7 @@ mod crossing;
 mod errands;
 mod held;
 mod login;
+mod opening;
 mod orders;
 mod session;
 mod sessions;
@@ -38,9 +39,10 @@ use connection::{Connection, Counted, Moved, Stage};
 use crossing::Crossing;
 pub(crate) use crossing::Road;
 use errands::ErrandBack;
+use opening::OpenedUnit;
 pub(crate) use orders::{Order, Which, WorkerReport};
 use session::Session;
-use units::{OpenedUnit, Slot};
+use units::Slot;
 
 /// How long streams may take to hand over their last bytes when the target stops.
 const FAREWELL: Duration = Duration::from_secs(2);
