@@ -34,6 +34,7 @@ measure rawio --name schemes-paper --schemes all --suites paper --sizes 64k --pa
 measure rawio --name schemes-paper-8 --schemes S2-1,S2-5 --suites paper --sizes 64k --patterns seqread,seqwrite --initiators 8 "${small[@]}"
 # What a key for every block costs: drawing, carrying, wrapping, keeping and unwrapping it; and what sealing more at once saves of that.
 measure rawio --name schemes-keys --schemes S2-5 --custody keyfile,target --sizes 4k,64k "${small[@]}"
+measure rawio --name schemes-key-runs --schemes S2-5 --custody keyfile,target --blocks-per-key 1,16 --sizes 64k "${small[@]}"
 measure rawio --name schemes-block-sets --schemes S2-5 --custody target --seal-bytes 512,4k,64k --sizes 4k "${small[@]}"
 # The same on files, each random read's record read with its block or found in memory; S0 has no records.
 measure rawio --name schemes-key-store --schemes S0,S2-5 --custody keyfile,target --record-cache 0,32MiB --sizes 4k --medium directory \

@@ -7,6 +7,7 @@ mod load;
 
 use std::fs;
 use std::io::{BufRead, Write};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -93,6 +94,8 @@ pub struct How {
     /// Take suites that are for benchmarks alone.
     #[serde(default)]
     pub benchmark_suites: bool,
+    /// Blocks that share a block key (custody `target`); one for each if none is given.
+    pub blocks_per_key: Option<NonZeroU32>,
     /// The volume is sealed in the mode authenticate-only.
     #[serde(default)]
     pub authenticate_only: bool,
@@ -330,6 +333,7 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
         options.suite = suite.parse().map_err(|error| format!("{error}"))?;
     }
     options.benchmark_suites = how.benchmark_suites;
+    options.blocks_per_key = how.blocks_per_key.unwrap_or(NonZeroU32::MIN);
     let channel_suite = options.url.is_channel().then_some(options.suite);
     if how.authenticate_only {
         options.mode = Mode::AuthenticateOnly;

@@ -184,6 +184,7 @@ impl Ours {
             scheme: Some(scheme.name().to_owned()),
             suite: Some(setup.suite.name().to_owned()),
             benchmark_suites: true,
+            blocks_per_key: setup.blocks_per_key,
             authenticate_only: sealing == Some(Mode::AuthenticateOnly),
             connections: self.connections,
             ..How::default()

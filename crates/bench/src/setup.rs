@@ -1,6 +1,8 @@
 //! What one contender of ours is made of: scheme, cipher suite, custody, unit of sealing, and who does the cryptography; and what it is
 //! called.
 
+use std::num::NonZeroU32;
+
 use strongroom_block::{Custody, Suite};
 
 use crate::{ProcessKind, SchemeChoice, short_size};
@@ -16,6 +18,8 @@ pub struct Setup {
     pub custody: Custody,
     /// Bytes that are sealed as one, whatever the size of an I/O; `None`: 4 KiB, or less for smaller I/Os.
     pub seal_bytes: Option<u64>,
+    /// Consecutive blocks that share a block key (custody `target`); `None`: one for each.
+    pub blocks_per_key: Option<NonZeroU32>,
     /// What the target keeps of seal records in memory, in bytes; `None`: as much as usual.
     pub record_cache: Option<u64>,
     /// Who does the cryptography.
@@ -26,7 +30,15 @@ impl Setup {
     /// The usual: AES-256-GCM by the processor's instructions, keys with the initiators.
     pub fn new(scheme: SchemeChoice) -> Setup {
         let (suite, process) = (Suite::default(), ProcessKind::default());
-        Setup { scheme, suite, custody: Custody::KeyFile, seal_bytes: None, record_cache: None, process }
+        Setup {
+            scheme,
+            suite,
+            custody: Custody::KeyFile,
+            seal_bytes: None,
+            blocks_per_key: None,
+            record_cache: None,
+            process,
+        }
     }
 
     /// Every combination that differs: S0 knows no suite, and without sealing nobody has its keys.
@@ -36,10 +48,12 @@ impl Setup {
         custodies: &[Custody],
         processes: &[ProcessKind],
         seal_bytes: &[Option<u64>],
+        blocks_per_key: &[Option<NonZeroU32>],
         record_caches: &[Option<u64>],
     ) -> Vec<Setup> {
         let mut all: Vec<Setup> = schemes.iter().copied().map(Setup::new).collect();
         all = each(&all, record_caches, |setup, &record_cache| Setup { record_cache, ..setup });
+        all = each(&all, blocks_per_key, |setup, &blocks_per_key| Setup { blocks_per_key, ..setup });
         all = each(&all, seal_bytes, |setup, &seal_bytes| Setup { seal_bytes, ..setup });
         all = each(&all, custodies, |setup, &custody| Setup { custody, ..setup });
         all = each(&all, suites, |setup, &suite| Setup { suite, ..setup });
@@ -61,6 +75,9 @@ impl Setup {
         if self.scheme.sealing().is_none() {
             (self.custody, self.seal_bytes, self.record_cache) = (Custody::KeyFile, None, None);
         }
+        // The blind custodies have one key for all.
+        let has_block_keys = self.custody == Custody::Target;
+        self.blocks_per_key = self.blocks_per_key.filter(|blocks| has_block_keys && blocks.get() > 1);
         self
     }
 
@@ -75,6 +92,9 @@ impl Setup {
         }
         if let Some(bytes) = self.seal_bytes {
             label += &format!(" sealing {}", short_size(bytes));
+        }
+        if let Some(blocks) = self.blocks_per_key {
+            label += &format!(" {blocks} blocks a key");
         }
         if let Some(bytes) = self.record_cache {
             label += &format!(" record cache {}", if bytes == 0 { "none".to_owned() } else { short_size(bytes) });
@@ -116,13 +136,19 @@ mod tests {
         let kinds = [ProcessKind::Hardware, ProcessKind::Software];
         let suites = [Suite::Aes256Gcm, Suite::Aes192CbcHmacMd5];
         let custodies = [Custody::KeyFile, Custody::Target];
-        let labels: Vec<String> =
-            Setup::all(&schemes, &suites, &custodies, &kinds, &[None], &[None]).iter().map(Setup::label).collect();
+        let labels: Vec<String> = Setup::all(&schemes, &suites, &custodies, &kinds, &[None], &[None], &[None])
+            .iter()
+            .map(Setup::label)
+            .collect();
         assert_eq!(labels.iter().filter(|label| label.starts_with("S0")).count(), 1, "{labels:?}");
         assert_eq!(labels.iter().filter(|label| label.starts_with("S2-1")).count(), 4, "{labels:?}");
         assert_eq!(labels.iter().filter(|label| label.starts_with("S2-5")).count(), 8, "{labels:?}");
         assert_eq!(labels[0], "S0");
         assert!(labels.contains(&"S2-5 aes192-cbc+hmac-md5 custody target software".to_owned()), "{labels:?}");
+        let keys = [1, 16].map(NonZeroU32::new);
+        let setups = Setup::all(&schemes[2..], &suites[..1], &custodies, &kinds[..1], &[None], &keys, &[None]);
+        let labels: Vec<String> = setups.iter().map(Setup::label).collect();
+        assert_eq!(labels, ["S2-5", "S2-5 custody target", "S2-5 custody target 16 blocks a key"]);
     }
 
     #[test]

@@ -62,6 +62,9 @@ impl RecordFlags {
     pub const HOLE: u8 = 1;
     /// The block was sealed under a key of its own, carried by the record (custody `target`).
     pub const BLOCK_KEY: u8 = 2;
+    /// That key is shared by a run of blocks, and its nonce is the stamp's counter; only with [`RecordFlags::BLOCK_KEY`], never of a
+    /// hole. For the benchmark that shows what a key for every block costs.
+    pub const SHARED_KEY: u8 = 4;
 
     /// Whether the record seals an absence.
     pub fn is_hole(self) -> bool {
@@ -71,6 +74,11 @@ impl RecordFlags {
     /// Whether the record carries a block key.
     pub fn has_block_key(self) -> bool {
         self.0 & Self::BLOCK_KEY != 0
+    }
+
+    /// Whether other blocks have the same block key.
+    pub fn has_shared_key(self) -> bool {
+        self.0 & Self::SHARED_KEY != 0
     }
 }
 
@@ -212,10 +220,12 @@ impl SealRecord {
         }
         Suite::from_byte(bytes[1])?;
         Mode::from_byte(bytes[2])?;
-        if bytes[3] & !(RecordFlags::HOLE | RecordFlags::BLOCK_KEY) != 0 {
+        if bytes[3] & !(RecordFlags::HOLE | RecordFlags::BLOCK_KEY | RecordFlags::SHARED_KEY) != 0 {
             return Err(RecordError::Unknown { field: "flags", value: bytes[3] });
         }
-        if RecordFlags(bytes[3]).has_block_key() != (bytes.len() > Self::BASE_BYTES) {
+        let flags = RecordFlags(bytes[3]);
+        let shares_oddly = flags.has_shared_key() && (flags.is_hole() || !flags.has_block_key());
+        if flags.has_block_key() != (bytes.len() > Self::BASE_BYTES) || shares_oddly {
             return Err(RecordError::Contradiction);
         }
         let mut record = SealRecord { len_bytes: bytes.len() as u8, bytes: [0; RECORD_BYTES_MAX] };

@@ -3,14 +3,19 @@
 
 use std::sync::Arc;
 
-use strongroom_block::{Buffer, CryptoBytes, CryptoCounters};
+use strongroom_block::{Buffer, CryptoBytes, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Scheme};
 
 const BHS: usize = 48;
 
 /// What both ends counted for one PDU: `(sender, receiver)`.
-fn counted(scheme: Scheme, kind: FrameKind, header: usize, data: usize) -> (CryptoBytes, CryptoBytes) {
-    let keys = || ChannelKeys::new([3; 32], scheme);
+fn counted(
+    (scheme, suite): (Scheme, Suite),
+    kind: FrameKind,
+    header: usize,
+    data: usize,
+) -> (CryptoBytes, CryptoBytes) {
+    let keys = || ChannelKeys::new([3; 32], scheme).with_suite(suite);
     let (at_initiator, at_target) = (Arc::new(CryptoCounters::new()), Arc::new(CryptoCounters::new()));
     let mut wire = Vec::new();
     let mut target = Channel::target(keys(), ChannelLimits::default(), at_target.clone(), &mut wire);
@@ -36,12 +41,15 @@ fn counted(scheme: Scheme, kind: FrameKind, header: usize, data: usize) -> (Cryp
     (since(&at_initiator, before.0), since(&at_target, before.1))
 }
 
-/// `E` over `encrypted` bytes and `HMAC` over `authenticated` bytes at both ends.
+/// `E` over `encrypted` bytes and `HMAC` over `authenticated` bytes at both ends, whatever the suite: the paper's own too.
 fn assert_row(scheme: Scheme, kind: FrameKind, (header, data): (usize, usize), encrypted: usize, authenticated: usize) {
     let (encrypted, authenticated) = (encrypted as u64, authenticated as u64);
     let sender = CryptoBytes { encrypted, mac_made: authenticated, ..CryptoBytes::default() };
     let receiver = CryptoBytes { decrypted: encrypted, mac_checked: authenticated, ..CryptoBytes::default() };
-    assert_eq!(counted(scheme, kind, header, data), (sender, receiver), "{scheme} {kind:?} {header} + {data}");
+    for suite in Suite::ALL {
+        let counted = counted((scheme, suite), kind, header, data);
+        assert_eq!(counted, (sender, receiver), "{scheme} {suite} {kind:?} {header} + {data}");
+    }
 }
 
 const SEALED: FrameKind = FrameKind::Sealed;

@@ -1,6 +1,7 @@
 //! What an attachment is made from: where, as whom, with which keys, within which limits.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,9 @@ pub struct AttachOptions {
     pub suite: Suite,
     /// Take suites that are for benchmarks alone, of a channel and of a volume.
     pub benchmark_suites: bool,
+    /// Consecutive blocks that share a block key (custody `target`), at most. Whoever learns the key of one opens the others: more than
+    /// one is for benchmarks alone, and needs `benchmark_suites`.
+    pub blocks_per_key: NonZeroU32,
     /// What is known of the volume beforehand.
     pub expected: ExpectedUnit,
     /// What sealing must do. A sealed volume that claims another mode is refused, unless we are `read_only`: only the target
@@ -90,6 +94,7 @@ impl AttachOptions {
             scheme,
             suite,
             benchmark_suites: false,
+            blocks_per_key: NonZeroU32::MIN,
             expected: ExpectedUnit::default(),
             mode: Mode::Encrypt,
             read_only: false,

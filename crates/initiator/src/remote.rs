@@ -117,6 +117,10 @@ fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachErro
             format!("{} protects nothing today and is for benchmarks alone; choose another suite", options.suite);
         return Err(AttachError::Options(problem));
     }
+    if options.blocks_per_key.get() > 1 && !options.benchmark_suites {
+        let problem = "whoever learns a key that blocks share opens all of them, so that is for benchmarks alone; have a key for each";
+        return Err(AttachError::Options(problem.into()));
+    }
     let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
     let intake = Arc::new(Intake::new(waker.clone(), options.limits, options.pipeline));
     let status = Arc::new(Mutex::new(ConnectionStatus::default()));

@@ -1,12 +1,14 @@
-//! Custody `target`: a fresh random key per write, kept by the trusted target and wrapped for rest.
+//! Custody `target`: a fresh random key per write, kept by the trusted target and wrapped for rest. For comparison also the
+//! lazy-crypto paper's other mapping (§4): one key for a run of blocks.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aws_lc_rs::key_wrap::{AES_256, AesKek, KeyWrap};
 use strongroom_block::{
-    BLOCK_KEY_BYTES, BlockKeyWrap, CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord, SealingDomain,
-    Stamp, WRAPPED_KEY_BYTES, WrapError, keyless_checksum,
+    AttachId, BLOCK_KEY_BYTES, BlockKeyWrap, CryptoCounters, HoleRecord, Lba, OpenError, RecordFlags, SealRecord,
+    SealingDomain, Stamp, WRAPPED_KEY_BYTES, WrapError, keyless_checksum,
 };
 use strongroom_cipher::NONCE_BYTES;
 use zeroize::Zeroize;
@@ -25,12 +27,18 @@ pub type FillRandom = Box<dyn FnMut(&mut [u8]) + Send>;
 /// Each key seals one write and nothing else, so its nonce may be constant; the stamp is bound as associated data.
 const NONCE: [u8; NONCE_BYTES] = [0; NONCE_BYTES];
 
+/// What a block's record says if its key is its own, and if it shares it.
+const OWN: RecordFlags = RecordFlags(RecordFlags::BLOCK_KEY);
+const SHARED: RecordFlags = RecordFlags(RecordFlags::BLOCK_KEY | RecordFlags::SHARED_KEY);
+
 /// Seals every write under a key of its own, which its record carries; opens by the record's key.
 ///
 /// An initiator needs nothing but this and the channel: it holds no key that lasts.
 pub struct BlockKeys {
     context: SealContext,
     batch: Mutex<Batch>,
+    /// Blocks that share a key, at most.
+    blocks_per_key: NonZeroU32,
     wrapper: Option<Arc<dyn BlockKeyWrap>>,
     counters: Arc<CryptoCounters>,
 }
@@ -44,8 +52,15 @@ impl fmt::Debug for BlockKeys {
 impl BlockKeys {
     /// Block keys drawn by `fill_random`, [`KEY_BATCH`] at a time.
     pub fn new(context: SealContext, fill_random: FillRandom, counters: Arc<CryptoCounters>) -> BlockKeys {
-        let batch = Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random };
-        BlockKeys { context, batch: Mutex::new(batch), wrapper: None, counters }
+        let batch = Mutex::new(Batch::new(fill_random));
+        BlockKeys { context, batch, blocks_per_key: NonZeroU32::MIN, wrapper: None, counters }
+    }
+
+    /// The same, with one key for up to so many consecutive blocks that are sealed one after the other (a run never crosses a
+    /// multiple of that). Whoever learns the key of one block then opens its neighbours: for benchmarks.
+    #[must_use]
+    pub fn with_blocks_per_key(self, blocks_per_key: NonZeroU32) -> BlockKeys {
+        BlockKeys { blocks_per_key, ..self }
     }
 
     /// The same, able to open records as they rest, wrapped by `wrapper`: for a trusted target.
@@ -58,7 +73,7 @@ impl BlockKeys {
     /// Wipes the keys that were drawn and not used, so that the next write gets one drawn from now on. For whoever may have been
     /// resumed from a snapshot of its memory: another copy of it has the same unused keys, and the nonce is constant.
     pub fn forget_unused(&self) {
-        self.batch.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
+        self.batch().forget_unused();
     }
 
     /// What these keys seal for.
@@ -72,12 +87,11 @@ impl BlockKeys {
     /// If `block` is not one block long.
     pub fn seal(&self, lba: Lba, stamp: Stamp, block: &mut [u8]) -> SealRecord {
         self.context.assert_one_block(block);
-        let flags = RecordFlags(RecordFlags::BLOCK_KEY);
+        let (flags, key) = self.key_for(lba, stamp);
         let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
-        let key = self.draw();
-        let tag =
-            SealKey::new(self.context.suite, key.expose()).seal(&self.binding(&associated), block, &self.counters);
-        self.record(RecordFlags(0), stamp, keyless_checksum(block), tag, &key)
+        let binding = self.binding(flags, stamp, &associated);
+        let tag = SealKey::new(self.context.suite, key.expose()).seal(&binding, block, &self.counters);
+        self.record(flags, stamp, keyless_checksum(block), tag, &key)
     }
 
     /// Seals `plain` into `out`, for `lba`.
@@ -87,16 +101,11 @@ impl BlockKeys {
     pub fn seal_into(&self, lba: Lba, stamp: Stamp, plain: &[u8], out: &mut [u8]) -> SealRecord {
         self.context.assert_one_block(plain);
         self.context.assert_one_block(out);
-        let flags = RecordFlags(RecordFlags::BLOCK_KEY);
+        let (flags, key) = self.key_for(lba, stamp);
         let associated = associated::of_block(&self.context, self.context.mode, flags, lba, stamp);
-        let key = self.draw();
-        let tag = SealKey::new(self.context.suite, key.expose()).seal_into(
-            &self.binding(&associated),
-            plain,
-            out,
-            &self.counters,
-        );
-        self.record(RecordFlags(0), stamp, keyless_checksum(out), tag, &key)
+        let binding = self.binding(flags, stamp, &associated);
+        let tag = SealKey::new(self.context.suite, key.expose()).seal_into(&binding, plain, out, &self.counters);
+        self.record(flags, stamp, keyless_checksum(out), tag, &key)
     }
 
     /// Opens `block` in place by the record's key.
@@ -105,7 +114,7 @@ impl BlockKeys {
     /// [`OpenError`]; the contents of `block` are then unspecified.
     pub fn open(&self, lba: Lba, record: &SealRecord, block: &mut [u8]) -> Result<(), OpenError> {
         let (associated, key) = self.check_block(lba, record, block)?;
-        key.open(&self.binding(&associated), &record.tag(), block, &self.counters)
+        key.open(&self.binding(record.flags(), record.stamp(), &associated), &record.tag(), block, &self.counters)
     }
 
     /// Opens `sealed` into `out` by the record's key.
@@ -118,7 +127,8 @@ impl BlockKeys {
     pub fn open_into(&self, lba: Lba, record: &SealRecord, sealed: &[u8], out: &mut [u8]) -> Result<(), OpenError> {
         self.context.assert_one_block(out);
         let (associated, key) = self.check_block(lba, record, sealed)?;
-        key.open_into(&self.binding(&associated), &record.tag(), sealed, out, &self.counters)
+        let binding = self.binding(record.flags(), record.stamp(), &associated);
+        key.open_into(&binding, &record.tag(), sealed, out, &self.counters)
     }
 
     /// Seals the absence of `count` blocks from `start`.
@@ -129,10 +139,10 @@ impl BlockKeys {
         SealContext::assert_range(start, count);
         let flags = RecordFlags(RecordFlags::HOLE | RecordFlags::BLOCK_KEY);
         let associated = associated::of_hole(&self.context, self.context.mode, flags, start, count, stamp);
-        let key = self.draw();
-        let tag =
-            SealKey::new(self.context.suite, key.expose()).seal(&self.binding(&associated), &mut [], &self.counters);
-        HoleRecord { start, count, record: self.record(RecordFlags(RecordFlags::HOLE), stamp, 0, tag, &key) }
+        let key = self.batch().draw();
+        let binding = self.binding(flags, stamp, &associated);
+        let tag = SealKey::new(self.context.suite, key.expose()).seal(&binding, &mut [], &self.counters);
+        HoleRecord { start, count, record: self.record(flags, stamp, 0, tag, &key) }
     }
 
     /// Whether `hole` is authentic as a whole.
@@ -149,16 +159,29 @@ impl BlockKeys {
         let key = self.key_of(record)?;
         let stamp = record.stamp();
         let associated = associated::of_hole(&self.context, self.context.mode, flags, hole.start, hole.count, stamp);
-        key.open(&self.binding(&associated), &record.tag(), &mut [], &self.counters)
+        key.open(&self.binding(flags, stamp, &associated), &record.tag(), &mut [], &self.counters)
     }
 
-    fn binding<'a>(&self, associated: &'a [u8]) -> Binding<'a> {
-        Binding { mode: self.context.mode, nonce: NONCE, associated }
+    /// A shared key seals under each counter of one attach id once; one of its own seals once.
+    fn binding<'a>(&self, flags: RecordFlags, stamp: Stamp, associated: &'a [u8]) -> Binding<'a> {
+        let mut nonce = NONCE;
+        if flags.has_shared_key() {
+            nonce[NONCE_BYTES - 8..].copy_from_slice(&stamp.counter.to_be_bytes());
+        }
+        Binding { mode: self.context.mode, nonce, associated }
     }
 
-    fn draw(&self) -> Secret<BLOCK_KEY_BYTES> {
-        // A panic of the random source leaves the batch empty or whole, so a poisoned lock still guards fresh keys.
-        self.batch.lock().unwrap_or_else(PoisonError::into_inner).draw()
+    /// A panic of the random source leaves the batch empty or whole, so a poisoned lock still guards fresh keys.
+    fn batch(&self) -> MutexGuard<'_, Batch> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The key of a block, and what its record says of it.
+    fn key_for(&self, lba: Lba, stamp: Stamp) -> (RecordFlags, Secret<BLOCK_KEY_BYTES>) {
+        match self.blocks_per_key.get() {
+            1 => (OWN, self.batch().draw()),
+            blocks => (SHARED, self.batch().draw_for_run(lba, stamp, blocks)),
+        }
     }
 
     fn record(
@@ -179,7 +202,7 @@ impl BlockKeys {
         record: &SealRecord,
         sealed: &[u8],
     ) -> Result<([u8; associated::BLOCK_BYTES], SealKey), OpenError> {
-        let flags = RecordFlags(RecordFlags::BLOCK_KEY);
+        let flags = if record.flags().has_shared_key() { SHARED } else { OWN };
         self.context.check_record(record, flags)?;
         self.context.check_body(record, sealed)?;
         let key = self.key_of(record)?;
@@ -205,12 +228,41 @@ struct Batch {
     keys: Secret<{ KEY_BATCH * BLOCK_KEY_BYTES }>,
     left: usize,
     fill_random: FillRandom,
+    /// The key that consecutive blocks share.
+    run: Option<Run>,
+}
+
+/// A key that goes on to the next block.
+struct Run {
+    key: Secret<BLOCK_KEY_BYTES>,
+    attach_id: AttachId,
+    /// The last counter that it sealed under, which is its nonce.
+    counter: u64,
+    /// The block that it may seal next.
+    next: Option<Lba>,
 }
 
 impl Batch {
+    fn new(fill_random: FillRandom) -> Batch {
+        Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random, run: None }
+    }
+
     fn forget_unused(&mut self) {
         self.keys.zeroize();
         self.left = 0;
+        self.run = None;
+    }
+
+    /// The key of the block before, if `lba` goes on with its run and `stamp` is a nonce that it has not had; else a fresh one.
+    fn draw_for_run(&mut self, lba: Lba, stamp: Stamp, blocks: u32) -> Secret<BLOCK_KEY_BYTES> {
+        let Stamp { attach_id, counter } = stamp;
+        let goes_on = |run: &Run| run.next == Some(lba) && run.attach_id == attach_id && counter > run.counter;
+        let key = match self.run.take().filter(|run| !lba.0.is_multiple_of(blocks.into()) && goes_on(run)) {
+            Some(run) => run.key.clone(),
+            None => self.draw(),
+        };
+        self.run = Some(Run { key: key.clone(), attach_id, counter, next: lba.checked_add(1) });
+        key
     }
 
     fn draw(&mut self) -> Secret<BLOCK_KEY_BYTES> {
@@ -233,12 +285,25 @@ impl Batch {
 #[derive(Debug)]
 pub struct KeyWrapper {
     key: Secret<KEY_BYTES>,
+    /// What was wrapped or unwrapped last: blocks that share a key come one after the other.
+    last: Mutex<Option<Pair>>,
+}
+
+/// A block key, as it is and as it rests.
+#[derive(Debug)]
+struct Pair {
+    key: Secret<BLOCK_KEY_BYTES>,
+    wrapped: [u8; WRAPPED_KEY_BYTES],
 }
 
 impl KeyWrapper {
     /// The wrapper of `domain`, derived from `wrapping_key`.
     pub fn new(wrapping_key: &WrappingKey, domain: SealingDomain) -> KeyWrapper {
-        KeyWrapper { key: derive(&wrapping_key.0, &[b"wrap", &domain.0]) }
+        KeyWrapper { key: derive(&wrapping_key.0, &[b"wrap", &domain.0]), last: Mutex::new(None) }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Pair>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn kek(&self) -> AesKek {
@@ -248,20 +313,28 @@ impl KeyWrapper {
 
 impl BlockKeyWrap for KeyWrapper {
     fn wrap(&self, key: &[u8; BLOCK_KEY_BYTES]) -> Result<[u8; WRAPPED_KEY_BYTES], WrapError> {
+        let key = Secret::filled(|out| out.copy_from_slice(key));
+        let mut last = self.last();
+        if let Some(pair) = last.as_ref().filter(|pair| pair.key == key) {
+            return Ok(pair.wrapped);
+        }
         let mut wrapped = [0; WRAPPED_KEY_BYTES];
-        self.kek().wrap(key, &mut wrapped).map_err(|_| WrapError)?;
+        self.kek().wrap(key.expose(), &mut wrapped).map_err(|_| WrapError)?;
+        *last = Some(Pair { key, wrapped });
         Ok(wrapped)
     }
 
     fn unwrap(&self, wrapped: &[u8; WRAPPED_KEY_BYTES]) -> Result<[u8; BLOCK_KEY_BYTES], WrapError> {
-        let mut key = [0; BLOCK_KEY_BYTES];
-        match self.kek().unwrap(wrapped, &mut key) {
-            Ok(_) => Ok(key),
-            Err(_) => {
-                key.zeroize();
-                Err(WrapError)
-            }
+        let mut last = self.last();
+        if let Some(pair) = last.as_ref().filter(|pair| pair.wrapped == *wrapped) {
+            return Ok(*pair.key.expose());
         }
+        // What does not unwrap leaves nothing behind.
+        let mut key = Secret::new([0; BLOCK_KEY_BYTES]);
+        self.kek().unwrap(wrapped, key.expose_mut()).map_err(|_| WrapError)?;
+        let unwrapped = *key.expose();
+        *last = Some(Pair { key, wrapped: *wrapped });
+        Ok(unwrapped)
     }
 }
 
@@ -282,9 +355,53 @@ mod tests {
             0x86, 0xe2, 0xd8, 0x0e, 0xd3, 0x26, 0xcb, 0xc7, 0xf0, 0xe7, 0x1a, 0x99, 0xf4, 0x3b, 0xfb, 0x98, 0x8b, 0x9b,
             0x7a, 0x02, 0xdd, 0x21,
         ];
-        let wrapper = KeyWrapper { key: Secret::new(kek) };
+        let wrapper = KeyWrapper { key: Secret::new(kek), last: Mutex::new(None) };
         assert_eq!(wrapper.wrap(&data), Ok(golden));
         assert_eq!(wrapper.unwrap(&golden), Ok(data));
+        // What was wrapped last is not worked out again, and never taken for another key.
+        let other = [7; 32];
+        let wrapped = wrapper.wrap(&other).unwrap();
+        assert_ne!(wrapped, golden);
+        for _ in 0..2 {
+            assert_eq!((wrapper.unwrap(&wrapped), wrapper.wrap(&other)), (Ok(other), Ok(wrapped)));
+            assert_eq!((wrapper.wrap(&data), wrapper.unwrap(&golden)), (Ok(golden), Ok(data)));
+            let mut changed = golden;
+            changed[39] ^= 1;
+            assert_eq!(wrapper.unwrap(&changed), Err(WrapError));
+        }
+    }
+
+    /// A key never seals twice under one nonce: not after a new attach id, a counter that went back, nor another run.
+    #[test]
+    fn a_run_shares_its_key_and_no_nonce() {
+        let mut drawn = 0;
+        let fill: FillRandom = Box::new(move |out| {
+            for key in out.chunks_exact_mut(BLOCK_KEY_BYTES) {
+                drawn += 1;
+                key.fill(drawn);
+            }
+        });
+        let mut batch = Batch::new(fill);
+        let mut key = |lba: u64, attach_id: u8, counter: u64| {
+            let stamp = Stamp { attach_id: AttachId([attach_id; 16]), counter };
+            batch.draw_for_run(Lba(lba), stamp, 4).expose()[0]
+        };
+        let first = key(4, 1, 10);
+        assert_eq!((key(5, 1, 11), key(6, 1, 20)), (first, first));
+        let back = key(7, 1, 20);
+        assert_ne!(back, first, "the counter did not go on");
+        let next_run = key(8, 1, 21);
+        assert_ne!(next_run, back, "a run ends at its boundary");
+        let elsewhere = key(10, 1, 22);
+        assert_ne!(elsewhere, next_run, "a block was left out");
+        let again = key(10, 1, 23);
+        assert_ne!(again, elsewhere, "the same block anew");
+        assert_ne!(key(11, 2, 24), again, "another attach id counts from anywhere");
+        let last = key(u64::MAX - 1, 2, 25);
+        assert_eq!(key(u64::MAX, 2, 26), last);
+        assert_ne!(key(0, 2, 27), last);
+        batch.forget_unused();
+        assert!(batch.run.is_none());
     }
 
     #[test]
@@ -299,7 +416,7 @@ mod tests {
                 chunk.copy_from_slice(&state.1.to_be_bytes());
             }
         });
-        let mut batch = Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random: fill };
+        let mut batch = Batch::new(fill);
         let drawn: std::collections::HashSet<[u8; 32]> = (0..2 * KEY_BATCH).map(|_| *batch.draw().expose()).collect();
         assert_eq!(drawn.len(), 2 * KEY_BATCH);
         assert_eq!(calls.lock().unwrap().0, 2);
@@ -314,7 +431,7 @@ mod tests {
             drawn += 1;
             out.fill(drawn);
         });
-        let mut batch = Batch { keys: Secret::new([0; KEY_BATCH * BLOCK_KEY_BYTES]), left: 0, fill_random: fill };
+        let mut batch = Batch::new(fill);
         assert_eq!(batch.draw().expose(), &[1; BLOCK_KEY_BYTES]);
         batch.forget_unused();
         assert!(batch.keys.expose().iter().all(|&byte| byte == 0), "they are wiped");

@@ -93,7 +93,24 @@ impl Command {
     }
 }
 
+/// What a shell says of a command that SIGPIPE ended.
+const ENDED_BY_SIGPIPE: i32 = 128 + 13;
+
+/// Output that nobody reads any more (`strongroom status | head -1`) ends a command without a word, as SIGPIPE ends others: it is
+/// ignored here because of sockets, and a line that cannot be printed is a panic.
+fn end_quietly_without_a_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let said = panic.payload_as_str().unwrap_or_default();
+        if said.starts_with("failed printing to stdout") && said.contains("Broken pipe") {
+            std::process::exit(ENDED_BY_SIGPIPE);
+        }
+        usual(panic);
+    }));
+}
+
 fn main() -> ExitCode {
+    end_quietly_without_a_reader();
     memory::keep_large_buffers();
     let cli = Cli::parse();
     if let Err(error) = logging::start(

@@ -113,6 +113,10 @@ fn suites_custodies_and_block_sets_are_measured() {
         let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
         assert_eq!(whole, crypto > 20.0, "sixteen times as much is opened, and for a write sealed again: {cell}");
     }
+    let runs = ["--schemes", "S2-5", "--custody", "keyfile,target", "--blocks-per-key", "1,16", "--sizes", "64k"];
+    let measured = rawio(&[&runs[..], &["--patterns", "randread"]].concat());
+    let contenders: Vec<_> = measured.iter().map(|cell| cell["contender"].as_str().unwrap()).collect();
+    assert_eq!(contenders, ["S2-5", "S2-5 custody target", "S2-5 custody target 16 blocks a key"]);
 }
 
 /// The software rows: that the processor's instructions are masked is measured before anything else is.
@@ -192,6 +196,7 @@ fn wrong_wishes_are_refused_with_advice() {
     refused(&["rawio", "--suites", "rot13"], &["rot13", "chacha20-poly1305"]);
     refused(&["rawio", "--custody", "keyserver"], &["keyfile and target"]);
     refused(&["rawio", "--seal-bytes", "1000000"], &["512 to 64k"]);
+    refused(&["rawio", "--blocks-per-key", "16"], &["--custody target"]);
     refused(&["stream", "--protections", "ssl"], &["S2-5"]);
     refused(&["report", "/nonexistent"], &["/nonexistent"]);
 }

@@ -140,6 +140,57 @@ fn chap_lets_in_who_has_the_secrets() {
     run(&["serve", "--config", &world.text("strongroom.toml"), "--check"]).failed(&["chmod 600"]);
 }
 
+/// `strongroom … | head -1`: no panic, no backtrace.
+#[test]
+fn output_that_nobody_reads_ends_a_command_quietly() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("identity");
+    let path = path.to_str().unwrap();
+    run(&["identity", "new", "--out", path]).ok();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = strongroom(&["identity", "show", path]).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(output.status.code(), Some(141));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+/// Every line that both ends log, down to the finest, when blocks are written and read in both custodies: no key is in it.
+#[test]
+fn no_key_is_in_a_log() {
+    let world = World::new();
+    let wrapping = world.text("wrap.key");
+    run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
+    world.create(&["box", "--size", "16MiB", "--custody", "target", "--wrapping-key", &wrapping]).ok();
+    world.create(&["vault", "--size", "16MiB"]).ok();
+    let server = world.serve_with(&["--log", "trace"]);
+    let image = world.text("image");
+    fs::write(&image, stage::noise(9, 1 << 20)).unwrap();
+    let mut logged = String::new();
+    for volume in ["box", "vault"] {
+        let (url, copy) = (world.url(volume), world.text("copy"));
+        for command in [
+            &["volume", "format", &url, "--yes"][..],
+            &["copy", &image, &url, "--allow-smaller"],
+            &["copy", &url, &copy, "--overwrite"],
+        ] {
+            let arguments = [command, &["--log", "trace"]].concat();
+            let said = if volume == "box" { world.alice_without_key(&arguments) } else { world.alice(&arguments) };
+            assert!(said.success, "{}", said.stderr);
+            logged += &said.stderr;
+        }
+    }
+    logged += &server.log();
+    server.stop();
+    assert!(logged.contains("DEBUG") && logged.contains("logged in"), "there is something to look at: {logged}");
+    let logged = logged.to_lowercase();
+    for file in ["volume.key", "wrap.key", "alice.identity", "target.identity"] {
+        let text = fs::read_to_string(world.path(file)).unwrap();
+        let mut words = text.lines().rev().flat_map(str::split_ascii_whitespace);
+        let secret = words.find(|word| word.len() >= 60).expect("a line with the secret").to_lowercase();
+        assert!(!logged.contains(&secret[20..44]), "a part of {file} is in a log");
+    }
+}
+
 /// What a crash would write to a file: the keys of channels, and of blocks in custody `target`.
 #[test]
 fn a_target_that_crashes_leaves_no_core() {

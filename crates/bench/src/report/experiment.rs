@@ -161,6 +161,7 @@ impl Experiment {
             "schemes-key-store" => {
                 ("Records on files: found in memory, or read with their blocks", "", "", Measure::TargetPerKio)
             }
+            "schemes-key-runs" => ("One key for a run of blocks", "", "", Measure::TargetPerGib),
             "schemes-block-sets" => {
                 ("Block sets: more or less sealed at once than an I/O has", "", "", Measure::TargetPerKio)
             }

@@ -161,6 +161,10 @@ pub(super) struct Engine {
     replay_ops: usize,
     /// Why the replay does not go on: keys that come again are missing.
     replay_waits: Option<DeviceError>,
+    /// Since when it does not, whatever connections came and went since.
+    without_keys_since: Option<Instant>,
+    /// How long flushes wait with it; `None`: for ever.
+    patience: Option<Duration>,
     /// The target was restarted and does not have all of the log yet, whatever connections came and went since.
     replay_due: bool,
     log: UnflushedLog,
@@ -207,6 +211,8 @@ impl Engine {
             phase: Phase::Down,
             replay_ops: 0,
             replay_waits: None,
+            without_keys_since: None,
+            patience: None,
             replay_due: false,
             log: UnflushedLog::default(),
             own_flush: false,
@@ -224,6 +230,11 @@ impl Engine {
     /// The same with this pipeline, before anything is submitted.
     pub(super) fn with_pipeline(self, pipeline: Pipeline) -> Engine {
         Engine { writes: Window::new(pipeline), reads: Window::new(pipeline), ..self }
+    }
+
+    /// The same, whose flushes fail when a replay has waited for keys so long; zero: they wait for ever.
+    pub(super) fn with_patience(self, patience: Duration) -> Engine {
+        Engine { patience: Some(patience).filter(|patience| !patience.is_zero()), ..self }
     }
 
     fn geometry(&self) -> Geometry {
@@ -394,7 +405,7 @@ impl Engine {
         let delayed = self.delayed.iter().map(|(at, _)| *at).min();
         let verified = self.verified.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.phase == Phase::Up);
         let windows = [&self.writes, &self.reads].into_iter().filter_map(Window::poll_timeout);
-        [delayed, verified, self.silence_ends()].into_iter().flatten().chain(windows).min()
+        [delayed, verified, self.silence_ends(), self.patience_ends()].into_iter().flatten().chain(windows).min()
     }
 
     /// The target took data, or otherwise showed that it works on what it has.

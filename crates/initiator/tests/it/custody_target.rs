@@ -6,12 +6,15 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use strongroom_block::{Buffer, Lba};
 use strongroom_channel::Scheme;
 use strongroom_initiator::{AttachError, RemoteDevice, flush_blocking, read_blocking, write_blocking};
+use strongroom_store::{Extent, Op, OpenOptions, Outcome, Store};
+use strongroom_target::VolumeSpec;
 
 use crate::support::{Host, SpyingWrapper, trusted};
 
@@ -153,4 +156,51 @@ fn a_key_of_ones_own_has_no_place_here() {
     options.key_source = host.options(host.url("vault")).key_source;
     let refused = RemoteDevice::attach(options).unwrap_err();
     assert!(matches!(&refused, AttachError::Unsupported(why) if why.contains("leave the key out")), "{refused}");
+}
+
+/// The paper's other mapping (§4), for the benchmark that compares: one key for a run of blocks, wrapped once; any initiator opens them.
+#[test]
+fn a_run_of_blocks_shares_a_key_where_a_benchmark_asks_for_it() {
+    const RUN: u64 = 16;
+    let mut host = Host::start(&[VolumeSpec { name: "runs".parse().unwrap(), ..trusted() }]);
+    let mut options = host.options(host.url("runs"));
+    options.key_source = None;
+    options.blocks_per_key = NonZeroU32::new(RUN as u32).unwrap();
+    let refused = RemoteDevice::attach(options.clone()).unwrap_err();
+    assert!(matches!(&refused, AttachError::Options(why) if why.contains("benchmarks alone")), "{refused}");
+    options.benchmark_suites = true;
+    for &scheme in Scheme::ALL {
+        let device =
+            RemoteDevice::attach(strongroom_initiator::AttachOptions { scheme: Some(scheme), ..options.clone() });
+        let device = device.unwrap();
+        device.format().unwrap();
+        write_blocking(&device, Lba(RUN), Buffer::copy_from(&data(1)), false).unwrap();
+        write_blocking(&device, Lba(3 * RUN - 8), Buffer::copy_from(&data(2)), false).unwrap();
+        flush_blocking(&device).unwrap();
+        device.detach().unwrap();
+        // One with a key for each block, and of another name.
+        let bobs = host.bobs_options(host.url("runs"));
+        let other = RemoteDevice::attach(strongroom_initiator::AttachOptions { key_source: None, ..bobs }).unwrap();
+        for (lba, round) in [(RUN, 1), (3 * RUN - 8, 2)] {
+            assert!(read_blocking(&other, Lba(lba), BLOCKS as u64).unwrap()[..] == data(round), "{scheme}");
+        }
+        other.detach().unwrap();
+    }
+    host.stop();
+    let store = host.dir.path().join("runs").join("store");
+    let mut store = Store::open(&store, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    let mut key_of = |lba: u64| match store.execute(Op::Read { lba: Lba(lba), count: 1 }).unwrap() {
+        Outcome::Read(extents) => match &extents[..] {
+            [Extent::Blocks { records, .. }] => *records[0].wrapped_block_key().expect("it rests wrapped"),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    let keys: Vec<_> = [RUN..2 * RUN, 3 * RUN - 8..3 * RUN, 3 * RUN..3 * RUN + 8]
+        .map(|run| run.map(&mut key_of).collect::<HashSet<_>>())
+        .into_iter()
+        .collect();
+    assert!(keys.iter().all(|run| run.len() == 1), "one for each run: {:?}", keys.iter().map(HashSet::len));
+    assert_eq!(keys.iter().flatten().collect::<HashSet<_>>().len(), 3, "and none for two");
+    store.close().unwrap();
 }

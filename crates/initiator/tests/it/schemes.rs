@@ -68,6 +68,11 @@ struct Tap {
 
 impl Tap {
     fn before(target: SocketAddr) -> Tap {
+        Tap::with(target, pass_on)
+    }
+
+    /// Each connection's two ways are for `pass_on`.
+    fn with(target: SocketAddr, pass_on: fn(TcpStream, TcpStream, bool, &Mutex<Seen>)) -> Tap {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let tap = Tap { address: listener.local_addr().unwrap(), seen: Arc::default() };
         let seen = tap.seen.clone();
@@ -94,6 +99,26 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, to_target: bool, seen: &Mutex
         // Read before it is passed on: whoever waits for an answer finds everything before it counted.
         while let Some(message_bytes) = message(&waiting, to_target, seen) {
             waiting.drain(..message_bytes);
+        }
+        if to.write_all(&input[..count]).is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}
+
+/// The same where there is no channel: all of it is in the clear.
+fn pass_on_plain(mut from: TcpStream, mut to: TcpStream, to_target: bool, seen: &Mutex<Seen>) {
+    let (mut waiting, mut input) = (Vec::new(), vec![0; 64 << 10]);
+    while let Ok(count @ 1..) = from.read(&mut input) {
+        waiting.extend_from_slice(&input[..count]);
+        {
+            let mut seen = seen.lock().unwrap();
+            while let Some(at) = waiting.windows(CANARY.len()).position(|window| window == CANARY) {
+                waiting.drain(..at + CANARY.len());
+                (seen.canaries, seen.readable_parameters) =
+                    (seen.canaries + 1, seen.readable_parameters + u64::from(to_target));
+            }
         }
         if to.write_all(&input[..count]).is_err() {
             return;
@@ -226,6 +251,27 @@ fn assert_table_1(volume: &str, scheme: Scheme) {
     // And what the wire shows.
     let is_readable = !["vault", "trusted"].contains(&volume) && !body_is_encrypted;
     assert_eq!(seen.canaries > 0, is_readable, "{volume} {scheme}: {} canaries", seen.canaries);
+    device.detach().unwrap();
+}
+
+/// Plain iSCSI: `M = H + B`, and no cryptography anywhere, from the login on.
+#[test]
+fn table_1_plain_iscsi() {
+    let host = Host::start(&volumes());
+    let tap = Tap::with(host.address, pass_on_plain);
+    let url = host.plain_url("disk").to_string().replace(&host.address.to_string(), &tap.address.to_string());
+    let options = host.options(url.parse().unwrap());
+    let counters = options.counters.clone();
+    let device = RemoteDevice::attach(options).unwrap();
+    let sectors = (BLOCKS * BLOCK / device.unit().geometry.block_size.len()) as u64;
+    write_blocking(&device, Lba(0), Buffer::copy_from(&data(1)), false).unwrap();
+    assert!(read_blocking(&device, Lba(0), sectors).unwrap()[..] == data(1));
+    assert_eq!(counters.snapshot(), CryptoBytes::default(), "the initiator");
+    assert_eq!(host.stats().crypto, CryptoBytes::default(), "the target");
+    // The wire shows every byte, each way once.
+    let seen = *tap.seen.lock().unwrap();
+    let canaries = (BLOCKS * BLOCK / CANARY.len()) as u64 - 1;
+    assert_eq!((seen.canaries, seen.readable_parameters), (2 * canaries, canaries));
     device.detach().unwrap();
 }
 

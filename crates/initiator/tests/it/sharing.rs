@@ -1,4 +1,4 @@
-//! Proves that two initiators share a sealed volume under every scheme: neither undoes what the other wrote into the same blocks,
+//! Proves that two initiators share a sealed volume under every scheme, in custody `keyfile` and in custody `target`: neither undoes what the other wrote into the same blocks,
 //! also while one is killed (SIGKILL, a process of its own) and started again and again; and that reservations hold there.
 //!
 //! Each writes a count into its own half of every shared block, guarded, and into whole blocks of its own. A count only grows, so
@@ -21,7 +21,7 @@ use strongroom_iscsi::initiator::{Command as ScsiCommand, Event, WriteSource};
 use strongroom_target::VolumeSpec;
 
 use crate::hostile_peers::Raw;
-use crate::support::{ALICE, BOB, Host, SIZE, key_of};
+use crate::support::{ALICE, BOB, Host, SIZE, key_of, trusted};
 
 const BLOCK: usize = 4096;
 /// Nothing here takes so long unless it hangs.
@@ -31,7 +31,9 @@ const SHARED: u64 = 4;
 const OWN: u64 = 100;
 /// Set for bob's process: URL, key file, scheme, and how many rounds it lasts.
 const VARIABLE: &str = "STRONGROOM_TEST_SHARING";
-/// Bob is killed after so many writes, each time.
+/// Instead of a key file, in custody `target`.
+const NO_KEY: &str = "-";
+/// Bob is killed after so many writes, each time; where in what follows the kill finds him is chance.
 const KILLED_AFTER: [usize; 3] = [5, 12, 23];
 /// Rounds of his last life, in which he ends by himself; in the others he goes on until he is killed.
 const ROUNDS: u64 = 20;
@@ -80,7 +82,7 @@ fn be_bob(settings: &str) {
     options.initiator_name = BOB.into();
     options.node_key = Some(key_of(0xb0));
     options.target_keys = vec![key_of(0x7a).public()];
-    options.key_source = Some(Arc::new(KeyFileSource::new(key_file)));
+    options.key_source = (key_file != NO_KEY).then(|| Arc::new(KeyFileSource::new(key_file)) as Arc<_>);
     options.scheme = Some(scheme.parse().unwrap());
     let device = RemoteDevice::attach(options).unwrap();
     let mut out = std::io::stdout();
@@ -94,9 +96,9 @@ fn be_bob(settings: &str) {
     writeln!(out, "\n@ end 0 0").unwrap();
 }
 
-fn start_bob(host: &Host, scheme: Scheme, rounds: u64) -> Child {
-    let key_file = host.dir.path().join("volume.key");
-    let settings = format!("{} {} {scheme} {rounds}", host.url("vault"), key_file.display());
+fn start_bob(host: &Host, (volume, scheme): (&str, Scheme), rounds: u64) -> Child {
+    let key_file = if volume == "vault" { host.dir.path().join("volume.key") } else { NO_KEY.into() };
+    let settings = format!("{} {} {scheme} {rounds}", host.url(volume), key_file.display());
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sharing::two_initiators_share_a_volume_while_one_is_killed_again_and_again", "--nocapture"])
         .env(VARIABLE, settings)
@@ -107,8 +109,8 @@ fn start_bob(host: &Host, scheme: Scheme, rounds: u64) -> Child {
 }
 
 /// Follows bob until he has written `kill_after` times, then kills him; without it, until he ends. Notes what he says.
-fn follow_bob(host: &Host, scheme: Scheme, kill_after: Option<usize>, known: &mut HashMap<Lba, Known>) {
-    let mut bob = start_bob(host, scheme, if kill_after.is_some() { u64::MAX } else { ROUNDS });
+fn follow_bob(host: &Host, shared: (&str, Scheme), kill_after: Option<usize>, known: &mut HashMap<Lba, Known>) {
+    let mut bob = start_bob(host, shared, if kill_after.is_some() { u64::MAX } else { ROUNDS });
     let (mut done, mut ended) = (0, false);
     for line in BufReader::new(bob.stdout.take().unwrap()).lines() {
         // What was in the pipe when he died counts too; half a line does not.
@@ -128,7 +130,7 @@ fn follow_bob(host: &Host, scheme: Scheme, kill_after: Option<usize>, known: &mu
         }
     }
     let status = bob.wait().unwrap();
-    assert_eq!(ended && status.success(), kill_after.is_none(), "{scheme}: {status}");
+    assert_eq!(ended && status.success(), kill_after.is_none(), "{shared:?}: {status}");
     // What he sent last was taken in before his session ended, and so comes before whatever his next life writes.
     wait_for_sessions(host, 1);
 }
@@ -148,11 +150,14 @@ fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
         return be_bob(&settings);
     }
     // On several workers, so that the two are not with the same.
-    let host = Host::start_with(&[VolumeSpec::sealed("vault", SIZE)], |config| config.workers = Some(2));
-    for &scheme in Scheme::ALL {
+    let volumes = [VolumeSpec::sealed("vault", SIZE), trusted()];
+    let host = Host::start_with(&volumes, |config| config.workers = Some(2));
+    for (volume, &scheme) in
+        ["vault", "trusted"].iter().flat_map(|volume| Scheme::ALL.iter().map(move |s| (*volume, s)))
+    {
         let attach =
             |options: AttachOptions| RemoteDevice::attach(AttachOptions { scheme: Some(scheme), ..options }).unwrap();
-        let alice = Arc::new(attach(host.options(host.url("vault"))));
+        let alice = Arc::new(attach(host.options(host.url(volume))));
         alice.format().unwrap();
         for place in places(0).chain(places(1)) {
             assert_eq!(count(&alice, place), 0);
@@ -171,20 +176,23 @@ fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
         };
         let mut bobs = HashMap::new();
         for kill_after in KILLED_AFTER {
-            follow_bob(&host, scheme, Some(kill_after), &mut bobs);
+            follow_bob(&host, (volume, scheme), Some(kill_after), &mut bobs);
         }
-        follow_bob(&host, scheme, None, &mut bobs);
+        follow_bob(&host, (volume, scheme), None, &mut bobs);
         is_over.store(true, Ordering::Relaxed);
         let rounds: u64 = counting.join().unwrap();
         assert!(rounds > 0);
         // A third one finds everything of both.
-        let third = attach(host.bobs_options(host.url("vault")));
+        let third = attach(host.bobs_options(host.url(volume)));
         for place in places(0) {
-            assert_eq!(count(&third, place), rounds, "{scheme}: alice's {place:?}");
+            assert_eq!(count(&third, place), rounds, "{volume} {scheme}: alice's {place:?}");
         }
         for place in places(1) {
             let (found, known) = (count(&third, place), bobs[&place.0]);
-            assert!((known.done..=known.begun).contains(&found), "{scheme}: bob's {place:?} is {found}, {known:?}");
+            assert!(
+                (known.done..=known.begun).contains(&found),
+                "{volume} {scheme}: bob's {place:?} is {found}, {known:?}"
+            );
         }
         alice.detach().unwrap();
         third.detach().unwrap();

@@ -136,17 +136,21 @@ impl Host {
 }
 
 /// Wraps block keys as targets do, and remembers them in the clear, for tests to look for.
-pub(crate) struct SpyingWrapper(KeyWrapper);
+pub(crate) struct SpyingWrapper {
+    wrapper: KeyWrapper,
+    remembers: bool,
+}
 
 static BLOCK_KEYS: Mutex<Vec<([u8; 32], [u8; 40])>> = Mutex::new(Vec::new());
 
 impl SpyingWrapper {
     fn of(volume: &Volume) -> SpyingWrapper {
         let domain = volume.sealed.as_ref().expect("only sealed volumes wrap").domain;
-        SpyingWrapper(KeyWrapper::new(&WrappingKey::new([0x3c; 32]), domain))
+        let wrapper = KeyWrapper::new(&WrappingKey::new([0x3c; 32]), domain);
+        SpyingWrapper { wrapper, remembers: volume.name.as_str() == "trusted" }
     }
 
-    /// Every block key that any target of this process was sent so far, raw and wrapped.
+    /// Every block key that any target of this process was sent so far for a volume `trusted`, raw and wrapped.
     pub(crate) fn seen() -> Vec<([u8; 32], [u8; 40])> {
         BLOCK_KEYS.lock().unwrap().clone()
     }
@@ -154,13 +158,15 @@ impl SpyingWrapper {
 
 impl BlockKeyWrap for SpyingWrapper {
     fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
-        let wrapped = self.0.wrap(key)?;
-        BLOCK_KEYS.lock().unwrap().push((*key, wrapped));
+        let wrapped = self.wrapper.wrap(key)?;
+        if self.remembers {
+            BLOCK_KEYS.lock().unwrap().push((*key, wrapped));
+        }
         Ok(wrapped)
     }
 
     fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
-        self.0.unwrap(wrapped)
+        self.wrapper.unwrap(wrapped)
     }
 }
 

@@ -82,6 +82,21 @@ fn a_block_and_a_hole_with_keys_of_their_own() {
 }
 
 #[test]
+fn a_block_under_a_key_that_it_shares() {
+    let keys = block_keys().with_blocks_per_key(std::num::NonZeroU32::new(16).unwrap());
+    let mut block = plain();
+    let record = keys.seal(LBA, stamp(), &mut block);
+    let whole = digest(&SHA256, &block);
+    assert_eq!(hex(whole.as_ref()), "ea60e206609d8a488465488059717cc69f9e8b5dcd0a77e7623770b01e91e078");
+    assert_eq!(
+        hex(record.as_bytes()),
+        format!("01010106{EPOCH_AND_STAMP}a367f6500283eae734ea89e3483794e489e2156920e20131{}", hex(&BLOCK_KEY))
+    );
+    keys.open(LBA, &record, &mut block).unwrap();
+    assert_eq!(block, plain());
+}
+
+#[test]
 fn a_block_key_wrapped_for_rest() {
     let wrapper = KeyWrapper::new(&WrappingKey::new(KEY), context().domain);
     let wrapped = wrapper.wrap(&BLOCK_KEY).unwrap();

@@ -1,6 +1,7 @@
 //! Proves that a store which holds all ciphertext and no key can make a reader notice, and nothing else: whatever it
 //! moves, swaps, cuts or flips does not open. Also what every custody has in common: what is sealed opens.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -34,6 +35,12 @@ fn own_keys(context: SealContext) -> VolumeSealer {
     VolumeSealer::block_keys(context, counting_random(), counters())
 }
 
+/// One key for up to four blocks.
+fn shared_keys(context: SealContext) -> VolumeSealer {
+    let keys = BlockKeys::new(context, counting_random(), counters());
+    VolumeSealer::BlockKeys(Box::new(keys.with_blocks_per_key(NonZeroU32::new(4).unwrap())))
+}
+
 fn counting_random() -> FillRandom {
     let mut next = 0u64;
     Box::new(move |out| {
@@ -47,7 +54,7 @@ fn counting_random() -> FillRandom {
 /// One sealer of each custody and mode.
 fn sealers() -> Vec<VolumeSealer> {
     let lazy = context().with_mode(Mode::AuthenticateOnly);
-    vec![blind(context()), own_keys(context()), blind(lazy), own_keys(lazy)]
+    vec![blind(context()), own_keys(context()), shared_keys(context()), blind(lazy), own_keys(lazy), shared_keys(lazy)]
 }
 
 fn stamp(counter: u64) -> Stamp {
@@ -90,7 +97,7 @@ proptest! {
     fn a_record_of_random_bytes_does_not_open(mut bytes in proptest::collection::vec(any::<u8>(), 56..=96),
                                               block in proptest::collection::vec(any::<u8>(), BLOCK_BYTES)) {
         bytes[..3].copy_from_slice(&[1, 1, 1]);
-        bytes[3] &= 3;
+        bytes[3] &= 7;
         bytes[4..8].copy_from_slice(&[0, 0, 0, 1]);
         if let Ok(record) = SealRecord::decode(&bytes) {
             for sealer in sealers() {
@@ -302,6 +309,45 @@ fn every_write_of_custody_target_has_a_key_of_its_own() {
         })
         .collect();
     assert_eq!(keys.len(), 200);
+}
+
+/// Blocks that share a key are still bound each to its place, and a record cannot be made to say that its key is its own.
+#[test]
+fn blocks_that_share_a_key_do_not_pass_for_one_another() {
+    let sealer = shared_keys(context());
+    let sealed: Vec<(SealRecord, Vec<u8>)> = (0..8)
+        .map(|at| {
+            let mut block = vec![at as u8; BLOCK_BYTES];
+            (sealer.seal(Lba(at), stamp(10 + at), &mut block), block)
+        })
+        .collect();
+    let keys: Vec<_> = sealed.iter().map(|(record, _)| *record.raw_block_key().unwrap()).collect();
+    assert!(keys[..4].iter().all(|key| *key == keys[0]) && keys[4..].iter().all(|key| *key == keys[4]));
+    assert_ne!(keys[0], keys[4]);
+    for (at, (record, block)) in (0..).zip(&sealed) {
+        assert!(record.flags().has_shared_key());
+        for lba in 0..8 {
+            let opened = opens(&sealer, Lba(lba), record, block);
+            assert_eq!(opened, if lba == at { Ok(vec![at as u8; BLOCK_BYTES]) } else { Err(OpenError::NotAuthentic) });
+        }
+        // A reader that has keys of its own opens it by what the record says; a blind one never.
+        assert!(opens(&own_keys(context()), Lba(at), record, block).is_ok());
+        assert!(opens(&blind(context()), Lba(at), record, block).is_err());
+        let mut bytes = record.as_bytes().to_vec();
+        bytes[3] ^= 4;
+        assert!(opens(&sealer, Lba(at), &SealRecord::decode(&bytes).unwrap(), block).is_err());
+        let (neighbour, its_block) = &sealed[at as usize ^ 1];
+        assert!(opens(&sealer, Lba(at), neighbour, its_block).is_err());
+        assert!(opens(&sealer, Lba(at), record, its_block).is_err());
+    }
+    // A hole's key is its own, and says so.
+    let hole = sealer.seal_hole(Lba(0), 4, stamp(99));
+    assert!(!hole.record.flags().has_shared_key());
+    for flags in [4, 5, 7] {
+        let mut bytes = hole.record.as_bytes().to_vec();
+        bytes[3] = flags;
+        assert!(SealRecord::decode(&bytes).is_err(), "{flags}");
+    }
 }
 
 #[test]

@@ -184,11 +184,17 @@ impl World {
 
     /// Starts the target and waits until it serves.
     pub(crate) fn serve(&self) -> Server {
+        self.serve_with(&[])
+    }
+
+    /// The same, with more on its command line.
+    pub(crate) fn serve_with(&self, arguments: &[&str]) -> Server {
         // Of one that was killed, the kernel closes the sockets that its io_uring holds when it comes to it.
         eventually("the target's port is free", || TcpListener::bind(("127.0.0.1", self.port)).is_ok());
         let log = self.path("serve.log");
         let file = fs::File::options().create(true).append(true).open(&log).unwrap();
         let child = strongroom(&["serve", "--config", &self.text("strongroom.toml")])
+            .args(arguments)
             .stdout(file.try_clone().unwrap())
             .stderr(file)
             .spawn()

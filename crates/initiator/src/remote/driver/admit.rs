@@ -166,6 +166,7 @@ impl Driver {
         let engine = self.engine.get_or_insert_with(|| {
             let feedback = self.options.verified_feedback && !self.options.read_only;
             let engine = Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback);
+            let engine = engine.with_patience(self.options.timeouts.give_up);
             engine.with_pipeline(self.options.pipeline)
         });
         engine.connected(unit.clone(), restarted);
@@ -219,6 +220,7 @@ impl Driver {
         let counters: Arc<CryptoCounters> = self.options.counters.clone();
         if claims.custody == Custody::Target {
             let keys = BlockKeys::new(context, Box::new(fill_random), counters);
+            let keys = keys.with_blocks_per_key(self.options.blocks_per_key);
             return Ok(Some((VolumeSealer::BlockKeys(Box::new(keys)), None)));
         }
         let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;

@@ -1,5 +1,8 @@
 //! What becomes of requests when keys move on, come, or go.
 
+use std::collections::VecDeque;
+use std::time::Instant;
+
 use strongroom_block::{Buffer, DeviceError, Lba};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, WriteSource};
@@ -10,7 +13,7 @@ use super::part::ABSENT;
 use super::seal::SealingState;
 use super::{CommandId, Engine, OpWork};
 use crate::remote::sealing::SealedBlocks;
-use crate::remote::work::Work;
+use crate::remote::work::{Reply, Work};
 
 impl Engine {
     /// Keys were asked for, are others, or gone: reads whose question was answered are tried once more, and what was sealed under older
@@ -121,11 +124,46 @@ impl Engine {
         self.sealing.as_ref().is_some_and(|sealing| sealing.is_passing(error))
     }
 
-    /// While a replay waits for keys, others fail for want of them, as they would without it. Flushes wait.
+    /// While a replay waits for keys, others fail for want of them, as they would without it. Flushes wait, as long as requests wait
+    /// for a lost connection.
     pub(super) fn fail_without_keys(&mut self) {
         let Some(error) = self.replay_waits.clone() else { return };
         while let Some(key) = self.ready.reads.pop_front().or_else(|| self.ready.writes.pop_front()) {
             self.fail_command(key, error.clone());
+        }
+        let Some(now) = self.now else { return };
+        self.without_keys_since.get_or_insert(now);
+        if self.patience_ends().is_some_and(|at| at <= now) {
+            self.fail_flushes(&error);
+        }
+    }
+
+    /// When flushes stop waiting for the keys that a replay needs, if it waits for any.
+    pub(super) fn patience_ends(&self) -> Option<Instant> {
+        self.replay_waits.as_ref()?;
+        // Once it is over there is nothing to wake for: flushes that come are looked at as they come.
+        let ends = self.without_keys_since? + self.patience?;
+        self.ready.others.iter().any(|key| self.is_asked_flush(*key)).then_some(ends)
+    }
+
+    /// A flush that somebody waits for.
+    fn is_asked_flush(&self, key: usize) -> bool {
+        let command = &self.commands[key];
+        matches!(command.kind, CommandKind::Flush { .. }) && !matches!(self.ops[command.op].reply, Reply::Nobody)
+    }
+
+    fn fail_flushes(&mut self, error: &DeviceError) {
+        let others = std::mem::take(&mut self.ready.others);
+        let (flushes, others) = others.into_iter().partition::<VecDeque<_>, _>(|key| self.is_asked_flush(*key));
+        self.ready.others = others;
+        for key in flushes {
+            let message = format!(
+                "what was written before is not durable: the target was restarted and forgot it, and it cannot be sent again before there \
+                 are keys; it is kept until then: {}",
+                error.message
+            );
+            tracing::error!(message, "a flush fails");
+            self.fail_command(key, DeviceError { message, ..error.clone() });
         }
     }
 

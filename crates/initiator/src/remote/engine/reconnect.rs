@@ -85,6 +85,7 @@ impl Engine {
         if self.phase == Phase::Replaying && self.replay_ops == 0 {
             tracing::info!("unflushed writes are with the target again");
             self.replay_due = false;
+            self.without_keys_since = None;
             self.phase = Phase::Up;
         }
     }

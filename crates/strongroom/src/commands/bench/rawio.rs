@@ -1,5 +1,7 @@
 //! `strongroom bench rawio`: the grid of patterns, sizes, depths and initiators, for every scheme or any URL.
 
+use std::num::NonZeroU32;
+
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_bench::driver::How;
@@ -39,6 +41,10 @@ pub(crate) struct RawioArgs {
     /// write changes it, seals it anew and writes it on the condition that nobody else did meanwhile.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
     seal_bytes: Vec<u64>,
+    /// Custody target: so many consecutive blocks share a key, which its target then wraps once; can be several. Only here: whoever
+    /// learns the key of one block opens its neighbours.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    blocks_per_key: Vec<NonZeroU32>,
     /// What the target keeps of seal records in memory, as 0 or 32MiB; can be several. Block data is not kept then.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
     record_cache: Vec<u64>,
@@ -139,9 +145,15 @@ impl RawioArgs {
                 bail!("blocks of {bytes} bytes cannot be sealed; give powers of two from 512 to 64k");
             }
         }
+        let blocks_per_key: Vec<_> = self.blocks_per_key.iter().copied().map(Some).collect();
+        let blocks_per_key = if blocks_per_key.is_empty() { vec![None] } else { blocks_per_key };
+        if !self.blocks_per_key.is_empty() && !self.custody.contains(&Custody::Target) {
+            bail!("--blocks-per-key is about the keys that a target keeps for blocks: add --custody target");
+        }
         let caches: Vec<Option<u64>> = self.record_cache.iter().copied().map(Some).collect();
         let caches = if caches.is_empty() { vec![None] } else { caches };
-        Ok(Setup::all(&schemes, &self.ciphers.suites, &self.custody, &processes, &seal_bytes, &caches))
+        let suites = &self.ciphers.suites;
+        Ok(Setup::all(&schemes, suites, &self.custody, &processes, &seal_bytes, &blocks_per_key, &caches))
     }
 
     fn ours(&self, setups: &[Setup], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {

@@ -184,6 +184,44 @@ fn a_replay_waits_for_keys_whose_lease_has_ended() {
     }
 }
 
+/// A key server that never comes back: whoever flushes is told, after as long as requests wait for a lost connection. Nothing is given up.
+#[test]
+fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
+    let mut rig = rig();
+    rig.engine.patience = Some(Duration::from_secs(300));
+    rig.write(1, 5, 12).unwrap();
+    let expected = rig.marks();
+    let sealing = rig.sealing.clone().unwrap();
+    sealing.lend_until(BootTime::now());
+    assert!(sealing.expire());
+    let start = rig.now;
+    let at = |seconds| start + Duration::from_secs(seconds);
+    rig.engine.handle_timeout(start);
+    rig.reconnect(true);
+    let flush = rig.submit(Work::Flush);
+    rig.exchange(usize::MAX);
+    assert!(rig.finished.is_empty() && rig.engine.replay_waits.is_some());
+    assert_eq!(rig.engine.poll_timeout(), Some(at(300)));
+    // A connection that comes and goes does not begin it anew.
+    rig.now = at(299);
+    rig.engine.handle_timeout(rig.now);
+    rig.reconnect(false);
+    rig.exchange(usize::MAX);
+    assert!(rig.finished.is_empty(), "it waits");
+    rig.now = at(300);
+    rig.engine.handle_timeout(rig.now);
+    rig.run();
+    let error = rig.result(flush).unwrap_err();
+    assert!(error.kind == DeviceErrorKind::NoKey && error.message.contains("not durable"), "{error}");
+    assert_eq!(rig.engine.poll_timeout(), None);
+    assert!(rig.flush().is_err(), "and the next at once");
+    rig.hold(2, &[2, 1]);
+    rig.run();
+    rig.flush().unwrap();
+    assert_eq!(rig.marks(), expected, "it was kept");
+    assert_eq!(rig.engine.without_keys_since, None);
+}
+
 #[test]
 fn a_replay_that_waits_is_lost_when_the_keys_are_taken_back() {
     let mut rig = rig();
