@@ -263,9 +263,11 @@ impl Session {
         Some(pdu)
     }
 
-    /// False while so many answers wait, or so much data that came unasked, that the driver should not read on.
+    /// False while so many answers wait, or so much data that came unasked, or early, that the driver should not read on.
     pub fn accepts_input(&self, connection: ConnectionId) -> bool {
-        self.connection(connection).is_some_and(|connection| connection.outbox.has_room()) && !self.is_full_of_data()
+        self.connection(connection).is_some_and(|connection| connection.outbox.has_room())
+            && !self.is_full_of_data()
+            && !self.waits_for_others(connection)
     }
 
     /// Asks the initiator to log out within `grace`, by an asynchronous message, for a drain; then drops the session.

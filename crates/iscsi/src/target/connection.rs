@@ -45,7 +45,7 @@ pub(super) struct Connection {
     /// It takes nothing any more: it is over but for its last words, or will be when its tasks have ended.
     pub(super) is_leaving: bool,
     /// Nothing but `outbox` is left of it.
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 /// A connection that is gone, at error recovery level 2. Its tasks wait for another one.

@@ -51,6 +51,11 @@ impl HeldCommands {
         self.commands.iter().any(|held| held.cmd_sn == cmd_sn)
     }
 
+    /// Whether a connection brought any.
+    pub(super) fn has_some_of(&self, id: ConnectionId) -> bool {
+        self.commands.iter().any(|held| held.connection == Some(id))
+    }
+
     /// Those without data are bounded by the command window, and count as nothing.
     pub(super) fn insert(&mut self, cmd_sn: Serial, connection: ConnectionId, pdu: Pdu) {
         let memory_bytes = if pdu.data.is_empty() { 0 } else { memory_bytes(&pdu) };

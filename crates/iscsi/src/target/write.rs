@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::connection::ConnectionId;
+use super::connection::{Connection, ConnectionId};
 use super::outbox::AnswerKind;
 use super::respond::sense;
 use super::{Command, Direction, Event, Response, Session, State, TaskId, WriteSegment};
@@ -372,6 +372,20 @@ impl Session {
         self.unsolicited_bytes > max - max / 4
             && self.held.is_empty()
             && self.tasks.iter().all(|(_, task)| !matches!(task.state, State::Receiving(_)))
+    }
+
+    /// Whether so much is held for a command that is missing that a connection which brought some of it should wait for the slower ones:
+    /// one of them brings that command, for each brings its own in order (RFC 7143 §4.2.2.1). Not once something was lost on the way:
+    /// the command may then come again over any connection, and memory is the limit.
+    pub(super) fn waits_for_others(&self, id: ConnectionId) -> bool {
+        let max = self.config.write_memory_bytes_max;
+        let is_sound = |connection: &Connection| !connection.is_over && !connection.is_leaving;
+        self.held.memory_bytes() > max - max / 4
+            && self.held.has_some_of(id)
+            && self.damaged == 0
+            && self.connections.len() == self.next_connection as usize
+            && self.connections.iter().all(is_sound)
+            && self.connections.iter().any(|connection| !self.held.has_some_of(connection.id))
     }
 
     /// Withdraws R2Ts that have not left yet.

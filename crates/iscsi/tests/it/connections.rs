@@ -95,6 +95,45 @@ fn unsolicited_data_waits_with_its_command() {
     assert!(matches!(host.hear(ids[1]), Some((Answer::Reject(_), _))));
 }
 
+/// A connection that runs far ahead of another one waits for it; it does not cost the session.
+#[test]
+fn a_fast_connection_waits_for_a_slow_one() {
+    let early = |host: &mut Host, id, cmd_sn| {
+        let write = host.command(cmd_sn, cmd_sn, target::Direction::Write, 512);
+        host.say(id, write, &[7; 512]);
+    };
+    // Each of these takes a page of 4 KiB, of 64 KiB that there are.
+    let ahead = |level| {
+        let (mut host, ids) = Host::new(level, 3);
+        for cmd_sn in 101..=113 {
+            assert!(host.session.accepts_input(ids[1]), "{cmd_sn}");
+            early(&mut host, ids[1], cmd_sn);
+        }
+        (host, ids)
+    };
+    for level in [0, 2] {
+        let (mut host, ids) = ahead(level);
+        assert!(!host.session.accepts_input(ids[1]), "one of the others brings what is missing");
+        assert!(host.session.accepts_input(ids[0]) && host.session.accepts_input(ids[2]));
+        early(&mut host, ids[2], 114);
+        assert!(!host.session.accepts_input(ids[2]) && host.session.accepts_input(ids[0]));
+        early(&mut host, ids[0], 100);
+        for _ in 100..=114 {
+            let task = host.taken().task;
+            assert!(host.session.complete(task, Response::good()));
+        }
+        assert!(ids.iter().all(|id| host.session.accepts_input(*id)), "and all go on");
+    }
+    // Where all are ahead, or one was lost, what is missing comes over any of them.
+    let (mut host, ids) = ahead(2);
+    early(&mut host, ids[2], 114);
+    early(&mut host, ids[0], 115);
+    assert!(ids.iter().all(|id| host.session.accepts_input(*id)));
+    let (mut host, ids) = ahead(2);
+    host.lose(ids[0]);
+    assert!(host.session.accepts_input(ids[1]) && host.session.accepts_input(ids[2]));
+}
+
 #[test]
 fn there_are_no_more_connections_than_agreed() {
     let (mut host, ids) = Host::new(0, 3);
