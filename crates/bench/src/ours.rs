@@ -394,6 +394,11 @@ impl Crew {
         Ok(&mut self.processes)
     }
 
+    /// Whoever attaches next does so by a connection of its own.
+    pub fn anew(&mut self) {
+        self.attached.iter_mut().for_each(|attached| *attached = None);
+    }
+
     /// The same with our own initiator, by URL; `prepare` changes how for the first use of the volume.
     fn attach(
         &mut self,

@@ -3,6 +3,7 @@
 
 mod chart;
 mod experiment;
+mod goal;
 mod html;
 mod laziness;
 mod markdown;
@@ -10,6 +11,7 @@ mod png;
 mod summary;
 mod svg;
 mod wan;
+mod wan_goals;
 mod words;
 
 use std::fs;
@@ -76,14 +78,14 @@ pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, Bench
     if let Some(path) = &outputs.markdown {
         let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
         let section =
-            markdown::section(results, &summaries, plots.as_deref(), ("What the experiments say", "make bench"));
+            markdown::section(results, &summaries, plots.as_deref(), ("What the experiments say", "make bench"), "");
         let before = fs::read_to_string(path).unwrap_or_default();
         put(path, replace_section(&before, &section, MARKS).as_bytes(), &mut written)?;
     }
     if let Some(path) = &outputs.wan {
         let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
         let about = ("Writes over a long way", "make bench-wan");
-        let section = markdown::section(results, &summaries, plots.as_deref(), about);
+        let section = markdown::section(results, &summaries, plots.as_deref(), about, &wan_goals::table(&summaries));
         let before = fs::read_to_string(path).unwrap_or_default();
         put(path, replace_section(&before, &section, WAN_MARKS).as_bytes(), &mut written)?;
     }

@@ -37,6 +37,8 @@ const COUNTERS_LATE: Duration = Duration::from_millis(300);
 const ROUND_TRIPS_SOCKET: u32 = 40;
 /// TCP needs so many to find its rate from rest.
 const ROUND_TRIPS_WARM_UP: u32 = 16;
+/// A measurement lasts for so many writes at the link's rate at least: one more or less is 6 %.
+const WRITES_MIN: u32 = 16;
 /// How often the way is looked at before its round trip is believed.
 const PINGS: usize = 15;
 
@@ -179,13 +181,15 @@ impl WanPlan {
         Grid { patterns: vec![Pattern::SeqWrite], sizes, depths: vec![depth], initiators }
     }
 
-    /// The same, as a measurement at this delay wants it.
-    fn as_rawio(&self, delay: Duration) -> RawioPlan {
+    /// The same, as a measurement of writes of `size` bytes at this delay wants it.
+    fn as_rawio(&self, delay: Duration, size: u64) -> RawioPlan {
+        let bytes_per_second = self.link.payload_bits_per_s().map_or(f64::INFINITY, |rate| rate / 8.0);
+        let writes = Duration::from_secs_f64(size as f64 / bytes_per_second) * WRITES_MIN;
         RawioPlan {
             bench: self.bench.clone(),
             grid: self.grid(1),
             runs: self.runs,
-            time: self.time.max(2 * delay * self.round_trips),
+            time: self.time.max(2 * delay * self.round_trips).max(writes),
             warm_up: self.warm_up.max(2 * delay * ROUND_TRIPS_WARM_UP),
             verify: false,
             parts: false,
@@ -304,8 +308,8 @@ pub fn run(
         format!("{}: {} over {:?}", names[step.contender], long_size(point.size), plan.delays[*delay])
     };
     let mut way: Option<(usize, Way)> = None;
-    let weight = |(delay, _): &(usize, crate::Step)| {
-        let rawio = plan.as_rawio(plan.delays[*delay]);
+    let weight = |(delay, step): &(usize, crate::Step)| {
+        let rawio = plan.as_rawio(plan.delays[*delay], points[step.point].size);
         (rawio.time + rawio.warm_up + COUNTERS_LATE).as_secs_f64()
     };
     measure_all(&steps, watch, words, weight, |(delay_at, step), watch| {
@@ -321,7 +325,10 @@ pub fn run(
         let contender = &mut contenders[step.contender];
         let mut point = points[step.point];
         point.depth = contender.setting.depth(point.size, 2 * plan.link_at(delay).flight_bytes());
-        let rawio = plan.as_rawio(delay);
+        let rawio = plan.as_rawio(delay, point.size);
+        // BBR pauses ten seconds after it last saw the way without a queue: in a connection of its own no short measurement has a pause that
+        // another has not, and a long one has each its share.
+        contender.crew.anew();
         let mut empty = rawio::empty_cell(&rawio, contender, point, step.run);
         // The depth is the setting's, and so no place in the grid.
         empty.depth = 0;
@@ -452,6 +459,9 @@ mod tests {
         let (many, limit) = cell(Setting::Auto, 64 << 10, 4);
         assert!((many - auto).abs() < 1e-9 && limit == "link", "they share it: {many} {limit}");
         assert_eq!(cell(Setting::Fixed(2), 1 << 20, 1).1, "latency", "two round trips");
-        assert_eq!(plan.as_rawio(plan.delays[0]).time, Duration::from_millis(5120));
+        assert_eq!(plan.as_rawio(plan.delays[0], 16 << 10).time, Duration::from_millis(5120));
+        let slow = WanPlan { link: Profile { rate_bits_per_s: Some(10_000_000), ..Profile::default() }, ..plan };
+        let time = slow.as_rawio(slow.delays[0], 2 << 20).time.as_secs_f64();
+        assert!((27.0..29.0).contains(&time), "16 writes of 2 MiB at 9.65 Mbit/s: {time}");
     }
 }

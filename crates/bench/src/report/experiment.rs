@@ -207,6 +207,7 @@ impl Experiment {
             wan if wan::is_wan(wan) => (
                 match wan {
                     "wan-loss" => "The same with loss and jitter",
+                    "wan-loss-percent" => "The same with a loss of 1 %",
                     "wan-many" => "Several initiators and several targets at once (the paper's future work)",
                     "wan-steady" => "auto in steady state: after 20 seconds",
                     "wan-steady-gigabit" => "auto in steady state, over 1 Gbit/s",

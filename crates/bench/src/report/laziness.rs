@@ -5,6 +5,7 @@
 use std::fmt::Write;
 
 use super::experiment::Measure;
+use super::goal::Goal;
 use super::markdown;
 use super::summary::{Row, Spread, Summary};
 use super::svg::number;
@@ -21,29 +22,6 @@ struct Question {
     initiators: u32,
     measure: Measure,
     goal: Goal,
-}
-
-/// What is asked of the ratio of the costs.
-#[derive(Clone, Copy)]
-enum Goal {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Goal {
-    fn is_met(self, ratio: f64) -> bool {
-        match self {
-            Goal::AtLeast(bound) => ratio >= bound,
-            Goal::AtMost(bound) => ratio <= bound,
-        }
-    }
-
-    fn in_words(self) -> String {
-        match self {
-            Goal::AtLeast(bound) => format!("at least {bound}"),
-            Goal::AtMost(bound) => format!("at most {bound}"),
-        }
-    }
 }
 
 const CAPACITY: &str = "GiB a target's CPU second carries";
@@ -171,7 +149,7 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
         match question.answer(summaries) {
             Some(Answer { patterns, ratio, ceiling, busy }) => {
                 let ceiling = ceiling.map_or("–".to_owned(), |ceiling| format!("{ceiling:.2}"));
-                let verdict = if question.goal.is_met(ratio.median) { "met" } else { "**not met**" };
+                let verdict = question.goal.verdict(ratio.median);
                 let _ = writeln!(
                     out,
                     "| {} | {at}, {} | {asked} | {:.2} ({:.2}–{:.2}) | {verdict} | {} | {ceiling} |",

@@ -31,12 +31,13 @@ pub(crate) const COLUMNS: [Measure; 18] = [
     Measure::Wire,
 ];
 
-/// The section between the marks, with its title and the command that makes it.
+/// The section between the marks, with its title and the command that makes it; `judged`, if anything, comes before the experiments.
 pub(crate) fn section(
     results: &Results,
     summaries: &[Summary],
     plots: Option<&Path>,
     (title, command): (&str, &str),
+    judged: &str,
 ) -> String {
     let mut out = format!("## {title}\n\nMade by `{command}` from one file of results. ");
     out += "Medians, with the lowest and highest run in brackets; ratios are taken run by run. Numbers of different runs \
@@ -47,6 +48,9 @@ pub(crate) fn section(
             let _ = writeln!(out, "{}", machine.command);
         }
         out += "```\n";
+    }
+    if !judged.is_empty() {
+        let _ = writeln!(out, "\n{judged}");
     }
     for summary in summaries {
         let experiment = &summary.experiment;

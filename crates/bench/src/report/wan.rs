@@ -5,25 +5,26 @@
 use super::chart::{Chart, Figure, Look, Series, Value};
 use super::summary::{Row, Spread, Summary};
 use super::svg::number;
+use super::words;
 use crate::{Cell, long_size};
 
 /// What the others are held against: what IPsec gives an initiator that does nothing else.
-const EAGER: &str = "S2-1 one at a time";
+pub(super) const EAGER: &str = "S2-1 one at a time";
 /// The same without overlap, sealed.
-const SEALED: &str = "S2-5 one at a time";
+pub(super) const SEALED: &str = "S2-5 one at a time";
 /// Figures 9, 10, 12, 13, 15 are of these delays, in milliseconds.
 const SHOWN_MS: [f64; 2] = [8.0, 64.0];
 /// How far measurement and model may lie apart.
-const TOLERANCE: f64 = 0.15;
+pub(super) const TOLERANCE: f64 = 0.15;
 /// Below this round trip, in milliseconds, the initiator's own work is as long as the waiting, and the model knows nothing of it.
 const ROUND_TRIP_MS_MIN: f64 = 1.0;
 /// Cells that are named one by one.
 const NAMED_MAX: usize = 12;
 /// "Small blocks": up to this.
-const SMALL_BYTES: u64 = 64 << 10;
+pub(super) const SMALL_BYTES: u64 = 64 << 10;
 
 /// One of a cell's numbers.
-type Number<'a> = &'a dyn Fn(&Cell) -> Option<f64>;
+pub(super) type Number<'a> = &'a dyn Fn(&Cell) -> Option<f64>;
 
 /// Whether an experiment is one of these.
 pub(crate) fn is_wan(bench: &str) -> bool {
@@ -98,7 +99,7 @@ pub(crate) fn findings(summary: &Summary) -> Vec<String> {
     sentences
 }
 
-fn median(row: &Row, of: Number<'_>) -> Option<f64> {
+pub(super) fn median(row: &Row, of: Number<'_>) -> Option<f64> {
     if !row.errors.is_empty() {
         return None;
     }
@@ -262,7 +263,13 @@ fn mean(numbers: impl Iterator<Item = f64>) -> Option<f64> {
     (!numbers.is_empty()).then(|| numbers.iter().sum::<f64>() / numbers.len() as f64)
 }
 
-fn mean_ratio(summary: &Summary, delay: f64, name: &str, base: &str, wanted: &dyn Fn(&Row) -> bool) -> Option<f64> {
+pub(super) fn mean_ratio(
+    summary: &Summary,
+    delay: f64,
+    name: &str,
+    base: &str,
+    wanted: &dyn Fn(&Row) -> bool,
+) -> Option<f64> {
     let throughput = |row: &Row| median(row, &|cell| cell.mib_s);
     mean(sizes(summary).into_iter().filter_map(|size| {
         let (one, other) = (row(summary, delay, size, name)?, row(summary, delay, size, base)?);
@@ -295,68 +302,79 @@ fn auto_against_link(summary: &Summary, delay: f64) -> Option<String> {
     ))
 }
 
-fn auto_against_best(summary: &Summary) -> Option<String> {
-    let mut worst: Option<(f64, String)> = None;
-    let mut count = 0;
-    for auto in summary.rows.iter().filter(|row| row.contender == "auto") {
-        let throughput = |row: &Row| median(row, &|cell| cell.mib_s);
+/// What `auto` does beside the best fixed depth, wherever both were measured: its share, and the place.
+pub(super) fn auto_beside_best(summary: &Summary) -> Vec<(f64, String)> {
+    let throughput = |row: &Row| median(row, &|cell| cell.mib_s);
+    let beside = |auto: &Row| {
         let fixed = summary.rows.iter().filter(|row| row.place == auto.place && row.contender.starts_with("OP-"));
-        let best = fixed
-            .filter_map(|row| Some((throughput(row)?, row.contender.clone())))
-            .max_by(|one, other| one.0.total_cmp(&other.0));
-        let (Some(own), Some((best, name))) = (throughput(auto), best) else { continue };
-        count += 1;
-        let share = own / best;
-        if worst.as_ref().is_none_or(|(least, _)| share < *least) {
-            worst =
-                Some((share, format!("{} {}, where {name} was best", long_size(auto.place.size), auto.place.pattern)));
-        }
-    }
-    let (share, place) = worst?;
+        let best = fixed.filter_map(|row| Some((throughput(row)?, &row.contender)));
+        let (best, name) = best.max_by(|one, other| one.0.total_cmp(&other.0))?;
+        Some((throughput(auto)? / best, format!("{}, where {name} was best", words::place_in_words(auto))))
+    };
+    summary.rows.iter().filter(|row| row.contender == "auto").filter_map(beside).collect()
+}
+
+fn auto_against_best(summary: &Summary) -> Option<String> {
+    let found = auto_beside_best(summary);
+    let (share, place) = found.iter().min_by(|one, other| one.0.total_cmp(&other.0))?;
     Some(format!(
-        "auto did {:.0} % of the best fixed depth or more in each of {count} places (least: {place}).",
-        share * 100.0
+        "auto did {:.0} % of the best fixed depth or more in each of {} places (least: {place}).",
+        share * 100.0,
+        found.len()
     ))
+}
+
+/// A place that link or latency limits.
+pub(super) struct BesideModel {
+    /// Measured over calculated.
+    pub(super) ratio: f64,
+    /// Where, and what was what.
+    words: String,
+    /// What else was seen there that limits; empty if nothing was.
+    pub(super) reason: &'static str,
+}
+
+impl BesideModel {
+    pub(super) fn is_within(&self) -> bool {
+        (self.ratio - 1.0).abs() <= TOLERANCE
+    }
+}
+
+/// Every place where both are known, and link or latency limit.
+pub(super) fn beside_model(summary: &Summary) -> Vec<BesideModel> {
+    let compare = |row: &Row| {
+        let (measured, modelled) = median(row, &|cell| cell.mib_s).zip(median(row, &|cell| cell.model_mib_s))?;
+        let limit = row.runs.values().next().map(|cell| cell.limit.as_str()).unwrap_or_default();
+        let is_short = delay_of(row).is_none_or(|delay| 2.0 * delay < ROUND_TRIP_MS_MIN);
+        let (ratio, reason) = (measured / modelled, reason(row));
+        let words = format!(
+            "{} {}, {}: measured {}, calculated {} MiB/s ({:+.0} %, {limit}{reason})",
+            long_size(row.place.size),
+            row.place.pattern,
+            row.contender,
+            number(measured),
+            number(modelled),
+            (ratio - 1.0) * 100.0
+        );
+        (!is_short && ["latency", "link"].contains(&limit)).then_some(BesideModel { ratio, words, reason })
+    };
+    summary.rows.iter().filter_map(compare).collect()
 }
 
 /// One sentence of the cells that link or latency limits, one for each that is off.
 fn model_in_words(summary: &Summary) -> Vec<String> {
-    let (mut within, mut off, mut elsewhere) = (0, Vec::new(), 0);
-    for row in &summary.rows {
-        let Some((measured, modelled)) = median(row, &|cell| cell.mib_s).zip(median(row, &|cell| cell.model_mib_s))
-        else {
-            continue;
-        };
-        let limit = row.runs.values().next().map(|cell| cell.limit.as_str()).unwrap_or_default();
-        let is_short = delay_of(row).is_none_or(|delay| 2.0 * delay < ROUND_TRIP_MS_MIN);
-        if is_short || !["latency", "link"].contains(&limit) {
-            elsewhere += 1;
-            continue;
-        }
-        let ratio = measured / modelled;
-        if (ratio - 1.0).abs() <= TOLERANCE {
-            within += 1;
-        } else {
-            off.push(format!(
-                "{} {}, {}: measured {}, calculated {} MiB/s ({:+.0} %, {limit}{})",
-                long_size(row.place.size),
-                row.place.pattern,
-                row.contender,
-                number(measured),
-                number(modelled),
-                (ratio - 1.0) * 100.0,
-                reason(row)
-            ));
-        }
-    }
-    let count = within + off.len();
-    if count == 0 {
+    let compared = beside_model(summary);
+    if compared.is_empty() {
         return Vec::new();
     }
+    let modelled = summary.rows.iter().filter(|row| median(row, &|cell| cell.model_mib_s).is_some()).count();
+    let (count, elsewhere) = (compared.len(), modelled - compared.len());
+    let off: Vec<String> = compared.into_iter().filter(|place| !place.is_within()).map(|place| place.words).collect();
     let mut sentences = vec![format!(
-        "The model is within {:.0} % of the measurement in {within} of the {count} places that link or latency limits; {elsewhere} others \
+        "The model is within {:.0} % of the measurement in {} of the {count} places that link or latency limits; {elsewhere} others \
          are limited by processors, or have a round trip below {ROUND_TRIP_MS_MIN} ms, where the initiator's own work is as long as the waiting.",
-        TOLERANCE * 100.0
+        TOLERANCE * 100.0,
+        count - off.len()
     )];
     let more = off.len().saturating_sub(NAMED_MAX);
     sentences.extend(off.into_iter().take(NAMED_MAX).map(|what| format!("Outside: {what}.")));
@@ -375,7 +393,7 @@ fn reason(row: &Row) -> &'static str {
     } else if busy(|cell| cell.initiator_busy) > 0.9 || busy(|cell| cell.target_busy) > 0.9 {
         "; a processor was full"
     } else if row.runs.values().any(|cell| cell.link.contains("loss")) {
-        "; TCP backs off after each loss, and several writes share one connection"
+        "; all that follows a lost packet waits a round trip for it, and TCP may back off"
     } else {
         ""
     }

@@ -8,17 +8,21 @@
 //! rate grows with it; then it probes upwards every few rounds and, to see the base round trip again, drains the queue that this made.
 //! Where round trips stay far above the base the link has become slower, or the way longer: the queue is drained, and whichever it
 //! was is measured anew: but only if TCP's own round trips, where the kernel tells, have become longer too. If they have not, a packet was
-//! lost, and the answers that wait for it come in a heap. What they are the answers to has left the link meanwhile, and as much may follow,
-//! at the link's rate, or each loss would leave it idle for a round trip. A round in which whoever writes had less to write than the window says nothing about the link.
+//! lost, and the answers behind it wait for it. What they are the answers to has left the link meanwhile, and where TCP has sent something
+//! again lately as much may follow, or each loss would leave the link idle for a round trip. Nor does a round tell of the link in which TCP
+//! itself paused (BBR looks at the way with an empty pipe every ten seconds), or in which whoever writes had less to write than the window.
 //!
 //! On a way of less than a millisecond nothing is limited: what queues there queues in the target. No clock inside: time is an
 //! argument. Absent: who may send (`window`).
 
 #[cfg(test)]
 mod tests;
+mod under_way;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use under_way::UnderWay;
 
 use crate::model::{Bounds, Conditions, ideal_depth};
 
@@ -53,12 +57,18 @@ const MEAN_TIME: Duration = Duration::from_millis(200);
 /// Lateness that is nobody's, in seconds: other processes, interrupts.
 const JITTER_S: f64 = 0.002;
 
-/// What may be sent beyond the window while answers are held up, as a multiple of what fills the link.
-const HELD_UP_MAX: f64 = 1.0;
-/// Least time between two such commands, in seconds.
-const HELD_UP_STEP_S: f64 = 0.0005;
-/// Round trips until an answer is missed, with the queue that the window makes.
+/// What may be under way beyond the window because its answers are overdue, as a multiple of what fills the link: what is lost twice
+/// arrives two round trips late.
+const OVERDUE_MAX: f64 = 2.0;
+/// Round trips until an answer is overdue, with the queue that the window makes.
 const OVERDUE: f64 = 1.125;
+/// As fast as this, as a multiple of the link's rate, what is overdue is followed by more: what was in doubt for a while does not go all at
+/// once.
+const OVERDUE_PACE: f64 = 1.25;
+/// Rounds after something was sent again in which answers may wait for a packet that was lost.
+const LOSSY_ROUNDS: u32 = 100;
+/// Rounds that a pause of TCP's has a part in: the one in which it was seen, and the next.
+const PAUSED_ROUNDS: u32 = 2;
 
 /// A command under way, as it was when it was sent.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +90,12 @@ pub(crate) struct PathSample {
     pub(crate) round_trip: Duration,
     /// The smallest that it has seen in the last minutes.
     pub(crate) smallest: Duration,
+    /// Bytes that wait in the socket: they have not been on the link.
+    pub(crate) unsent_bytes: u64,
+    /// Segments that TCP has sent again so far.
+    pub(crate) retransmits: u64,
+    /// Congestion control sends nothing just now, in order to see the way without a queue.
+    pub(crate) is_paused: bool,
 }
 
 #[derive(Debug)]
@@ -98,10 +114,11 @@ pub(super) struct Estimator {
     unit_bytes: u64,
     path: Option<PathSample>,
     mean: Mean,
-    /// When what is under way was sent, as far as answers come in the order of sending.
-    sent_at: VecDeque<Instant>,
-    /// What may be under way beside the window: so much has left the link though its answers are held up.
-    held_up_bytes: u64,
+    under_way: UnderWay,
+    /// Rounds in which answers may still wait for what was lost.
+    lossy_rounds: u32,
+    /// Rounds that say nothing because TCP paused.
+    paused_rounds: u32,
 }
 
 /// What was answered on average: what sealing has to keep up with, of which a heap of answers says nothing.
@@ -200,8 +217,9 @@ impl Default for Estimator {
             unit_bytes: 0,
             path: None,
             mean: Mean::default(),
-            sent_at: VecDeque::new(),
-            held_up_bytes: 0,
+            under_way: UnderWay::default(),
+            lossy_rounds: 0,
+            paused_rounds: 0,
         }
     }
 }
@@ -213,41 +231,36 @@ impl Estimator {
         (!is_near).then_some(self.window_bytes)
     }
 
-    /// Bytes that may be under way beside the window.
-    pub(super) fn held_up_bytes(&self) -> u64 {
-        self.held_up_bytes
+    /// Bytes that may be under way beside the window: they have left the link, though their answers wait for a packet that was lost.
+    pub(super) fn overdue_bytes(&self) -> u64 {
+        let sent = self.under_way.bytes().saturating_sub(self.path.map_or(0, |path| path.unsent_bytes));
+        match self.under_way.overdue_bytes().min(sent) {
+            0 => 0,
+            overdue => overdue.min(self.filling(OVERDUE_MAX)),
+        }
     }
 
-    /// Since when answers have been missed, the link's rate, a command's time on the link, and the most that may be sent meanwhile.
-    /// `None` while nothing is under way, where not enough is known, and if TCP sees a queue too.
-    fn missed(&self) -> Option<(Instant, f64, f64, u64)> {
-        if self.is_near() || self.path_is_late() != Some(false) || matches!(self.phase, Phase::Draining { .. }) {
+    /// After what time an answer is overdue; `None` where its lateness would not be a loss's doing.
+    fn due(&self) -> Option<Duration> {
+        let path = self.path?;
+        if self.lossy_rounds == 0 || self.paused_rounds > 0 || self.is_near() {
             return None;
         }
-        let (rate, way) = (self.rate()?, self.round_trip()?);
-        let unit_s = self.unit_bytes.max(self.round.unit_bytes) as f64 / rate;
-        let due = Duration::try_from_secs_f64(OVERDUE * way + unit_s).ok()?;
-        let since = self.delivered_at?.max(*self.sent_at.front()? + due);
-        Some((since, rate, unit_s, self.filling(HELD_UP_MAX)))
+        let unit_s = self.unit_bytes.max(self.round.unit_bytes) as f64 / self.rate()?;
+        let queue_s = path.round_trip.saturating_sub(path.smallest).as_secs_f64();
+        Duration::try_from_secs_f64(OVERDUE * self.round_trip()? + queue_s + unit_s + JITTER_S).ok()
     }
 
     /// When one more command may be sent although nothing is answered.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let (since, rate, unit_s, most) = self.missed()?;
-        if self.held_up_bytes >= most {
-            return None;
-        }
-        let seconds = (self.held_up_bytes as f64 / rate + unit_s.max(HELD_UP_STEP_S)).max(unit_s + JITTER_S);
-        Some(since + Duration::try_from_secs_f64(seconds).ok()?)
+        self.under_way.next_look(self.due()?)
     }
 
-    /// What has left the link is counted, if answers are held up.
+    /// Sees which answers are overdue.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        let Some((since, rate, unit_s, most)) = self.missed() else { return };
-        let missed_s = now.saturating_duration_since(since).as_secs_f64();
-        if missed_s >= unit_s + JITTER_S {
-            self.held_up_bytes = ((rate * missed_s) as u64).min(most);
-        }
+        let is_growing = matches!(self.phase, Phase::Growing { .. });
+        let rate = if is_growing { f64::INFINITY } else { self.rate().unwrap_or(0.0) * OVERDUE_PACE };
+        self.under_way.look(now, self.due(), rate);
     }
 
     /// Whether TCP's round trip has become longer than it was at its shortest; it has no share of what waits in our own socket, or for
@@ -305,6 +318,12 @@ impl Estimator {
     }
 
     pub(super) fn path(&mut self, sample: PathSample) {
+        if self.path.is_some_and(|before| sample.retransmits > before.retransmits) {
+            self.lossy_rounds = LOSSY_ROUNDS;
+        }
+        if sample.is_paused {
+            self.paused_rounds = PAUSED_ROUNDS;
+        }
         self.path = Some(sample);
     }
 
@@ -325,7 +344,7 @@ impl Estimator {
             // There is room again: from here on answers tell of the link as it is.
             self.round = Round { is_limited: true, ..Round::begin(self.delivered) };
         }
-        self.sent_at.push_back(now);
+        self.under_way.add(now, bytes);
         Flight {
             at: now,
             bytes,
@@ -335,15 +354,15 @@ impl Estimator {
         }
     }
 
-    /// The command that was sent last was not sent after all.
-    pub(super) fn not_sent(&mut self) {
-        self.sent_at.pop_back();
+    /// It was not sent after all.
+    pub(super) fn not_sent(&mut self, flight: &Flight) {
+        self.under_way.remove(flight.at, flight.bytes);
     }
 
     /// A command is no longer under way; `moved`: its data went over the link, all of it.
     pub(super) fn answered(&mut self, now: Instant, flight: &Flight, moved: bool) {
-        self.sent_at.pop_front();
-        self.held_up_bytes = 0;
+        self.under_way.remove(flight.at, flight.bytes);
+        self.handle_timeout(now);
         if !moved {
             return;
         }
@@ -379,8 +398,7 @@ impl Estimator {
     pub(super) fn disconnected(&mut self) {
         self.round = Round::begin(self.delivered);
         (self.delivered_at, self.first_sent) = (None, None);
-        self.sent_at.clear();
-        self.held_up_bytes = 0;
+        self.under_way = UnderWay::default();
         // TCP begins anew, and so does this; the way is likely the same.
         self.phase = Phase::Growing { best_rate: 0.0, flat_rounds: 0 };
     }
@@ -393,7 +411,10 @@ impl Estimator {
             self.rates.push(round.rate);
         }
         self.trips.push(round.trip);
-        if round.is_limited {
+        self.lossy_rounds = self.lossy_rounds.saturating_sub(1);
+        let paused = self.paused_rounds > 0;
+        self.paused_rounds = self.paused_rounds.saturating_sub(1);
+        if round.is_limited && !paused {
             self.turn(&round, base);
         }
         self.full_bytes = if self.rate().is_some() { self.filling(1.0) } else { u64::MAX };

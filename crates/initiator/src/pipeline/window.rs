@@ -60,7 +60,7 @@ impl Window {
             Pipeline::Fixed { depth, .. } => self.under_way.count < depth,
             Pipeline::Auto => {
                 let Some(window) = self.estimator.window_bytes() else { return true };
-                let window = window.saturating_add(self.estimator.held_up_bytes());
+                let window = window.saturating_add(self.estimator.overdue_bytes());
                 let fits = self.under_way.count == 0 || self.under_way.bytes + bytes <= window;
                 self.is_waited_for = !fits;
                 if !fits {
@@ -96,7 +96,7 @@ impl Window {
     /// One was not sent after all.
     pub(crate) fn not_sent(&mut self, flight: &Flight) {
         self.under_way.remove(flight.bytes);
-        self.estimator.not_sent();
+        self.estimator.not_sent(flight);
     }
 
     /// A command was answered; `moved`: its data went over the link, all of it.

@@ -178,6 +178,37 @@ fn a_cut_of_the_link_loses_nothing_and_writes_nothing_twice() {
     device.detach().unwrap();
 }
 
+/// What the far end lets the near end have under way on its busiest connection, in bytes (RFC 9293 §3.8.6).
+fn receive_window(lab: &Lab) -> u64 {
+    let output = lab.command(End::Near, "ss").args(["-tinH", "state", "established"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let windows = said.split("snd_wnd:").skip(1);
+    windows.filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).max().unwrap_or(0)
+}
+
+/// A receiver that reads in a way that the kernel does not take for reading as it comes (SO_RCVLOWAT was one) keeps TCP's window at a tenth
+/// of a megabyte, and a long link nearly idle, however deep the pipeline is. A short experiment does not see it.
+#[test]
+fn the_targets_receive_window_grows_with_what_the_way_holds() {
+    let profile =
+        Profile { delay: Duration::from_millis(30), rate_bits_per_s: Some(200_000_000), ..Profile::default() };
+    let Some(way) = Way::new(&profile) else { return };
+    let device = way.attach();
+    device.format().unwrap();
+    let mut writer = Writer::new(&device);
+    let (mut total, mut window) = (0, 0);
+    while window < 1 << 20 && total < 1024 {
+        total += DEPTH as u64;
+        writer.write_until(total, |_| false);
+        window = window.max(receive_window(&way.lab));
+    }
+    assert!(
+        window >= 1 << 20,
+        "after {total} writes of {WRITE_BYTES} bytes the target lets {window} bytes be under way"
+    );
+    device.detach().unwrap();
+}
+
 #[test]
 fn a_link_that_slows_down_tenfold_and_loses_packets_carries_on() {
     let Some(way) = Way::new(&link()) else { return };

@@ -8,13 +8,18 @@ use std::time::Duration;
 use rustix::net::sockopt;
 
 /// Offsets in the kernel's `struct tcp_info` (include/uapi/linux/tcp.h), which only ever grows at its end, in bytes.
-const RTT_AT: usize = 68;
 const UNACKED_AT: usize = 24;
+const RTT_AT: usize = 68;
+const CONGESTION_WINDOW_AT: usize = 80;
+const RETRANSMITS_AT: usize = 100;
 const NOTSENT_BYTES_AT: usize = 144;
 const MIN_RTT_AT: usize = 148;
 const DELIVERY_RATE_AT: usize = 160;
 /// Up to the end of the delivery rate: Linux 4.9 and later.
 const INFO_BYTES: usize = 168;
+
+/// BBR's window while it looks at the way, in segments.
+const BBR_PAUSED_SEGMENTS: u32 = 4;
 
 /// A connection's way, as TCP sees it: without what waits at either end for whoever reads or writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,10 +32,22 @@ pub struct PathInfo {
     pub delivery_bytes_per_second: u64,
     /// Segments under way.
     pub unacknowledged_segments: u32,
+    /// Segments that may be under way, as congestion control has it.
+    pub congestion_window_segments: u32,
+    /// Segments that were sent again so far.
+    pub retransmits: u32,
     /// Bytes that wait in the socket for the window, or for congestion control.
     pub unsent_bytes: u32,
     /// The name of the congestion control.
     pub congestion: Option<String>,
+}
+
+impl PathInfo {
+    /// Congestion control has emptied the pipe on purpose, to see the way without a queue: BBR does so for a fifth of a second every ten
+    /// (draft-cardwell-iccrg-bbr-congestion-control-00, §4.3.5).
+    pub fn is_paused(&self) -> bool {
+        self.congestion.as_deref() == Some("bbr") && self.congestion_window_segments <= BBR_PAUSED_SEGMENTS
+    }
 }
 
 /// `None` where the kernel does not tell, or has not measured yet.
@@ -61,6 +78,8 @@ pub(super) fn info(socket: BorrowedFd<'_>) -> Option<PathInfo> {
         smallest_round_trip: Duration::from_micros(smallest.into()),
         delivery_bytes_per_second: u64_at(DELIVERY_RATE_AT),
         unacknowledged_segments: u32_at(UNACKED_AT),
+        congestion_window_segments: u32_at(CONGESTION_WINDOW_AT),
+        retransmits: u32_at(RETRANSMITS_AT),
         unsent_bytes: u32_at(NOTSENT_BYTES_AT),
         congestion: sockopt::tcp_congestion(socket).ok(),
     })

@@ -128,6 +128,10 @@ fn the_kernel_tells_of_the_way() {
     let path = bench.runtime.path(stream).expect("the handshake was a measurement");
     assert!(path.smallest_round_trip > Duration::ZERO && path.smallest_round_trip <= path.round_trip, "{path:?}");
     assert!(path.round_trip < PATIENCE && path.congestion.is_some(), "{path:?}");
+    assert!(path.congestion_window_segments > 1 && path.retransmits == 0, "{path:?}");
+    let paused = PathInfo { congestion_window_segments: 4, congestion: Some("bbr".into()), ..path.clone() };
+    let lost = PathInfo { congestion: Some("cubic".into()), ..paused.clone() };
+    assert_eq!((path.is_paused(), paused.is_paused(), lost.is_paused()), (false, true, false));
     assert_eq!(bench.runtime.path(StreamId { generation: stream.generation + 7, ..stream }), None);
 }
 

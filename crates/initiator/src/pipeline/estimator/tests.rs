@@ -21,8 +21,14 @@ struct Link {
     /// What decides which, and before when nothing is answered.
     random: u64,
     held_until: u64,
+    /// Commands of which a packet was sent again.
+    retransmits: u64,
+    /// Answers come so much sooner or later, at most, and not one before another.
+    jitter_ns: u64,
     /// What queues does so behind TCP.
     is_target: bool,
+    /// TCP sends nothing until then.
+    paused_until: u64,
 }
 
 impl Link {
@@ -34,7 +40,10 @@ impl Link {
             loss: 0.0,
             random: 1,
             held_until: 0,
+            retransmits: 0,
+            jitter_ns: 0,
             is_target: false,
+            paused_until: 0,
         }
     }
 
@@ -46,20 +55,33 @@ impl Link {
 
     /// When the answer to a command sent now is there.
     fn send(&mut self, now: u64, bytes: u64) -> u64 {
-        self.free_at = self.free_at.max(now) + (bytes as f64 / self.bytes_per_second * 1e9) as u64;
+        self.free_at =
+            self.free_at.max(now).max(self.paused_until) + (bytes as f64 / self.bytes_per_second * 1e9) as u64;
         // Xorshift: the same losses each time.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         if ((self.random >> 11) as f64) < self.loss * (1_u64 << 53) as f64 {
             self.held_until = self.held_until.max(self.free_at + 2 * self.way_ns);
+            self.retransmits += 1;
         }
-        self.held_until.max(self.free_at + self.way_ns)
+        let jitter = (self.random >> 20) % (2 * self.jitter_ns + 1);
+        let arrives = self.held_until.max(self.free_at + self.way_ns + jitter - self.jitter_ns);
+        if self.jitter_ns > 0 {
+            self.held_until = arrives;
+        }
+        arrives
     }
 
     /// What somebody else's packet would wait for.
     fn queue_ns(&self, now: u64) -> u64 {
-        self.free_at.saturating_sub(now)
+        if now < self.paused_until { 0 } else { self.free_at.saturating_sub(now) }
+    }
+
+    /// What waits in the socket while TCP pauses.
+    fn unsent_bytes(&self, now: u64) -> u64 {
+        let waiting = if now < self.paused_until { self.free_at.saturating_sub(self.paused_until) } else { 0 };
+        (waiting as f64 / 1e9 * self.bytes_per_second) as u64
     }
 }
 
@@ -77,6 +99,8 @@ struct Sim {
     /// By tenths of a second: bytes answered, and the longest queue that a command found, in nanoseconds.
     tenths: Vec<(u64, u64)>,
     tells_path: bool,
+    tells_pauses: bool,
+    path_told_at: u64,
     /// Blocks that the application has under way at most.
     depth_max: usize,
 }
@@ -95,6 +119,8 @@ impl Sim {
             answered: 0,
             tenths: Vec::new(),
             tells_path: false,
+            tells_pauses: true,
+            path_told_at: 0,
             depth_max: usize::MAX,
         }
     }
@@ -127,6 +153,7 @@ impl Sim {
             if let Some(at) = wakes.filter(|at| *at <= next.unwrap_or(end)) {
                 // A clock that is read again has moved on.
                 self.now = at.max(self.now + 1000);
+                self.tell_path();
                 self.window.handle_timeout(self.time());
                 continue;
             }
@@ -137,17 +164,29 @@ impl Sim {
             self.now = self.now.max(at);
             let place = self.flights.iter().position(|(sent, _)| *sent == number).unwrap();
             let (_, flight) = self.flights.remove(place).unwrap();
-            if self.tells_path {
-                let smallest = Duration::from_nanos(self.link.way_ns);
-                let queue = if self.link.is_target { 0 } else { self.link.queue_ns(self.now) };
-                let round_trip = smallest + Duration::from_nanos(queue);
-                self.window.path(PathSample { round_trip, smallest });
-            }
+            self.tell_path();
             self.window.answered(self.time(), &flight, true);
             self.answered += self.block;
             self.tenth().0 += self.block;
         }
         self.now = end;
+    }
+
+    /// What the kernel says, as often as it is asked.
+    fn tell_path(&mut self) {
+        if !self.tells_path || self.path_told_at > 0 && self.now < self.path_told_at + 50_000_000 {
+            return;
+        }
+        self.path_told_at = self.now;
+        let smallest = Duration::from_nanos(self.link.way_ns);
+        let queue = if self.link.is_target { 0 } else { self.link.queue_ns(self.now) };
+        self.window.path(PathSample {
+            round_trip: smallest + Duration::from_nanos(queue),
+            smallest,
+            unsent_bytes: self.link.unsent_bytes(self.now),
+            retransmits: self.link.retransmits,
+            is_paused: self.tells_pauses && self.now < self.link.paused_until,
+        });
     }
 
     /// Bytes per second answered between two times, in seconds.
@@ -214,9 +253,19 @@ fn no_fixed_depth_is_better_by_a_tenth() {
 /// What is lost arrives a round trip later, and all that follows waits for it: that is no other link, nor a reason to leave this one idle.
 #[test]
 fn no_fixed_depth_is_better_by_a_tenth_where_packets_are_lost() {
-    const SEEDS: u64 = 6;
-    let block = 64 << 10;
-    for (mbit, one_way_ms, share) in [(20.0, 64.0, 0.001), (100.0, 64.0, 0.001), (100.0, 8.0, 0.001)] {
+    const SEEDS: u64 = 3;
+    for (mbit, one_way_ms, share, kib) in [
+        (20.0, 64.0, 0.001, 64),
+        (100.0, 64.0, 0.001, 64),
+        (100.0, 8.0, 0.001, 64),
+        (20.0, 64.0, 0.01, 64),
+        (100.0, 64.0, 0.01, 64),
+        (100.0, 64.0, 0.01, 256),
+        (100.0, 8.0, 0.01, 64),
+        (1000.0, 64.0, 0.01, 256),
+        (100.0, 64.0, 0.05, 64),
+    ] {
+        let block = kib << 10;
         // From the beginning, and later on: what was lost while the link was looked for must not stay.
         let (mut is, mut best, mut crowded) = ([0.0; 2], [0.0_f64; 2], 0);
         for seed in 1..=SEEDS {
@@ -224,26 +273,73 @@ fn no_fixed_depth_is_better_by_a_tenth_where_packets_are_lost() {
                 let link = Link::new(mbit * MBIT, one_way_ms).lossy(share, block, seed);
                 let mut sim = Sim::new(pipeline, link, block);
                 sim.tells_path = true;
-                sim.run(30.0);
+                sim.run(25.0);
                 if pipeline == Pipeline::Auto {
                     let limit = one_way_ms * 1e6 + 2.5 * block as f64 / (mbit * MBIT) * 1e9;
                     crowded += sim.tenths[50..].iter().filter(|tenth| tenth.1 as f64 > limit).count();
                 }
-                [sim.rate(2.0, 7.0), sim.rate(10.0, 30.0)]
+                [sim.rate(5.0, 10.0), sim.rate(10.0, 25.0)]
             };
             let found = run(Pipeline::Auto);
-            let fixed = [4, 6, 10].map(|depth| run(Pipeline::Fixed { depth, workers: 1 }));
+            let fixed = [4, 10, 64, 1000].map(|depth| run(Pipeline::Fixed { depth, workers: 1 }));
             for at in 0..2 {
                 is[at] += found[at];
                 best[at] += fixed.iter().map(|rates| rates[at]).fold(0.0, f64::max);
             }
         }
         let what = format!(
-            "{mbit} Mbit/s, {one_way_ms} ms, loss {share}: {is:?}, best {best:?}, {crowded} tenths of a second with a queue"
+            "{mbit} Mbit/s, {one_way_ms} ms, {kib} KiB, loss {share}: {is:?}, best {best:?}, {crowded} tenths of a second with a queue"
         );
         assert!((0..2).all(|at| is[at] > 0.9 * best[at]), "{what}");
         // A heap of answers lets as many commands go at once; that passes.
-        assert!(crowded as u64 * 5 < SEEDS * 250, "{what}");
+        assert!(crowded as u64 * 4 < SEEDS * 200, "{what}");
+    }
+}
+
+#[test]
+fn no_fixed_depth_is_better_by_a_tenth_where_delays_vary() {
+    for (mbit, one_way_ms, jitter_ms) in [(100.0, 64.0, 10.0), (1000.0, 64.0, 5.0), (100.0, 8.0, 4.0)] {
+        let run = |pipeline| {
+            let link = Link { jitter_ns: (jitter_ms * 1e6) as u64, ..Link::new(mbit * MBIT, one_way_ms) };
+            let mut sim = Sim::new(pipeline, link, 64 << 10);
+            sim.tells_path = true;
+            sim.run(20.0);
+            sim.rate(10.0, 20.0)
+        };
+        let is = run(Pipeline::Auto);
+        let best = [10, 100, 1000].map(|depth| run(Pipeline::Fixed { depth, workers: 1 }));
+        let best = best.into_iter().fold(0.0, f64::max);
+        assert!(is > 0.9 * best, "{mbit} Mbit/s, {one_way_ms} ms, jitter {jitter_ms} ms: {is}, not {best}");
+    }
+}
+
+/// BBR empties the pipe for a fifth of a second every ten, to see the way. That is no slower link, and what is then given to the socket
+/// has not left; nor where the kernel does not say why nothing is sent.
+#[test]
+fn a_pause_of_tcps_is_neither_another_link_nor_a_loss() {
+    for (mbit, one_way_ms) in [(1000.0, 64.0), (100.0, 64.0), (1000.0, 16.0), (100.0, 8.0)] {
+        for (block, tells_pauses) in [(64 << 10, true), (1 << 20, true), (64 << 10, false)] {
+            let mut sim = auto(Link::new(mbit * MBIT, one_way_ms), block);
+            (sim.tells_path, sim.tells_pauses) = (true, tells_pauses);
+            // Something was lost while the link was looked for: from here on the answers' lateness might be a loss's.
+            sim.run(2.0);
+            sim.link.retransmits += 1;
+            let pause_ns = sim.link.way_ns + 200_000_000;
+            for _ in 0..3 {
+                sim.run(8.0);
+                sim.link.retransmits += 1;
+                sim.link.paused_until = sim.now + pause_ns;
+                sim.run(2.0);
+            }
+            let (rate, queue) = (sim.rate(12.0, 32.0) / (mbit * MBIT), sim.queue(12.0, 32.0));
+            let what = format!("{mbit} Mbit/s, {one_way_ms} ms, {block} bytes: {rate:.3}, queue {queue:.3} s");
+            assert!(!tells_pauses || rate > 0.95 * (1.0 - pause_ns as f64 / 1e10), "{what}");
+            // All that the window holds went to the socket, and then to the link at once; no more than that.
+            let transfer = block as f64 / (mbit * MBIT);
+            // The kernel is asked every 50 ms.
+            let unseen_s = if tells_pauses || one_way_ms > 50.0 { 0.0 } else { 0.05 };
+            assert!(queue < 2.0 * one_way_ms / 1e3 * 2.2 + unseen_s + 2.5 * transfer, "{what}");
+        }
     }
 }
 
@@ -318,7 +414,8 @@ fn an_application_that_offers_too_much_and_not_more_is_held_back_too() {
 #[test]
 fn a_short_way_limits_nothing() {
     let mut window = Window::new(Pipeline::Auto);
-    window.path(PathSample { round_trip: Duration::from_micros(300), smallest: Duration::from_micros(50) });
+    let (round_trip, smallest) = (Duration::from_micros(300), Duration::from_micros(50));
+    window.path(PathSample { round_trip, smallest, unsent_bytes: 0, retransmits: 0, is_paused: false });
     let now = Instant::now();
     for _ in 0..10_000 {
         assert!(window.may_send(1 << 20));

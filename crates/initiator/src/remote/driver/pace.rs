@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use strongroom_net::PathInfo;
+
 use super::{Driver, State};
 use crate::Pipeline;
 use crate::completion::lock;
@@ -34,7 +36,13 @@ impl Driver {
         if let (Some(round_trip), Some(smallest)) =
             (paths.iter().map(|path| path.round_trip).min(), paths.iter().map(|path| path.smallest_round_trip).min())
         {
-            engine.path(PathSample { round_trip, smallest });
+            engine.path(PathSample {
+                round_trip,
+                smallest,
+                unsent_bytes: paths.iter().map(|path| u64::from(path.unsent_bytes)).sum(),
+                retransmits: paths.iter().map(|path| u64::from(path.retransmits)).sum(),
+                is_paused: paths.iter().any(PathInfo::is_paused),
+            });
         }
         let seal_rate = self.sealing.as_ref().and_then(|sealing| sealing.bytes_per_second());
         let workers = engine.workers(seal_rate.unwrap_or(0.0), processors());
