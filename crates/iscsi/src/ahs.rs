@@ -8,7 +8,7 @@
 use std::fmt;
 
 use bytes::Bytes;
-use strongroom_block::HoleRecord;
+use strongroom_block::{HoleRecord, SealRecord, StoreSequence};
 use zeroize::Zeroize;
 
 /// What an additional header segment is.
@@ -247,6 +247,32 @@ pub fn push_seal_records(out: &mut Vec<u8>, entry_bytes: usize, entries: &[u8]) 
     assert!(entry_bytes > 0 && entries.len().is_multiple_of(entry_bytes), "whole entries");
     let entry_length = u8::try_from(entry_bytes).expect("an entry is a record of at most 96 bytes and a sequence");
     push(out, AhsKind::SEAL_RECORDS, &[&[entry_length], entries]);
+}
+
+/// Appends the [`AhsKind::SEAL_RECORDS`] segment of a Data-In: store sequences and records, none longer than `entry_bytes` with its
+/// sequence.
+///
+/// # Panics
+/// If there is none, or one of another length, or they do not fit: see [`seal_records_max`].
+pub fn push_stored_records<'a>(
+    out: &mut Vec<u8>,
+    entry_bytes: usize,
+    entries: impl ExactSizeIterator<Item = (StoreSequence, &'a SealRecord)>,
+) {
+    let len_bytes = 1 + entries.len() * entry_bytes;
+    let end = out.len() + (3 + len_bytes).next_multiple_of(4);
+    assert!(len_bytes > 1, "at least one entry");
+    // In one piece: what grows would leave a copy of block keys behind.
+    out.reserve_exact(end - out.len());
+    out.extend_from_slice(&u16::try_from(len_bytes).expect("a header is at most 65535 bytes").to_be_bytes());
+    out.push(AhsKind::SEAL_RECORDS.0);
+    out.push(u8::try_from(entry_bytes).expect("an entry is a record of at most 96 bytes and a sequence"));
+    for (sequence, record) in entries {
+        assert_eq!(8 + record.as_bytes().len(), entry_bytes, "whole entries");
+        out.extend_from_slice(&sequence.0.to_be_bytes());
+        out.extend_from_slice(record.as_bytes());
+    }
+    out.resize(end, 0);
 }
 
 /// How many entries of `entry_bytes` one header takes beside `other_ahs_bytes` of other segments.

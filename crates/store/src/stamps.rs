@@ -65,11 +65,6 @@ pub(crate) struct StampFilter {
 }
 
 impl StampFilter {
-    /// Whether a write of this stamp may have been seen before.
-    pub(crate) fn may_be_repeated(&self, stamp: Stamp) -> bool {
-        self.seen.get(&stamp.attach_id).map_or(self.forgot, |seen| seen.contains(stamp.counter))
-    }
-
     /// There may be any that were not noted.
     pub(crate) fn forget(&mut self) {
         self.forgot = true;
@@ -77,17 +72,29 @@ impl StampFilter {
 
     /// Notes a stamp.
     pub(crate) fn note(&mut self, stamp: Stamp) {
-        if let Some(seen) = self.seen.get_mut(&stamp.attach_id) {
-            return seen.note(stamp.counter);
+        self.note_all(stamp.attach_id, std::iter::once(stamp.counter));
+    }
+
+    /// Notes stamps of one attach id (at least one); whether any of them may have been seen before.
+    pub(crate) fn note_all(&mut self, id: AttachId, mut counters: impl Iterator<Item = u64> + Clone) -> bool {
+        if let Some(seen) = self.seen.get_mut(&id) {
+            let suspect = counters.clone().any(|counter| seen.contains(counter));
+            counters.for_each(|counter| seen.note(counter));
+            return suspect;
         }
+        let Some(first) = counters.next() else { return false };
+        let suspect = self.forgot;
         if self.order.len() == ATTACH_IDS_MAX {
             let oldest = self.order.pop_front().expect("not empty");
             self.seen.remove(&oldest);
             self.forgot = true;
         }
-        self.order.push_back(stamp.attach_id);
+        self.order.push_back(id);
         // Once some were forgotten this may be one of them.
-        self.seen.insert(stamp.attach_id, Seen::first(stamp.counter, !self.forgot));
+        let mut seen = Seen::first(first, !self.forgot);
+        counters.for_each(|counter| seen.note(counter));
+        self.seen.insert(id, seen);
+        suspect
     }
 }
 
@@ -98,6 +105,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    impl StampFilter {
+        fn may_be_repeated(&self, stamp: Stamp) -> bool {
+            self.seen.get(&stamp.attach_id).map_or(self.forgot, |seen| seen.contains(stamp.counter))
+        }
+    }
 
     #[test]
     fn never_calls_a_repetition_new() {
@@ -112,6 +125,19 @@ mod tests {
         }
         assert!(filter.may_be_repeated(stamp(1, 7)), "forgotten, so unknown");
         assert!(filter.order.len() <= ATTACH_IDS_MAX);
+    }
+
+    /// What a write of several blocks brings is held against what was before it, and not against itself.
+    #[test]
+    fn stamps_of_one_write_are_noted_together() {
+        let mut filter = StampFilter::default();
+        let id = AttachId([7; 16]);
+        assert!(!filter.note_all(id, 10..14), "nothing was there before");
+        assert!(!filter.note_all(id, 14..18));
+        assert!(filter.note_all(id, 17..20), "17 was");
+        assert!(!filter.note_all(id, [3, 2].into_iter()), "older, and within the window");
+        assert!(filter.note_all(id, [30, 2].into_iter()), "2 was");
+        assert!((10..20).chain([2, 3, 30]).all(|counter| filter.may_be_repeated(Stamp { attach_id: id, counter })));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! About 70 bytes of memory each. At most the budget (`retention_blocks`) of them, and besides those that a snapshot
 //! pins: the unverified predecessor of a version that the snapshot holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use strongroom_block::Lba;
 
@@ -39,12 +40,56 @@ pub enum Unverified {
 pub(crate) trait NodeOf: Fn(u32, u64) -> Option<(NodeId, bool)> {}
 impl<F: Fn(u32, u64) -> Option<(NodeId, bool)>> NodeOf for F {}
 
+/// Names by the sequence that made each old, ascending. Nearly all come in that order, so that a queue does; what becomes old late
+/// is apart.
+#[derive(Default)]
+struct Order {
+    queue: VecDeque<(u64, Name)>,
+    late: BTreeSet<(u64, Name)>,
+}
+
+impl Order {
+    fn len(&self) -> usize {
+        self.queue.len() + self.late.len()
+    }
+
+    fn insert(&mut self, aged: (u64, Name)) {
+        match self.queue.back() {
+            Some(&last) if aged < last => drop(self.late.insert(aged)),
+            _ => self.queue.push_back(aged),
+        }
+    }
+
+    fn pop_first(&mut self) -> Option<Name> {
+        let is_late = match (self.queue.front(), self.late.first()) {
+            (Some(next), Some(late)) => late < next,
+            (None, late) => late.is_some(),
+            (Some(_), None) => false,
+        };
+        let aged = if is_late { self.late.pop_first() } else { self.queue.pop_front() };
+        aged.map(|(_, name)| name)
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Name) -> bool) {
+        self.queue.retain(|(_, name)| keep(name));
+        self.late.retain(|(_, name)| keep(name));
+    }
+}
+
+impl FromIterator<(u64, Name)> for Order {
+    fn from_iter<I: IntoIterator<Item = (u64, Name)>>(aged: I) -> Order {
+        let mut aged: Vec<_> = aged.into_iter().collect();
+        aged.sort_unstable();
+        Order { queue: aged.into(), late: BTreeSet::new() }
+    }
+}
+
 /// The retained versions of a store. Never the newest of a block in its node.
 #[derive(Default)]
 pub(crate) struct Versions {
     kept: BTreeMap<Name, Kept>,
-    /// By the sequence that made each old, ascending: the oldest goes first. May name versions that are gone.
-    order: BTreeSet<(u64, Name)>,
+    /// The oldest goes first. May name versions that are gone.
+    order: Order,
     /// Outside the budget, and not in the order: a snapshot needs them.
     pinned: BTreeSet<Name>,
     /// Were pinned, and come back into the order a few at a time.
@@ -69,7 +114,7 @@ impl Versions {
         if self.kept.insert(name, Kept { version, branch }).is_none() {
             self.order.insert((replaced_by, name));
             if self.order.len() > 2 * self.kept.len() + 1024 {
-                self.order.retain(|(_, name)| self.kept.contains_key(name));
+                self.order.retain(|name| self.kept.contains_key(name));
             }
         }
     }
@@ -123,9 +168,16 @@ impl Versions {
                 self.order.insert((name.1, name));
                 continue;
             }
-            let (_, name) = self.order.pop_first()?;
-            let Some(kept) = self.kept.get(&name) else { continue };
-            if self.is_predecessor(name, kept.branch, &node_of) {
+            let name = self.order.pop_first()?;
+            let Entry::Occupied(kept) = self.kept.entry(name) else { continue };
+            let branch = kept.get().branch;
+            let Some((node, true)) = node_of(branch, name.1) else {
+                if self.pinned.contains(&name) {
+                    continue;
+                }
+                return Some(kept.remove().version);
+            };
+            if self.is_predecessor(name, node, &node_of) {
                 self.pinned.insert(name);
             } else if !self.pinned.contains(&name) {
                 return self.forget(name);
@@ -136,12 +188,11 @@ impl Versions {
 
     /// Whether [`Versions::evict`] has something to do.
     pub(crate) fn has_excess(&self, budget: u64) -> bool {
-        !self.returning.is_empty() || self.len() > budget && !self.order.is_empty()
+        !self.returning.is_empty() || self.len() > budget && self.order.len() > 0
     }
 
-    /// Whether it is the newest one but one of a closed node.
-    fn is_predecessor(&self, (lba, sequence): Name, branch: u32, node_of: &impl NodeOf) -> bool {
-        let Some((node, true)) = node_of(branch, sequence) else { return false };
+    /// Whether it is the newest one but one of its node, which is closed.
+    fn is_predecessor(&self, (lba, sequence): Name, node: NodeId, node_of: &impl NodeOf) -> bool {
         let mut newer = self.kept.range((lba, sequence + 1)..=(lba, u64::MAX));
         !newer.any(|((_, newer), kept)| node_of(kept.branch, *newer).is_some_and(|(of, _)| of == node))
     }
@@ -223,6 +274,8 @@ impl Versions {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::layout::Layout;
 
@@ -317,6 +370,38 @@ mod tests {
         assert_eq!(rounds, 9, "90 come back, 90 go, in steps of 20");
         assert_eq!(gone, (10..100).collect::<Vec<u64>>());
         assert_eq!(versions.len(), 10);
+    }
+
+    proptest! {
+        /// In whatever order they come and go.
+        #[test]
+        fn the_order_is_that_of_a_sorted_set(steps in prop::collection::vec((0u64..50, 0u64..4, 0u64..99), 1..200)) {
+            let (mut order, mut set) = (Order::default(), BTreeSet::new());
+            for (number, (aged, kind, at)) in (0..).zip(steps) {
+                match kind {
+                    0 => prop_assert_eq!(order.pop_first(), set.pop_first().map(|(_, name)| name)),
+                    // As the log makes them: ascending.
+                    1 => {
+                        order.insert((number, (at, number)));
+                        set.insert((number, (at, number)));
+                    }
+                    2 => {
+                        order.insert((aged, (at, number)));
+                        set.insert((aged, (at, number)));
+                    }
+                    _ => {
+                        order.retain(|name| name.0 != at);
+                        set.retain(|(_, name)| name.0 != at);
+                    }
+                }
+                prop_assert_eq!(order.len(), set.len());
+            }
+            let mut again: Order = set.iter().copied().collect();
+            for (_, name) in set {
+                prop_assert_eq!(order.pop_first(), Some(name));
+                prop_assert_eq!(again.pop_first(), Some(name));
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Proves the bytes of each header segment, and that no list of bytes makes the walk panic, loop or reach past its end.
 
 use proptest::prelude::*;
-use strongroom_block::{AttachId, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite};
+use strongroom_block::{AttachId, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite};
 
 use super::*;
 
@@ -23,6 +23,25 @@ fn golden_bytes_of_seal_records() {
     push_seal_records(&mut out, 56, record(0).as_bytes());
     assert_eq!(out[..8], [0, 57, 0x30, 56, 1, 1, 1, 0]);
     assert_eq!(out.len(), 60);
+}
+
+#[test]
+fn stored_records_are_as_their_entries_one_by_one() {
+    for (count, record) in [(1, record(0)), (3, record(0)), (2, record(0).with_block_key(&[0xab; 32]))] {
+        let entry_bytes = 8 + record.as_bytes().len();
+        let (mut one_by_one, mut entries) = (Vec::new(), Vec::new());
+        for sequence in 0..count {
+            entries.extend_from_slice(&(7 + sequence as u64).to_be_bytes());
+            entries.extend_from_slice(record.as_bytes());
+        }
+        push_seal_records(&mut one_by_one, entry_bytes, &entries);
+        let mut out = Vec::new();
+        let records = vec![record; count];
+        let stored = records.iter().enumerate().map(|(at, record)| (StoreSequence(7 + at as u64), record));
+        push_stored_records(&mut out, entry_bytes, stored);
+        assert_eq!((out.len(), out.capacity()), (one_by_one.len(), one_by_one.len()), "made in one piece");
+        assert_eq!(out, one_by_one);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Bytes in memory: for tests and benchmarks. Sparse; every I/O completes at once and nothing survives the process.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustc_hash::FxHashMap;
 use strongroom_block::{Buffer, BufferMut};
@@ -14,6 +14,9 @@ const PAGE_BYTES: usize = 64 << 10;
 const PAGE_BYTES_MAX: usize = 4 << 20;
 /// Most bytes of pages that are kept for what is written next: taking memory from the system costs more than filling it.
 const SPARE_BYTES_MAX: usize = 64 << 20;
+
+/// Most pages that may be looked at while they are no part of the medium any more: then nothing is shared until somebody is done.
+const LENT_PAGES_MAX: usize = 32;
 
 /// A piece of the medium, all of it zeros but for what was written.
 struct Page {
@@ -30,21 +33,23 @@ pub struct MemoryBackend {
     origin: u64,
     pages: FxHashMap<u64, Page>,
     spare: Vec<Arc<BufferMut>>,
+    /// Pages that somebody looks at, or did, and that are no part of the medium any more.
+    lent: Vec<Weak<BufferMut>>,
     ready: Vec<IoDone>,
 }
 
 impl Default for MemoryBackend {
     fn default() -> MemoryBackend {
-        let (pages, spare, ready) = Default::default();
-        MemoryBackend { page_bytes: PAGE_BYTES, origin: 0, pages, spare, ready }
+        let (pages, spare, lent, ready) = Default::default();
+        MemoryBackend { page_bytes: PAGE_BYTES, origin: 0, pages, spare, lent, ready }
     }
 }
 
 impl Page {
-    /// Its memory to write to, with zeros up to `len`.
-    fn unique(&mut self, len: usize) -> &mut BufferMut {
+    /// Its memory to write to, with zeros up to `len`. What somebody still looks at is left to them, and goes to `lent`.
+    fn unique(&mut self, len: usize, lent: &mut Vec<Weak<BufferMut>>) -> &mut BufferMut {
         if Arc::get_mut(&mut self.bytes).is_none() {
-            // Somebody still looks at what lay here: it is left to them.
+            lent.push(Arc::downgrade(&self.bytes));
             self.bytes = Arc::new(BufferMut::copy_from(&self.bytes));
         }
         let bytes = Arc::get_mut(&mut self.bytes).expect("nobody else has it");
@@ -94,13 +99,13 @@ impl MemoryBackend {
 
     /// Copies `bytes` to `offset`.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) {
-        let (page_bytes, spare) = (self.page_bytes, &mut self.spare);
+        let (page_bytes, spare, lent) = (self.page_bytes, &mut self.spare, &mut self.lent);
         let mut fresh = || spare.pop().unwrap_or_else(|| Arc::new(BufferMut::to_fill(page_bytes)));
         Self::for_pages(page_bytes, self.origin + offset, bytes.len(), |page, within, range| {
             let page = self.pages.entry(page).or_insert_with(|| Page { bytes: fresh(), len: 0 });
             let end = within + range.len();
             // The log is written from front to back: what is new is put behind what is there.
-            page.unique(within)[within..end].copy_from_slice(&bytes[range]);
+            page.unique(within, lent)[within..end].copy_from_slice(&bytes[range]);
             page.len = page.len.max(end);
         });
     }
@@ -110,12 +115,14 @@ impl MemoryBackend {
         Self::for_pages(self.page_bytes, self.origin + offset, len as usize, |page, within, range| {
             if range.len() == self.page_bytes {
                 let Some(mut page) = self.pages.remove(&page) else { return };
-                if self.spare.len() * self.page_bytes < SPARE_BYTES_MAX && Arc::get_mut(&mut page.bytes).is_some() {
+                if Arc::get_mut(&mut page.bytes).is_none() {
+                    self.lent.push(Arc::downgrade(&page.bytes));
+                } else if self.spare.len() * self.page_bytes < SPARE_BYTES_MAX {
                     self.spare.push(page.bytes);
                 }
             } else if let Some(page) = self.pages.get_mut(&page).filter(|page| page.len > within) {
                 let end = page.len.min(within + range.len());
-                page.unique(0)[within..end].fill(0);
+                page.unique(0, &mut self.lent)[within..end].fill(0);
             }
         });
     }
@@ -147,6 +154,10 @@ impl Backend for MemoryBackend {
     }
 
     fn share(&mut self, offset: u64, len: usize) -> Option<Buffer> {
+        self.lent.retain(|page| page.strong_count() > 0);
+        if self.lent.len() >= LENT_PAGES_MAX {
+            return None;
+        }
         let position = self.origin + offset;
         let within = (position % self.page_bytes as u64) as usize;
         let page = self.pages.get(&(position / self.page_bytes as u64)).filter(|page| within + len <= page.len)?;
@@ -253,5 +264,26 @@ mod tests {
             prop_assert!(memory.share(at, written).is_some_and(|there| there.iter().all(|&byte| byte == 7)));
             prop_assert!(memory.share(at, written + 1).is_none(), "nobody wrote that");
         }
+    }
+    /// Whoever looks at what is discarded or written anew keeps it; so there is a bound on that.
+    #[test]
+    fn what_is_lent_and_gone_is_bounded() {
+        let mut memory = MemoryBackend::new();
+        let mut lent = Vec::new();
+        for page in 0..LENT_PAGES_MAX as u64 {
+            memory.write_at(page * PAGE_BYTES as u64, &[7; PAGE_BYTES]);
+            lent.push(memory.share(page * PAGE_BYTES as u64, 512).expect("written"));
+            match page % 3 {
+                0 => memory.discard(page * PAGE_BYTES as u64, PAGE_BYTES as u64),
+                // Used again without that.
+                1 => memory.write_at(page * PAGE_BYTES as u64, &[9; PAGE_BYTES]),
+                _ => memory.discard(page * PAGE_BYTES as u64 + 512, 512),
+            }
+        }
+        memory.write_at(0, &[8; PAGE_BYTES]);
+        assert!(memory.share(0, 512).is_none(), "too many hold what is gone");
+        assert!(lent.iter().all(|there| there.iter().all(|&byte| byte == 7)));
+        lent.pop();
+        assert!(memory.share(0, 512).is_some_and(|there| there[0] == 8));
     }
 }

@@ -13,6 +13,7 @@ use crate::index::Version;
 use crate::layout::{RECORD_BLOCK, be_u64};
 use crate::map::At;
 use crate::op::{Extent, OpError, Outcome};
+use crate::segments::State;
 use crate::unit::{Place, record_block_generation, record_block_intact};
 
 /// Upper bound on one read from the medium, in bytes.
@@ -23,6 +24,9 @@ const CACHED_BYTES_MAX: usize = 64 << 10;
 
 /// Record blocks that lie no farther in front of the data than this come with it, in one read.
 const ALONG_BYTES_MAX: u64 = 16 << 10;
+
+/// From this length on, data is sent from where it lies in memory, if the medium is memory.
+const LENT_BYTES_MIN: usize = 32 << 10;
 
 /// What comes with a part's data: the record blocks in front of it.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +66,7 @@ enum Part {
         segment: u32,
         /// `Ok(None)` until it arrives, or for ever if only records are wanted.
         data: Result<Option<Buffer>, String>,
-        /// It was in the cache, which only has what matched its checksum.
+        /// It was in the cache, which only has what matched its checksum. What the medium lends is not: it is checked.
         cached: bool,
     },
     Hole {
@@ -214,8 +218,11 @@ impl Store {
             for version in versions.iter() {
                 missing.extend(self.want_record(id, *version, *segment, &mut read));
             }
-            let reads_data = wanted != Wanted::Records && !*cached;
             let offset = versions[0].data_offset();
+            if wanted != Wanted::Records && !*cached {
+                *data = Ok(self.lend(*segment, offset, versions.len() * block_bytes));
+            }
+            let reads_data = wanted != Wanted::Records && matches!(data, Ok(None));
             let near = |key: &RecordKey| {
                 let at = self.layout.block_at(*segment, key.block);
                 reads_data && at < offset && offset - at <= ALONG_BYTES_MAX
@@ -241,6 +248,13 @@ impl Store {
             let key = self.reads.insert(read);
             debug_assert_eq!(key, id, "nothing was inserted meanwhile");
         }
+    }
+
+    /// Data of a segment as it lies on a medium that can show it. Not of one that is still written to, which would have to be copied
+    /// for that as long as somebody looks at it; nor of little, which costs less to copy than a whole page to keep.
+    fn lend(&mut self, segment: u32, offset: u64, len: usize) -> Option<Buffer> {
+        let is_closed = self.segments.segment(segment).state == State::Closed;
+        if is_closed && len >= LENT_BYTES_MIN { self.backend.share(offset, len) } else { None }
     }
 
     /// Whether so many blocks in a row are looked for in the cache, and go there.

@@ -166,12 +166,13 @@ impl Store {
 
     /// A write that may be a repetition has to be looked at.
     fn gate_of(&mut self, records: &[SealRecord]) -> Gate {
-        let stamps = || records.iter().map(SealRecord::stamp);
-        let suspect = stamps().any(|stamp| self.stamps.may_be_repeated(stamp));
-        for stamp in stamps() {
-            self.stamps.note(stamp);
+        let mut suspect = false;
+        // One writer's, as a rule: looked up once.
+        for run in records.chunk_by(|one, next| one.stamp().attach_id == next.stamp().attach_id) {
+            let counters = run.iter().map(|record| record.stamp().counter);
+            suspect |= self.stamps.note_all(run[0].stamp().attach_id, counters);
         }
-        if suspect { Gate::Repeated(stamps().collect()) } else { Gate::Open }
+        if suspect { Gate::Repeated(records.iter().map(SealRecord::stamp).collect()) } else { Gate::Open }
     }
 
     /// Blocks with the items that go into the record blocks.

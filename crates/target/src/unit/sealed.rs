@@ -1,5 +1,6 @@
 //! What is particular to sealed units: seal records beside the data, both ways, and the vendor commands.
 
+use bytes::Bytes;
 use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence, keyless_checksum};
 use strongroom_channel::Scheme;
 use strongroom_iscsi::ahs;
@@ -7,7 +8,6 @@ use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction, Response};
 use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op};
-use zeroize::Zeroizing;
 
 use super::work::Work;
 use super::{Plan, SessionKey, Unit};
@@ -85,6 +85,11 @@ impl Unit {
         Ok(record)
     }
 
+    /// Header segments on their way: wiped where they hold block keys, which takes longer than filling them.
+    fn carried(&self, header: Vec<u8>) -> Bytes {
+        if self.wrap.is_some() { ahs::wiped(header) } else { Bytes::from(header) }
+    }
+
     fn key_trouble(&self, error: &strongroom_block::WrapError) -> Sense {
         tracing::error!(volume = %self.volume.name, %error, "block keys cannot be used");
         Sense::INTERNAL_FAILURE
@@ -104,22 +109,18 @@ impl Unit {
         for extent in extents {
             match extent {
                 Extent::Blocks { lba, data, sequences, records } => {
-                    let (data, records) = self.as_it_arrived(lba, data, records)?;
-                    // Custody `target` puts block keys into these: never grown (which would leave a copy), wiped when dropped.
-                    let mut entries = Zeroizing::new(Vec::with_capacity(per_segment.min(records.len()) * entry_bytes));
-                    let mut first = 0;
-                    let count = records.len();
-                    for (index, (sequence, record)) in sequences.into_iter().zip(records).enumerate() {
-                        entries.extend_from_slice(&sequence.0.to_be_bytes());
-                        entries.extend_from_slice(self.for_channel(record)?.as_bytes());
-                        if index + 1 - first == per_segment || index + 1 == count {
-                            let mut header = Vec::with_capacity(entries.len() + 8);
-                            ahs::push_seal_records(&mut header, entry_bytes, &entries);
-                            let range = first << block_size.shift()..(index + 1) << block_size.shift();
-                            segments.push(DataSegment::sealed(data.slice(range), ahs::wiped(header)));
-                            entries.clear();
-                            first = index + 1;
-                        }
+                    let (data, mut records) = self.as_it_arrived(lba, data, records)?;
+                    if self.wrap.is_some() {
+                        records =
+                            records.into_iter().map(|record| self.for_channel(record)).collect::<Result<_, _>>()?;
+                    }
+                    let mut entries = sequences.into_iter().zip(&records);
+                    for first in (0..records.len()).step_by(per_segment) {
+                        let end = records.len().min(first + per_segment);
+                        let mut header = Vec::new();
+                        ahs::push_stored_records(&mut header, entry_bytes, entries.by_ref().take(end - first));
+                        let range = first << block_size.shift()..end << block_size.shift();
+                        segments.push(DataSegment::sealed(data.slice(range), self.carried(header)));
                     }
                 }
                 Extent::Hole { count, sequence, hole, .. } => {
@@ -129,7 +130,7 @@ impl Unit {
                     let mut header = Vec::with_capacity(HOLE_BYTES_MAX);
                     let record = HoleRecord { start: hole.start, count: hole.count, record };
                     ahs::Hole { covered_blocks, store_sequence: sequence.0, record }.push(&mut header);
-                    segments.push(DataSegment::hole(ahs::wiped(header), covered_blocks << block_size.shift()));
+                    segments.push(DataSegment::hole(self.carried(header), covered_blocks << block_size.shift()));
                 }
             }
         }
