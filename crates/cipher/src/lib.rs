@@ -3,6 +3,7 @@
 //!
 //! Deliberately absent: where keys and nonces come from (the rooms that use them), counting, randomness, I/O.
 
+mod encrypt_then_mac;
 mod paper;
 mod triple_des;
 
