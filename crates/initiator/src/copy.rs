@@ -11,6 +11,7 @@
 mod checksum;
 mod destination;
 mod meter;
+mod node_mac;
 mod resume;
 mod source;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use resume::{Due, Noted};
 use source::{Piece, Reader};
 
 pub use checksum::ContentSums;
+pub use node_mac::{NodeMac, NodeMacError};
 pub use resume::Resume;
 
 /// Bytes of one read or write.

@@ -15,16 +15,14 @@
 //! mac 64 hexadecimal digits: HMAC-SHA256 of all lines before
 //! ```
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use aws_lc_rs::hmac;
 use strongroom_handshake::NodeKey;
 
-use super::CopyError;
+use super::{CopyError, NodeMac, NodeMacError};
 
 const MAGIC: &str = "strongroom-copy 1";
 const KEY_LABEL: &str = "copy progress";
@@ -35,7 +33,7 @@ const FILE_BYTES_MAX: u64 = 64 << 10;
 #[derive(Clone)]
 pub struct Resume {
     path: PathBuf,
-    key: hmac::Key,
+    mac: NodeMac,
     source: String,
     destination: String,
     /// Noted after so many bytes,
@@ -68,7 +66,7 @@ impl Resume {
         let one_line = |name: &str| name.replace(['\n', '\r'], " ");
         Resume {
             path: path.into(),
-            key: hmac::Key::new(hmac::HMAC_SHA256, &*node.local_key(KEY_LABEL)),
+            mac: NodeMac::new(node, KEY_LABEL),
             source: one_line(source),
             destination: one_line(destination),
             every_bytes: 256 << 20,
@@ -86,10 +84,11 @@ impl Resume {
         };
         let malformed = || refuse("it is not a copy's note");
         let (body, mac) = text.trim_end_matches('\n').rsplit_once("\nmac ").ok_or_else(malformed)?;
-        let tag = from_hex(mac).ok_or_else(malformed)?;
         let body = format!("{body}\n");
-        hmac::verify(&self.key, body.as_bytes(), &tag)
-            .map_err(|_| refuse("it was not written by this node, or was changed since"))?;
+        self.mac.check(&body, mac).map_err(|error| match error {
+            NodeMacError::Malformed => malformed(),
+            NodeMacError::NotOurs => self.refuse(error.to_string()),
+        })?;
         let lines: Vec<&str> = body.lines().collect();
         let field = |at: usize, name: &str| {
             lines.get(at).and_then(|line| line.strip_prefix(name)?.strip_prefix(' ')).ok_or_else(malformed)
@@ -118,16 +117,11 @@ impl Resume {
     /// Replaces the note, whole.
     pub(super) fn write(&self, size: u64, noted: Noted) -> Result<(), CopyError> {
         let Noted { done_bytes, hole_bytes, crc64 } = noted;
-        let mut text = format!(
+        let text = format!(
             "{MAGIC}\nsource {}\ndestination {}\nbytes {size}\ndone {done_bytes}\nholes {hole_bytes}\ncrc64 {crc64:016x}\n",
             self.source, self.destination
         );
-        let tag = hmac::sign(&self.key, text.as_bytes());
-        text.push_str("mac ");
-        for byte in tag.as_ref() {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text.push('\n');
+        let text = format!("{text}mac {}\n", self.mac.of(&text));
         replace(&self.path, &text).map_err(|error| self.refuse(error.to_string()))
     }
 
@@ -176,13 +170,6 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&beside, path)
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if !text.len().is_multiple_of(2) || !text.is_ascii() {
-        return None;
-    }
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).ok()).collect()
 }
 
 #[cfg(test)]

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use aws_lc_rs::hmac;
 use serde::{Deserialize, Serialize};
 use strongroom_block::{Custody, DeviceErrorKind, Lba, SealingDomain};
-use strongroom_initiator::copy::{self, CopyError, CopyOptions, Endpoint, Progress, Resume, SparseDevice};
+use strongroom_initiator::copy::{
+    self, CopyError, CopyOptions, Endpoint, NodeMac, NodeMacError, Progress, Resume, SparseDevice,
+};
 use strongroom_initiator::{ExpectedUnit, RemoteDevice, SealedClaims, VolumeUrl, read_blocking};
 use strongroom_target::SUCCESSOR_SUFFIX;
 
@@ -58,7 +59,7 @@ struct Move<'a> {
     /// As whom, and with which keys, either volume is reached.
     old: AccessArgs,
     new: AccessArgs,
-    key: hmac::Key,
+    mac: NodeMac,
     signals: StopSignals,
 }
 
@@ -75,10 +76,10 @@ pub(super) fn run(args: &ResealArgs, url: &VolumeUrl, to: &To) -> Result<()> {
     };
     let identity = args.access.identity.clone().unwrap_or_else(keys::default_identity);
     let node = keys::read_identity(&identity)?;
-    let key = hmac::Key::new(hmac::HMAC_SHA256, &*node.local_key(KEY_LABEL));
+    let mac = NodeMac::new(&node, KEY_LABEL);
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let (old, new) = accesses(&args.access, to, url)?;
-    let run = Move { args, to, url: url.clone(), next_url, old, new, key, signals };
+    let run = Move { args, to, url: url.clone(), next_url, old, new, mac, signals };
     let mut copied = path.as_os_str().to_owned();
     copied.push(".copy");
     run.go(PathBuf::from(copied), &node)
@@ -446,9 +447,10 @@ impl Move<'_> {
         let refused = |problem: &str| self.args.state.refused(problem);
         let text = String::from_utf8(bytes).map_err(|_| refused("is no state of a move"))?;
         let (body, mac) = text.trim_end().rsplit_once('\n').ok_or_else(|| refused("is no state of a move"))?;
-        let tag = hex(mac).ok_or_else(|| refused("is no state of a move"))?;
-        hmac::verify(&self.key, body.as_bytes(), &tag)
-            .map_err(|_| refused("was not written by this node, or was changed since"))?;
+        self.mac.check(body, mac).map_err(|error| match error {
+            NodeMacError::Malformed => refused("is no state of a move"),
+            NodeMacError::NotOurs => refused("was not written by this node, or was changed since"),
+        })?;
         let state: State = serde_json::from_str(body).map_err(|_| refused("is of another version"))?;
         if state.version != STATE_VERSION || state.volume != self.url.place() {
             return Err(refused("is of another volume or version"));
@@ -458,8 +460,7 @@ impl Move<'_> {
 
     fn save(&self, state: &State) -> Result<()> {
         let body = serde_json::to_string(state)?;
-        let tag = hmac::sign(&self.key, body.as_bytes());
-        let mac: String = tag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mac = self.mac.of(&body);
         self.args.state.replace(format!("{body}\n{mac}\n").as_bytes())
     }
 }
@@ -485,10 +486,4 @@ fn is_formatted(device: &RemoteDevice) -> Result<bool> {
         Err(error) if error.kind == DeviceErrorKind::Medium => Ok(false),
         Err(error) => Err(error).context("cannot tell whether the volume's successor is empty"),
     }
-}
-
-fn hex(text: &str) -> Option<Vec<u8>> {
-    let pairs = text.len().is_multiple_of(2) && text.is_ascii();
-    let bytes = pairs.then(|| (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16)));
-    bytes?.collect::<Result<Vec<u8>, _>>().ok()
 }
