@@ -96,6 +96,12 @@ impl Victim {
         }
     }
 
+    /// A write that the target asks the data of.
+    fn asked_write(&mut self, tag: u32, expected: u32) -> strongroom_iscsi::pdu::R2t {
+        self.write(tag, expected, true, &[]);
+        self.r2t()
+    }
+
     fn expect_sense(&mut self, tag: u32, key: u8, code: [u8; 2]) {
         match self.hear() {
             Some((Answer::ScsiResponse(answer), pdu)) => {
@@ -153,8 +159,7 @@ fn gaps_overlaps_and_overlong_data_end_the_command_alone() {
     ];
     for (data_sn, offset, is_final, len) in wrong {
         let mut victim = Victim::logged_in(small(), KEYS);
-        victim.write(9, 4096, true, &[]);
-        let r2t = victim.r2t();
+        let r2t = victim.asked_write(9, 4096);
         assert_eq!((r2t.buffer_offset, r2t.desired_data_transfer_bytes), (0, 2048));
         victim.data_out(9, r2t.target_transfer_tag, data_sn, offset, is_final, &vec![0; len]);
         victim.expect_sense(9, 0x0b, [0x0c, 0x0d]);
@@ -168,8 +173,7 @@ fn gaps_overlaps_and_overlong_data_end_the_command_alone() {
 #[test]
 fn a_second_data_sn_must_follow_the_first() {
     let mut victim = Victim::logged_in(small(), KEYS);
-    victim.write(9, 2048, true, &[]);
-    let ttt = victim.r2t().target_transfer_tag;
+    let ttt = victim.asked_write(9, 2048).target_transfer_tag;
     victim.data_out(9, ttt, 0, 0, false, &[0; 512]);
     victim.data_out(9, ttt, 2, 512, false, &[0; 512]);
     victim.expect_sense(9, 0x0b, [0x0c, 0x0d]);
@@ -183,8 +187,7 @@ fn unsolicited_data_where_none_is_allowed_ends_the_command() {
     victim.expect_sense(1, 0x0b, [0x0c, 0x0c]);
     victim.write(2, 4096, false, &[]);
     victim.expect_sense(2, 0x0b, [0x0c, 0x0c]);
-    victim.write(3, 2048, true, &[]);
-    victim.r2t();
+    victim.asked_write(3, 2048);
     victim.data_out(3, TAG_NONE, 0, 0, false, &[0; 512]);
     victim.expect_sense(3, 0x0b, [0x0c, 0x0c]);
     victim.expect_alive();
@@ -208,8 +211,7 @@ fn immediate_data_beyond_burst_or_transfer_ends_the_command() {
 #[test]
 fn tags_that_name_nothing_are_rejected() {
     let mut victim = Victim::logged_in(small(), KEYS);
-    victim.write(9, 2048, true, &[]);
-    let ttt = victim.r2t().target_transfer_tag;
+    let ttt = victim.asked_write(9, 2048).target_transfer_tag;
     victim.data_out(9, ttt ^ 1, 0, 0, false, &[0; 512]);
     victim.expect_reject(RejectReason::InvalidPduField);
     victim.data_out(10, ttt, 0, 0, false, &[0; 512]);
@@ -228,8 +230,7 @@ fn a_tag_of_an_earlier_write_never_meets_a_later_one() {
     let mut victim = Victim::logged_in(small(), KEYS);
     let mut tags = std::collections::HashSet::new();
     for round in 0..50 {
-        victim.write(9, 2048, true, &[]);
-        let ttt = victim.r2t().target_transfer_tag;
+        let ttt = victim.asked_write(9, 2048).target_transfer_tag;
         assert!(tags.insert(ttt), "round {round}: a tag came back");
         victim.data_out(9, ttt, 0, 0, true, &[0; 2048]);
         let Some(Event::Command(command)) = victim.session.poll_event() else { panic!("a command") };
@@ -280,8 +281,7 @@ fn what_was_sent_for_an_aborted_task_is_not_kept() {
     use strongroom_iscsi::pdu::{Snack, TaskFunction, TaskManagementRequest, TaskManagementResult};
     for function in [TaskFunction::AbortTask, TaskFunction::ClearTaskSet, TaskFunction::LogicalUnitReset] {
         let mut victim = at_level_1();
-        victim.write(9, 2048, true, &[]);
-        victim.r2t();
+        victim.asked_write(9, 2048);
         let snack = Snack {
             kind: 0,
             lun: Lun(0),

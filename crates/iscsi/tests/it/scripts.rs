@@ -6,37 +6,25 @@ use std::time::Instant;
 
 use strongroom_iscsi::fuzz::{fuzz_connections, fuzz_sequences};
 
-/// Knuth's MMIX generator: the same scripts everywhere.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u8) -> u8 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 40) % u64::from(end)) as u8
-    }
-
-    fn byte(&mut self) -> u8 {
-        (self.below(16) << 4) | self.below(16)
-    }
-}
+use crate::pair::Random;
 
 /// Commands, task management and PDUs that move or are damaged; nothing that is a loss without a sign, nor the end of the session.
 fn script(seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    let mut script = vec![random.byte() | 1];
-    let steps = 40 + usize::from(random.byte());
+    let mut random = Random::new(seed);
+    let mut script = vec![random.next() as u8 | 1];
+    let steps = 40 + random.below(256) as usize;
     for _ in 0..steps {
         match random.below(20) {
-            0..4 => script.extend([0, random.byte(), random.below(60)]),
+            0..4 => script.extend([0, random.next() as u8, random.below(60) as u8]),
             4..8 => script.push(2),
             8..11 => script.push(4),
             11..13 => script.push(6),
             13..15 => script.push(8),
-            15 => script.extend([10, random.byte()]),
-            16 if random.below(3) == 0 => script.extend([11, random.byte()]),
+            15 => script.extend([10, random.next() as u8]),
+            16 if random.one_in(3) => script.extend([11, random.next() as u8]),
             // A digest that fails, of a PDU either way.
-            16..19 => script.extend([13, [4, 0x81][usize::from(random.below(2))], 0, 0]),
-            _ => script.push([14, 6, 8][usize::from(random.below(3))]),
+            16..19 => script.extend([13, [4, 0x81][random.below(2) as usize], 0, 0]),
+            _ => script.push([14, 6, 8][random.below(3) as usize]),
         }
     }
     script
@@ -44,18 +32,18 @@ fn script(seed: u64) -> Vec<u8> {
 
 /// Commands, task management, connections made and cut, time, and PDUs that move.
 fn script_of_connections(seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    let mut script = vec![random.byte() | 4];
-    let steps = 100 + 2 * usize::from(random.byte());
+    let mut random = Random::new(seed);
+    let mut script = vec![random.next() as u8 | 4];
+    let steps = 100 + 2 * random.below(256) as usize;
     for _ in 0..steps {
         match random.below(32) {
-            0..4 => script.extend([0, random.byte(), random.below(200)]),
-            4..18 => script.extend([3 + random.below(6), random.byte()]),
-            18..21 => script.extend([9, random.byte()]),
+            0..4 => script.extend([0, random.next() as u8, random.below(200) as u8]),
+            4..18 => script.extend([3 + random.below(6) as u8, random.next() as u8]),
+            18..21 => script.extend([9, random.next() as u8]),
             21..24 => script.push(10),
-            24 if random.below(3) == 0 => script.extend([11, random.byte()]),
-            25 if random.below(3) == 0 => script.extend([12, random.byte()]),
-            26 => script.extend([13, random.below(60)]),
+            24 if random.one_in(3) => script.extend([11, random.next() as u8]),
+            25 if random.one_in(3) => script.extend([12, random.next() as u8]),
+            26 => script.extend([13, random.below(60) as u8]),
             _ => script.push(14),
         }
     }
