@@ -58,7 +58,9 @@ fn a_trusted_target_verifies_in_the_background() {
         let shown = show();
         shown.contains("verified here") && shown.contains("256 blocks open, 0 do not")
     });
-    assert!(show().contains("0 of at most"), "{}", show());
+    let shown = show();
+    assert!(shown.contains("0 of at most"), "{shown}");
+    assert!(shown.contains("96 bytes a block, 384 KiB for all blocks; 160 KiB of that are block keys"), "{shown}");
     let status = run(&["status", "--json", "--config", &world.text("strongroom.toml")]).ok();
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     let opened = status["counters"]["background_crypto"]["decrypted_bytes"].as_u64().unwrap();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use strongroom_block::{Custody, Mode, Suite};
+use strongroom_block::{Custody, Mode, Suite, WRAPPED_KEY_BYTES};
 use strongroom_store::{IoChoice, Medium};
 use strongroom_target::admin::{Client, Reply, Request, VolumeReport};
 use strongroom_target::{
@@ -441,7 +441,9 @@ fn show(args: &ShowArgs) -> Result<()> {
             line("trust", "this target, its disk and its backups read everything; on the wire it is sealed".to_owned());
         }
         let cost = record_cost(volume);
-        line("seal records", format!("{} bytes a block, {} for all blocks", cost.0, show_size(cost.1)));
+        let keys = if sealed.custody.is_blind() { 0 } else { volume.geometry.blocks * WRAPPED_KEY_BYTES as u64 };
+        let keys = if keys == 0 { String::new() } else { format!("; {} of that are block keys", show_size(keys)) };
+        line("seal records", format!("{} bytes a block, {} for all blocks{keys}", cost.0, show_size(cost.1)));
         line("older versions", format!("up to {} % of the size", volume.retention_percent));
     }
     if let Some(clone) = &volume.clone_of {
