@@ -101,7 +101,7 @@ const ENDED_BY_SIGPIPE: i32 = 128 + 13;
 fn end_quietly_without_a_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let said = panic.payload_as_str().unwrap_or_default();
+        let said = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
         if said.starts_with("failed printing to stdout") && said.contains("Broken pipe") {
             std::process::exit(ENDED_BY_SIGPIPE);
         }

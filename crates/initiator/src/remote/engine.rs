@@ -161,7 +161,7 @@ pub(super) struct Engine {
     replay_ops: usize,
     /// Why the replay does not go on: keys that come again are missing.
     replay_waits: Option<DeviceError>,
-    /// Since when it does not, whatever connections came and went since.
+    /// Since when it has not gone on, whatever connections came and went since.
     without_keys_since: Option<Instant>,
     /// How long flushes wait with it; `None`: for ever.
     patience: Option<Duration>,

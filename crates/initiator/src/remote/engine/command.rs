@@ -188,6 +188,10 @@ impl Engine {
         if let CommandKind::Flush { mark: covers } = &mut command.kind {
             *covers = mark;
         }
+        if self.ops[command.op].is_replay {
+            // There are keys for it.
+            self.without_keys_since = None;
+        }
         let counts = command.kind.writes() && self.phase == Phase::Up;
         command.write_bytes = if counts { scsi.expected_bytes as usize } else { 0 };
         self.writing_bytes += command.write_bytes;

@@ -222,6 +222,45 @@ fn a_flush_waits_for_keys_no_longer_than_for_a_connection() {
     assert_eq!(rig.engine.without_keys_since, None);
 }
 
+/// Keys that came, and went again before all was sent: the time without them begins anew.
+#[test]
+fn a_flush_waits_anew_when_keys_were_there_in_between() {
+    let mut rig = rig();
+    rig.engine.patience = Some(Duration::from_secs(300));
+    rig.write(1, 5, 12).unwrap();
+    rig.discard(3, 4).unwrap();
+    rig.write(4, 6, 1).unwrap();
+    let expected = rig.marks();
+    let start = rig.now;
+    let pass = |rig: &mut Rig, seconds| {
+        rig.now = start + Duration::from_secs(seconds);
+        rig.engine.handle_timeout(rig.now);
+    };
+    let end_lease = |rig: &Rig| {
+        let sealing = rig.sealing.as_ref().unwrap();
+        sealing.lend_until(BootTime::now());
+        assert!(sealing.expire());
+    };
+    pass(&mut rig, 0);
+    end_lease(&rig);
+    rig.reconnect(true);
+    rig.exchange(usize::MAX);
+    assert!(rig.engine.without_keys_since.is_some());
+    pass(&mut rig, 100);
+    rig.hold(2, &[2, 1]);
+    assert_eq!(rig.exchange(1), 1);
+    end_lease(&rig);
+    let flush = rig.submit(Work::Flush);
+    pass(&mut rig, 310);
+    rig.exchange(usize::MAX);
+    assert!(rig.finished.is_empty() && rig.engine.replay_waits.is_some(), "they are missing since just now");
+    assert_eq!(rig.engine.poll_timeout(), Some(start + Duration::from_secs(610)));
+    rig.hold(2, &[2, 1]);
+    rig.run();
+    rig.result(flush).unwrap();
+    assert_eq!(rig.marks(), expected);
+}
+
 #[test]
 fn a_replay_that_waits_is_lost_when_the_keys_are_taken_back() {
     let mut rig = rig();
