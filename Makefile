@@ -63,7 +63,7 @@ bench-full: build ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
-bench-schemes: build ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/performance.md (about 8 minutes)
+bench-schemes: build ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/performance.md (about 10 minutes)
 	@scripts/bench-schemes.sh
 
 bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls (the profile in docs/performance.md)

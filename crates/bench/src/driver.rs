@@ -3,6 +3,7 @@
 //! One thread listens for orders, another drives the block device with a fixed number of I/Os in flight. Absent: when to
 //! begin and to stop, which the runner decides (`protocol`).
 
+mod beforehand;
 mod load;
 
 use std::fs;
@@ -176,6 +177,10 @@ enum Device {
 trait Running {
     fn mark(&mut self);
     fn step(&mut self);
+    /// It cannot go on much longer.
+    fn is_spent(&self) -> bool {
+        false
+    }
     fn stop(self) -> Result<Outcome, String>;
 }
 
@@ -185,6 +190,9 @@ impl Running for Load<'_> {
     }
     fn step(&mut self) {
         Load::step(self);
+    }
+    fn is_spent(&self) -> bool {
+        Load::is_spent(self)
     }
     fn stop(self) -> Result<Outcome, String> {
         Load::stop(self)
@@ -245,12 +253,19 @@ fn carry_out(
         Order::Start(work) => {
             let attached = of(attached)?;
             if let Device::Stream { address, protection } = &attached.device {
-                return run(StreamLoad::new(address, *protection, work)?, orders, output);
+                return run(StreamLoad::new(address, *protection, work)?, false, orders, output);
             }
-            run(Load::new(attached.device()?, attached.counters.as_deref(), work)?, orders, output)
+            let mut load = Load::new(attached.device()?, attached.counters.as_deref(), work)?;
+            if work.sealed_beforehand_bytes > 0 {
+                let Device::Ours(device) = &attached.device else {
+                    return Err("only our own initiator seals, beforehand or not".into());
+                };
+                load.prepare(device)?;
+            }
+            run(load, work.sealed_beforehand_bytes > 0, orders, output)
         }
         Order::Btio(work) => btio::carry_out(of(attached)?.device()?, &work).map(Answer::Stopped),
-        Order::Mark | Order::Stop => Err("nothing has been started".into()),
+        Order::Go | Order::Mark | Order::Stop => Err("nothing has been started".into()),
     }
 }
 
@@ -258,18 +273,33 @@ fn of(attached: &mut Option<Attached>) -> Result<&Attached, String> {
     attached.as_ref().ok_or_else(|| "no volume is attached".into())
 }
 
-fn run(mut load: impl Running, orders: &Orders, output: &mut impl Write) -> Result<Answer, String> {
+fn run(mut load: impl Running, waits_for_go: bool, orders: &Orders, output: &mut impl Write) -> Result<Answer, String> {
     say(output, &Answer::Started).map_err(|error| error.to_string())?;
+    if waits_for_go {
+        match orders.recv().map_err(|_| "nobody gives orders any more")?? {
+            Order::Go => {}
+            Order::Stop => return load.stop().map(Answer::Stopped),
+            other => return Err(format!("{other:?} cannot be done before I/O runs")),
+        }
+    }
+    let (mut is_marked, mut is_told) = (false, false);
     loop {
         match orders.try_recv() {
             Ok(Ok(Order::Mark)) => {
                 load.mark();
+                is_marked = true;
                 say(output, &Answer::Marked).map_err(|error| error.to_string())?;
             }
             Ok(Ok(Order::Stop)) => return load.stop().map(Answer::Stopped),
             Ok(Ok(other)) => return Err(format!("{other:?} cannot be done while I/O runs")),
             Ok(Err(message)) => return Err(message),
-            Err(std::sync::mpsc::TryRecvError::Empty) => load.step(),
+            Err(std::sync::mpsc::TryRecvError::Empty) => {
+                load.step();
+                if is_marked && !is_told && load.is_spent() {
+                    is_told = true;
+                    say(output, &Answer::Spent).map_err(|error| error.to_string())?;
+                }
+            }
             Err(std::sync::mpsc::TryRecvError::Disconnected) => return Err("nobody gives orders any more".into()),
         }
     }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -91,10 +91,20 @@ impl InitiatorProcess {
     /// # Errors
     /// What it says.
     pub fn begin(&mut self, work: Work) -> Result<(), BenchError> {
-        match self.ask(&Order::Start(work), ANSWER_TIMEOUT)? {
+        // All of its part of the volume is sealed or opened before it begins.
+        let timeout = if work.sealed_beforehand_bytes > 0 { FILL_TIMEOUT } else { ANSWER_TIMEOUT };
+        match self.ask(&Order::Start(work), timeout)? {
             Answer::Started => Ok(()),
             other => Err(self.strange(&other)),
         }
+    }
+
+    /// Lets begin what waits for it.
+    ///
+    /// # Errors
+    /// If it has gone.
+    pub fn go(&mut self) -> Result<(), BenchError> {
+        self.say(&Order::Go)
     }
 
     /// Ends the warm-up. In two steps, so that all initiators get there together: say it to all, then wait for all.
@@ -113,6 +123,21 @@ impl InitiatorProcess {
         match self.hear(ANSWER_TIMEOUT)? {
             Answer::Marked => Ok(()),
             other => Err(self.strange(&other)),
+        }
+    }
+
+    /// Whether it has said that it is running out of what it sealed beforehand.
+    ///
+    /// # Errors
+    /// What else it says.
+    pub fn is_spent(&mut self) -> Result<bool, BenchError> {
+        match self.answers.try_recv() {
+            Err(TryRecvError::Empty) => Ok(false),
+            Err(TryRecvError::Disconnected) => Err(self.problem("it has ended")),
+            Ok(line) => match self.understand(&line)? {
+                Answer::Spent => Ok(true),
+                other => Err(self.strange(&other)),
+            },
         }
     }
 
@@ -139,6 +164,8 @@ impl InitiatorProcess {
     pub(crate) fn wait_stopped_within(&mut self, timeout: Duration) -> Result<Outcome, BenchError> {
         match self.hear(timeout)? {
             Answer::Stopped(outcome) => Ok(outcome),
+            // Said before it heard that it is to stop.
+            Answer::Spent => self.wait_stopped_within(timeout),
             other => Err(self.strange(&other)),
         }
     }
@@ -165,7 +192,11 @@ impl InitiatorProcess {
             Err(RecvTimeoutError::Timeout) => return Err(self.problem(&format!("it did not answer in {timeout:?}"))),
             Err(RecvTimeoutError::Disconnected) => return Err(self.problem("it has ended")),
         };
-        match serde_json::from_str(&line) {
+        self.understand(&line)
+    }
+
+    fn understand(&self, line: &str) -> Result<Answer, BenchError> {
+        match serde_json::from_str(line) {
             Ok(Answer::Failed { message }) => Err(BenchError::process(&self.name, message)),
             Ok(answer) => Ok(answer),
             Err(error) => Err(self.problem(&format!("it said something strange ({error}): {line}"))),
@@ -209,6 +240,21 @@ mod tests {
         assert_eq!(alice.attach(serde_json::json!({})).unwrap().block_bytes, 512);
         let error = alice.fill().unwrap_err().to_string();
         assert!(error.contains("something else"), "{error}");
+    }
+
+    #[test]
+    fn what_is_spent_is_told_before_or_while_it_is_asked_to_stop() {
+        let stopped = r#"{"answer":"stopped","ios":3}"#;
+        let spent = r#"{"answer":"spent"}"#;
+        let (mut alice, _dir) = saying(&format!("echo '{spent}'; read line; echo '{spent}'; echo '{stopped}'"));
+        let begun = std::time::Instant::now();
+        while !alice.is_spent().unwrap() {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+            thread::yield_now();
+        }
+        assert!(!alice.is_spent().unwrap(), "told once");
+        alice.say_stop().unwrap();
+        assert_eq!(alice.wait_stopped().unwrap().ios, 3);
     }
 
     #[test]

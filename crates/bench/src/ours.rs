@@ -149,6 +149,14 @@ impl Ours {
         self
     }
 
+    /// Volumes are written so often before the first measurement, not once: a target that has been at work for a while has its caches full
+    /// and its memory.
+    #[must_use]
+    pub fn with_fills(mut self, fills: u32) -> Ours {
+        self.crew.fills = fills;
+        self
+    }
+
     /// The target's process.
     pub fn target(&self) -> &Background {
         &self.target
@@ -325,6 +333,8 @@ pub struct Crew {
     processes: Vec<InitiatorProcess>,
     attached: Vec<Option<String>>,
     filled: Vec<String>,
+    /// How often a volume is written when it is filled.
+    fills: u32,
 }
 
 impl Crew {
@@ -340,6 +350,7 @@ impl Crew {
             processes: Vec::new(),
             attached: Vec::new(),
             filled: Vec::new(),
+            fills: 1,
         }
     }
 
@@ -382,7 +393,7 @@ impl Crew {
             let process = &mut self.processes[index];
             process.attach(serde_json::to_value(how(index, is_new)).expect("plain data"))?;
             if is_new && fill {
-                process.fill()?;
+                (0..self.fills).try_for_each(|_| process.fill())?;
             }
             if is_new {
                 self.filled.push(volume.to_owned());

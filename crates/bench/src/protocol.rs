@@ -3,7 +3,7 @@
 //! Initiators run in processes of their own so that their CPU time can be told apart and they can be kept on their own
 //! processors. Ours is `strongroom bench initiator`; a driver around another initiator that speaks the same lines can take
 //! part in every experiment. The order of things: `attach`, perhaps `fill`, then any number of
-//! `start` → `mark` → `stop`; an end of the input ends the process.
+//! `start` (→ `go`) → `mark` → `stop`; an end of the input ends the process.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +21,10 @@ pub enum Order {
     },
     /// Write every byte of the volume once, and make it durable.
     Fill,
-    /// Do I/O until told to stop; answered at once.
+    /// Do I/O until told to stop; answered at once, or when what is sealed beforehand is sealed.
     Start(Work),
+    /// Begin now: what is sealed beforehand waits for this after `started`, so that all initiators begin together. Not answered.
+    Go,
     /// One process's part of BTIO; answered with `stopped` when it is done.
     Btio(crate::btio::BtioWork),
     /// Warm-up is over: forget what was counted.
@@ -49,6 +51,10 @@ pub struct Work {
     /// I/Os may be parts of a block: read with the rest of it, written by read, change and conditional write.
     #[serde(default)]
     pub parts: bool,
+    /// Seal so many bytes of writes before I/O begins, and write these; read without opening. What is there to be read is opened once
+    /// before. 0: everything is sealed and opened as it comes.
+    #[serde(default)]
+    pub sealed_beforehand_bytes: u64,
     /// For random addresses.
     pub seed: u64,
 }
@@ -65,6 +71,8 @@ pub enum Answer {
     Started,
     /// To `mark`.
     Marked,
+    /// Unasked, after `marked`: what was sealed beforehand is nearly used up.
+    Spent,
     /// To `stop`.
     Stopped(Outcome),
     /// To any order that could not be carried out.

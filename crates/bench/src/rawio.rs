@@ -12,6 +12,8 @@ use crate::{BenchError, Cell, Contender, Grid, InitiatorProcess, Latencies, Poin
 const SETTLE_MAX: Duration = Duration::from_secs(3);
 /// A target that uses less than this share of a processor is at rest.
 const SETTLED: f64 = 0.03;
+/// How often it is looked whether initiators run out of what they sealed beforehand.
+const SPENT_LOOK: Duration = Duration::from_millis(2);
 /// How long to look.
 const SETTLE_LOOK: Duration = Duration::from_millis(60);
 
@@ -32,6 +34,9 @@ pub struct RawioPlan {
     pub verify: bool,
     /// I/Os may be smaller than what is sealed as one.
     pub parts: bool,
+    /// Initiators together seal so many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
+    /// these are used up. `None`: they seal and open as they go.
+    pub sealed_beforehand_bytes: Option<u64>,
     /// Who runs where; `None`: not ours to say.
     pub placement: Option<Placement>,
 }
@@ -126,11 +131,17 @@ pub(crate) fn measure(
     for (index, work) in shares(plan, point, initiators[0].volume.bytes, cell.run).into_iter().enumerate() {
         initiators[index].begin(work)?;
     }
+    if plan.sealed_beforehand_bytes.is_some() {
+        initiators.iter_mut().try_for_each(InitiatorProcess::go)?;
+    }
     pause(plan.warm_up, watch)?;
     initiators.iter_mut().try_for_each(InitiatorProcess::say_mark)?;
     initiators.iter_mut().try_for_each(InitiatorProcess::wait_marked)?;
     let window = Window::open(&target_pids, &initiator_pids, plan.placement.as_ref())?;
-    pause(plan.time, watch)?;
+    match plan.sealed_beforehand_bytes {
+        Some(_) => pause_unless_spent(plan.time, initiators, watch)?,
+        None => pause(plan.time, watch)?,
+    }
     let used = window.close()?;
     initiators.iter_mut().try_for_each(InitiatorProcess::say_stop)?;
 
@@ -168,6 +179,27 @@ pub(crate) fn measure(
     Ok(cell)
 }
 
+/// Waits, but no longer than each initiator has something to write.
+fn pause_unless_spent(
+    time: Duration,
+    initiators: &mut [InitiatorProcess],
+    watch: &dyn Watch,
+) -> Result<(), BenchError> {
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        for initiator in initiators.iter_mut() {
+            if initiator.is_spent()? {
+                return Ok(());
+            }
+        }
+        pause(left.min(SPENT_LOOK), watch)?;
+    }
+}
+
 /// From what the target said before and after. Both of its numbers are of one moment, so their ratio holds whenever that was;
 /// but if that was before most of the `moved` bytes, it tells of logins, not of I/O.
 fn target_crypto_per_byte((before, after): (TargetWork, TargetWork), moved: u64) -> Option<f64> {
@@ -188,6 +220,9 @@ fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Wo
         len,
         verify: plan.verify,
         parts: plan.parts,
+        sealed_beforehand_bytes: plan
+            .sealed_beforehand_bytes
+            .map_or(0, |bytes| bytes.div_ceil(point.initiators.into())),
         seed: (u64::from(run) << 16) | (u64::from(index) + 1),
     };
     (0..point.initiators).map(work).collect()
@@ -210,6 +245,7 @@ mod tests {
             warm_up: Duration::ZERO,
             verify: false,
             parts: false,
+            sealed_beforehand_bytes: None,
             placement: None,
         };
         let shares = shares(&plan, point, 100 << 20, 2);

@@ -159,6 +159,7 @@ pub fn run(plan: &StreamPlan, watch: &mut dyn Watch) -> Result<(), BenchError> {
         warm_up: plan.warm_up,
         verify: false,
         parts: false,
+        sealed_beforehand_bytes: None,
         placement: Some(plan.placement.clone()),
     };
     rawio::run(&rawio, &mut contenders, &mut AsMessages(watch))

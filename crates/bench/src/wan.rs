@@ -193,6 +193,7 @@ impl WanPlan {
             warm_up: self.warm_up.max(2 * delay * ROUND_TRIPS_WARM_UP),
             verify: false,
             parts: false,
+            sealed_beforehand_bytes: None,
             placement: Some(self.placement.clone()),
         }
     }

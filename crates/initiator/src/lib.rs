@@ -94,7 +94,7 @@ pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
     ConnectionStatus, EngineCounters, Erased, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
-    ResealProgress, ResealReport, SealedUnit, UnitDescription, VerifyProgress, VerifyReport, inquire,
+    ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport, inquire,
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;

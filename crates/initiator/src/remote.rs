@@ -12,6 +12,7 @@
 //! A block that does not open is a `Medium` error that names it, and never data, unless it was chosen that older versions may be
 //! read instead (`previous`).
 
+mod beforehand;
 mod driver;
 mod engine;
 mod erase;
@@ -54,6 +55,7 @@ use sealing::Sealing;
 use versions::Versions;
 use work::{Answer, NewOp, Reply, Work};
 
+pub use beforehand::SealedWrite;
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
 pub use erase::Erased;

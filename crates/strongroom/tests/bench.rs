@@ -119,6 +119,32 @@ fn suites_custodies_and_block_sets_are_measured() {
     assert_eq!(contenders, ["S2-5", "S2-5 custody target", "S2-5 custody target 16 blocks a key"]);
 }
 
+/// Initiators that seal and open beforehand do no cryptography on blocks while they are measured; what they wrote opens.
+#[test]
+fn what_is_sealed_beforehand_is_written_verified_and_ends_the_measurement() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
+    let rawio = |arguments: &[&str]| {
+        let usual = ["--volume-size", "8MiB", "--warm-up", "0", "--runs", "1", "--quiet", "--verify", "--json", &json];
+        run(&[&["bench", "rawio"], arguments, &usual].concat()).ok();
+        cells(Path::new(&json))
+    };
+    let schemes = ["--schemes", "S0,S1-2,S2-5", "--custody", "keyfile,target", "--sizes", "64k", "--initiators", "2"];
+    let measured =
+        rawio(&[&schemes[..], &["--seconds", "0.1", "--depths", "4", "--sealed-beforehand", "64MiB"]].concat());
+    assert_eq!(measured.len(), 5 * 4, "S0, and two schemes with two custodies");
+    for cell in &measured {
+        assert!(cell["error"].is_null() && cell["verified"].as_u64() > Some(0), "{cell}");
+        let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
+        assert!(crypto < 0.2, "headers and records: {cell}");
+    }
+    let few = ["--schemes", "S2-5", "--patterns", "randwrite", "--sizes", "4k", "--depths", "2", "--seconds", "100"];
+    let measured = rawio(&[&few[..], &["--sealed-beforehand", "4MiB"]].concat());
+    assert!(measured[0]["error"].is_null() && measured[0]["ios"].as_u64() <= Some(1024), "{measured:?}");
+    assert!(measured[0]["elapsed_s"].as_f64() < Some(100.0), "{measured:?}");
+    run(&["bench", "rawio", "--sealed-beforehand", "--seal-bytes", "64k"]).failed(&["--seal-bytes"]);
+}
+
 /// The software rows: that the processor's instructions are masked is measured before anything else is.
 #[test]
 fn software_processes_do_without_aes_instructions() {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{BlockDevice, Buffer, BufferMut, Completion, CryptoBytes, CryptoCounters, Lba, Request, Token};
 
+use super::beforehand::Beforehand;
 use super::refuse_impossible;
 use crate::latency::Latencies;
 use crate::pattern;
@@ -23,8 +24,8 @@ const ERRORS_MAX: u64 = 100;
 pub(crate) struct Load<'a> {
     device: &'a dyn BlockDevice,
     counters: Option<&'a CryptoCounters>,
-    work: Work,
-    block_bytes: u64,
+    pub(super) work: Work,
+    pub(super) block_bytes: u64,
     /// I/Os that fit into our part of the volume.
     places: u64,
     random: u64,
@@ -38,6 +39,8 @@ pub(crate) struct Load<'a> {
     written: BTreeMap<u64, u64>,
     busy_places: HashMap<u64, ()>,
     writes: u64,
+    /// What is sealed already.
+    pub(super) beforehand: Option<Beforehand<'a>>,
     verified: u64,
     marked: Instant,
     crypto_marked: CryptoBytes,
@@ -87,6 +90,7 @@ impl<'a> Load<'a> {
             written: BTreeMap::new(),
             busy_places: HashMap::new(),
             writes: 0,
+            beforehand: None,
             verified: 0,
             marked: now,
             crypto_marked: CryptoBytes::default(),
@@ -102,11 +106,19 @@ impl<'a> Load<'a> {
     pub(crate) fn step(&mut self) {
         if self.errors < ERRORS_MAX {
             while let Some(slot) = self.idle.pop() {
-                self.submit(slot);
+                if !self.submit(slot) {
+                    self.idle.push(slot);
+                    break;
+                }
             }
         }
         self.device.wait(Some(WAIT));
         self.take_in();
+    }
+
+    /// Whether there will soon be nothing more to do.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.beforehand.as_ref().is_some_and(Beforehand::is_spent)
     }
 
     /// Forgets what was counted, and begins to count.
@@ -141,6 +153,11 @@ impl<'a> Load<'a> {
         }
         if self.work.verify {
             self.read_back();
+            if let Some(device) = self.beforehand.as_ref().map(Beforehand::device)
+                && !self.work.pattern.is_write()
+            {
+                self.open_everything(device)?;
+            }
             outcome.verified = Some(self.verified);
         }
         outcome.errors = self.errors;
@@ -152,11 +169,22 @@ impl<'a> Load<'a> {
         self.counters.map_or_else(CryptoBytes::default, CryptoCounters::snapshot)
     }
 
-    fn submit(&mut self, slot: usize) {
+    /// False: there is nothing to submit.
+    fn submit(&mut self, slot: usize) -> bool {
+        let (begun, token) = (Instant::now(), Token(slot as u64));
+        if let Some(beforehand) = self.beforehand.as_mut().filter(|_| self.work.pattern.is_write()) {
+            let Some((place, write)) = beforehand.write(token) else { return false };
+            self.flights[slot] = Flight { begun, place, write };
+            return true;
+        }
         let place = self.choose();
         let at = self.work.start + place * self.work.size;
         let lba = Lba(at / self.block_bytes);
-        self.flights[slot] = Flight { begun: Instant::now(), place, write: 0 };
+        self.flights[slot] = Flight { begun, place, write: 0 };
+        if let Some(beforehand) = &self.beforehand {
+            beforehand.device().submit_fetch(token, lba, (self.work.size / self.block_bytes) as u32);
+            return true;
+        }
         let request = if !self.work.pattern.is_write() {
             let bytes = self.work.size.max(self.block_bytes) as usize;
             Request::Read { lba, buffer: self.spare.pop().unwrap_or_else(|| BufferMut::zeroed(bytes)) }
@@ -166,35 +194,45 @@ impl<'a> Load<'a> {
         } else {
             Request::Write { lba, data: self.content(slot, place), fua: false }
         };
-        self.device.submit(Token(slot as u64), request);
+        self.device.submit(token, request);
+        true
     }
 
     fn choose(&mut self) -> u64 {
         loop {
-            let place = if self.work.pattern.is_random() {
-                self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                // The high half of the product is uniform enough for any number of places.
-                ((u128::from(pattern::mix(self.random)) * u128::from(self.places)) >> 64) as u64
-            } else {
-                let place = self.next_place;
-                self.next_place = (place + 1) % self.places;
-                place
-            };
+            let place = self.next_place();
             if !self.work.verify || self.busy_places.insert(place, ()).is_none() {
                 return place;
             }
         }
     }
 
+    pub(super) fn next_place(&mut self) -> u64 {
+        if !self.work.pattern.is_random() {
+            let place = self.next_place;
+            self.next_place = (place + 1) % self.places;
+            return place;
+        }
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        // The high half of the product is uniform enough for any number of places.
+        ((u128::from(pattern::mix(self.random)) * u128::from(self.places)) >> 64) as u64
+    }
+
     fn content(&mut self, slot: usize, place: u64) -> Buffer {
+        let (write, data) = self.next_content(place);
+        self.flights[slot].write = write;
+        data
+    }
+
+    /// What is written next, and the number of the write.
+    pub(super) fn next_content(&mut self, place: u64) -> (u64, Buffer) {
         self.writes += 1;
         if !self.work.verify {
-            return self.contents[(self.writes % CONTENTS) as usize].clone();
+            return (self.writes, self.contents[(self.writes % CONTENTS) as usize].clone());
         }
-        self.flights[slot].write = self.writes;
         let mut data = BufferMut::zeroed(self.work.size as usize);
         pattern::fill(&mut data, self.work.start + place * self.work.size, self.write_number(self.writes));
-        data.freeze()
+        (self.writes, data.freeze())
     }
 
     /// Tells the writes of one measurement from those of another.
@@ -227,13 +265,13 @@ impl<'a> Load<'a> {
                 self.compare(&buffer, flight.place, None);
             }
             self.spare.push(buffer);
-        } else if self.work.verify {
+        } else if self.work.verify && self.work.pattern.is_write() {
             self.written.insert(flight.place, flight.write);
         }
     }
 
     /// `blocks` are the whole blocks that the I/O is in.
-    fn compare(&mut self, blocks: &[u8], place: u64, write: Option<u64>) {
+    pub(super) fn compare(&mut self, blocks: &[u8], place: u64, write: Option<u64>) {
         let at = self.work.start + place * self.work.size;
         let offset = (at % self.block_bytes) as usize;
         let data = &blocks[offset..offset + self.work.size as usize];
@@ -291,7 +329,17 @@ mod tests {
     }
 
     fn work(pattern: Pattern, verify: bool) -> Work {
-        Work { pattern, size: 8192, depth: 8, start: 64 * 4096, len: 128 * 4096, verify, parts: false, seed: 3 }
+        Work {
+            pattern,
+            size: 8192,
+            depth: 8,
+            start: 64 * 4096,
+            len: 128 * 4096,
+            verify,
+            parts: false,
+            sealed_beforehand_bytes: 0,
+            seed: 3,
+        }
     }
 
     fn run(device: &MemoryDevice, work: Work) -> Outcome {

@@ -152,7 +152,21 @@ impl Experiment {
                  processors waking each other.",
                 Measure::Kiops,
             ),
-            "schemes-hardware" => ("Every scheme on a processor with AES instructions", "", "", Measure::TargetPerGib),
+            "capacity-hardware" => {
+                ("The target's capacity at 64 KiB, with AES instructions", "", "", Measure::TargetPerGib)
+            }
+            "capacity-4k" => ("The same at 4 KiB", "", "", Measure::TargetPerKio),
+            "capacity-software" => ("The same with those instructions masked", "", "", Measure::TargetPerGib),
+            "capacity-paper" => ("The same with the paper's ciphers", "", "", Measure::TargetPerGib),
+            "capacity-paper-8" => {
+                ("The same with the paper's ciphers and eight initiators", "", "", Measure::TargetPerGib)
+            }
+            "schemes-hardware" => (
+                "Initiators that seal: every scheme on a processor with AES instructions",
+                "",
+                "",
+                Measure::TargetPerGib,
+            ),
             "schemes-software" => ("The same with those instructions masked", "", "", Measure::TargetPerGib),
             "schemes-chacha" => ("Without AES instructions: AES or ChaCha20", "", "", Measure::TargetPerGib),
             "schemes-paper" => ("The paper's ciphers: AES-192-CBC with HMAC-MD5", "", "", Measure::TargetPerGib),

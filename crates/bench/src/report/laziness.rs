@@ -1,6 +1,7 @@
 //! What laziness buys: the comparisons that the lazy-crypto paper is about, each with what is asked of it and what came out.
 //!
-//! Costs are the target's CPU time, summed over all patterns of a size in the same run: a workload that reads and writes.
+//! Costs are the target's CPU time, of all patterns of an experiment together in the same run (a workload that reads and writes), and of
+//! each pattern alone.
 
 use std::fmt::Write;
 
@@ -12,14 +13,14 @@ use super::svg::number;
 use super::words;
 use crate::{Results, long_size};
 
-/// A comparison of two contenders' costs.
+/// A comparison of two contenders' costs in one experiment.
 struct Question {
     what: &'static str,
+    bench: &'static str,
     /// Whose cost is above the line.
     above: &'static str,
     below: &'static str,
     size: u64,
-    initiators: u32,
     measure: Measure,
     goal: Goal,
 }
@@ -27,101 +28,135 @@ struct Question {
 const CAPACITY: &str = "GiB a target's CPU second carries";
 /// The scheme that protects nothing.
 const UNPROTECTED: &str = "S0";
+/// From here on a target's processor counts as the bottleneck.
+const SATURATED: f64 = 0.95;
 
+const HARDWARE: usize = 0;
+const SOFTWARE: usize = 1;
+const OVER_NOTHING: usize = 5;
 const QUESTIONS: [Question; 7] = [
-    at_64k("S2-5 over S2-1, with AES instructions", "S2-1", "S2-5", 1, Goal::AtLeast(1.2)),
-    at_64k("S2-5 over S2-1, without them", "S2-1 software", "S2-5 software", 1, Goal::AtLeast(6.0)),
+    at_64k("S2-5 over S2-1, with AES instructions", "capacity-hardware", "S2-1", "S2-5", Goal::AtLeast(1.2)),
+    at_64k("S2-5 over S2-1, without them", "capacity-software", "S2-1 software", "S2-5 software", Goal::AtLeast(6.0)),
     at_64k(
         "S2-5 over S2-1, the paper's suite",
+        "capacity-paper",
         "S2-1 aes192-cbc+hmac-md5",
         "S2-5 aes192-cbc+hmac-md5",
-        1,
         Goal::AtLeast(4.0),
     ),
     at_64k(
         "the same with eight initiators",
+        "capacity-paper-8",
         "S2-1 aes192-cbc+hmac-md5",
         "S2-5 aes192-cbc+hmac-md5",
-        8,
         Goal::AtLeast(2.7),
     ),
     at_64k(
         "S1-2 over S1-1, the paper's suite",
+        "capacity-paper",
         "S1-1 aes192-cbc+hmac-md5",
         "S1-2 aes192-cbc+hmac-md5",
-        1,
         Goal::AtLeast(1.5),
     ),
-    Question {
-        what: "S2-5's target CPU time per GiB, over S0's",
-        above: "S2-5",
-        below: "S0",
-        size: 65536,
-        initiators: 1,
-        measure: Measure::TargetPerGib,
-        goal: Goal::AtMost(1.10),
-    },
+    at_64k("S2-5's target CPU time per GiB, over S0's", "capacity-hardware", "S2-5", UNPROTECTED, Goal::AtMost(1.10)),
     Question {
         what: "S2-5's target CPU time per 1000 I/Os, over S0's",
+        bench: "capacity-4k",
         above: "S2-5",
-        below: "S0",
+        below: UNPROTECTED,
         size: 4096,
-        initiators: 1,
         measure: Measure::TargetPerKio,
         goal: Goal::AtMost(1.25),
     },
 ];
 
-/// How much more the lazy scheme carries: the eager one's cost over the lazy one's.
-const fn at_64k(what: &'static str, eager: &'static str, lazy: &'static str, initiators: u32, goal: Goal) -> Question {
-    Question { what, above: eager, below: lazy, size: 65536, initiators, measure: Measure::TargetPerGib, goal }
+/// How much more the second carries: the first one's cost over its own.
+const fn at_64k(
+    what: &'static str,
+    bench: &'static str,
+    above: &'static str,
+    below: &'static str,
+    goal: Goal,
+) -> Question {
+    Question { what, bench, above, below, size: 65536, measure: Measure::TargetPerGib, goal }
 }
 
 /// What came out.
 struct Answer {
+    /// Where: depths, initiators, patterns.
+    at: String,
     patterns: Vec<String>,
     ratio: Spread,
     /// What the ratio would be if the lazy scheme cost no more than no protection at all, where that was measured beside it.
     ceiling: Option<f64>,
-    /// The least that the target's processor was busy.
-    busy: f64,
+    /// The least that the target's processor was busy, of those above the line and of those below.
+    busy: [f64; 2],
 }
 
 impl Question {
-    /// From the first experiment that has both contenders.
-    fn answer(&self, summaries: &[Summary]) -> Option<Answer> {
-        summaries.iter().find_map(|summary| {
-            let rows = |contender: &str| {
-                let fits = |row: &&Row| {
-                    row.contender == contender && row.place.size == self.size && row.place.initiators == self.initiators
-                };
-                summary.rows.iter().filter(fits).collect::<Vec<&Row>>()
+    /// Of all patterns together, or of one.
+    fn answer(&self, summaries: &[Summary], pattern: Option<&str>) -> Option<Answer> {
+        let summary = summaries.iter().find(|summary| summary.experiment.bench == self.bench)?;
+        let rows = |contender: &str| {
+            let fits = |row: &&Row| {
+                row.contender == contender
+                    && row.place.size == self.size
+                    && pattern.is_none_or(|pattern| row.place.pattern == pattern)
             };
-            let (above, below) = (rows(self.above), rows(self.below));
-            let is_whole = !above.is_empty()
-                && above.len() == below.len()
-                && above.iter().chain(&below).all(|row| row.errors.is_empty());
-            if !is_whole {
-                return None;
-            }
-            let cost = |rows: &[&Row], run: u32| -> Option<f64> {
-                rows.iter()
-                    .map(|row| self.measure.of(row.runs.get(&run)?))
-                    .sum::<Option<f64>>()
-                    .filter(|cost| *cost > 0.0)
-            };
-            let ratio = |run: &u32| Some(cost(&above, *run)? / cost(&below, *run)?);
-            let ratio = Spread::of(above[0].runs.keys().filter_map(ratio))?;
-            let busy = above.iter().chain(&below).filter_map(|row| row.spread(Measure::TargetBusy));
-            let busy = busy.map(|spread| spread.median).fold(1.0, f64::min);
-            let patterns: Vec<String> = above.iter().map(|row| row.place.pattern.clone()).collect();
-            let mut nothing = rows(UNPROTECTED);
-            nothing.retain(|row| patterns.contains(&row.place.pattern) && row.errors.is_empty());
-            let most = |run: &u32| Some(cost(&above, *run)? / cost(&nothing, *run)?);
-            let is_comparable = self.below != UNPROTECTED && nothing.len() == above.len();
-            let ceiling = is_comparable.then(|| Spread::of(above[0].runs.keys().filter_map(most))).flatten();
-            Some(Answer { patterns, ratio, ceiling: ceiling.map(|spread| spread.median), busy })
+            summary.rows.iter().filter(fits).collect::<Vec<&Row>>()
+        };
+        let is_whole = |rows: &[&Row]| !rows.is_empty() && rows.iter().all(|row| row.errors.is_empty());
+        let (above, below, nothing) = (rows(self.above), rows(self.below), rows(UNPROTECTED));
+        if !is_whole(&above) || !is_whole(&below) || above.len() != below.len() {
+            return None;
+        }
+        let cost = |rows: &[&Row], run: u32| -> Option<f64> {
+            rows.iter().map(|row| self.measure.of(row.runs.get(&run)?)).sum::<Option<f64>>().filter(|cost| *cost > 0.0)
+        };
+        let over = |other: &[&Row]| {
+            let ratio = |run: &u32| Some(cost(&above, *run)? / cost(other, *run)?);
+            Spread::of(above[0].runs.keys().filter_map(ratio))
+        };
+        let has_ceiling = self.below != UNPROTECTED && is_whole(&nothing) && nothing.len() == above.len();
+        let busy = |rows: &[&Row]| {
+            let busy = rows.iter().filter_map(|row| row.spread(Measure::TargetBusy)).map(|spread| spread.median);
+            busy.fold(1.0, f64::min)
+        };
+        let place = &above[0].place;
+        let patterns: Vec<String> = above.iter().map(|row| row.place.pattern.clone()).collect();
+        let at = format!(
+            "{}, {} initiator{}, depth {}, {}",
+            long_size(self.size),
+            place.initiators,
+            if place.initiators == 1 { "" } else { "s" },
+            place.depth,
+            patterns.join(" + ")
+        );
+        Some(Answer {
+            at,
+            patterns,
+            ratio: over(&below)?,
+            ceiling: has_ceiling.then(|| over(&nothing)).flatten().map(|spread| spread.median),
+            busy: [busy(&above), busy(&below)],
         })
+    }
+}
+
+impl Answer {
+    /// `1.31 (1.30–1.33)`.
+    fn ratio_in_words(&self) -> String {
+        format!("{:.2} ({:.2}–{:.2})", self.ratio.median, self.ratio.low, self.ratio.high)
+    }
+
+    /// `0.99, 0.97`, and whether that was enough.
+    fn busy_in_words(&self) -> String {
+        let [above, below] = self.busy;
+        let note = if above.min(below) < SATURATED { " (not saturated)" } else { "" };
+        format!("{}, {}{note}", number(above), number(below))
+    }
+
+    fn ceiling_in_words(&self) -> String {
+        self.ceiling.map_or("–".to_owned(), |ceiling| format!("{ceiling:.2}"))
     }
 }
 
@@ -137,32 +172,38 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
     }
     let _ = writeln!(
         out,
-        "\nCapacity is {CAPACITY}; a ratio of capacities is one of costs, of all patterns together, run by run. Where the target's \
-         processor was less than 0.95 busy its time per I/O includes waking up, and says less. The most that laziness can gain is what the \
-         eager scheme costs over {UNPROTECTED}, which protects nothing: that is the last column.\n\n\
+        "\nCapacity is {CAPACITY}; a ratio of capacities is one of costs, run by run: of all patterns together, which is what is asked, and \
+         of each alone. What is asked is judged where the target's processor is the bottleneck. Initiators that seal and open in software on \
+         the one processor that is left do not get it there, and a target that waits pays for waking up; so they have sealed what they write \
+         before (`--sealed-beforehand`), have opened what they read before, and in the measurement send and fetch it: for the target, byte \
+         for byte and PDU for PDU, the same. Where its processor was all the same less than {SATURATED} busy, that is said: first of the \
+         costlier one, then of the other. The most that laziness can gain is what the eager scheme costs over {UNPROTECTED}, which \
+         protects nothing: that is the last column.\n\n\
          | question | at | asked | came out | | target busy | most there is |\n|---|---|---|---:|---|---:|---:|"
     );
     for question in &QUESTIONS {
-        let at =
-            format!("{}, {} initiator{}", long_size(question.size), question.initiators, plural(question.initiators));
         let asked = question.goal.in_words();
-        match question.answer(summaries) {
-            Some(Answer { patterns, ratio, ceiling, busy }) => {
-                let ceiling = ceiling.map_or("–".to_owned(), |ceiling| format!("{ceiling:.2}"));
-                let verdict = question.goal.verdict(ratio.median);
-                let _ = writeln!(
-                    out,
-                    "| {} | {at}, {} | {asked} | {:.2} ({:.2}–{:.2}) | {verdict} | {} | {ceiling} |",
-                    question.what,
-                    patterns.join(" + "),
-                    ratio.median,
-                    ratio.low,
-                    ratio.high,
-                    number(busy)
-                );
-            }
-            None => {
-                let _ = writeln!(out, "| {} | {at} | {asked} | – | not measured | – | – |", question.what);
+        let Some(answer) = question.answer(summaries, None) else {
+            let _ = writeln!(
+                out,
+                "| {} | {} | {asked} | – | not measured | – | – |",
+                question.what,
+                long_size(question.size)
+            );
+            continue;
+        };
+        let verdict = question.goal.verdict(answer.ratio.median);
+        let (came_out, busy, ceiling) = (answer.ratio_in_words(), answer.busy_in_words(), answer.ceiling_in_words());
+        let _ = writeln!(
+            out,
+            "| {} | {} | {asked} | {came_out} | {verdict} | {busy} | {ceiling} |",
+            question.what, answer.at
+        );
+        for pattern in &answer.patterns {
+            if let Some(answer) = question.answer(summaries, Some(pattern)) {
+                let (came_out, busy, ceiling) =
+                    (answer.ratio_in_words(), answer.busy_in_words(), answer.ceiling_in_words());
+                let _ = writeln!(out, "| | {pattern} alone | | {came_out} | | {busy} | {ceiling} |");
             }
         }
     }
@@ -181,27 +222,22 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
 
 /// On which processor laziness buys what, in two sentences.
 fn plainly(summaries: &[Summary]) -> Option<String> {
-    let ratio = |at: usize| Some(QUESTIONS[at].answer(summaries)?.ratio.median);
-    let (hardware, software) = (ratio(0)?, ratio(1)?);
-    let over_nothing = ratio(5)?;
-    let ceiling = |at: usize| QUESTIONS[at].answer(summaries)?.ceiling;
-    let most = match (ceiling(0), ceiling(1)) {
+    let answer = |at: usize| QUESTIONS[at].answer(summaries, None);
+    let (hardware, software, over_nothing) = (answer(HARDWARE)?, answer(SOFTWARE)?, answer(OVER_NOTHING)?);
+    let most = match (hardware.ceiling, software.ceiling) {
         (Some(hardware), Some(software)) => format!(
             " All that can be saved is the eager scheme's own work on data: with AES instructions a target that did nothing of its own at \
              all would have {hardware:.2} times the eager one's capacity, without them {software:.1} times. What is missing to that is \
-             checking and keeping each block's record, and, where initiators seal slowly, waking up for each write."
+             carrying, checking and keeping each block's record."
         ),
         _ => String::new(),
     };
     Some(format!(
-        "With AES instructions the target of the lazy scheme has {hardware:.2} times the capacity of one that protects everything at both \
-         ends: encryption costs little there, and what remains is moving data; without them, {software:.1} times. Where the processor has \
-         them, such a target does {over_nothing:.2} times the work of one that protects nothing at all, and cannot read what it stores.{most}"
+        "With AES instructions the target of the lazy scheme has {:.2} times the capacity of one that protects everything at both ends: \
+         encryption costs little there, and what remains is moving data; without them, {:.1} times. Where the processor has them, such a \
+         target does {:.2} times the work of one that protects nothing at all, and cannot read what it stores.{most}",
+        hardware.ratio.median, software.ratio.median, over_nothing.ratio.median
     ))
-}
-
-fn plural(count: u32) -> &'static str {
-    if count == 1 { "" } else { "s" }
 }
 
 #[cfg(test)]
@@ -211,7 +247,7 @@ mod tests {
 
     fn cell(contender: &str, pattern: &str, run: u32, cost: f64) -> Cell {
         Cell {
-            bench: "schemes".into(),
+            bench: "capacity-hardware".into(),
             contender: contender.into(),
             pattern: pattern.into(),
             size: 65536,
@@ -236,16 +272,25 @@ mod tests {
             }
         }
         let results = Results { machines: Vec::new(), cells };
-        let summaries = [Summary::new(&results, "schemes")];
+        let summaries = [Summary::new(&results, "capacity-hardware")];
         let text = section(&results, &summaries);
         let line = |what: &str| text.lines().find(|line| line.contains(what)).unwrap().to_owned();
         let hardware = line("S2-5 over S2-1, with AES");
-        assert!(hardware.contains("1.30 (1.30–1.30) | met | 0.99 | 1.6"), "1.3 over 1.0, and over 0.8: {hardware}");
-        assert!(line("CPU time per GiB, over S0's").contains("1.25 (1.25–1.25) | **not met** | 0.99 | – |"));
+        assert!(
+            hardware.contains("1.30 (1.30–1.30) | met | 0.99, 0.99 | 1.6"),
+            "1.3 over 1.0, and over 0.8: {hardware}"
+        );
+        assert!(line("CPU time per GiB, over S0's").contains("1.25 (1.25–1.25) | **not met** | 0.99, 0.99 | – |"));
         assert!(line("without them").contains("not measured"));
+        let of_writes: Vec<&str> = text.lines().filter(|line| line.contains("| seqwrite alone |")).collect();
+        assert!(of_writes[0].contains("1.33 (1.33–1.33)") && of_writes[1].contains("1.50"), "{of_writes:?}");
+        let mut idle = results.clone();
+        idle.cells.iter_mut().filter(|cell| cell.contender == "S2-5").for_each(|cell| cell.target_busy = Some(0.5));
+        let text = section(&idle, &[Summary::new(&idle, "capacity-hardware")]);
+        assert!(text.contains("| met | 0.99, 0.5 (not saturated) |"), "{text}");
         let mut failed = results.clone();
         failed.cells[0] = failed.cells[0].clone().failed("it fell over");
-        let text = section(&failed, &[Summary::new(&failed, "schemes")]);
+        let text = section(&failed, &[Summary::new(&failed, "capacity-hardware")]);
         let line = text.lines().find(|line| line.contains("with AES")).unwrap();
         assert!(line.contains("not measured"), "two good runs do not hide a bad one: {line}");
     }

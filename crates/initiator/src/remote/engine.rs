@@ -259,7 +259,7 @@ impl Engine {
             Work::Hole(hole) | Work::ResealHole(hole) => (Range::new(hole.start, hole.count), true),
             Work::Discard { lba, count } => (Range::new(*lba, *count), true),
             Work::CryptoErase { blocks, .. } => (Range::new(Lba(0), *blocks), true),
-            Work::ProbeHole { lba, count } | Work::Survey { lba, count, .. } => {
+            Work::ProbeHole { lba, count } | Work::Survey { lba, count, .. } | Work::Fetch { lba, count } => {
                 (Range::new(*lba, u64::from(*count)), false)
             }
             Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
@@ -298,7 +298,7 @@ impl Engine {
     /// Starts a request that nothing stands in the way of.
     fn start(&mut self, key: usize) {
         match &self.ops[key].work {
-            OpWork::Plain(Work::Read { .. } | Work::Write { .. } | Work::Discard { .. }) => self.cut(key),
+            OpWork::Plain(work) if work.is_cut() => self.cut(key),
             OpWork::Plain(Work::Flush) => {
                 if let Some(error) = self.lost.take() {
                     self.ops[key].error = Some(error);
@@ -336,7 +336,7 @@ impl Engine {
             let lba = Lba(op.cursor.start);
             op.cursor.start += u64::from(count);
             let kind = match (&op.work, self.unit.unmap_blocks_max) {
-                (OpWork::Plain(Work::Read { .. }), _) => CommandKind::Read { lba, count },
+                (OpWork::Plain(Work::Read { .. } | Work::Fetch { .. }), _) => CommandKind::Read { lba, count },
                 (OpWork::Plain(Work::Write { .. }), _) => CommandKind::Write { lba, count },
                 (_, Some(_)) => CommandKind::Unmap { lba, count },
                 (_, None) => CommandKind::WriteZeros { lba, count },

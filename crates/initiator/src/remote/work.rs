@@ -37,6 +37,11 @@ pub(super) enum Work {
         lba: Lba,
         buffer: BufferMut,
     },
+    /// What the target is to send, and nobody looks at.
+    Fetch {
+        lba: Lba,
+        count: u32,
+    },
     /// On a sealed unit without records it is plain, and sealed just before it is sent.
     Write {
         lba: Lba,
@@ -108,6 +113,11 @@ pub(super) enum Work {
 }
 
 impl Work {
+    /// Whether it is cut into commands at the transfer limit.
+    pub(super) fn is_cut(&self) -> bool {
+        matches!(self, Work::Read { .. } | Work::Fetch { .. } | Work::Write { .. } | Work::Discard { .. })
+    }
+
     /// Whether blocks are others after it.
     pub(super) fn writes(&self) -> bool {
         match self {
@@ -120,6 +130,7 @@ impl Work {
             // What is sealed anew stays what it was.
             Work::ResealBlock { .. } | Work::ResealHole(_) => false,
             Work::Read { .. }
+            | Work::Fetch { .. }
             | Work::Flush
             | Work::ProbeHole { .. }
             | Work::LbaStatus { .. }

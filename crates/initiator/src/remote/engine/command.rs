@@ -131,6 +131,7 @@ impl Op {
             OpWork::Part(part) => part.lba,
             OpWork::Plain(work) | OpWork::Asking(work, _) => match work {
                 Work::Read { lba, .. }
+                | Work::Fetch { lba, .. }
                 | Work::Write { lba, .. }
                 | Work::WritePart { lba, .. }
                 | Work::Discard { lba, .. }
@@ -434,6 +435,7 @@ impl Engine {
                     }
                 })
             }
+            (CommandKind::Read { lba, .. }, OpWork::Plain(Work::Fetch { .. })) => place.came_whole(lba),
             (CommandKind::PartRead, OpWork::Part(part)) => part.found(&mut place),
             (CommandKind::Ask, OpWork::Asking(Work::Survey { lba, buffer, .. }, found)) => {
                 let verified = &mut self.verified;
@@ -497,6 +499,26 @@ impl Place<'_> {
         }
         let entries = self.records(lba)?;
         sealing.open(lba, &entries, data, out, opened)
+    }
+
+    /// Whether each block of a transfer that begins at `first` came with a record, or its absence with a seal. Nothing is opened.
+    fn came_whole(&self, first: Lba) -> Result<(), DeviceError> {
+        if self.sealing.is_none() {
+            return Ok(());
+        }
+        let (lba, count) = self.blocks_covered(first)?;
+        if self.data_in.data.is_empty() {
+            return self.hole(lba).map(drop);
+        }
+        let entries = self.records(lba)?;
+        if (entries.count() as u64, (self.data_in.data.len() as u64) >> self.shift) != (count, count) {
+            return Err(medium(lba, "the target sent blocks without their seal records"));
+        }
+        let decoded = (lba.0..).map(Lba).zip(entries.iter()).map(|(lba, entry)| (lba, read_entry(entry)));
+        for (lba, decoded) in decoded {
+            decoded.map_err(|error| not_decoded(lba, &error))?;
+        }
+        Ok(())
     }
 
     /// As [`Place::blocks`], and keeps what was found.

@@ -174,7 +174,7 @@ impl Engine {
 
     fn cut_or_finish(&mut self, key: usize) {
         match &self.ops[key].work {
-            OpWork::Plain(Work::Read { .. } | Work::Write { .. } | Work::Discard { .. }) => self.cut(key),
+            OpWork::Plain(work) if work.is_cut() => self.cut(key),
             _ => self.finish_if_done(key),
         }
     }
@@ -182,7 +182,7 @@ impl Engine {
     /// Ends a request with nothing outstanding and nothing left to cut.
     pub(super) fn finish_if_done(&mut self, key: usize) {
         let op = &self.ops[key];
-        let cut = matches!(&op.work, OpWork::Plain(Work::Read { .. } | Work::Write { .. } | Work::Discard { .. }));
+        let cut = matches!(&op.work, OpWork::Plain(work) if work.is_cut());
         let more = cut && op.cursor.start < op.cursor.end && op.error.is_none();
         if op.outstanding > 0 || more {
             return;

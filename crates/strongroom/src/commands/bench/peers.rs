@@ -156,6 +156,7 @@ impl PeersArgs {
             time: seconds(self.seconds, "a measurement")?,
             warm_up: seconds(self.warm_up, "a warm-up")?,
             parts: false,
+            sealed_beforehand_bytes: None,
             verify: self.verify,
             placement: Some(placement.clone()),
         })

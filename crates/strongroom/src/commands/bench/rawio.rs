@@ -63,6 +63,11 @@ pub(crate) struct RawioArgs {
     /// Compare every block that is read with what must be there, and read back what was written.
     #[arg(long)]
     verify: bool,
+    /// Measure what the target can do, not how fast initiators seal: before each measurement they seal so many bytes of writes, together,
+    /// really and each for its own place, and send these; what they read they have opened once before, and only fetch. The wire and the
+    /// target see what they see otherwise. A measurement is shorter if all is sent before its time is over.
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "1GiB", value_parser = parse_size, conflicts_with = "seal_bytes")]
+    sealed_beforehand: Option<u64>,
     /// Measure this volume, wherever it is, instead of a target of our own.
     #[arg(long)]
     url: Option<VolumeUrl>,
@@ -72,6 +77,10 @@ pub(crate) struct RawioArgs {
     /// Bytes of our own target's volumes.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     volume_size: u64,
+    /// How often our own target's volumes are written before the first measurement. One that has just started still takes memory for its
+    /// caches while it writes; after 1 or 2 GiB it has what it needs.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    fills: u32,
     /// What lies beneath our own target's store, as `volume create` takes it: memory, directory (in --work-dir), file:PATH,
     /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
     #[arg(long, default_value = "memory")]
@@ -131,6 +140,7 @@ impl RawioArgs {
             warm_up,
             verify: self.verify,
             parts: !self.seal_bytes.is_empty(),
+            sealed_beforehand_bytes: self.sealed_beforehand,
             placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
         })
     }
@@ -174,7 +184,7 @@ impl RawioArgs {
                 serve_args: Vec::new(),
                 hosts: Hosts::default(),
             })?;
-            contenders.push(Box::new(ours.with_connections(self.access.connections)));
+            contenders.push(Box::new(ours.with_connections(self.access.connections).with_fills(self.fills)));
         }
         Ok(contenders)
     }

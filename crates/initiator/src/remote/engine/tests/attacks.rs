@@ -87,6 +87,8 @@ fn attack_target_sends_malformed_answers() {
         rig.tamper = Some(change);
         let error = rig.read(2, 2).expect_err(name);
         assert_eq!(error.kind, DeviceErrorKind::Medium, "{name}");
+        let fetched = rig.do_now(Work::Fetch { lba: Lba(2), count: 2 });
+        assert_eq!(fetched.is_err(), name != "a piece at another place", "{name}: seen where nothing is opened");
         rig.tamper = None;
         assert_eq!(rig.read(2, 2).unwrap(), vec![1; 2 * BLOCK]);
     }

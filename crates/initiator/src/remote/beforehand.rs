@@ -1,0 +1,58 @@
+//! For load generators: writes that are sealed long before they are sent, and blocks that are fetched and not opened, so that what a
+//! target can do is told apart from how fast initiators seal and open. To the wire and to the target they are what others are: real
+//! blocks, each sealed once under a stamp of its own, for its own address.
+
+use strongroom_block::{Buffer, DeviceError, Lba, Token};
+
+use super::RemoteDevice;
+use super::sealing::{Records, SealedBlocks};
+use super::work::{NewOp, Reply, Work};
+
+/// Whole blocks that were sealed and not sent. Gone when it is submitted: no stamp is used twice.
+#[derive(Debug)]
+pub struct SealedWrite {
+    lba: Lba,
+    data: Buffer,
+    /// `None` on a plain unit.
+    records: Option<Records>,
+}
+
+impl RemoteDevice {
+    /// Seals whole blocks for `lba` on, to be written by [`RemoteDevice::submit_sealed`]: soon, and in the order in which they were sealed.
+    /// A target that was told many newer stamps meanwhile looks whether it has these already, which costs it a read.
+    ///
+    /// # Errors
+    /// `OutOfRange`, `ReadOnly`, or `NoKey`.
+    pub fn seal(&self, lba: Lba, plain: &Buffer) -> Result<SealedWrite, DeviceError> {
+        self.writable(Some(lba))?;
+        self.check_blocks(lba, plain.len())?;
+        let Some(sealing) = &self.sealing else { return Ok(SealedWrite { lba, data: plain.clone(), records: None }) };
+        let SealedBlocks { data, records } = sealing.seal(lba, plain)?;
+        Ok(SealedWrite { lba, data, records: Some(records) })
+    }
+
+    /// Writes what was sealed before; it completes as any other write does.
+    pub fn submit_sealed(&self, token: Token, write: SealedWrite) {
+        let SealedWrite { lba, data, records } = write;
+        let cost_bytes = data.len();
+        self.intake.writing(token, lba, (cost_bytes / self.unit.geometry.block_size.len()) as u64);
+        self.submit_work(token, cost_bytes, Work::Write { lba, data, records, fua: false });
+    }
+
+    /// Has the target send blocks, sees that each comes whole and with its record, and drops them: they are not opened, and the target is not
+    /// told that they do. Completes without data.
+    pub fn submit_fetch(&self, token: Token, lba: Lba, count: u32) {
+        if let Err(error) = self.check_range(lba, u64::from(count)) {
+            return self.intake.fail(token, error);
+        }
+        let cost_bytes = (count as usize) << self.unit.geometry.block_size.shift();
+        self.submit_work(token, cost_bytes, Work::Fetch { lba, count });
+    }
+
+    fn submit_work(&self, token: Token, cost_bytes: usize, work: Work) {
+        match self.intake.admit(cost_bytes) {
+            Ok(()) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
+            Err(error) => self.intake.fail(token, error),
+        }
+    }
+}
