@@ -12,6 +12,8 @@ use crate::{BenchError, Cell, Contender, Grid, InitiatorProcess, Latencies, Poin
 const SETTLE_MAX: Duration = Duration::from_secs(3);
 /// A target that uses less than this share of a processor is at rest.
 const SETTLED: f64 = 0.03;
+/// A measurement that ends so soon says nothing.
+const MEASURED_MIN: Duration = Duration::from_millis(20);
 /// How often it is looked whether initiators run out of what they sealed beforehand.
 const SPENT_LOOK: Duration = Duration::from_millis(2);
 /// How long to look.
@@ -164,6 +166,11 @@ pub(crate) fn measure(
     if errors > 0 {
         let what = first_error.unwrap_or_default();
         return Ok(cell.failed(format!("{errors} I/Os failed, the first with: {what}")));
+    }
+    if plan.sealed_beforehand_bytes.is_some() && elapsed_s < MEASURED_MIN.as_secs_f64() {
+        return Ok(cell.failed(
+            "nearly all that was sealed beforehand was sent in the warm-up; give more --sealed-beforehand, or less --warm-up",
+        ));
     }
     if ios == 0 {
         return Ok(cell.failed("no I/O completed in the time of the measurement; give more --seconds"));

@@ -176,7 +176,7 @@ pub(crate) fn section(results: &Results, summaries: &[Summary]) -> String {
          of each alone. What is asked is judged where the target's processor is the bottleneck. Initiators that seal and open in software on \
          the one processor that is left do not get it there, and a target that waits pays for waking up; so they have sealed what they write \
          before (`--sealed-beforehand`), have opened what they read before, and in the measurement send and fetch it: for the target, byte \
-         for byte and PDU for PDU, the same. Where its processor was all the same less than {SATURATED} busy, that is said: first of the \
+         for byte and PDU for PDU, the same, but that it was told before what opens. Where its processor was all the same less than {SATURATED} busy, that is said: first of the \
          costlier one, then of the other. The most that laziness can gain is what the eager scheme costs over {UNPROTECTED}, which \
          protects nothing: that is the last column.\n\n\
          | question | at | asked | came out | | target busy | most there is |\n|---|---|---|---:|---|---:|---:|"

@@ -2,15 +2,20 @@
 //! target can do is told apart from how fast initiators seal and open. To the wire and to the target they are what others are: real
 //! blocks, each sealed once under a stamp of its own, for its own address.
 
-use strongroom_block::{Buffer, DeviceError, Lba, Token};
+use std::sync::Arc;
 
-use super::RemoteDevice;
+use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, Token};
+
 use super::sealing::{Records, SealedBlocks};
 use super::work::{NewOp, Reply, Work};
+use super::{RemoteDevice, UnitDescription};
+use crate::completion::device_error;
 
 /// Whole blocks that were sealed and not sent. Gone when it is submitted: no stamp is used twice.
 #[derive(Debug)]
 pub struct SealedWrite {
+    /// Of the attachment that it was sealed for.
+    unit: Arc<UnitDescription>,
     lba: Lba,
     data: Buffer,
     /// `None` on a plain unit.
@@ -26,14 +31,21 @@ impl RemoteDevice {
     pub fn seal(&self, lba: Lba, plain: &Buffer) -> Result<SealedWrite, DeviceError> {
         self.writable(Some(lba))?;
         self.check_blocks(lba, plain.len())?;
-        let Some(sealing) = &self.sealing else { return Ok(SealedWrite { lba, data: plain.clone(), records: None }) };
+        let unit = self.unit.clone();
+        let Some(sealing) = &self.sealing else {
+            return Ok(SealedWrite { unit, lba, data: plain.clone(), records: None });
+        };
         let SealedBlocks { data, records } = sealing.seal(lba, plain)?;
-        Ok(SealedWrite { lba, data, records: Some(records) })
+        Ok(SealedWrite { unit, lba, data, records: Some(records) })
     }
 
-    /// Writes what was sealed before; it completes as any other write does.
+    /// Writes what was sealed before; it completes as any other write does. Refused if it was sealed for another attachment.
     pub fn submit_sealed(&self, token: Token, write: SealedWrite) {
-        let SealedWrite { lba, data, records } = write;
+        let SealedWrite { unit, lba, data, records } = write;
+        if !Arc::ptr_eq(&unit, &self.unit) {
+            let message = "the blocks were sealed for another attachment; submit them there, or seal them anew";
+            return self.intake.fail(token, device_error(DeviceErrorKind::Refused, Some(lba), message));
+        }
         let cost_bytes = data.len();
         self.intake.writing(token, lba, (cost_bytes / self.unit.geometry.block_size.len()) as u64);
         self.submit_work(token, cost_bytes, Work::Write { lba, data, records, fua: false });

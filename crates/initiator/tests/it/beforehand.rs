@@ -115,6 +115,19 @@ fn measure(volume: &str, scheme: Scheme, is_beforehand: bool) -> (Work, CryptoBy
 }
 
 #[test]
+fn what_was_sealed_for_one_attachment_is_refused_by_another() {
+    let host = Host::start(&[VolumeSpec::sealed("vault", SIZE), VolumeSpec::plain("disk", SIZE)]);
+    let (vault, disk) = (host.attach("vault"), host.attach("disk"));
+    for (from, to) in [(&vault, &disk), (&disk, &vault)] {
+        to.submit_sealed(Token(0), from.seal(Lba(0), &data(0)).unwrap());
+        let mut completions = Vec::new();
+        assert_eq!(to.poll_completions(&mut completions), 1);
+        let error = completions.remove(0).result.unwrap_err();
+        assert!(error.message.contains("another attachment"), "{error}");
+    }
+}
+
+#[test]
 fn the_target_does_the_same_for_what_was_sealed_beforehand() {
     for (volume, schemes) in [
         ("vault", &[Scheme::LazyDecrypt, Scheme::Lazy][..]),
