@@ -13,6 +13,7 @@
 //! that do not open: here they fail (`previous` may look further).
 
 mod command;
+mod fetch;
 mod finish;
 mod keys;
 mod part;

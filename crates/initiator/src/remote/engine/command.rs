@@ -457,13 +457,13 @@ impl Engine {
 /// One Data-In and where it belongs.
 pub(super) struct Place<'a> {
     pub(super) sealing: Option<&'a Sealing>,
-    shift: u32,
-    data_in: &'a DataIn,
+    pub(super) shift: u32,
+    pub(super) data_in: &'a DataIn,
 }
 
 impl Place<'_> {
     /// The first block, the count of blocks, and their place in the transfer.
-    fn blocks_covered(&self, first: Lba) -> Result<(Lba, u64), DeviceError> {
+    pub(super) fn blocks_covered(&self, first: Lba) -> Result<(Lba, u64), DeviceError> {
         let (offset, covers) = (u64::from(self.data_in.offset), u64::from(self.data_in.covers_bytes));
         let mask = (1_u64 << self.shift) - 1;
         if covers == 0 || (offset | covers) & mask != 0 {
@@ -501,26 +501,6 @@ impl Place<'_> {
         sealing.open(lba, &entries, data, out, opened)
     }
 
-    /// Whether each block of a transfer that begins at `first` came with a record, or its absence with a seal. Nothing is opened.
-    fn came_whole(&self, first: Lba) -> Result<(), DeviceError> {
-        if self.sealing.is_none() {
-            return Ok(());
-        }
-        let (lba, count) = self.blocks_covered(first)?;
-        if self.data_in.data.is_empty() {
-            return self.hole(lba).map(drop);
-        }
-        let entries = self.records(lba)?;
-        if (entries.count() as u64, (self.data_in.data.len() as u64) >> self.shift) != (count, count) {
-            return Err(medium(lba, "the target sent blocks without their seal records"));
-        }
-        let decoded = (lba.0..).map(Lba).zip(entries.iter()).map(|(lba, entry)| (lba, read_entry(entry)));
-        for (lba, decoded) in decoded {
-            decoded.map_err(|error| not_decoded(lba, &error))?;
-        }
-        Ok(())
-    }
-
     /// As [`Place::blocks`], and keeps what was found.
     fn survey(
         &mut self,
@@ -550,7 +530,7 @@ impl Place<'_> {
         }
     }
 
-    fn records(&self, lba: Lba) -> Result<ahs::SealRecords<'_>, DeviceError> {
+    pub(super) fn records(&self, lba: Lba) -> Result<ahs::SealRecords<'_>, DeviceError> {
         if !self.data_in.sealed {
             return Err(medium(lba, "the target sent block data outside its seal"));
         }
