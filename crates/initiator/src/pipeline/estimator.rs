@@ -115,6 +115,8 @@ pub(super) struct Estimator {
     path: Option<PathSample>,
     mean: Mean,
     under_way: UnderWay,
+    /// What is under way comes from the other end, which alone knows what it sends again.
+    is_of_reads: bool,
     /// Rounds in which answers may still wait for what was lost.
     lossy_rounds: u32,
     /// Rounds that say nothing because TCP paused.
@@ -218,6 +220,7 @@ impl Default for Estimator {
             path: None,
             mean: Mean::default(),
             under_way: UnderWay::default(),
+            is_of_reads: false,
             lossy_rounds: 0,
             paused_rounds: 0,
         }
@@ -225,6 +228,10 @@ impl Default for Estimator {
 }
 
 impl Estimator {
+    pub(super) fn of_reads() -> Estimator {
+        Estimator { is_of_reads: true, ..Estimator::default() }
+    }
+
     /// Bytes that may be under way; `None`: the way is short, and nothing need be limited.
     pub(super) fn window_bytes(&self) -> Option<u64> {
         let is_near = self.is_near() || (self.path.is_none() && self.trips.min().is_some_and(|trip| trip < NEAR_S));
@@ -243,7 +250,8 @@ impl Estimator {
     /// After what time an answer is overdue; `None` where its lateness would not be a loss's doing.
     fn due(&self) -> Option<Duration> {
         let path = self.path?;
-        if self.lossy_rounds == 0 || self.paused_rounds > 0 || self.is_near() {
+        let may_lose = self.lossy_rounds > 0 || (self.is_of_reads && self.path_is_late() == Some(false));
+        if !may_lose || self.paused_rounds > 0 || self.is_near() {
             return None;
         }
         let unit_s = self.unit_bytes.max(self.round.unit_bytes) as f64 / self.rate()?;

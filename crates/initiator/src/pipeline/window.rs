@@ -46,6 +46,11 @@ impl Window {
         Window { pipeline, estimator: Estimator::default(), ahead, under_way, is_waited_for: false }
     }
 
+    /// The reads' pipeline.
+    pub(crate) fn of_reads(pipeline: Pipeline) -> Window {
+        Window { estimator: Estimator::of_reads(), ..Window::new(pipeline) }
+    }
+
     /// Whether a command of `bytes` may be sealed now.
     pub(crate) fn may_seal(&self, bytes: u64) -> bool {
         match self.pipeline {

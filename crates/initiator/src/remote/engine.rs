@@ -202,7 +202,7 @@ impl Engine {
             unsealed: VecDeque::new(),
             ready: Ready::default(),
             writes: Window::new(Pipeline::Auto),
-            reads: Window::new(Pipeline::Auto),
+            reads: Window::of_reads(Pipeline::Auto),
             replay_ready: VecDeque::new(),
             delayed: Vec::new(),
             awaiting_keys: Vec::new(),
@@ -230,7 +230,7 @@ impl Engine {
 
     /// The same with this pipeline, before anything is submitted.
     pub(super) fn with_pipeline(self, pipeline: Pipeline) -> Engine {
-        Engine { writes: Window::new(pipeline), reads: Window::new(pipeline), ..self }
+        Engine { writes: Window::new(pipeline), reads: Window::of_reads(pipeline), ..self }
     }
 
     /// The same, whose flushes fail when a replay has waited for keys so long; zero: they wait for ever.

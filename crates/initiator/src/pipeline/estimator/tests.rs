@@ -23,6 +23,7 @@ struct Link {
     held_until: u64,
     /// Commands of which a packet was sent again.
     retransmits: u64,
+    tells_retransmits: bool,
     /// Answers come so much sooner or later, at most, and not one before another.
     jitter_ns: u64,
     /// What queues does so behind TCP.
@@ -41,6 +42,7 @@ impl Link {
             random: 1,
             held_until: 0,
             retransmits: 0,
+            tells_retransmits: true,
             jitter_ns: 0,
             is_target: false,
             paused_until: 0,
@@ -184,7 +186,7 @@ impl Sim {
             round_trip: smallest + Duration::from_nanos(queue),
             smallest,
             unsent_bytes: self.link.unsent_bytes(self.now),
-            retransmits: self.link.retransmits,
+            retransmits: if self.link.tells_retransmits { self.link.retransmits } else { 0 },
             is_paused: self.tells_pauses && self.now < self.link.paused_until,
         });
     }
@@ -248,6 +250,17 @@ fn no_fixed_depth_is_better_by_a_tenth() {
             }
         }
     }
+}
+
+/// What a read loses is sent again by the other end, of which TCP here tells nothing.
+#[test]
+fn reads_fill_a_link_that_loses_packets() {
+    let mut link = Link::new(100.0 * MBIT, 64.0).lossy(0.001, 64 << 10, 1);
+    link.tells_retransmits = false;
+    let mut sim = auto(link, 64 << 10);
+    (sim.window, sim.tells_path) = (Window::of_reads(Pipeline::Auto), true);
+    sim.run(20.0);
+    assert!(sim.rate(8.0, 20.0) > 0.8 * 100.0 * MBIT, "{}", sim.rate(8.0, 20.0));
 }
 
 /// What is lost arrives a round trip later, and all that follows waits for it: that is no other link, nor a reason to leave this one idle.
