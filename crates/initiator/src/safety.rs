@@ -17,6 +17,7 @@ const OOM_SCORE_ADJ: &str = "-1000";
 
 /// Memory that is set aside, in bytes: requests in flight (plain and sealed) and the log of unflushed writes, by default.
 const SET_ASIDE_BYTES: usize = 160 << 20;
+const SET_ASIDE_PIECE_BYTES: usize = 1 << 20;
 
 /// What could be had. A missing piece is a warning, not an error: without root an attach still works, less safely.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub struct Prepared {
 /// kernel may write to. Call it first thing, before any thread exists.
 ///
 /// `lock_memory` locks all memory, present and future, and sets some aside (the process then needs `CAP_IPC_LOCK`, or a high
-/// `RLIMIT_MEMLOCK`).
+/// `RLIMIT_MEMLOCK`). What is set aside stays only if the program's allocator keeps what is freed: tell it so before.
 pub fn prepare_process(lock_memory: bool) -> Prepared {
     let mut warnings = Vec::new();
     // SAFETY: takes integers only and changes nothing but a flag of this thread, which its children inherit.
@@ -40,13 +41,14 @@ pub fn prepare_process(lock_memory: bool) -> Prepared {
         ));
     }
     if lock_memory {
-        use rustix::mm::{MlockAllFlags, mlockall};
-        if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
+        if let Err(error) = lock_all_memory() {
             warnings.push(format!("mlockall: {error}; run as root or raise `ulimit -l`, or keys may reach the swap"));
         }
-    }
-    if lock_memory {
-        set_memory_aside();
+        // Touched, and so locked, in pieces that an allocator puts where the next ones of any size can go; the black box keeps them from
+        // being optimised away.
+        let pieces: Vec<_> =
+            (0..SET_ASIDE_BYTES / SET_ASIDE_PIECE_BYTES).map(|_| vec![1_u8; SET_ASIDE_PIECE_BYTES]).collect();
+        drop(std::hint::black_box(pieces));
     }
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         warnings.push(format!("oom_score_adj: {error}; run as root, or the out-of-memory killer may end this attach"));
@@ -57,15 +59,23 @@ pub fn prepare_process(lock_memory: bool) -> Prepared {
     Prepared { warnings }
 }
 
-/// Takes [`SET_ASIDE_BYTES`] from the kernel and never gives them back: later buffers come from there.
-fn set_memory_aside() {
-    // SAFETY: mallopt changes how the allocator asks the kernel for memory, and no memory that is in use.
-    unsafe {
-        // One arena, grown by brk, never trimmed: what is freed stays with us, for every thread.
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-        libc::mallopt(libc::M_MMAP_MAX, 0);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
+/// Locks pages as they are first touched, since an allocator may have far more addresses than memory; what comes from files, the
+/// program itself most of all, at once.
+fn lock_all_memory() -> io::Result<()> {
+    use rustix::mm::{Advice, MlockAllFlags, madvise, mlockall};
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    for line in std::fs::read_to_string("/proc/self/maps")?.lines() {
+        let mut fields = line.split_whitespace();
+        let (Some(range), Some(rights), Some(path)) = (fields.next(), fields.next(), fields.nth(3)) else { continue };
+        let Some((start, end)) = range.split_once('-') else { continue };
+        let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16)) else { continue };
+        if path.starts_with('/') && rights.starts_with('r') {
+            // SAFETY: it only reads pages of a mapping in. One that is gone by now is an error, and no harm.
+            let read_in = unsafe { madvise(start as *mut _, end - start, Advice::LinuxPopulateRead) };
+            if let Err(error) = read_in {
+                tracing::debug!("{path} is not read in beforehand: {error}");
+            }
+        }
     }
-    // Zeroed memory is touched memory when it comes from the heap; the black box keeps it from being optimised away.
-    drop(std::hint::black_box(vec![1_u8; SET_ASIDE_BYTES]));
+    Ok(())
 }

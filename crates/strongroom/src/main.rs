@@ -111,7 +111,6 @@ fn end_quietly_without_a_reader() {
 
 fn main() -> ExitCode {
     end_quietly_without_a_reader();
-    memory::keep_large_buffers();
     let cli = Cli::parse();
     if let Err(error) = logging::start(
         &cli.logging,

@@ -20,6 +20,7 @@ use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl, safety};
 
 use crate::access::AccessArgs;
 use crate::attachments::{self, Registration};
+use crate::memory;
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
 use crate::stats_file::AttachmentStatsFile;
@@ -117,6 +118,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     // Before any thread exists: they inherit all of it.
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let force = ForceSignal::block().context("cannot wait for signals")?;
+    memory::keep_what_is_freed();
     safety::prepare_process(!args.no_memory_lock);
     make_directories(&args)?;
     args.access.forget_if_asked(&args.url)?;
