@@ -29,7 +29,7 @@ pub struct Prepared {
 /// Prepares the calling thread, and the threads that it starts from now on, to serve a disk that this machine's own
 /// kernel may write to. Call it first thing, before any thread exists.
 ///
-/// `lock_memory` locks all memory, present and future, and sets some aside (the process then needs `CAP_IPC_LOCK`, or a high
+/// `lock_memory` locks all memory, present and future, and sets some aside (the process then needs `CAP_IPC_LOCK`, or an unlimited
 /// `RLIMIT_MEMLOCK`). What is set aside stays only if the program's allocator keeps what is freed: tell it so before.
 pub fn prepare_process(lock_memory: bool) -> Prepared {
     let mut warnings = Vec::new();
@@ -42,7 +42,7 @@ pub fn prepare_process(lock_memory: bool) -> Prepared {
     }
     if lock_memory {
         if let Err(error) = lock_all_memory() {
-            warnings.push(format!("mlockall: {error}; run as root or raise `ulimit -l`, or keys may reach the swap"));
+            warnings.push(format!("mlockall: {error}; run as root or set `ulimit -l unlimited`, or keys may reach the swap"));
         }
         // Touched, and so locked, in pieces that an allocator puts where the next ones of any size can go; the black box keeps them from
         // being optimised away.
