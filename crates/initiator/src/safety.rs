@@ -42,7 +42,9 @@ pub fn prepare_process(lock_memory: bool) -> Prepared {
     }
     if lock_memory {
         if let Err(error) = lock_all_memory() {
-            warnings.push(format!("mlockall: {error}; run as root or set `ulimit -l unlimited`, or keys may reach the swap"));
+            warnings.push(format!(
+                "mlockall: {error}; run as root or set `ulimit -l unlimited`, or keys may reach the swap"
+            ));
         }
         // Touched, and so locked, in pieces that an allocator puts where the next ones of any size can go; the black box keeps them from
         // being optimised away.
