@@ -339,7 +339,9 @@ impl<'a> Scanner<'a> {
             while let Some((header, _)) =
                 if block < self.layout.segment_blocks() { self.header_at(segment, block)? } else { None }
             {
-                if header.generation != first.generation || header.prev_lsn != prev_lsn {
+                // Of openings that were cut off, each may have given the segment the same generation, and its units the same numbers.
+                let same = header.open_id == first.open_id && header.generation == first.generation;
+                if !same || header.prev_lsn != prev_lsn {
                     break;
                 }
                 if !header.has(flag::TABLE) {

@@ -45,15 +45,9 @@ fn open(backend: &Shared) -> Result<(), StoreError> {
     Store::open_on(Box::new(backend.clone()), &OpenOptions::default(), Arc::new(|| {})).map(drop)
 }
 
-/// Puts a table and superblocks that name it in place of everything.
-fn open_with(
-    change: impl FnOnce(&mut Superblock, &mut UnitHeader),
-    rows: &[(u32, u32, u64)],
-) -> Result<(), StoreError> {
-    let (backend, mut superblock) = made();
-    superblock.durable_lsn = 1;
-    let flags = flag::FIRST | flag::LAST | flag::TABLE;
-    let mut header = UnitHeader {
+/// Of a table that an opening begins with, alone.
+fn table_header(superblock: &Superblock) -> UnitHeader {
+    UnitHeader {
         record_blocks: 0,
         generation: 1,
         lsn: 1,
@@ -64,11 +58,21 @@ fn open_with(
         next_sequence: 2,
         data_bytes: 0,
         entries: 0,
-        flags,
+        flags: flag::FIRST | flag::LAST | flag::TABLE,
         prev_segment: NO_SEGMENT,
         prev_end: 0,
         next_segment: NO_SEGMENT,
-    };
+    }
+}
+
+/// Puts a table and superblocks that name it in place of everything.
+fn open_with(
+    change: impl FnOnce(&mut Superblock, &mut UnitHeader),
+    rows: &[(u32, u32, u64)],
+) -> Result<(), StoreError> {
+    let (backend, mut superblock) = made();
+    superblock.durable_lsn = 1;
+    let mut header = table_header(&superblock);
     change(&mut superblock, &mut header);
     let mut unit = UnitBuilder::new(superblock.layout(), 16);
     let row = |&(segment, end, generation): &(u32, u32, u64)| {
@@ -90,6 +94,43 @@ fn open_with(
 #[test]
 fn a_table_alone_is_a_store() {
     open_with(|_, _| {}, &[(0, 0, 1)]).unwrap();
+}
+
+/// What an opening left that was cut off before its superblock was durable, with another unit behind its table.
+fn open_behind_a_newer_table(behind: impl FnOnce(&mut UnitHeader)) -> Result<(), StoreError> {
+    let (backend, superblock) = made();
+    let (layout, segment) = (superblock.layout(), 1);
+    let table = UnitHeader {
+        generation: 2,
+        lsn: superblock.table_lsn + 1,
+        open_id: superblock.open_id + 2,
+        open_epoch: superblock.open_epoch + 2,
+        ..table_header(&superblock)
+    };
+    let mut next = UnitHeader { lsn: table.lsn + 1, prev_lsn: table.lsn, flags: flag::FIRST | flag::LAST, ..table };
+    behind(&mut next);
+    let mut builder = UnitBuilder::new(layout, 16);
+    builder.push_table(&[]);
+    let place = |block| Place { store_id: superblock.store_id, segment, block };
+    let (table, bytes) = builder.finish(table, place(0));
+    backend.0.lock().unwrap().write_at(layout.block_at(segment, 0), &bytes);
+    let (_, bytes) = UnitBuilder::filler(layout, 1).finish(next, place(table.blocks()));
+    backend.0.lock().unwrap().write_at(layout.block_at(segment, table.blocks()), &bytes);
+    open(&backend)
+}
+
+#[test]
+fn an_opening_that_did_more_than_begin_needs_its_superblock() {
+    let refused = open_behind_a_newer_table(|_| {}).unwrap_err();
+    assert!(refused.to_string().contains("the superblock of the newest opening"), "{refused}");
+}
+
+/// Units go side by side: of the opening before, the second one of a segment may be on the medium without the first. Nobody saw
+/// the segment's generation then, and the next opening gives it, and the number of the first unit, once more.
+#[test]
+fn what_an_older_opening_left_behind_a_newer_table_is_not_taken_for_its_next_unit() {
+    open_behind_a_newer_table(|unit| (unit.open_id, unit.open_epoch) = (unit.open_id - 1, unit.open_epoch - 1))
+        .unwrap();
 }
 
 #[test]
