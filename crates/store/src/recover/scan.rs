@@ -86,7 +86,9 @@ pub(crate) struct Scanner<'a> {
 
 /// Units of so many 4 KiB blocks are small.
 const SMALL_UNIT_BLOCKS: u32 = 16;
-/// What is read ahead then.
+/// What is read ahead at first, and behind units that are not small: the record blocks of most units.
+const AHEAD_LEAST_BLOCKS: u32 = 4;
+/// What is read ahead behind many small units in a row. Each doubles it: between units that are not small lies data, which is not wanted.
 const AHEAD_BLOCKS: u32 = 1024;
 /// How many segments are looked at at a time.
 const LOOKS_IN_FLIGHT: usize = 64;
@@ -130,7 +132,7 @@ impl<'a> Scanner<'a> {
             by_prev_lsn: HashMap::new(),
             planted: Planted::default(),
             window: None,
-            ahead: 1,
+            ahead: AHEAD_LEAST_BLOCKS,
         }
     }
 
@@ -234,7 +236,8 @@ impl<'a> Scanner<'a> {
             return Ok(None);
         }
         let Some((header, mut records)) = self.header_at(segment, block)? else { return Ok(None) };
-        self.ahead = if header.blocks() <= SMALL_UNIT_BLOCKS { AHEAD_BLOCKS } else { 1 };
+        let small = header.blocks() <= SMALL_UNIT_BLOCKS;
+        self.ahead = if small { (self.ahead * 2).min(AHEAD_BLOCKS) } else { AHEAD_LEAST_BLOCKS };
         if header.record_blocks > 1 {
             records = self.read(segment, block, u32::from(header.record_blocks))?;
         }
