@@ -32,6 +32,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
     ("store_stream", strongroom_store::fuzz_stream),
     ("store_image", strongroom_store::fuzz::fuzz_image),
+    ("store_use", strongroom_store::fuzz::fuzz_use),
 ];
 
 fn record(bytes: &[u8]) {

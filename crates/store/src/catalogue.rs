@@ -246,35 +246,67 @@ impl Catalogue {
         match work {
             Work::Drop(node) => {
                 self.nodes.remove(&node);
-                self.spans.retain(|_, span| span.node != node);
+                self.move_spans(&BTreeMap::from([(node, None)]));
             }
             Work::Merge { from, to } => {
                 let parent = self.nodes.remove(&from).and_then(|node| node.parent);
                 if let Some(node) = self.nodes.get_mut(&to) {
                     node.parent = parent;
                 }
-                let mut joined: BTreeMap<(u32, u64), Span> = BTreeMap::new();
-                for (&(branch, first), span) in &self.spans {
-                    let span = Span { node: if span.node == from { to } else { span.node }, ..*span };
-                    match joined.last_entry() {
-                        Some(mut last)
-                            if last.key().0 == branch && last.get().to == first && last.get().node == span.node =>
-                        {
-                            last.get_mut().to = span.to;
-                        }
-                        _ => drop(joined.insert((branch, first), span)),
-                    }
-                }
-                self.spans = joined;
+                self.move_spans(&BTreeMap::from([(from, Some(to))]));
             }
         }
     }
 
-    /// Does all work at once: for a tree that has no blocks yet.
+    /// Does all work at once: for a tree that has no blocks yet. In one pass over it: what is done about a node changes how many
+    /// children its parent has, and parents have smaller ids.
     pub(crate) fn collapse(&mut self) {
-        while let Some(work) = self.work() {
-            self.finish(work);
+        let heads = self.branches.values().map(|branch| branch.node);
+        let seen: BTreeSet<NodeId> = heads.chain(self.snapshots.iter().map(|snapshot| snapshot.node)).collect();
+        // Of each node how many children there are, and their ids xored: the only one's, if there is only one.
+        let mut children: BTreeMap<NodeId, (usize, NodeId)> = BTreeMap::new();
+        for (&child, node) in &self.nodes {
+            if let Some(parent) = node.parent {
+                let (count, ids) = children.entry(parent).or_default();
+                (*count, *ids) = (*count + 1, *ids ^ child);
+            }
         }
+        let mut gone = BTreeMap::new();
+        let unseen: Vec<NodeId> = self.nodes.keys().rev().copied().filter(|node| !seen.contains(node)).collect();
+        for node in unseen {
+            let to = match children.get(&node) {
+                None | Some((0, _)) => None,
+                Some(&(1, only)) => Some(only),
+                Some(_) => continue,
+            };
+            let parent = self.nodes.remove(&node).and_then(|node| node.parent);
+            if let Some((count, ids)) = parent.and_then(|parent| children.get_mut(&parent)) {
+                *count -= usize::from(to.is_none());
+                *ids ^= node ^ to.unwrap_or(0);
+            }
+            if let Some(to) = to.and_then(|to| self.nodes.get_mut(&to)) {
+                to.parent = parent;
+            }
+            gone.insert(node, to);
+        }
+        if !gone.is_empty() {
+            self.move_spans(&gone);
+        }
+    }
+
+    /// Nodes are gone, each with the one that has its entries now, if there is one. Spans that have become neighbours are one.
+    fn move_spans(&mut self, gone: &BTreeMap<NodeId, Option<NodeId>>) {
+        let mut joined: BTreeMap<(u32, u64), Span> = BTreeMap::new();
+        for (&(branch, first), span) in &self.spans {
+            let Some(node) = gone.get(&span.node).copied().unwrap_or(Some(span.node)) else { continue };
+            match joined.last_entry() {
+                Some(mut last) if last.key().0 == branch && last.get().to == first && last.get().node == node => {
+                    last.get_mut().to = span.to;
+                }
+                _ => drop(joined.insert((branch, first), Span { node, ..*span })),
+            }
+        }
+        self.spans = joined;
     }
 
     /// Whether a change can be made.

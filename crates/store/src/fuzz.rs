@@ -1,18 +1,30 @@
 //! For fuzzing: every decoder of the store, given any bytes as if their checksums fitted. None may panic, hang, or take memory
 //! beyond what the medium's size allows.
 
-use crate::backend::{Backend, Io, IoDone, MemoryBackend, Waker};
+use std::sync::Arc;
+
+use strongroom_block::{
+    AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum,
+};
+
+use crate::backend::{Backend, Io, IoDone, MemoryBackend, SharedMemory, Waker};
 use crate::catalogue::{Catalogue, Change, Replay};
 use crate::checkpoint;
 use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
-use crate::options::StoreId;
+use crate::op::{Extent, Op, Outcome};
+use crate::options::{OpenOptions, StoreId};
 use crate::repair::RepairOptions;
 use crate::store::Store;
 use crate::superblock::{self, Superblock};
 use crate::unit::{self, Place, decode_entries, decode_header};
+use crate::view::View;
 
 /// How large a medium the image lies on, in bytes.
 const IMAGE_BYTES: u64 = 4 << 20;
+/// How many blocks a store is read at a time, in how many views, and for how long it is left to itself.
+const PIECE_BLOCKS: u64 = 64;
+const VIEWS: usize = 6;
+const IDLE_ROUNDS: usize = 4;
 
 /// A unit: a record block, and more of them.
 pub fn fuzz_unit(bytes: &[u8]) {
@@ -82,6 +94,102 @@ pub fn fuzz_checkpoint(bytes: &[u8]) {
 
 /// A whole store, as a list of offset (8 bytes), length (4 bytes), bytes: surveyed, checked, and its repair planned.
 pub fn fuzz_image(bytes: &[u8]) {
+    let memory = image(bytes);
+    let _ = Store::survey_on(&mut Medium(copy(&memory)));
+    let _ = Store::check_on(&mut Medium(copy(&memory)));
+    let _ = Store::repair_on(Box::new(Medium(memory)), RepairOptions::default(), &mut |_, _| Ok(()));
+}
+
+/// As [`fuzz_image`]; but the store is opened, used in every way, closed, and opened again.
+pub fn fuzz_use(bytes: &[u8]) {
+    let memory = SharedMemory::default();
+    let bytes = {
+        let image = image(bytes);
+        let mut bytes = vec![0; IMAGE_BYTES as usize];
+        image.read_at(0, &mut bytes);
+        bytes
+    };
+    memory.write_at(0, &bytes);
+    for opening in 1..3 {
+        let options = OpenOptions { open_id: Some(opening), record_cache_bytes: 64 << 10, ..OpenOptions::default() };
+        let backend = Box::new(Medium(memory.clone()));
+        let Ok(mut store) = Store::open_on(backend, &options, Arc::new(|| {})) else { return };
+        use_store(&mut store, opening);
+        if store.close().is_err() {
+            return;
+        }
+    }
+}
+
+/// Everything that a caller can ask for; whatever is answered.
+fn use_store(store: &mut Store, opening: u64) {
+    let info = store.info().clone();
+    let (blocks, block_bytes) = (info.geometry.blocks, info.geometry.block_size.bytes() as usize);
+    let snapshots: Vec<View> = store.snapshots().iter().map(|snapshot| View::Snapshot(snapshot.id)).collect();
+    let branches: Vec<View> = store.branches().iter().map(|branch| View::Head(branch.id)).collect();
+    let views: Vec<View> = [View::default()].into_iter().chain(branches).chain(snapshots).take(VIEWS).collect();
+    let places = [0, blocks / 2, blocks.saturating_sub(PIECE_BLOCKS)];
+    let record = |flags, counter, sum| {
+        let stamp = Stamp { attach_id: AttachId([0x66; 16]), counter: (opening << 32) + counter };
+        SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0x77; 16])
+    };
+    let data = vec![opening as u8; block_bytes];
+    let sum = keyless_checksum(&data);
+    for (number, &view) in views.iter().enumerate() {
+        let mut sequences = Vec::new();
+        for lba in places.map(Lba) {
+            let count = PIECE_BLOCKS.min(blocks - lba.0) as u32;
+            if let Ok(Outcome::Read(extents)) = store.execute_on(view, Op::Read { lba, count }) {
+                let mut at = lba.0;
+                for extent in &extents {
+                    match extent {
+                        Extent::Blocks { sequences: found, .. } => {
+                            sequences.extend((at..).map(Lba).zip(found.iter().copied()));
+                            at += found.len() as u64;
+                        }
+                        Extent::Hole { count, .. } => at += count,
+                    }
+                }
+            }
+            let _ = store.execute_on(view, Op::ReadMedium { lba, count });
+            let counter = 10 * number as u64 + 1;
+            let (records, hole) = match info.kind.is_sealed() {
+                true => {
+                    let hole = HoleRecord { start: lba, count: 1, record: record(RecordFlags::HOLE, counter, 0) };
+                    (vec![record(0, counter + 1, sum)], Op::Hole { holes: vec![hole] })
+                }
+                false => (Vec::new(), Op::Discard { lba, count: blocks - lba.0 }),
+            };
+            let write = Op::Write { lba, data: vec![Buffer::copy_from(&data)], records, fua: true };
+            let _ = store.execute_on(view, write);
+            let _ = store.execute_on(view, hole);
+            let _ = store.execute_on(view, Op::Read { lba, count: 1 });
+        }
+        sequences.truncate(Op::VERIFIED_MAX);
+        let _ = store.execute_on(view, Op::Verified { pairs: sequences });
+    }
+    let made = store.execute(Op::SnapshotCreate { name: format!("fuzz {opening}") });
+    for _ in 0..IDLE_ROUNDS {
+        store.idle();
+    }
+    if let Ok(Outcome::SnapshotCreated { id }) = made {
+        let _ = store.execute(Op::Rollback { to: id });
+        let _ = store.execute(Op::SnapshotDelete { id });
+    }
+    for view in views {
+        if let View::Snapshot(id) = view {
+            let _ = store.execute(Op::SnapshotDelete { id });
+        }
+    }
+    let _ = store.execute(Op::Flush);
+    for _ in 0..IDLE_ROUNDS {
+        store.idle();
+    }
+    let stats = store.stats();
+    assert!(stats.segments_free <= stats.segments_total, "more is free than there is");
+}
+
+fn image(bytes: &[u8]) -> MemoryBackend {
     let mut memory = MemoryBackend::new();
     let mut rest = bytes;
     while let Some((head, tail)) = rest.split_at_checked(12) {
@@ -92,9 +200,7 @@ pub fn fuzz_image(bytes: &[u8]) {
         rest = &tail[len..];
     }
     fit_checksums(&mut memory);
-    let _ = Store::survey_on(&mut Medium(copy(&memory)));
-    let _ = Store::check_on(&mut Medium(copy(&memory)));
-    let _ = Store::repair_on(Box::new(Medium(memory)), RepairOptions::default(), &mut |_, _| Ok(()));
+    memory
 }
 
 fn fit_checksums(memory: &mut MemoryBackend) {
@@ -135,9 +241,9 @@ fn copy(memory: &MemoryBackend) -> MemoryBackend {
 }
 
 /// Memory that knows its size.
-struct Medium(MemoryBackend);
+struct Medium<B>(B);
 
-impl Backend for Medium {
+impl<B: Backend> Backend for Medium<B> {
     fn set_waker(&mut self, waker: Waker) {
         self.0.set_waker(waker);
     }

@@ -1,10 +1,10 @@
-//! Proves that no store, whatever its bytes say, makes opening, checking or planning a repair panic or hang: golden images
-//! with bytes changed at random, and checksums that fit all the same.
+//! Proves that no store, whatever its bytes say, makes checking, planning a repair, opening, or using what opened panic or
+//! hang: golden images with bytes changed at random, and checksums that fit all the same.
 
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use strongroom_store::fuzz::fuzz_image;
+use strongroom_store::fuzz::{fuzz_image, fuzz_use};
 
 fn images() -> Vec<Vec<u8>> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -41,5 +41,6 @@ proptest! {
             change(&mut image, at, to);
         }
         fuzz_image(&image);
+        fuzz_use(&image);
     }
 }

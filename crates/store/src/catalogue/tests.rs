@@ -131,3 +131,45 @@ fn work_is_found_among_many_snapshots() {
     catalogue.collapse();
     assert_eq!((catalogue.work(), catalogue.nodes.len()), (None, nodes.len() - 1));
 }
+
+/// A tree after any changes, and the same tree with its nodes done one after the other.
+#[test]
+fn all_work_at_once_is_the_same_as_one_after_the_other() {
+    let mut random = 7u64;
+    let mut below = |end: u64| {
+        random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (random >> 33) % end
+    };
+    let mut merged = 0;
+    for _ in 0..300 {
+        let mut catalogue = Catalogue::new(VolumeId([1; 16]));
+        for sequence in 1..=below(60) {
+            let id = below(20);
+            let branch = below(6) as u32;
+            let change = match below(8) {
+                0..=2 => create(sequence + 100, branch, &format!("s{sequence}")),
+                3 => Change::Rollback { to: catalogue.snapshots.get(id as usize).map_or(0, |snapshot| snapshot.id) },
+                4 => Change::CloneCreate {
+                    branch: catalogue.next_branch(),
+                    from: catalogue.snapshots.get(id as usize).map_or(0, |snapshot| snapshot.id),
+                    created: 1,
+                    volume_id: VolumeId([2; 16]),
+                    name: format!("c{sequence}"),
+                },
+                5 => Change::CloneDelete { branch },
+                _ => Change::SnapshotDelete { id: catalogue.snapshots.get(id as usize).map_or(0, |found| found.id) },
+            };
+            // Many are refused.
+            let _ = catalogue.apply(&change, sequence * 10);
+        }
+        let mut slowly = catalogue.clone();
+        while let Some(work) = slowly.work() {
+            merged += usize::from(matches!(work, Work::Merge { .. }));
+            slowly.finish(work);
+        }
+        catalogue.collapse();
+        assert_eq!(catalogue, slowly);
+        assert_eq!(catalogue.work(), None);
+    }
+    assert!(merged > 100, "{merged} merged");
+}
