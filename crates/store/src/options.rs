@@ -65,6 +65,9 @@ pub struct CreateOptions {
     pub store_id: Option<StoreId>,
     /// What its log lies on.
     pub medium: Medium,
+    /// So many segments instead of as many as the volume needs: to measure stores that are fuller than they are made.
+    #[doc(hidden)]
+    pub segments: Option<u32>,
 }
 
 impl CreateOptions {
@@ -83,6 +86,7 @@ impl CreateOptions {
             retention_percent: Self::RETENTION_PERCENT_DEFAULT,
             store_id: None,
             medium: Medium::Directory,
+            segments: None,
         }
     }
 }
@@ -227,6 +231,8 @@ pub struct Stats {
     pub units_alongside: u64,
     /// Bytes appended by cleaning, records and padding included.
     pub cleaned_bytes: u64,
+    /// Bytes of segments that cleaning read, or was lent, for them.
+    pub cleaning_read_bytes: u64,
     /// Bytes of segment tables and notes appended.
     pub table_bytes: u64,
     /// Checkpoints finished since opened.

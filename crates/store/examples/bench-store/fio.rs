@@ -7,6 +7,7 @@ use std::time::Duration;
 use strongroom_store::OpenOptions;
 
 use super::Plan;
+use super::amplification::Moved;
 use super::load::{BLOCK, DATA_CACHE_BYTES, Kind, Load, Outcome, Pattern};
 use super::table::{Goal, Table, median};
 
@@ -91,6 +92,7 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
         let mut results: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); cells.len()];
         let (mut in_order, mut at_random) = (Vec::new(), Vec::new());
         let mut io = String::new();
+        let mut moved = String::new();
         for round in 0..plan.rounds {
             let dir = work.join(format!("store-{round}"));
             let _ = std::fs::remove_dir_all(&dir);
@@ -104,10 +106,15 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
                     io = load.store.io_kind().to_string();
                     let whole = if cell.pattern.random { 0 } else { plan.size_mib * 256 / cell.pattern.blocks };
                     let time = Duration::from_secs(plan.seconds);
+                    let before = load.store.stats();
                     // A sequential write must have written everything, for the reads that follow.
-                    load.run(DEPTH, cell.pattern, |ops, elapsed| {
+                    let outcome = load.run(DEPTH, cell.pattern, |ops, elapsed| {
                         elapsed >= time && (!cell.pattern.write || ops >= whole)
-                    })
+                    });
+                    if cell.pattern.write && cell.pattern.random {
+                        moved = format!("; per byte {}", Moved::between(&before, &load.store.stats()));
+                    }
+                    outcome
                 };
                 if !theirs_first {
                     theirs = raw_speed(&raw, plan, cell);
@@ -142,7 +149,8 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
             let speed =
                 |ops: f64| format!("{:.0} MiB/s", ops * (cell.pattern.blocks * BLOCK as u64) as f64 / 1048576.0);
             let what = format!("{}, {kind:?} ({io})", cell.what);
-            table.row(&what, format!("{} at {cpu:.1} µs CPU", speed(ours)), speed(theirs), (ratio, ""), goal);
+            let moved = if cell.pattern.write && cell.pattern.random { &moved[..] } else { "" };
+            table.row(&what, format!("{} at {cpu:.1} µs CPU{moved}", speed(ours)), speed(theirs), (ratio, ""), goal);
         }
     }
     let _ = std::fs::remove_dir_all(&work);

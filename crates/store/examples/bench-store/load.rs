@@ -14,6 +14,8 @@ use super::table::{Goal, Table};
 
 pub(crate) const BLOCK: usize = 4096;
 const DEPTH: usize = 32;
+/// What accompanies a plain block: its checksum.
+const PLAIN_ITEM_BYTES: u64 = 8;
 /// What the store may cache of data: a volume is at least four times as large.
 pub(crate) const DATA_CACHE_BYTES: usize = 32 << 20;
 
@@ -72,7 +74,26 @@ impl Kind {
 impl Load {
     /// A new store in memory.
     pub(crate) fn in_memory(kind: Kind, blocks: u64, segment_bytes: u32) -> Load {
-        let options = CreateOptions { medium: Medium::Memory, segment_bytes, ..kind.options(blocks) };
+        Load::in_memory_with(kind, blocks, CreateOptions { segment_bytes, ..kind.options(blocks) })
+    }
+
+    /// The same with so few segments that the whole volume, its records and all the versions that it retains fill `live_percent` of
+    /// them, the reserved ones counted.
+    pub(crate) fn in_memory_filled(kind: Kind, blocks: u64, segment_bytes: u32, live_percent: u64) -> Load {
+        let options = kind.options(blocks);
+        let (retained, item_bytes) = match kind {
+            Kind::Plain => (0, PLAIN_ITEM_BYTES),
+            Kind::Sealed => {
+                ((blocks * u64::from(options.retention_percent)).div_ceil(100), options.kind.record_bytes() as u64)
+            }
+        };
+        let live = (blocks + retained) * (BLOCK as u64 + item_bytes);
+        let segments = (live * 100).div_ceil(live_percent * u64::from(segment_bytes)) as u32;
+        Load::in_memory_with(kind, blocks, CreateOptions { segment_bytes, segments: Some(segments), ..options })
+    }
+
+    fn in_memory_with(kind: Kind, blocks: u64, options: CreateOptions) -> Load {
+        let options = CreateOptions { medium: Medium::Memory, ..options };
         let store = Store::open_in_memory(&options, &OpenOptions::default(), Arc::new(|| {})).expect("it opens");
         let mut load = Load::on(store, kind, blocks);
         load.format();

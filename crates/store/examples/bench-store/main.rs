@@ -79,11 +79,7 @@ fn measure(plan: &Plan) {
         fio::compare(plan, &mut table);
     }
     if wanted("amplification") {
-        for kind in [Kind::Plain, Kind::Sealed] {
-            for skewed in [false, true] {
-                amplification::measure(kind, skewed, plan.size_mib.min(1024), &mut table);
-            }
-        }
+        amplification::measure_all(plan.size_mib.min(1024), &mut table);
     }
     if wanted("memory") {
         for kind in [Kind::Plain, Kind::Sealed] {
@@ -128,7 +124,7 @@ mod tests {
         for line in lines {
             let figure: f64 = line.split('|').nth(4).unwrap().trim().parse().unwrap();
             assert!((1.0..10.0).contains(&figure), "{line}");
-            let live: f64 = line.split("live ").nth(1).unwrap().split('%').next().unwrap().parse().unwrap();
+            let live: f64 = line.split("versions are ").nth(1).unwrap().split('%').next().unwrap().parse().unwrap();
             assert!((20.0..=85.0).contains(&live), "{line}");
         }
     }

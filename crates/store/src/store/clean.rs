@@ -201,6 +201,7 @@ impl Store {
         self.segments.pin(victim);
         self.cleaner.state = State::Reading { victim };
         let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
+        self.stats.cleaning_read_bytes += end as u64;
         if let Some(bytes) = self.backend.share(self.layout.segment_at(victim), end) {
             self.take_victim(victim, Ok(bytes));
             return true;

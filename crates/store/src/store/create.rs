@@ -311,6 +311,7 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
     let Some(segments) = segments_needed(options.geometry, options.kind, options.segment_bytes, retained) else {
         return bad("the volume is too large for one store (about 300 TiB)".to_owned());
     };
+    let segments = options.segments.unwrap_or(segments);
     let store_id = match options.store_id {
         Some(id) => id,
         None => StoreId(random()?),
