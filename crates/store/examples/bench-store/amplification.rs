@@ -5,8 +5,10 @@ use strongroom_store::Stats;
 use super::load::{Kind, Load};
 use super::table::{Goal, Table};
 
-/// How many times the volume is overwritten before, and while, it is measured.
+/// How many times the volume is overwritten before it is measured; if skewed longer, because most blocks are overwritten seldom.
 const BEFORE: u64 = 3;
+const BEFORE_SKEWED: u64 = 8;
+/// And meanwhile.
 const MEASURED: u64 = 1;
 /// What the figures to be reached are for: data, records and retained versions take so much of all segments, in percent.
 const LIVE_PERCENT: u64 = 80;
@@ -60,7 +62,7 @@ fn measure(kind: Kind, fill: Fill, skewed: bool, size_mib: u64, table: &mut Tabl
         load.run_ops(32, next, |done, _| done >= ops);
         load.store.stats()
     };
-    let before = overwrite(BEFORE);
+    let before = overwrite(if skewed { BEFORE_SKEWED } else { BEFORE });
     let after = overwrite(MEASURED);
     let moved = Moved::between(&before, &after);
     let total = u64::from(load.store.info().segment_bytes) * after.segments_total;
