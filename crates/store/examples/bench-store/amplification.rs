@@ -7,7 +7,7 @@ use super::table::{Goal, Table};
 
 /// How many times the volume is overwritten before it is measured; if skewed longer, because most blocks are overwritten seldom.
 const BEFORE: u64 = 3;
-const BEFORE_SKEWED: u64 = 8;
+const BEFORE_SKEWED: u64 = 6;
 /// And meanwhile.
 const MEASURED: u64 = 1;
 /// What the figures to be reached are for: data, records and retained versions take so much of all segments, in percent.
@@ -24,15 +24,14 @@ enum Fill {
     Full,
 }
 
-/// Every fill, kind and skew.
+/// What is to be reached, and a plain store as it is made; only that if there are too few segments for the other.
 pub(crate) fn measure_all(size_mib: u64, table: &mut Table) {
-    let fills = if size_mib < FULL_MIB_MIN { &[Fill::AsMade][..] } else { &[Fill::Full, Fill::AsMade] };
-    for &fill in fills {
-        for kind in [Kind::Plain, Kind::Sealed] {
-            for skewed in [false, true] {
-                measure(kind, fill, skewed, size_mib, table);
-            }
+    for skewed in [false, true] {
+        if size_mib >= FULL_MIB_MIN {
+            measure(Kind::Plain, Fill::Full, skewed, size_mib, table);
+            measure(Kind::Sealed, Fill::Full, skewed, size_mib, table);
         }
+        measure(Kind::Plain, Fill::AsMade, skewed, size_mib, table);
     }
 }
 
