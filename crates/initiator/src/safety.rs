@@ -75,7 +75,8 @@ fn lock_all_memory() -> io::Result<()> {
             // SAFETY: it only reads pages of a mapping in. One that is gone by now is an error, and no harm.
             let read_in = unsafe { madvise(start as *mut _, end - start, Advice::LinuxPopulateRead) };
             if let Err(error) = read_in {
-                tracing::debug!("{path} is not read in beforehand: {error}");
+                tracing::warn!("{path} is not read in beforehand (Linux 5.14 can): {error}");
+                break;
             }
         }
     }
