@@ -42,8 +42,13 @@ pub fn crash_writer() {
     let number = |text: &str| text.parse().expect("a number");
     let mut writer = Writer { random: Random::new(number(seed)), asked: HashMap::new(), next_op: number(first_op) };
     println!("O");
+    let mut has_cleaned = false;
     loop {
         writer.submit(&mut store);
+        if !has_cleaned && store.stats().cleaned_bytes > 0 {
+            has_cleaned = true;
+            tell("C\n");
+        }
         let mut done = Vec::new();
         store.poll_completions(&mut done);
         while writer.asked.len() > 16 {

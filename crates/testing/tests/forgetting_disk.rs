@@ -57,6 +57,9 @@ struct Crashes {
     model: Model,
     next_op: u64,
     flushes: u64,
+    /// Kills of a writer whose store had cleaned, and openings afterwards that began at a checkpoint.
+    while_cleaning: u64,
+    from_checkpoints: u64,
     snapshots: Promised,
     _mount_point: tempfile::TempDir,
 }
@@ -88,6 +91,8 @@ impl Crashes {
             model,
             next_op: 1,
             flushes: 0,
+            while_cleaning: 0,
+            from_checkpoints: 0,
             snapshots: Promised::default(),
             _mount_point: mount_point,
         }
@@ -150,6 +155,7 @@ impl Crashes {
                     self.flushes += 1;
                     self.model.flushed(marks.pop_front().expect("flushes are answered in order"));
                 }
+                ("C", _) => self.while_cleaning += 1,
                 ("O", _) => {}
                 _ => panic!("no line of the writer: {whole}"),
             }
@@ -159,6 +165,7 @@ impl Crashes {
 
     fn compare(&mut self) {
         let mut store = Store::open(&self.dir, &OpenOptions::default(), Arc::new(|| {})).expect("the store opens");
+        self.from_checkpoints += u64::from(store.stats().opened_from_checkpoint);
         let Outcome::Read(extents) =
             store.execute(Op::Read { lba: Lba(0), count: BLOCKS as u32 }).expect("all is read")
         else {
@@ -206,13 +213,21 @@ fn nothing_flushed_is_forgotten() {
     let writer = Path::new(env!("CARGO_BIN_EXE_crash-writer"));
     for (seed, kind) in [(1, UnitKind::Plain), (2, sealed())] {
         let mut crashes = Crashes::new(seed, kind);
-        for _ in 0..kills().div_ceil(2) {
+        let mut killed = 0;
+        // On a slow machine more often, until what shall go on meanwhile has been seen.
+        while killed < kills().div_ceil(2) || crashes.while_cleaning == 0 || crashes.from_checkpoints == 0 {
             crashes.kill(writer);
+            killed += 1;
+            assert!(killed < 10 * kills(), "cleaning and checkpoints go on while the writer writes");
         }
         assert!(crashes.flushes > 0 && crashes.next_op > 1000, "the writer wrote and flushed");
         let snapshots = crashes.snapshots.count;
         assert!(snapshots > 0, "the writer took snapshots");
-        println!("{} flushes, {snapshots} snapshots, {} syncs", crashes.flushes, crashes.disk.syncs());
+        let Crashes { flushes, while_cleaning, from_checkpoints, .. } = crashes;
+        println!(
+            "{flushes} flushes, {snapshots} snapshots, {} syncs; {while_cleaning} killed after cleaning, {from_checkpoints} opened from a checkpoint",
+            crashes.disk.syncs()
+        );
     }
 }
 
