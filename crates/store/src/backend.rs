@@ -71,7 +71,7 @@ pub struct IoDone {
 
 /// Bytes at offsets. I/Os may complete in any order; every submitted one completes once.
 ///
-/// The store promises not to have overlapping writes in flight, nor a read that overlaps a write.
+/// The store promises not to have overlapping writes in flight, nor a read that overlaps a write and whose result it looks at.
 pub trait Backend: Send {
     /// Sets what to call when a completion can be polled that was not there when `submit` returned.
     fn set_waker(&mut self, waker: Waker);

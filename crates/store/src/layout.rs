@@ -66,7 +66,7 @@ impl Layout {
 
     /// How many dead segments are worth a segment table (which lets them go).
     pub(crate) fn round_segments(&self) -> u32 {
-        (self.segments / 32).clamp(1, 32)
+        (self.segments / 64).clamp(1, 32)
     }
 
     /// What one live block weighs in its segment, in bytes.

@@ -40,6 +40,8 @@ pub(crate) struct Segment {
     pub(crate) whole: bool,
     /// Cleaning found something unreadable in it; it stays as it is.
     pub(crate) damaged: bool,
+    /// How often it became the head again since the store was opened: what was read of it before may be half old and half new.
+    pub(crate) reopened: u32,
 }
 
 /// All segments.
@@ -53,6 +55,8 @@ pub(crate) struct Segments {
     dead: u32,
     /// Free ones that could not be read when the store was opened, and are left alone.
     avoided: u32,
+    /// A victim was looked for in vain, and nothing has changed since.
+    no_victim: bool,
 }
 
 impl Segment {
@@ -66,6 +70,7 @@ impl Segment {
         written_at: 0,
         whole: true,
         damaged: false,
+        reopened: 0,
     };
 }
 
@@ -73,7 +78,15 @@ impl Segments {
     /// All free and cold.
     pub(crate) fn new(layout: Layout) -> Segments {
         let all = vec![Segment::NEVER_USED; layout.segments as usize];
-        Segments { layout, all, free: (0..layout.segments).collect(), live_bytes: 0, dead: 0, avoided: 0 }
+        Segments {
+            layout,
+            all,
+            free: (0..layout.segments).collect(),
+            live_bytes: 0,
+            dead: 0,
+            avoided: 0,
+            no_victim: false,
+        }
     }
 
     /// There are so many now; the new ones are free and cold.
@@ -126,16 +139,7 @@ impl Segments {
     pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
         let segment = self.free.pop_front()?;
         let entry = &mut self.all[segment as usize];
-        *entry = Segment {
-            state: State::Head,
-            generation,
-            end: 0,
-            pins: 0,
-            live: 0,
-            written_at: 0,
-            whole: true,
-            damaged: false,
-        };
+        *entry = Segment { state: State::Head, generation, reopened: entry.reopened, ..Segment::NEVER_USED };
         Some(segment)
     }
 
@@ -143,9 +147,14 @@ impl Segments {
     pub(crate) fn open_for_checkpoint(&mut self, generation: u64) -> Option<u32> {
         // The first one is named by units as the next.
         let segment = if self.free.len() > 1 { self.free.pop_back()? } else { return None };
-        let state = State::Checkpoint;
-        self.all[segment as usize] =
-            Segment { state, generation, end: 0, pins: 0, live: 0, written_at: 0, whole: false, damaged: false };
+        let entry = &mut self.all[segment as usize];
+        *entry = Segment {
+            state: State::Checkpoint,
+            generation,
+            whole: false,
+            reopened: entry.reopened,
+            ..Segment::NEVER_USED
+        };
         Some(segment)
     }
 
@@ -178,12 +187,14 @@ impl Segments {
         let entry = &mut self.all[segment as usize];
         self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
         entry.state = State::Head;
+        entry.reopened += 1;
     }
 
     /// The head ended at `end`. `written_at`: see [`Segment`].
     pub(crate) fn close(&mut self, segment: u32, end: u32, written_at: u64) {
         let entry = &mut self.all[segment as usize];
         (entry.state, entry.end, entry.written_at) = (State::Closed, end, written_at);
+        self.no_victim = false;
         self.dead += u32::from(entry.live == 0);
     }
 
@@ -291,6 +302,7 @@ impl Segments {
     }
 
     pub(crate) fn unpin(&mut self, segment: u32) {
+        self.no_victim = false;
         self.all[segment as usize].pins -= 1;
     }
 
@@ -299,6 +311,7 @@ impl Segments {
         self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
         entry.live += bytes;
         self.live_bytes += bytes;
+        self.no_victim = false;
     }
 
     pub(crate) fn sub_live(&mut self, segment: u32, bytes: u64) {
@@ -307,6 +320,7 @@ impl Segments {
         entry.live -= bytes;
         self.dead += u32::from(entry.state == State::Closed && entry.live == 0);
         self.live_bytes -= bytes;
+        self.no_victim = false;
     }
 
     /// Segments that a segment table lists: everything with data that is not dying.
@@ -318,19 +332,25 @@ impl Segments {
     ///
     /// With time, that is by benefit and cost (Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured
     /// File System, 1992): the space gained, times how long it has lain there, by what copying takes. What was written
-    /// lately is likely to die by itself. In a hurry it is the one with the least live data.
-    pub(crate) fn victim(&self, now: u64, hurry: bool) -> Option<u32> {
+    /// lately is likely to die by itself. In a hurry it is the one with the least live data. Those `taken` are left out.
+    pub(crate) fn victim(&mut self, now: u64, hurry: bool, taken: impl Fn(u32) -> bool) -> Option<u32> {
+        if self.no_victim {
+            return None;
+        }
         let bytes = u64::from(self.layout.segment_bytes);
         let most = bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64);
-        let possible = self.numbered().filter(|(_, segment)| {
-            segment.state == State::Closed && !segment.damaged && segment.live > 0 && segment.live <= most
+        let possible = self.numbered().filter(|&(at, segment)| {
+            let whole = segment.state == State::Closed && !segment.damaged;
+            whole && segment.live > 0 && segment.live <= most && !taken(at)
         });
         let worth = |segment: &Segment| {
             let live = segment.live as f64 / bytes as f64;
             let age = if hurry { 1.0 } else { (now.saturating_sub(segment.written_at) + 1) as f64 };
             (1.0 - live) * age / (1.0 + live)
         };
-        possible.max_by(|(_, one), (_, other)| worth(one).total_cmp(&worth(other))).map(|(at, _)| at)
+        let best = possible.max_by(|(_, one), (_, other)| worth(one).total_cmp(&worth(other))).map(|(at, _)| at);
+        self.no_victim = best.is_none();
+        best
     }
 
     fn numbered(&self) -> impl Iterator<Item = (u32, &Segment)> {

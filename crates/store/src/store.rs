@@ -22,6 +22,7 @@ mod scrub;
 mod send;
 mod space;
 mod submit;
+mod victims;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -91,8 +92,8 @@ enum Purpose {
     Reserve { segment: u32 },
     ReadData { read: usize, part: usize, along: Option<Along> },
     ReadRecord { key: RecordKey, segment: u32 },
-    Clean,
-    Scrub { segment: u32 },
+    Clean { segment: u32, piece: usize },
+    Scrub { segment: u32, reopened: u32 },
     Checkpoint,
     Erase,
 }
@@ -510,8 +511,8 @@ impl Store {
                 Purpose::Discard { segment } => self.discard_done(segment, result.map(drop)),
                 Purpose::ReadData { read, part, along } => self.read_data_done(read, part, along, result),
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
-                Purpose::Clean => self.clean_read_done(result),
-                Purpose::Scrub { segment } => self.scrub_read_done(segment, result),
+                Purpose::Clean { segment, piece } => self.clean_read_done(segment, piece, result),
+                Purpose::Scrub { segment, reopened } => self.scrub_read_done(segment, reopened, result),
                 Purpose::Checkpoint => self.checkpoint_written(result.map(drop)),
                 Purpose::Erase => self.erase_io_done(result.map(drop)),
             }

@@ -70,13 +70,16 @@ impl Store {
         self.queue.is_empty() && self.append_feedback()
     }
 
-    /// Another unit beside those on their way: if much is queued, and nothing else has its turn.
+    /// Another unit beside those on their way: of copies that have a segment to themselves; of writes if much is queued, or only copies
+    /// are on their way; and if nothing else has its turn.
     fn append_along(&mut self) -> bool {
-        let may = self.appends.may_go_along()
-            && self.refused.is_none()
-            && self.much_is_queued()
+        let may = self.appends.may_go_along() && self.refused.is_none() && !self.wants_table();
+        if may && !self.group.open && self.copies_go_along() {
+            return self.append_copies();
+        }
+        let may = may
+            && (self.much_is_queued() || self.appends.are_copies() && self.front_is_data())
             && self.head_is_ready(self.least_unit_blocks())
-            && !self.wants_table()
             && !self.copies_have_turn();
         if !may {
             return false;
@@ -91,6 +94,12 @@ impl Store {
         }
         self.stats.units_alongside += 1;
         self.append_writes()
+    }
+
+    /// Whether the first request is blocks that nothing holds up.
+    fn front_is_data(&self) -> bool {
+        let data = |op: &WriteOp| matches!((&op.content, &op.gate), (Content::Blocks { .. }, Gate::Open));
+        self.queue.front().is_some_and(data)
     }
 
     /// Whether at least half a unit of blocks is queued that nothing holds up.

@@ -1,17 +1,19 @@
 //! Cleaning: what is live of a segment is copied forward, in bounded steps, so that the segment can be used again.
 //!
-//! Copies have segments to themselves as long as there is time: what has lived long and what is new do not lie together.
+//! Copies have segments to themselves as long as there is time: what has lived long and what is new do not lie together. While
+//! space is wanted the next segments are read during the copying and writing of others, and several units of copies are on their
+//! way at a time: the medium is seldom without work, and a write waits for a read only where copies have the segment to themselves
+//! and the next victim is not there yet. Absent: how victims come into memory, which is `victims`'s.
 
 use std::collections::VecDeque;
-use std::io;
 
-use strongroom_block::{Buffer, BufferMut, keyless_checksum};
+use strongroom_block::{Buffer, keyless_checksum};
 
 use super::group::GroupKind;
 use super::log::Raw;
 use super::read::item_checksum;
-use super::{CLEANING_PER_POLL_BYTES, Purpose, Store, URGENT_PER_POLL_BYTES};
-use crate::backend::Io;
+use super::victims::{Pieces, Victims};
+use super::{CLEANING_PER_POLL_BYTES, Store, URGENT_PER_POLL_BYTES};
 use crate::holes::ItemPlace;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
@@ -19,8 +21,10 @@ use crate::unit::{Entry, NO_SEGMENT, Place, UnitBuilder, decode_entries, decode_
 
 /// Upper bound on one unit of copies, in 4 KiB blocks: what a write may have to wait for.
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
-/// What is read of a victim is a multiple of this, in bytes.
-const READ_BYTES: usize = 256 << 10;
+/// Units of copies on their way at a time.
+const COPY_UNITS_MAX: usize = 4;
+/// Segments that are kept free for writes ahead of need, where there are so many.
+const AHEAD_SEGMENTS: u32 = 4;
 /// Segments of garbage that are not worth cleaning while space is plenty.
 const GARBAGE_SEGMENTS: u64 = 16;
 /// Segments that are copied for a waiting request, besides everything live twice, before it is told that there is no space.
@@ -32,18 +36,13 @@ pub(super) enum Live {
     Hole { branch: u32, sequence: u64, place: ItemPlace },
 }
 
-#[derive(Default)]
-enum State {
-    #[default]
-    Idle,
-    Reading {
-        victim: u32,
-    },
-    Copying {
-        victim: u32,
-        bytes: Buffer,
-        live: VecDeque<Live>,
-    },
+/// A victim that is being copied.
+struct Copying {
+    segment: u32,
+    bytes: Pieces,
+    live: VecDeque<Live>,
+    /// The last unit with copies of it.
+    last_lsn: u64,
 }
 
 /// A segment that takes copies and nothing else: what has lived long is likely to live on, and what is new to die soon, so
@@ -62,7 +61,10 @@ struct ColdHead {
 /// The cleaner.
 #[derive(Default)]
 pub(super) struct Cleaner {
-    state: State,
+    pub(super) victims: Victims,
+    copying: Option<Copying>,
+    /// All copies of these are in units up to this one, which may still be on its way.
+    ending: VecDeque<(u32, u64)>,
     cold: ColdHead,
     /// A write waits for space: more in one poll, and no turns.
     pub(super) urgent: bool,
@@ -90,31 +92,45 @@ impl Cleaner {
 
     /// Whether copies can be appended now.
     pub(super) fn has_copies(&self) -> bool {
-        matches!(self.state, State::Copying { .. }) && !self.blocked && !self.held_back && !self.stop
+        self.copying.is_some() && !self.blocked && !self.held_back && !self.stop
+    }
+
+    /// Whether a segment is being cleaned, or is about to be.
+    fn is_busy(&self) -> bool {
+        self.copying.is_some() || !self.victims.is_empty()
+    }
+
+    /// Whether this segment is one of those being cleaned.
+    fn has(&self, segment: u32) -> bool {
+        self.victims.has(segment)
+            || self.copying.as_ref().is_some_and(|copying| copying.segment == segment)
+            || self.ending.iter().any(|&(ending, _)| ending == segment)
     }
 }
 
 impl Store {
     /// Whether cleaning would yield space, or is at it.
-    pub(super) fn cleaning_possible(&self) -> bool {
+    pub(super) fn cleaning_possible(&mut self) -> bool {
         !self.cleaner.blocked
             && !self.cleaner.stop
             && !self.cleaning_futile()
-            && (!matches!(self.cleaner.state, State::Idle) || self.victim().is_some())
+            && (self.cleaner.is_busy() || self.victim().is_some())
     }
 
-    fn victim(&self) -> Option<u32> {
-        self.segments.victim(self.head.next_sequence, self.cleaner.urgent)
+    fn victim(&mut self) -> Option<u32> {
+        let cleaner = &self.cleaner;
+        self.segments.victim(self.head.next_sequence, cleaner.urgent, |segment| cleaner.has(segment))
     }
 
     /// Whether a victim should be read next.
     fn victim_wanted(&self) -> bool {
-        matches!(self.cleaner.state, State::Idle)
-            && !self.cleaner.stop
+        let hurry = self.cleaner.urgent || self.cleaner.cold.filling || self.space_is_low();
+        !self.cleaner.stop
             && !self.cleaner.blocked
             && self.refused.is_none()
             && !self.round.opening
             && !self.cleaning_futile()
+            && self.victim_fits(self.cleaner.copying.is_some(), hurry)
             && self.cleaning_wanted()
             // Dead segments first: they cost nothing.
             && self.segments.dead_count() < self.layout.round_segments()
@@ -127,10 +143,10 @@ impl Store {
                 if self.copies_may_go() {
                     return Some(self.append_copies());
                 }
-                let more = match self.cleaner.state {
-                    State::Reading { .. } => true,
-                    State::Copying { .. } => self.cleaner.held_back && !self.cleaner.blocked && !self.cleaner.stop,
-                    State::Idle => self.victim_wanted() && !self.cleaner.held_back && self.victim().is_some(),
+                let more = match (&self.cleaner.copying, self.cleaner.victims.is_empty()) {
+                    (Some(_), _) => self.cleaner.held_back && !self.cleaner.blocked && !self.cleaner.stop,
+                    (None, false) => true,
+                    (None, true) => self.victim_wanted() && !self.cleaner.held_back && self.victim().is_some(),
                 };
                 if more {
                     return Some(false);
@@ -154,6 +170,18 @@ impl Store {
         None
     }
 
+    /// Whether copies go into their segment beside those on their way. When it is full it is the turn of writes.
+    pub(super) fn copies_go_along(&mut self) -> bool {
+        if !self.cleaner.cold.filling || self.cleaner.cold.segment != Some(self.head.segment) {
+            return false;
+        }
+        if self.head_left_blocks() < self.least_unit_blocks() {
+            self.cleaner.cold.filling = false;
+            return false;
+        }
+        self.copies_on_their_way() < COPY_UNITS_MAX && self.copies_may_go()
+    }
+
     /// Whether copies are waiting for what is on its way to the log, to be next.
     pub(super) fn copies_have_turn(&self) -> bool {
         let full = self.head_left_blocks() < self.least_unit_blocks();
@@ -168,7 +196,10 @@ impl Store {
     /// So few segments are free, or on their way to be, that cleaning is needed for space.
     fn space_is_low(&self) -> bool {
         let coming = self.segments.dead_count() + self.round.coming();
-        self.segments.free_count() + coming <= self.layout.reserved_segments() + self.layout.round_segments() * 2
+        let round = self.layout.round_segments();
+        // One round's worth is dead and waits for the others of its round, and some are free for writes meanwhile. What is kept free
+        // beyond that is missing where it makes cleaning cheap.
+        self.segments.free_count() + coming <= self.layout.reserved_segments() + round + round.min(AHEAD_SEGMENTS)
     }
 
     /// Everything live was copied twice over for the request that waits: more of it gains nothing.
@@ -192,45 +223,37 @@ impl Store {
         let enough = cleaner.copied_in_poll >= most;
         let was_held_back = cleaner.held_back;
         // A waiting request needs another poll even between two victims.
-        cleaner.held_back = enough && (hurry || !matches!(cleaner.state, State::Idle));
+        cleaner.held_back = enough && (hurry || cleaner.is_busy());
+        let reads = self.read_victims();
         if enough || !self.victim_wanted() {
             // Somebody began to wait for space: copies may go on in this very poll.
-            return was_held_back && !self.cleaner.held_back;
+            return reads || was_held_back && !self.cleaner.held_back;
         }
-        let Some(victim) = self.victim() else { return false };
-        self.segments.pin(victim);
-        self.cleaner.state = State::Reading { victim };
-        let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
-        self.stats.cleaning_read_bytes += end as u64;
-        if let Some(bytes) = self.backend.share(self.layout.segment_at(victim), end) {
-            self.take_victim(victim, Ok(bytes));
-            return true;
-        }
-        // A few lengths only: then the memory of one victim does for the next.
-        let len = end.next_multiple_of(READ_BYTES).min(self.layout.segment_bytes as usize);
-        let io = Io::Read { offset: self.layout.segment_at(victim), buffer: BufferMut::to_fill(len) };
-        self.start_io(Purpose::Clean, io);
+        let Some(segment) = self.victim() else { return reads };
+        self.add_victim(segment);
+        self.next_victim();
         true
     }
 
-    pub(super) fn clean_read_done(&mut self, result: io::Result<Option<BufferMut>>) {
-        let State::Reading { victim } = self.cleaner.state else { unreachable!("a victim is being read") };
-        let end = self.segments.segment(victim).end as usize * RECORD_BLOCK;
-        let bytes = result.map(|bytes| bytes.expect("reads return their buffer").freeze().slice(..end));
-        self.take_victim(victim, bytes.map_err(|error| error.to_string()));
-    }
-
-    fn take_victim(&mut self, victim: u32, bytes: Result<Buffer, String>) {
-        let live = bytes.and_then(|bytes| self.live_of(victim, &bytes).map(|live| (bytes, live)));
-        match live {
-            Ok((bytes, live)) => {
-                self.cleaner.state = State::Copying { victim, bytes, live };
-                self.finish_victim_if_done();
+    /// Begins to copy the next victim, if that was read. What of it counts is looked at now: much may have died since it was chosen.
+    pub(super) fn next_victim(&mut self) {
+        while self.cleaner.copying.is_none()
+            && let Some(victim) = self.cleaner.victims.take_next()
+        {
+            let segment = victim.segment;
+            if self.segments.segment(segment).reopened != victim.reopened {
+                // Written to while it was read: what was read tells nothing.
+                self.segments.unpin(segment);
+                continue;
             }
-            Err(reason) => {
-                self.damaged(victim, &reason);
-                self.segments.unpin(victim);
-                self.cleaner.state = State::Idle;
+            let bytes = victim.into_bytes();
+            match bytes.and_then(|bytes| self.live_of(segment, &bytes).map(|live| (bytes, live))) {
+                Ok((_, live)) if live.is_empty() => self.segments.unpin(segment),
+                Ok((bytes, live)) => self.cleaner.copying = Some(Copying { segment, bytes, live, last_lsn: 0 }),
+                Err(reason) => {
+                    self.damaged(segment, &reason);
+                    self.segments.unpin(segment);
+                }
             }
         }
     }
@@ -242,18 +265,21 @@ impl Store {
     }
 
     /// Everything of a segment that counts.
-    pub(super) fn live_of(&self, segment: u32, bytes: &Buffer) -> Result<VecDeque<Live>, String> {
+    pub(super) fn live_of(&self, segment: u32, bytes: &Pieces) -> Result<VecDeque<Live>, String> {
         let mut live = VecDeque::new();
         let mut at = 0;
         while at < bytes.len() {
             let block = (at / RECORD_BLOCK) as u32;
             let place = Place { store_id: self.info.store_id, segment, block };
-            let header = decode_header(&bytes[at..at + RECORD_BLOCK], place, &self.layout)
+            let header = decode_header(&bytes.slice(at..at + RECORD_BLOCK), place, &self.layout)
                 .filter(|header| header.generation == self.segments.segment(segment).generation)
                 .ok_or_else(|| format!("no unit at block {block}"))?;
             let data_at = at + usize::from(header.record_blocks) * RECORD_BLOCK;
-            let records = bytes.get(at..data_at).ok_or("a unit runs over the segment's end")?;
-            let entries = decode_entries(records, &header, place, &self.layout).map_err(|fault| fault.to_string())?;
+            if at + header.blocks() as usize * RECORD_BLOCK > bytes.len() {
+                return Err("a unit runs over the segment's end".to_owned());
+            }
+            let records = bytes.slice(at..data_at);
+            let entries = decode_entries(&records, &header, place, &self.layout).map_err(|fault| fault.to_string())?;
             for entry in entries {
                 self.live_of_entry(segment, entry, at, data_at, &mut live);
             }
@@ -292,30 +318,40 @@ impl Store {
         let Some(limit) = self.unit_limit(least) else { return true };
         let mut unit = UnitBuilder::new(self.layout, limit.min(COPY_UNIT_BLOCKS.max(least)));
         let (mut raw, mut data) = (Vec::new(), Vec::new());
-        let State::Copying { victim, bytes, mut live } = std::mem::take(&mut self.cleaner.state) else {
-            unreachable!("copies are at hand")
-        };
-        while let Some(next) = live.pop_front() {
-            if !self.copy(&next, victim, &bytes, &mut unit, &mut raw, &mut data) {
-                live.push_front(next);
+        let mut copying = self.cleaner.copying.take().expect("copies are at hand");
+        let segment = copying.segment;
+        while let Some(next) = copying.live.pop_front() {
+            if !self.copy(&next, segment, &copying.bytes, &mut unit, &mut raw, &mut data) {
+                copying.live.push_front(next);
                 break;
             }
         }
-        self.cleaner.state = State::Copying { victim, bytes, live };
-        if unit.is_empty() {
-            self.finish_victim_if_done();
-            return true;
+        let whole = copying.live.is_empty();
+        if !unit.is_empty() {
+            copying.last_lsn = self.head.next_lsn;
         }
-        if self.cleaner.cold.filling {
-            let cold = &mut self.cleaner.cold;
-            cold.segment = Some(self.head.segment);
-            cold.ages += u128::from(self.segments.segment(victim).written_at) * raw.len() as u128;
-            cold.blocks += raw.len() as u64;
+        if !whole {
+            self.cleaner.copying = Some(copying);
+        } else if copying.last_lsn > self.head.completed_lsn {
+            self.cleaner.ending.push_back((segment, copying.last_lsn));
+        } else {
+            self.segments.unpin(segment);
         }
-        let bytes_copied = u64::from(unit.blocks()) * RECORD_BLOCK as u64;
-        self.cleaner.copied_in_poll += bytes_copied;
-        self.cleaner.copied_for_front += bytes_copied;
-        self.append_unit(unit, raw, data, GroupKind::Cleaning, true);
+        if !unit.is_empty() {
+            if self.cleaner.cold.filling {
+                let cold = &mut self.cleaner.cold;
+                cold.segment = Some(self.head.segment);
+                cold.ages += u128::from(self.segments.segment(segment).written_at) * raw.len() as u128;
+                cold.blocks += raw.len() as u64;
+            }
+            let bytes_copied = u64::from(unit.blocks()) * RECORD_BLOCK as u64;
+            self.cleaner.copied_in_poll += bytes_copied;
+            self.cleaner.copied_for_front += bytes_copied;
+            self.append_unit(unit, raw, data, GroupKind::Cleaning, true);
+        }
+        if whole {
+            self.next_victim();
+        }
         true
     }
 
@@ -324,14 +360,14 @@ impl Store {
         &mut self,
         live: &Live,
         victim: u32,
-        bytes: &Buffer,
+        bytes: &Pieces,
         unit: &mut UnitBuilder,
         raw: &mut Vec<Raw>,
         data: &mut Vec<Buffer>,
     ) -> bool {
         match *live {
             Live::Block { branch, lba, version, item_at, data_at } => {
-                let item = &bytes[item_at..item_at + self.layout.item_bytes as usize];
+                let item = &bytes.slice(item_at..item_at + self.layout.item_bytes as usize);
                 let block = bytes.slice(data_at..data_at + self.layout.block_bytes as usize);
                 if keyless_checksum(&block) != item_checksum(item) {
                     if self.map.is_live(branch, lba, version) {
@@ -356,22 +392,21 @@ impl Store {
     }
 
     pub(super) fn copies_written(&mut self) {
-        self.finish_victim_if_done();
-    }
-
-    fn finish_victim_if_done(&mut self) {
-        if let State::Copying { victim, live, .. } = &self.cleaner.state
-            && live.is_empty()
+        while let Some(&(segment, lsn)) = self.cleaner.ending.front()
+            && lsn <= self.head.completed_lsn
         {
-            self.segments.unpin(*victim);
-            self.cleaner.state = State::Idle;
+            self.cleaner.ending.pop_front();
+            self.segments.unpin(segment);
         }
     }
 
+    /// What was on its way is void. What it was copied from is as live as before, and will be cleaned another time.
     pub(super) fn copies_failed(&mut self) {
-        if let State::Copying { victim, .. } = &self.cleaner.state {
-            self.segments.unpin(*victim);
-            self.cleaner.state = State::Idle;
+        let ending = std::mem::take(&mut self.cleaner.ending).into_iter().map(|(segment, _)| segment);
+        let copying = self.cleaner.copying.take().map(|copying| copying.segment);
+        for segment in ending.chain(copying) {
+            self.segments.unpin(segment);
         }
+        self.next_victim();
     }
 }

@@ -232,7 +232,7 @@ impl Store {
     }
 
     /// Whether segments are on their way to be free, or can be made so.
-    pub(super) fn reclaim_possible(&self) -> bool {
+    pub(super) fn reclaim_possible(&mut self) -> bool {
         let round = self.round.phase != Phase::Idle || !self.round.releasing.is_empty();
         round
             || self.round.discards_in_flight > 0

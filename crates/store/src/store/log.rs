@@ -51,6 +51,8 @@ pub(super) struct Appends {
     /// In the order of the log.
     pending: VecDeque<Pending>,
     units: usize,
+    /// How many of these are copies.
+    copies: usize,
     /// The segment that is to be the next head, while its space is made sure of. Nothing else is on its way then.
     allocating: Option<u32>,
     /// Nothing may go along with what is on its way.
@@ -79,6 +81,12 @@ struct Written {
     result: Option<io::Result<()>>,
 }
 
+impl Written {
+    fn is_copies(&self) -> bool {
+        self.header.has(flag::CLEANING)
+    }
+}
+
 impl Appends {
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty() && self.allocating.is_none()
@@ -89,8 +97,14 @@ impl Appends {
         !self.alone && !self.failed && self.allocating.is_none() && self.units < UNITS_MAX
     }
 
+    /// Whether no caller's writes are on their way.
+    pub(super) fn are_copies(&self) -> bool {
+        self.copies == self.units
+    }
+
     fn push(&mut self, unit: Written) {
         self.units += 1;
+        self.copies += usize::from(unit.is_copies());
         self.pending.push_back(Pending::Unit(Box::new(unit)));
     }
 
@@ -115,7 +129,10 @@ impl Appends {
     fn take_next(&mut self) -> Option<Pending> {
         match self.pending.front()? {
             Pending::Unit(unit) if !matches!(unit.result, Some(Ok(()))) => return None,
-            Pending::Unit(_) => self.units -= 1,
+            Pending::Unit(unit) => {
+                self.units -= 1;
+                self.copies -= usize::from(unit.is_copies());
+            }
             Pending::Close { .. } => {}
         }
         self.pending.pop_front()
@@ -142,6 +159,10 @@ impl Store {
     /// Whether so much can be appended without asking the host for space.
     pub(super) fn head_is_ready(&self, least: u32) -> bool {
         self.head_left_blocks() >= least || self.segments.next_is_warm()
+    }
+
+    pub(super) fn copies_on_their_way(&self) -> usize {
+        self.appends.copies
     }
 
     /// How large the next unit may be, in 4 KiB blocks. `None`: a new head is on its way, or there is no space.
@@ -280,7 +301,7 @@ impl Store {
         self.head.next_lsn += 1;
         self.head.last_lsn = header.lsn;
         self.head.block += header.blocks();
-        self.appends.alone |= kind != GroupKind::Writes;
+        self.appends.alone |= kind == GroupKind::Table;
         self.appends.push(Written { header, block, records, closes, result: None });
         let purpose = Purpose::Append { lsn: header.lsn };
         self.start_io(purpose, Io::Write { offset: self.layout.block_at(segment, block), buffers: data });

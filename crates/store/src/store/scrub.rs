@@ -11,6 +11,7 @@ use strongroom_block::{BufferMut, Lba, keyless_checksum};
 
 use super::clean::Live;
 use super::read::item_checksum;
+use super::victims::Pieces;
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::index::Version;
@@ -71,10 +72,11 @@ impl Store {
             self.scrub.done += 1;
             let entry = self.segments.segment(segment);
             if entry.state == State::Closed && entry.end > 0 {
-                let buffer = BufferMut::zeroed(entry.end as usize * RECORD_BLOCK);
+                let (reopened, buffer) = (entry.reopened, BufferMut::zeroed(entry.end as usize * RECORD_BLOCK));
                 self.scrub.reading = true;
                 self.segments.pin(segment);
-                self.start_io(Purpose::Scrub { segment }, Io::Read { offset: self.layout.segment_at(segment), buffer });
+                let offset = self.layout.segment_at(segment);
+                self.start_io(Purpose::Scrub { segment, reopened }, Io::Read { offset, buffer });
                 return;
             }
         }
@@ -83,13 +85,17 @@ impl Store {
         self.scrub.found_before = std::mem::take(&mut self.scrub.found);
     }
 
-    pub(super) fn scrub_read_done(&mut self, segment: u32, result: io::Result<Option<BufferMut>>) {
+    pub(super) fn scrub_read_done(&mut self, segment: u32, reopened: u32, result: io::Result<Option<BufferMut>>) {
         self.scrub.reading = false;
         self.segments.unpin(segment);
+        if self.segments.segment(segment).reopened != reopened {
+            // Written to while it was read. It is looked at in the next pass.
+            return;
+        }
         let read = result.map_err(|error| error.to_string());
         let live = read.and_then(|bytes| {
             let bytes = bytes.expect("reads return their buffer").freeze();
-            self.live_of(segment, &bytes).map(|live| (bytes, live))
+            self.live_of(segment, &Pieces::whole(bytes.clone())).map(|live| (bytes, live))
         });
         match live {
             Ok((bytes, live)) => {

@@ -175,8 +175,8 @@ impl Store {
     /// How many do now. While much is written what is freed is soon wanted again, and space given back to the host and taken anew costs
     /// more than the write itself: on most file systems the first write to new space, and the sync after it, wait for the journal.
     pub(super) fn warm_max(&self) -> usize {
-        let busy = WARM_ROUNDS * self.layout.round_segments() as usize;
-        if self.round.idle { self.warm_max_idle() } else { busy.max(self.warm_max_idle()) }
+        let rounds = WARM_ROUNDS * self.layout.round_segments() as usize;
+        if self.round.idle { self.warm_max_idle() } else { rounds + self.warm_max_idle() }
     }
 
     /// Nothing is going on: what was kept meanwhile goes back to the host, some at a time.
