@@ -15,16 +15,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 256;
 
 fn target(root: &Path) -> TargetHandle {
-    let spec = VolumeSpec {
-        name: "disk".into(),
-        size_bytes: BLOCKS * BLOCK as u64,
-        block_size: BLOCK as u64,
-        sealed: None,
-        retention_percent: 10,
-        medium: strongroom_target::Medium::Directory,
-        io: strongroom_target::IoChoice::Auto,
-        access: Access::default(),
-    };
+    let spec = VolumeSpec { block_size: BLOCK as u64, ..VolumeSpec::plain("disk", BLOCKS * BLOCK as u64) };
     Catalogue::open(root).unwrap().create(&spec).unwrap();
     let mut config = Config::new(root);
     config.listen = vec!["127.0.0.1:0".parse().unwrap()];

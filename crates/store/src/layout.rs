@@ -25,8 +25,6 @@ pub(crate) const SEQUENCES: u64 = 1 << 56;
 pub(crate) const SEQUENCE_MAX: u64 = SEQUENCES - (1 << 40);
 /// A segment has at least so many blocks of the volume.
 pub(crate) const SEGMENT_BLOCKS_MIN: u32 = 16;
-/// Share of the log that live data may fill, in percent: the rest is what makes cleaning cheap.
-const FILL_PERCENT: u64 = 80;
 /// Share of a segment that cleaning fills when it packs scattered blocks, in percent.
 const PACKED_PERCENT: u64 = 96;
 
@@ -85,14 +83,21 @@ fn reserved_segments(segments: u32, segment_bytes: u32) -> u32 {
     4 + (segments / 64).min(8) + table_bytes.div_ceil(u64::from(segment_bytes)) as u32
 }
 
-/// How many segments a volume needs: its blocks and retained versions packed by cleaning fill at most
-/// [`FILL_PERCENT`] of them; the reserve and the largest write come on top. `None` if that is more than segments can be counted.
-pub(crate) fn segments_needed(geometry: Geometry, kind: UnitKind, segment_bytes: u32, retained: u64) -> Option<u32> {
+/// How many segments a volume needs: as many as its blocks and retained versions fill when cleaning has packed them, and
+/// `spare_percent` of that again, which makes cleaning cheap; the reserve and the largest write come on top. `None` if that is more
+/// than segments can be counted.
+pub(crate) fn segments_needed(
+    geometry: Geometry,
+    kind: UnitKind,
+    segment_bytes: u32,
+    retained: u64,
+    spare_percent: u16,
+) -> Option<u32> {
     let entry_bytes = 24 + u128::from(Layout::item_bytes_of(kind));
     let per_block = u128::from(geometry.block_size.bytes()) + entry_bytes;
     let live = (u128::from(geometry.blocks) + u128::from(retained)) * per_block;
-    let usable = u128::from(segment_bytes) * u128::from(FILL_PERCENT * PACKED_PERCENT) / 10_000;
-    let segments = u32::try_from(live.div_ceil(usable)).ok()?;
+    let packed = u128::from(segment_bytes) * u128::from(PACKED_PERCENT);
+    let segments = u32::try_from((live * u128::from(100 + spare_percent)).div_ceil(packed)).ok()?;
     // The largest write must find its room in one go.
     let largest = geometry.bytes().min(Op::WRITE_BYTES_MAX as u64) * u64::try_from(per_block).ok()?;
     let largest = largest.div_ceil(u64::from(geometry.block_size.bytes()));
@@ -101,7 +106,12 @@ pub(crate) fn segments_needed(geometry: Geometry, kind: UnitKind, segment_bytes:
     let checkpoint = (u128::from(geometry.blocks) + u128::from(retained)) * 26 / u128::from(segment_bytes);
     let checkpoints = 2 * (u32::try_from(checkpoint).ok()? + 1);
     let spare = checkpoints + 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32) + largest;
-    segments.checked_add(spare).filter(|&count| u64::from(count) * u64::from(segment_bytes) / SECTOR < 1 << 40)
+    segments.checked_add(spare).filter(|&count| countable(count, segment_bytes))
+}
+
+/// Whether a location in the index can name every place in so many segments.
+pub(crate) fn countable(segments: u32, segment_bytes: u32) -> bool {
+    u64::from(segments) * u64::from(segment_bytes) / SECTOR < 1 << 40
 }
 
 /// A fixed-size big-endian reader over bytes whose length was checked.

@@ -61,6 +61,9 @@ pub struct CreateOptions {
     pub segment_bytes: u32,
     /// The share of the volume's size that retained versions may take, in percent (sealed units only).
     pub retention_percent: u8,
+    /// Space for cleaning, in percent of what the volume and its retained versions take when all of it is written: from
+    /// [`SPARE_PERCENT_DEFAULT`](CreateOptions::SPARE_PERCENT_DEFAULT) to [`SPARE_PERCENT_MAX`](CreateOptions::SPARE_PERCENT_MAX).
+    pub spare_percent: u16,
     /// The store's identity; `None` draws a random one. Set by tests that need the same bytes twice.
     pub store_id: Option<StoreId>,
     /// What its log lies on.
@@ -75,6 +78,10 @@ impl CreateOptions {
     pub const SEGMENT_BYTES_DEFAULT: u32 = 4 << 20;
     /// Default share of retained versions, in percent.
     pub const RETENTION_PERCENT_DEFAULT: u8 = 10;
+    /// Default space for cleaning, and the least, in percent.
+    pub const SPARE_PERCENT_DEFAULT: u16 = 25;
+    /// The most, in percent.
+    pub const SPARE_PERCENT_MAX: u16 = 400;
 
     /// The usual options for a volume.
     pub fn new(volume_id: VolumeId, geometry: Geometry, kind: UnitKind) -> CreateOptions {
@@ -84,6 +91,7 @@ impl CreateOptions {
             kind,
             segment_bytes: Self::SEGMENT_BYTES_DEFAULT,
             retention_percent: Self::RETENTION_PERCENT_DEFAULT,
+            spare_percent: Self::SPARE_PERCENT_DEFAULT,
             store_id: None,
             medium: Medium::Directory,
             segments: None,

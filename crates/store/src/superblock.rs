@@ -9,8 +9,8 @@ use strongroom_block::{BlockSize, BufferMut, Custody, Geometry, SealingDomain, V
 
 use crate::error::StoreError;
 use crate::layout::{
-    COUNTER_MAX, FORMAT_VERSION, FORMAT_VERSION_OLDEST, Layout, RECORD_BLOCK, SECTOR, SEGMENT_BLOCKS_MIN, SEQUENCE_MAX,
-    SUPERBLOCK_AT, be_u32, be_u64,
+    COUNTER_MAX, FORMAT_VERSION, FORMAT_VERSION_OLDEST, Layout, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SEQUENCE_MAX,
+    SUPERBLOCK_AT, be_u32, be_u64, countable,
 };
 use crate::options::{StoreId, UnitKind, VolumeInfo};
 
@@ -187,7 +187,7 @@ impl Superblock {
         if !segment_bytes_valid(self.segment_bytes) || self.segments == 0 {
             return Err("impossible segment size or count");
         }
-        if u64::from(self.segments) * u64::from(self.segment_bytes) / SECTOR >= 1 << 40 {
+        if !countable(self.segments, self.segment_bytes) {
             return Err("more segments than can be addressed");
         }
         if self.segment_bytes / self.geometry.block_size.bytes() < SEGMENT_BLOCKS_MIN {

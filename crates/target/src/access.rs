@@ -313,6 +313,7 @@ mod tests {
                 opened_with: None,
             }),
             retention_percent: 10,
+            spare_percent: strongroom_store::CreateOptions::SPARE_PERCENT_DEFAULT,
             medium: strongroom_store::Medium::Directory,
             io: strongroom_store::IoChoice::Auto,
             clone_of: None,

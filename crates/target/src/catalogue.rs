@@ -57,6 +57,8 @@ pub struct VolumeSpec {
     pub sealed: Option<SealedSpec>,
     /// The share of its size that retained versions may take, in percent.
     pub retention_percent: u8,
+    /// Space for cleaning, in percent of what it takes when all of it is written.
+    pub spare_percent: u16,
     /// What its blocks lie on.
     pub medium: Medium,
     /// How its store is read and written.
@@ -96,6 +98,7 @@ impl VolumeSpec {
             block_size: BlockSize::DEFAULT.bytes().into(),
             sealed: None,
             retention_percent: CreateOptions::RETENTION_PERCENT_DEFAULT,
+            spare_percent: CreateOptions::SPARE_PERCENT_DEFAULT,
             medium: Medium::Directory,
             io: IoChoice::Auto,
             access: Access::default(),
@@ -498,6 +501,7 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
         geometry,
         sealed,
         retention_percent,
+        spare_percent: spec.spare_percent,
         medium,
         io: spec.io,
         clone_of: None,

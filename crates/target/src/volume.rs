@@ -32,6 +32,8 @@ pub struct Volume {
     pub sealed: Option<Sealed>,
     /// The share of its size that retained versions may take, in percent.
     pub retention_percent: u8,
+    /// Space for cleaning, in percent of what it takes when all of it is written, as it was made.
+    pub spare_percent: u16,
     /// What its blocks lie on.
     pub medium: Medium,
     /// How its store is read and written.
@@ -198,6 +200,7 @@ impl Volume {
     pub(crate) fn create_options(&self) -> CreateOptions {
         let mut options = CreateOptions::new(self.id, self.geometry, self.store_kind());
         options.retention_percent = self.retention_percent;
+        options.spare_percent = self.spare_percent;
         options.medium = self.medium.clone();
         options
     }
@@ -244,6 +247,7 @@ impl Volume {
             size_bytes: self.geometry.bytes(),
             block_size: self.geometry.block_size.bytes(),
             retention_percent: self.retention_percent,
+            spare_percent: self.spare_percent,
             medium: self.medium.to_string(),
             io: (self.io != IoChoice::Auto).then(|| self.io.to_string()),
             sealed: self.sealed.as_ref().map(|sealed| SealedFile {
@@ -291,6 +295,7 @@ impl Volume {
             geometry,
             sealed: file.sealed.map(SealedFile::parse).transpose()?,
             retention_percent: file.retention_percent,
+            spare_percent: file.spare_percent,
             medium: file.medium.parse().map_err(|error| format!("medium: {error}"))?,
             io: file.io.as_deref().unwrap_or("auto").parse().map_err(|error| format!("io: {error}"))?,
             clone_of: file.clone_of,
@@ -311,6 +316,9 @@ struct File {
     size_bytes: u64,
     block_size: u32,
     retention_percent: u8,
+    /// The default is not written: so builds from before there was a choice read the file.
+    #[serde(default = "spare_default", skip_serializing_if = "is_spare_default")]
+    spare_percent: u16,
     /// Volumes from before there was a choice lie in their directory.
     #[serde(default = "medium_default")]
     medium: String,
@@ -333,6 +341,14 @@ struct File {
 
 fn medium_default() -> String {
     Medium::default().to_string()
+}
+
+fn spare_default() -> u16 {
+    CreateOptions::SPARE_PERCENT_DEFAULT
+}
+
+fn is_spare_default(percent: &u16) -> bool {
+    *percent == CreateOptions::SPARE_PERCENT_DEFAULT
 }
 
 #[derive(Serialize, Deserialize)]
@@ -414,6 +430,7 @@ pub(crate) mod tests {
                 opened_with: None,
             }),
             retention_percent: 10,
+            spare_percent: CreateOptions::SPARE_PERCENT_DEFAULT,
             medium: Medium::Directory,
             io: IoChoice::Auto,
             clone_of: None,
@@ -459,7 +476,11 @@ pub(crate) mod tests {
             assert!(volume.to_toml().contains(&format!("io = \"{io}\"")));
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
-        let new = ["io =", "previous_versions", "opened_with"].iter().any(|field| plain.to_toml().contains(field));
+        let roomy = Volume { spare_percent: 100, ..plain.clone() };
+        assert_eq!(Volume::from_toml(&roomy.to_toml()), Ok(roomy.clone()));
+        assert_eq!(roomy.create_options().spare_percent, 100);
+        let new =
+            ["io =", "spare", "previous_versions", "opened_with"].iter().any(|field| plain.to_toml().contains(field));
         assert!(!new, "as before there was a choice");
         let old = plain.to_toml().replace("medium = \"directory\"\n", "");
         assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");

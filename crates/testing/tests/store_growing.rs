@@ -21,6 +21,28 @@ fn disk(kind: UnitKind, seed: u64) -> SimDisk {
     disk
 }
 
+#[test]
+fn a_store_with_more_to_spare_keeps_its_proportion_when_it_grows() {
+    let segments = |spare_percent| {
+        let disk = SimDisk::new(1);
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 64 * BLOCKS };
+        let options = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+        let options = CreateOptions { segment_bytes: 64 << 10, spare_percent, ..options };
+        Store::create_on(Box::new(disk.backend(true)), &options)?;
+        let mut store = try_open(&disk)?;
+        let before = store.info().segments;
+        assert_eq!(store.execute(Op::Grow { blocks: 64 * GROWN }), Ok(Outcome::Changed));
+        Ok::<_, StoreError>((f64::from(before), f64::from(store.info().segments)))
+    };
+    let (usual, roomy) = (segments(25).unwrap(), segments(100).unwrap());
+    for (usual, roomy) in [(usual.0, roomy.0), (usual.1, roomy.1)] {
+        assert!((1.4..1.6).contains(&(roomy / usual)), "twice what is stored, and 1.25 times: {roomy} and {usual}");
+    }
+    for refused in [0, 24, 401] {
+        assert!(matches!(segments(refused), Err(StoreError::Options(_))), "{refused}");
+    }
+}
+
 fn try_open(disk: &SimDisk) -> Result<Store, StoreError> {
     Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {}))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use strongroom_store::OpenOptions;
+use strongroom_store::{CreateOptions, OpenOptions};
 
 use super::Plan;
 use super::amplification::Moved;
@@ -77,6 +77,9 @@ const fn pattern(write: bool, random: bool, blocks: u64) -> Pattern {
     Pattern { write, random, blocks }
 }
 
+/// Space for cleaning of a volume for random writes, in percent of what is stored.
+const SPARE_PERCENT: u16 = 60;
+
 /// Queue depth of every cell.
 const DEPTH: usize = 32;
 
@@ -86,9 +89,19 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
     std::fs::create_dir_all(&work).expect("a place to work");
     let raw = work.join("raw");
     fio(&raw, plan, "write", 128 << 10, "--rw=write --size");
-    let cells: Vec<Cell> =
-        CELLS.into_iter().filter(|cell| plan.cells.as_ref().is_none_or(|part| cell.what.contains(part))).collect();
-    for kind in [Kind::Plain, Kind::Sealed] {
+    let usual = plan.spare.unwrap_or(CreateOptions::SPARE_PERCENT_DEFAULT);
+    let roomy = plan.spare.is_none().then_some(SPARE_PERCENT);
+    for (kind, spare) in [Kind::Plain, Kind::Sealed]
+        .into_iter()
+        .flat_map(|kind| [Some(usual), roomy].into_iter().flatten().map(move |spare| (kind, spare)))
+    {
+        // More room only makes random writes cheaper.
+        let asked = |cell: &Cell| Some(spare) != roomy || cell.fio == "randwrite";
+        let named = |cell: &Cell| plan.cells.as_ref().is_none_or(|part| cell.what.contains(part));
+        let cells: Vec<Cell> = CELLS.into_iter().filter(|cell| asked(cell) && named(cell)).collect();
+        if cells.is_empty() {
+            continue;
+        }
         let mut results: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); cells.len()];
         let (mut in_order, mut at_random) = (Vec::new(), Vec::new());
         let mut io = String::new();
@@ -97,12 +110,12 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
             let dir = work.join(format!("store-{round}"));
             let _ = std::fs::remove_dir_all(&dir);
             // Written once before: both write where there was something.
-            Load::in_dir(&dir, kind, plan.size_mib * 256, &OpenOptions::default()).fill();
+            Load::in_dir(&dir, kind, plan.size_mib * 256, spare, &OpenOptions::default()).fill();
             for (cell, results) in cells.iter().zip(&mut results) {
                 let theirs_first = round % 2 == 0;
                 let mut theirs = if theirs_first { raw_speed(&raw, plan, cell) } else { 0.0 };
                 let ours = {
-                    let mut load = Load::in_dir(&dir, kind, plan.size_mib * 256, &caches(plan, kind, cell));
+                    let mut load = Load::in_dir(&dir, kind, plan.size_mib * 256, spare, &caches(plan, kind, cell));
                     io = load.store.io_kind().to_string();
                     let whole = if cell.pattern.random { 0 } else { plan.size_mib * 256 / cell.pattern.blocks };
                     let time = Duration::from_secs(plan.seconds);
@@ -127,13 +140,15 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
             }
             std::fs::remove_dir_all(&dir).expect("the store is removed");
         }
+        let made =
+            if spare == CreateOptions::SPARE_PERCENT_DEFAULT { String::new() } else { format!(", --spare {spare}") };
         let mut random_is_slow = false;
         if !in_order.is_empty() {
             let speed = |ops: f64| format!("{:.0} MiB/s", ops * BLOCK as f64 / 1048576.0);
             let ratios = in_order.iter().zip(&at_random).map(|(in_order, at_random)| in_order / at_random).collect();
             let (in_order, at_random, slower) = (median(in_order), median(at_random), median(ratios));
             random_is_slow = slower >= RANDOM_WRITE;
-            let what = format!("the medium by itself: 4 KiB writes in order, against at random, beside {kind:?}");
+            let what = format!("the medium by itself: 4 KiB writes in order, against at random, beside {kind:?}{made}");
             let parts = format!("{} in order, {} at random", speed(in_order), speed(at_random));
             table.row(&what, String::new(), parts, (slower, ""), Goal::Reported);
         }
@@ -148,7 +163,7 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
             let cpu = median(results.iter().map(|(ours, _)| ours.cpu_us_per_op).collect());
             let speed =
                 |ops: f64| format!("{:.0} MiB/s", ops * (cell.pattern.blocks * BLOCK as u64) as f64 / 1048576.0);
-            let what = format!("{}, {kind:?} ({io})", cell.what);
+            let what = format!("{}{made}, {kind:?} ({io})", cell.what);
             let moved = if cell.pattern.write && cell.pattern.random { &moved[..] } else { "" };
             table.row(&what, format!("{} at {cpu:.1} µs CPU{moved}", speed(ours)), speed(theirs), (ratio, ""), goal);
         }

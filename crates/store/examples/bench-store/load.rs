@@ -100,11 +100,11 @@ impl Load {
         load
     }
 
-    /// A store in a directory, made if it is not there.
-    pub(crate) fn in_dir(dir: &Path, kind: Kind, blocks: u64, options: &OpenOptions) -> Load {
+    /// A store in a directory, made if it is not there, with so much space for cleaning.
+    pub(crate) fn in_dir(dir: &Path, kind: Kind, blocks: u64, spare_percent: u16, options: &OpenOptions) -> Load {
         let fresh = !Store::exists(dir);
         if fresh {
-            Store::create(dir, &kind.options(blocks)).expect("the store is made");
+            Store::create(dir, &CreateOptions { spare_percent, ..kind.options(blocks) }).expect("the store is made");
         }
         let store = Store::open(dir, options, Arc::new(|| {})).expect("the store opens");
         let mut load = Load::on(store, kind, blocks);

@@ -3,7 +3,7 @@
 //! marks. Deliberately absent: the network and sealing, which `strongroom bench` measures.
 //!
 //! `cargo run --release -p strongroom-store --example bench-store -- [--dir DIR] [--size-mib N] [--rounds N] [--seconds N]
-//! [--ops N] [--mapped N] [--only io|amplification|memory|opening] [--cells PART-OF-A-NAME] [--write FILE]`
+//! [--ops N] [--mapped N] [--only io|amplification|memory|opening] [--cells PART-OF-A-NAME] [--spare PERCENT] [--write FILE]`
 
 mod amplification;
 mod fio;
@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     only: Option<String>,
     /// Of what is compared with fio only what has this in its name.
     cells: Option<String>,
+    /// Space for cleaning of the stores that are compared with fio, in percent; `None`: the default for all, and more for one.
+    spare: Option<u16>,
     write: Option<PathBuf>,
 }
 
@@ -47,6 +49,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Plan {
         load: load.split(' ').next().unwrap_or_default().to_owned(),
         only: None,
         cells: None,
+        spare: None,
         write: None,
     };
     while let Some(word) = words.next() {
@@ -60,6 +63,7 @@ fn plan(mut words: impl Iterator<Item = String>) -> Plan {
             "--ops" => plan.ops = number(),
             "--mapped" => plan.mapped = number(),
             "--only" => plan.only = Some(value),
+            "--spare" => plan.spare = Some(number() as u16),
             "--cells" => plan.cells = Some(value),
             "--write" => plan.write = Some(value.into()),
             _ => panic!("{word} is not known; see the first lines of this example's source"),

@@ -308,7 +308,16 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
     }
     let retained = (u128::from(options.geometry.blocks) * u128::from(percent)).div_ceil(100) as u64;
     let retained = if options.kind.is_sealed() { retained } else { 0 };
-    let Some(segments) = segments_needed(options.geometry, options.kind, options.segment_bytes, retained) else {
+    let spare = options.spare_percent;
+    if !(CreateOptions::SPARE_PERCENT_DEFAULT..=CreateOptions::SPARE_PERCENT_MAX).contains(&spare) {
+        return bad(format!(
+            "spare space is {} to {} percent of what is stored",
+            CreateOptions::SPARE_PERCENT_DEFAULT,
+            CreateOptions::SPARE_PERCENT_MAX
+        ));
+    }
+    let needed = segments_needed(options.geometry, options.kind, options.segment_bytes, retained, spare);
+    let Some(segments) = needed else {
         return bad("the volume is too large for one store (about 300 TiB)".to_owned());
     };
     let segments = options.segments.unwrap_or(segments);

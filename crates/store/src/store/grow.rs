@@ -8,8 +8,9 @@ use std::io;
 use strongroom_block::{Geometry, Token};
 
 use super::Store;
-use crate::layout::{Layout, segments_needed};
+use crate::layout::{Layout, countable, segments_needed};
 use crate::op::{OpError, Outcome};
+use crate::options::CreateOptions;
 use crate::superblock::Superblock;
 
 /// A growth on its way.
@@ -55,11 +56,20 @@ impl Store {
         // In the same proportion as before.
         let share = u128::from(old.retention_blocks) * u128::from(blocks) / u128::from(old.geometry.blocks);
         let retention_blocks = share as u64;
-        let needed = segments_needed(geometry, old.kind, old.segment_bytes, retention_blocks);
-        let Some(needed) = needed else {
+        let needed = |geometry, retained| {
+            segments_needed(geometry, old.kind, old.segment_bytes, retained, CreateOptions::SPARE_PERCENT_DEFAULT)
+        };
+        let segments = needed(geometry, retention_blocks).zip(needed(old.geometry, old.retention_blocks)).and_then(
+            |(after, before)| {
+                // A store that was made with more to spare keeps its proportion.
+                let share = (u64::from(after) * u64::from(old.segments)).div_ceil(before.into());
+                let segments = u32::try_from(share).ok()?.max(after).max(old.segments);
+                countable(segments, old.segment_bytes).then_some(segments)
+            },
+        );
+        let Some(segments) = segments else {
             return Err(OpError::TooMany("a store holds at most about 300 TiB; make another volume"));
         };
-        let segments = needed.max(old.segments);
         let layout = Layout { segments, ..self.layout };
         match self.backend.grow(layout.segment_at(segments)) {
             Ok(()) => {}

@@ -15,13 +15,14 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_block::{Mode, Suite};
 use strongroom_store::{
-    IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo, UnitKind,
+    CreateOptions, IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo,
+    UnitKind,
 };
 use strongroom_target::admin::{Client, Request, Resume};
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
 use super::contents::parse_snapshot;
-use super::volume::{RootArgs, usable_wrapping_key, warn_of_unknown_peers};
+use super::volume::{RootArgs, spare_range, usable_wrapping_key, warn_of_unknown_peers};
 use crate::units::show_size;
 
 /// How long a target may take to open a volume.
@@ -95,6 +96,9 @@ pub(crate) struct ReceiveArgs {
     /// New volume: how much of its size older versions of blocks may take, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
     retention: u8,
+    /// New volume: space for cleaning, as in `volume create`.
+    #[arg(long, value_name = "PERCENT", default_value_t = CreateOptions::SPARE_PERCENT_DEFAULT, value_parser = spare_range())]
+    spare: u16,
     /// New volume: what its blocks lie on, as in `volume create`.
     #[arg(long, value_name = "MEDIUM", default_value_t = Medium::Directory)]
     medium: Medium,
@@ -384,6 +388,7 @@ fn make_if_missing(args: &ReceiveArgs, catalogue: &Catalogue, info: &StreamInfo)
         block_size: info.geometry.block_size.bytes().into(),
         sealed,
         retention_percent: args.retention,
+        spare_percent: args.spare,
         medium: args.medium.clone(),
         io: IoChoice::Auto,
         access: Access { peers: args.peers.clone(), initiators: args.initiators.clone(), ..Access::default() },

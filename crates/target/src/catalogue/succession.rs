@@ -68,6 +68,7 @@ impl Catalogue {
             block_size: volume.geometry.block_size.bytes().into(),
             sealed: spec.sealed.clone(),
             retention_percent: volume.retention_percent,
+            spare_percent: volume.spare_percent,
             medium: spec.medium.clone(),
             io: volume.io,
             access: Access { peers, protection: volume.access.protection.clone(), ..Access::default() },
