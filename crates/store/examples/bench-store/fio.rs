@@ -77,8 +77,11 @@ const fn pattern(write: bool, random: bool, blocks: u64) -> Pattern {
     Pattern { write, random, blocks }
 }
 
+/// How many times the volume is overwritten at random before random writes are measured: cleaning takes its share only then.
+const OVERWRITTEN: u64 = 2;
+
 /// Space for cleaning of a volume for random writes, in percent of what is stored.
-const SPARE_PERCENT: u16 = 60;
+const SPARE_PERCENT: u16 = 100;
 
 /// Queue depth of every cell.
 const DEPTH: usize = 32;
@@ -119,6 +122,9 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
                     io = load.store.io_kind().to_string();
                     let whole = if cell.pattern.random { 0 } else { plan.size_mib * 256 / cell.pattern.blocks };
                     let time = Duration::from_secs(plan.seconds);
+                    if cell.fio == "randwrite" {
+                        load.run(DEPTH, cell.pattern, |ops, _| ops >= OVERWRITTEN * plan.size_mib * 256);
+                    }
                     let before = load.store.stats();
                     // A sequential write must have written everything, for the reads that follow.
                     let outcome = load.run(DEPTH, cell.pattern, |ops, elapsed| {

@@ -25,6 +25,8 @@ const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
 const COPY_UNITS_MAX: usize = 4;
 /// Segments that are kept free for writes ahead of need, where there are so many.
 const AHEAD_SEGMENTS: u32 = 4;
+/// While so much is in use for each byte that is live nothing is cleaned, if space is plenty.
+const GARBAGE_SHARE_LEAST: f64 = 1.5;
 /// Segments of garbage that are not worth cleaning while space is plenty.
 const GARBAGE_SEGMENTS: u64 = 16;
 /// Segments that are copied for a waiting request, besides everything live twice, before it is told that there is no space.
@@ -213,7 +215,15 @@ impl Store {
         let used = u64::from(self.segments.used_count()) * segment;
         self.cleaner.urgent
             || self.space_is_low()
-            || used > self.segments.live_bytes() / 2 * 3 + GARBAGE_SEGMENTS * segment
+            || used as f64
+                > self.segments.live_bytes() as f64 * self.garbage_share() + (GARBAGE_SEGMENTS * segment) as f64
+    }
+
+    /// How much of the log may be in use, as a multiple of what is live: as much as the whole log is of a full volume.
+    fn garbage_share(&self) -> f64 {
+        let full = (self.info.geometry.blocks + self.info.retention_blocks) * self.layout.live_block_bytes();
+        let log = u64::from(self.layout.segments) * u64::from(self.layout.segment_bytes);
+        (log as f64 / full as f64).max(GARBAGE_SHARE_LEAST)
     }
 
     pub(super) fn drive_cleaner(&mut self) -> bool {

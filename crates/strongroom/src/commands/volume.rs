@@ -136,7 +136,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
     retention: u8,
     /// Space for cleaning, in percent of what all its blocks take: the more, the less is copied for each block that is overwritten at
-    /// random (with 25 about 1.3 blocks, with 100 about 0.3). It is taken from the disk only as it is used.
+    /// random (with 25 about 1.2 blocks, with 100 about 0.2). It is taken from the disk only as it is used.
     #[arg(long, value_name = "PERCENT", default_value_t = CreateOptions::SPARE_PERCENT_DEFAULT, value_parser = spare_range())]
     spare: u16,
     /// What its blocks lie on: `directory` (a sparse file among the volumes), `file:PATH` (a file, all of whose space is
