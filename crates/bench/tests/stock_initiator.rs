@@ -9,7 +9,7 @@ use std::time::Duration;
 use strongroom_bench::libiscsi::{self, LibiscsiDevice, LibiscsiOptions};
 use strongroom_block::{BlockDevice, Buffer, BufferMut, Completion, Lba, Request, Token};
 use strongroom_target::config::PlainRule;
-use strongroom_target::{Access, Catalogue, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
+use strongroom_target::{Catalogue, Config, Target, TargetHandle, TargetOptions, VolumeSpec};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 256;
