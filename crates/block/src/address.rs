@@ -26,8 +26,7 @@ pub enum GeometryError {
     #[error("block size {0} is not a power of two from 512 to 65536; choose for instance 4096")]
     BlockSize(u64),
     /// The volume's size is not a whole number of blocks.
-    #[error("size {size_bytes} is not a multiple of the block size {block_size}; use {} or {}",
-            size_bytes / block_size * block_size, (size_bytes / block_size + 1).saturating_mul(*block_size))]
+    #[error("size {size_bytes} is not a multiple of the block size {block_size}; use {}", whole(*size_bytes, *block_size))]
     NotWholeBlocks {
         /// The size asked for, in bytes.
         size_bytes: u64,
@@ -37,6 +36,13 @@ pub enum GeometryError {
     /// The volume would have no block.
     #[error("a volume needs at least one block; give a larger size")]
     Empty,
+}
+
+/// The sizes nearest to one that is no whole number of blocks.
+fn whole(size_bytes: u64, block_size: u64) -> String {
+    let below = size_bytes / block_size * block_size;
+    let above = below.saturating_add(block_size);
+    if below == 0 { above.to_string() } else { format!("{below} or {above}") }
 }
 
 /// The size of a block in bytes: a power of two from 512 to 65536.

@@ -5,12 +5,14 @@
 
 #![allow(unsafe_code)] // The loop driver speaks ioctl.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 const LOOP_SET_STATUS64_BYTES: usize = 232;
@@ -220,7 +222,24 @@ impl FileSystemMount {
         let failed =
             |source| LoopError::Mount { file_system: file_system.clone(), directory: directory.to_owned(), source };
         let directory = directory.canonicalize().map_err(failed)?;
-        mount(device.path(), &directory, file_system.as_str(), flags, None).map_err(|e| failed(e.into()))?;
+        let mount_with = |data: Option<&CStr>| mount(device.path(), &directory, file_system.as_str(), flags, data);
+        let mounted = match (mount_with(None), without_replay(&file_system)) {
+            // What was in use when it was kept has a journal to be replayed, which cannot be written.
+            (Err(Errno::ROFS | Errno::IO), Some(option)) if read_only => {
+                let mounted = mount_with(Some(option));
+                if mounted.is_ok() {
+                    tracing::warn!(
+                        option = %option.to_string_lossy(),
+                        "the file system was in use when this was kept, and its journal cannot be replayed here: what was written \
+                         last may be missing or torn. For all of it clone the snapshot and mount the clone, or freeze the file \
+                         system (fsfreeze) before the next snapshot"
+                    );
+                }
+                mounted
+            }
+            (mounted, _) => mounted,
+        };
+        mounted.map_err(|error| failed(error.into()))?;
         tracing::info!(file_system, directory = %directory.display(), "file system mounted");
         Ok(FileSystemMount { directory, device })
     }
@@ -242,8 +261,8 @@ impl FileSystemMount {
     pub fn unmount(self) -> Result<(), (FileSystemMount, LoopError)> {
         match unmount(&self.directory, UnmountFlags::empty()) {
             // Not mounted any more: somebody was faster.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(rustix::io::Errno::BUSY) => {
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(Errno::BUSY) => {
                 let directory = self.directory.clone();
                 Err((self, LoopError::Busy { directory }))
             }
@@ -252,6 +271,16 @@ impl FileSystemMount {
                 Err((self, LoopError::Unmount { directory, source: error.into() }))
             }
         }
+    }
+}
+
+/// How a file system is mounted without writing to it at all.
+fn without_replay(file_system: &str) -> Option<&'static CStr> {
+    match file_system {
+        "ext3" | "ext4" => Some(c"noload"),
+        "xfs" => Some(c"norecovery"),
+        "btrfs" => Some(c"rescue=nologreplay"),
+        _ => None,
     }
 }
 
@@ -304,7 +333,7 @@ fn loop_node(number: u32) -> io::Result<PathBuf> {
     let path = PathBuf::from(format!("/dev/loop{number}"));
     if !path.exists() {
         match mknodat(CWD, &path, FileType::BlockDevice, Mode::from_raw_mode(0o600), makedev(LOOP_MAJOR, number)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
     }

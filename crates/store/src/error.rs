@@ -75,13 +75,26 @@ pub enum StoreError {
     #[error("the store has no free segment left to open; this is a defect, please report it with the store's info")]
     NoFreeSegment,
     /// The operating system failed.
-    #[error("{action} failed: {source}; check the file system and its medium")]
+    #[error("{action} failed: {source}{}", remedy(source))]
     Io {
         /// What was tried.
         action: String,
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What to do about what the system said. What we said ourselves tells it already.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        _ if error.raw_os_error().is_none() => "",
+        io::ErrorKind::NotFound => "; check the path, and make the directory first",
+        io::ErrorKind::AlreadyExists => "; choose another path, or remove what is there if it is not needed",
+        io::ErrorKind::NotADirectory => "; a store is named by its directory (`store` in the volume's own)",
+        io::ErrorKind::PermissionDenied => "; run it as the user whom the store belongs to, or as root",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "; make room there, or choose a smaller size",
+        _ => "; check the file system and its medium",
+    }
 }
 
 impl StoreError {

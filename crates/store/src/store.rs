@@ -164,6 +164,8 @@ pub struct Store {
     erasing: Option<Erasing>,
     hiding: Hiding,
     space: Space,
+    /// So many older versions may stay while a request waits for space that they take.
+    versions_max: Option<u64>,
 
     ios: Slab<Purpose>,
     io_done: Vec<IoDone>,
@@ -263,6 +265,7 @@ impl Store {
             erasing: None,
             hiding: Hiding::default(),
             space: Space::default(),
+            versions_max: None,
             ios: Slab::new(),
             io_done: Vec::new(),
             io_ended: VecDeque::new(),

@@ -185,6 +185,7 @@ fn operate(
             let found = find(access, volume, snapshot)?;
             let export = export(volume, snapshot)?;
             unused(access, &export)?;
+            without_clones(catalogue, &found, &export, &*access.contents()?)?;
             access.run(head, Op::SnapshotDelete { id: found.id })?;
             access.gone(&export);
         }
@@ -233,7 +234,8 @@ fn unused(access: &dyn StoreAccess, export: &VolumeName) -> Result<(), String> {
     match access.sessions(export) {
         0 => Ok(()),
         count => Err(format!(
-            "{count} session(s) use '{export}'; detach them, or see `strongroom drain` and `strongroom session drop`"
+            "{} '{export}'; detach first, or see `strongroom drain` and `strongroom session drop`",
+            if count == 1 { "a session uses".to_owned() } else { format!("{count} sessions use") }
         )),
     }
 }
@@ -290,7 +292,7 @@ fn clone(
     // One that a crash left without a description is no volume: it makes room.
     let left = access.contents()?.branches.into_iter().find(|branch| branch.name == name.as_str());
     if let Some(left) = left {
-        access.run(View::default(), Op::CloneDelete { branch: left.id })?;
+        drop_branch(catalogue, access, left.id)?;
     }
     let op = Op::CloneCreate { from: found.id, name: name.to_string(), volume_id: id };
     let Outcome::CloneCreated { branch } = access.run(View::default(), op)? else {
@@ -324,18 +326,61 @@ fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Vo
     }
     let branch = branch_of(volume);
     let mut exports = vec![volume.name.clone()];
-    for snapshot in of_branch(&access.contents()?.snapshots, branch) {
-        exports.push(export(volume, &snapshot)?);
+    let contents = access.contents()?;
+    for snapshot in contents.snapshots.iter().filter(|snapshot| snapshot.branch == branch) {
+        let export = export(volume, &snapshot.name)?;
+        without_clones(catalogue, snapshot, &export, &contents)?;
+        exports.push(export);
     }
     exports.iter().try_for_each(|export| unused(access, export))?;
     // Without the description nobody finds the branch any more: so it goes first, and a crash leaves what `clone` clears away.
     catalogue.remove_clone(volume).map_err(|error| error.to_string())?;
     exports.iter().for_each(|export| access.gone(export));
+    drop_branch(catalogue, access, branch)?;
+    Ok(describe(volume, &*access.contents()?))
+}
+
+/// Lets a clone's blocks go, its snapshots, and what is left of clones of those that have no description any more.
+fn drop_branch(catalogue: &Catalogue, access: &mut dyn StoreAccess, branch: BranchId) -> Result<(), String> {
     for snapshot in access.contents()?.snapshots.into_iter().filter(|snapshot| snapshot.branch == branch) {
+        for clone in access.contents()?.branches.into_iter().filter(|clone| clone.from == Some(snapshot.id)) {
+            if is_described(catalogue, &clone.name) {
+                return Err(depended(&clone.name, &snapshot.name));
+            }
+            drop_branch(catalogue, access, clone.id)?;
+        }
         access.run(View::Head(branch), Op::SnapshotDelete { id: snapshot.id })?;
     }
-    access.run(View::default(), Op::CloneDelete { branch })?;
-    Ok(describe(volume, &*access.contents()?))
+    access.run(View::default(), Op::CloneDelete { branch }).map(drop)
+}
+
+/// Refuses what would take a snapshot away from under clones, and names one of them.
+fn without_clones(
+    catalogue: &Catalogue,
+    snapshot: &SnapshotInfo,
+    export: &VolumeName,
+    contents: &StoreContents,
+) -> Result<(), String> {
+    let Some(clone) = contents.branches.iter().find(|branch| branch.from == Some(snapshot.id)) else { return Ok(()) };
+    let name = &clone.name;
+    if is_described(catalogue, name) {
+        return Err(depended(name, export.as_str()));
+    }
+    // A crash left it, or somebody removed its directory.
+    Err(format!(
+        "what is left of the clone '{name}', which has no description any more, depends on '{export}'; to be rid of it make it \
+         anew and delete it: strongroom volume clone {export} {name}, then strongroom volume delete {name}"
+    ))
+}
+
+fn is_described(catalogue: &Catalogue, clone: &str) -> bool {
+    VolumeName::new(clone).is_ok_and(|name| catalogue.load(&name).is_ok())
+}
+
+fn depended(clone: &str, snapshot: &str) -> String {
+    format!(
+        "the clone '{clone}' depends on the snapshot '{snapshot}'; delete it first: strongroom volume delete {clone}"
+    )
 }
 
 /// Writes down what the store now has: initiators are told of it before the store is open.

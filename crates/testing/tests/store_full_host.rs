@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use strongroom_block::{BlockSize, Buffer, Geometry, Lba, VolumeId};
+use strongroom_block::{
+    AttachId, BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord, SealingDomain,
+    Stamp, Suite, VolumeId, keyless_checksum,
+};
 use strongroom_store::{CreateOptions, Extent, Op, OpError, OpenOptions, Outcome, SpaceState, Store, UnitKind};
 
 /// Larger than the file system beneath.
@@ -167,4 +170,44 @@ fn a_full_tmpfs_and_a_full_ext4() {
     for host in [Host::tmpfs(), Host::ext4()].into_iter().flatten() {
         a_full_host(&host);
     }
+}
+
+fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
+    let (flags, sum) = data.map_or((RecordFlags::HOLE, 0), |data| (0, keyless_checksum(data)));
+    let stamp = Stamp { attach_id: AttachId([5; 16]), counter };
+    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0; 16])
+}
+
+/// Older versions that nobody verified are kept while there is room, and never cost a write.
+#[test]
+fn a_full_host_costs_older_versions_before_it_costs_writes() {
+    const SEALED_BLOCKS: u64 = 12 << 20 >> 12;
+    let Some(host) = Host::tmpfs() else { return };
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: SEALED_BLOCKS };
+    let kind = UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile };
+    let mut create = CreateOptions::new(VolumeId([1; 16]), geometry, kind);
+    (create.segment_bytes, create.retention_percent) = (256 << 10, 100);
+    Store::create(&host.store(), &create).unwrap();
+    // Room for every block and a reserve, and not for every block twice.
+    fs::write(host.at.join("others"), vec![1; 10 << 20]).unwrap();
+    let mut store = host.open();
+    let all = HoleRecord { start: Lba(0), count: SEALED_BLOCKS, record: record(1, None) };
+    store.execute(Op::Hole { holes: vec![all] }).unwrap();
+    for round in 1..=4 {
+        for lba in 0..SEALED_BLOCKS {
+            let data = [fill_of(lba, round); 4096];
+            let records = vec![record(u64::from(round) * SEALED_BLOCKS + lba, Some(&data))];
+            let op = Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&data)], records, fua: false };
+            store
+                .execute(op)
+                .unwrap_or_else(|error| panic!("block {lba} in round {round}: {error}, {:?}", store.stats()));
+        }
+        check(&mut store, 0..SEALED_BLOCKS, round);
+    }
+    let stats = store.stats();
+    assert!(stats.versions_evicted > 0 && stats.versions_retained < store.info().retention_blocks, "{stats:?}");
+    // With room again the budget is what it was.
+    fs::remove_file(host.at.join("others")).unwrap();
+    store.close().unwrap();
+    assert!(Store::check(&host.store()).unwrap().is_sound());
 }

@@ -164,6 +164,9 @@ impl Store {
         if self.reclaim_possible() || self.ask_host_again() {
             return None;
         }
+        if self.versions_make_way() {
+            return Some(true);
+        }
         self.cleaner.urgent = false;
         self.space_taken(false);
         let op = self.queue.pop_front().expect("just seen");

@@ -178,12 +178,30 @@ impl Store {
 
     /// Retained versions never cost a write: the oldest go, a slice of them. Whether there are more.
     pub(super) fn evict_over_budget(&mut self) -> bool {
-        let (budget, mut fuel) = (self.info.retention_blocks, EVICTED_PER_SLICE);
+        if !self.cleaner.urgent {
+            self.versions_max = None;
+        }
+        let (budget, mut fuel) = (self.retention_now(), EVICTED_PER_SLICE);
         while let Some(version) = self.map.evict(budget, &mut fuel) {
             self.live_sub(version);
             self.stats.versions_evicted += 1;
         }
         self.map.versions.has_excess(budget)
+    }
+
+    fn retention_now(&self) -> u64 {
+        self.versions_max.map_or(self.info.retention_blocks, |most| most.min(self.info.retention_blocks))
+    }
+
+    /// The first request would fail for want of space, of the log or of the host, that older versions take: a quarter of them, those that have
+    /// been old for longest, makes way, so that there is something to clean. Whether any did.
+    pub(super) fn versions_make_way(&mut self) -> bool {
+        let kept = self.map.versions.len();
+        if !self.map.versions.has_excess(self.retention_now()) {
+            self.versions_max = Some(kept - (kept / 4).max(EVICTED_PER_SLICE as u64).min(kept));
+            self.cleaner.copied_for_front = 0;
+        }
+        self.evict_over_budget() || self.map.versions.len() < kept
     }
 
     /// Feedback on one block of a view. Returns how many versions it released.

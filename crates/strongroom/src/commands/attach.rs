@@ -47,7 +47,8 @@ pub(crate) struct AttachArgs {
     /// The type of the file system, if it is not recognised.
     #[arg(long, value_name = "TYPE", requires = "mount")]
     fstype: Option<String>,
-    /// Nobody may write.
+    /// Nobody may write. A snapshot is always so; of a file system that was in use when it was taken, what was written last may be missing
+    /// (clone the snapshot to mount all of it).
     #[arg(long)]
     read_only: bool,
     /// Fetch blocks ahead of sequential reads. What another initiator writes meanwhile is not seen, so `auto` does it for a snapshot, and
@@ -100,13 +101,13 @@ pub(crate) fn run(args: AttachArgs) -> Result<()> {
     if args.foreground { serve(args) } else { start_in_background(&args) }
 }
 
-/// What is attached; undone in the reverse order, each step only if the one before it went well.
 /// How often `detach --list` can be told something new of keys.
 const LOOK_AT_KEYS_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether a device has been given up, and how many times at most.
 const ABANDON_LOOK_EVERY: Duration = Duration::from_millis(10);
 const ABANDON_LOOKS_MAX: u32 = 500;
 
+/// What is attached; undone in the reverse order, each step only if the one before it went well.
 struct Attached {
     file_system: Option<FileSystemMount>,
     fuse: FuseMount,
@@ -166,16 +167,18 @@ fn make_directories(args: &AttachArgs) -> Result<()> {
 /// Shows the device as a file, and mounts what is on it if that is wanted.
 fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
     let geometry = device.unit().geometry;
+    // Nobody writes to a snapshot, and what is mounted must know that.
+    let read_only = args.read_only || args.url.is_snapshot();
     let mut options = FuseOptions::new(args.url.file_name());
-    options.read_only = args.read_only;
+    options.read_only = read_only;
     options.allow_other = args.allow_other;
     let fuse = FuseMount::start(device.clone(), &args.to, &options)?;
     let mut attached = Attached { file_system: None, fuse, device, read_only: args.read_only };
     if let Some(directory) = &args.mount {
-        let file = attached.fuse.open_file(args.read_only).context("cannot open the volume's file")?;
+        let file = attached.fuse.open_file(read_only).context("cannot open the volume's file")?;
         let path = attached.fuse.file_path().to_owned();
-        let device = LoopDevice::attach(&file, &path, geometry.block_size.bytes(), args.read_only)?;
-        let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), args.read_only)?;
+        let device = LoopDevice::attach(&file, &path, geometry.block_size.bytes(), read_only)?;
+        let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), read_only)?;
         attached.file_system = Some(mounted);
     }
     Ok(attached)

@@ -22,7 +22,19 @@ pub(crate) fn check(args: &CheckArgs) -> Result<()> {
     let catalogue = args.target.open()?;
     let volume = catalogue.show(&args.name)?.volume;
     let store = catalogue.root().join(volume.name.as_str()).join("store");
-    let report = Store::check(&store).with_context(|| format!("cannot check '{}'", args.name))?;
+    if !volume.medium.is_durable() {
+        bail!("'{}' lies in memory: while no target serves it there is nothing to check", args.name);
+    }
+    if let Some(clone) = &volume.clone_of {
+        bail!("'{}' is a clone, its blocks lie in the store of '{}'; check that", args.name, clone.volume);
+    }
+    let bar = super::store::progress_bar(false);
+    let report = Store::check_telling(&store, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let report = report.with_context(|| format!("cannot check '{}'", args.name))?;
     if let Some(why) = &report.unopenable {
         bail!("'{}' does not open: {why}. All that is damaged: strongroom store check {}", args.name, store.display());
     }

@@ -229,6 +229,9 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
     let before = args.target.open()?.show(&args.name)?.volume;
     operate(&args.target, &args.name, Operation::Resize { size_bytes: args.size })?;
     println!("'{}' has {} now", args.name, show_size(args.size));
+    if before.geometry.bytes() < args.size {
+        println!("who has it attached uses the new part after detaching and attaching again");
+    }
     if before.sealed.is_some() && before.geometry.bytes() < args.size {
         let (name, from) = (&args.name, before.geometry.bytes());
         println!("next, from an initiator with its key: strongroom volume grow strongroom://HOST/{name} --from {from}");

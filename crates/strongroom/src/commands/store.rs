@@ -36,11 +36,19 @@ pub(crate) enum StoreCommand {
 /// Which store.
 #[derive(Args)]
 pub(crate) struct StoreArgs {
-    /// The store's directory (`store` in the volume's own).
+    /// The store's directory (`store` in the volume's own), or the volume's.
+    #[arg(value_parser = store_dir)]
     dir: PathBuf,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// The directory that has the store: whoever names the volume's means the store in it.
+fn store_dir(given: &str) -> Result<PathBuf, std::convert::Infallible> {
+    let dir = PathBuf::from(given);
+    let inside = dir.join("store");
+    Ok(if inside.is_dir() && dir.join("volume.toml").is_file() { inside } else { dir })
 }
 
 /// `store repair`.
@@ -100,7 +108,8 @@ fn check(args: &StoreArgs) -> Result<ExitCode> {
     }
 }
 
-fn progress_bar(hidden: bool) -> ProgressBar {
+/// How much has been read, of how much.
+pub(super) fn progress_bar(hidden: bool) -> ProgressBar {
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style = ProgressStyle::with_template("{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
     ProgressBar::with_draw_target(Some(0), target).with_style(style.expect("a valid template"))

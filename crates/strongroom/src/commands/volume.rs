@@ -392,7 +392,9 @@ fn kind(is_sealed: bool) -> &'static str {
 }
 
 fn list(args: &ListArgs) -> Result<()> {
-    let volumes = args.target.open()?.list()?;
+    let mut volumes = args.target.open()?.list()?;
+    let clones: Vec<_> = volumes.iter_mut().filter_map(|(_, status)| status.as_mut().ok()).collect();
+    tell_clones_in_use(&args.target, clones);
     if args.json {
         let rows: Vec<_> = volumes
             .iter()
@@ -423,7 +425,8 @@ fn list(args: &ListArgs) -> Result<()> {
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
-    let status = args.target.open()?.show(&args.name)?;
+    let mut status = args.target.open()?.show(&args.name)?;
+    tell_clones_in_use(&args.target, vec![&mut status]);
     let served = served(&args.target, &status)?;
     if args.json {
         let mut shown = as_json(&status);
@@ -495,6 +498,20 @@ fn show(args: &ShowArgs) -> Result<()> {
 fn record_cost(volume: &Volume) -> (u64, u64) {
     let bytes = volume.sealed.as_ref().map_or(0, |sealed| sealed.custody.record_bytes_at_rest() as u64);
     (bytes, bytes * volume.geometry.blocks)
+}
+
+/// A clone's blocks lie in another volume's store, so only who serves that knows whether it is in use.
+fn tell_clones_in_use(target: &RootArgs, statuses: Vec<&mut VolumeStatus>) {
+    let mut clones = statuses.into_iter().filter(|status| status.volume.clone_of.is_some()).peekable();
+    if clones.peek().is_none() {
+        return;
+    }
+    let socket = target.admin_socket().ok();
+    let Some(mut client) = socket.and_then(|socket| Client::connect(&socket).ok().flatten()) else { return };
+    let Ok(Reply::Status(report)) = ask(&mut client, &Request::Status) else { return };
+    for clone in clones {
+        clone.in_use = report.volumes.iter().any(|volume| volume.name == clone.volume.name.as_str());
+    }
 }
 
 /// What a running target says of the volume's open store.

@@ -158,6 +158,15 @@ impl Unit {
             return;
         }
         let before = std::mem::replace(&mut self.space, now);
+        let volume = &self.volume.name;
+        match now {
+            SpaceState::Full => tracing::error!(
+                %volume,
+                "the store is full, writes fail: make room on its file system or medium, discard blocks (fstrim), or delete snapshots"
+            ),
+            SpaceState::NearlyFull => tracing::warn!(%volume, "the store is nearly full: make room before writes fail"),
+            SpaceState::Ample => tracing::info!(%volume, "the store has room again"),
+        }
         if before == SpaceState::Ample {
             self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::SpaceThreshold));
         }

@@ -281,10 +281,8 @@ impl Unit {
                 tracing::error!(%volume, %lba, %error, "a read failed");
                 Sense::UNRECOVERED_READ.at(*lba)
             }
-            OpError::NoSpace => {
-                tracing::error!(%volume, %error, "a write failed");
-                Sense::NO_SPACE
-            }
+            // Told once, when the store became full.
+            OpError::NoSpace => Sense::NO_SPACE,
             OpError::WritesRefused { .. } => {
                 tracing::error!(%volume, %error, "a write failed");
                 Sense::INTERNAL_FAILURE
