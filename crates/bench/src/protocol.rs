@@ -93,6 +93,19 @@ pub struct Volume {
     pub suite: String,
 }
 
+/// Between `mark` and `stop`, without regard to which moment an I/O happened to complete at: each counts with the share of its time that
+/// lies between. With few and long I/Os, or many that complete together, this is their rate where completions are not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Shared {
+    /// Bytes of block data.
+    pub bytes: u64,
+    /// What their cryptography came to, in bytes: as many for each byte as from `start` to the last completion.
+    pub crypto_bytes: u64,
+    /// Of those, bytes encrypted.
+    pub encrypted_bytes: u64,
+}
+
 /// What was counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -103,6 +116,8 @@ pub struct Outcome {
     pub ios: u64,
     /// Bytes of block data in them.
     pub bytes: u64,
+    /// What was shared out: of I/Os that were under way at `mark` or `stop`, the share of their time that lies between.
+    pub shared: Shared,
     /// How long they took.
     pub latency: LatencyCounts,
     /// I/Os that failed, at any time since `start`.

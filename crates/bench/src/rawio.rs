@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cpu::Placement;
-use crate::protocol::Work;
+use crate::protocol::{Shared, Work};
 use crate::schedule::{Step, Watch, interleaved, measure_all, pause};
 use crate::{BenchError, Cell, Contender, Grid, InitiatorProcess, Latencies, Point, TargetWork, Window, long_size};
 
@@ -39,6 +39,8 @@ pub struct RawioPlan {
     /// Initiators together seal so many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
     /// these are used up. `None`: they seal and open as they go.
     pub sealed_beforehand_bytes: Option<u64>,
+    /// I/Os count with the share of their time that lies in the measurement (`protocol::Shared`), not when they complete.
+    pub shared: bool,
     /// Who runs where; `None`: not ours to say.
     pub placement: Option<Placement>,
 }
@@ -153,14 +155,22 @@ pub(crate) fn measure(
     let mut latencies = Latencies::default();
     for initiator in initiators.iter_mut() {
         let outcome = initiator.wait_stopped()?;
+        let Shared { bytes: moved, crypto_bytes: crypto, encrypted_bytes: encrypted } = match plan.shared {
+            true => outcome.shared,
+            false => Shared {
+                bytes: outcome.bytes,
+                crypto_bytes: outcome.crypto_bytes.unwrap_or(0),
+                encrypted_bytes: outcome.encrypted_bytes.unwrap_or(0),
+            },
+        };
         ios += outcome.ios;
-        bytes += outcome.bytes;
+        bytes += moved;
         elapsed_s = elapsed_s.max(outcome.elapsed_ns as f64 / 1e9);
         errors += outcome.errors;
         first_error = first_error.or(outcome.first_error);
         latencies.add(&outcome.latency);
-        crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, bytes)| sum + bytes);
-        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, bytes)| sum + bytes);
+        crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, _)| sum + crypto);
+        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, _)| sum + encrypted);
         verified = verified.zip(outcome.verified).map(|(sum, blocks)| sum + blocks);
     }
     if errors > 0 {
@@ -172,10 +182,13 @@ pub(crate) fn measure(
             "nearly all that was sealed beforehand was sent in the warm-up; give more --sealed-beforehand, or less --warm-up",
         ));
     }
-    if ios == 0 {
+    if ios == 0 || bytes == 0 {
         return Ok(cell.failed("no I/O completed in the time of the measurement; give more --seconds"));
     }
     cell.set_moved(ios, bytes, elapsed_s);
+    if plan.shared {
+        cell.iops = Some(bytes as f64 / point.size as f64 / elapsed_s);
+    }
     cell.set_latency(&latencies);
     cell.set_used(&used);
     cell.verified = verified;
@@ -215,7 +228,7 @@ fn target_crypto_per_byte((before, after): (TargetWork, TargetWork), moved: u64)
 }
 
 /// Each initiator has a part of the volume for itself.
-fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Work> {
+pub(crate) fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Work> {
     // Whole I/Os, on boundaries that suit every size up to 1 MiB.
     let unit = point.size.max(1 << 20).min(volume_bytes.max(1));
     let len = volume_bytes / u64::from(point.initiators) / unit * unit;
@@ -253,6 +266,7 @@ mod tests {
             verify: false,
             parts: false,
             sealed_beforehand_bytes: None,
+            shared: false,
             placement: None,
         };
         let shares = shares(&plan, point, 100 << 20, 2);

@@ -160,6 +160,7 @@ pub fn run(plan: &StreamPlan, watch: &mut dyn Watch) -> Result<(), BenchError> {
         verify: false,
         parts: false,
         sealed_beforehand_bytes: None,
+        shared: false,
         placement: Some(plan.placement.clone()),
     };
     rawio::run(&rawio, &mut contenders, &mut AsMessages(watch))

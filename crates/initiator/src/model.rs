@@ -199,6 +199,35 @@ impl Conditions {
         candidates.into_iter().min_by(|one, other| one.0.total_cmp(&other.0)).expect("there are four")
     }
 
+    /// The same for `--pipeline n`, the paper's OP-n: n counts from the beginning of a write's sealing, so that a cycle is equation (1)'s,
+    /// with ENC in it.
+    pub fn throughput_of_fixed(&self, depth: Depth) -> (f64, Bottleneck) {
+        let cycles = (f64::from(depth.n) * self.throughput_without_overlap(), Bottleneck::Latency);
+        let rest = self.throughput(depth);
+        if depth.n > 1 && cycles.0 < rest.0 { cycles } else { rest }
+    }
+
+    /// Bytes per second of several initiators together over one link, `one` being what one does that has it for itself.
+    ///
+    /// Each alone is as regular as a clock, but they do not know of each other, and where they meet one waits. How long is what mean value
+    /// analysis says (Reiser and Lavenberg, *Mean-Value Analysis of Closed Multichain Queuing Networks*, JACM 27(2), 1980, with one class):
+    /// what an initiator meets at the link is what all others have there on average. The link is the queue; the rest of a write's cycle is
+    /// delay.
+    pub fn throughput_of_several(&self, one: f64, depth: Depth, initiators: u32) -> f64 {
+        if initiators <= 1 {
+            return one;
+        }
+        let service = self.block() / self.link_bytes_per_second;
+        let elsewhere = (f64::from(depth.n) * self.block() / one - service).max(0.0);
+        let (mut queued, mut rate) = (0.0, 0.0);
+        for customers in 1..=u64::from(depth.n) * u64::from(initiators) {
+            let at_link = service * (1.0 + queued);
+            rate = customers as f64 / (at_link + elsewhere);
+            queued = rate * at_link;
+        }
+        rate * self.block()
+    }
+
     fn largest_share(&self, waiting: f64) -> Bottleneck {
         let shares = [
             (waiting, Bottleneck::Latency),
@@ -335,7 +364,34 @@ mod tests {
             };
             let (two, one) = (conditions.throughput_without_overlap(), paper.throughput_without_overlap(block));
             assert!((two - one).abs() < 1e-6 * one, "{block}: {two}, not {one}");
+            let depth = Depth { n: 4, c: 1 };
+            let (fixed, limit) = conditions.throughput_of_fixed(depth);
+            let (four, linear) = (paper.throughput_of(4, block), 4.0 * one);
+            if four >= linear {
+                assert!(
+                    (fixed - four).abs() < 1e-6 * four && limit == Bottleneck::Latency,
+                    "{block}: {fixed}, not {four}"
+                );
+            }
+            assert!(fixed <= conditions.throughput(depth).0, "sealing ahead of the window is no slower");
         }
+    }
+
+    #[test]
+    fn several_initiators_wait_for_each_other_at_the_link() {
+        // 64 KiB over 16 ms, of which the link takes 5.6: measured were 5.2 MiB/s of two that write one at a time, 8.8 of four.
+        let link = 11.286 * MIB;
+        let conditions =
+            Conditions { rtt: Duration::from_millis(16), link_bytes_per_second: link, ..gigabit_64_ms(65536) };
+        let depth = Depth { n: 1, c: 1 };
+        let (one, _) = conditions.throughput(depth);
+        let of = |count: u32| conditions.throughput_of_several(one, depth, count) / MIB;
+        assert!((of(1) - one / MIB).abs() < 1e-9);
+        assert!((5.2..5.5).contains(&of(2)) && (8.8..9.3).contains(&of(4)), "{} {}", of(2), of(4));
+        assert!(of(100) > 11.2 && of(100) <= 11.287, "the link is the end of it: {}", of(100));
+        let far = Conditions { rtt: Duration::from_millis(500), ..conditions };
+        let (one, _) = far.throughput(depth);
+        assert!((far.throughput_of_several(one, depth, 4) / one - 4.0).abs() < 0.01, "they hardly meet");
     }
 
     #[test]

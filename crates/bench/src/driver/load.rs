@@ -9,7 +9,7 @@ use super::beforehand::Beforehand;
 use super::refuse_impossible;
 use crate::latency::Latencies;
 use crate::pattern;
-use crate::protocol::{Outcome, Work};
+use crate::protocol::{Outcome, Shared, Work};
 
 /// How long to wait for a completion before looking for orders again.
 const WAIT: Duration = Duration::from_millis(20);
@@ -43,8 +43,14 @@ pub(crate) struct Load<'a> {
     pub(super) beforehand: Option<Beforehand<'a>>,
     verified: u64,
     marked: Instant,
+    /// Counting has ended; what is under way is waited for.
+    stopped: Option<Instant>,
+    crypto_begun: CryptoBytes,
     crypto_marked: CryptoBytes,
     ios: u64,
+    /// I/Os since the beginning, and those since `mark` by their share ([`crate::protocol::Shared`]).
+    ios_begun: u64,
+    ios_shared: f64,
     latencies: Latencies,
     errors: u64,
     first_error: Option<String>,
@@ -75,6 +81,7 @@ impl<'a> Load<'a> {
         let now = Instant::now();
         let contents =
             if work.pattern.is_write() && !work.verify { contents(work.size, work.seed) } else { Vec::new() };
+        let crypto_begun = counters.map_or_else(CryptoBytes::default, CryptoCounters::snapshot);
         Ok(Load {
             device,
             counters,
@@ -93,8 +100,12 @@ impl<'a> Load<'a> {
             beforehand: None,
             verified: 0,
             marked: now,
-            crypto_marked: CryptoBytes::default(),
+            stopped: None,
+            crypto_begun,
+            crypto_marked: crypto_begun,
             ios: 0,
+            ios_begun: 0,
+            ios_shared: 0.0,
             latencies: Latencies::default(),
             errors: 0,
             first_error: None,
@@ -123,7 +134,7 @@ impl<'a> Load<'a> {
 
     /// Forgets what was counted, and begins to count.
     pub(crate) fn mark(&mut self) {
-        self.ios = 0;
+        (self.ios, self.ios_shared) = (0, 0.0);
         self.latencies.clear();
         self.crypto_marked = self.crypto();
         self.marked = Instant::now();
@@ -144,6 +155,7 @@ impl<'a> Load<'a> {
             ..Outcome::default()
         };
         let begun = Instant::now();
+        self.stopped = Some(begun);
         while self.idle.len() < self.flights.len() {
             self.device.wait(Some(WAIT));
             self.take_in();
@@ -151,6 +163,7 @@ impl<'a> Load<'a> {
                 return Err("I/Os did not complete within a minute".into());
             }
         }
+        outcome.shared = self.shared();
         if self.work.verify {
             self.read_back();
             if let Some(device) = self.beforehand.as_ref().map(Beforehand::device)
@@ -163,6 +176,24 @@ impl<'a> Load<'a> {
         outcome.errors = self.errors;
         outcome.first_error = self.first_error;
         Ok(outcome)
+    }
+
+    fn shared(&self) -> Shared {
+        let (crypto, begun) = (self.crypto(), self.crypto_begun);
+        let part = self.ios_shared / self.ios_begun.max(1) as f64;
+        let of = |bytes: u64| (bytes as f64 * part).round() as u64;
+        Shared {
+            bytes: (self.ios_shared * self.work.size as f64).round() as u64,
+            crypto_bytes: of(crypto.total() - begun.total()),
+            encrypted_bytes: of(crypto.encrypted - begun.encrypted),
+        }
+    }
+
+    /// The share of an I/O's time that was counted.
+    fn share(&self, begun: Instant, now: Instant) -> f64 {
+        let counted = self.stopped.unwrap_or(now).saturating_duration_since(begun.max(self.marked));
+        let whole = now - begun;
+        if whole.is_zero() { 1.0 } else { counted.as_secs_f64() / whole.as_secs_f64() }
     }
 
     fn crypto(&self) -> CryptoBytes {
@@ -251,6 +282,8 @@ impl<'a> Load<'a> {
             match completion.result {
                 Ok(buffer) => {
                     self.ios += 1;
+                    self.ios_begun += 1;
+                    self.ios_shared += self.share(flight.begun, now);
                     self.latencies.record((now - flight.begun).as_nanos() as u64);
                     self.look_at(flight, buffer);
                 }
@@ -360,6 +393,22 @@ mod tests {
             assert_eq!(outcome.latency.0.iter().map(|(_, count)| count).sum::<u64>(), 400);
             assert_eq!((outcome.errors, outcome.verified), (0, None));
         }
+    }
+
+    #[test]
+    fn an_io_counts_with_the_share_of_its_time_that_is_counted() {
+        let (device, counters) = (device(), CryptoCounters::new());
+        let mut load = Load::new(&device, Some(&counters), work(Pattern::SeqWrite, false)).unwrap();
+        let at = |ms| load.marked + Duration::from_millis(ms);
+        let (begun, marked, stopped) = (at(0), at(100), at(300));
+        let times =
+            [(0, 50), (0, 400), (50, 150), (120, 220), (250, 350), (310, 400), (200, 200)].map(|(a, b)| (at(a), at(b)));
+        (load.marked, load.stopped) = (marked, Some(stopped));
+        let shares = times.map(|(from, to)| load.share(from, to));
+        assert_eq!(shares.map(|share| (share * 100.0).round()), [0.0, 50.0, 50.0, 100.0, 50.0, 0.0, 100.0]);
+        (load.marked, load.stopped) = (begun, None);
+        (load.ios_begun, load.ios_shared) = (10, 2.5);
+        assert_eq!(load.shared().bytes, 5 * 4096);
     }
 
     #[test]

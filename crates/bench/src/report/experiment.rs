@@ -231,7 +231,8 @@ impl Experiment {
                 "What do sealing ahead and several writes under way bring over a long way, and does the paper's model say so beforehand?",
                 "Two network namespaces joined by a user-space link. Sequential writes; the same target, R2T and ImmediateData in every \
                  setting, so that only what encrypts and how many writes are under way differ. S2-1 one at a time is what IPsec gives \
-                 an initiator that waits for each write. The model (equations (3), (4), (6), and their form with writes and workers \
+                 an initiator that waits for each write. Connections have filled the link before they are measured, so that TCP knows \
+                 it; writes count with the share of their time that lies in the measurement. The model (equations (3), (4), (6), and their form with writes and workers \
                  apart) is given the round trip, what a plain TCP connection carried, and what one thread seals, all measured here.",
                 Measure::Throughput,
             ),

@@ -157,6 +157,7 @@ impl PeersArgs {
             warm_up: seconds(self.warm_up, "a warm-up")?,
             parts: false,
             sealed_beforehand_bytes: None,
+            shared: false,
             verify: self.verify,
             placement: Some(placement.clone()),
         })

@@ -141,6 +141,7 @@ impl RawioArgs {
             verify: self.verify,
             parts: !self.seal_bytes.is_empty(),
             sealed_beforehand_bytes: self.sealed_beforehand,
+            shared: false,
             placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
         })
     }

@@ -22,7 +22,7 @@ use crate::units::{parse_duration, parse_size};
 const BLOCK_BYTES: u64 = 4096;
 /// Round trips of a measurement, and of a quick one.
 const ROUND_TRIPS: u32 = 40;
-const QUICK_ROUND_TRIPS: u32 = 24;
+const QUICK_ROUND_TRIPS: u32 = 12;
 /// What the quick form has of each.
 const QUICK_DELAYS: &[u64] = &[0, 1, 8, 64];
 const QUICK_SIZES: &[u64] = &[16 << 10, 64 << 10, 256 << 10, 1 << 20];
