@@ -155,22 +155,20 @@ pub(crate) fn measure(
     let mut latencies = Latencies::default();
     for initiator in initiators.iter_mut() {
         let outcome = initiator.wait_stopped()?;
-        let Shared { bytes: moved, crypto_bytes: crypto, encrypted_bytes: encrypted } = match plan.shared {
-            true => outcome.shared,
-            false => Shared {
-                bytes: outcome.bytes,
-                crypto_bytes: outcome.crypto_bytes.unwrap_or(0),
-                encrypted_bytes: outcome.encrypted_bytes.unwrap_or(0),
-            },
+        let completed = Shared {
+            bytes: outcome.bytes,
+            crypto_bytes: outcome.crypto_bytes.unwrap_or(0),
+            encrypted_bytes: outcome.encrypted_bytes.unwrap_or(0),
         };
+        let moved = if plan.shared { outcome.shared } else { completed };
         ios += outcome.ios;
-        bytes += moved;
+        bytes += moved.bytes;
         elapsed_s = elapsed_s.max(outcome.elapsed_ns as f64 / 1e9);
         errors += outcome.errors;
         first_error = first_error.or(outcome.first_error);
         latencies.add(&outcome.latency);
-        crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, _)| sum + crypto);
-        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, _)| sum + encrypted);
+        crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, _)| sum + moved.crypto_bytes);
+        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, _)| sum + moved.encrypted_bytes);
         verified = verified.zip(outcome.verified).map(|(sum, blocks)| sum + blocks);
     }
     if errors > 0 {

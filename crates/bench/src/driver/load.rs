@@ -191,7 +191,8 @@ impl<'a> Load<'a> {
 
     /// The share of an I/O's time that was counted.
     fn share(&self, begun: Instant, now: Instant) -> f64 {
-        let counted = self.stopped.unwrap_or(now).saturating_duration_since(begun.max(self.marked));
+        let counted =
+            self.stopped.map_or(now, |stopped| stopped.min(now)).saturating_duration_since(begun.max(self.marked));
         let whole = now - begun;
         if whole.is_zero() { 1.0 } else { counted.as_secs_f64() / whole.as_secs_f64() }
     }
