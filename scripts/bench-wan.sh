@@ -64,6 +64,8 @@ case "$form" in
     steady=(--delays 64ms --sizes 64k,128k,256k,512k,1m,2m --settings OP-10,auto --warm-up 20 --seconds 20)
     ;;
   tiny)
+    # Four MiB are under way at least: over 100 Mbit/s that would be no moment.
+    [ ${#rate[@]} -eq 0 ] || rate=(--rate 1Gbit)
     tiny=(--delays 2ms --sizes 64k --settings S2-5,auto --volume-size 32MiB --socket-seconds 2 --seconds 0.2 --warm-up 0.1 --runs 1)
     experiment wan "${rate[@]}" "${tiny[@]}" --delays 0ms --sizes 16k --settings S2-1,OP-2,OP-4
     loss=("${tiny[@]}") many=("${tiny[@]}" --initiators 1,2) paper=("${tiny[@]}") steady=("${tiny[@]}")

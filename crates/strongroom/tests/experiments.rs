@@ -143,14 +143,14 @@ fn wan_measures_every_setting_beside_its_model_and_the_report_shows_it() {
         ] {
             positive(cell, name);
         }
-        assert_eq!(cell["bytes"].as_u64().unwrap(), cell["ios"].as_u64().unwrap() * cell["size"].as_u64().unwrap());
         assert!(["latency", "link", "sealing", "target"].contains(&cell["limit"].as_str().unwrap()), "{cell}");
         let one_at_a_time = cell["contender"].as_str().unwrap().ends_with("one at a time");
         if one_at_a_time && cell["initiators"] == 1 {
-            // Each byte is encrypted once; at either end of the measurement one write may be under way.
-            let (per_byte, ios) =
-                (cell["initiator_encrypted_per_byte"].as_f64().unwrap(), cell["ios"].as_f64().unwrap());
-            assert!((per_byte - 1.0).abs() <= 0.05 + 2.0 / ios, "{cell}");
+            // Each byte is encrypted once; at either end of the measurement a write was under way, which counts by its share.
+            let per_byte = cell["initiator_encrypted_per_byte"].as_f64().unwrap();
+            assert!((per_byte - 1.0).abs() <= 0.05, "{cell}");
+            let [bytes, ios, size] = ["bytes", "ios", "size"].map(|name| cell[name].as_u64().unwrap());
+            assert!(bytes.abs_diff(ios * size) <= size, "{cell}");
         }
     }
     assert!(of("wan-many").iter().all(|cell| cell["targets"] == 2), "{:?}", of("wan-many"));
