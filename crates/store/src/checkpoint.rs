@@ -1,6 +1,9 @@
 //! The bytes of a checkpoint: blocks of 4 KiB in segments of their own, each with its checksum. What they mean is told in
 //! `docs/store-format.md`, "Checkpoint"; writing is in `store/checkpoint.rs`, reading in `recover/checkpoint.rs`.
 
+mod runs;
+
+pub(crate) use runs::{RUN_BYTES_PLANNED, Runs};
 use strongroom_block::SealRecord;
 
 use crate::holes::{Hole, ItemPlace};
@@ -12,20 +15,16 @@ use crate::unit::{Place, place_checksum};
 pub(crate) const MAGIC: [u8; 4] = *b"SRcp";
 /// Bytes in front of the items.
 const HEADER: usize = 64;
-/// Bytes of a run of blocks.
-const RUN: usize = 24;
+/// Bytes of a run of blocks in version 2.
+const OLD_RUN: usize = 24;
 /// Bytes of a hole.
 const HOLE: usize = 136;
 /// Bytes of a row of the description.
 const ROW: usize = 16;
-/// Runs in one block.
-pub(crate) const RUNS_MAX: usize = (RECORD_BLOCK - HEADER) / RUN;
 /// Holes in one block.
 pub(crate) const HOLES_MAX: usize = (RECORD_BLOCK - HEADER) / HOLE;
 /// Rows in one block.
 pub(crate) const ROWS_MAX: usize = (RECORD_BLOCK - HEADER) / ROW;
-/// Longest run.
-pub(crate) const RUN_BLOCKS_MAX: u32 = 0xffff;
 
 /// Consecutive blocks whose versions lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +47,8 @@ pub(crate) struct Row {
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
     Runs(Vec<Run>),
+    /// The same, as version 2 had them. Only read.
+    OldRuns(Vec<Run>),
     Holes(Vec<Hole>),
     Description {
         /// Segments opened earlier hold nothing that is not in the checkpoint.
@@ -74,18 +75,15 @@ pub(crate) struct Block {
 
 impl Block {
     /// Its 4096 bytes at a place.
-    pub(crate) fn encode(&self, place: Place) -> Vec<u8> {
-        let mut out = vec![0; HEADER];
+    pub(crate) fn encode(&self, place: Place, layout: &Layout) -> Vec<u8> {
+        let mut out = Vec::with_capacity(RECORD_BLOCK);
+        out.resize(HEADER, 0);
         let (kind, count) = match &self.content {
             Content::Runs(runs) => {
-                for run in runs {
-                    let (high, low) = run.first.raw();
-                    out.extend_from_slice(&(u64::from(run.count) << 48 | run.lba).to_be_bytes());
-                    out.extend_from_slice(&high.to_be_bytes());
-                    out.extend_from_slice(&low.to_be_bytes());
-                }
-                (1, runs.len())
+                runs::encode(runs, layout, &mut out);
+                (4, runs.len())
             }
+            Content::OldRuns(_) => unreachable!("no such block is written any more"),
             Content::Holes(holes) => {
                 for hole in holes {
                     let record = hole.record.as_ref().map_or(&[][..], SealRecord::as_bytes);
@@ -127,19 +125,26 @@ impl Block {
     }
 
     /// From 4096 bytes at a place. `None` if they are no block of this checkpoint.
-    pub(crate) fn decode(bytes: &[u8], place: Place, begin_lsn: u64, generation: u64) -> Option<Block> {
+    pub(crate) fn decode(
+        bytes: &[u8],
+        place: Place,
+        layout: &Layout,
+        begin_lsn: u64,
+        generation: u64,
+    ) -> Option<Block> {
         let whole = bytes.len() == RECORD_BLOCK
             && bytes[..4] == MAGIC
             && be_u64(bytes, 8) == place_checksum(bytes, place)
             && (be_u64(bytes, 16), be_u64(bytes, 24)) == (generation, begin_lsn);
-        whole.then(|| Block::decode_content(bytes)).flatten()
+        whole.then(|| Block::decode_content(bytes, layout)).flatten()
     }
 
-    pub(crate) fn decode_content(bytes: &[u8]) -> Option<Block> {
+    /// What 4096 bytes say, wherever they are.
+    pub(crate) fn decode_content(bytes: &[u8], layout: &Layout) -> Option<Block> {
         let count = usize::from(be_u16(bytes, 6));
         let items = |size: usize| Some(bytes.get(HEADER..HEADER + count * size)?.chunks_exact(size));
         let content = match bytes[4] {
-            1 => Content::Runs(items(RUN)?.map(decode_run).collect::<Option<_>>()?),
+            1 => Content::OldRuns(items(OLD_RUN)?.map(decode_old_run).collect::<Option<_>>()?),
             2 => Content::Holes(items(HOLE)?.map(decode_hole).collect::<Option<_>>()?),
             3 => {
                 let row =
@@ -147,6 +152,7 @@ impl Block {
                 let rows = items(ROW)?.map(row).collect();
                 Content::Description { begin_generation: be_u64(bytes, 48), total: be_u64(bytes, 56), rows }
             }
+            4 => Content::Runs(runs::decode(bytes, count, layout)?),
             _ => return None,
         };
         Some(Block {
@@ -159,7 +165,7 @@ impl Block {
     }
 }
 
-fn decode_run(bytes: &[u8]) -> Option<Run> {
+fn decode_old_run(bytes: &[u8]) -> Option<Run> {
     let first = be_u64(bytes, 0);
     let (lba, count) = (first & 0xffff_ffff_ffff, (first >> 48) as u32);
     (count > 0).then_some(Run { lba, count, first: Version::from_raw(be_u64(bytes, 8), be_u64(bytes, 16)) })
@@ -174,35 +180,6 @@ fn decode_hole(bytes: &[u8]) -> Option<Hole> {
     start.checked_add(count).filter(|_| count > 0)?;
     let place = ItemPlace { segment: be_u32(bytes, 24), item_at: be_u32(bytes, 28) };
     Some(Hole::new(start, count, be_u64(bytes, 16), record, place))
-}
-
-/// Puts versions of consecutive blocks together to runs.
-pub(crate) struct Runs {
-    layout: Layout,
-    pub(crate) runs: Vec<Run>,
-}
-
-impl Runs {
-    pub(crate) fn new(layout: Layout) -> Runs {
-        Runs { layout, runs: Vec::new() }
-    }
-
-    /// Adds one; false if that takes a run for which there is no room.
-    pub(crate) fn push(&mut self, lba: u64, version: Version) -> bool {
-        if let Some(run) = self.runs.last_mut()
-            && run.count < RUN_BLOCKS_MAX
-            && run.lba + u64::from(run.count) == lba
-            && run.first.step(&self.layout, run.count) == version
-        {
-            run.count += 1;
-            return true;
-        }
-        let room = self.runs.len() < RUNS_MAX;
-        if room {
-            self.runs.push(Run { lba, count: 1, first: version });
-        }
-        room
-    }
 }
 
 /// For fuzzing: makes the checksum of a block fit.
@@ -243,15 +220,18 @@ mod tests {
         ];
         for content in contents {
             let block = Block { begin_lsn: 77, generation: 12, next_generation: 13, branch: 2, content };
-            let bytes = block.encode(PLACE);
-            let again = Block::decode(&bytes, PLACE, 77, 12).expect("just encoded");
-            assert_eq!(again.encode(PLACE), bytes);
-            assert!(Block::decode(&bytes, Place { block: 8, ..PLACE }, 77, 12).is_none());
-            assert!(Block::decode(&bytes, PLACE, 78, 12).is_none() && Block::decode(&bytes, PLACE, 77, 11).is_none());
+            let bytes = block.encode(PLACE, &LAYOUT);
+            let again = Block::decode(&bytes, PLACE, &LAYOUT, 77, 12).expect("just encoded");
+            assert_eq!(again.encode(PLACE, &LAYOUT), bytes);
+            assert!(Block::decode(&bytes, Place { block: 8, ..PLACE }, &LAYOUT, 77, 12).is_none());
+            assert!(
+                Block::decode(&bytes, PLACE, &LAYOUT, 78, 12).is_none()
+                    && Block::decode(&bytes, PLACE, &LAYOUT, 77, 11).is_none()
+            );
             for at in 0..200 {
                 let mut bad = bytes.clone();
                 bad[at] ^= 4;
-                assert!(Block::decode(&bad, PLACE, 77, 12).is_none(), "byte {at}");
+                assert!(Block::decode(&bad, PLACE, &LAYOUT, 77, 12).is_none(), "byte {at}");
             }
         }
     }

@@ -89,7 +89,18 @@ fn piece<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 pub fn fuzz_checkpoint(bytes: &[u8]) {
     let mut block = bytes.to_vec();
     block.resize(RECORD_BLOCK, 0);
-    let _ = checkpoint::Block::decode_content(&block);
+    let layout = Layout { segment_bytes: 1 << 20, segments: 4, block_bytes: 4096, item_bytes: 56 };
+    let place = Place { store_id: StoreId([0; 16]), segment: 0, block: 0 };
+    let Some(decoded) = checkpoint::Block::decode_content(&block, &layout) else { return };
+    if let checkpoint::Content::Runs(runs) = &decoded.content
+        && runs.iter().all(|run| run.first.possible(&layout))
+    {
+        let mut again = checkpoint::Runs::new(layout);
+        let taken = runs.iter().take_while(|run| again.push(run.lba, run.first)).count();
+        let content = checkpoint::Content::Runs(again.runs);
+        let written = checkpoint::Block { content, ..decoded.clone() }.encode(place, &layout);
+        assert!(taken == 0 || checkpoint::Block::decode_content(&written, &layout).is_some());
+    }
 }
 
 /// A whole store, as a list of offset (8 bytes), length (4 bytes), bytes: surveyed, checked, and its repair planned.

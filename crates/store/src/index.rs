@@ -21,15 +21,17 @@ impl Version {
     /// `data_at` and `item_at` are bytes from the start of `segment`.
     pub(crate) fn new(layout: &Layout, sequence: u64, segment: u32, data_at: u32, item_at: u32) -> Version {
         let sector = (layout.segment_at(segment) - LOG_START + u64::from(data_at)) / SECTOR;
-        debug_assert!(sequence < 1 << 56 && sector < 1 << 40 && item_at.is_multiple_of(8));
-        Version { high: sequence << 8 | sector >> 32, low: sector << 32 | u64::from(item_at / 8) }
+        debug_assert!(item_at.is_multiple_of(8));
+        Version::from_parts(sequence, sector, item_at / 8)
     }
 
-    /// As two numbers, for a checkpoint.
-    pub(crate) fn raw(self) -> (u64, u64) {
-        (self.high, self.low)
+    /// Of a sequence (56 bits), the sector of its data from the log's start (40 bits), and its item's place in 8 bytes.
+    pub(crate) fn from_parts(sequence: u64, sector: u64, item: u32) -> Version {
+        debug_assert!(sequence < 1 << 56 && sector < 1 << 40);
+        Version { high: sequence << 8 | sector >> 32, low: sector << 32 | u64::from(item) }
     }
 
+    /// As two numbers that a checkpoint of version 2 has.
     pub(crate) fn from_raw(high: u64, low: u64) -> Version {
         Version { high, low }
     }
@@ -42,7 +44,7 @@ impl Version {
 
     /// The version that is `count` blocks further on, if it was written with this one.
     pub(crate) fn step(self, layout: &Layout, count: u32) -> Version {
-        let sector = self.byte() / SECTOR + u64::from(count) * (u64::from(layout.block_bytes) / SECTOR);
+        let sector = self.sector() + u64::from(count) * (u64::from(layout.block_bytes) / SECTOR);
         let item = self.item_at() / 8 + count * (layout.item_bytes / 8);
         let sequence = self.sequence() + u64::from(count);
         Version { high: sequence << 8 | sector >> 32 & 0xff, low: sector << 32 | u64::from(item) }
@@ -52,9 +54,14 @@ impl Version {
         self.high >> 8
     }
 
+    /// Where the data is, in sectors from the start of the log's segments.
+    pub(crate) fn sector(self) -> u64 {
+        (self.high & 0xff) << 32 | self.low >> 32
+    }
+
     /// Byte of the data from the start of the log's segments.
     fn byte(self) -> u64 {
-        ((self.high & 0xff) << 32 | self.low >> 32) * SECTOR
+        self.sector() * SECTOR
     }
 
     /// Byte of the data in the log file.

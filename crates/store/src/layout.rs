@@ -2,11 +2,12 @@
 
 use strongroom_block::Geometry;
 
+use crate::checkpoint::RUN_BYTES_PLANNED;
 use crate::op::Op;
 use crate::options::UnitKind;
 
 /// The format that this build writes.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 /// The oldest one that it opens. Opening makes the newest one of it.
 pub(crate) const FORMAT_VERSION_OLDEST: u32 = 1;
 /// Bytes of a record block, and the unit in which offsets within a segment are counted.
@@ -67,6 +68,11 @@ impl Layout {
         (self.segments / 64).clamp(1, 32)
     }
 
+    /// How many blocks of the volume the log can hold, at most.
+    pub(crate) fn blocks_at_most(&self) -> u64 {
+        u64::from(self.segments) * u64::from(self.segment_bytes / self.block_bytes)
+    }
+
     /// What one live block weighs in its segment, in bytes.
     pub(crate) fn live_block_bytes(&self) -> u64 {
         u64::from(self.block_bytes + self.item_bytes)
@@ -102,8 +108,9 @@ pub(crate) fn segments_needed(
     let largest = geometry.bytes().min(Op::WRITE_BYTES_MAX as u64) * u64::try_from(per_block).ok()?;
     let largest = largest.div_ceil(u64::from(geometry.block_size.bytes()));
     let largest = largest.div_ceil(u64::from(segment_bytes) - 2 * RECORD_BLOCK as u64) as u32 + 1;
-    // A checkpoint and the one before, at their largest: a run for each block.
-    let checkpoint = (u128::from(geometry.blocks) + u128::from(retained)) * 26 / u128::from(segment_bytes);
+    // A checkpoint and the one before, with a run for each block.
+    let checkpoint = (u128::from(geometry.blocks) + u128::from(retained)) * u128::from(RUN_BYTES_PLANNED);
+    let checkpoint = checkpoint / u128::from(segment_bytes);
     let checkpoints = 2 * (u32::try_from(checkpoint).ok()? + 1);
     let spare = checkpoints + 2 * reserved_segments(segments, segment_bytes) + (segments / 32).clamp(1, 32) + largest;
     segments.checked_add(spare).filter(|&count| countable(count, segment_bytes))
@@ -112,6 +119,12 @@ pub(crate) fn segments_needed(
 /// Whether a location in the index can name every place in so many segments.
 pub(crate) fn countable(segments: u32, segment_bytes: u32) -> bool {
     u64::from(segments) * u64::from(segment_bytes) / SECTOR < 1 << 40
+}
+
+/// Fewer segments than these hold no store: the volume itself, what is set aside, one that is written, and one for the first table.
+pub(crate) fn segments_least(geometry: Geometry, segment_bytes: u32, segments: u32) -> u64 {
+    let reserved = u64::from(reserved_segments(segments.max(1), segment_bytes));
+    geometry.bytes().div_ceil(u64::from(segment_bytes)) + reserved + 2
 }
 
 /// A fixed-size big-endian reader over bytes whose length was checked.

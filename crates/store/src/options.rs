@@ -68,7 +68,9 @@ pub struct CreateOptions {
     pub store_id: Option<StoreId>,
     /// What its log lies on.
     pub medium: Medium,
-    /// So many segments instead of as many as the volume needs: to measure stores that are fuller than they are made.
+    /// So many segments instead of as many as the volume needs: to measure stores that are fuller than they are made. With as many as it
+    /// needs an overwrite always finds space, whatever lies where; with fewer it may be told that there is none, because cleaning
+    /// passes by segments that are nearly full of what lives.
     #[doc(hidden)]
     pub segments: Option<u32>,
 }
@@ -115,7 +117,7 @@ pub struct OpenOptions {
     /// The host's clock, in seconds since 1970: when snapshots and clones were made. Nothing is ordered by it.
     pub clock_seconds: fn() -> u64,
     /// By how much the log must grow before another checkpoint, at least; `None`: 64 MiB, or an eighth of a small store.
-    /// At most an eighth of what is appended is written for checkpoints in any case.
+    /// At most 1/32 of what is appended is written for checkpoints in any case.
     pub checkpoint_log_bytes: Option<u64>,
     /// Upper bound on a unit of the log that holds writes, in bytes; when half as much is queued, units go side by side.
     #[doc(hidden)]

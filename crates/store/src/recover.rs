@@ -56,7 +56,7 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
         let end = found.block + found.header.blocks();
         segments.insert(found.segment, Extent { generation: found.header.generation, end });
     }
-    let (mut loader, checkpoint) = load_checkpoint(&mut scanner, &segments, catalogue);
+    let (mut loader, checkpoint, checkpoint_bytes) = load_checkpoint(&mut scanner, &segments, catalogue);
     loader.planted = planted;
     let (mut begin_generation, mut replayed) = (0, 0);
     if let Some(description) = &checkpoint {
@@ -83,33 +83,34 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     let rows = checkpoint.as_ref().map_or(&[][..], |description| &description.rows);
     state.adopt_checkpoint(rows.iter().map(|row| (row.segment, row.generation)));
     state.avoid(&scanner.unreadable);
-    let bytes = checkpoint.as_ref().map_or(0, |description| description.bytes());
     let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
-    let checkpoints = Checkpoints::recovered(checkpoint_segments, bytes, replayed);
+    let checkpoints = Checkpoints::recovered(checkpoint_segments, checkpoint_bytes, replayed);
     let (map, stamps) = loader.finish(&mut state);
     Ok(Recovered { superblock, superblock_copy, map, segments: state, stamps, head, checkpoints })
 }
 
-/// A loader with everything that the checkpoint has; an empty one if there is none, or it is damaged.
+/// A loader with everything that the checkpoint has, and about how many bytes the next one takes; an empty one if there is none, or it is
+/// damaged.
 fn load_checkpoint(
     scanner: &mut Scanner<'_>,
     segments: &BTreeMap<u32, Extent>,
     catalogue: Catalogue,
-) -> (Loader, Option<checkpoint::Description>) {
+) -> (Loader, Option<checkpoint::Description>, u64) {
     let superblock = scanner.superblock.clone();
     let empty = |catalogue| Loader::new(&superblock, catalogue);
     if superblock.checkpoint.is_none() {
-        return (empty(catalogue), None);
+        return (empty(catalogue), None, 0);
     }
     let mut loader = empty(catalogue.clone());
     let loaded = checkpoint::describe(scanner.backend(), &superblock).and_then(|description| {
-        checkpoint::load(scanner.backend(), &superblock, &description, segments, &mut loader).map(|()| description)
+        let bytes = checkpoint::load(scanner.backend(), &superblock, &description, segments, &mut loader)?;
+        Ok((description, bytes))
     });
     match loaded {
-        Ok(description) => (loader, Some(description)),
+        Ok((description, bytes)) => (loader, Some(description), bytes),
         Err(reason) => {
             tracing::warn!(volume = %superblock.volume_id, reason, "the checkpoint is of no use; reading the whole log");
-            (empty(catalogue), None)
+            (empty(catalogue), None, 0)
         }
     }
 }

@@ -130,3 +130,119 @@ fn stamps_out_of_order_share_appends() {
     assert!(stats.appended_bytes < stats.written_bytes * 5 / 4, "{stats:?}");
     assert!(matches!(store.execute(write(5)), Ok(Outcome::Written { repeated: 1, .. })));
 }
+
+/// A volume, and how many requests are in flight.
+struct Full {
+    kind: UnitKind,
+    block_bytes: u64,
+    blocks: u64,
+    segment_bytes: u32,
+    depth: u64,
+}
+
+impl Full {
+    /// Fills the volume in no order, so that no two blocks share an entry, and overwrites it for long.
+    fn overwrite(&self, segments: Option<u32>) {
+        let Full { kind, block_bytes, blocks, segment_bytes, depth } = *self;
+        let geometry = Geometry { block_size: BlockSize::new(block_bytes).unwrap(), blocks };
+        let options =
+            CreateOptions { segment_bytes, segments, ..CreateOptions::new(VolumeId([1; 16]), geometry, kind) };
+        let mut store = Store::open_in_memory(&options, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+        let data = Buffer::copy_from(&vec![7; block_bytes as usize]);
+        if kind.is_sealed() {
+            let hole = HoleRecord { start: Lba(0), count: blocks, record: record(1, None) };
+            store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+        }
+        let (mut random, mut done, mut sent) = (Random::new(blocks), Vec::new(), 0);
+        while sent < 3 * blocks {
+            for _ in 0..depth {
+                let lba = match sent {
+                    // 2731 is a prime, and divides no count of blocks.
+                    _ if sent < blocks => sent * 2731 % blocks,
+                    _ => random.below(blocks),
+                };
+                let records = if kind.is_sealed() { vec![record(10 + sent, Some(&data))] } else { Vec::new() };
+                store.submit(Token(sent), Op::Write { lba: Lba(lba), data: vec![data.clone()], records, fua: false });
+                sent += 1;
+            }
+            while store.ops_in_flight() > 0 {
+                store.poll_completions(&mut done);
+            }
+            for answer in done.drain(..) {
+                assert!(
+                    answer.result.is_ok(),
+                    "{:?} after {sent}: {:?}, {:?}",
+                    answer.result,
+                    store.info(),
+                    store.stats()
+                );
+            }
+        }
+        // The largest write finds its room, too.
+        if segments.is_none() && !kind.is_sealed() {
+            let bytes = (Op::WRITE_BYTES_MAX as u64).min(blocks * block_bytes);
+            for _ in 0..2 {
+                store.execute(plain(0, Buffer::copy_from(&vec![8; bytes as usize]))).unwrap();
+            }
+        }
+        if segments.is_none() {
+            // Now without the room for it, which small volumes have in plenty.
+            let bytes = (Op::WRITE_BYTES_MAX as u64).min(blocks * block_bytes);
+            self.overwrite(Some(store.info().segments - (bytes / u64::from(segment_bytes)) as u32));
+        }
+    }
+}
+
+/// However small the segments, however scattered what lives, sealed with the largest records or plain: a full volume can be
+/// overwritten for ever. What is set aside is not part of its size, so that full never means stuck.
+#[test]
+fn overwriting_a_full_volume_always_finds_space() {
+    let custody = Custody::Target;
+    let largest = UnitKind::Sealed { domain: SealingDomain([9; 16]), custody };
+    assert_eq!(largest.record_bytes(), 96);
+    for kind in [UnitKind::Plain, largest] {
+        for (block_bytes, segment_bytes, blocks) in
+            [(512, 64 << 10, 2048), (4096, 64 << 10, 384), (4096, 256 << 10, 1024), (4096, 1 << 20, 4096)]
+        {
+            for depth in [1, 32] {
+                Full { kind, block_bytes, blocks, segment_bytes, depth }.overwrite(None);
+            }
+        }
+    }
+}
+
+/// A checkpoint of a volume that was discarded block by block is large, and takes its room when there is plenty. When the volume is full
+/// again the checkpoint goes before a write is told that there is no space.
+#[test]
+fn a_checkpoint_gives_way_to_data() {
+    const SEGMENTS: u32 = 18;
+    let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: 1024 };
+    let create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+    let create = CreateOptions { segment_bytes: 64 << 10, segments: Some(SEGMENTS), ..create };
+    let options = OpenOptions { checkpoint_log_bytes: Some(1), ..OpenOptions::default() };
+    let mut store = Store::open_in_memory(&create, &options, Arc::new(|| {})).unwrap();
+    let mut done = Vec::new();
+    let mut all = |store: &mut Store, op: &dyn Fn(u64) -> Op| {
+        for at in 0..geometry.blocks {
+            store.submit(Token(at), op(at * 2731 % geometry.blocks));
+            if at % 8 == 7 {
+                while store.ops_in_flight() > 0 {
+                    store.poll_completions(&mut done);
+                }
+                for answer in done.drain(..) {
+                    assert!(answer.result.is_ok(), "{:?} after {at}: {:?}", answer.result, store.stats());
+                }
+            }
+        }
+    };
+    let data = Buffer::copy_from(&[7; 512]);
+    let write = |lba| plain(lba, data.clone());
+    all(&mut store, &write);
+    all(&mut store, &|lba| Op::Discard { lba: Lba(lba), count: 1 });
+    let discarded = store.stats();
+    assert!(discarded.holes > 1000 && discarded.checkpoints > 0, "{discarded:?}");
+    for _ in 0..3 {
+        all(&mut store, &write);
+    }
+    assert_eq!(store.stats().blocks_mapped, geometry.blocks);
+}

@@ -19,7 +19,7 @@ use super::table::{Goal, Table, median};
 /// Requests in flight.
 const DEPTH: u64 = 256;
 /// How many times its own size the log grows before the next checkpoint, at most.
-const LOG_PER_CHECKPOINT: u64 = 8;
+const LOG_PER_CHECKPOINT: u64 = 32;
 /// How many times each is opened.
 const OPENINGS: usize = 3;
 /// What is to be reached, in seconds.

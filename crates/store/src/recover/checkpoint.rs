@@ -13,18 +13,17 @@ use crate::store::blocking;
 use crate::superblock::Superblock;
 use crate::unit::Place;
 
+/// A block is told of again when nodes are merged while the checkpoint is written, and once for each version that is kept of it: all
+/// that is told of is no more than so many times what the log holds. More is not believed: it would take long.
+const WRITTEN_ANEW_MAX: u64 = 8;
+/// About how many times what runs take now they took in version 2.
+const OLD_PER_NEW: u64 = 3;
+
 /// What a checkpoint says of itself.
 pub(super) struct Description {
     pub(super) begin_lsn: u64,
     pub(super) begin_generation: u64,
     pub(super) rows: Vec<Row>,
-}
-
-impl Description {
-    /// What it takes, in bytes.
-    pub(super) fn bytes(&self) -> u64 {
-        self.rows.iter().map(|row| u64::from(row.blocks) * RECORD_BLOCK as u64).sum()
-    }
 }
 
 /// The description of the checkpoint that the superblock names.
@@ -41,7 +40,8 @@ pub(super) fn describe(backend: &mut dyn Backend, superblock: &Superblock) -> Re
             return Err("its description runs over its segment");
         }
         let bytes = read(backend, layout.block_at(place.segment, place.block), 1)?;
-        let block = Block::decode(&bytes, place, at.begin_lsn, at.generation).ok_or("its description is damaged")?;
+        let block =
+            Block::decode(&bytes, place, &layout, at.begin_lsn, at.generation).ok_or("its description is damaged")?;
         let Content::Description { begin_generation, total, rows: more } = block.content else {
             return Err("its description is something else");
         };
@@ -62,7 +62,8 @@ pub(super) fn describe(backend: &mut dyn Backend, superblock: &Superblock) -> Re
     }
 }
 
-/// Takes everything in a checkpoint in. `used`: the segments that count, by what the table and the tail say.
+/// Takes everything in a checkpoint in, and returns about how many bytes one like it takes now. `used`: the segments that count, by
+/// what the table and the tail say.
 ///
 /// # Errors
 /// Why it cannot be used; the loader is then spoilt.
@@ -72,7 +73,7 @@ pub(super) fn load(
     description: &Description,
     used: &BTreeMap<u32, Extent>,
     loader: &mut Loader,
-) -> Result<(), &'static str> {
+) -> Result<u64, &'static str> {
     if description.rows.iter().any(|row| used.contains_key(&row.segment)) {
         return Err("the log has taken one of its segments");
     }
@@ -81,17 +82,24 @@ pub(super) fn load(
     for (&segment, extent) in used {
         generations[segment as usize] = extent.generation;
     }
-    let mut segments = ReadAhead::new(backend, superblock.layout(), &description.rows);
+    let layout = superblock.layout();
+    let mut blocks_left = WRITTEN_ANEW_MAX * layout.blocks_at_most();
+    let mut bytes_now = 0;
+    let mut segments = ReadAhead::new(backend, layout, &description.rows);
     for row in &description.rows {
         let bytes = segments.next()?;
         for (at, bytes) in bytes.chunks_exact(RECORD_BLOCK).enumerate() {
             let place = Place { store_id: superblock.store_id, segment: row.segment, block: at as u32 };
-            let block = Block::decode(bytes, place, description.begin_lsn, row.generation).ok_or("it is damaged")?;
+            let block =
+                Block::decode(bytes, place, &layout, description.begin_lsn, row.generation).ok_or("it is damaged")?;
+            let old = matches!(block.content, Content::OldRuns(_));
+            bytes_now += RECORD_BLOCK as u64 / if old { OLD_PER_NEW } else { 1 };
             // What lay in a segment that was used anew since then is outdated; something later replaces it.
             let counts = |segment: u32| (1..block.next_generation).contains(&generations[segment as usize]);
             match block.content {
-                Content::Runs(runs) => {
+                Content::Runs(runs) | Content::OldRuns(runs) => {
                     for run in runs {
+                        blocks_left = blocks_left.checked_sub(u64::from(run.count)).ok_or("it says too much")?;
                         loader.run(block.branch, run, counts).ok_or("it says what cannot be")?;
                     }
                 }
@@ -105,7 +113,7 @@ pub(super) fn load(
         }
     }
     loader.stamps_unknown();
-    Ok(())
+    Ok(bytes_now)
 }
 
 /// Reads the segments of a checkpoint, one after the other: while one is taken in, the next are on their way.

@@ -164,6 +164,9 @@ impl Store {
         if self.reclaim_possible() || self.ask_host_again() {
             return None;
         }
+        if let Some(begun) = self.drop_checkpoints() {
+            return begun.then_some(true);
+        }
         if self.versions_make_way() {
             return Some(true);
         }

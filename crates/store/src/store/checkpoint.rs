@@ -1,8 +1,8 @@
 //! Checkpoints: the index in segments of its own, so that opening need not read every record block.
 //!
-//! Taken when the log has grown by eight times what the last one took: so they cost at most an eighth of what is
+//! Taken when the log has grown by 32 times what the last one took: so they cost at most 1/32 of what is
 //! appended. Written in pieces, one in each poll, from the index as it is then; what changed meanwhile follows from the log
-//! behind the begin. A piece has 64 KiB, or as much as the log has grown more than the checkpoint since it began: under heavy
+//! behind the begin. A piece has 32 KiB, or as much as the log has grown more than the checkpoint since it began: under heavy
 //! writes it keeps up, and opening never finds a log much longer than was meant. A round names it when it is whole. One that cannot be finished is given up, and
 //! nothing is lost: the log has everything.
 
@@ -22,11 +22,11 @@ use crate::superblock::CheckpointAt;
 use crate::unit::Place;
 
 /// 4 KiB blocks of one piece, at least.
-const PIECE_BLOCKS: u32 = 16;
+const PIECE_BLOCKS: u32 = 8;
 /// ... and at most, where the log runs ahead: what one poll may take to put together.
-const PIECE_BLOCKS_MAX: u32 = 256;
+const PIECE_BLOCKS_MAX: u32 = 96;
 /// The log grows by so many times a checkpoint's size before the next one.
-const LOG_PER_CHECKPOINT: u64 = 8;
+const LOG_PER_CHECKPOINT: u64 = 32;
 /// ... and at least by this much, or an eighth of the store if that is less.
 const LOG_LEAST_BYTES: u64 = 64 << 20;
 
@@ -69,6 +69,9 @@ pub(crate) struct Checkpoints {
     pub(super) may_write: bool,
     /// The round on its way names the one that is whole.
     in_round: bool,
+    /// The next round is to name none, and the one on its way does: what the last one takes is needed for data.
+    drop_wanted: bool,
+    drop_in_round: bool,
     /// None was possible for want of space; tried again when the log has grown.
     retry_at: u64,
 }
@@ -80,8 +83,12 @@ impl Checkpoints {
         Checkpoints { named: segments, last_bytes: bytes, begun_at, ..Checkpoints::default() }
     }
 
-    /// One is whole and wants a round.
+    /// One is whole, or the last one is to go, and that wants a round.
     pub(super) fn wants_round(&self) -> bool {
+        self.drop_wanted || self.is_whole()
+    }
+
+    fn is_whole(&self) -> bool {
         self.writing.as_ref().is_some_and(|writing| matches!(writing.cursor, Cursor::Done) && !writing.in_flight)
     }
 
@@ -151,7 +158,7 @@ impl Store {
             let Some((branch, content)) = self.next_content(writing) else { break };
             let block = self.checkpoint_block(writing, branch, content);
             let place = Place { store_id: self.info.store_id, segment: row.segment, block: row.blocks + blocks };
-            piece.extend_from_slice(&block.encode(place));
+            piece.extend_from_slice(&block.encode(place, &self.layout));
             blocks += 1;
         }
         if matches!(writing.cursor, Cursor::Description) && blocks < most {
@@ -170,7 +177,7 @@ impl Store {
             for (at, rows) in writing.rows.chunks(ROWS_MAX).enumerate() {
                 let content = Content::Description { begin_generation, total, rows: rows.to_vec() };
                 let place = Place { store_id: self.info.store_id, segment, block: block + at as u32 };
-                piece.extend_from_slice(&self.checkpoint_block(writing, 0, content).encode(place));
+                piece.extend_from_slice(&self.checkpoint_block(writing, 0, content).encode(place, &self.layout));
             }
             writing.cursor = Cursor::Done;
         } else {
@@ -231,6 +238,26 @@ impl Store {
         self.release_checkpoint(writing.rows.iter().map(|row| row.segment).collect());
     }
 
+    /// Nothing else makes room for a request that waits: checkpoints go. `None` if there is none to go; else whether that has just begun
+    /// (or waits for a write in flight).
+    pub(super) fn drop_checkpoints(&mut self) -> Option<bool> {
+        if let Some(writing) = &self.checkpoints.writing {
+            let begins = !writing.in_flight;
+            if begins {
+                self.give_checkpoint_up();
+            }
+            return Some(begins);
+        }
+        if self.checkpoints.named.is_empty() || self.checkpoints.drop_wanted || self.round.blocked {
+            return None;
+        }
+        tracing::warn!(volume = %self.info.volume_id, "the checkpoint goes, because its space is needed for data");
+        self.checkpoints.drop_wanted = true;
+        // Another one follows no sooner than it would have.
+        self.checkpoints.begun_at = i128::from(self.log_bytes());
+        Some(true)
+    }
+
     fn release_checkpoint(&mut self, segments: Vec<u32>) {
         for segment in segments {
             self.segments.end_checkpoint(segment);
@@ -240,11 +267,17 @@ impl Store {
 
     /// A table is being begun: if a checkpoint is whole by now, the round that it belongs to makes both durable.
     pub(super) fn checkpoint_at_table(&mut self) {
-        self.checkpoints.in_round = self.checkpoints.wants_round();
+        self.checkpoints.drop_in_round = std::mem::take(&mut self.checkpoints.drop_wanted);
+        self.checkpoints.in_round = !self.checkpoints.drop_in_round && self.checkpoints.is_whole();
     }
 
     /// What the superblock of a round names.
     pub(super) fn checkpoint_for_superblock(&mut self) -> Option<CheckpointAt> {
+        if std::mem::take(&mut self.checkpoints.drop_in_round) {
+            let named = std::mem::take(&mut self.checkpoints.named);
+            self.checkpoints.outdated.extend(named);
+            return None;
+        }
         let whole = self.checkpoints.writing.as_ref().is_some_and(|writing| matches!(writing.cursor, Cursor::Done));
         let too_early = whole && self.options.planted.has(PlantedFault::CheckpointTooEarly);
         if (std::mem::take(&mut self.checkpoints.in_round) || too_early)
@@ -372,14 +405,14 @@ mod tests {
     use crate::op::Op;
     use crate::options::{CreateOptions, OpenOptions, UnitKind};
 
-    const BLOCKS: u64 = 16384;
+    const BLOCKS: u64 = 32768;
 
     fn write(store: &mut Store, lba: u64, count: usize) {
         let data = vec![Buffer::copy_from(&vec![1; count * 4096])];
         store.submit(Token(lba), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
     }
 
-    /// However much is written in each poll: a checkpoint of 400 KiB is whole before the log has grown by 4 MiB.
+    /// However much is written in each poll: a checkpoint of 160 KiB is whole before the log has grown by 4 MiB.
     #[test]
     fn the_log_does_not_run_away_from_a_checkpoint() {
         let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
@@ -407,7 +440,7 @@ mod tests {
             }
         }
         assert!(answers.iter().all(|answer| answer.result.is_ok()));
-        assert!(store.stats().checkpoint_bytes > 300 << 10, "{:?}", store.stats());
+        assert!(store.stats().checkpoint_bytes > 140 << 10, "{:?}", store.stats());
         let grown = store.log_bytes() - begin.expect("one was begun");
         assert!(grown < 4 << 20, "the log grew by {grown} bytes");
     }

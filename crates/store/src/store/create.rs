@@ -14,7 +14,7 @@ use crate::backend::{Backend, Chosen, FileBackend, Io, IoChoice, MemoryBackend, 
 use crate::catalogue::Catalogue;
 use crate::error::StoreError;
 use crate::holes::{Hole, ItemPlace};
-use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_needed};
+use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_least, segments_needed};
 use crate::map::BlockMap;
 use crate::medium::Medium;
 use crate::options::{CreateOptions, OpenOptions, StoreId, VolumeInfo};
@@ -321,6 +321,13 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
         return bad("the volume is too large for one store (about 300 TiB)".to_owned());
     };
     let segments = options.segments.unwrap_or(segments);
+    let least = segments_least(options.geometry, options.segment_bytes, segments);
+    if u64::from(segments) < least {
+        return bad(format!(
+            "{segments} segments are too few for the volume and what is set aside: take {least} or more, or leave the \
+             count out"
+        ));
+    }
     let store_id = match options.store_id {
         Some(id) => id,
         None => StoreId(random()?),
@@ -443,5 +450,34 @@ fn missing_or(action: &'static str, dir: &Path) -> impl FnOnce(io::Error) -> Sto
     move |error| match error.kind() {
         io::ErrorKind::NotFound => StoreError::Missing(dir.to_owned()),
         _ => StoreError::io(format!("{action} in {}", dir.display()))(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strongroom_block::{BlockSize, Geometry, VolumeId};
+
+    use super::*;
+    use crate::options::UnitKind;
+
+    #[test]
+    fn too_few_segments_are_refused() {
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 160 };
+        let options = CreateOptions {
+            segment_bytes: 64 << 10,
+            medium: Medium::Memory,
+            ..CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)
+        };
+        let open = |segments| {
+            let options = CreateOptions { segments: Some(segments), ..options.clone() };
+            Store::open_in_memory(&options, &OpenOptions::default(), std::sync::Arc::new(|| {}))
+        };
+        for segments in [0, 1, 2, 16] {
+            assert!(
+                matches!(open(segments), Err(StoreError::Options(why)) if why.contains("take 17 or more")),
+                "{segments}"
+            );
+        }
+        assert_eq!(open(17).unwrap().info().segments, 17);
     }
 }
