@@ -386,6 +386,24 @@ mod tests {
 
     proptest! {
         #[test]
+        fn no_bytes_make_the_decoder_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), RECORD_BLOCK),
+            count in 0u16..5000,
+            least in prop::collection::vec(prop_oneof![0u64..2000, any::<u64>()], FIELDS + 1),
+            widths in prop::collection::vec(0u8..20, FIELDS + 1),
+        ) {
+            crate::fuzz::fuzz_checkpoint(&bytes);
+            bytes[4] = 4;
+            bytes[6..8].copy_from_slice(&count.to_be_bytes());
+            for (at, least) in least.into_iter().enumerate() {
+                bytes[HEADER + 8 * at..][..8].copy_from_slice(&least.to_be_bytes());
+            }
+            bytes[SHIFT_AT..BITS_AT - 1].copy_from_slice(&widths);
+            bytes[BITS_AT - 1] = 0;
+            crate::fuzz::fuzz_checkpoint(&bytes);
+        }
+
+        #[test]
         fn decodes_what_was_pushed(
             block_shift in 9u32..17,
             item_bytes in prop::sample::select(vec![8u32, 56, 96]),
