@@ -335,7 +335,7 @@ mod tests {
             let layout = Layout { block_bytes, item_bytes, ..LAYOUT };
             let taken = fill(layout, |at| {
                 let number = scattered(at);
-                let unit_at = number % 3 << 20;
+                let unit_at = (number % 3) << 20;
                 let item_at = unit_at + number % 64 * 4096 + 152 + number / 64 % 300 * 8;
                 let data_at =
                     unit_at + (64 << 12) + number / 7 % ((192 << 12) / u64::from(block_bytes)) * u64::from(block_bytes);
