@@ -293,7 +293,9 @@ fn repair(args: &RepairArgs) -> Result<ExitCode> {
         return Ok(ExitCode::from(u8::from(left)));
     }
     if plan.steps.is_empty() {
-        println!("there is nothing to repair");
+        println!(
+            "there is nothing to repair (damaged blocks are no matter for it: `strongroom store check` names them)"
+        );
     }
     for step in &plan.steps {
         println!("{}: {}", if step.done { "done" } else { "to do" }, step.what);
