@@ -122,6 +122,9 @@ pub struct OpenOptions {
     /// Upper bound on a unit of the log that holds writes, in bytes; when half as much is queued, units go side by side.
     #[doc(hidden)]
     pub append_unit_bytes_max: u32,
+    /// Bytes of a piece in which cleaning reads a segment: a multiple of 4096.
+    #[doc(hidden)]
+    pub cleaning_piece_bytes: u32,
     /// Upper bound on the blocks that holes hide in one poll.
     #[doc(hidden)]
     pub hide_blocks_per_poll: u64,
@@ -158,6 +161,7 @@ impl Default for OpenOptions {
             checkpoint_log_bytes: None,
             // 256 KiB of 4 KiB blocks and their records.
             append_unit_bytes_max: 264 << 10,
+            cleaning_piece_bytes: 256 << 10,
             hide_blocks_per_poll: 8192,
             open_id: None,
             planted: Planted::default(),

@@ -147,7 +147,7 @@ impl Store {
                 }
                 let more = match (&self.cleaner.copying, self.cleaner.victims.is_empty()) {
                     (Some(_), _) => self.cleaner.held_back && !self.cleaner.blocked && !self.cleaner.stop,
-                    (None, false) => true,
+                    (None, false) => !self.cleaner.stop,
                     (None, true) => self.victim_wanted() && !self.cleaner.held_back && self.victim().is_some(),
                 };
                 if more {

@@ -11,8 +11,6 @@ use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::layout::RECORD_BLOCK;
 
-/// Bytes of a piece.
-const PIECE_BYTES: usize = 256 << 10;
 /// Pieces on their way at a time.
 const PIECES_MAX: usize = 6;
 /// Victims in memory or being read, at most, ...
@@ -124,7 +122,10 @@ impl Store {
         self.stats.cleaning_read_bytes += len as u64;
         let (piece_bytes, pieces, next) = match self.backend.share(self.layout.segment_at(segment), len) {
             Some(bytes) => (len, vec![Some(bytes)], 1),
-            None => (PIECE_BYTES, vec![None; len.div_ceil(PIECE_BYTES)], 0),
+            None => {
+                let piece_bytes = self.options.cleaning_piece_bytes as usize;
+                (piece_bytes, vec![None; len.div_ceil(piece_bytes)], 0)
+            }
         };
         let victim = Victim { segment, reopened, len, piece_bytes, pieces, next, on_their_way: 0, failed: None };
         self.cleaner.victims.victims.push_back(victim);
@@ -133,12 +134,12 @@ impl Store {
     /// Asks for the next pieces of those that were chosen.
     pub(super) fn read_victims(&mut self) -> bool {
         let mut progress = false;
-        while self.cleaner.victims.on_their_way < PIECES_MAX && self.refused.is_none() {
+        while self.cleaner.victims.on_their_way < PIECES_MAX && self.refused.is_none() && !self.cleaner.stop {
             let unread = |victim: &&mut Victim| victim.failed.is_none() && victim.next < victim.pieces.len();
             let Some(victim) = self.cleaner.victims.victims.iter_mut().find(unread) else { break };
-            let (segment, piece, at) = (victim.segment, victim.next, victim.next * PIECE_BYTES);
-            // One length only, so that the memory of one victim does for the next: what lies behind the end is not looked at.
-            let buffer = BufferMut::to_fill(PIECE_BYTES.min(self.layout.segment_bytes as usize - at));
+            let (segment, piece, at) = (victim.segment, victim.next, victim.next * victim.piece_bytes);
+            // No more than was written: what lies behind may be unreadable, and does not count.
+            let buffer = BufferMut::to_fill(victim.piece_bytes.min(victim.len - at));
             victim.next += 1;
             victim.on_their_way += 1;
             self.cleaner.victims.on_their_way += 1;

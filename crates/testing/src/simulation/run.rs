@@ -129,6 +129,7 @@ impl Run {
             checkpoint_log_bytes,
             // Small units: then several are often in flight, of which any may reach the disk and any may not.
             append_unit_bytes_max: [12 << 10, 24 << 10, 264 << 10][self.random.below(3) as usize],
+            cleaning_piece_bytes: [16 << 10, 64 << 10, 256 << 10][self.random.below(3) as usize],
             data_cache_bytes: if self.random.once_in(2) { 0 } else { 64 << 10 },
             record_cache_bytes: [0, 20_000, 32 << 20][self.random.below(3) as usize],
             hide_blocks_per_poll: [1, 300, 4096][self.random.below(3) as usize],
