@@ -225,7 +225,7 @@ impl FileSystemMount {
         let mount_with = |data: Option<&CStr>| mount(device.path(), &directory, file_system.as_str(), flags, data);
         let mounted = match (mount_with(None), without_replay(&file_system)) {
             // What was in use when it was kept has a journal to be replayed, which cannot be written.
-            (Err(Errno::ROFS | Errno::IO), Some(option)) if read_only => {
+            (Err(Errno::ROFS), Some(option)) if read_only => {
                 let mounted = mount_with(Some(option));
                 if mounted.is_ok() {
                     tracing::warn!(

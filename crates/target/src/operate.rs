@@ -285,7 +285,7 @@ fn clone(
 ) -> Result<(), String> {
     let found = find(access, volume, snapshot)?;
     let name = VolumeName::new(name).map_err(|error| error.to_string())?;
-    if catalogue.load(&name).is_ok() {
+    if is_described(catalogue, name.as_str())? {
         return Err(format!("there is a volume '{name}' already; choose another name"));
     }
     let id = VolumeId::from_random(random_id());
@@ -344,7 +344,7 @@ fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Vo
 fn drop_branch(catalogue: &Catalogue, access: &mut dyn StoreAccess, branch: BranchId) -> Result<(), String> {
     for snapshot in access.contents()?.snapshots.into_iter().filter(|snapshot| snapshot.branch == branch) {
         for clone in access.contents()?.branches.into_iter().filter(|clone| clone.from == Some(snapshot.id)) {
-            if is_described(catalogue, &clone.name) {
+            if is_described(catalogue, &clone.name)? {
                 return Err(depended(&clone.name, &snapshot.name));
             }
             drop_branch(catalogue, access, clone.id)?;
@@ -363,7 +363,7 @@ fn without_clones(
 ) -> Result<(), String> {
     let Some(clone) = contents.branches.iter().find(|branch| branch.from == Some(snapshot.id)) else { return Ok(()) };
     let name = &clone.name;
-    if is_described(catalogue, name) {
+    if is_described(catalogue, name)? {
         return Err(depended(name, export.as_str()));
     }
     // A crash left it, or somebody removed its directory.
@@ -373,8 +373,14 @@ fn without_clones(
     ))
 }
 
-fn is_described(catalogue: &Catalogue, clone: &str) -> bool {
-    VolumeName::new(clone).is_ok_and(|name| catalogue.load(&name).is_ok())
+/// Whether there is a description of a clone. One that cannot be read is there: nothing of its clone may go.
+fn is_described(catalogue: &Catalogue, clone: &str) -> Result<bool, String> {
+    let name = VolumeName::new(clone).map_err(|error| error.to_string())?;
+    match catalogue.load(&name) {
+        Ok(_) => Ok(true),
+        Err(CatalogueError::Missing { .. }) => Ok(false),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn depended(clone: &str, snapshot: &str) -> String {

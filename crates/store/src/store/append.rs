@@ -167,7 +167,8 @@ impl Store {
         if let Some(begun) = self.drop_checkpoints() {
             return begun.then_some(true);
         }
-        if self.versions_make_way() {
+        // Not where cleaning could not use what they leave: it would cost them all at once.
+        if !self.cleaner.blocked && !self.cleaner.stop && self.versions_make_way() {
             return Some(true);
         }
         self.cleaner.urgent = false;

@@ -188,9 +188,19 @@ fn a_clone_that_others_were_made_of_stays_whole() {
     // What a crash, or somebody's hands, left of one without its description can be cleared away by its name.
     drop(host.target.take());
     std::fs::remove_dir_all(host.dir.path().join("second")).unwrap();
-    std::fs::remove_dir_all(host.dir.path().join("copy")).unwrap();
     let catalogue = Catalogue::open(host.dir.path()).unwrap();
     let delete = Operation::SnapshotDelete { snapshot: "monday".into() };
+    // A description that cannot be read is one.
+    let description = host.dir.path().join("copy/volume.toml");
+    let text = std::fs::read(&description).unwrap();
+    std::fs::write(&description, "from = 'the future'").unwrap();
+    for refused in [catalogue.operate("data", &delete), catalogue.operate("data", &clone("monday", "copy"))] {
+        let refused = refused.map(drop).unwrap_err();
+        assert!(refused.contains("copy/volume.toml"), "{refused}");
+    }
+    std::fs::write(&description, text).unwrap();
+    assert_eq!(catalogue.operate("copy", &Operation::Describe).unwrap().snapshots.len(), 1, "it is there still");
+    std::fs::remove_dir_all(host.dir.path().join("copy")).unwrap();
     let refused = catalogue.operate("data", &delete).unwrap_err();
     assert!(refused.contains("volume clone data@monday copy"), "{refused}");
     catalogue.operate("data", &clone("monday", "copy")).unwrap();
