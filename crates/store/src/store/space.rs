@@ -161,10 +161,15 @@ impl Store {
             return false;
         }
         let warm = self.segments.warm_ahead();
-        let room = warm > HOST_RESERVE_TABLES
-            || warm == self.segments.free_count()
-            || self.head_left_blocks() >= self.least_unit_blocks();
-        room || !(self.round_pending() || self.space_on_its_way())
+        if warm > HOST_RESERVE_TABLES || warm == self.segments.free_count() {
+            return true;
+        }
+        // Not even the room in the head, which a table may need: victims whose copies are on their way will be dead, and what a round
+        // lets go will be free, in a moment.
+        let unpinned = |&segment: &u32| self.segments.segment(segment).pins == 0;
+        let coming =
+            self.round_pending() || self.copies_on_their_way() > 0 || self.round.releasing.iter().any(unpinned);
+        !coming && (self.head_left_blocks() >= self.least_unit_blocks() || !self.space_on_its_way())
     }
 
     /// How many freed segments keep their host space when nothing is going on.
