@@ -185,6 +185,33 @@ fn a_detach_does_not_wait_for_a_target_that_is_away() {
     assert!(!mounts.contains(&attachment.directory), "{mounts}");
 }
 
+#[test]
+fn what_is_unmounted_from_outside_waits_for_its_target_in_peace() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let directory = world.text("attached");
+    let said = world.alice(&["attach", &world.url("vault"), "--to", &directory]);
+    let log = said.stderr.trim_end().rsplit(' ').next().unwrap().to_owned();
+    said.ok();
+    let log = || fs::read_to_string(&log).unwrap();
+    let file = File::options().write(true).open(format!("{directory}/vault")).unwrap();
+    file.write_all_at(&noise(1, 4096), 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    server.kill();
+    eventually("it sees that", || log().contains("the connection is lost"));
+    assert!(Command::new("umount").args(["-l", &directory]).status().unwrap().success());
+    eventually("it is told", || log().contains("unmounted from outside"));
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(log().matches("unmounted from outside").count(), 1);
+    // What it wrote may have been lost with the target: it stays until that is back.
+    let server = world.serve();
+    eventually("it ends by itself", || !run(&["detach", "--list"]).ok().contains(&directory));
+    server.stop();
+}
+
 fn eventually_fails(mut attempt: impl FnMut() -> std::io::Result<()>) -> std::io::Error {
     let mut failure = None;
     eventually("it fails", || {

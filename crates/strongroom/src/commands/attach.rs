@@ -186,10 +186,19 @@ fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
 
 /// Serves until somebody wants it to end and it can.
 fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: &mut Registration) -> Result<()> {
+    let mut is_unmounted = false;
     loop {
         match signals.wait_or(attached.fuse.ended_fd().as_fd(), LOOK_AT_KEYS_EVERY) {
             Waited::Signal(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
-            Waited::Ended => tracing::info!("unmounted from outside"),
+            // It stays so while the target is away: that was told.
+            Waited::Ended if is_unmounted && attached.would_wait().is_some() => {
+                std::thread::sleep(LOOK_AT_KEYS_EVERY);
+                continue;
+            }
+            Waited::Ended => {
+                tracing::info!("unmounted from outside");
+                is_unmounted = true;
+            }
             Waited::InVain => {
                 registration.note_keys(attached.device.key_status().map(|keys| in_words(&keys)));
                 continue;
