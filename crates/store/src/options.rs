@@ -215,6 +215,8 @@ pub struct Stats {
     pub versions_pinned: u64,
     /// Older versions let go because the budget was exceeded, since the store was opened.
     pub versions_evicted: u64,
+    /// How many times older versions within the budget made way for a write that there was no space for, since the store was opened.
+    pub versions_made_way: u64,
     /// Older versions let go by feedback, since the store was opened.
     pub versions_released: u64,
     /// Hole extents.

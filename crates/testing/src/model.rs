@@ -196,6 +196,11 @@ impl Model {
         self.retained.budget = budget;
     }
 
+    /// Whether any older version must be there.
+    pub fn demands_versions(&self) -> bool {
+        self.retained.budget > 0
+    }
+
     /// The bytes of operation `op` on a range.
     pub fn bytes(&self, op: u64, lba: u64, count: u64) -> Vec<u8> {
         (lba..lba + count).flat_map(|lba| block_bytes(op, lba, self.block_size)).collect()

@@ -198,6 +198,7 @@ impl Store {
     pub(super) fn versions_make_way(&mut self) -> bool {
         let kept = self.map.versions.len();
         if !self.map.versions.has_excess(self.retention_now()) {
+            self.stats.versions_made_way += 1;
             self.versions_max = Some(kept - (kept / 4).max(EVICTED_PER_SLICE as u64).min(kept));
             self.cleaner.copied_for_front = 0;
         }

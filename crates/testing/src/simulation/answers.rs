@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use strongroom_block::{Lba, StoreSequence};
-use strongroom_store::{CheckReport, Op, OpError, Outcome, Store, View};
+use strongroom_store::{CheckReport, Op, OpError, Outcome, Stats, Store, View};
 
 use super::requests::Asked;
 use super::run::Run;
@@ -17,6 +17,7 @@ impl Run {
     pub(super) fn take_answers(&mut self, store: &mut Store) {
         let mut done = Vec::new();
         store.poll_completions(&mut done);
+        self.look_at_space(&store.stats());
         for completion in done {
             let op = completion.token.0;
             let asked = self.asked.remove(&op).expect("asked once, answered once");
@@ -24,6 +25,19 @@ impl Run {
                 Ok(outcome) => self.take_outcome(store, op, asked, outcome),
                 Err(error) => self.take_error(op, &asked, error),
             }
+        }
+    }
+
+    /// Takes over what a store counted that is about to end.
+    pub(super) fn take_stats(&mut self, store: &Store) {
+        self.look_at_space(&store.stats());
+        self.seen.add(store.stats());
+    }
+
+    /// Where there is no space for a write older versions make way, however few they are: from then on none is demanded.
+    fn look_at_space(&mut self, stats: &Stats) {
+        if stats.versions_made_way > 0 {
+            self.model.retains(0);
         }
     }
 
@@ -52,6 +66,7 @@ impl Run {
             }
             (Asked::Version { lba, older_than, must }, Outcome::Read(extents)) => {
                 let sequence = self.model.check_version(lba, older_than, &extents[0]);
+                let must = must.filter(|_| self.model.demands_versions());
                 self.seen.versions_demanded += u64::from(must.is_some());
                 assert!(must.is_none_or(|must| sequence >= must), "a version of block {lba} was passed over");
             }
@@ -85,7 +100,8 @@ impl Run {
                 self.model.failed(op);
             }
             (Asked::Version { lba, must, .. }, OpError::NoVersion { .. }) => {
-                assert_eq!(*must, None, "a version of block {lba} that nobody verified a newer one of is gone");
+                let must = must.filter(|_| self.model.demands_versions());
+                assert_eq!(must, None, "a version of block {lba} that nobody verified a newer one of is gone");
             }
             (Asked::Read { lba, floor, .. }, OpError::NotFormatted { lba: at }) => {
                 let floor = floor[(at.0 - lba) as usize];

@@ -241,7 +241,7 @@ impl Run {
         }
         self.cuts = false;
         self.disk.set_faults(self.harmless);
-        self.seen.add(store.stats());
+        self.take_stats(&store);
         let refused = store.stats().writes_refused;
         if self.few_requests {
             self.settle(&mut store);
@@ -335,7 +335,7 @@ impl Run {
         for _ in 0..20 + self.random.below(200) {
             self.step(&mut store);
         }
-        self.seen.add(store.stats());
+        self.take_stats(&store);
         match self.random.below(3) {
             0 => drop(store.close()),
             1 => {
@@ -370,7 +370,7 @@ impl Run {
                 self.step(&mut store);
             }
             self.settle(&mut store);
-            self.seen.add(store.stats());
+            self.take_stats(&store);
             self.close(store);
         }
         let segments = Store::survey_on(&mut self.disk.backend(true)).info().expect("whole").segments;

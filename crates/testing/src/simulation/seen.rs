@@ -41,6 +41,8 @@ counters! {
     table_bytes,
     /// Older versions that the budget cost.
     versions_evicted,
+    /// How many times older versions made way for a write.
+    versions_made_way,
     /// Older versions that feedback let go.
     versions_released,
     /// Older versions that had to be there, and were.
@@ -114,6 +116,7 @@ impl Seen {
         self.units_alongside += stats.units_alongside;
         self.table_bytes += stats.table_bytes;
         self.versions_evicted += stats.versions_evicted;
+        self.versions_made_way += stats.versions_made_way;
         self.versions_released += stats.versions_released;
         self.checkpoints += stats.checkpoints;
         self.scrubbed_bytes += stats.scrubbed_bytes;
