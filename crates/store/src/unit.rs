@@ -331,6 +331,8 @@ pub(crate) struct UnitBuilder {
     entries: u32,
     data_blocks: u32,
     limit_blocks: u32,
+    /// With so many blocks it takes no record block more.
+    packed_blocks: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -352,7 +354,13 @@ impl UnitBuilder {
             entries: 0,
             data_blocks: 0,
             limit_blocks,
+            packed_blocks: limit_blocks,
         }
+    }
+
+    /// Once it has so many 4 KiB blocks it ends where its record blocks are full: no space is lost to one that is nearly empty.
+    pub(crate) fn packed(self, blocks: u32) -> UnitBuilder {
+        UnitBuilder { packed_blocks: blocks, ..self }
     }
 
     /// A unit that says nothing, in so many blocks (at most [`RECORD_BLOCKS_MAX`]).
@@ -386,6 +394,7 @@ impl UnitBuilder {
         }
         debug_assert!(new_len <= RECORD_BLOCK - BLOCK_HEADER);
         let fits = self.records.len() / RECORD_BLOCK < RECORD_BLOCKS_MAX
+            && self.blocks() < self.packed_blocks
             && self.blocks_with(1, data_blocks) <= self.limit_blocks;
         if !fits {
             return None;

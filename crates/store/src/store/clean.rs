@@ -5,6 +5,7 @@
 //! way at a time: the medium is seldom without work, and a write waits for a read only where copies have the segment to themselves
 //! and the next victim is not there yet. Absent: how victims come into memory, which is `victims`'s.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 use strongroom_block::{Buffer, keyless_checksum};
@@ -16,13 +17,15 @@ use super::victims::{Pieces, Victims};
 use super::{CLEANING_PER_POLL_BYTES, Store, URGENT_PER_POLL_BYTES};
 use crate::holes::ItemPlace;
 use crate::index::Version;
-use crate::layout::RECORD_BLOCK;
+use crate::layout::{Layout, RECORD_BLOCK};
 use crate::unit::{Entry, NO_SEGMENT, Place, UnitBuilder, decode_entries, decode_header};
 
 /// Upper bound on one unit of copies, in 4 KiB blocks: what a write may have to wait for.
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
 /// Units of copies on their way at a time.
 const COPY_UNITS_MAX: usize = 4;
+/// What is live of several victims is sorted together, if there is no more of it than this share of the reserve.
+const POOL_RESERVE_SHARE: u32 = 4;
 /// Segments that are kept free for writes ahead of need, where there are so many.
 const AHEAD_SEGMENTS: u32 = 4;
 /// While so much is in use for each byte that is live nothing is cleaned, if space is plenty.
@@ -38,13 +41,58 @@ pub(super) enum Live {
     Hole { branch: u32, sequence: u64, place: ItemPlace },
 }
 
+impl Live {
+    fn sequence(&self) -> u64 {
+        match *self {
+            Live::Block { version, .. } => version.sequence(),
+            Live::Hole { sequence, .. } => sequence,
+        }
+    }
+}
+
 /// A victim that is being copied.
-struct Copying {
+struct Source {
     segment: u32,
     bytes: Pieces,
-    live: VecDeque<Live>,
+    /// How much of it is not copied yet.
+    left: usize,
     /// The last unit with copies of it.
     last_lsn: u64,
+}
+
+/// What is to be copied, of several victims, by age: so that what was written at one time, and is likely to live as long, comes to
+/// lie together, however it lay before; and units are filled across victims. (Wang et al., Separating Data via Block Invalidation
+/// Time Inference for Write Amplification Reduction in Log-Structured Storage, FAST 2022, take the same age to choose among several
+/// heads of the log; here one head takes the ages by turns.)
+#[derive(Default)]
+struct Pool {
+    sources: Vec<Source>,
+    /// The next one last.
+    live: Vec<Pooled>,
+    /// How many times it began again with what is oldest.
+    turn: u64,
+    /// Of what was taken last. Younger blocks that are added still come in this turn, older ones in the next.
+    sequence: u64,
+}
+
+struct Pooled {
+    turn: u64,
+    segment: u32,
+    live: Live,
+}
+
+impl Pool {
+    fn live_bytes(&self, layout: &Layout) -> u64 {
+        self.live.len() as u64 * layout.live_block_bytes()
+    }
+
+    /// Adds a victim of which something counts.
+    fn add(&mut self, segment: u32, bytes: Pieces, live: Vec<Live>) {
+        self.sources.push(Source { segment, bytes, left: live.len(), last_lsn: 0 });
+        let turn_of = |live: &Live| self.turn + u64::from(live.sequence() < self.sequence);
+        self.live.extend(live.into_iter().map(|live| Pooled { turn: turn_of(&live), segment, live }));
+        self.live.sort_by_key(|pooled| Reverse((pooled.turn, pooled.live.sequence())));
+    }
 }
 
 /// A segment that takes copies and nothing else: what has lived long is likely to live on, and what is new to die soon, so
@@ -55,16 +103,13 @@ struct ColdHead {
     filling: bool,
     /// Which one it was.
     segment: Option<u32>,
-    /// Sum of the ages of what was copied into it, and how many blocks that were.
-    ages: u128,
-    blocks: u64,
 }
 
 /// The cleaner.
 #[derive(Default)]
 pub(super) struct Cleaner {
     pub(super) victims: Victims,
-    copying: Option<Copying>,
+    pool: Pool,
     /// All copies of these are in units up to this one, which may still be on its way.
     ending: VecDeque<(u32, u64)>,
     cold: ColdHead,
@@ -84,28 +129,20 @@ pub(super) struct Cleaner {
 }
 
 impl Cleaner {
-    /// How old a head is that ends now.
-    pub(super) fn age_of_head(&self, segment: u32, now: u64) -> u64 {
-        match self.cold.segment == Some(segment) && self.cold.blocks > 0 {
-            true => (self.cold.ages / u128::from(self.cold.blocks)) as u64,
-            false => now,
-        }
-    }
-
     /// Whether copies can be appended now.
     pub(super) fn has_copies(&self) -> bool {
-        self.copying.is_some() && !self.blocked && !self.held_back && !self.stop
+        !self.pool.live.is_empty() && !self.blocked && !self.held_back && !self.stop
     }
 
     /// Whether a segment is being cleaned, or is about to be.
     fn is_busy(&self) -> bool {
-        self.copying.is_some() || !self.victims.is_empty()
+        !self.pool.live.is_empty() || !self.victims.is_empty()
     }
 
     /// Whether this segment is one of those being cleaned.
     fn has(&self, segment: u32) -> bool {
         self.victims.has(segment)
-            || self.copying.as_ref().is_some_and(|copying| copying.segment == segment)
+            || self.pool.sources.iter().any(|source| source.segment == segment)
             || self.ending.iter().any(|&(ending, _)| ending == segment)
     }
 }
@@ -132,7 +169,7 @@ impl Store {
             && self.refused.is_none()
             && !self.round.opening
             && !self.cleaning_futile()
-            && self.victim_fits(self.cleaner.copying.is_some(), hurry)
+            && self.victim_fits(self.cleaner.pool.sources.len(), hurry)
             && self.cleaning_wanted()
             // Dead segments first: they cost nothing.
             && self.segments.dead_count() < self.layout.round_segments()
@@ -145,10 +182,10 @@ impl Store {
                 if self.copies_may_go() {
                     return Some(self.append_copies());
                 }
-                let more = match (&self.cleaner.copying, self.cleaner.victims.is_empty()) {
-                    (Some(_), _) => self.cleaner.held_back && !self.cleaner.blocked && !self.cleaner.stop,
-                    (None, false) => !self.cleaner.stop,
-                    (None, true) => self.victim_wanted() && !self.cleaner.held_back && self.victim().is_some(),
+                let more = match (self.cleaner.pool.live.is_empty(), self.cleaner.victims.is_empty()) {
+                    (false, _) => self.cleaner.held_back && !self.cleaner.blocked && !self.cleaner.stop,
+                    (true, false) => !self.cleaner.stop,
+                    (true, true) => self.victim_wanted() && !self.cleaner.held_back && self.victim().is_some(),
                 };
                 if more {
                     return Some(false);
@@ -162,7 +199,7 @@ impl Store {
         if self.head_left_blocks() < self.least_unit_blocks() && self.cleaner.turn {
             // Writes have the segment after this one, unless there is still too little space.
             self.cleaner.turn = self.space_is_low();
-            self.cleaner.cold = ColdHead { filling: true, ..ColdHead::default() };
+            self.cleaner.cold = ColdHead { filling: true, segment: None };
             return Some(self.append_copies());
         }
         if self.cleaner.urgent && self.cleaner.turn {
@@ -190,9 +227,11 @@ impl Store {
         self.cleaner.cold.filling || self.cleaner.has_copies() && self.cleaner.turn && (self.cleaner.urgent || full)
     }
 
-    /// Whether copies may go where writes go: when there is no time to lose, or no need of space.
+    /// Whether copies may go where writes go: when there is no time to lose, nothing else to do, or much garbage though no need of
+    /// space. What is left over when enough space was made waits for the next segment that copies have to themselves.
     pub(super) fn copies_may_mix(&self) -> bool {
-        self.cleaner.urgent || self.round.idle || !self.space_is_low() || self.head.segment == NO_SEGMENT
+        let plenty = || !self.space_is_low() && self.cleaning_wanted();
+        self.cleaner.urgent || self.round.idle || self.head.segment == NO_SEGMENT || plenty()
     }
 
     /// So few segments are free, or on their way to be, that cleaning is needed for space.
@@ -245,9 +284,12 @@ impl Store {
         true
     }
 
-    /// Begins to copy the next victim, if that was read. What of it counts is looked at now: much may have died since it was chosen.
+    /// Takes victims that were read into the pool. What of them counts is looked at now: much may have died since they were chosen.
     pub(super) fn next_victim(&mut self) {
-        while self.cleaner.copying.is_none()
+        // None of them may be empty before all of them are copied: a share of the reserve must do for that.
+        let most = (self.layout.reserved_segments() / POOL_RESERVE_SHARE).max(1) - 1;
+        let most = u64::from(most) * u64::from(self.layout.segment_bytes);
+        while (self.cleaner.pool.sources.is_empty() || self.cleaner.pool.live_bytes(&self.layout) < most)
             && let Some(victim) = self.cleaner.victims.take_next()
         {
             let segment = victim.segment;
@@ -259,7 +301,7 @@ impl Store {
             let bytes = victim.into_bytes();
             match bytes.and_then(|bytes| self.live_of(segment, &bytes).map(|live| (bytes, live))) {
                 Ok((_, live)) if live.is_empty() => self.segments.unpin(segment),
-                Ok((bytes, live)) => self.cleaner.copying = Some(Copying { segment, bytes, live, last_lsn: 0 }),
+                Ok((bytes, live)) => self.cleaner.pool.add(segment, bytes, live),
                 Err(reason) => {
                     self.damaged(segment, &reason);
                     self.segments.unpin(segment);
@@ -275,8 +317,8 @@ impl Store {
     }
 
     /// Everything of a segment that counts.
-    pub(super) fn live_of(&self, segment: u32, bytes: &Pieces) -> Result<VecDeque<Live>, String> {
-        let mut live = VecDeque::new();
+    pub(super) fn live_of(&self, segment: u32, bytes: &Pieces) -> Result<Vec<Live>, String> {
+        let mut live = Vec::new();
         let mut at = 0;
         while at < bytes.len() {
             let block = (at / RECORD_BLOCK) as u32;
@@ -298,7 +340,7 @@ impl Store {
         Ok(live)
     }
 
-    fn live_of_entry(&self, segment: u32, entry: Entry<'_>, unit_at: usize, data_at: usize, live: &mut VecDeque<Live>) {
+    fn live_of_entry(&self, segment: u32, entry: Entry<'_>, unit_at: usize, data_at: usize, live: &mut Vec<Live>) {
         match entry {
             Entry::Blocks { branch, lba, sequence, count, item_at, data_index, .. } => {
                 for index in 0..count {
@@ -308,14 +350,14 @@ impl Store {
                     let sequence = sequence + u64::from(index);
                     let version = Version::new(&self.layout, sequence, segment, data_at as u32, item_at as u32);
                     if self.map.is_live(branch, lba, version) {
-                        live.push_back(Live::Block { branch, lba, version, item_at, data_at });
+                        live.push(Live::Block { branch, lba, version, item_at, data_at });
                     }
                 }
             }
             Entry::Hole { branch, sequence, item_at, .. } => {
                 let place = ItemPlace { segment, item_at: unit_at as u32 + item_at };
                 if self.map.hole_at(branch, sequence, place).is_some() {
-                    live.push_back(Live::Hole { branch, sequence, place });
+                    live.push(Live::Hole { branch, sequence, place });
                 }
             }
             Entry::Table { .. } | Entry::Catalogue { .. } | Entry::Change { .. } | Entry::Verified { .. } => {}
@@ -326,42 +368,45 @@ impl Store {
     pub(super) fn append_copies(&mut self) -> bool {
         let least = self.least_unit_blocks();
         let Some(limit) = self.unit_limit(least) else { return true };
-        let mut unit = UnitBuilder::new(self.layout, limit.min(COPY_UNIT_BLOCKS.max(least)));
+        let most = COPY_UNIT_BLOCKS.max(least);
+        let mut unit = match self.cleaner.cold.filling {
+            true => UnitBuilder::new(self.layout, limit).packed(most),
+            false => UnitBuilder::new(self.layout, limit.min(most)),
+        };
         let (mut raw, mut data) = (Vec::new(), Vec::new());
-        let mut copying = self.cleaner.copying.take().expect("copies are at hand");
-        let segment = copying.segment;
-        while let Some(next) = copying.live.pop_front() {
-            if !self.copy(&next, segment, &copying.bytes, &mut unit, &mut raw, &mut data) {
-                copying.live.push_front(next);
+        let mut pool = std::mem::take(&mut self.cleaner.pool);
+        while let Some(next) = pool.live.last() {
+            let source = pool.sources.iter_mut().find(|source| source.segment == next.segment);
+            let source = source.expect("a victim stays until all of it is copied");
+            let before = raw.len();
+            if !self.copy(&next.live, next.segment, &source.bytes, &mut unit, &mut raw, &mut data) {
                 break;
             }
+            source.left -= 1;
+            if raw.len() > before {
+                source.last_lsn = self.head.next_lsn;
+            }
+            (pool.turn, pool.sequence) = (next.turn, next.live.sequence());
+            pool.live.pop();
         }
-        let whole = copying.live.is_empty();
-        if !unit.is_empty() {
-            copying.last_lsn = self.head.next_lsn;
+        for source in pool.sources.extract_if(.., |source| source.left == 0) {
+            if source.last_lsn > self.head.completed_lsn {
+                self.cleaner.ending.push_back((source.segment, source.last_lsn));
+            } else {
+                self.segments.unpin(source.segment);
+            }
         }
-        if !whole {
-            self.cleaner.copying = Some(copying);
-        } else if copying.last_lsn > self.head.completed_lsn {
-            self.cleaner.ending.push_back((segment, copying.last_lsn));
-        } else {
-            self.segments.unpin(segment);
-        }
+        self.cleaner.pool = pool;
         if !unit.is_empty() {
             if self.cleaner.cold.filling {
-                let cold = &mut self.cleaner.cold;
-                cold.segment = Some(self.head.segment);
-                cold.ages += u128::from(self.segments.segment(segment).written_at) * raw.len() as u128;
-                cold.blocks += raw.len() as u64;
+                self.cleaner.cold.segment = Some(self.head.segment);
             }
             let bytes_copied = u64::from(unit.blocks()) * RECORD_BLOCK as u64;
             self.cleaner.copied_in_poll += bytes_copied;
             self.cleaner.copied_for_front += bytes_copied;
             self.append_unit(unit, raw, data, GroupKind::Cleaning, true);
         }
-        if whole {
-            self.next_victim();
-        }
+        self.next_victim();
         true
     }
 
@@ -413,10 +458,46 @@ impl Store {
     /// What was on its way is void. What it was copied from is as live as before, and will be cleaned another time.
     pub(super) fn copies_failed(&mut self) {
         let ending = std::mem::take(&mut self.cleaner.ending).into_iter().map(|(segment, _)| segment);
-        let copying = self.cleaner.copying.take().map(|copying| copying.segment);
-        for segment in ending.chain(copying) {
+        let pool = std::mem::take(&mut self.cleaner.pool);
+        for segment in ending.chain(pool.sources.into_iter().map(|source| source.segment)) {
             self.segments.unpin(segment);
         }
         self.next_victim();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 64, block_bytes: 4096, item_bytes: 8 };
+
+    fn blocks(segment: u32, sequences: &[u64]) -> Vec<Live> {
+        let block = |&sequence: &u64| {
+            let version = Version::new(&LAYOUT, sequence, segment, 4096, 128);
+            Live::Block { branch: 0, lba: sequence, version, item_at: 128, data_at: 4096 }
+        };
+        sequences.iter().map(block).collect()
+    }
+
+    fn take(pool: &mut Pool, count: usize) -> Vec<u64> {
+        let taken: Vec<Pooled> = (0..count).map(|_| pool.live.pop().expect("there is one more")).collect();
+        if let Some(last) = taken.last() {
+            (pool.turn, pool.sequence) = (last.turn, last.live.sequence());
+        }
+        taken.iter().map(|pooled| pooled.live.sequence()).collect()
+    }
+
+    #[test]
+    fn copies_go_by_age_across_victims_and_what_is_older_waits_for_the_next_turn() {
+        let bytes = || Pieces::whole(Buffer::copy_from(&[0]));
+        let mut pool = Pool::default();
+        pool.add(1, bytes(), blocks(1, &[50, 10, 70]));
+        pool.add(2, bytes(), blocks(2, &[20, 60]));
+        assert_eq!(take(&mut pool, 3), [10, 20, 50]);
+        pool.add(3, bytes(), blocks(3, &[5, 65, 80, 30]));
+        assert_eq!(take(&mut pool, 4), [60, 65, 70, 80], "younger ones come in the same turn");
+        assert_eq!(take(&mut pool, 2), [5, 30]);
+        assert!(pool.live.is_empty());
     }
 }

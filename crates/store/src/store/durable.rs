@@ -213,7 +213,8 @@ impl Store {
             return false;
         }
         let dead = self.segments.dead_count();
-        let scarce = self.segments.free_count() <= self.layout.reserved_segments();
+        // Those that a round before this one frees count: otherwise a table follows for the few that died meanwhile.
+        let scarce = self.segments.free_count() + self.round.coming() <= self.layout.reserved_segments();
         let sequences_low = self.head.next_sequence + SEQUENCES_AHEAD / 2 > self.superblock.sequence_limit;
         self.round.opening
             || self.grow_wants_round()

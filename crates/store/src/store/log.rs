@@ -188,7 +188,7 @@ impl Store {
     fn head_moves(&mut self, segment: u32) {
         let (before, end) = (self.head.segment, self.head.block);
         if before != NO_SEGMENT {
-            let written_at = self.cleaner.age_of_head(before, self.head.next_sequence);
+            let written_at = self.head.next_sequence;
             self.appends.pending.push_back(Pending::Close { segment: before, end, written_at });
             (self.head.prev_segment, self.head.prev_end) = (before, end);
         }

@@ -14,7 +14,7 @@ use crate::layout::RECORD_BLOCK;
 /// Pieces on their way at a time.
 const PIECES_MAX: usize = 6;
 /// Victims in memory or being read, at most, ...
-const VICTIMS_MAX: usize = 3;
+const VICTIMS_MAX: usize = 8;
 /// ... and their bytes, if that is more than one victim.
 const VICTIMS_BYTES_MAX: usize = 16 << 20;
 
@@ -108,8 +108,8 @@ impl Victims {
 
 impl Store {
     /// Whether there is room for another victim: more than one is read only where the medium is to be kept busy.
-    pub(super) fn victim_fits(&self, one_is_copied: bool, hurry: bool) -> bool {
-        let count = self.cleaner.victims.victims.len() + usize::from(one_is_copied);
+    pub(super) fn victim_fits(&self, copied: usize, hurry: bool) -> bool {
+        let count = self.cleaner.victims.victims.len() + copied;
         let most = (VICTIMS_BYTES_MAX / self.layout.segment_bytes as usize).clamp(1, VICTIMS_MAX);
         count == 0 || count < most && hurry
     }
@@ -254,6 +254,7 @@ mod tests {
         assert!(store.cleaner.victims.has(first), "it is still being read");
         slow.lock().unwrap().holds_reads = false;
         for _ in 0..10 {
+            store.idle();
             store.poll_completions(&mut done);
         }
         let entry = *store.segments.segment(first);

@@ -34,6 +34,19 @@ fn decode(records: &[u8]) -> Option<(UnitHeader, Vec<Entry<'_>>)> {
 }
 
 #[test]
+fn a_packed_unit_ends_where_its_record_blocks_are_full() {
+    let fill = |mut unit: UnitBuilder| {
+        let count = (0..).take_while(|&at| unit.push_block(0, at * 2, at, &[0; 56]).is_some()).count();
+        (count, unit.blocks())
+    };
+    // 49 in the first record block, 50 in the second.
+    assert_eq!(fill(UnitBuilder::new(LAYOUT, 256).packed(64)), (99, 101));
+    assert_eq!(fill(UnitBuilder::new(LAYOUT, 256).packed(40)), (49, 50));
+    assert_eq!(fill(UnitBuilder::new(LAYOUT, 80).packed(64)), (78, 80));
+    assert_eq!(fill(UnitBuilder::new(LAYOUT, 64)), (62, 64));
+}
+
+#[test]
 fn golden_bytes() {
     let mut unit = UnitBuilder::new(LAYOUT, 256);
     unit.push_block(0, 0x0102, 0x0304, &[0x11; 56]).unwrap();
