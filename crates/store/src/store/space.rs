@@ -97,7 +97,8 @@ impl Store {
             Ok(()) => self.segments.warm_up(segment),
             Err(error) if !is_no_space(&error) => self.refuse_writes("allocating a segment", &error),
             Err(error) => {
-                if !self.space.host_full {
+                // Told once: while it is full it is asked again for every request that would be refused.
+                if self.space.state != SpaceState::Full {
                     tracing::warn!(volume = %self.info.volume_id, %error, "the host has no space left for the store");
                 }
                 self.space.host_full = true;
