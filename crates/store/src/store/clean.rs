@@ -286,8 +286,11 @@ impl Store {
 
     /// Takes victims that were read into the pool. What of them counts is looked at now: much may have died since they were chosen.
     pub(super) fn next_victim(&mut self) {
-        // None of them may be empty before all of them are copied: a share of the reserve must do for that.
-        let most = (self.layout.reserved_segments() / POOL_RESERVE_SHARE).max(1) - 1;
+        // None of them may be empty before all of them are copied: a share of the reserve must do for that. On a host that may be full
+        // there is room for one.
+        let all_warm = self.segments.warm_ahead() == self.segments.free_count();
+        let reserve = if all_warm { self.layout.reserved_segments() } else { 0 };
+        let most = (reserve / POOL_RESERVE_SHARE).max(1) - 1;
         let most = u64::from(most) * u64::from(self.layout.segment_bytes);
         while (self.cleaner.pool.sources.is_empty() || self.cleaner.pool.live_bytes(&self.layout) < most)
             && let Some(victim) = self.cleaner.victims.take_next()
