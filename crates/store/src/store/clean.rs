@@ -265,7 +265,23 @@ impl Store {
         (log as f64 / full as f64).max(GARBAGE_SHARE_LEAST)
     }
 
+    /// The store is being closed or erased: what would be copied later is left as it is, so that nobody waits for it.
+    fn leave_victims(&mut self) {
+        if self.copies_on_their_way() == 0 {
+            let pool = std::mem::take(&mut self.cleaner.pool);
+            for source in pool.sources {
+                self.segments.unpin(source.segment);
+            }
+        }
+        for segment in self.cleaner.victims.leave() {
+            self.segments.unpin(segment);
+        }
+    }
+
     pub(super) fn drive_cleaner(&mut self) -> bool {
+        if self.cleaner.stop {
+            self.leave_victims();
+        }
         let cleaner = &mut self.cleaner;
         let hurry = cleaner.urgent || cleaner.cold.filling;
         let most = if hurry { URGENT_PER_POLL_BYTES } else { CLEANING_PER_POLL_BYTES };
@@ -286,11 +302,9 @@ impl Store {
 
     /// Takes victims that were read into the pool. What of them counts is looked at now: much may have died since they were chosen.
     pub(super) fn next_victim(&mut self) {
-        // None of them may be empty before all of them are copied: a share of the reserve must do for that. On a host that may be full
-        // there is room for one.
-        let all_warm = self.segments.warm_ahead() == self.segments.free_count();
-        let reserve = if all_warm { self.layout.reserved_segments() } else { 0 };
-        let most = (reserve / POOL_RESERVE_SHARE).max(1) - 1;
+        // None of them may be empty before all of them are copied: a share of the reserve must do for that, and of what the host gave.
+        let share = (self.layout.reserved_segments() / POOL_RESERVE_SHARE).min(self.host_room_for_copies());
+        let most = share.max(1) - 1;
         let most = u64::from(most) * u64::from(self.layout.segment_bytes);
         while (self.cleaner.pool.sources.is_empty() || self.cleaner.pool.live_bytes(&self.layout) < most)
             && let Some(victim) = self.cleaner.victims.take_next()
@@ -373,7 +387,7 @@ impl Store {
         let Some(limit) = self.unit_limit(least) else { return true };
         let most = COPY_UNIT_BLOCKS.max(least);
         let mut unit = match self.cleaner.cold.filling {
-            true => UnitBuilder::new(self.layout, limit).packed(most),
+            true => UnitBuilder::new(self.layout, limit.min(2 * most)).packed(most),
             false => UnitBuilder::new(self.layout, limit.min(most)),
         };
         let (mut raw, mut data) = (Vec::new(), Vec::new());

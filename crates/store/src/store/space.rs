@@ -173,6 +173,12 @@ impl Store {
         !coming && (self.head_left_blocks() >= self.least_unit_blocks() || !self.space_on_its_way())
     }
 
+    /// How many segments copies may take before any is freed, as far as the host is concerned.
+    pub(super) fn host_room_for_copies(&self) -> u32 {
+        let warm = self.segments.warm_ahead();
+        if warm == self.segments.free_count() { warm } else { warm.saturating_sub(HOST_RESERVE_TABLES) }
+    }
+
     /// How many freed segments keep their host space when nothing is going on.
     fn warm_max_idle(&self) -> usize {
         self.layout.round_segments().min(self.layout.reserved_segments()).max(HOST_RESERVE + 1) as usize

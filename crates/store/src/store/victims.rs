@@ -100,6 +100,14 @@ impl Victims {
         self.victims.iter().any(|victim| victim.segment == segment)
     }
 
+    /// Lets all go that are not being read at this moment; which these were.
+    pub(super) fn leave(&mut self) -> Vec<u32> {
+        let (reading, left) = std::mem::take(&mut self.victims).into_iter().partition(|victim| victim.on_their_way > 0);
+        self.victims = reading;
+        let left: VecDeque<Victim> = left;
+        left.into_iter().map(|victim| victim.segment).collect()
+    }
+
     /// The next one, if it is read.
     pub(super) fn take_next(&mut self) -> Option<Victim> {
         if self.victims.front()?.is_read() { self.victims.pop_front() } else { None }
