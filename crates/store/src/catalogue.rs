@@ -202,6 +202,11 @@ impl Catalogue {
         self.nodes.get(&node).map_or(0, |node| node.branch)
     }
 
+    /// The smallest sequence that the newest node of every branch has: what is written next must not be smaller.
+    pub(crate) fn newest_begins(&self) -> u64 {
+        self.spans.keys().map(|&(_, from)| from).max().unwrap_or(0)
+    }
+
     /// Under which branches entries of a node stand in the log.
     pub(crate) fn labels(&self, node: NodeId) -> Labels {
         let spans = self.spans.iter().filter(|(_, span)| span.node == node);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use strongroom_block::VolumeId;
 
 use super::{Branch, Catalogue, Node, NodeId, OPEN, SPANS_MAX, Snapshot, Span};
-use crate::layout::COUNTER_MAX;
+use crate::layout::{COUNTER_MAX, SEQUENCE_MAX};
 use crate::op::Op;
 
 /// Upper bound on the bytes of a catalogue.
@@ -132,7 +132,9 @@ impl Reader<'_> {
             let after = spans
                 .last_key_value()
                 .is_none_or(|(last, before)| last.0 < branch || last.0 == branch && before.to <= from);
-            if from >= span.to || !after {
+            // No sequence is so large: what is written next would belong to no node.
+            let possible = from < SEQUENCE_MAX && (span.to < SEQUENCE_MAX || span.to == OPEN);
+            if from >= span.to || !after || !possible {
                 return None;
             }
             spans.insert((branch, from), span);

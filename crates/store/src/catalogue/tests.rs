@@ -3,6 +3,7 @@
 use strongroom_block::VolumeId;
 
 use super::*;
+use crate::layout::SEQUENCE_MAX;
 
 fn create(id: u64, branch: u32, name: &str) -> Change {
     Change::SnapshotCreate { id, branch, created: 5, name: name.to_owned() }
@@ -17,6 +18,15 @@ fn tree(changes: &[(Change, u64)]) -> Catalogue {
         assert_eq!(Change::decode(change.branch(), &change.encode()).as_ref(), Some(change));
     }
     catalogue
+}
+
+impl Catalogue {
+    /// Its bytes, if its last span began there.
+    fn encode_with_span(mut self, from: u64) -> Vec<u8> {
+        let ((branch, _), span) = self.spans.pop_last().unwrap();
+        self.spans.insert((branch, from), span);
+        self.encode()
+    }
 }
 
 #[test]
@@ -53,6 +63,16 @@ fn a_snapshot_with_clones_stays() {
     catalogue.apply(&Change::SnapshotDelete { id: 7 }, 13).unwrap();
     catalogue.collapse();
     assert_eq!((catalogue.nodes.len(), catalogue.spans.len()), (1, 1));
+}
+
+#[test]
+fn a_span_that_no_sequence_comes_to_is_refused() {
+    let from = |sequence| tree(&[(create(7, 0, "a"), 10)]).encode_with_span(sequence);
+    assert_eq!(Catalogue::decode(&from(500)).unwrap().newest_begins(), 500);
+    assert!(Catalogue::decode(&from(SEQUENCE_MAX - 1)).is_some());
+    for sequence in [SEQUENCE_MAX, SEQUENCE_MAX + 9, u64::MAX - 1] {
+        assert!(Catalogue::decode(&from(sequence)).is_none(), "{sequence}");
+    }
 }
 
 #[test]
