@@ -79,7 +79,7 @@ bench-runtime: deps ## The runtimes that were compared (the table in docs/perfor
 bench-keys: build ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/performance.md
 	@target/release/strongroom bench keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/performance.md
 
-bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 23 minutes; WAN="--rate 1Gbit" for another): docs/wan.md, docs/bench
+bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 26 minutes; WAN="--rate 1Gbit" for another): docs/wan.md, docs/bench
 	@scripts/bench-wan.sh $(WAN)
 
 bench-store: deps ## The store alone against fio on a raw file (the table in docs/performance.md); DIR=... says on which file system
