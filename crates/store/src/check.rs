@@ -148,9 +148,8 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
         let generation = recovered.segments.segment(segment).generation;
         let (mut block, mut missed) = (0, Vec::new());
         while block < end {
-            let mut scanner = Scanner::lone(backend, &recovered.superblock);
-            let unit =
-                scanner.unit_at(segment, block).ok().flatten().filter(|unit| unit.header.generation == generation);
+            let unit = Scanner::lone(backend, &recovered.superblock).unit_at(segment, block).ok().flatten();
+            let unit = unit.filter(|unit| unit.header.generation == generation);
             // Behind a damaged unit others may be whole.
             let Some(unit) = unit else {
                 missed.push(block);

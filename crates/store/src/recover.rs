@@ -6,10 +6,12 @@
 
 mod checkpoint;
 mod load;
+mod reader;
 mod rebuild;
 mod scan;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use load::Loader;
 pub(crate) use rebuild::{Rebuilt, rebuild};
@@ -52,7 +54,7 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     let catalogue = apply_changes(&mut scanner, &tail, catalogue)?;
     let listed = in_order_of_log(listed);
     let mut segments: BTreeMap<u32, Extent> = listed.iter().copied().collect();
-    for found in &tail.accepted {
+    for TailUnit { found, .. } in &tail.accepted {
         let end = found.block + found.header.blocks();
         segments.insert(found.segment, Extent { generation: found.header.generation, end });
     }
@@ -63,13 +65,15 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
         begin_generation = description.begin_generation;
         loader.begin_lsn = description.begin_lsn;
     }
-    for (segment, row) in listed.into_iter().filter(|(_, row)| row.generation >= begin_generation) {
+    let to_load = listed.iter().copied().filter(|(_, row)| row.generation >= begin_generation);
+    scanner.expect(to_load.clone().map(|(segment, _)| segment));
+    for (segment, row) in to_load {
         load_segment(&mut scanner, &mut loader, segment, row)?;
         replayed += u64::from(row.end) * RECORD_BLOCK as u64;
     }
-    for found in &tail.accepted {
-        let unit = scanner.unit_again(found)?;
-        loader.load(&unit)?;
+    scanner.expect_chain();
+    for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
+        loader.load(&tail.unit(&mut scanner, at)?)?;
         replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
     }
     let used = segments.iter().map(|(&segment, extent)| (segment, extent.generation, extent.end));
@@ -201,36 +205,67 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), Store
     }
 }
 
+/// What units of the tail tell may take so much memory until it is loaded, in bytes; more is read again. In tests it is little, so that
+/// both are.
+const TOLD_BYTES_MAX: usize = if cfg!(test) { 1 << 10 } else { 64 << 20 };
+
 /// What follows from the table on.
 struct Tail {
-    accepted: Vec<Found>,
+    accepted: Vec<TailUnit>,
+    /// What units told, one after the other.
+    told: Vec<u8>,
     /// Units with changes of the catalogue; not all of them accepted.
     changes: Vec<u64>,
     accepted_lsn: u64,
     durable_lsn: u64,
 }
 
+struct TailUnit {
+    found: Found,
+    /// Where in what they told, if it was kept.
+    told: Option<Range<usize>>,
+    /// Whether its data matches its checksums, if they were looked at.
+    intact: Option<bool>,
+}
+
+impl Tail {
+    fn unit(&self, scanner: &mut Scanner<'_>, at: usize) -> Result<Unit, StoreError> {
+        let unit = &self.accepted[at];
+        match &unit.told {
+            Some(told) => Ok(Unit::told_before(&unit.found, &self.told[told.clone()])),
+            None => scanner.unit_again(&unit.found),
+        }
+    }
+}
+
 /// Follows the log from the table on, and decides how much of it counts.
 fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, StoreError> {
     let mut chain = scanner.chain();
-    let (mut found, mut changes) = (Vec::new(), Vec::new());
+    let (mut found, mut told, mut changes) = (Vec::new(), Vec::new(), Vec::new());
     let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn);
+    scanner.expect_chain();
     while let Some(unit) = scanner.next(&mut chain)? {
         durable = durable.max(unit.header.durable_lsn);
-        found.push(unit.found());
         if unit.entries(&scanner.layout).iter().any(|entry| matches!(entry, Entry::Change { .. })) {
             changes.push(unit.header.lsn);
         }
+        let intact = if unit.header.lsn > durable { scanner.data_intact_on_the_way(&unit) } else { None };
+        let (at, bytes) = (told.len(), unit.told());
+        let kept = (at + bytes.len() <= TOLD_BYTES_MAX).then(|| at..at + bytes.len());
+        if kept.is_some() {
+            told.extend_from_slice(bytes);
+        }
+        found.push(TailUnit { found: unit.found(), told: kept, intact });
     }
     // Units beyond a gap still tell what was durable: a gap before that is damage, not a torn tail.
     durable = durable.max(scanner.durable_claimed_beyond(&chain)?);
 
     let mut whole = 0;
     let mut accepted_lsn = scanner.superblock.table_lsn - 1;
-    for (at, unit) in found.iter().enumerate() {
+    for (at, TailUnit { found: unit, intact, .. }) in found.iter().enumerate() {
         if unit.header.lsn > durable
             && !scanner.planted.has(PlantedFault::TailUnchecked)
-            && !scanner.data_intact(unit)?
+            && !intact.map_or_else(|| scanner.data_intact(unit), Ok)?
         {
             break;
         }
@@ -242,26 +277,29 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
     if accepted_lsn < durable {
         let what = format!("what follows unit {accepted_lsn} of the log, which was synced through unit {durable},");
         return Err(match found.get(whole) {
-            Some(unit) => scan::damaged(unit.segment, unit.block, what),
+            Some(TailUnit { found: unit, .. }) => scan::damaged(unit.segment, unit.block, what),
             None => chain.damaged(what),
         });
     }
     found.truncate(whole);
     // Only copies and tables since the table: their originals are all still there, and what they took is free again. So
     // openings that are cut short, again and again, do not use up the segments that cleaning needs.
-    let housekeeping = |unit: &Found| unit.header.has(flag::TABLE) || unit.header.has(flag::CLEANING);
+    let housekeeping = |unit: &TailUnit| unit.found.header.has(flag::TABLE) || unit.found.header.has(flag::CLEANING);
     if found.iter().all(housekeeping) {
         // What was told to be durable stays: a later recovery, when the rest is overwritten, would miss it.
-        found.retain(|unit| unit.header.lsn <= durable);
+        found.retain(|unit| unit.found.header.lsn <= durable);
     }
-    Ok(Tail { accepted: found, changes, accepted_lsn, durable_lsn: durable })
+    Ok(Tail { accepted: found, told, changes, accepted_lsn, durable_lsn: durable })
 }
 
 /// Takes changes of the catalogue since the table in.
 fn apply_changes(scanner: &mut Scanner<'_>, tail: &Tail, catalogue: Catalogue) -> Result<Catalogue, StoreError> {
     let mut replay = Replay::new(catalogue);
-    for found in tail.accepted.iter().filter(|found| tail.changes.binary_search(&found.header.lsn).is_ok()) {
-        let unit = scanner.unit_again(found)?;
+    for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
+        if tail.changes.binary_search(&found.header.lsn).is_err() {
+            continue;
+        }
+        let unit = tail.unit(scanner, at)?;
         for entry in unit.entries(&scanner.layout) {
             let Entry::Change { branch, sequence, bytes } = entry else { continue };
             let change = Change::decode(branch, bytes);

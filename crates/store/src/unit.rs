@@ -230,8 +230,6 @@ pub(crate) fn decode_entries<'a>(
     if records.len() != usize::from(header.record_blocks) * RECORD_BLOCK {
         return Err(UnitFault("record blocks are missing"));
     }
-    let mut entries = Vec::new();
-    let mut data_index = 0;
     for (index, block) in records.chunks_exact(RECORD_BLOCK).enumerate() {
         let place = Place { block: place.block + index as u32, ..place };
         let same_unit = be_u16(block, 4) as usize == index
@@ -241,6 +239,22 @@ pub(crate) fn decode_entries<'a>(
         if !same_unit || !record_block_intact(block, place) {
             return Err(UnitFault("a record block is damaged"));
         }
+    }
+    intact_entries(records, header, layout)
+}
+
+/// As [`decode_entries`], of record blocks that are all known to be intact.
+///
+/// # Errors
+/// [`UnitFault`] if any says what cannot be.
+pub(crate) fn intact_entries<'a>(
+    records: &'a [u8],
+    header: &UnitHeader,
+    layout: &Layout,
+) -> Result<Vec<Entry<'a>>, UnitFault> {
+    let mut entries = Vec::new();
+    let mut data_index = 0;
+    for (index, block) in records.chunks_exact(RECORD_BLOCK).enumerate() {
         let start = if index == 0 { UNIT_HEADER } else { BLOCK_HEADER };
         decode_block_entries(block, start, index * RECORD_BLOCK, &mut data_index, layout, &mut entries)?;
     }

@@ -3,7 +3,8 @@
 //! The blocks hold zeros, which are left out of the file (a hole of a file reads as zeros): so it takes the disk space of the
 //! records and checkpoints, and everything that opening reads is there. The store is dropped as it is, never closed. It is
 //! opened as it is then, and with as much log after its checkpoint as there can be: blocks are overwritten one at a
-//! time until the next checkpoint would be due. Every opening begins with an empty page cache, and must find every block.
+//! time until the next checkpoint would be due. Every opening begins with an empty page cache, reads as a target would, and must
+//! find every block.
 
 use std::fs::OpenOptions as FileOptions;
 use std::path::Path;
@@ -25,7 +26,7 @@ const OPENINGS: usize = 3;
 /// What is to be reached, in seconds.
 const SECONDS_MAX: f64 = 5.0;
 
-/// A file in which what is zeros stays a hole.
+/// A file in which what is zeros stays a hole: for writing a volume that the disk has no room for.
 struct Thin(FileBackend);
 
 impl Backend for Thin {
@@ -57,10 +58,15 @@ impl Backend for Thin {
     }
 }
 
-fn open(dir: &Path) -> Store {
+fn open_thin(dir: &Path) -> Store {
     let file = FileOptions::new().read(true).write(true).open(dir.join("log")).expect("the log is there");
     let backend = Thin(FileBackend::new(file).expect("the log opens"));
     Store::open_on(Box::new(backend), &OpenOptions::default(), Arc::new(|| {})).expect("the store opens")
+}
+
+/// As a target opens it.
+fn open(dir: &Path) -> Store {
+    Store::open(dir, &OpenOptions::default(), Arc::new(|| {})).expect("the store opens")
 }
 
 /// Where the block with this number goes: an odd multiplier makes it every block once, in no order.
@@ -118,7 +124,7 @@ fn open_again(dir: &Path, blocks: u64, what: &str, log: String, table: &mut Tabl
             assert!(matches!(extents[..], [Extent::Blocks { .. }]), "{lba:?} was written");
         }
         let from = if stats.opened_from_checkpoint { "from a checkpoint" } else { "from the whole log" };
-        how = format!("{from}, index of {} MiB, ", stats.index_bytes >> 20);
+        how = format!("{}, {from}, index of {} MiB, ", store.io_kind(), stats.index_bytes >> 20);
     }
     let what = format!("opening after a crash, {blocks} blocks of a thin TiB, {what}");
     let cpu = format!("{how}{:.2} s CPU", median(cpu));
@@ -131,7 +137,7 @@ pub(crate) fn measure(work: &Path, blocks: u64, table: &mut Table) {
     let _ = std::fs::remove_dir_all(&dir);
     let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 1 << 28 };
     Store::create(&dir, &CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)).expect("the store is made");
-    let mut store = open(&dir);
+    let mut store = open_thin(&dir);
     let zeros: Buffer = BufferMut::zeroed(4096).freeze();
     write(&mut store, blocks, &zeros, DEPTH, |_, sent| sent < blocks);
     store.execute(Op::Flush).expect("it is flushed");
@@ -140,9 +146,9 @@ pub(crate) fn measure(work: &Path, blocks: u64, table: &mut Table) {
     open_again(&dir, blocks, "as written", log, table);
 
     // A checkpoint; then none for as long as the rules allow.
-    let mut store = open(&dir);
+    let mut store = open_thin(&dir);
     let before = store.stats();
-    // Segments are used again now: what is not written would be what lay there before.
+    // Zeros would be left out of what is read.
     let data: Buffer = BufferMut::copy_from(&[0xa5; 4096]).freeze();
     write(&mut store, blocks, &data, 1, |store, _| store.stats().checkpoints == before.checkpoints);
     let (checkpoint, begun) = (store.stats().checkpoint_bytes - before.checkpoint_bytes, log_bytes(&store));

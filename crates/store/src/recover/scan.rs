@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use strongroom_block::{Buffer, BufferMut, keyless_checksum};
 
+use super::reader::Reader;
 use crate::backend::{Backend, Io, IoDone};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, Layout, RECORD_BLOCK};
 use crate::planted::Planted;
-use crate::store::{blocking, item_checksum};
+use crate::store::item_checksum;
 use crate::superblock::Superblock;
-use crate::unit::{Entry, NO_SEGMENT, Place, UnitHeader, decode_entries, decode_header, flag};
+use crate::unit::{Entry, NO_SEGMENT, Place, UnitHeader, decode_entries, decode_header, flag, intact_entries};
 
 /// Where a unit was found.
 #[derive(Clone, Copy, Debug)]
@@ -26,12 +27,24 @@ pub(crate) struct Unit {
     pub(crate) block: u32,
     pub(crate) header: UnitHeader,
     records: Buffer,
-    place: Place,
 }
 
 impl Unit {
     pub(crate) fn entries(&self, layout: &Layout) -> Vec<Entry<'_>> {
-        decode_entries(&self.records, &self.header, self.place, layout).expect("decoded when it was read")
+        intact_entries(&self.records, &self.header, layout).expect("decoded when it was read")
+    }
+
+    /// Its record blocks up to the last byte that is not zero.
+    pub(super) fn told(&self) -> &[u8] {
+        let end = self.records.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        &self.records[..end]
+    }
+
+    /// A unit that was found before, from what it [`told`](Unit::told).
+    pub(super) fn told_before(found: &Found, told: &[u8]) -> Unit {
+        let mut records = BufferMut::zeroed(usize::from(found.header.record_blocks) * RECORD_BLOCK);
+        records[..told.len()].copy_from_slice(told);
+        Unit { segment: found.segment, block: found.block, header: found.header, records: records.freeze() }
     }
 
     pub(crate) fn found(&self) -> Found {
@@ -68,7 +81,7 @@ pub(crate) fn damaged(segment: u32, block: u32, what: impl Into<String>) -> Stor
 
 /// Reads units of one store.
 pub(crate) struct Scanner<'a> {
-    backend: &'a mut dyn Backend,
+    reader: Reader<'a>,
     pub(crate) superblock: Superblock,
     pub(crate) layout: Layout,
     /// The first unit of each segment, where there is an intact one of any age. What a thin medium does not hold takes no memory.
@@ -78,18 +91,10 @@ pub(crate) struct Scanner<'a> {
     /// Segments of the superblock's opening by the number of the unit before their first.
     by_prev_lsn: HashMap<u64, u32>,
     pub(crate) planted: Planted,
-    /// Bytes read ahead: segment, first 4 KiB block.
-    window: Option<(u32, u32, BufferMut)>,
-    /// How much is read ahead, in 4 KiB blocks: more where units are small.
-    ahead: u32,
 }
 
 /// Units of so many 4 KiB blocks are small.
 const SMALL_UNIT_BLOCKS: u32 = 16;
-/// What is read ahead at first, and behind units that are not small: the record blocks of most units.
-const AHEAD_LEAST_BLOCKS: u32 = 4;
-/// What is read ahead behind many small units in a row. Each doubles it: between units that are not small lies data, which is not wanted.
-const AHEAD_BLOCKS: u32 = 1024;
 /// How many segments are looked at at a time.
 const LOOKS_IN_FLIGHT: usize = 64;
 
@@ -124,15 +129,13 @@ impl<'a> Scanner<'a> {
         let layout = superblock.layout();
         let superblock = superblock.clone();
         Scanner {
-            backend,
+            reader: Reader::new(backend, layout),
             superblock,
             layout,
             first_units: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             by_prev_lsn: HashMap::new(),
             planted: Planted::default(),
-            window: None,
-            ahead: AHEAD_LEAST_BLOCKS,
         }
     }
 
@@ -141,28 +144,29 @@ impl<'a> Scanner<'a> {
         let mut scanner = Scanner::lone(backend, superblock);
         let (mut places, mut in_flight) = (Places::default(), 0);
         loop {
+            let backend = scanner.reader.backend();
             while in_flight < LOOKS_IN_FLIGHT
-                && let Some(segment) = places.next(scanner.backend, &scanner.layout)
+                && let Some(segment) = places.next(backend, &scanner.layout)
             {
                 let (offset, buffer) = (scanner.layout.segment_at(segment), BufferMut::zeroed(RECORD_BLOCK));
-                scanner.backend.submit(u64::from(segment), Io::Read { offset, buffer });
+                backend.submit(u64::from(segment), Io::Read { offset, buffer });
                 in_flight += 1;
             }
             if in_flight == 0 {
                 return scanner;
             }
             let mut done = Vec::new();
-            if scanner.backend.poll(&mut done) == 0 {
-                scanner.backend.wait();
+            if backend.poll(&mut done) == 0 {
+                backend.wait();
             }
             in_flight -= done.len();
             for IoDone { token, result } in done {
-                scanner.looked(token as u32, result.ok().flatten());
+                scanner.looked(token as u32, result.ok().flatten().map(BufferMut::freeze));
             }
         }
     }
 
-    fn looked(&mut self, segment: u32, first: Option<BufferMut>) {
+    fn looked(&mut self, segment: u32, first: Option<Buffer>) {
         let Some(first) = first else {
             self.unreadable.insert(segment);
             return;
@@ -174,39 +178,13 @@ impl<'a> Scanner<'a> {
         self.first_units.insert(segment, header);
     }
 
-    fn read(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
-        let ahead = self.ahead.min(self.layout.segment_blocks() - block);
-        if let Some((of, first, bytes)) = &self.window
-            && *of == segment
-            && *first <= block
-            && (block - first + blocks) as usize * RECORD_BLOCK <= bytes.len()
-        {
-            let at = (block - first) as usize * RECORD_BLOCK;
-            return Ok(BufferMut::copy_from(&bytes[at..at + blocks as usize * RECORD_BLOCK]));
-        }
-        if ahead > blocks {
-            // Its memory does for the next one.
-            self.window = None;
-            // What cannot be read ahead may yet be read one by one.
-            if let Ok(bytes) = self.read_now(segment, block, ahead) {
-                self.window = Some((segment, block, bytes));
-                return self.read(segment, block, blocks);
-            }
-        }
-        self.read_now(segment, block, blocks)
-    }
-
-    fn read_now(&mut self, segment: u32, block: u32, blocks: u32) -> Result<BufferMut, StoreError> {
-        let offset = self.layout.block_at(segment, block);
-        let buffer = BufferMut::to_fill(blocks as usize * RECORD_BLOCK);
-        let result = blocking(self.backend, Io::Read { offset, buffer });
-        let place = u64::from(block) * RECORD_BLOCK as u64;
-        let unreadable = |source| StoreError::Unreadable { segment, offset: place, source };
-        Ok(result.map_err(unreadable)?.expect("reads return their buffer"))
-    }
-
     pub(crate) fn backend(&mut self) -> &mut dyn Backend {
-        self.backend
+        self.reader.backend()
+    }
+
+    /// These segments will be read one after the other.
+    pub(super) fn expect(&mut self, segments: impl Iterator<Item = u32> + Clone) {
+        self.reader.expect(segments);
     }
 
     /// The first segment from `segment` on that the medium may hold anything of.
@@ -215,7 +193,7 @@ impl<'a> Scanner<'a> {
             return None;
         }
         let from = self.layout.segment_at(segment);
-        let at = self.backend.data_from(from)?.start.max(from);
+        let at = self.reader.backend().data_from(from)?.start.max(from);
         let there = (at - LOG_START) / u64::from(self.layout.segment_bytes);
         (there < u64::from(self.layout.segments)).then_some(there as u32)
     }
@@ -224,8 +202,8 @@ impl<'a> Scanner<'a> {
         Place { store_id: self.superblock.store_id, segment, block }
     }
 
-    fn header_at(&mut self, segment: u32, block: u32) -> Result<Option<(UnitHeader, BufferMut)>, StoreError> {
-        let first = self.read(segment, block, 1)?;
+    fn header_at(&mut self, segment: u32, block: u32) -> Result<Option<(UnitHeader, Buffer)>, StoreError> {
+        let first = self.reader.read(segment, block, 1)?;
         let header = decode_header(&first, self.place(segment, block), &self.layout);
         Ok(header.map(|header| (header, first)))
     }
@@ -236,20 +214,26 @@ impl<'a> Scanner<'a> {
             return Ok(None);
         }
         let Some((header, mut records)) = self.header_at(segment, block)? else { return Ok(None) };
-        let small = header.blocks() <= SMALL_UNIT_BLOCKS;
-        self.ahead = if small { (self.ahead * 2).min(AHEAD_BLOCKS) } else { AHEAD_LEAST_BLOCKS };
+        self.reader.seen(header.blocks() <= SMALL_UNIT_BLOCKS);
         if header.record_blocks > 1 {
-            records = self.read(segment, block, u32::from(header.record_blocks))?;
+            records = self.reader.read(segment, block, u32::from(header.record_blocks))?;
         }
-        let place = self.place(segment, block);
-        let intact = decode_entries(&records, &header, place, &self.layout).is_ok();
-        Ok(intact.then(|| Unit { segment, block, header, records: records.freeze(), place }))
+        let intact = decode_entries(&records, &header, self.place(segment, block), &self.layout).is_ok();
+        Ok(intact.then_some(Unit { segment, block, header, records }))
     }
 
     /// A unit that was found before.
     pub(crate) fn unit_again(&mut self, found: &Found) -> Result<Unit, StoreError> {
         let unit = self.unit_at(found.segment, found.block)?.filter(|unit| unit.header == found.header);
         unit.ok_or_else(|| damaged(found.segment, found.block, "a unit that was there a moment ago"))
+    }
+
+    /// The segments of the superblock's opening will be read in their order.
+    pub(super) fn expect_chain(&mut self) {
+        let ours = self.first_units.iter().filter(|(_, first)| first.open_id == self.superblock.open_id);
+        let mut segments: Vec<(u64, u32)> = ours.map(|(&segment, first)| (first.generation, segment)).collect();
+        segments.sort_unstable();
+        self.expect(segments.iter().map(|&(_, segment)| segment));
     }
 
     /// The chain of units that begins with the superblock's table.
@@ -288,7 +272,7 @@ impl<'a> Scanner<'a> {
         let Some(&segment) = chain.last.and_then(|(_, lsn)| self.by_prev_lsn.get(&lsn)) else {
             // Where the log would go on: what cannot be read there may be what was flushed last.
             let Some(next) = chain.next_segment.filter(|next| self.unreadable.remove(next)) else { return Ok(None) };
-            let first = self.read_now(next, 0, 1)?;
+            let first = self.reader.read_now(next, 0, 1)?;
             self.looked(next, Some(first));
             return self.next_segment(chain);
         };
@@ -304,7 +288,7 @@ impl<'a> Scanner<'a> {
     pub(crate) fn durable_claimed_beyond(&mut self, chain: &Chain) -> Result<u64, StoreError> {
         let mut durable = 0;
         let lsn = chain.last.map_or(0, |(_, lsn)| lsn);
-        self.ahead = AHEAD_BLOCKS;
+        self.reader.read_all_ahead();
         let rest = [Some((chain.segment, chain.block)), chain.next_segment.map(|segment| (segment, 0))];
         for (segment, from) in rest.into_iter().flatten() {
             for block in from..self.layout.segment_blocks() {
@@ -359,12 +343,23 @@ impl<'a> Scanner<'a> {
 
     /// Whether all blocks of a unit match their checksums.
     pub(crate) fn data_intact(&mut self, found: &Found) -> Result<bool, StoreError> {
-        if found.header.data_bytes == 0 {
+        let unit = self.unit_again(found)?;
+        self.data_matches(&unit)
+    }
+
+    /// As [`Scanner::data_intact`], if the blocks are read anyway.
+    pub(super) fn data_intact_on_the_way(&mut self, unit: &Unit) -> Option<bool> {
+        let on_the_way = self.reader.reads_all_ahead() && unit.header.blocks() <= SMALL_UNIT_BLOCKS;
+        // What cannot be read may not need to be.
+        if on_the_way { self.data_matches(unit).ok() } else { None }
+    }
+
+    fn data_matches(&mut self, unit: &Unit) -> Result<bool, StoreError> {
+        if unit.header.data_bytes == 0 {
             return Ok(true);
         }
-        let unit = self.unit_again(found)?;
-        let blocks = found.header.data_bytes / RECORD_BLOCK as u32;
-        let data = self.read(found.segment, found.block + u32::from(found.header.record_blocks), blocks)?;
+        let at = unit.block + u32::from(unit.header.record_blocks);
+        let data = self.reader.read(unit.segment, at, unit.header.data_bytes / RECORD_BLOCK as u32)?;
         let mut data = data.chunks_exact(self.layout.block_bytes as usize);
         let items = unit.entries(&self.layout);
         let items = items.iter().filter_map(|entry| match entry {
