@@ -333,9 +333,10 @@ impl Segments {
     ///
     /// With time, that is by benefit and cost (Rosenblum and Ousterhout, The Design and Implementation of a Log-Structured
     /// File System, 1992): the space gained, times how long ago the segment was filled, by what copying takes. What was written
-    /// lately is likely to die by itself. Under uniform overwrites that is within a hundredth of taking the one with the least live
-    /// data, which is best there; under skewed ones it copies less than half of that. In a hurry it is the one with the least live
-    /// data. Those `taken` are left out.
+    /// lately is likely to die by itself. What was not overwritten while as much was written as lives in the whole store is old, and no
+    /// age beyond that counts: else the oldest would be copied over and over with little to gain, and young ones wait too long. Under
+    /// uniform overwrites that is within a hundredth of taking the one with the least live data, which is best there; under skewed
+    /// ones it copies less than half of that. In a hurry it is the one with the least live data. Those `taken` are left out.
     pub(crate) fn victim(&mut self, now: u64, hurry: bool, taken: impl Fn(u32) -> bool) -> Option<u32> {
         if self.no_victim {
             return None;
@@ -346,9 +347,10 @@ impl Segments {
             let whole = segment.state == State::Closed && !segment.damaged;
             whole && segment.live > 0 && segment.live <= most && !taken(at)
         });
+        let old = self.live_bytes / self.layout.live_block_bytes() + 1;
         let worth = |segment: &Segment| {
             let live = segment.live as f64 / bytes as f64;
-            let age = if hurry { 1.0 } else { (now.saturating_sub(segment.written_at) + 1) as f64 };
+            let age = if hurry { 1.0 } else { (now.saturating_sub(segment.written_at) + 1).min(old) as f64 };
             (1.0 - live) * age / (1.0 + live)
         };
         let best = possible.max_by(|(_, one), (_, other)| worth(one).total_cmp(&worth(other))).map(|(at, _)| at);
@@ -358,5 +360,36 @@ impl Segments {
 
     fn numbered(&self) -> impl Iterator<Item = (u32, &Segment)> {
         self.all.iter().enumerate().map(|(at, segment)| (at as u32, segment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 8, block_bytes: 4096, item_bytes: 8 };
+
+    /// Segments that were closed at these times and are live to these shares, in percent; which one is the victim at time 1000.
+    fn victim_of(segments: &[(u64, u64)], hurry: bool) -> Option<usize> {
+        let mut all = Segments::new(LAYOUT);
+        let mut numbers = Vec::new();
+        for &(written_at, percent) in segments {
+            let segment = all.open(1).unwrap();
+            all.add_live(segment, (1 << 20) / 100 * percent);
+            all.close(segment, 256, written_at);
+            numbers.push(segment);
+        }
+        let victim = all.victim(1000, hurry, |_| false)?;
+        numbers.iter().position(|&number| number == victim)
+    }
+
+    #[test]
+    fn a_victim_is_old_or_gains_much_and_in_a_hurry_the_emptiest() {
+        assert_eq!(victim_of(&[(900, 50), (0, 50)], false), Some(1), "the older one");
+        assert_eq!(victim_of(&[(500, 50), (500, 20)], false), Some(1), "the emptier one");
+        assert_eq!(victim_of(&[(0, 60), (900, 40)], false), Some(0), "more of the young one may die");
+        assert_eq!(victim_of(&[(0, 60), (900, 40)], true), Some(1));
+        assert_eq!(victim_of(&[(0, 50), (700, 40)], false), Some(1), "both are old");
+        assert_eq!(victim_of(&[(0, 97), (0, 0)], false), None, "one gains nothing, one needs no copies");
     }
 }

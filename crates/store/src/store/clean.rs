@@ -24,8 +24,10 @@ use crate::unit::{Entry, NO_SEGMENT, Place, UnitBuilder, decode_entries, decode_
 const COPY_UNIT_BLOCKS: u32 = (256 << 10) / RECORD_BLOCK as u32;
 /// Units of copies on their way at a time.
 const COPY_UNITS_MAX: usize = 4;
-/// What is live of several victims is sorted together, if there is no more of it than this share of the reserve.
-const POOL_RESERVE_SHARE: u32 = 4;
+/// What is live of several victims is sorted together, if there is no more of it than this share of the reserve, ...
+const POOL_RESERVE_SHARE: u32 = 2;
+/// ... or than this one, once the reserve is touched.
+const POOL_RESERVE_SHARE_LOW: u32 = 4;
 /// Segments that are kept free for writes ahead of need, where there are so many.
 const AHEAD_SEGMENTS: u32 = 4;
 /// While so much is in use for each byte that is live nothing is cleaned, if space is plenty.
@@ -84,6 +86,11 @@ struct Pooled {
 impl Pool {
     fn live_bytes(&self, layout: &Layout) -> u64 {
         self.live.len() as u64 * layout.live_block_bytes()
+    }
+
+    /// Whether it can do with another victim. One it can always do with.
+    fn takes_more(&self, layout: &Layout, live_bytes_max: u64, sources_max: usize) -> bool {
+        self.sources.is_empty() || self.sources.len() < sources_max && self.live_bytes(layout) < live_bytes_max
     }
 
     /// Adds a victim of which something counts.
@@ -300,13 +307,26 @@ impl Store {
         true
     }
 
+    /// How many segments the copies of what is sorted together may fill. None of the victims may be empty before all of them are copied: a
+    /// share of the reserve must do for that, and of what the host gave.
+    fn pool_segments_max(&self) -> u32 {
+        let reserved = self.layout.reserved_segments();
+        let plenty = self.segments.warm_ahead() > reserved;
+        let share = if plenty { POOL_RESERVE_SHARE } else { POOL_RESERVE_SHARE_LOW };
+        (reserved / share).min(self.host_room_for_copies())
+    }
+
+    /// How many segments what is sorted together will fill beyond what it may once the reserve is touched: these are kept for it.
+    pub(super) fn kept_for_copies(&self) -> u32 {
+        let wanted = self.cleaner.pool.live_bytes(&self.layout).div_ceil(u64::from(self.layout.segment_bytes)) as u32;
+        wanted.saturating_sub(self.layout.reserved_segments() / POOL_RESERVE_SHARE_LOW)
+    }
+
     /// Takes victims that were read into the pool. What of them counts is looked at now: much may have died since they were chosen.
     pub(super) fn next_victim(&mut self) {
-        // None of them may be empty before all of them are copied: a share of the reserve must do for that, and of what the host gave.
-        let share = (self.layout.reserved_segments() / POOL_RESERVE_SHARE).min(self.host_room_for_copies());
-        let most = share.max(1) - 1;
-        let most = u64::from(most) * u64::from(self.layout.segment_bytes);
-        while (self.cleaner.pool.sources.is_empty() || self.cleaner.pool.live_bytes(&self.layout) < most)
+        let most = u64::from(self.pool_segments_max().max(1) - 1) * u64::from(self.layout.segment_bytes);
+        let sources_max = self.victims_max() - self.victims_ahead();
+        while self.cleaner.pool.takes_more(&self.layout, most, sources_max)
             && let Some(victim) = self.cleaner.victims.take_next()
         {
             let segment = victim.segment;
@@ -485,9 +505,22 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use strongroom_block::{BlockSize, Geometry, Lba, Token, VolumeId};
+
     use super::*;
+    use crate::op::Op;
+    use crate::options::{CreateOptions, OpenOptions, UnitKind};
 
     const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 64, block_bytes: 4096, item_bytes: 8 };
+
+    fn store_of(blocks: u64, segment_bytes: u32) -> Store {
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks };
+        let create =
+            CreateOptions { segment_bytes, ..CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain) };
+        Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap()
+    }
 
     fn blocks(segment: u32, sequences: &[u64]) -> Vec<Live> {
         let block = |&sequence: &u64| {
@@ -516,5 +549,64 @@ mod tests {
         assert_eq!(take(&mut pool, 4), [60, 65, 70, 80], "younger ones come in the same turn");
         assert_eq!(take(&mut pool, 2), [5, 30]);
         assert!(pool.live.is_empty());
+    }
+    /// Nine in ten writes go to a tenth of the blocks: what is live of many victims is sorted by age, so that what is seldom overwritten
+    /// comes to lie by itself.
+    #[test]
+    fn what_is_seldom_overwritten_is_not_copied_again_and_again() {
+        const BLOCKS: u64 = 32768;
+        let mut store = store_of(BLOCKS, 64 << 10);
+        let (mut done, mut random) = (Vec::new(), 1_u64);
+        let mut below = |most: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % most
+        };
+        let data = Buffer::copy_from(&[7; 64 * 4096]);
+        let mut write = |store: &mut Store, lba: u64, count: usize| {
+            let data = vec![data.slice(..count * 4096)];
+            store.submit(Token(0), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+        };
+        for lba in (0..BLOCKS).step_by(64) {
+            write(&mut store, lba, 64);
+            store.poll_completions(&mut done);
+        }
+        let mut before = store.stats();
+        for at in 0..4 * BLOCKS {
+            let lba = if below(10) < 9 { below(BLOCKS / 10) * 10 } else { below(BLOCKS) };
+            write(&mut store, lba, 1);
+            if at % 14 == 0 {
+                store.poll_completions(&mut done);
+            }
+            if at == 3 * BLOCKS {
+                before = store.stats();
+            }
+        }
+        let stats = store.stats();
+        let copied = (stats.cleaned_bytes - before.cleaned_bytes) as f64;
+        let share = copied / (stats.written_bytes - before.written_bytes) as f64;
+        println!("SHARE {share}");
+        assert!(share < 0.6, "{share} copies of each block");
+    }
+
+    #[test]
+    fn segments_that_copies_will_fill_are_kept_for_them() {
+        let mut store = store_of(32768, 1 << 20);
+        let reserved = store.layout.reserved_segments();
+        assert_eq!(store.pool_segments_max(), reserved / POOL_RESERVE_SHARE_LOW, "no host space is made sure of yet");
+        store
+            .execute(Op::Write {
+                lba: Lba(0),
+                data: vec![Buffer::copy_from(&[7; 4096])],
+                records: Vec::new(),
+                fua: false,
+            })
+            .unwrap();
+        assert_eq!(store.kept_for_copies(), 0);
+        let sequences: Vec<u64> = (0..u64::from(reserved / POOL_RESERVE_SHARE) * 255).collect();
+        store.cleaner.pool.add(1, Pieces::whole(Buffer::copy_from(&[0])), blocks(1, &sequences));
+        let kept = reserved / POOL_RESERVE_SHARE - reserved / POOL_RESERVE_SHARE_LOW;
+        assert_eq!(store.kept_for_copies(), kept);
     }
 }

@@ -76,7 +76,7 @@ impl Store {
     /// Asks for host space ahead of need, one segment at a time.
     pub(super) fn drive_reserve(&mut self) -> bool {
         let may = !self.space.asking && !self.space.host_full && self.refused.is_none() && !self.round.opening;
-        if !may || self.segments.warm_ahead() >= HOST_RESERVE + self.wanted_for_front() {
+        if !may || self.segments.warm_ahead() >= HOST_RESERVE + self.kept_for_copies() + self.wanted_for_front() {
             return false;
         }
         let Some(segment) = self.segments.first_cold() else { return false };
@@ -146,13 +146,14 @@ impl Store {
     /// Whether the log has so many segments for a request, the reserve left out. What makes room may use half of the reserve.
     pub(super) fn log_has(&self, op: &WriteOp, more: u32) -> bool {
         let reserve = self.layout.reserved_segments();
-        self.segments.free_count() >= more + if op.gives_space() { reserve / 2 } else { reserve }
+        let kept = reserve / 2 + self.kept_for_copies();
+        self.segments.free_count() >= more + if op.gives_space() { kept } else { reserve.max(kept) }
     }
 
     /// Whether the host has given space for so many segments, the reserve left out.
     pub(super) fn host_has(&self, op: &WriteOp, more: u32) -> bool {
         let all_warm = self.segments.warm_ahead() == self.segments.free_count();
-        let reserve = if op.gives_space() { HOST_RESERVE_CLEANING } else { HOST_RESERVE };
+        let reserve = if op.gives_space() { HOST_RESERVE_CLEANING } else { HOST_RESERVE } + self.kept_for_copies();
         all_warm || self.segments.warm_ahead() >= more + reserve
     }
 

@@ -14,9 +14,13 @@ use crate::layout::RECORD_BLOCK;
 /// Pieces on their way at a time.
 const PIECES_MAX: usize = 6;
 /// Victims in memory or being read, at most, ...
-const VICTIMS_MAX: usize = 8;
+const VICTIMS_MAX: usize = 16;
 /// ... and their bytes, if that is more than one victim.
-const VICTIMS_BYTES_MAX: usize = 16 << 20;
+const VICTIMS_BYTES_MAX: usize = 24 << 20;
+/// So many of them are read while others are copied, ...
+const VICTIMS_AHEAD: usize = 2;
+/// ... or this share of all, if that is more; half of them at most.
+const VICTIMS_AHEAD_SHARE: usize = 4;
 
 /// Bytes of a segment, in pieces of the same length.
 pub(super) struct Pieces {
@@ -118,8 +122,18 @@ impl Store {
     /// Whether there is room for another victim: more than one is read only where the medium is to be kept busy.
     pub(super) fn victim_fits(&self, copied: usize, hurry: bool) -> bool {
         let count = self.cleaner.victims.victims.len() + copied;
-        let most = (VICTIMS_BYTES_MAX / self.layout.segment_bytes as usize).clamp(1, VICTIMS_MAX);
-        count == 0 || count < most && hurry
+        count == 0 || count < self.victims_max() && hurry
+    }
+
+    /// How many victims are in memory or on their way there, at most.
+    pub(super) fn victims_max(&self) -> usize {
+        (VICTIMS_BYTES_MAX / self.layout.segment_bytes as usize).clamp(1, VICTIMS_MAX)
+    }
+
+    /// How many of these are left to be read while others are copied, so that copying does not wait for the medium.
+    pub(super) fn victims_ahead(&self) -> usize {
+        let most = self.victims_max();
+        (most / VICTIMS_AHEAD_SHARE).max(VICTIMS_AHEAD).min(most / 2)
     }
 
     /// Takes a segment as the next victim but those that were taken before.
@@ -268,6 +282,19 @@ mod tests {
         let entry = *store.segments.segment(first);
         assert_eq!((entry.damaged, entry.pins), (false, 0));
         assert!(!store.cleaner.victims.has(first));
+    }
+
+    /// However large segments are: one victim at least can be copied, and where there is room for more one is read meanwhile.
+    #[test]
+    fn some_victims_are_read_while_others_are_copied() {
+        let counts = |mib: u32| {
+            let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 4096 };
+            let create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+            let create = CreateOptions { segment_bytes: mib << 20, ..create };
+            let store = Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+            (store.victims_max() - store.victims_ahead(), store.victims_ahead())
+        };
+        assert_eq!([1, 2, 4, 8, 16].map(counts), [(12, 4), (9, 3), (4, 2), (2, 1), (1, 0)]);
     }
 
     #[test]
