@@ -324,3 +324,24 @@ fn the_rest_of_a_stream_goes_only_where_its_first_part_is() {
     to.receive_abandon(first).unwrap();
     assert!(to.receptions().is_empty());
 }
+
+/// The receiver writes, and waits for, one unit for each frame.
+#[test]
+fn blocks_side_by_side_share_a_frame_however_they_were_written() {
+    for kind in [UnitKind::Plain, sealed()] {
+        let mut store = open(&made(kind, 1));
+        hole(&mut store, 1, 0, BLOCKS);
+        // 64 blocks are what a frame holds.
+        for lba in (0..70).rev().chain(80..90) {
+            write(&mut store, 2 + lba, lba);
+        }
+        let id = snapshot(&mut store, "one");
+        let frames = frames(&stream(&mut store, None, id, 0));
+        let blocks: Vec<u32> = frames
+            .iter()
+            .filter(|frame| frame[4] == 2)
+            .map(|frame| u32::from_be_bytes(frame[40..44].try_into().unwrap()))
+            .collect();
+        assert_eq!(blocks, [64, 6, 10]);
+    }
+}

@@ -193,22 +193,50 @@ impl Store {
     pub fn send_blocks(&self, sender: &mut Sender, outcome: &Outcome) -> Vec<u8> {
         let Outcome::Read(extents) = outcome else { panic!("what was read is asked for") };
         let mut out = Vec::new();
+        let mut run: Option<Run> = None;
         for extent in extents {
-            let Extent::Blocks { lba, data, sequences, records } = extent else { continue };
-            let items = match self.info.kind.is_sealed() {
-                true => records.iter().flat_map(SealRecord::as_bytes).copied().collect(),
-                false => data
-                    .chunks_exact(self.layout.block_bytes as usize)
-                    .flat_map(|block| strongroom_block::keyless_checksum(block).to_be_bytes())
-                    .collect(),
-            };
-            let count = sequences.len() as u32;
-            let position = BLOCKS_FROM + lba.0 + u64::from(count);
-            let frame = Frame::Blocks { lba: lba.0, count, items, data: data.to_vec() };
-            out.extend_from_slice(&frame.encode(position, &mut sender.chain));
-            sender.position = position;
+            let Extent::Blocks { lba, data, records, .. } = extent else { continue };
+            // Wherever they lie in the log: the receiver waits for each frame, and writes one unit for it.
+            if let Some(before) = run.take_if(|run| run.end() != lba.0) {
+                out.extend_from_slice(&before.encode(sender));
+            }
+            let run = run.get_or_insert_with(|| Run { lba: lba.0, count: 0, items: Vec::new(), data: Vec::new() });
+            let blocks = data.chunks_exact(self.layout.block_bytes as usize);
+            run.count += blocks.len() as u32;
+            match self.info.kind.is_sealed() {
+                true => run.items.extend(records.iter().flat_map(SealRecord::as_bytes)),
+                false => {
+                    run.items.extend(blocks.flat_map(|block| strongroom_block::keyless_checksum(block).to_be_bytes()));
+                }
+            }
+            run.data.extend_from_slice(data);
+        }
+        if let Some(last) = run {
+            out.extend_from_slice(&last.encode(sender));
         }
         out
+    }
+}
+
+/// Blocks side by side, for one frame.
+struct Run {
+    lba: u64,
+    count: u32,
+    items: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl Run {
+    /// The block behind it.
+    fn end(&self) -> u64 {
+        self.lba + u64::from(self.count)
+    }
+
+    /// The frame's bytes. The sender is beyond them.
+    fn encode(self, sender: &mut Sender) -> Vec<u8> {
+        sender.position = BLOCKS_FROM + self.end();
+        let Run { lba, count, items, data } = self;
+        Frame::Blocks { lba, count, items, data }.encode(sender.position, &mut sender.chain)
     }
 }
 
