@@ -164,6 +164,29 @@ fn a_full_host(host: &Host) {
     assert!(Store::check(&host.store()).unwrap().is_sound());
 }
 
+/// Not only a store that has nothing to do: whoever fills the host leaves it no such moment.
+#[test]
+fn a_host_that_fills_up_is_nearly_full_before_it_is_full() {
+    let Some(host) = Host::tmpfs() else { return };
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+    let mut create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+    create.segment_bytes = 256 << 10;
+    Store::create(&host.store(), &create).unwrap();
+    let mut store = host.open();
+    let mut told_at = None;
+    let refused = (0..BLOCKS).step_by(32).find(|&lba| {
+        let data = vec![Buffer::copy_from(&[1; 32 * 4096])];
+        let taken = store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).is_ok();
+        if store.space() == SpaceState::NearlyFull {
+            told_at.get_or_insert(lba);
+        }
+        !taken
+    });
+    let (told_at, refused) = (told_at.expect("it is told"), refused.expect("the host is smaller"));
+    // A twentieth of the log is more than 3 MiB, and half of that at most is ahead of need already.
+    assert!(told_at > 4096 && refused - told_at > 384, "nearly full at block {told_at}, full at {refused}");
+}
+
 /// One after the other: a child process of one test holds the locks of the other's store for a moment.
 #[test]
 fn a_full_tmpfs_and_a_full_ext4() {

@@ -94,7 +94,11 @@ impl Store {
     pub(super) fn reserve_done(&mut self, segment: u32, result: io::Result<()>) {
         self.space.asking = false;
         match result {
-            Ok(()) => self.segments.warm_up(segment),
+            Ok(()) => {
+                self.segments.warm_up(segment);
+                // Here too: while much is written nobody calls the store idle.
+                self.measure_host();
+            }
             Err(error) if !is_no_space(&error) => self.refuse_writes("allocating a segment", &error),
             Err(error) => {
                 // Told once: while it is full it is asked again for every request that would be refused.
@@ -202,13 +206,17 @@ impl Store {
 
     /// To be called now and then: what is left on the host changes without us.
     pub(super) fn look_at_host(&mut self) {
+        self.measure_host();
+        self.look_at_space();
+        // It may have room again: it is asked, and what it says is the new state.
+        self.space.host_full = false;
+    }
+
+    fn measure_host(&mut self) {
         let log = u64::from(self.layout.segments) * u64::from(self.layout.segment_bytes);
         let used = u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes);
         let least = HOST_NEARLY_FULL_BYTES.min(log / 20).min(log - used);
         self.space.host_low = self.backend.host_free_bytes().is_some_and(|free| free < least);
-        self.look_at_space();
-        // It may have room again: it is asked, and what it says is the new state.
-        self.space.host_full = false;
     }
 
     pub(super) fn look_at_space(&mut self) {
