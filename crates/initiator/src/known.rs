@@ -55,7 +55,7 @@ pub struct SealedClaims {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this is not the volume that was attached before: its {what} was {expected} and is {found}; if the volume was made \
-     anew on purpose, remove its line from the file of known volumes, otherwise do not trust this target"
+     anew on purpose, have its predecessor forgotten (--forget-volume), otherwise do not trust this target"
 )]
 pub struct UnitMismatch {
     /// Which property.

@@ -7,9 +7,11 @@ use std::path::Path;
 use strongroom_block::{Lba, StoreSequence, keyless_checksum};
 
 use crate::backend::{Backend, Io};
+use crate::catalogue::Catalogue;
 use crate::error::StoreError;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
+use crate::map::At;
 use crate::options::VolumeInfo;
 use crate::planted::Planted;
 use crate::recover::{Rebuilt, Scanner, Unit, rebuild, recover, superblocks};
@@ -29,6 +31,8 @@ pub struct Problem {
     pub sequence: Option<StoreSequence>,
     /// Whether that version is the newest: then the block cannot be read.
     pub newest: bool,
+    /// Who sees that version, where there is more than the volume: the volume, its clones, `@SNAPSHOT`. Nobody sees an older one.
+    pub seen_by: Vec<String>,
     /// The newest older version of it that is kept and whole; whoever has the key can bring it back.
     pub older: Option<StoreSequence>,
     /// Where in the log, in bytes.
@@ -40,7 +44,11 @@ pub struct Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (Some(lba), Some(sequence)) = (self.lba, self.sequence) {
-            write!(f, "block {lba}, {}version {sequence}, ", if self.newest { "newest " } else { "older " })?;
+            write!(f, "block {lba}")?;
+            if !self.seen_by.is_empty() {
+                write!(f, " of {}", self.seen_by.join(", "))?;
+            }
+            write!(f, ", {}version {sequence}, ", if self.newest { "newest " } else { "older " })?;
         }
         write!(f, "at byte {} of the log: {}", self.offset, self.what)?;
         match self.older {
@@ -137,7 +145,10 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
     };
     for (copy, read) in superblocks(backend).into_iter().enumerate() {
         if let Err(error) = read {
-            report.notes.push(format!("superblock copy {copy} is not whole ({error}); the other one is"));
+            let why = error.reason();
+            report.notes.push(format!(
+                "superblock copy {copy} is not whole ({why}); the other one is, and the next opening or a repair writes it anew"
+            ));
         }
     }
     let layout = recovered.superblock.layout();
@@ -245,6 +256,7 @@ fn look_at_missed(
             lba: None,
             sequence: None,
             newest: false,
+            seen_by: Vec::new(),
             older: None,
             offset: layout.block_at(segment, run[0]),
             what: format!(
@@ -306,7 +318,15 @@ fn all_accounted_for(recovered: &Recovered, offset: u64, report: &mut CheckRepor
             "{blocks} blocks and {versions} older versions count, but the segments hold {} and {}",
             report.blocks, report.versions
         );
-        report.problem(Problem { lba: None, sequence: None, newest: false, older: None, offset, what });
+        report.problem(Problem {
+            lba: None,
+            sequence: None,
+            newest: false,
+            seen_by: Vec::new(),
+            older: None,
+            offset,
+            what,
+        });
     }
 }
 
@@ -330,10 +350,37 @@ fn bad_version(
         lba: Some(Lba(lba)),
         sequence: Some(sequence),
         newest,
+        seen_by: seen_by(recovered, lba, version),
         older: older.map(|older| StoreSequence(older.sequence())),
         offset: version.data_offset(),
         what: what.to_owned(),
     });
+}
+
+/// The views in which a block has this version. They are not told apart where there is only the volume.
+fn seen_by(recovered: &Recovered, lba: u64, version: Version) -> Vec<String> {
+    let map = &recovered.map;
+    let Catalogue { snapshots, branches, .. } = &map.catalogue;
+    if snapshots.is_empty() && branches.len() == 1 {
+        return Vec::new();
+    }
+    let heads = branches.values().map(|branch| {
+        let name = match () {
+            () if branch.receiving != 0 => format!("'{}', which is being received", branch.name),
+            () if branch.name.is_empty() => "the volume".to_owned(),
+            () => branch.name.clone(),
+        };
+        (branch.node, name)
+    });
+    let snapshots = snapshots.iter().map(|snapshot| {
+        let of = branches.get(&snapshot.branch).map_or("", |branch| &branch.name);
+        (snapshot.node, format!("{of}@{}", snapshot.name))
+    });
+    let has_it = |node| {
+        let found = map.path(node).into_iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
+        found == Some(At::Block(version))
+    };
+    heads.chain(snapshots).filter(|&(node, _)| has_it(node)).map(|(_, name)| name).collect()
 }
 
 fn check_unit(backend: &mut dyn Backend, recovered: &Recovered, unit: &Unit, report: &mut CheckReport) {

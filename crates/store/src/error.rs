@@ -98,6 +98,14 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 impl StoreError {
+    /// What is wrong with one copy of the superblock, without what the loss of both would mean.
+    pub fn reason(&self) -> String {
+        match self {
+            StoreError::Superblock(reason) => reason.clone(),
+            other => other.to_string(),
+        }
+    }
+
     /// An I/O error with what was tried.
     pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
         let action = action.into();

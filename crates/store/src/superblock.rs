@@ -120,7 +120,7 @@ impl Superblock {
     /// # Errors
     /// [`StoreError::Superblock`] or [`StoreError::Version`].
     pub(crate) fn decode(block: &[u8], copy: usize) -> Result<Superblock, StoreError> {
-        let bad = |what: &str| StoreError::Superblock(format!("copy {copy}: {what}"));
+        let bad = |what: &str| StoreError::Superblock(what.to_owned());
         if block.len() != RECORD_BLOCK || block[..8] != MAGIC {
             return Err(bad("no magic"));
         }

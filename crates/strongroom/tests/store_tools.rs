@@ -41,7 +41,15 @@ fn a_lost_superblock_copy_is_written_anew_on_demand() {
     let (_world, store) = world();
     destroy(&store, SUPERBLOCK_1);
     let checked = run(&["store", "check", &store]).ok();
-    assert!(checked.contains("superblock copy 1 is not whole"), "{checked}");
+    assert!(
+        checked.contains("superblock copy 1 is not whole") && checked.contains("a repair writes it anew"),
+        "{checked}"
+    );
+    let shown = run(&["store", "info", &store]).ok();
+    assert!(shown.contains("superblock 1: not whole: "), "{shown}");
+    for said in [checked, shown] {
+        assert!(!said.contains("backup"), "one copy is enough: {said}");
+    }
     for _ in 0..2 {
         let plan = run(&["store", "repair", &store]);
         assert!(!plan.success && plan.stdout.contains("to do: superblock copy 1"), "{}", plan.stdout);

@@ -116,6 +116,32 @@ fn the_check_says_where() {
     assert_eq!(report.bad_blocks, [Lba(9)]);
 }
 
+/// Whoever reads the volume alone may not be concerned, and cannot mend it by writing.
+#[test]
+fn the_check_says_who_sees_a_damaged_block() {
+    let (disk, mut store) = used();
+    let shared = store.execute(Op::SnapshotCreate { name: "one".to_owned() }).unwrap();
+    let Outcome::SnapshotCreated { id } = shared else { panic!("{shared:?}") };
+    write(&mut store, 4, 9);
+    store.execute(Op::CloneCreate { from: id, name: "copy".to_owned(), volume_id: VolumeId([2; 16]) }).unwrap();
+    store.close().unwrap();
+    let (kept, newest, shared) = (find(&disk, 3, 9), find(&disk, 4, 9), find(&disk, 3, 10));
+    [kept, newest, shared].into_iter().for_each(|at| disk.flip(at, 0));
+    let report = Store::check_on(&mut disk.backend(true)).unwrap();
+    let mut seen: Vec<_> = report.problems.iter().map(|problem| (problem.offset, problem.to_string())).collect();
+    seen.sort();
+    let mut wanted = [
+        (kept, "block 9 of copy, @one, "),
+        (newest, "block 9 of the volume, "),
+        (shared, "block 10 of the volume, copy, @one, "),
+    ];
+    wanted.sort_unstable();
+    assert_eq!(seen.len(), 3, "{report:?}");
+    for ((at, said), (offset, begins)) in seen.into_iter().zip(wanted) {
+        assert!(at == offset && said.starts_with(begins), "'{begins}' is missing in: {said}");
+    }
+}
+
 /// Without a checkpoint opening needs every record block: the first damage that it meets is no reason to be silent about the rest.
 #[test]
 fn the_check_of_a_store_that_does_not_open_lists_every_damage() {

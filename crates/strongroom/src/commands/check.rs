@@ -46,11 +46,8 @@ pub(crate) fn check(args: &CheckArgs) -> Result<()> {
         println!("all are as they were written");
         return Ok(());
     }
-    for lba in &report.bad_blocks {
-        println!("block {lba} is damaged");
-    }
-    for (lba, sequence) in &report.bad_versions {
-        println!("older version {sequence} of block {lba} is damaged");
+    for problem in &report.problems {
+        println!("{problem}");
     }
     bail!(
         "{} blocks and {} older versions are damaged; for a sealed volume an initiator can bring an older version of a \

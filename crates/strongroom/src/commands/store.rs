@@ -139,7 +139,7 @@ fn print_report(report: &CheckReport) {
         println!(
             "{} blocks cannot be read and {} older versions are damaged; reads of them fail with a medium error. Write \
              those blocks anew from a backup; of a sealed volume an initiator can bring an older version back: strongroom \
-             volume recover",
+             volume recover. What only snapshots have stays damaged until they are deleted",
             report.bad_blocks.len(),
             report.bad_versions.len()
         );
@@ -155,6 +155,7 @@ fn report_as_json(report: &CheckReport) -> Value {
                 "lba": problem.lba.map(|lba| lba.0),
                 "sequence": problem.sequence.map(|sequence| sequence.0),
                 "newest": problem.newest,
+                "seen_by": problem.seen_by,
                 "older_version": problem.older.map(|sequence| sequence.0),
                 "offset": problem.offset,
                 "what": problem.what,
@@ -197,7 +198,7 @@ fn print_survey(survey: &Survey) {
                 if summary.clean { "closed in order" } else { "not closed" },
                 summary.table_offset
             ),
-            Err(error) => println!("superblock {copy}: {error}"),
+            Err(error) => println!("superblock {copy}: not whole: {}", error.reason()),
         }
     }
     if let Some(info) = survey.info() {
