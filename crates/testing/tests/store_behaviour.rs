@@ -533,3 +533,28 @@ fn a_store_on_a_real_file_gives_space_back() {
     store.close().unwrap();
     assert!(space() < full / 3, "{} of {full} bytes are still taken", space());
 }
+
+/// Called idle once, as a target does. What was kept for the next writes goes back as well, though not all in that call.
+#[test]
+fn an_idle_store_keeps_little_host_space_for_writes() {
+    use std::os::unix::fs::MetadataExt;
+    const SEGMENT: u32 = 64 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 16384 };
+    let create =
+        CreateOptions { segment_bytes: SEGMENT, ..CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain) };
+    Store::create(dir.path(), &create).unwrap();
+    let segments = || std::fs::metadata(dir.path().join("log")).unwrap().blocks() * 512 / u64::from(SEGMENT);
+    let mut store = Store::open(dir.path(), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    for lba in (0..16384).step_by(256) {
+        store.execute(plain(lba, &vec![1; 256 * 4096])).unwrap();
+    }
+    store.execute(Op::Discard { lba: Lba(0), count: 16384 }).unwrap();
+    store.idle();
+    let started = std::time::Instant::now();
+    while segments() >= 24 {
+        assert!(started.elapsed().as_secs() < 10, "{} segments have host space", segments());
+        store.poll_completions(&mut Vec::new());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}

@@ -41,6 +41,8 @@ pub(super) struct Space {
     asked_again: bool,
     /// A write was refused for want of space, and none was taken since.
     refused: bool,
+    /// Nothing was written since the store was last called idle: free segments keep less host space.
+    quiet: bool,
     /// The host has little left, as of the last look.
     host_low: bool,
     state: SpaceState,
@@ -141,6 +143,7 @@ impl Store {
     /// A write was taken (or, if not, refused for want of space).
     pub(super) fn space_taken(&mut self, taken: bool) {
         self.space.asked_again = false;
+        self.space.quiet = false;
         if self.space.refused == taken {
             self.space.refused = !taken;
             self.look_at_space();
@@ -193,11 +196,12 @@ impl Store {
     /// more than the write itself: on most file systems the first write to new space, and the sync after it, wait for the journal.
     pub(super) fn warm_max(&self) -> usize {
         let rounds = WARM_ROUNDS * self.layout.round_segments() as usize;
-        if self.round.idle { self.warm_max_idle() } else { rounds + self.warm_max_idle() }
+        if self.space.quiet { self.warm_max_idle() } else { rounds + self.warm_max_idle() }
     }
 
     /// Nothing is going on: what was kept meanwhile goes back to the host, some at a time.
     pub(super) fn cool(&mut self) {
+        self.space.quiet = true;
         if self.segments.free_count() > 0 {
             let cooling = self.segments.cool(self.warm_max_idle());
             self.round.releasing.extend(cooling);
