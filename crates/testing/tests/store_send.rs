@@ -345,3 +345,41 @@ fn blocks_side_by_side_share_a_frame_however_they_were_written() {
         assert_eq!(blocks, [64, 6, 10]);
     }
 }
+
+/// A stream may be begun again from its start. Wherever it is cut off then, in a crash or not, nothing is lost of what arrived the first time.
+#[test]
+fn a_reception_begun_again_from_the_start_and_cut_off_goes_on() {
+    let mut random = Random::new(6);
+    for kind in [UnitKind::Plain, sealed()] {
+        let (mut from, first, second) = source(kind);
+        hole(&mut from, 500, 0, 8);
+        let third = snapshot(&mut from, "third");
+        let streams = [(None, first), (Some(first), second), (Some(second), third)];
+        let whole = streams.map(|(base, id)| frames(&stream(&mut from, base, id, 0)));
+        assert_eq!(whole[2].len(), 3, "one hole and nothing else");
+        for (at, &(base, id)) in streams.iter().enumerate() {
+            let all = &whole[at];
+            for cut in 1..all.len() {
+                let disk = made(kind, 2);
+                let mut to = open(&disk);
+                for before in &whole[..at] {
+                    to.receive(&mut Receiver::new(), &before.concat()).unwrap();
+                }
+                for until in [1 + random.below(all.len() as u64 - 1) as usize, all.len() - 1, cut] {
+                    to.receive(&mut Receiver::new(), &all[..until].concat()).unwrap();
+                    if random.once_in(3) {
+                        to.execute(Op::Flush).unwrap();
+                        drop(to);
+                        disk.crash();
+                        to = open(&disk);
+                    }
+                }
+                let rest = stream(&mut from, base, id, to.receive_position(id).unwrap());
+                to.receive(&mut Receiver::new(), &rest).unwrap();
+                let (sent, arrived) = (seen(&mut from, View::Snapshot(id)), seen(&mut to, View::Snapshot(id)));
+                let differ: Vec<usize> = (0..sent.len()).filter(|&lba| sent[lba] != arrived[lba]).collect();
+                assert!(differ.is_empty(), "{kind:?}, cut off after {cut} of {} frames: {differ:?}", all.len());
+            }
+        }
+    }
+}

@@ -138,6 +138,8 @@ impl Store {
             Frame::Blocks { lba, count, items, data } => {
                 self.take_blocks(receiver.branch, lba, count, &items, &data)?
             }
+            // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
+            Frame::Hole { .. } if self.has_blocks(receiver.branch) => {}
             Frame::Hole { start, count, record } => {
                 let hole = match record {
                     Some(record) => Op::Hole { holes: vec![hole_record(start, count, record)] },
@@ -151,6 +153,12 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Whether a block of a reception is here. What is here after a crash is the beginning of what was written.
+    fn has_blocks(&self, branch: u32) -> bool {
+        let node = self.map.catalogue.head(branch);
+        node.is_some_and(|node| self.map.table(node).index.len() > 0)
     }
 
     fn begin_reception(&mut self, info: &StreamInfo) -> Result<u32, StreamError> {

@@ -292,7 +292,9 @@ impl Run {
         let gives_up = self.random.once_in(6);
         let (to, from, position) = match begun {
             Some(begun) if is_sendable(&begun.id.0) && !gives_up => {
-                (begun.id.0, begun.from.map(|from| from.0), begun.position)
+                // A sender that knows of no position begins again.
+                let position = if self.random.once_in(3) { 0 } else { begun.position };
+                (begun.id.0, begun.from.map(|from| from.0), position)
             }
             Some(begun) => {
                 let abandoned = there.receive_abandon(begun.id);
