@@ -391,6 +391,7 @@ impl Store {
                 return self.done.remove(at).result;
             }
             let more = self.cleaner.held_back || self.erase_goes_on() || self.hiding.is_busy();
+            let more = more || self.cleaner.awaits_slices;
             assert!(!self.ios.is_empty() || more, "a request waits for nothing");
             self.wait_for_io();
         }
@@ -476,14 +477,15 @@ impl Store {
         if !self.io_ended.is_empty() {
             (self.waker)();
         }
-        if self.erasing.is_some() {
+        if self.erasing.is_some() && self.queue.is_empty() {
             if self.erase_goes_on() || self.hiding.is_busy() {
                 (self.waker)();
             }
             return;
         }
         let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
-        if self.work_on_nodes() || self.cleaner.held_back || checkpoint || self.hiding.is_busy() {
+        let awaited = self.cleaner.awaits_slices && !self.queue.is_empty();
+        if self.work_on_nodes() || self.cleaner.held_back || checkpoint || self.hiding.is_busy() || awaited {
             (self.waker)();
         }
     }

@@ -40,6 +40,16 @@ pub(super) struct WriteOp {
     pub(super) first: u64,
 }
 
+/// Whether a request makes room: then it is small, and may use some of the reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MakesRoom {
+    No,
+    /// It discards. Where a snapshot has the blocks nothing goes, and the hole stays.
+    Perhaps,
+    /// A snapshot or clone goes, or what was written since a snapshot.
+    Surely,
+}
+
 impl Store {
     /// Starts the next append, if it may go now and there is something to append.
     pub(super) fn drive_append(&mut self) -> bool {
@@ -132,6 +142,7 @@ impl Store {
         }
         let Some(front) = self.queue.front() else {
             self.cleaner.urgent = false;
+            self.cleaner.awaits_slices = false;
             return None;
         };
         if self.waits_for_hiding() {
@@ -150,6 +161,7 @@ impl Store {
         if self.space_for_front() {
             self.cleaner.urgent = false;
             self.cleaner.turn = true;
+            self.cleaner.awaits_slices = false;
             self.space_taken(true);
             return Some(self.append_writes());
         }
@@ -163,6 +175,15 @@ impl Store {
         }
         if self.reclaim_possible() || self.ask_host_again() {
             return None;
+        }
+        if self.nodes_go_on() || self.hiding.is_busy() {
+            self.cleaner.awaits_slices = true;
+            return None;
+        }
+        if std::mem::take(&mut self.cleaner.awaits_slices) {
+            // There is more to clean than before.
+            self.cleaner.copied_for_front = 0;
+            return Some(true);
         }
         if let Some(begun) = self.drop_checkpoints() {
             return begun.then_some(true);
@@ -199,7 +220,12 @@ impl Store {
         }
         let left = self.head_left_blocks();
         let blocks = op.blocks_at_most(self);
-        let more = if blocks <= left { 0 } else { (blocks - left).div_ceil(self.layout.segment_blocks() - 1) + 1 };
+        let more = match op.makes_room() {
+            _ if blocks <= left => 0,
+            MakesRoom::No => (blocks - left).div_ceil(self.layout.segment_blocks() - 1) + 1,
+            // One small unit.
+            MakesRoom::Perhaps | MakesRoom::Surely => 1,
+        };
         self.log_has(op, more) && self.host_has(op, more)
     }
 
@@ -301,14 +327,17 @@ impl WriteOp {
         }
     }
 
-    /// Whether it is small and lets more go than it takes.
-    pub(super) fn gives_space(&self) -> bool {
+    /// What it is to space.
+    pub(super) fn makes_room(&self) -> MakesRoom {
         match &self.content {
-            Content::Holes(holes) => holes.len() == 1,
-            Content::Change(change) => {
-                matches!(**change, Change::SnapshotDelete { .. } | Change::CloneDelete { .. } | Change::Rollback { .. })
-            }
-            Content::Blocks { .. } => false,
+            Content::Holes(holes) if holes.len() == 1 => MakesRoom::Perhaps,
+            Content::Change(change) => match **change {
+                Change::SnapshotDelete { .. } | Change::CloneDelete { .. } | Change::Rollback { .. } => {
+                    MakesRoom::Surely
+                }
+                _ => MakesRoom::No,
+            },
+            _ => MakesRoom::No,
         }
     }
 

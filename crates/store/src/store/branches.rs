@@ -113,6 +113,12 @@ impl Store {
         self.map.grown();
     }
 
+    /// Whether nodes are being merged or dropped, or are going to be: that gives space.
+    pub(super) fn nodes_go_on(&self) -> bool {
+        let may = !self.round.is_opening() && self.refused.is_none();
+        may && !self.map.catalogue.is_trivial() && self.map.has_work()
+    }
+
     /// Merges and drops nodes, a slice; whether there is more to do.
     pub(super) fn work_on_nodes(&mut self) -> bool {
         if self.round.is_opening() || self.refused.is_some() {

@@ -131,6 +131,8 @@ pub(super) struct Cleaner {
     /// Has more to do, but has done enough for one poll.
     pub(super) held_back: bool,
     pub(super) copied_in_poll: u64,
+    /// The first request waits for space that is made a slice at a time: a snapshot was deleted, or blocks are being hidden.
+    pub(super) awaits_slices: bool,
     /// Copied since the first request began to wait for space, in bytes.
     pub(super) copied_for_front: u64,
 }

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::append::WriteOp;
+use super::append::{MakesRoom, WriteOp};
 use super::log::is_no_space;
 use super::{Purpose, Store};
 use crate::backend::Io;
@@ -17,9 +17,9 @@ use crate::options::SpaceState;
 /// Free segments that hold host space ahead of need, once the host has no more: for a segment table, for cleaning and for
 /// discards.
 const HOST_RESERVE: u32 = 4;
-/// Of these, discards leave as many to cleaning and tables.
+/// Of these, discards leave as many to deleting, cleaning and tables.
 const HOST_RESERVE_CLEANING: u32 = 3;
-/// And cleaning as many to tables: each frees at least the segment that it takes.
+/// And deleting and cleaning as many to tables: each frees at least the segment that it takes.
 const HOST_RESERVE_TABLES: u32 = 2;
 /// Share of the log that may be live before space counts as nearly full, in percent. A volume written full, without snapshots,
 /// stays below.
@@ -150,18 +150,27 @@ impl Store {
         }
     }
 
-    /// Whether the log has so many segments for a request, the reserve left out. What makes room may use half of the reserve.
+    /// Whether the log has so many segments for a request, the reserve left out. Discards may use a quarter of the reserve, deleting half:
+    /// so that however much was discarded in vain, a snapshot can be deleted.
     pub(super) fn log_has(&self, op: &WriteOp, more: u32) -> bool {
         let reserve = self.layout.reserved_segments();
-        let kept = reserve / 2 + self.kept_for_copies();
-        self.segments.free_count() >= more + if op.gives_space() { kept } else { reserve.max(kept) }
+        let kept = match op.makes_room() {
+            MakesRoom::No => reserve,
+            MakesRoom::Perhaps => (3 * reserve).div_ceil(4),
+            MakesRoom::Surely => reserve / 2,
+        };
+        self.segments.free_count() >= more + kept.max(reserve / 2 + self.kept_for_copies())
     }
 
     /// Whether the host has given space for so many segments, the reserve left out.
     pub(super) fn host_has(&self, op: &WriteOp, more: u32) -> bool {
         let all_warm = self.segments.warm_ahead() == self.segments.free_count();
-        let reserve = if op.gives_space() { HOST_RESERVE_CLEANING } else { HOST_RESERVE } + self.kept_for_copies();
-        all_warm || self.segments.warm_ahead() >= more + reserve
+        let kept = match op.makes_room() {
+            MakesRoom::No => HOST_RESERVE,
+            MakesRoom::Perhaps => HOST_RESERVE_CLEANING,
+            MakesRoom::Surely => HOST_RESERVE_TABLES,
+        };
+        all_warm || self.segments.warm_ahead() >= more + kept + self.kept_for_copies()
     }
 
     /// Whether cleaning may append: on a full host it waits for the segments that it has emptied before it takes more.
