@@ -445,3 +445,27 @@ fn an_erase_that_had_not_begun_is_forgotten_at_closing() {
     let Outcome::Read(extents) = store.execute(Op::Read { lba: Lba(1), count: 2 }).unwrap() else { panic!() };
     assert!(extents.iter().all(|extent| matches!(extent, Extent::Blocks { .. })), "{extents:?}");
 }
+
+/// Also where they wait until cleaning has made room.
+#[test]
+fn writes_taken_in_before_an_erase_find_their_space() {
+    let disk = SimDisk::new(1);
+    let tight = CreateOptions { segments: Some(30), ..create_options(UnitKind::Plain) };
+    Store::create_on(Box::new(disk.backend(true)), &tight).unwrap();
+    let mut store = open_slowly(&disk);
+    fill(&mut store);
+    let (mut done, cleaned) = (Vec::new(), store.stats().cleaned_bytes);
+    for at in 0..BLOCKS {
+        let lba = Lba(at * 37 % BLOCKS);
+        store.submit(Token(at), Op::Write { lba, data: vec![block_of(3)], records: Vec::new(), fua: false });
+    }
+    store.submit(Token(BLOCKS), Op::Erase);
+    while done.len() <= BLOCKS as usize {
+        store.poll_completions(&mut done);
+        for answer in &done {
+            assert!(answer.result.is_ok(), "{answer:?}: {:?}", store.stats());
+        }
+    }
+    assert!(store.stats().cleaned_bytes > cleaned, "space had to be made");
+    assert!(reads_zeros(&mut store));
+}

@@ -204,7 +204,6 @@ impl Store {
         if self.growing.is_some() {
             return Err(OpError::Busy);
         }
-        self.cleaner.stop = true;
         self.erasing = Some(Erasing { by_key, ..Erasing::new(Some((token, bytes)), Step::Quiet) });
         (self.waker)();
         Ok(())
@@ -247,7 +246,11 @@ impl Store {
             return erasing.in_flight == 0 && self.answer_erase(Err(self.refusal()));
         }
         match erasing.step {
-            Step::Quiet if !erasing.halted && self.is_quiet() => self.go_alone(),
+            Step::Quiet if !erasing.halted => {
+                // What was taken in before has the space that it needs. From then on nothing is copied any more.
+                self.cleaner.stop |= self.queue.is_empty();
+                self.is_quiet() && self.go_alone()
+            }
             Step::Overwrite if !erasing.halted => self.overwrite(),
             Step::GiveBack if !erasing.halted => self.give_back(),
             Step::Opening if self.round.blocked => {
