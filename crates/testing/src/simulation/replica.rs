@@ -292,8 +292,8 @@ impl Run {
         let gives_up = self.random.once_in(6);
         let (to, from, position) = match begun {
             Some(begun) if is_sendable(&begun.id.0) && !gives_up => {
-                // A sender that knows of no position begins again.
-                let position = if self.random.once_in(3) { 0 } else { begun.position };
+                // Some senders know of no position, and begin again.
+                let position = if begun.position.is_multiple_of(3) { 0 } else { begun.position };
                 (begun.id.0, begun.from.map(|from| from.0), position)
             }
             Some(begun) => {
