@@ -7,7 +7,9 @@
 mod bytes;
 mod change;
 
+use std::collections::btree_map::Range;
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Rev;
 
 use strongroom_block::VolumeId;
 
@@ -39,6 +41,29 @@ struct Span {
     /// Sequences up to here, exclusively.
     to: u64,
     node: NodeId,
+}
+
+/// Looks up nodes on the way to the root: a parent is mostly the next smaller node, or nearly, and then it costs next to nothing.
+pub(crate) struct Descent<'a, V> {
+    map: &'a BTreeMap<NodeId, V>,
+    below: Rev<Range<'a, NodeId, V>>,
+}
+
+impl<'a, V> Descent<'a, V> {
+    /// How many neighbours are looked at.
+    const NEAR: usize = 4;
+
+    pub(crate) fn new(map: &'a BTreeMap<NodeId, V>) -> Descent<'a, V> {
+        Descent { map, below: map.range(..0).rev() }
+    }
+
+    pub(crate) fn find(&mut self, node: NodeId) -> Option<&'a V> {
+        if let Some((_, value)) = self.below.by_ref().take(Self::NEAR).find(|&(&at, _)| at == node) {
+            return Some(value);
+        }
+        self.below = self.map.range(..=node).rev();
+        self.below.next().filter(|&(&at, _)| at == node).map(|(_, value)| value)
+    }
 }
 
 /// One snapshot.
@@ -194,12 +219,12 @@ impl Catalogue {
 
     /// A node and its parents, nearest first.
     pub(crate) fn path(&self, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
-        std::iter::successors(Some(node), |&node| self.parent(node))
-    }
-
-    /// The branch on which a node was made.
-    pub(crate) fn branch_of(&self, node: NodeId) -> u32 {
-        self.nodes.get(&node).map_or(0, |node| node.branch)
+        let (mut nodes, mut next) = (Descent::new(&self.nodes), Some(node));
+        std::iter::from_fn(move || {
+            let node = next?;
+            next = nodes.find(node).and_then(|node| node.parent);
+            Some(node)
+        })
     }
 
     /// The smallest sequence that the newest node of every branch has: what is written next must not be smaller.
@@ -223,6 +248,23 @@ impl Catalogue {
         self.branches.values().any(|branch| branch.node == node)
     }
 
+    /// The nodes of all views.
+    pub(crate) fn seen(&self) -> BTreeSet<NodeId> {
+        let heads = self.branches.values().map(|branch| branch.node);
+        heads.chain(self.snapshots.iter().map(|snapshot| snapshot.node)).collect()
+    }
+
+    /// Of each node with children, these.
+    pub(crate) fn children(&self) -> BTreeMap<NodeId, Vec<NodeId>> {
+        let mut children: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
+        for (&child, node) in &self.nodes {
+            if let Some(parent) = node.parent {
+                children.entry(parent).or_default().push(child);
+            }
+        }
+        children
+    }
+
     /// How many branches began at a snapshot.
     pub(crate) fn clones_of(&self, snapshot: u64) -> u32 {
         self.branches.values().filter(|branch| branch.from == snapshot).count() as u32
@@ -230,8 +272,7 @@ impl Catalogue {
 
     /// What is to be done next about nodes that no view needs.
     pub(crate) fn work(&self) -> Option<Work> {
-        let heads = self.branches.values().map(|branch| branch.node);
-        let seen: BTreeSet<NodeId> = heads.chain(self.snapshots.iter().map(|snapshot| snapshot.node)).collect();
+        let seen = self.seen();
         // Of each node one child, and whether there are more.
         let mut children: BTreeMap<NodeId, (NodeId, bool)> = BTreeMap::new();
         for (&child, node) in &self.nodes {
@@ -266,8 +307,7 @@ impl Catalogue {
     /// Does all work at once: for a tree that has no blocks yet. In one pass over it: what is done about a node changes how many
     /// children its parent has, and parents have smaller ids.
     pub(crate) fn collapse(&mut self) {
-        let heads = self.branches.values().map(|branch| branch.node);
-        let seen: BTreeSet<NodeId> = heads.chain(self.snapshots.iter().map(|snapshot| snapshot.node)).collect();
+        let seen = self.seen();
         // Of each node how many children there are, and their ids xored: the only one's, if there is only one.
         let mut children: BTreeMap<NodeId, (usize, NodeId)> = BTreeMap::new();
         for (&child, node) in &self.nodes {

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use strongroom_block::SealRecord;
 
+use crate::index::low_bits;
+
 /// Where an entry of the log is: segment, and byte of its item in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ItemPlace {
@@ -98,6 +100,18 @@ impl HoleMap {
         if self.holes[&sequence].fragments == 0 {
             gone(self.holes.remove(&sequence).expect("inserted above"));
         }
+    }
+
+    /// Which of the 64 blocks from `base` on are covered, lowest first.
+    pub(crate) fn chunk_at(&self, base: u64) -> u64 {
+        if self.fragments.is_empty() {
+            return 0;
+        }
+        let end = base + 64;
+        let first = self.covering(base).map_or(base, |(start, ..)| start);
+        self.fragments.range(first..end).fold(0, |covered, (&start, fragment)| {
+            covered | low_bits(fragment.end.min(end) - base) & !low_bits(start.max(base) - base)
+        })
     }
 
     fn overlapping(&self, start: u64, end: u64) -> Vec<(u64, Fragment)> {

@@ -108,8 +108,13 @@ fn split(lba: u64) -> (usize, usize, u32) {
     ((lba / LEAF_BLOCKS) as usize, (lba % LEAF_BLOCKS / CHUNK_BLOCKS) as usize, (lba % CHUNK_BLOCKS) as u32)
 }
 
+/// A word with the lowest `count` bits set.
+pub(crate) fn low_bits(count: u64) -> u64 {
+    if count < u64::from(u64::BITS) { (1 << count) - 1 } else { u64::MAX }
+}
+
 /// The set bits, lowest first.
-fn bits(mut word: u64) -> impl Iterator<Item = u32> {
+pub(crate) fn bits(mut word: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = (word != 0).then(|| word.trailing_zeros())?;
         word &= word - 1;
@@ -229,8 +234,7 @@ impl BlockIndex {
             };
             let base = lba - u64::from(bit);
             let stop = (end - base).min(CHUNK_BLOCKS);
-            let upto = if stop == CHUNK_BLOCKS { u64::MAX } else { (1 << stop) - 1 };
-            if leaf_chunks[chunk].present & upto & (u64::MAX << bit) != 0 {
+            if leaf_chunks[chunk].present & low_bits(stop) & (u64::MAX << bit) != 0 {
                 return true;
             }
             lba = base + CHUNK_BLOCKS;
@@ -318,6 +322,23 @@ impl BlockIndex {
                 }
             }
         }
+    }
+
+    /// Which of the 64 blocks from `base` on (a multiple of 64) are mapped, lowest first.
+    pub(crate) fn chunk_at(&self, base: u64) -> u64 {
+        let (leaf, chunk, _) = split(base);
+        self.leaves.get(leaf).and_then(Option::as_ref).map_or(0, |chunks| chunks[chunk].present)
+    }
+
+    /// The same, with where it is, of every chunk from the one of `lba` on that lies in a leaf with blocks.
+    pub(crate) fn chunks_from(&self, lba: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let (first_leaf, first_chunk, _) = split(lba);
+        let leaves = self.leaves.iter().enumerate().skip(first_leaf);
+        leaves.filter_map(|(at, leaf)| Some((at, leaf.as_ref()?))).flat_map(move |(leaf_at, leaf)| {
+            let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
+            let base = move |chunk_at| leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
+            leaf.iter().enumerate().skip(skip).map(move |(chunk_at, chunk)| (base(chunk_at), chunk.present))
+        })
     }
 
     /// Visits every mapped block in order of address.

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::catalogue::{Catalogue, Labels, NodeId, Work};
+use crate::catalogue::{Catalogue, Descent, Labels, NodeId, Work};
 use crate::holes::{Hole, HoleMap, ItemPlace};
-use crate::index::{BlockIndex, Version};
+use crate::index::{BlockIndex, Version, bits, low_bits};
 use crate::versions::Versions;
 
 /// What an older version takes in memory, about, in bytes.
@@ -21,8 +21,6 @@ const HOLE_BYTES: usize = 200;
 pub(crate) struct Table {
     pub(crate) index: BlockIndex,
     pub(crate) holes: HoleMap,
-    /// How many of its blocks the same branch has overwritten in a later node, about.
-    pub(crate) shadowed: u64,
 }
 
 /// What a view has at a block.
@@ -100,7 +98,44 @@ impl BlockMap {
 
     /// The tables that a view looks into, nearest first.
     pub(crate) fn path(&self, node: NodeId) -> Vec<&Table> {
-        self.catalogue.path(node).map(|node| self.table(node)).collect()
+        self.way_up(node).collect()
+    }
+
+    fn way_up(&self, node: NodeId) -> impl Iterator<Item = &Table> {
+        let mut tables = Descent::new(&self.tables);
+        self.catalogue.path(node).map(move |node| tables.find(node).expect("every node has its table"))
+    }
+
+    /// The only table that a view looks into, if there is only one.
+    pub(crate) fn only_table(&self, node: NodeId) -> Option<&Table> {
+        self.catalogue.parent(node).is_none().then(|| self.table(node))
+    }
+
+    /// What a view has at each of some blocks. Goes no further up than it must, and looks at 64 blocks at once.
+    pub(crate) fn look_up(&self, node: NodeId, start: u64, count: u64) -> Vec<At> {
+        let mut found = vec![At::Nothing; count as usize];
+        let (mut further, mut path) = (self.way_up(node), Vec::new());
+        let (mut lba, end) = (start, start + count);
+        while lba < end {
+            let base = lba - lba % 64;
+            let stop = end.min(base + 64);
+            let mut wanted = low_bits(stop - base) & !low_bits(lba - base);
+            let mut at = 0;
+            while wanted != 0 {
+                if at == path.len() {
+                    let Some(table) = further.next() else { break };
+                    path.push(table);
+                }
+                let here = wanted & path[at].chunk_at(base);
+                wanted &= !here;
+                for lba in bits(here).map(|bit| base + u64::from(bit)) {
+                    found[(lba - start) as usize] = path[at].at(lba);
+                }
+                at += 1;
+            }
+            lba = stop;
+        }
+        found
     }
 
     /// Mapped blocks of all nodes.
@@ -165,12 +200,10 @@ impl BlockMap {
     /// Whether a view has data in a range. Where several nodes make up the view and the range is long, data that a nearer hole hides
     /// counts too.
     pub(crate) fn may_hold(&self, node: NodeId, start: u64, count: u64) -> bool {
-        let path = self.path(node);
-        if path.len() > 1 && count <= LOOKED_AT_MAX {
-            let at = |lba| path.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
-            return (start..start + count).any(|lba| matches!(at(lba), Some(At::Block(_))));
+        if self.only_table(node).is_none() && count <= LOOKED_AT_MAX {
+            return self.look_up(node, start, count).iter().any(|at| matches!(at, At::Block(_)));
         }
-        path.iter().any(|table| table.index.any_in(start, start + count))
+        self.way_up(node).any(|table| table.index.any_in(start, start + count))
     }
 
     /// Whether the hole of a sequence counts and is there.
@@ -202,29 +235,6 @@ impl BlockMap {
     pub(crate) fn sees(&self, node: NodeId, branch: u32, sequence: u64) -> bool {
         let of = self.catalogue.node_of(branch, sequence);
         of.is_some_and(|of| self.catalogue.path(node).any(|node| node == of))
-    }
-
-    /// A block was written in a node for the first time: the one that it hides there, further up, is only a snapshot's.
-    pub(crate) fn note_shadow(&mut self, node: NodeId, lba: u64) {
-        let branch = self.catalogue.branch_of(node);
-        let hidden = self.catalogue.path(node).skip(1).find(|&node| self.table(node).at(lba) != At::Nothing);
-        if let Some(hidden) = hidden.filter(|&hidden| self.catalogue.branch_of(hidden) == branch) {
-            let table = self.table_mut(hidden);
-            table.shadowed = (table.shadowed + 1).min(table.index.len());
-        }
-    }
-
-    /// After recovery: what [`BlockMap::note_shadow`] would have noted.
-    pub(crate) fn note_all_shadows(&mut self) {
-        let children: Vec<NodeId> =
-            self.catalogue.nodes().filter(|&node| self.catalogue.parent(node).is_some()).collect();
-        for node in children {
-            let mut lbas = Vec::new();
-            self.table(node).index.for_each(|lba, _| lbas.push(lba));
-            for lba in lbas {
-                self.note_shadow(node, lba);
-            }
-        }
     }
 
     /// Lets the oldest version over a budget go, if there is one; looks at no more than `fuel`.
@@ -297,9 +307,6 @@ impl BlockMap {
                 match stays {
                     Some(to) => {
                         self.table_mut(to).index.insert(lba, version);
-                        if self.hidden_below(to, lba) {
-                            self.table_mut(to).shadowed += 1;
-                        }
                     }
                     None => {
                         let keeps = matches!(at.work, Work::Merge { .. });
@@ -311,15 +318,6 @@ impl BlockMap {
             }
         }
         true
-    }
-
-    /// Whether the same branch has something newer at a block in a later node.
-    fn hidden_below(&self, node: NodeId, lba: u64) -> bool {
-        let branch = self.catalogue.branch_of(node);
-        let mut children = self.catalogue.nodes().filter(|&child| {
-            child > node && self.catalogue.parent(child) == Some(node) && self.catalogue.branch_of(child) == branch
-        });
-        children.any(|child| self.table(child).at(lba) != At::Nothing)
     }
 
     /// Newest first: so what is not moved yet is always older than what was.
@@ -361,5 +359,10 @@ impl Table {
             return At::Block(version);
         }
         self.holes.covering(lba).map_or(At::Nothing, |(_, end, sequence)| At::Hole { end, sequence })
+    }
+
+    /// Of which of the 64 blocks from `base` on (a multiple of 64) it has something itself, lowest first.
+    pub(crate) fn chunk_at(&self, base: u64) -> u64 {
+        self.index.chunk_at(base) | self.holes.chunk_at(base)
     }
 }

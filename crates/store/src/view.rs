@@ -51,8 +51,6 @@ pub struct SnapshotInfo {
     pub created_seconds: u64,
     /// Bytes of blocks and records written between the snapshot before and this one that are still kept.
     pub bytes_written: u64,
-    /// Of these, what the branch has overwritten since, and what only this snapshot keeps: about what deleting it gives back.
-    pub bytes_pinned: u64,
     /// How many clones were made from it; it cannot be deleted before they are.
     pub clones: u32,
 }

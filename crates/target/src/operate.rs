@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strongroom_block::{Geometry, VolumeId};
-use strongroom_store::{BranchId, Op, OpError, Outcome, Sender, SnapshotId, SnapshotInfo, View, VolumeInfo};
+use strongroom_store::{
+    BranchId, Op, OpError, Outcome, PinnedCount, Sender, SnapshotId, SnapshotInfo, View, VolumeInfo,
+};
 
 use crate::admin::StoreReport;
 use crate::catalogue::{Catalogue, OpenVolume, random_id};
@@ -115,6 +117,8 @@ pub struct CloneReport {
 trait StoreAccess {
     fn run(&mut self, view: View, op: Op) -> Result<Outcome, String>;
     fn contents(&mut self) -> Result<Box<StoreContents>, String>;
+    /// What each snapshot alone keeps.
+    fn pinned(&mut self) -> Result<PinnedCount, String>;
     /// How many sessions use a volume or snapshot now.
     fn sessions(&self, export: &VolumeName) -> usize;
     /// A clone or snapshot is no more: who serves it lets go of it, before another one of its name can be made.
@@ -210,7 +214,7 @@ fn operate(
     }
     let contents = access.contents()?;
     note(catalogue, volume, &contents)?;
-    Ok(describe(volume, &contents))
+    Ok(describe(volume, &contents, &access.pinned()?))
 }
 
 /// The line of writes of a volume in its store.
@@ -337,7 +341,7 @@ fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Vo
     catalogue.remove_clone(volume).map_err(|error| error.to_string())?;
     exports.iter().for_each(|export| access.gone(export));
     drop_branch(catalogue, access, branch)?;
-    Ok(describe(volume, &*access.contents()?))
+    Ok(describe(volume, &*access.contents()?, &access.pinned()?))
 }
 
 /// Lets a clone's blocks go, its snapshots, and what is left of clones of those that have no description any more.
@@ -398,7 +402,7 @@ fn note(catalogue: &Catalogue, volume: &Volume, contents: &StoreContents) -> Res
     noted.map(drop).map_err(|error| error.to_string())
 }
 
-fn describe(volume: &Volume, contents: &StoreContents) -> Description {
+fn describe(volume: &Volume, contents: &StoreContents, pinned: &PinnedCount) -> Description {
     let clone_name = |branch: BranchId| {
         let found = contents.branches.iter().find(|info| info.id == branch && branch != BranchId::VOLUME);
         found.map(|info| info.name.clone())
@@ -412,7 +416,7 @@ fn describe(volume: &Volume, contents: &StoreContents) -> Description {
         clone: clone_name(info.branch),
         created_seconds: info.created_seconds,
         bytes_written: info.bytes_written,
-        bytes_pinned: info.bytes_pinned,
+        bytes_pinned: pinned.bytes(info.id),
         clones: info.clones,
     });
     let of_snapshot = |id| contents.snapshots.iter().find(|info| Some(info.id) == id).map(|info| info.name.clone());
@@ -432,6 +436,17 @@ impl StoreAccess for Served<'_> {
 
     fn contents(&mut self) -> Result<Box<StoreContents>, String> {
         self.ask(Job::Describe)
+    }
+
+    fn pinned(&mut self) -> Result<PinnedCount, String> {
+        let mut count = PinnedCount::default();
+        loop {
+            let (counted, goes_on) = self.ask(|reply| Job::CountPinned { count, reply })?;
+            if !goes_on {
+                return Ok(counted);
+            }
+            count = counted;
+        }
     }
 
     fn sessions(&self, export: &VolumeName) -> usize {
@@ -492,6 +507,12 @@ impl StoreAccess for OpenVolume {
             snapshots: self.store.snapshots(),
             branches: self.store.branches(),
         }))
+    }
+
+    fn pinned(&mut self) -> Result<PinnedCount, String> {
+        let mut count = PinnedCount::default();
+        while self.store.count_pinned(&mut count) {}
+        Ok(count)
     }
 
     fn sessions(&self, _export: &VolumeName) -> usize {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
-    BranchInfo, Completion, IoKind, Op, Outcome, Run, SendStep, Sender, SnapshotInfo, SpaceState, Stats, Store,
-    StreamError, Unverified, View, VolumeInfo,
+    BranchInfo, Completion, IoKind, Op, Outcome, PinnedCount, Run, SendStep, Sender, SnapshotInfo, SpaceState, Stats,
+    Store, StreamError, Unverified, View, VolumeInfo,
 };
 
 use crate::store_queue::StoreQueue;
@@ -202,6 +202,11 @@ impl StoreHandle {
     /// Every snapshot in the store.
     pub(crate) fn snapshots(&self) -> Vec<SnapshotInfo> {
         self.shared.borrow().store.snapshots()
+    }
+
+    /// Goes on with a count of what each snapshot alone keeps; whether there is more.
+    pub(crate) fn count_pinned(&self, count: &mut PinnedCount) -> bool {
+        self.shared.borrow().store.count_pinned(count)
     }
 
     /// Every branch in the store.

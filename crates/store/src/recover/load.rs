@@ -228,7 +228,6 @@ impl Loader {
             }
         }
         self.map.versions.for_each(|_, _, version| segments.add_live(version.segment(&layout), weight));
-        self.map.note_all_shadows();
         (self.map, self.stamps)
     }
 }

@@ -45,7 +45,6 @@ impl Store {
                 branch: BranchId(snapshot.branch),
                 created_seconds: snapshot.created,
                 bytes_written: table.index.len() * weight,
-                bytes_pinned: table.shadowed.min(table.index.len()) * weight,
                 clones: catalogue.clones_of(snapshot.id),
             }
         };

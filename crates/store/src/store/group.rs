@@ -128,7 +128,7 @@ impl Store {
         self.live_add(version);
         let table = self.map.table_mut(node);
         let old = table.index.insert(lba, version);
-        let (sealed, first) = (self.info.kind.is_sealed(), old.is_none());
+        let sealed = self.info.kind.is_sealed();
         match old {
             Some(old) if sealed => {
                 if self.options.planted.has(PlantedFault::VersionReclaimedTooSoon) && old.sequence() % 8 == 0 {
@@ -145,9 +145,6 @@ impl Store {
                 let gone = |hole: Hole| segments.sub_live(hole.place.segment, hole.live_bytes());
                 table.holes.trim(lba, version.sequence(), gone);
             }
-        }
-        if first && !self.map.catalogue.is_trivial() {
-            self.map.note_shadow(node, lba);
         }
     }
 

@@ -143,19 +143,19 @@ impl Store {
     fn resolve(&self, node: NodeId, lba: u64, count: u64, run_bytes_max: usize) -> Result<Vec<Part>, OpError> {
         let block_bytes = u64::from(self.layout.block_bytes);
         let run_max = (run_bytes_max as u64 / block_bytes).max(1) as usize;
-        let (path, sealed) = (self.map.path(node), self.info.kind.is_sealed());
+        let (only, sealed) = (self.map.only_table(node), self.info.kind.is_sealed());
+        let found = if only.is_some() { Vec::new() } else { self.map.look_up(node, lba, count) };
         let mut parts: Vec<Part> = Vec::new();
         // A piece of a hole counts until its end where no block lies on it; of one node only: another may be nearer.
         let mut covering: Option<(u64, u64)> = None;
-        for lba in lba..lba + count {
-            let version = match &path[..] {
-                [table] => table.index.find(lba).ok_or(()),
-                _ => Err(()),
-            };
-            let at = match (version, covering) {
-                (Ok(version), _) => At::Block(version),
-                (Err(()), Some((end, sequence))) if path.len() == 1 && lba < end => At::Hole { end, sequence },
-                _ => path.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing).unwrap_or(At::Nothing),
+        for (nth, lba) in (lba..lba + count).enumerate() {
+            let at = match only {
+                None => found[nth],
+                Some(table) => match (table.index.find(lba), covering) {
+                    (Some(version), _) => At::Block(version),
+                    (None, Some((end, sequence))) if lba < end => At::Hole { end, sequence },
+                    (None, _) => table.at(lba),
+                },
             };
             match at {
                 At::Block(version) => {

@@ -20,23 +20,29 @@ pub struct Run {
 impl Store {
     /// How many chunks of the index, or blocks where a view has more than one layer, one question may look at: a bound on its time.
     const RUN_STEPS_MAX: u32 = 65536;
+    /// Blocks of a view with more than one layer that are looked up at once.
+    const LOOKED_UP: u64 = 4096;
 
     /// The runs from `lba` on, at most `runs_max` of them; none for a view that is not there. Neighbours differ, but the last one may end
     /// where the question became too long, and the next question goes on from there. What is in flight counts when it completes.
     pub fn mapped_runs(&self, view: View, lba: Lba, runs_max: usize) -> Vec<Run> {
         let end = self.info.geometry.blocks;
         let Some(node) = self.map.catalogue.node(view) else { return Vec::new() };
-        let path = self.map.path(node);
+        let only = self.map.only_table(node);
+        // Of several layers: from which block on what was found.
+        let (mut found_from, mut found) = (lba.0, Vec::new());
         let mut steps = Self::RUN_STEPS_MAX;
         let mut runs: Vec<Run> = Vec::new();
         let mut at = lba.0;
         while at < end && steps > 0 {
-            let (mapped, until) = match path[..] {
-                [table] => table.index.run_at(at, end, &mut steps),
-                _ => {
+            let (mapped, until) = match only {
+                Some(table) => table.index.run_at(at, end, &mut steps),
+                None => {
                     steps -= 1;
-                    let nearest = path.iter().map(|table| table.at(at)).find(|found| *found != At::Nothing);
-                    (matches!(nearest, Some(At::Block(_))), at + 1)
+                    if at - found_from == found.len() as u64 {
+                        (found_from, found) = (at, self.map.look_up(node, at, (end - at).min(Self::LOOKED_UP)));
+                    }
+                    (matches!(found[(at - found_from) as usize], At::Block(_)), at + 1)
                 }
             };
             let full = runs.len() == runs_max;

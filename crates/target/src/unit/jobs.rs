@@ -6,8 +6,8 @@ use std::sync::mpsc::Sender;
 use strongroom_block::{Geometry, Token};
 use strongroom_scsi::UnitAttention;
 use strongroom_store::{
-    self as stream, BranchInfo, Op, OpError, Outcome, SendStep, SnapshotInfo, SpaceState, Stats, StreamError, View,
-    VolumeInfo,
+    self as stream, BranchInfo, Op, OpError, Outcome, PinnedCount, SendStep, SnapshotInfo, SpaceState, Stats,
+    StreamError, View, VolumeInfo,
 };
 
 use super::Unit;
@@ -33,6 +33,11 @@ pub(crate) enum Job {
         view: View,
         op: Op,
         reply: Sender<Result<Outcome, OpError>>,
+    },
+    /// A slice of counting what each snapshot alone keeps; the answer says whether there is more.
+    CountPinned {
+        count: PinnedCount,
+        reply: Sender<(PinnedCount, bool)>,
     },
     /// The next bytes of a stream.
     Send {
@@ -73,6 +78,10 @@ impl Unit {
                 let contents =
                     StoreContents { info: self.store.info(), stats: self.store.stats(), snapshots, branches };
                 let _ = reply.send(Box::new(contents));
+            }
+            Job::CountPinned { mut count, reply } => {
+                let goes_on = self.store.count_pinned(&mut count);
+                let _ = reply.send((count, goes_on));
             }
             Job::Run { view, op, reply } => {
                 let job = match op {
