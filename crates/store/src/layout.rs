@@ -58,14 +58,10 @@ impl Layout {
         self.segment_bytes / RECORD_BLOCK as u32
     }
 
-    /// How many segments only cleaning, tables and opening may use, so that full never means stuck.
+    /// How many segments only cleaning, tables and opening may use, so that full never means stuck; where a table takes several, more
+    /// are set aside while a store is open.
     pub(crate) fn reserved_segments(&self) -> u32 {
         reserved_segments(self.segments, self.segment_bytes)
-    }
-
-    /// How many dead segments are worth a segment table (which lets them go).
-    pub(crate) fn round_segments(&self) -> u32 {
-        (self.segments / 64).clamp(1, 32)
     }
 
     /// How many blocks of the volume the log can hold, at most.

@@ -39,6 +39,8 @@ pub(crate) struct Segment {
     pub(crate) written_at: u64,
     /// Its host space was taken as a whole. A checkpoint takes only what it writes.
     pub(crate) whole: bool,
+    /// Nothing but units of segment tables was appended to it, as far as is known. Closed, it holds a piece of the newest one.
+    pub(crate) only_tables: bool,
     /// Cleaning found something unreadable in it; it stays as it is.
     pub(crate) damaged: bool,
     /// How often it became the head again since the store was opened: what was read of it before may be half old and half new.
@@ -52,7 +54,7 @@ pub(crate) struct Segments {
     /// Free ones in the order of use. The first stays the first, because units name it as the next; then warm ones.
     free: VecDeque<u32>,
     live_bytes: u64,
-    /// Closed ones in which nothing is live.
+    /// How many of them are dead; see [`Segment::is_dead`].
     dead: u32,
     /// Free ones that could not be read when the store was opened, and are left alone.
     avoided: u32,
@@ -70,9 +72,16 @@ impl Segment {
         live: 0,
         written_at: 0,
         whole: true,
+        only_tables: false,
         damaged: false,
         reopened: 0,
     };
+
+    /// Whether a segment table without it is worth something: it is closed, and nothing in it is live. The next table lets those go as
+    /// well that hold nothing but the one before, but takes as many itself.
+    fn is_dead(&self) -> bool {
+        self.state == State::Closed && self.live == 0 && !self.only_tables
+    }
 }
 
 impl Segments {
@@ -140,7 +149,8 @@ impl Segments {
     pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
         let segment = self.free.pop_front()?;
         let entry = &mut self.all[segment as usize];
-        *entry = Segment { state: State::Head, generation, reopened: entry.reopened, ..Segment::NEVER_USED };
+        let reopened = entry.reopened;
+        *entry = Segment { state: State::Head, generation, only_tables: true, reopened, ..Segment::NEVER_USED };
         Some(segment)
     }
 
@@ -178,7 +188,7 @@ impl Segments {
     /// Gives a head back in which nothing counts. `warm`: it has its host space.
     pub(crate) fn unopen(&mut self, segment: u32, warm: bool) {
         let entry = &mut self.all[segment as usize];
-        self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
+        self.dead -= u32::from(entry.is_dead());
         entry.state = State::Free { warm };
         self.free.push_front(segment);
     }
@@ -186,7 +196,7 @@ impl Segments {
     /// A segment is the head again.
     pub(crate) fn reopen(&mut self, segment: u32) {
         let entry = &mut self.all[segment as usize];
-        self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
+        self.dead -= u32::from(entry.is_dead());
         entry.state = State::Head;
         entry.reopened += 1;
     }
@@ -196,10 +206,10 @@ impl Segments {
         let entry = &mut self.all[segment as usize];
         (entry.state, entry.end, entry.written_at) = (State::Closed, end, written_at);
         self.no_victim = false;
-        self.dead += u32::from(entry.live == 0);
+        self.dead += u32::from(entry.is_dead());
     }
 
-    /// Turns every dead segment into a dying one.
+    /// Turns every segment in which nothing is live into a dying one: a table is being begun, so the one before will not be needed.
     pub(crate) fn take_dead(&mut self) -> Vec<u32> {
         let dead: Vec<u32> = self
             .numbered()
@@ -215,8 +225,14 @@ impl Segments {
 
     /// The table that lets a dying segment go was not written after all.
     pub(crate) fn spare(&mut self, segment: u32) {
-        self.all[segment as usize].state = State::Closed;
-        self.dead += 1;
+        let entry = &mut self.all[segment as usize];
+        entry.state = State::Closed;
+        self.dead += u32::from(entry.is_dead());
+    }
+
+    /// Something else than a segment table is appended to the head.
+    pub(crate) fn holds_more(&mut self, segment: u32) {
+        self.all[segment as usize].only_tables = false;
     }
 
     pub(crate) fn dead_count(&self) -> u32 {
@@ -309,7 +325,7 @@ impl Segments {
 
     pub(crate) fn add_live(&mut self, segment: u32, bytes: u64) {
         let entry = &mut self.all[segment as usize];
-        self.dead -= u32::from(entry.state == State::Closed && entry.live == 0);
+        self.dead -= u32::from(entry.is_dead());
         entry.live += bytes;
         self.live_bytes += bytes;
         self.no_victim = false;
@@ -319,7 +335,7 @@ impl Segments {
         let entry = &mut self.all[segment as usize];
         assert!(entry.live >= bytes, "more died in segment {segment} than was live");
         entry.live -= bytes;
-        self.dead += u32::from(entry.state == State::Closed && entry.live == 0);
+        self.dead += u32::from(entry.is_dead());
         self.live_bytes -= bytes;
         self.no_victim = false;
     }

@@ -110,6 +110,7 @@ impl Store {
     pub(super) fn apply_change(&mut self, change: &Change, sequence: u64) {
         self.map.catalogue.apply(change, sequence).expect("checked before it was written, alone in its group");
         self.map.grown();
+        self.note_catalogue();
     }
 
     /// Whether nodes are being merged or dropped, or are going to be: that gives space.
@@ -163,7 +164,7 @@ impl Store {
     pub(super) fn append_feedback(&mut self) -> bool {
         self.feedback.wanted &= !self.feedback.pairs.is_empty();
         // It is worth a unit, not the reserve.
-        if !self.feedback.wanted || self.segments.free_count() <= self.layout.reserved_segments() {
+        if !self.feedback.wanted || self.segments.free_count() <= self.reserved_segments() {
             return false;
         }
         let Some(limit) = self.unit_limit(self.least_unit_blocks()) else { return true };

@@ -210,7 +210,7 @@ impl Store {
 
     /// Takes another segment, from the far end of the free ones.
     fn checkpoint_segment(&mut self, writing: &mut Writing) -> bool {
-        if self.segments.free_count() <= self.layout.reserved_segments() + 1 {
+        if self.segments.free_count() <= self.reserved_segments() + 1 {
             return false;
         }
         let generation = self.head.next_generation;

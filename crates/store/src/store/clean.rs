@@ -27,7 +27,7 @@ const COPY_UNITS_MAX: usize = 4;
 /// What is live of several victims is sorted together, if there is no more of it than this share of the reserve, ...
 const POOL_RESERVE_SHARE: u32 = 2;
 /// ... or than this one, once the reserve is touched.
-const POOL_RESERVE_SHARE_LOW: u32 = 4;
+pub(super) const POOL_RESERVE_SHARE_LOW: u32 = 4;
 /// Segments that are kept free for writes ahead of need, where there are so many.
 const AHEAD_SEGMENTS: u32 = 4;
 /// While so much is in use for each byte that is live nothing is cleaned, if space is plenty.
@@ -133,7 +133,7 @@ pub(super) struct Cleaner {
     pub(super) copied_in_poll: u64,
     /// The first request waits for space that is made a slice at a time: a snapshot was deleted, or blocks are being hidden.
     pub(super) awaits_slices: bool,
-    /// Copied since the first request began to wait for space, in bytes.
+    /// Copied since the first request began to wait for space, in bytes, and what tables count for.
     pub(super) copied_for_front: u64,
 }
 
@@ -181,7 +181,7 @@ impl Store {
             && self.victim_fits(self.cleaner.pool.sources.len(), hurry)
             && self.cleaning_wanted()
             // Dead segments first: they cost nothing.
-            && self.segments.dead_count() < self.layout.round_segments()
+            && self.segments.dead_count() < self.round_segments()
     }
 
     /// Copies that go before writes, if there are any: `Some` tells whether anything was begun.
@@ -246,13 +246,14 @@ impl Store {
     /// So few segments are free, or on their way to be, that cleaning is needed for space.
     fn space_is_low(&self) -> bool {
         let coming = self.segments.dead_count() + self.round.coming();
-        let round = self.layout.round_segments();
+        let round = self.round_segments();
         // One round's worth is dead and waits for the others of its round, and some are free for writes meanwhile. What is kept free
         // beyond that is missing where it makes cleaning cheap.
-        self.segments.free_count() + coming <= self.layout.reserved_segments() + round + round.min(AHEAD_SEGMENTS)
+        let ahead = round.min(AHEAD_SEGMENTS) + self.table_segments();
+        self.segments.free_count() + coming <= self.reserved_segments() + round + ahead
     }
 
-    /// Everything live was copied twice over for the request that waits: more of it gains nothing.
+    /// As much was written for the request that waits as copying everything live twice over takes: more of it gains nothing.
     fn cleaning_futile(&self) -> bool {
         let most = 2 * self.segments.live_bytes() + FUTILE_SEGMENTS * u64::from(self.layout.segment_bytes);
         self.cleaner.urgent && self.cleaner.copied_for_front > most

@@ -16,8 +16,18 @@ use crate::planted::PlantedFault;
 use crate::superblock::Superblock;
 use crate::unit::{TABLE_ROW, UnitBuilder};
 
-/// How many segments may be opened before a new table: bounds what recovery has to follow unit by unit.
+/// How many segments may be opened before a new table: bounds what recovery has to follow unit by unit. A large table comes more seldom.
 const SEGMENTS_PER_TABLE: u32 = 256;
+/// So many dead segments are worth a table in any case, ...
+const ROUND_SEGMENTS_MAX: u32 = 32;
+/// ... or, if that is more, as many as so many tables take.
+const ROUND_TABLES: u64 = 32;
+/// Where space is wanted as many as so many tables take do.
+const ROUND_TABLES_LEAST: u32 = 8;
+/// Tables that take whole segments may take this share of what a request that waits for space may cost in copies.
+const TABLE_FUTILE_SHARE: u64 = 8;
+/// Bytes of rows or catalogue that a record block of a table holds, at least.
+const TABLE_BLOCK_BYTES: u64 = 3900;
 /// Discards of free segments under way at a time: they share the medium with what somebody waits for.
 const DISCARDS_MAX: u32 = 4;
 /// How many store sequences a superblock allows beyond those handed out.
@@ -70,7 +80,7 @@ pub(super) struct Round {
     phase: Phase,
     /// The first round of an opening: it also writes both superblocks, so that neither tells of an older opening.
     pub(super) opening: bool,
-    /// Nothing else is going on: even one dead segment is worth a round.
+    /// Nothing else is going on: whatever a round frees beyond what its table takes is worth it.
     pub(super) idle: bool,
     /// There was no space for a table; not again in this poll.
     pub(super) blocked: bool,
@@ -79,6 +89,8 @@ pub(super) struct Round {
     /// The catalogue that comes with the table, and how much of it is in units.
     catalogue: Vec<u8>,
     catalogue_done: usize,
+    /// How long the catalogue is now.
+    pub(super) catalogue_bytes: u64,
     /// Where the newest durable table begins: segment, block, number of its first unit.
     table: (u32, u32, u64),
     /// Where the table on its way begins. It may yet fail.
@@ -119,6 +131,7 @@ impl Store {
     /// The first round of an opening: takes the accepted state over into a new epoch, durably, before any write.
     pub(crate) fn begin_epoch(&mut self) -> Result<(), StoreError> {
         self.round.opening = true;
+        self.note_catalogue();
         self.find_reserve()?;
         while self.round.opening || self.round.phase != Phase::Idle {
             self.drive();
@@ -208,21 +221,69 @@ impl Store {
     }
 
     /// Whether a segment table should be the next thing appended.
-    pub(super) fn wants_table(&self) -> bool {
+    pub(super) fn wants_table(&mut self) -> bool {
         if self.round.phase != Phase::Idle || self.round.blocked {
             return false;
         }
         let dead = self.segments.dead_count();
         // Those that a round before this one frees count: otherwise a table follows for the few that died meanwhile.
-        let scarce = self.segments.free_count() + self.round.coming() <= self.layout.reserved_segments();
+        let scarce = self.segments.free_count() + self.round.coming() <= self.reserved_segments();
         let sequences_low = self.head.next_sequence + SEQUENCES_AHEAD / 2 > self.superblock.sequence_limit;
         self.round.opening
             || self.grow_wants_round()
             || self.checkpoints.wants_round()
             || sequences_low
-            || self.round.segments_since >= SEGMENTS_PER_TABLE
-            || dead >= self.layout.round_segments()
-            || dead > 0 && (scarce || self.round.idle || self.cleaner.urgent)
+            || self.round.segments_since >= SEGMENTS_PER_TABLE.max(self.round_segments_max())
+            || dead >= self.round_segments()
+            || dead >= self.round_segments_least() && (scarce || self.round.idle || self.cleaner.urgent)
+            // Nothing else makes room for the request that waits.
+            || dead > 0
+                && self.cleaner.urgent
+                && !self.is_releasing()
+                && !(self.copies_have_room() && self.cleaning_possible())
+    }
+
+    /// How many 4 KiB blocks a table takes.
+    fn table_blocks(&self) -> u64 {
+        let rows = u64::from(self.segments.used_count() + 1) * TABLE_ROW as u64;
+        (rows + self.round.catalogue_bytes).div_ceil(TABLE_BLOCK_BYTES)
+    }
+
+    /// How many whole segments a table takes; none in most stores.
+    pub(super) fn table_segments(&self) -> u32 {
+        (self.table_blocks() / u64::from(self.layout.segment_blocks() - 1)) as u32
+    }
+
+    fn round_segments_max(&self) -> u32 {
+        let tables = ROUND_TABLES * self.table_blocks() / u64::from(self.layout.segment_blocks());
+        (tables as u32).max(ROUND_SEGMENTS_MAX)
+    }
+
+    /// How many dead segments are worth a segment table (which lets them go), though there is no want of space.
+    pub(super) fn round_segments(&self) -> u32 {
+        (self.layout.segments / 64).clamp(1, self.round_segments_max())
+    }
+
+    /// How many are worth one where space is wanted: any, unless a table takes whole segments itself.
+    fn round_segments_least(&self) -> u32 {
+        (ROUND_TABLES_LEAST * self.table_segments()).clamp(1, self.round_segments())
+    }
+
+    /// How many segments only cleaning, tables and opening may use: half of them, which is what discards leave, hold a table.
+    pub(super) fn reserved_segments(&self) -> u32 {
+        self.layout.reserved_segments() + 2 * self.table_segments()
+    }
+
+    /// The catalogue may be longer than it was.
+    pub(super) fn note_catalogue(&mut self) {
+        let trivial = self.map.catalogue.is_trivial();
+        self.round.catalogue_bytes = if trivial { 0 } else { self.map.catalogue.encode().len() as u64 };
+    }
+
+    /// Whether segments that a round let go will be free in a moment.
+    pub(super) fn is_releasing(&self) -> bool {
+        let unpinned = |&segment: &u32| self.segments.segment(segment).pins == 0;
+        self.round.discards_in_flight > 0 || self.round.releasing.iter().any(unpinned)
     }
 
     /// Whether segments are on their way to be free without cleaning having to go on. (What is being cleaned may wait for just that.)
@@ -265,6 +326,8 @@ impl Store {
         self.grow_at_table();
         self.round.segments_since = 0;
         self.round.dying = self.segments.take_dead();
+        let whole = u64::from(self.table_segments()) * u64::from(self.layout.segment_bytes);
+        self.cleaner.copied_for_front += TABLE_FUTILE_SHARE * whole;
         let mut rows = Vec::new();
         let mut row = |segment: u32, end: u32, generation: u64| {
             rows.extend_from_slice(&segment.to_be_bytes());

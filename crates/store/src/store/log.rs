@@ -282,6 +282,9 @@ impl Store {
         };
         let padding = unit.data_bytes().next_multiple_of(RECORD_BLOCK as u64) - unit.data_bytes();
         let (header, records) = unit.finish(header, Place { store_id: self.info.store_id, segment, block });
+        if kind != GroupKind::Table {
+            self.segments.holds_more(segment);
+        }
         let mut updates = self.locate(raw, &header);
         let records = records.freeze();
         data.insert(0, records.clone());

@@ -7,6 +7,7 @@
 use std::io;
 
 use super::append::{MakesRoom, WriteOp};
+use super::clean::POOL_RESERVE_SHARE_LOW;
 use super::log::is_no_space;
 use super::{Purpose, Store};
 use crate::backend::Io;
@@ -15,7 +16,7 @@ use crate::layout::Layout;
 use crate::options::SpaceState;
 
 /// Free segments that hold host space ahead of need, once the host has no more: for a segment table, for cleaning and for
-/// discards.
+/// discards. Where a table takes whole segments there are as many more, of each of these.
 const HOST_RESERVE: u32 = 4;
 /// Of these, discards leave as many to deleting, cleaning and tables.
 const HOST_RESERVE_CLEANING: u32 = 3;
@@ -57,7 +58,7 @@ impl Store {
     /// Before the first append of an opening: puts the free segments first that have their host space, or get it. On a full host these
     /// are those that an earlier opening kept.
     pub(super) fn find_reserve(&mut self) -> Result<(), StoreError> {
-        let wanted = 1 + HOST_RESERVE as usize;
+        let wanted = 1 + (HOST_RESERVE + self.table_segments()) as usize;
         let mut found = Vec::new();
         for segment in self.segments.free_list() {
             if found.len() == wanted {
@@ -78,7 +79,8 @@ impl Store {
     /// Asks for host space ahead of need, one segment at a time.
     pub(super) fn drive_reserve(&mut self) -> bool {
         let may = !self.space.asking && !self.space.host_full && self.refused.is_none() && !self.round.opening;
-        if !may || self.segments.warm_ahead() >= HOST_RESERVE + self.kept_for_copies() + self.wanted_for_front() {
+        let ahead = HOST_RESERVE + self.table_segments() + self.kept_for_copies();
+        if !may || self.segments.warm_ahead() >= ahead + self.wanted_for_front() {
             return false;
         }
         let Some(segment) = self.segments.first_cold() else { return false };
@@ -153,7 +155,7 @@ impl Store {
     /// Whether the log has so many segments for a request, the reserve left out. Discards may use a quarter of the reserve, deleting half:
     /// so that however much was discarded in vain, a snapshot can be deleted.
     pub(super) fn log_has(&self, op: &WriteOp, more: u32) -> bool {
-        let reserve = self.layout.reserved_segments();
+        let reserve = self.reserved_segments();
         let kept = match op.makes_room() {
             MakesRoom::No => reserve,
             MakesRoom::Perhaps => (3 * reserve).div_ceil(4),
@@ -170,7 +172,8 @@ impl Store {
             MakesRoom::Perhaps => HOST_RESERVE_CLEANING,
             MakesRoom::Surely => HOST_RESERVE_TABLES,
         };
-        all_warm || self.segments.warm_ahead() >= more + kept + self.kept_for_copies()
+        let kept = kept + self.table_segments() + self.kept_for_copies();
+        all_warm || self.segments.warm_ahead() >= more + kept
     }
 
     /// Whether cleaning may append: on a full host it waits for the segments that it has emptied before it takes more.
@@ -178,33 +181,46 @@ impl Store {
         if !self.cleaner.has_copies() {
             return false;
         }
+        // What a round frees comes without them.
+        if self.table_segments() > 0 && !self.round.is_idle() && !self.copies_have_room() {
+            return false;
+        }
         let warm = self.segments.warm_ahead();
-        if warm > HOST_RESERVE_TABLES || warm == self.segments.free_count() {
+        if warm > self.host_reserve_tables() || warm == self.segments.free_count() {
             return true;
         }
         // Not even the room in the head, which a table may need: victims whose copies are on their way will be dead, and what a round
         // lets go will be free, in a moment.
-        let unpinned = |&segment: &u32| self.segments.segment(segment).pins == 0;
-        let coming =
-            self.round_pending() || self.copies_on_their_way() > 0 || self.round.releasing.iter().any(unpinned);
+        let coming = self.round_pending() || self.copies_on_their_way() > 0 || self.is_releasing();
         !coming && (self.head_left_blocks() >= self.least_unit_blocks() || !self.space_on_its_way())
     }
 
     /// How many segments copies may take before any is freed, as far as the host is concerned.
     pub(super) fn host_room_for_copies(&self) -> u32 {
         let warm = self.segments.warm_ahead();
-        if warm == self.segments.free_count() { warm } else { warm.saturating_sub(HOST_RESERVE_TABLES) }
+        if warm == self.segments.free_count() { warm } else { warm.saturating_sub(self.host_reserve_tables()) }
+    }
+
+    fn host_reserve_tables(&self) -> u32 {
+        HOST_RESERVE_TABLES + self.table_segments()
+    }
+
+    /// Whether copies may take more segments before a round, so that what is copied at a time and then a table still have room.
+    pub(super) fn copies_have_room(&self) -> bool {
+        let pool = self.layout.reserved_segments() / POOL_RESERVE_SHARE_LOW + self.kept_for_copies();
+        let least = self.host_reserve_tables() + pool;
+        self.segments.free_count() > least && self.host_room_for_copies() > 0
     }
 
     /// How many freed segments keep their host space when nothing is going on.
     fn warm_max_idle(&self) -> usize {
-        self.layout.round_segments().min(self.layout.reserved_segments()).max(HOST_RESERVE + 1) as usize
+        self.round_segments().min(self.reserved_segments()).max(HOST_RESERVE + self.table_segments() + 1) as usize
     }
 
     /// How many do now. While much is written what is freed is soon wanted again, and space given back to the host and taken anew costs
     /// more than the write itself: on most file systems the first write to new space, and the sync after it, wait for the journal.
     pub(super) fn warm_max(&self) -> usize {
-        let rounds = WARM_ROUNDS * self.layout.round_segments() as usize;
+        let rounds = WARM_ROUNDS * self.round_segments() as usize;
         if self.space.quiet { self.warm_max_idle() } else { rounds + self.warm_max_idle() }
     }
 
@@ -235,7 +251,9 @@ impl Store {
     pub(super) fn look_at_space(&mut self) {
         let usable = usable_bytes(&self.layout);
         let state = match () {
-            () if self.space.refused || (self.space.host_full && self.segments.warm_ahead() <= HOST_RESERVE) => {
+            () if self.space.refused
+                || (self.space.host_full && self.segments.warm_ahead() <= HOST_RESERVE + self.table_segments()) =>
+            {
                 SpaceState::Full
             }
             () if self.space.host_low || self.segments.live_bytes() > usable / 100 * NEARLY_FULL_PERCENT => {
