@@ -29,9 +29,9 @@ fn all_pass(seeds: &[u64], never: &[&str], run: impl Fn(u64) -> Seen + Sync) {
 
 #[test]
 fn sim_nothing_flushed_is_lost_and_nothing_is_torn() {
-    all_pass(&seeds(SEEDS), &["strays", "refused_to_open", "bad_blocks", "repairs"], |seed| {
-        simulate(seed, Planted::default())
-    });
+    // Older versions make way on a host that stays full, which is rare here: store_full_host has that test.
+    let never = ["strays", "refused_to_open", "bad_blocks", "repairs", "versions_made_way"];
+    all_pass(&seeds(SEEDS), &never, |seed| simulate(seed, Planted::default()));
 }
 
 #[test]
