@@ -41,6 +41,13 @@ pub struct Problem {
     pub what: String,
 }
 
+impl Problem {
+    /// Of no block in particular.
+    fn of_the_log(offset: u64, what: String) -> Problem {
+        Problem { lba: None, sequence: None, newest: false, seen_by: Vec::new(), older: None, offset, what }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (Some(lba), Some(sequence)) = (self.lba, self.sequence) {
@@ -252,19 +259,12 @@ fn look_at_missed(
 ) {
     let layout = recovered.superblock.layout();
     for run in missed.chunk_by(|before, after| before + 1 == *after) {
-        report.problem(Problem {
-            lba: None,
-            sequence: None,
-            newest: false,
-            seen_by: Vec::new(),
-            older: None,
-            offset: layout.block_at(segment, run[0]),
-            what: format!(
-                "the record blocks of a unit in segment {segment} are damaged or cannot be read; nothing can be told of \
+        let what = format!(
+            "the record blocks of a unit in segment {segment} are damaged or cannot be read; nothing can be told of \
                  {} KiB",
-                run.len() * RECORD_BLOCK / 1024
-            ),
-        });
+            run.len() * RECORD_BLOCK / 1024
+        );
+        report.problem(Problem::of_the_log(layout.block_at(segment, run[0]), what));
     }
     let mut behind = Vec::new();
     let is_behind = |version: Version| {
@@ -318,15 +318,7 @@ fn all_accounted_for(recovered: &Recovered, offset: u64, report: &mut CheckRepor
             "{blocks} blocks and {versions} older versions count, but the segments hold {} and {}",
             report.blocks, report.versions
         );
-        report.problem(Problem {
-            lba: None,
-            sequence: None,
-            newest: false,
-            seen_by: Vec::new(),
-            older: None,
-            offset,
-            what,
-        });
+        report.problem(Problem::of_the_log(offset, what));
     }
 }
 
