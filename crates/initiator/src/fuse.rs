@@ -155,7 +155,7 @@ impl FuseMount {
         let serve = {
             let ended = ended.clone();
             let body = move || {
-                let result = session.run();
+                let result = unless_unmounted(session.run());
                 // An eventfd holds any count, so this write cannot fail.
                 let _ = rustix::io::write(&ended, &1_u64.to_ne_bytes());
                 result
@@ -277,6 +277,12 @@ impl Drop for FuseMount {
             self.pending.stop();
         }
     }
+}
+
+/// What serving came to. Whoever reads /dev/fuse is told ENODEV once the connection is gone, which fuser takes for the end
+/// that it is, but ECONNABORTED if it goes while a request is being handed over: the RELEASE of a file closed just before.
+fn unless_unmounted(served: io::Result<()>) -> io::Result<()> {
+    served.or_else(|error| if error.kind() == io::ErrorKind::ConnectionAborted { Ok(()) } else { Err(error) })
 }
 
 fn session_config(options: &FuseOptions) -> Config {
