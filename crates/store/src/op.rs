@@ -22,6 +22,12 @@ pub enum Op {
         /// As in [`Op::Read`].
         count: u32,
     },
+    /// As [`Op::Read`], of several ranges: at least one, at most [`Op::RUNS_MAX`], together within its bounds. Answered by
+    /// [`Outcome::Read`] with the extents of one range behind those of the other.
+    ReadRuns {
+        /// First block of each, and how many, at least one.
+        runs: Vec<(Lba, u32)>,
+    },
     /// The newest kept version of one block that is strictly older than `older_than` (zero: the newest of all).
     /// Answered by [`Outcome::Read`] with one extent of one block, or [`OpError::NoVersion`].
     ReadVersion {
@@ -150,6 +156,8 @@ impl Op {
     pub const READ_BLOCKS_MAX: u32 = 65536;
     /// Upper bound on the data of one read, in bytes. Larger reads are for the caller to cut.
     pub const READ_BYTES_MAX: usize = 64 << 20;
+    /// Upper bound on the ranges of one read.
+    pub const RUNS_MAX: usize = 64;
     /// Upper bound on the data of one write, in bytes. Larger writes are for the caller to cut.
     pub const WRITE_BYTES_MAX: usize = 16 << 20;
     /// Upper bound on the ranges of one hole request.

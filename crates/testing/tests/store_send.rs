@@ -325,13 +325,12 @@ fn the_rest_of_a_stream_goes_only_where_its_first_part_is() {
     assert!(to.receptions().is_empty());
 }
 
-/// The receiver writes, and waits for, one unit for each frame.
 #[test]
 fn blocks_side_by_side_share_a_frame_however_they_were_written() {
     for kind in [UnitKind::Plain, sealed()] {
         let mut store = open(&made(kind, 1));
         hole(&mut store, 1, 0, BLOCKS);
-        // 64 blocks are what a frame holds.
+        // 64 blocks are what is read at once.
         for lba in (0..70).rev().chain(80..90) {
             write(&mut store, 2 + lba, lba);
         }
@@ -382,4 +381,58 @@ fn a_reception_begun_again_from_the_start_and_cut_off_goes_on() {
             }
         }
     }
+}
+
+/// A difference that lies scattered is not one awaited read, and one awaited write, for each block.
+#[test]
+fn scattered_blocks_are_read_and_written_many_at_once() {
+    for kind in [UnitKind::Plain, sealed()] {
+        let mut from = open(&made(kind, 1));
+        hole(&mut from, 1, 0, BLOCKS);
+        let scattered: Vec<u64> = (0..BLOCKS).step_by(3).collect();
+        for &lba in &scattered {
+            write(&mut from, 2 + lba, lba);
+        }
+        let id = snapshot(&mut from, "one");
+        let (mut sender, mut steps) = (Sender::new(None, id, 0), 0);
+        let mut bytes = Vec::new();
+        while let Some(more) = from.send(&mut sender).unwrap() {
+            steps += 1;
+            bytes.extend(more);
+        }
+        // A beginning, a hole, an end and what finds no more; 64 blocks of 4 KiB at most.
+        let reads = scattered.len().div_ceil(Op::RUNS_MAX);
+        assert!(steps <= 4 + reads, "{steps} steps for {} blocks", scattered.len());
+        assert_eq!(frames(&bytes).iter().filter(|frame| frame[4] == 2).count(), scattered.len());
+        let disk = made(kind, 2);
+        let mut to = open(&disk);
+        let before = to.stats().appended_bytes;
+        let mut receiver = Receiver::new();
+        to.receive(&mut receiver, &bytes).unwrap();
+        assert!(receiver.is_done());
+        let written = scattered.len() as u64 * 4096;
+        let framing = to.stats().appended_bytes - before - written;
+        assert!(framing < written / 8 + 16 * 4096, "{framing} bytes of framing for {written}");
+        drop(to);
+        let mut to = open(&disk);
+        assert!(seen(&mut to, View::Snapshot(id)) == seen(&mut from, View::Snapshot(id)));
+    }
+}
+
+/// A stream that is damaged in the middle leaves everything before that, in the order of the stream.
+#[test]
+fn what_is_intact_before_the_damage_stays() {
+    let (mut from, first, _) = source(UnitKind::Plain);
+    let bytes = stream(&mut from, None, first, 0);
+    let pieces = frames(&bytes);
+    let nth = pieces.len() - 2;
+    let mut damaged = bytes.clone();
+    damaged[pieces[..nth].iter().map(Vec::len).sum::<usize>() + 60] ^= 1;
+    let mut to = open(&made(UnitKind::Plain, 2));
+    assert!(matches!(to.receive(&mut Receiver::new(), &damaged), Err(StreamError::Damaged(_))));
+    let position = to.receive_position(first).unwrap();
+    let before = u64::from_be_bytes(pieces[nth - 1][16..24].try_into().unwrap());
+    assert_eq!(position, before, "all but the damaged frame");
+    to.receive(&mut Receiver::new(), &stream(&mut from, None, first, position)).unwrap();
+    assert!(seen(&mut to, View::Snapshot(first)) == seen(&mut from, View::Snapshot(first)));
 }

@@ -83,10 +83,13 @@ const OVERWRITTEN: u64 = 2;
 /// Space for cleaning of a volume for random writes, in percent of what is stored.
 const SPARE_PERCENT: u16 = 100;
 
+/// How long each works before it is the other's turn: a disk that others use as well changes its speed from one second to the next.
+const TURN: Duration = Duration::from_secs(1);
+
 /// Queue depth of every cell.
 const DEPTH: usize = 32;
 
-/// All cells, in order, round by round; ours and fio's change places every round.
+/// All cells, in order, round by round, each in turns with fio; who begins changes.
 pub(crate) fn compare(plan: &Plan, table: &mut Table) {
     let work = plan.dir.join("strongroom-bench-store");
     std::fs::create_dir_all(&work).expect("a place to work");
@@ -115,34 +118,35 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
             // Written once before: both write where there was something.
             Load::in_dir(&dir, kind, plan.size_mib * 256, spare, &OpenOptions::default()).fill();
             for (cell, results) in cells.iter().zip(&mut results) {
-                let theirs_first = round % 2 == 0;
-                let mut theirs = if theirs_first { raw_speed(&raw, plan, cell) } else { 0.0 };
-                let ours = {
-                    let mut load = Load::in_dir(&dir, kind, plan.size_mib * 256, spare, &caches(plan, kind, cell));
-                    io = load.store.io_kind().to_string();
-                    let whole = if cell.pattern.random { 0 } else { plan.size_mib * 256 / cell.pattern.blocks };
-                    let time = Duration::from_secs(plan.seconds);
-                    if cell.fio == "randwrite" {
-                        load.run(DEPTH, cell.pattern, |ops, _| ops >= OVERWRITTEN * plan.size_mib * 256);
-                    }
-                    let before = load.store.stats();
+                let mut load = Load::in_dir(&dir, kind, plan.size_mib * 256, spare, &caches(plan, kind, cell));
+                io = load.store.io_kind().to_string();
+                let random_writes = cell.fio == "randwrite";
+                if random_writes {
+                    load.run(DEPTH, cell.pattern, |ops, _| ops >= OVERWRITTEN * plan.size_mib * 256);
+                }
+                let before = load.store.stats();
+                for turn in 0..plan.seconds {
                     // A sequential write must have written everything, for the reads that follow.
-                    let outcome = load.run(DEPTH, cell.pattern, |ops, elapsed| {
-                        elapsed >= time && (!cell.pattern.write || ops >= whole)
+                    let whole = if cell.pattern.random { 0 } else { plan.size_mib * 256 / cell.pattern.blocks };
+                    let mut ours = || {
+                        load.run(DEPTH, cell.pattern, |ops, elapsed| {
+                            elapsed >= TURN && (!cell.pattern.write || ops >= whole)
+                        })
+                    };
+                    results.push(if (round as u64 + turn).is_multiple_of(2) {
+                        let theirs = raw_speed(&raw, plan, cell);
+                        (ours(), theirs)
+                    } else {
+                        (ours(), raw_speed(&raw, plan, cell))
                     });
-                    if cell.pattern.write && cell.pattern.random {
-                        moved = format!("; per byte {}", Moved::between(&before, &load.store.stats()));
+                    if random_writes {
+                        at_random.push(results.last().expect("just pushed").1);
+                        in_order.push(raw_speed(&raw, plan, &Cell { fio: "write", ..*cell }));
                     }
-                    outcome
-                };
-                if !theirs_first {
-                    theirs = raw_speed(&raw, plan, cell);
                 }
-                if cell.fio == "randwrite" {
-                    at_random.push(theirs);
-                    in_order.push(raw_speed(&raw, plan, &Cell { fio: "write", ..*cell }));
+                if random_writes {
+                    moved = format!("; per byte {}", Moved::between(&before, &load.store.stats()));
                 }
-                results.push((ours, theirs));
             }
             std::fs::remove_dir_all(&dir).expect("the store is removed");
         }
@@ -170,7 +174,7 @@ pub(crate) fn compare(plan: &Plan, table: &mut Table) {
             let speed =
                 |ops: f64| format!("{:.0} MiB/s", ops * (cell.pattern.blocks * BLOCK as u64) as f64 / 1048576.0);
             let what = format!("{}{made}, {kind:?} ({io})", cell.what);
-            let moved = if cell.pattern.write && cell.pattern.random { &moved[..] } else { "" };
+            let moved = if cell.fio == "randwrite" { &moved[..] } else { "" };
             table.row(&what, format!("{} at {cpu:.1} µs CPU{moved}", speed(ours)), speed(theirs), (ratio, ""), goal);
         }
     }
@@ -191,7 +195,7 @@ fn caches(plan: &Plan, kind: Kind, cell: &Cell) -> OpenOptions {
 
 fn raw_speed(raw: &Path, plan: &Plan, cell: &Cell) -> f64 {
     let bytes = cell.pattern.blocks * BLOCK as u64;
-    fio(raw, plan, cell.fio, bytes, &format!("--time_based --runtime={} --size", plan.seconds))
+    fio(raw, plan, cell.fio, bytes, &format!("--time_based --runtime={} --size", TURN.as_secs()))
 }
 
 /// Requests per second.

@@ -61,7 +61,7 @@ impl Table {
     pub(crate) fn to_markdown(&self, plan: &Plan) -> String {
         let mut text = format!(
             "`make bench-store`: a volume of {} MiB, the store and fio by turns on one file system (direct I/O, io_uring, queue depth 32), \
-             {} rounds of {} s for each; medians of speeds and of the ratios of each round. Caches of the store: {} MiB of data, and of \
+             {} rounds of {} s for each, a second of each in turns; medians of speeds and of the ratios of each turn. Caches of the store: {} MiB of data, and of \
              records as each line says. Each part alone, and with other sizes: \
              `cargo run --release -p strongroom-store --example bench-store -- --dir DIR --only io|amplification|memory|opening`. CPU is user and system time of the store's one thread, per request. Load average when it began: \
              {}.\n\n\

@@ -15,7 +15,7 @@ use crate::view::{BranchId, SnapshotId};
 /// What a queued request wants appended.
 pub(super) enum Content {
     Blocks {
-        lba: u64,
+        addresses: Addresses,
         pieces: Vec<Buffer>,
         items: Vec<u8>,
         count: u32,
@@ -23,6 +23,23 @@ pub(super) enum Content {
     Holes(Vec<(u64, u64, Option<SealRecord>)>),
     /// A change of the catalogue; in a group of its own.
     Change(Box<Change>),
+}
+
+/// Where the blocks of a request belong.
+pub(super) enum Addresses {
+    /// One behind the other.
+    From(u64),
+    /// Each by itself: what a reception takes in. Without a condition, always.
+    Each(Vec<u64>),
+}
+
+impl Addresses {
+    pub(super) fn at(&self, index: u32) -> u64 {
+        match self {
+            Addresses::From(lba) => lba + u64::from(index),
+            Addresses::Each(lbas) => lbas[index as usize],
+        }
+    }
 }
 
 /// A request that waits for the log.
@@ -315,11 +332,16 @@ impl WriteOp {
     fn blocks_at_most(&self, store: &Store) -> u32 {
         let per_block = RECORD_BLOCK - unit::BLOCK_HEADER - unit::ENTRY_HEADER;
         match &self.content {
-            Content::Blocks { count, .. } => {
-                let items = *count as usize * store.layout.item_bytes as usize;
+            Content::Blocks { addresses, count, .. } => {
+                // Scattered blocks have an entry each: more than half of what units hold otherwise still fits.
+                let (entry, holds) = match addresses {
+                    Addresses::From(_) => (0, store.write_unit_holds),
+                    Addresses::Each(_) => (unit::ENTRY_HEADER, store.write_unit_holds.div_ceil(2)),
+                };
+                let items = *count as usize * (entry + store.layout.item_bytes as usize);
                 let data = u64::from(*count) * u64::from(store.layout.block_bytes);
                 // Each unit but the first may bring a record block, and padding, that are not full.
-                let cuts = (count - 1) / store.write_unit_holds;
+                let cuts = (count - 1) / holds;
                 items.div_ceil(per_block - 96) as u32 + 1 + data.div_ceil(RECORD_BLOCK as u64) as u32 + 2 * cuts
             }
             Content::Holes(holes) => (holes.len() * 128).div_ceil(per_block - 128) as u32 + 1,
@@ -368,11 +390,11 @@ impl WriteOp {
     ) -> bool {
         let branch = self.branch;
         match &self.content {
-            Content::Blocks { lba, pieces, items, count } => {
+            Content::Blocks { addresses, pieces, items, count } => {
                 let item_bytes = items.len() / *count as usize;
                 let from = self.done;
                 while self.done < *count {
-                    let (lba, sequence) = (lba + u64::from(self.done), *next_sequence);
+                    let (lba, sequence) = (addresses.at(self.done), *next_sequence);
                     let item = &items[self.done as usize * item_bytes..][..item_bytes];
                     let pushed = unit.push_block(branch, lba, sequence, item);
                     let Some((item_at, data_index)) = pushed else { break };

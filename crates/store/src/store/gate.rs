@@ -40,7 +40,7 @@ impl Store {
         let branch = op.branch;
         let node = self.map.catalogue.head(branch).expect("the caller saw the branch");
         let (lba, count) = match &op.content {
-            Content::Blocks { lba, count, .. } => (*lba, u64::from(*count)),
+            Content::Blocks { addresses, count, .. } => (Lba(addresses.at(0)), *count),
             Content::Holes(holes) => {
                 if let Some(&(start, ..)) =
                     holes.iter().find(|(start, count, _)| self.map.may_hold(node, *start, *count))
@@ -55,7 +55,7 @@ impl Store {
         let wanted = if matches!(gate, Gate::Compare(_)) { Wanted::Data } else { Wanted::Records };
         let op = self.queue.front_mut().expect("the caller saw it");
         op.gate = Gate::Reading(Box::new(gate), ticket);
-        self.start_read(Owner::Gate(ticket), node, lba, count, wanted);
+        self.start_read(Owner::Gate(ticket), node, &[(lba, count)], wanted);
         true
     }
 
@@ -64,8 +64,8 @@ impl Store {
         // The request may have failed while the look was under way.
         let Some(op) = self.queue.front_mut().filter(waits) else { return };
         let Gate::Reading(gate, _) = std::mem::replace(&mut op.gate, Gate::Open) else { unreachable!("just seen") };
-        let Content::Blocks { lba, .. } = &op.content else { unreachable!("only blocks have conditions") };
-        let verdict = judge(*gate, Lba(*lba), extents);
+        let Content::Blocks { addresses, .. } = &op.content else { unreachable!("only blocks have conditions") };
+        let verdict = judge(*gate, Lba(addresses.at(0)), extents);
         let Some(result) = verdict else { return };
         let op = self.queue.pop_front().expect("just seen");
         match result {

@@ -73,8 +73,8 @@ impl Store {
         let Some(op) = self.queue.front().filter(|_| self.hiding.is_busy()) else { return false };
         match &op.content {
             Content::Change(_) => true,
-            Content::Blocks { lba, count, .. } => {
-                !matches!(op.gate, Gate::Open) && self.hiding.touches(*lba, u64::from(*count))
+            Content::Blocks { addresses, count, .. } => {
+                !matches!(op.gate, Gate::Open) && self.hiding.touches(addresses.at(0), u64::from(*count))
             }
             Content::Holes(holes) => {
                 !matches!(op.gate, Gate::Open)

@@ -98,10 +98,12 @@ fn by_sequence(version: Version) -> (u64, Version) {
 
 impl Store {
     /// Starts a read of the newest versions in a view.
-    pub(super) fn start_read(&mut self, owner: Owner, node: NodeId, lba: u64, count: u64, wanted: Wanted) {
+    pub(super) fn start_read(&mut self, owner: Owner, node: NodeId, runs: &[(Lba, u32)], wanted: Wanted) {
         let run_bytes_max = if wanted == Wanted::Records { usize::MAX } else { READ_BYTES_MAX };
-        let parts = self.resolve(node, lba, count, run_bytes_max);
-        self.start_parts(owner, parts, wanted);
+        let mut parts = Vec::new();
+        let resolved =
+            runs.iter().try_for_each(|&(lba, count)| self.resolve(node, lba.0, count, run_bytes_max, &mut parts));
+        self.start_parts(owner, resolved.map(|()| parts), wanted);
     }
 
     /// Starts a read of the newest version of a block older than `below`.
@@ -140,12 +142,21 @@ impl Store {
     }
 
     /// Cuts a range of a view into holes and runs of blocks that lie side by side.
-    fn resolve(&self, node: NodeId, lba: u64, count: u64, run_bytes_max: usize) -> Result<Vec<Part>, OpError> {
+    fn resolve(
+        &self,
+        node: NodeId,
+        lba: u64,
+        count: u32,
+        run_bytes_max: usize,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), OpError> {
+        let count = u64::from(count);
         let block_bytes = u64::from(self.layout.block_bytes);
         let run_max = (run_bytes_max as u64 / block_bytes).max(1) as usize;
         let (only, sealed) = (self.map.only_table(node), self.info.kind.is_sealed());
         let found = if only.is_some() { Vec::new() } else { self.map.look_up(node, lba, count) };
-        let mut parts: Vec<Part> = Vec::new();
+        // Ranges apart are parts apart, even where one was written behind the other.
+        let before = parts.len();
         // A piece of a hole counts until its end where no block lies on it; of one node only: another may be nearer.
         let mut covering: Option<(u64, u64)> = None;
         for (nth, lba) in (lba..lba + count).enumerate() {
@@ -160,7 +171,7 @@ impl Store {
             match at {
                 At::Block(version) => {
                     let at = version.segment(&self.layout);
-                    match parts.last_mut() {
+                    match parts[before..].last_mut() {
                         Some(Part::Blocks { versions, segment, .. })
                             if *segment == at
                                 && versions.len() < run_max
@@ -180,20 +191,20 @@ impl Store {
                 }
                 At::Hole { end, sequence } => {
                     covering = Some((end, sequence));
-                    match parts.last_mut() {
+                    match parts[before..].last_mut() {
                         Some(Part::Hole { count, sequence: last, .. }) if *last == sequence => *count += 1,
                         _ => parts.push(self.hole_part(lba, sequence)),
                     }
                 }
                 // What a plain volume has grown by is zeros without being told.
-                At::Nothing if !sealed => match parts.last_mut() {
+                At::Nothing if !sealed => match parts[before..].last_mut() {
                     Some(Part::Hole { count, sequence: 0, .. }) => *count += 1,
                     _ => parts.push(self.hole_part(lba, 0)),
                 },
                 At::Nothing => return Err(OpError::NotFormatted { lba: Lba(lba) }),
             }
         }
-        Ok(parts)
+        Ok(())
     }
 
     fn start_parts(&mut self, owner: Owner, parts: Result<Vec<Part>, OpError>, wanted: Wanted) {

@@ -4,7 +4,7 @@
 use strongroom_block::{Buffer, Lba, SealRecord, Token, keyless_checksum};
 
 use super::Store;
-use super::append::Content;
+use super::append::{Addresses, Content};
 use super::gate::Gate;
 use crate::catalogue::Change;
 use crate::op::{Op, OpError, Outcome};
@@ -19,6 +19,18 @@ fn diverged(error: OpError) -> StreamError {
         OpError::Depended(DIVERGED) => StreamError::Diverged,
         other => StreamError::Store(other),
     }
+}
+
+/// Bytes of data that go into the log as one group at most, unless a frame has more.
+const GROUP_BYTES: usize = 1 << 20;
+
+/// Blocks that were taken in and are not in the log.
+#[derive(Default)]
+struct Taken {
+    lbas: Vec<u64>,
+    items: Vec<u8>,
+    pieces: Vec<Buffer>,
+    bytes: usize,
 }
 
 /// A stream on its way in. Moved on by [`Store::receive`].
@@ -70,20 +82,29 @@ impl Store {
     /// [`StreamError`]; what was taken in before stays, to go on from [`Store::receive_position`].
     pub fn receive(&mut self, receiver: &mut Receiver, bytes: &[u8]) -> Result<(), StreamError> {
         receiver.rest.extend_from_slice(bytes);
+        let mut taken = Taken::default();
+        let outcome = self.take_frames(receiver, &mut taken);
+        // What is intact goes in, whatever follows it.
+        self.write_taken(receiver.branch, &mut taken)?;
+        receiver.rest.drain(..outcome?);
+        Ok(())
+    }
+
+    /// Takes in the frames that are whole; returns how many bytes they have.
+    fn take_frames(&mut self, receiver: &mut Receiver, taken: &mut Taken) -> Result<usize, StreamError> {
         let mut at = 0;
         while !receiver.done
             && let Some(decoded) = Frame::decode(&receiver.rest[at..], receiver.chain)?
         {
             let Decoded { frame, position, len, chain } = decoded;
             at += len;
-            self.take_frame(receiver, frame, position)?;
+            self.take_frame(receiver, taken, frame, position)?;
             receiver.chain = chain;
         }
         if receiver.done && at < receiver.rest.len() {
             return Err(StreamError::Damaged("something follows its end"));
         }
-        receiver.rest.drain(..at);
-        Ok(())
+        Ok(at)
     }
 
     /// Where the reception of a snapshot stands that was interrupted: what [`Sender::new`](crate::Sender::new) wants.
@@ -121,7 +142,20 @@ impl Store {
         self.execute(Op::CloneDelete { branch }).map(drop)
     }
 
-    fn take_frame(&mut self, receiver: &mut Receiver, frame: Frame, position: u64) -> Result<(), StreamError> {
+    fn take_frame(
+        &mut self,
+        receiver: &mut Receiver,
+        taken: &mut Taken,
+        frame: Frame,
+        position: u64,
+    ) -> Result<(), StreamError> {
+        let ends_group = match &frame {
+            Frame::Blocks { data, .. } => taken.bytes + data.len() > GROUP_BYTES,
+            _ => true,
+        };
+        if ends_group {
+            self.write_taken(receiver.branch, taken)?;
+        }
         match frame {
             Frame::Begin(_) if receiver.info.is_some() => {
                 return Err(StreamError::Damaged("it begins a second time; give each part to a reception of its own"));
@@ -135,9 +169,7 @@ impl Store {
                 receiver.info = Some(info);
             }
             _ if receiver.info.is_none() => return Err(StreamError::NoBeginning),
-            Frame::Blocks { lba, count, items, data } => {
-                self.take_blocks(receiver.branch, lba, count, &items, &data)?
-            }
+            Frame::Blocks { lba, count, items, data } => self.take_blocks(taken, lba, count, &items, &data)?,
             // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
             Frame::Hole { .. } if self.has_blocks(receiver.branch) => {}
             Frame::Hole { start, count, record } => {
@@ -225,35 +257,64 @@ impl Store {
         (!self.may_be_replaced(base)).then_some(OpError::Depended(DIVERGED))
     }
 
-    fn take_blocks(&mut self, branch: u32, lba: u64, count: u32, items: &[u8], data: &[u8]) -> Result<(), StreamError> {
+    fn take_blocks(
+        &mut self,
+        taken: &mut Taken,
+        lba: u64,
+        count: u32,
+        items: &[u8],
+        data: &[u8],
+    ) -> Result<(), StreamError> {
         let (block_bytes, item_bytes) = (self.layout.block_bytes as usize, self.layout.item_bytes as usize);
         if items.len() != count as usize * item_bytes || data.len() != count as usize * block_bytes {
             return Err(StreamError::Damaged("a frame of blocks of another length"));
         }
-        let mut records = Vec::new();
+        if !self.info.geometry.contains(Lba(lba), u64::from(count)) {
+            return Err(StreamError::Store(OpError::OutOfRange { lba: Lba(lba), count: u64::from(count) }));
+        }
         for (block, item) in data.chunks_exact(block_bytes).zip(items.chunks_exact(item_bytes)) {
             if keyless_checksum(block) != super::item_checksum(item) {
                 return Err(StreamError::Damaged("a block does not match its checksum"));
             }
             if self.info.kind.is_sealed() {
                 let record = SealRecord::decode(item).map_err(|_| StreamError::Damaged("a block's record"))?;
-                records.push(record);
+                if record.flags().is_hole() {
+                    return Err(StreamError::Damaged("a block whose record seals a hole"));
+                }
+                self.stamps.note(record.stamp());
             }
         }
-        let data = vec![Buffer::copy_from(data)];
-        self.execute_on(View::Head(BranchId(branch)), Op::Write { lba: Lba(lba), data, records, fua: false })?;
+        taken.lbas.extend(lba..lba + u64::from(count));
+        taken.items.extend_from_slice(items);
+        taken.bytes += data.len();
+        taken.pieces.push(Buffer::copy_from(data));
+        Ok(())
+    }
+
+    /// Writes what was taken in, as one group: whatever fails, what is here is the beginning of the stream.
+    fn write_taken(&mut self, branch: u32, taken: &mut Taken) -> Result<(), StreamError> {
+        let Taken { lbas, items, pieces, .. } = std::mem::take(taken);
+        if lbas.is_empty() {
+            return Ok(());
+        }
+        let count = lbas.len() as u32;
+        self.execute_content(branch, Content::Blocks { addresses: Addresses::Each(lbas), pieces, items, count })?;
         Ok(())
     }
 
     /// Makes a change of the catalogue and waits for it.
     fn execute_change(&mut self, change: Change) -> Result<Outcome, OpError> {
+        self.execute_content(change.branch(), Content::Change(Box::new(change)))
+    }
+
+    fn execute_content(&mut self, branch: u32, content: Content) -> Result<Outcome, OpError> {
         const TOKEN: Token = Token(u64::MAX);
-        let branch = change.branch();
         if self.erasing.is_some() {
             return Err(if self.refused.is_some() { self.refusal() } else { OpError::Erasing });
         }
+        let durable = matches!(content, Content::Change(_));
         self.ops_in_flight += 1;
-        if let Err(error) = self.enqueue(TOKEN, branch, Content::Change(Box::new(change)), Gate::Open, true, 0) {
+        if let Err(error) = self.enqueue(TOKEN, branch, content, Gate::Open, durable, 0) {
             self.ops_in_flight -= 1;
             return Err(error);
         }

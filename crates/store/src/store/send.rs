@@ -10,8 +10,8 @@ use crate::op::{Extent, Op, OpError, Outcome};
 use crate::stream::{BLOCKS_FROM, Chain, Frame, STREAM_VERSION, StreamError, StreamInfo, StreamSealing};
 use crate::view::{SnapshotId, View};
 
-/// Bytes of data in one frame.
-const FRAME_BYTES: u64 = 256 << 10;
+/// Bytes of data that are read at once.
+const SLICE_BYTES: u64 = 256 << 10;
 /// Blocks of the index that one call looks at when it finds nothing to send.
 const LOOKED_AT_MAX: u64 = 1 << 16;
 
@@ -57,14 +57,12 @@ impl Sender {
 pub enum SendStep {
     /// These bytes, at most about 2 MiB; none where a slice of the volume has nothing to send.
     Bytes(Vec<u8>),
-    /// Blocks that must be read first: [`Store::send_blocks`] makes the bytes of what was read.
+    /// Blocks that must be read first, with [`Op::ReadRuns`]: [`Store::send_blocks`] makes the bytes of what was read.
     Read {
         /// What to ask.
         view: View,
-        /// First block.
-        lba: Lba,
-        /// How many.
-        count: u32,
+        /// See there.
+        runs: Vec<(Lba, u32)>,
     },
     /// All was given out.
     End,
@@ -80,8 +78,8 @@ impl Store {
         match self.send_step(sender)? {
             SendStep::Bytes(bytes) => Ok(Some(bytes)),
             SendStep::End => Ok(None),
-            SendStep::Read { view, lba, count } => {
-                let outcome = self.execute_on(view, Op::Read { lba, count })?;
+            SendStep::Read { view, runs } => {
+                let outcome = self.execute_on(view, Op::ReadRuns { runs })?;
                 Ok(Some(self.send_blocks(sender, &outcome)))
             }
         }
@@ -119,9 +117,7 @@ impl Store {
             sender.position = BLOCKS_FROM;
         }
         match self.next_to_send(&nodes, sender.position - BLOCKS_FROM) {
-            Next::Blocks { lba, count } => {
-                Ok(SendStep::Read { view: View::Snapshot(sender.to), lba: Lba(lba), count: count as u32 })
-            }
+            Next::Blocks(runs) => Ok(SendStep::Read { view: View::Snapshot(sender.to), runs }),
             Next::LookOn { lba } => {
                 sender.position = BLOCKS_FROM + lba;
                 Ok(SendStep::Bytes(Vec::new()))
@@ -161,28 +157,32 @@ impl Store {
         (!out.is_empty()).then_some(out)
     }
 
-    /// The next run of blocks that lies in these nodes.
+    /// The next blocks that lie in these nodes: as many as are read at once.
     fn next_to_send(&self, nodes: &[NodeId], from: u64) -> Next {
         let tables: Vec<_> = nodes.iter().map(|&node| self.map.table(node)).collect();
-        let most = (FRAME_BYTES / u64::from(self.layout.block_bytes)).max(1);
         let is_block = |lba| {
             let at = tables.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
             matches!(at, Some(At::Block(_)))
         };
-        let mut lba = from;
-        loop {
+        let mut left = (SLICE_BYTES / u64::from(self.layout.block_bytes)).max(1);
+        let (mut runs, mut lba, mut is_end) = (Vec::new(), from, false);
+        while left > 0 && runs.len() < Op::RUNS_MAX && lba - from <= LOOKED_AT_MAX {
             let Some(next) = tables.iter().filter_map(|table| table.index.next_mapped(lba)).min() else {
-                return Next::End;
+                is_end = true;
+                break;
             };
-            if is_block(next) {
-                let count = (next..next + most).take_while(|&lba| is_block(lba)).count() as u64;
-                return Next::Blocks { lba: next, count };
+            let count = (next..next + left).take_while(|&lba| is_block(lba)).count() as u64;
+            if count > 0 {
+                runs.push((Lba(next), count as u32));
             }
-            // A hole lies on it.
-            lba = next + 1;
-            if lba - from > LOOKED_AT_MAX {
-                return Next::LookOn { lba };
-            }
+            left -= count;
+            // Without blocks a hole lies on it.
+            lba = next + count.max(1);
+        }
+        match () {
+            () if !runs.is_empty() => Next::Blocks(runs),
+            () if is_end => Next::End,
+            () => Next::LookOn { lba },
         }
     }
 
@@ -196,7 +196,7 @@ impl Store {
         let mut run: Option<Run> = None;
         for extent in extents {
             let Extent::Blocks { lba, data, records, .. } = extent else { continue };
-            // Wherever they lie in the log: the receiver waits for each frame, and writes one unit for it.
+            // Wherever they lie in the log.
             if let Some(before) = run.take_if(|run| run.end() != lba.0) {
                 out.extend_from_slice(&before.encode(sender));
             }
@@ -241,7 +241,7 @@ impl Run {
 }
 
 enum Next {
-    Blocks { lba: u64, count: u64 },
+    Blocks(Vec<(Lba, u32)>),
     LookOn { lba: u64 },
     End,
 }

@@ -4,9 +4,10 @@ use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Token};
 
 use super::Store;
-use super::append::{Content, WriteOp};
+use super::append::{Addresses, Content, WriteOp};
 use super::gate::Gate;
 use super::read::{Owner, Wanted};
+use crate::catalogue::NodeId;
 use crate::op::{Completion, Op, OpError, Outcome};
 use crate::view::{BranchId, View};
 
@@ -46,15 +47,14 @@ impl Store {
             View::Snapshot(_) => None,
         };
         let writable = branch.ok_or(OpError::ReadOnly);
-        let from_medium = matches!(op, Op::ReadMedium { .. });
         match op {
-            Op::Read { lba, count } | Op::ReadMedium { lba, count } => {
-                self.check_range(lba, u64::from(count))?;
-                check(count <= Op::READ_BLOCKS_MAX, "more than Op::READ_BLOCKS_MAX blocks in one read")?;
-                let len = count as usize * self.layout.block_bytes as usize;
-                check(len <= Op::READ_BYTES_MAX, "more than Op::READ_BYTES_MAX bytes in one read")?;
-                let wanted = if from_medium { Wanted::DataOfMedium } else { Wanted::Data };
-                self.start_read(Owner::Caller { token, bytes }, node, lba.0, u64::from(count), wanted);
+            Op::Read { lba, count } => self.take_in_read(token, node, &[(lba, count)], Wanted::Data, bytes)?,
+            Op::ReadMedium { lba, count } => {
+                self.take_in_read(token, node, &[(lba, count)], Wanted::DataOfMedium, bytes)?;
+            }
+            Op::ReadRuns { runs } => {
+                check((1..=Op::RUNS_MAX).contains(&runs.len()), "none or too many ranges")?;
+                self.take_in_read(token, node, &runs, Wanted::Data, bytes)?;
             }
             Op::ReadVersion { lba, older_than } => {
                 self.check_range(lba, 1)?;
@@ -117,6 +117,25 @@ impl Store {
         Ok(())
     }
 
+    fn take_in_read(
+        &mut self,
+        token: Token,
+        node: NodeId,
+        runs: &[(Lba, u32)],
+        wanted: Wanted,
+        bytes: usize,
+    ) -> Result<(), OpError> {
+        for &(lba, count) in runs {
+            self.check_range(lba, u64::from(count))?;
+        }
+        let count: u64 = runs.iter().map(|&(_, count)| u64::from(count)).sum();
+        check(count <= u64::from(Op::READ_BLOCKS_MAX), "more than Op::READ_BLOCKS_MAX blocks in one read")?;
+        let len = count * u64::from(self.layout.block_bytes);
+        check(len <= Op::READ_BYTES_MAX as u64, "more than Op::READ_BYTES_MAX bytes in one read")?;
+        self.start_read(Owner::Caller { token, bytes }, node, runs, wanted);
+        Ok(())
+    }
+
     /// What a request counts against the queue's limit, in bytes: what it holds in memory until it completes, or will.
     fn op_bytes(&self, op: &Op) -> usize {
         let block_bytes = self.layout.block_bytes as usize;
@@ -128,6 +147,10 @@ impl Store {
             // What is more than a read may ask for is refused as such.
             Op::Read { count, .. } | Op::ReadMedium { count, .. } => {
                 (*count as usize).saturating_mul(block_bytes).min(Op::READ_BYTES_MAX)
+            }
+            Op::ReadRuns { runs } => {
+                let blocks = runs.iter().fold(0_usize, |sum, (_, count)| sum.saturating_add(*count as usize));
+                blocks.saturating_mul(block_bytes).min(Op::READ_BYTES_MAX)
             }
             Op::ReadVersion { .. } => block_bytes,
             _ => 0,
@@ -198,7 +221,7 @@ impl Store {
             check(records.is_empty(), "records for a plain unit")?;
             checksums_of(&pieces, block_bytes, |sum| items.extend_from_slice(&sum.to_be_bytes()));
         }
-        Ok(Content::Blocks { lba: lba.0, pieces, items, count: count as u32 })
+        Ok(Content::Blocks { addresses: Addresses::From(lba.0), pieces, items, count: count as u32 })
     }
 }
 

@@ -99,8 +99,8 @@ impl Unit {
             Job::Send { mut stream, reply } => match self.store.send_step(&mut stream) {
                 Ok(SendStep::Bytes(bytes)) => drop(reply.send(Ok((stream, Some(bytes))))),
                 Ok(SendStep::End) => drop(reply.send(Ok((stream, None)))),
-                Ok(SendStep::Read { view, lba, count }) => {
-                    self.start_job(RunningJob::Send { stream, reply }, view, Op::Read { lba, count });
+                Ok(SendStep::Read { view, runs }) => {
+                    self.start_job(RunningJob::Send { stream, reply }, view, Op::ReadRuns { runs });
                 }
                 Err(error) => drop(reply.send(Err(error))),
             },
