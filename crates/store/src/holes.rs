@@ -65,6 +65,11 @@ impl HoleMap {
         (fragment.end > lba).then_some((start, fragment.end, fragment.sequence))
     }
 
+    /// The end of what holes cover: 0 if there are none.
+    pub(crate) fn end(&self) -> u64 {
+        self.fragments.last_key_value().map_or(0, |(_, fragment)| fragment.end)
+    }
+
     /// The hole of a sequence, if any of it counts.
     pub(crate) fn hole(&self, sequence: u64) -> Option<&Hole> {
         self.holes.get(&sequence)

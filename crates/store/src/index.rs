@@ -260,6 +260,16 @@ impl BlockIndex {
         None
     }
 
+    /// The end of what is mapped: 0 if nothing is.
+    pub(crate) fn end(&self) -> u64 {
+        let in_leaf = |(leaf_at, leaf): (usize, &Option<Box<[Chunk; LEAF_CHUNKS]>>)| {
+            let (chunk_at, chunk) = leaf.as_ref()?.iter().enumerate().rev().find(|(_, chunk)| chunk.present != 0)?;
+            let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
+            Some(base + u64::from(u64::BITS - chunk.present.leading_zeros()))
+        };
+        self.leaves.iter().enumerate().rev().find_map(in_leaf).unwrap_or(0)
+    }
+
     /// Whether `lba` (below `end`) is mapped, and up to where the blocks after it are of the same kind. Looks at no more than `steps`
     /// leaves and chunks, and takes them off.
     pub(crate) fn run_at(&self, lba: u64, end: u64, steps: &mut u32) -> (bool, u64) {
@@ -405,6 +415,7 @@ mod tests {
                 prop_assert!(slice > lba && slice <= end || lba >= end);
                 let within = model.range(lba..slice.max(lba)).count() as u64;
                 prop_assert!(within < most + CHUNK_BLOCKS && (within >= most || slice == end || lba >= end));
+                prop_assert_eq!(index.end(), model.last_key_value().map_or(0, |(&lba, _)| lba + 1));
                 prop_assert_eq!(index.next_mapped(lba), model.range(lba..).next().map(|(&lba, _)| lba));
                 prop_assert_eq!(index.find(lba).map(Version::sequence), model.get(&lba).copied());
             }

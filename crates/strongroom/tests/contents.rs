@@ -44,8 +44,13 @@ fn a_sealed_volume_is_kept_cloned_rolled_back_and_grown() {
     assert!(grow("4MiB").ok().contains("6 MiB"));
     grow("4MiB").failed(&["formatted already"]);
     holds("vault", &first);
-    // Without the target the commands work on the store itself.
     server.stop();
+    // What was kept before is as large as it was.
+    let server = world.serve();
+    holds("vault@monday", &first);
+    assert_eq!(fs::metadata(world.path("out")).unwrap().len(), 4 << 20);
+    server.stop();
+    // Without the target the commands work on the store itself.
     volume(&["snapshot", "create", "vault@tuesday"]).ok();
     volume(&["delete", "vault", "--yes"]).failed(&["has clones"]);
     volume(&["delete", "twin", "--yes"]).ok();

@@ -171,6 +171,11 @@ impl StoreHandle {
         self.shared.borrow().store.info().clone()
     }
 
+    /// How many blocks of the unit can be read.
+    pub(crate) fn readable_blocks(&self) -> u64 {
+        self.shared.borrow().store.readable_blocks(self.view)
+    }
+
     /// Which blocks of the unit have data, from `lba` on.
     pub(crate) fn mapped_runs(&self, lba: Lba, runs_max: usize) -> Vec<Run> {
         self.shared.borrow().store.mapped_runs(self.view, lba, runs_max)

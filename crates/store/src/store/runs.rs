@@ -23,6 +23,18 @@ impl Store {
     /// Blocks of a view with more than one layer that are looked up at once.
     const LOOKED_UP: u64 = 4096;
 
+    /// How many blocks a view has that can be read: a sealed one ends with the last block or hole that was sealed in it, so a snapshot
+    /// from before its volume grew is as large as it was. A plain one is zeros from there on, as far as the volume goes. 0 for a view that is not there.
+    pub fn readable_blocks(&self, view: View) -> u64 {
+        let blocks = self.info.geometry.blocks;
+        let Some(node) = self.map.catalogue.node(view) else { return 0 };
+        if !self.info.kind.is_sealed() {
+            return blocks;
+        }
+        let ends = self.map.path(node).into_iter().map(|table| table.index.end().max(table.holes.end()));
+        ends.max().unwrap_or(0).min(blocks)
+    }
+
     /// The runs from `lba` on, at most `runs_max` of them; none for a view that is not there. Neighbours differ, but the last one may end
     /// where the question became too long, and the next question goes on from there. What is in flight counts when it completes.
     pub fn mapped_runs(&self, view: View, lba: Lba, runs_max: usize) -> Vec<Run> {

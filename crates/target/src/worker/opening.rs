@@ -188,8 +188,12 @@ pub(super) fn derive(
         None => Keeper::open(shared.catalogue.volume_dir(&described.name), wake(&ready, waker))?,
     };
     let surroundings = Arc::clone(&shared.surroundings);
-    let described_here = Arc::new(described.clone());
-    let mut unit = Unit::new(described_here, target_name, store, base.unit.wrap(), keeper, surroundings);
+    let mut described_here = described.clone();
+    if described.name.snapshot().is_some() {
+        // As large as it was when it was taken; of nothing at all one block, which cannot be read.
+        described_here.geometry.blocks = store.readable_blocks().max(1);
+    }
+    let mut unit = Unit::new(Arc::new(described_here), target_name, store, base.unit.wrap(), keeper, surroundings);
     if let Some(opener) = opener_of(shared, described) {
         unit.verify_with(opener);
     }
