@@ -9,8 +9,10 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use strongroom_block::{BlockSize, Buffer, Geometry, Lba, Token, VolumeId};
+use strongroom_store::backend::{Io, IoDone};
 use strongroom_store::{
-    CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpError, OpenOptions, Outcome, Store, StoreError, UnitKind,
+    Backend, CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpError, OpenOptions, Outcome, SharedMemory, Store,
+    StoreError, UnitKind, Waker,
 };
 
 const BLOCK: usize = 4096;
@@ -219,6 +221,57 @@ fn nothing_has_to_be_aligned() {
     }
 }
 
+/// Memory of which a sync takes as long as so many looks.
+struct SlowSyncs {
+    memory: SharedMemory,
+    looks: u32,
+    /// What waits, and how many looks more.
+    sync: Option<(u64, u32)>,
+}
+
+impl Backend for SlowSyncs {
+    fn set_waker(&mut self, waker: Waker) {
+        self.memory.set_waker(waker);
+    }
+
+    fn submit(&mut self, token: u64, io: Io) {
+        match io {
+            Io::Sync => assert!(self.sync.replace((token, self.looks)).is_none(), "one at a time"),
+            other => self.memory.submit(token, other),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        let before = done.len();
+        match &mut self.sync {
+            Some((_, left @ 1..)) => *left -= 1,
+            Some((token, 0)) => {
+                self.memory.submit(*token, Io::Sync);
+                self.sync = None;
+            }
+            None => {}
+        }
+        self.memory.poll(done);
+        done.len() - before
+    }
+
+    fn wait(&mut self) {}
+}
+
+/// Segments are free only after a table and a superblock are durable. Meanwhile cleaning must leave the room that these need, or a write
+/// is told that there is no space though there is a lot.
+#[test]
+fn slow_syncs_cost_no_write_its_space() {
+    for looks in [0, 10, 30, 100, 300, 1000, 3000] {
+        let memory = SharedMemory::default();
+        let slow = || Box::new(SlowSyncs { memory: memory.clone(), looks, sync: None });
+        Store::create_on(slow(), &options(Medium::Memory)).unwrap();
+        let mut store = Store::open_on(slow(), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+        work(&mut store);
+        work(&mut store);
+    }
+}
+
 /// A loop device, or `None` where there is none to be had.
 struct Loop(PathBuf);
 
@@ -271,7 +324,7 @@ fn a_raw_device() {
 #[test]
 fn one_write_after_the_other_ends_without_a_further_look() {
     let (called, calls) = sync_channel(1);
-    let waker: strongroom_store::Waker = Arc::new(move || {
+    let waker: Waker = Arc::new(move || {
         let _ = called.try_send(());
     });
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

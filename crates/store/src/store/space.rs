@@ -181,8 +181,8 @@ impl Store {
         if !self.cleaner.has_copies() {
             return false;
         }
-        // What a round frees comes without them.
-        if self.table_segments() > 0 && !self.round.is_idle() && !self.copies_have_room() {
+        // What a round frees comes without them, however long its syncs take; the table after it must find room.
+        if (!self.round.is_idle() || self.is_releasing()) && !self.copies_have_room() {
             return false;
         }
         let warm = self.segments.warm_ahead();
