@@ -130,7 +130,8 @@ mod tests {
         for (text, pipeline) in [
             ("auto", Pipeline::Auto),
             ("1", Pipeline::Fixed { depth: 1, workers: 1 }),
-            ("1000/64", Pipeline::Fixed { depth: 1000, workers: 64 }),
+            ("1000", Pipeline::fixed(1000)),
+            ("8/64", Pipeline::Fixed { depth: 8, workers: 64 }),
         ] {
             assert_eq!((text.parse(), pipeline.to_string().as_str()), (Ok(pipeline), text));
         }

@@ -366,9 +366,10 @@ mod tests {
 
     #[test]
     fn the_depth_of_the_pipeline_is_part_of_the_url_and_not_of_the_place() {
-        let url: VolumeUrl = "strongroom://h/v?pipeline=8/1&scheme=S2-5".parse().unwrap();
-        assert_eq!(url.pipeline(), Some(Pipeline::Fixed { depth: 8, workers: 1 }));
-        assert_eq!(url.to_string(), "strongroom://h/v?scheme=S2-5&pipeline=8/1");
+        // More workers than a depth of 8 has by itself, on however many processors.
+        let url: VolumeUrl = "strongroom://h/v?pipeline=8/9&scheme=S2-5".parse().unwrap();
+        assert_eq!(url.pipeline(), Some(Pipeline::Fixed { depth: 8, workers: 9 }));
+        assert_eq!(url.to_string(), "strongroom://h/v?scheme=S2-5&pipeline=8/9");
         assert_eq!(url.place(), "strongroom://h/v");
         for query in ["pipeline=0", "pipeline=", "pipeline=1&pipeline=2"] {
             assert!(format!("strongroom://h/v?{query}").parse::<VolumeUrl>().is_err(), "{query}");

@@ -19,6 +19,8 @@ use strongroom_target::operate::Operation;
 use strongroom_target::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 4096;
+/// Nothing here takes so long unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn block(mark: u8) -> Buffer {
     Buffer::copy_from(&[mark; BLOCK])
@@ -176,7 +178,7 @@ fn nobody_there_and_somebody_else_there() {
             options.url = url;
             options.timeouts.connect = Duration::from_secs(1);
         });
-        assert!(started.elapsed() < Duration::from_secs(5), "{error}");
+        assert!(started.elapsed() < PATIENCE, "{error}");
         stranger.join().unwrap();
     }
 }
@@ -285,14 +287,19 @@ fn an_abandoned_device_keeps_nobody() {
         let device = device.clone();
         std::thread::spawn(move || read_blocking(&*device, Lba(1), 1).map(drop))
     };
+    let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(100));
+    while device.status().is_connected {
+        assert!(begun.elapsed() < PATIENCE, "the loss is not seen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let status = device.status();
-    assert!(!status.is_connected && status.unflushed_bytes >= BLOCK, "{status:?}");
-    let begun = std::time::Instant::now();
+    assert!(status.unflushed_bytes >= BLOCK, "{status:?}");
+    let begun = Instant::now();
     device.abandon();
     assert!(waiting.join().unwrap().unwrap_err().message.contains("by force"));
     assert!(device.detach().unwrap_err().message.contains("by force"));
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -308,12 +315,16 @@ fn a_target_that_stays_away_is_given_up_and_taken_up_again() {
     let error = write_blocking(&device, Lba(2), block(6), false).unwrap_err();
     assert_eq!(error.kind, DeviceErrorKind::Unreachable, "{error}");
     let waited = started.elapsed();
-    assert!(waited > Duration::from_millis(700) && waited < Duration::from_secs(8), "{waited:?}");
-    let started = Instant::now();
-    assert!(read_blocking(&device, Lba(1), 1).is_err());
-    assert!(started.elapsed() < Duration::from_millis(500), "nobody waits any longer");
+    assert!(waited > Duration::from_millis(700) && waited < PATIENCE, "{waited:?}");
+    // On a busy machine somebody else may have the processor meanwhile, but not every time.
+    let is_immediate = || {
+        let started = Instant::now();
+        assert!(read_blocking(&device, Lba(1), 1).is_err());
+        started.elapsed() < Duration::from_millis(500)
+    };
+    assert!(std::iter::repeat_with(is_immediate).take(20).any(|is_so| is_so), "nobody waits any longer");
     host.start_again();
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + PATIENCE;
     while !device.status().is_connected {
         assert!(Instant::now() < deadline, "{:?}", device.status());
         std::thread::sleep(Duration::from_millis(20));

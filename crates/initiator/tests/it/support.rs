@@ -2,19 +2,23 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::net;
 use strongroom_block::{BlockKeyWrap, Custody, WrapError};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
+use strongroom_net::NetError;
 use strongroom_seal::{KeyPurpose, KeyWrapper, SealContext, VolumeKeyFile, VolumeSealer, WrappingKey};
 use strongroom_target::config::{PeerRule, PlainRule};
 use strongroom_target::{
-    Catalogue, ChapSecrets, Config, SealedSpec, Stats, Target, TargetHandle, TargetOptions, Volume, VolumeSpec,
+    Catalogue, ChapSecrets, Config, SealedSpec, StartError, Stats, Target, TargetHandle, TargetOptions, Volume,
+    VolumeSpec,
 };
 
 pub(crate) const ALICE: &str = "iqn.2026-11.org.example:alice";
@@ -32,6 +36,7 @@ pub(crate) struct Host {
     target: Option<TargetHandle>,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) address: SocketAddr,
+    _port: OwnedFd,
     change: fn(&mut Config),
     /// What the next reload reads.
     next_config: Arc<Mutex<Option<Config>>>,
@@ -60,9 +65,9 @@ impl Host {
             std::fs::set_permissions(dir.path().join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
         }
         let next_config = Arc::default();
+        let (port, address) = reserve(address);
         let target = serve(dir.path(), address, change, &next_config);
-        let address = target.local_addresses()[0];
-        Host { target: Some(target), dir, address, change, next_config }
+        Host { target: Some(target), dir, address, _port: port, change, next_config }
     }
 
     /// The configuration that it began with.
@@ -197,12 +202,30 @@ fn config(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> Config {
     config
 }
 
+/// What another test starts holds, until it runs, copies of all sockets that are open here: the last target's for one.
 fn serve(
     root: &Path,
     address: SocketAddr,
     change: fn(&mut Config),
     next_config: &Arc<Mutex<Option<Config>>>,
 ) -> TargetHandle {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        match Target::start(target_options(root, address, change, next_config)) {
+            Err(StartError::Net(NetError::AddressTaken { .. })) if Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            started => return started.unwrap(),
+        }
+    }
+}
+
+fn target_options(
+    root: &Path,
+    address: SocketAddr,
+    change: fn(&mut Config),
+    next_config: &Arc<Mutex<Option<Config>>>,
+) -> TargetOptions {
     let mut options = TargetOptions::new(config(root, address, change));
     options.wraps = Some(Arc::new(|volume| Ok(Arc::new(SpyingWrapper::of(volume)))));
     options.resealers = Some(Arc::new(|volume, counters| {
@@ -219,7 +242,17 @@ fn serve(
         let config = next_config.lock().unwrap().clone().ok_or("nothing new")?;
         Ok((config, ChapSecrets::default()))
     }));
-    Target::start(options).unwrap()
+    options
+}
+
+/// The address, with a port that nobody else is given while the socket is there; a target may listen on it meanwhile.
+fn reserve(address: SocketAddr) -> (OwnedFd, SocketAddr) {
+    let family = if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
+    let socket = net::socket(family, net::SocketType::STREAM, None).unwrap();
+    net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    net::bind(&socket, &address).unwrap();
+    let address = SocketAddr::try_from(net::getsockname(&socket).unwrap()).unwrap();
+    (socket, address)
 }
 
 /// One message on the wire: a TLS record, or a frame.
