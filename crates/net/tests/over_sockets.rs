@@ -44,14 +44,16 @@ fn admission() -> Admission {
 }
 
 /// Small generations, so that a test passes through many.
-fn options() -> LinkOptions {
+fn options(setup_timeout: Duration) -> LinkOptions {
     let channel = ChannelLimits { rekey_tags: 50, ..ChannelLimits::default() };
-    LinkOptions { channel, setup_timeout: Duration::from_millis(400), ..LinkOptions::default() }
+    LinkOptions { channel, setup_timeout, ..LinkOptions::default() }
 }
 
 /// A thread's runtime with the links on it: the glue that target and initiator each have in their own way.
 struct Node {
     runtime: Runtime,
+    /// How long whoever is accepted from now on may take.
+    setup_timeout: Duration,
     links: HashMap<StreamId, Link>,
     full: HashMap<StreamId, bool>,
     events: Vec<(StreamId, LinkEvent)>,
@@ -60,7 +62,7 @@ struct Node {
 impl Node {
     fn new(flavour: FlavourChoice) -> Node {
         let runtime = Runtime::new(RuntimeOptions { flavour, ..RuntimeOptions::default() }).unwrap();
-        Node { runtime, links: HashMap::new(), full: HashMap::new(), events: Vec::new() }
+        Node { runtime, setup_timeout: PATIENCE, links: HashMap::new(), full: HashMap::new(), events: Vec::new() }
     }
 
     fn listening(flavour: FlavourChoice) -> (Node, SocketAddr) {
@@ -73,7 +75,7 @@ impl Node {
 
     fn call(&mut self, address: SocketAddr) -> StreamId {
         let stream = self.runtime.connect(address).unwrap();
-        let link = Link::initiator_channel(&node(1), &[node(2).public()], options(), Instant::now()).unwrap();
+        let link = Link::initiator_channel(&node(1), &[node(2).public()], options(PATIENCE), Instant::now()).unwrap();
         self.links.insert(stream, link);
         self.flush(stream);
         stream
@@ -89,7 +91,8 @@ impl Node {
         while let Some(event) = self.runtime.next_event() {
             let stream = match event {
                 Event::Accepted { stream, .. } => {
-                    self.links.insert(stream, Link::target(admission(), options(), Instant::now()));
+                    let options = options(self.setup_timeout);
+                    self.links.insert(stream, Link::target(admission(), options, Instant::now()));
                     stream
                 }
                 Event::Received { stream, bytes } => {
@@ -254,6 +257,8 @@ fn rubbish_and_half_logins_end_and_leave_the_rest_alone() {
         let (mut target, address) = Node::listening(flavour);
         let mut initiator = Node::new(flavour);
         let good = initiator.call(address);
+        target.until(|node| (!node.links.is_empty()).then_some(()));
+        target.setup_timeout = Duration::from_millis(400);
         let mut rubbish = TcpStream::connect(address).unwrap();
         rubbish.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut half_hello = TcpStream::connect(address).unwrap();

@@ -26,7 +26,7 @@ struct Bench {
     received: Vec<(StreamId, Vec<u8>)>,
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Bench {
     fn new(flavour: FlavourChoice) -> Bench {
@@ -402,10 +402,14 @@ fn poll_keeps_time() {
         let before = Instant::now();
         bench.runtime.poll(Some(Duration::from_millis(60))).unwrap();
         let took = before.elapsed();
-        assert!(took >= Duration::from_millis(55) && took < Duration::from_secs(5), "{took:?}");
-        let before = Instant::now();
-        bench.runtime.poll(Some(Duration::ZERO)).unwrap();
-        assert!(before.elapsed() < Duration::from_millis(50));
+        assert!(took >= Duration::from_millis(55) && took < PATIENCE, "{took:?}");
+        // On a busy machine somebody else may have the processor meanwhile, but not every time.
+        let is_immediate = || {
+            let before = Instant::now();
+            bench.runtime.poll(Some(Duration::ZERO)).unwrap();
+            before.elapsed() < Duration::from_millis(50)
+        };
+        assert!(std::iter::repeat_with(is_immediate).take(100).any(|is_so| is_so));
     });
 }
 
@@ -422,7 +426,10 @@ fn refusals_say_what_to_do() {
     assert!(matches!(resolve("no-such-host.invalid", 1), Err(NetError::Resolve { .. })));
     assert_eq!(resolve("[::1]", 7).unwrap(), ["[::1]:7".parse().unwrap()]);
 
-    drop(taken);
+    // A port that is nobody else's either, as one that was given up would be.
+    let silent = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&silent, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+    let address = SocketAddr::try_from(rustix::net::getsockname(&silent).unwrap()).unwrap();
     on_each_flavour(|flavour| {
         let mut bench = Bench::new(flavour);
         let stream = bench.runtime.connect(address).unwrap();
