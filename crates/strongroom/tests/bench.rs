@@ -11,7 +11,9 @@ use std::path::Path;
 use serde_json::Value;
 use stage::{World, run};
 
-const SHORT: [&str; 7] = ["--seconds", "0.1", "--warm-up", "0", "--runs", "2", "--quiet"];
+const SHORT: [&str; 5] = ["--warm-up", "0", "--runs", "2", "--quiet"];
+/// How long each measurement takes. The first is enough, unless the machine is so busy that next to nothing is done in it.
+const SECONDS: [&str; 4] = ["0.1", "1", "5", "20"];
 
 /// The cells of a file of results.
 fn cells(path: &Path) -> Vec<Value> {
@@ -21,30 +23,43 @@ fn cells(path: &Path) -> Vec<Value> {
     lines.into_iter().filter(|line| line["bench"].is_string()).collect()
 }
 
+/// Runs an experiment, longer and longer until every cell is measured and `is_right`; its cells.
+#[track_caller]
+fn measured(command: &[&str], json: &str, is_right: impl Fn(&Value) -> bool) -> Vec<Value> {
+    let mut wrong = String::new();
+    for seconds in SECONDS {
+        let said = run(&[command, &["--seconds", seconds, "--json", json]].concat());
+        if !said.success && [&said.stdout, &said.stderr].iter().any(|said| said.contains("give more --seconds")) {
+            wrong = said.stdout + &said.stderr;
+            continue;
+        }
+        said.ok();
+        let cells = cells(Path::new(json));
+        match cells.iter().find(|cell| !cell["error"].is_null() || !is_right(cell)) {
+            None => return cells,
+            Some(cell) => wrong = cell.to_string(),
+        }
+    }
+    panic!("{wrong}");
+}
+
 #[test]
 fn rawio_measures_and_verifies_every_scheme_and_the_report_shows_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let json = path("results.jsonl");
     let mut command = vec!["bench", "rawio", "--schemes", "S0,S2-5", "--patterns", "randread,seqwrite", "--sizes"];
-    command.extend([
-        "512,4k",
-        "--initiators",
-        "2",
-        "--depths",
-        "4",
-        "--volume-size",
-        "8MiB",
-        "--verify",
-        "--json",
-        &json,
-    ]);
-    run(&[&command[..], &SHORT[..]].concat()).ok();
-
-    let cells = cells(Path::new(&json));
+    command.extend(["512,4k", "--initiators", "2", "--depths", "4", "--volume-size", "8MiB", "--verify"]);
+    // At either end of a measurement there are I/Os under way whose cryptography counts, or does not: among few they would show.
+    let counts_add_up = |cell: &Value| {
+        let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
+        let (sealed, headers) = (cell["scheme"] == "S2-5", if cell["size"] == 512 { 1.0 } else { 0.2 });
+        let is_blind = cell["target_crypto_per_byte"].as_f64().is_none_or(|crypto| crypto < headers);
+        is_blind && if sealed { crypto > 1.9 } else { crypto == 0.0 }
+    };
+    let cells = measured(&[&command[..], &SHORT[..]].concat(), &json, counts_add_up);
     assert_eq!(cells.len(), 2 * 2 * 2 * 2);
     for cell in &cells {
-        assert!(cell["error"].is_null(), "{cell}");
         for field in [
             "mib_s",
             "iops",
@@ -59,15 +74,11 @@ fn rawio_measures_and_verifies_every_scheme_and_the_report_shows_it() {
             assert!(cell[field].is_number(), "{field} of {cell}");
         }
         assert!(cell["verified"].as_u64() > Some(0), "{cell}");
-        let (sealed, crypto) = (cell["scheme"] == "S2-5", cell["initiator_crypto_per_byte"].as_f64().unwrap());
-        assert_eq!(sealed, cell["suite"] == "aes-256-gcm", "{cell}");
-        assert!(if sealed { crypto > 1.9 } else { crypto == 0.0 }, "{cell}");
-        if let Some(crypto) = cell["target_crypto_per_byte"].as_f64() {
-            assert!(crypto < if cell["size"] == 512 { 1.0 } else { 0.2 }, "headers only: {cell}");
-        }
+        assert_eq!(cell["scheme"] == "S2-5", cell["suite"] == "aes-256-gcm", "{cell}");
     }
 
-    run(&[&["bench", "stream", "--sizes", "4k", "--json", &json, "--append"], &SHORT[..]].concat()).ok();
+    let streams = ["--sizes", "4k", "--json", &json, "--append", "--seconds", "0.1"];
+    run(&[&["bench", "stream"], &streams[..], &SHORT[..]].concat()).ok();
     let (html, plots, markdown) = (path("report.html"), path("plots"), path("report.md"));
     run(&["bench", "report", &json, "--html", &html, "--plots", &plots, "--markdown", &markdown]).ok();
     let page = fs::read_to_string(&html).unwrap();
@@ -82,17 +93,16 @@ fn rawio_measures_and_verifies_every_scheme_and_the_report_shows_it() {
 fn suites_custodies_and_block_sets_are_measured() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
-    let small = ["--volume-size", "8MiB", "--depths", "4", "--verify", "--json", &json];
-    let rawio = |arguments: &[&str]| {
-        run(&[&["bench", "rawio"], arguments, &small, &SHORT].concat()).ok();
-        let cells = cells(Path::new(&json));
-        assert!(cells.iter().all(|cell| cell["error"].is_null() && cell["verified"].as_u64() > Some(0)), "{cells:?}");
+    let small = ["--volume-size", "8MiB", "--depths", "4", "--verify"];
+    let rawio = |arguments: &[&str], is_right: &dyn Fn(&Value) -> bool| {
+        let cells = measured(&[&["bench", "rawio"], arguments, &small, &SHORT].concat(), &json, is_right);
+        assert!(cells.iter().all(|cell| cell["verified"].as_u64() > Some(0)), "{cells:?}");
         cells
     };
     let suites = ["aes-256-gcm", "aes-128-gcm", "chacha20-poly1305", "aes192-cbc+hmac-md5"];
     let schemes =
         ["--schemes", "plain,S1-2,encrypt-all,S2-6", "--suites", "aes-256-gcm,aes-128-gcm,chacha20-poly1305,paper"];
-    let measured = rawio(&[&schemes[..], &["--patterns", "seqwrite", "--sizes", "4k"]].concat());
+    let measured = rawio(&[&schemes[..], &["--patterns", "seqwrite", "--sizes", "4k"]].concat(), &|_| true);
     assert_eq!(measured.len(), (1 + 3 * 4) * 2, "S0 has no suite");
     for suite in suites {
         let of_suite: Vec<&Value> = measured.iter().filter(|cell| cell["suite"] == suite).collect();
@@ -107,15 +117,15 @@ fn suites_custodies_and_block_sets_are_measured() {
         }
     }
     let sets = ["--schemes", "S2-5", "--custody", "keyfile,target", "--seal-bytes", "4k,64k", "--sizes", "4k"];
-    let measured = rawio(&[&sets[..], &["--patterns", "randread,randwrite"]].concat());
-    assert_eq!(measured.len(), 4 * 2 * 2);
-    for cell in &measured {
+    // Sixteen times as much is opened, and for a write sealed again.
+    let opens_whole_sets = |cell: &Value| {
         let whole = cell["contender"].as_str().unwrap().contains("sealing 64k");
-        let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
-        assert_eq!(whole, crypto > 20.0, "sixteen times as much is opened, and for a write sealed again: {cell}");
-    }
+        whole == (cell["initiator_crypto_per_byte"].as_f64().unwrap() > 20.0)
+    };
+    let measured = rawio(&[&sets[..], &["--patterns", "randread,randwrite"]].concat(), &opens_whole_sets);
+    assert_eq!(measured.len(), 4 * 2 * 2);
     let runs = ["--schemes", "S2-5", "--custody", "keyfile,target", "--blocks-per-key", "1,16", "--sizes", "64k"];
-    let measured = rawio(&[&runs[..], &["--patterns", "randread"]].concat());
+    let measured = rawio(&[&runs[..], &["--patterns", "randread"]].concat(), &|_| true);
     let contenders: BTreeSet<_> = measured.iter().map(|cell| cell["contender"].as_str().unwrap()).collect();
     assert_eq!(contenders, BTreeSet::from(["S2-5", "S2-5 custody target", "S2-5 custody target 16 blocks a key"]));
 }
@@ -125,24 +135,18 @@ fn suites_custodies_and_block_sets_are_measured() {
 fn what_is_sealed_beforehand_is_written_verified_and_ends_the_measurement() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("results.jsonl").to_str().unwrap().to_owned();
-    let rawio = |arguments: &[&str]| {
-        let usual = ["--volume-size", "8MiB", "--warm-up", "0", "--runs", "1", "--quiet", "--verify", "--json", &json];
-        run(&[&["bench", "rawio"], arguments, &usual].concat()).ok();
-        cells(Path::new(&json))
-    };
+    let usual = ["bench", "rawio", "--volume-size", "8MiB", "--warm-up", "0", "--runs", "1", "--quiet", "--verify"];
     let schemes = ["--schemes", "S0,S1-2,S2-5", "--custody", "keyfile,target", "--sizes", "64k", "--initiators", "2"];
-    let measured =
-        rawio(&[&schemes[..], &["--seconds", "0.1", "--depths", "4", "--sealed-beforehand", "64MiB"]].concat());
-    assert_eq!(measured.len(), 5 * 4, "S0, and two schemes with two custodies");
-    for cell in &measured {
-        assert!(cell["error"].is_null() && cell["verified"].as_u64() > Some(0), "{cell}");
-        let crypto = cell["initiator_crypto_per_byte"].as_f64().unwrap();
-        assert!(crypto < 0.2, "headers and records: {cell}");
-    }
+    let headers_and_records = |cell: &Value| cell["initiator_crypto_per_byte"].as_f64().unwrap() < 0.2;
+    let beforehand = ["--depths", "4", "--sealed-beforehand", "64MiB"];
+    let cells = measured(&[&usual[..], &schemes, &beforehand].concat(), &json, headers_and_records);
+    assert_eq!(cells.len(), 5 * 4, "S0, and two schemes with two custodies");
+    assert!(cells.iter().all(|cell| cell["verified"].as_u64() > Some(0)), "{cells:?}");
     let few = ["--schemes", "S2-5", "--patterns", "randwrite", "--sizes", "4k", "--depths", "2", "--seconds", "100"];
-    let measured = rawio(&[&few[..], &["--sealed-beforehand", "64MiB"]].concat());
-    assert!(measured[0]["error"].is_null() && measured[0]["ios"].as_u64() <= Some(16384), "{measured:?}");
-    assert!(measured[0]["elapsed_s"].as_f64() < Some(100.0), "{measured:?}");
+    run(&[&usual[..], &few, &["--sealed-beforehand", "64MiB", "--json", &json]].concat()).ok();
+    let cells = self::cells(Path::new(&json));
+    assert!(cells[0]["error"].is_null() && cells[0]["ios"].as_u64() <= Some(16384), "{cells:?}");
+    assert!(cells[0]["elapsed_s"].as_f64() < Some(100.0), "{cells:?}");
     run(&["bench", "rawio", "--sealed-beforehand", "--seal-bytes", "64k"]).failed(&["--seal-bytes"]);
 }
 
@@ -163,15 +167,14 @@ fn software_processes_do_without_aes_instructions() {
         "--patterns",
         "seqread",
     ];
-    let said = run(&[&rawio[..], &["--volume-size", "8MiB", "--json", &json], &SHORT].concat());
+    let command = [&rawio[..], &["--volume-size", "8MiB"], &SHORT].concat();
     run(&["bench", "rawio", "--schemes", "S2-2", "--process", "software"]).failed(&["S2-2", "hardware does"]);
     run(&["bench", "rawio", "--process", "both"]).failed(&["hardware,software"]);
     if !has_aes_instructions() {
-        said.failed(&["--process software"]);
+        run(&command).failed(&["--process software"]);
         return;
     }
-    said.ok();
-    for cell in cells(Path::new(&json)) {
+    for cell in measured(&command, &json, |_| true) {
         let is_software = cell["process"] == "software";
         assert_eq!(cell["row"], if is_software { "S2-1" } else { "S2-2" }, "{cell}");
         assert_eq!(is_software, cell["contender"] == "S2-1 software", "{cell}");
@@ -192,14 +195,15 @@ fn any_target_can_be_measured_by_url_and_its_data_is_safe() {
     let server = world.serve();
     let url = world.plain_url("disk");
     let json = &world.text("results.jsonl");
-    let rawio = ["bench", "rawio", "--url", &url, "--sizes", "4k", "--json", json];
-    run(&[&rawio[..], &SHORT[..]].concat()).failed(&["--destroy-data", "seqread,randread"]);
-    run(&[&rawio[..], &["--patterns", "randread"], &SHORT[..]].concat()).ok();
-    assert!(cells(Path::new(json)).iter().all(|cell| cell["error"].is_null() && cell["mib_s"].is_number()));
-    run(&[&rawio[..], &["--patterns", "randwrite", "--destroy-data", "--verify"], &SHORT[..]].concat()).ok();
+    let rawio = [&["bench", "rawio", "--url", &url, "--sizes", "4k"], &SHORT[..]].concat();
+    let reading = [&rawio[..], &["--patterns", "randread"]].concat();
+    run(&[&rawio[..], &["--json", json]].concat()).failed(&["--destroy-data", "seqread,randread"]);
+    measured(&reading, json, |cell| cell["mib_s"].is_number());
+    let writing = ["--patterns", "randwrite", "--destroy-data", "--verify"];
+    measured(&[&rawio[..], &writing].concat(), json, |_| true);
     drop(server);
     // A target that is not there is a failed cell, and a failed command.
-    run(&[&rawio[..], &["--patterns", "randread"], &SHORT[..]].concat()).failed(&["cells failed"]);
+    run(&[&reading[..], &["--seconds", "0.1", "--json", json]].concat()).failed(&["cells failed"]);
     let failed = cells(Path::new(json));
     assert!(failed.iter().all(|cell| cell["error"].is_string() && cell["mib_s"].is_null()), "{failed:?}");
 }

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use stage::{World, noise, run};
+use stage::{LOGIN_TIMEOUT, World, eventually, noise, run};
 
 #[test]
 fn strangers_and_disguises() {
@@ -140,6 +140,10 @@ fn configurations_with_mistakes_say_where() {
 #[test]
 fn garbage_and_half_a_login_end_and_harm_nobody() {
     let (world, server) = World::sealed("vault", "64MiB");
+    server.stop();
+    let config = std::fs::read_to_string(world.path("strongroom.toml")).unwrap();
+    std::fs::write(world.path("strongroom.toml"), config.replace(LOGIN_TIMEOUT, "login_timeout_s = 3")).unwrap();
+    let server = world.serve();
     let connect = || {
         let stream = TcpStream::connect(("127.0.0.1", world.port)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -151,13 +155,16 @@ fn garbage_and_half_a_login_end_and_harm_nobody() {
         let _ = stream.write_all(&garbage);
         assert_ended(&mut stream);
     }
-    // Half a login: says something, then nothing. The limit in this world is 3 seconds.
+    // Half a login: says something, then nothing.
     let mut silent = connect();
     let mut halfway = connect();
     halfway.write_all(&[0x16, 3, 1]).unwrap();
     assert_ended(&mut silent);
     assert_ended(&mut halfway);
-    world.alice(&["copy", &world.url("vault"), &world.text("out"), "--quiet", "--overwrite"]).ok();
+    // On a busy machine 3 seconds may be too little for her as well, but not every time.
+    eventually("alice is served", || {
+        world.alice(&["copy", &world.url("vault"), &world.text("out"), "--quiet", "--overwrite"]).success
+    });
     server.stop();
 }
 

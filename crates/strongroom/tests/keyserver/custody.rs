@@ -72,7 +72,7 @@ impl Place {
             .args(["--target-key", &self.world.public_key("target")])
             .args(["--key-server", &format!("127.0.0.1:{}", self.site.port)])
             .args(["--key-server-key", &self.site.public_key("server")])
-            .args(["--connect-timeout", "20s"])
+            .args(["--connect-timeout", "60s"])
             .env("XDG_CONFIG_HOME", self.world.path(&format!("config-{name}")));
         command
     }

@@ -17,6 +17,8 @@ const FIRST_PORT: u32 = 10_000;
 const PORTS: u32 = 22_000;
 /// How long anything may take before a test gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// In a target's configuration, likewise; a test about less replaces it.
+pub(crate) const LOGIN_TIMEOUT: &str = "login_timeout_s = 60";
 
 /// A directory, and the identities in it.
 pub(crate) struct Place(TempDir);
@@ -159,7 +161,7 @@ impl World {
 
     pub(crate) fn write_config(&self, rules: &str) {
         let text = format!(
-            "root = \"{}\"\nlisten = [\"127.0.0.1:{}\"]\nnode_key = \"{}\"\n\n[limits]\nlogin_timeout_s = 3\nidle_close_s = 1\n\n{rules}",
+            "root = \"{}\"\nlisten = [\"127.0.0.1:{}\"]\nnode_key = \"{}\"\n\n[limits]\n{LOGIN_TIMEOUT}\nidle_close_s = 1\n\n{rules}",
             self.text("volumes"),
             self.port,
             self.text("target.identity")
@@ -240,7 +242,7 @@ impl World {
             .args(["--identity", &self.text(identity)])
             .args(["--initiator-name", initiator_name])
             .args(["--target-key", &self.public_key("target")])
-            .args(["--connect-timeout", "20s"])
+            .args(["--connect-timeout", "60s"])
             .env("XDG_CONFIG_HOME", self.path("config"));
         command
     }

@@ -242,15 +242,18 @@ fn fetches(site: &Site, clients: usize, is_kept: bool, time: Duration) -> Result
                 scope.spawn(|| -> Result<Latencies> {
                     let mut latencies = Latencies::default();
                     let mut client = Client::new(site.options());
-                    while !stop.load(Ordering::Relaxed) {
+                    // Once at least, however late this thread gets its turn.
+                    loop {
                         if !is_kept {
                             client = Client::new(site.options());
                         }
                         let asked = Instant::now();
                         client.fetch(DOMAIN)?;
                         latencies.record(asked.elapsed().as_nanos() as u64);
+                        if stop.load(Ordering::Relaxed) {
+                            return Ok(latencies);
+                        }
                     }
-                    Ok(latencies)
                 })
             })
             .collect();
