@@ -189,11 +189,14 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(20), "it runs and uses no time");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let busy = CoreTimes::now().busy_since(&before, &[cpu]).unwrap();
+        let after = CoreTimes::now();
+        let busy = after.busy_since(&before, &[cpu]).unwrap();
+        let busy_s = busy * (after.at - before.at).as_secs_f64();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(allowed.contains(&format!("Cpus_allowed_list:\t{cpu}\n")), "{allowed}");
-        assert!(busy > 0.3, "{busy}");
+        // The kernel counts in hundredths of a second, and others may have had more of the processor, or nobody.
+        assert!(busy_s > 0.05, "{busy_s} s, a share of {busy}");
         assert!(process_time(child.id()).is_err(), "it is gone");
     }
 

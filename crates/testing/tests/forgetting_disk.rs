@@ -98,6 +98,11 @@ impl Crashes {
         }
     }
 
+    /// Whether there was everything that a kill may come amid.
+    fn have_seen_everything(&self) -> bool {
+        [self.flushes, self.while_cleaning, self.from_checkpoints, self.snapshots.count].iter().all(|times| *times > 0)
+    }
+
     /// Lets the writer run for a moment, kills it, lets the disk forget, and compares.
     fn kill(&mut self, writer: &Path) {
         let seed = self.random.number();
@@ -215,14 +220,16 @@ fn nothing_flushed_is_forgotten() {
         let mut crashes = Crashes::new(seed, kind);
         let mut killed = 0;
         // On a slow machine more often, until what shall go on meanwhile has been seen.
-        while killed < kills().div_ceil(2) || crashes.while_cleaning == 0 || crashes.from_checkpoints == 0 {
+        while killed < kills().div_ceil(2) || !crashes.have_seen_everything() {
             crashes.kill(writer);
             killed += 1;
-            assert!(killed < 10 * kills(), "cleaning and checkpoints go on while the writer writes");
+            assert!(
+                killed < 10 * kills(),
+                "the writer flushes and takes snapshots, and cleaning and checkpoints go on"
+            );
         }
-        assert!(crashes.flushes > 0 && crashes.next_op > 1000, "the writer wrote and flushed");
+        assert!(crashes.next_op > 1000, "the writer wrote");
         let snapshots = crashes.snapshots.count;
-        assert!(snapshots > 0, "the writer took snapshots");
         let Crashes { flushes, while_cleaning, from_checkpoints, .. } = crashes;
         println!(
             "{flushes} flushes, {snapshots} snapshots, {} syncs; {while_cleaning} killed after cleaning, {from_checkpoints} opened from a checkpoint",
@@ -251,11 +258,12 @@ fn a_store_without_syncs_is_found_out() {
     let writer = build_without_syncs();
     let mut crashes = Crashes::new(3, UnitKind::Plain);
     let survived = catch_unwind(AssertUnwindSafe(|| {
-        for _ in 0..20 {
+        // On a slow machine the writer does little before it is killed.
+        for _ in 0..10 * kills() {
             crashes.kill(&writer);
         }
     }));
-    assert!(survived.is_err(), "20 kills did not show that the store leaves its syncs out");
+    assert!(survived.is_err(), "so many kills did not show that the store leaves its syncs out");
 }
 
 /// The disk itself: synced bytes stay, others go, names stay.

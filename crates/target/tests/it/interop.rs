@@ -176,7 +176,8 @@ fn fio_verifies_what_it_writes() {
         .args(["--format", "raw", "--persistent", "--cache", "none", "--socket", socket, &url(&host, "disk")])
         .spawn()
         .unwrap();
-    support::eventually("qemu-nbd listens", || std::path::Path::new(socket).exists());
+    // The socket is there before somebody listens.
+    support::eventually("qemu-nbd listens", || std::os::unix::net::UnixStream::connect(socket).is_ok());
     let uri = format!("--uri=nbd+unix:///?socket={socket}");
     let job =
         ["--name=verify", "--ioengine=nbd", &uri, "--rw=randrw", "--bsrange=4k-128k", "--iodepth=16", "--size=48m"];
