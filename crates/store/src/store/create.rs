@@ -140,14 +140,16 @@ impl Store {
     }
 
     /// The log of the store in `dir` for tools that write nothing, on any medium, also a read-only one. The lock, where there
-    /// is one and it can be had, keeps others from opening the store meanwhile.
+    /// is one and it can be had, keeps others from opening the store meanwhile. Right after its process was killed, what that had in
+    /// flight is waited for.
     pub(crate) fn log_to_look_at(dir: &Path) -> Result<(Option<File>, Box<dyn Backend>), StoreError> {
         let file = File::open(dir.join(LOG_NAME)).map_err(missing_or("opening the store", dir))?;
         let lock = File::open(dir.join(LOCK_NAME)).ok();
-        for locked in lock.iter().chain([&file]) {
-            if let Err(TryLockError::WouldBlock) = locked.try_lock_shared() {
-                return Err(StoreError::InUse(dir.to_owned()));
-            }
+        let in_use = |taken| matches!(taken, Err(TryLockError::WouldBlock));
+        if lock.as_ref().is_some_and(|lock| in_use(lock.try_lock_shared()))
+            || in_use(patiently(|| file.try_lock_shared()))
+        {
+            return Err(StoreError::InUse(dir.to_owned()));
         }
         Ok((lock, Box::new(FileBackend::new(file).map_err(StoreError::io("preparing to read the log"))?)))
     }
@@ -418,9 +420,13 @@ fn lock_in(dir: &Path) -> Result<File, StoreError> {
 /// had in flight has arrived; nothing of it may arrive later, in what was written since. And two directories may lead to
 /// the same log.
 fn lock_log(file: &File) -> Result<(), TryLockError> {
+    patiently(|| file.try_lock())
+}
+
+fn patiently(mut lock: impl FnMut() -> Result<(), TryLockError>) -> Result<(), TryLockError> {
     let until = Instant::now() + IN_FLIGHT_PATIENCE;
     loop {
-        match file.try_lock() {
+        match lock() {
             Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(IN_FLIGHT_PAUSE),
             outcome => return outcome,
         }
@@ -479,5 +485,26 @@ mod tests {
             );
         }
         assert_eq!(open(17).unwrap().info().segments, 17);
+    }
+
+    #[test]
+    fn who_looks_waits_for_what_a_killed_process_had_in_flight() {
+        let dir = tempfile::tempdir().unwrap();
+        let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 160 };
+        Store::create(dir.path(), &CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain)).unwrap();
+        // The kernel lets go of the log when the last I/O has arrived; of the lock, with the process.
+        let log = File::open(dir.path().join(LOG_NAME)).unwrap();
+        log.try_lock().unwrap();
+        let arrives = std::thread::spawn(move || {
+            std::thread::sleep(IN_FLIGHT_PATIENCE / 20);
+            drop(log);
+        });
+        assert!(Store::check(dir.path()).unwrap().is_sound());
+        arrives.join().unwrap();
+        // Whoever lives has the lock, and is not waited for.
+        let _held = lock(dir.path()).unwrap();
+        let asked = Instant::now();
+        assert!(matches!(Store::check(dir.path()), Err(StoreError::InUse(_))));
+        assert!(asked.elapsed() < IN_FLIGHT_PATIENCE);
     }
 }
