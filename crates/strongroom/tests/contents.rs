@@ -1,10 +1,12 @@
-//! Proves that snapshots, clones, rollback and growing work through the binary on a sealed volume, whose key the target never has.
+//! Proves that snapshots, clones, rollback and growing work through the binary on a sealed volume, whose key the target never has; and
+//! that an erase comes to its end whoever is killed meanwhile.
 
 mod stage;
 
 use std::fs;
+use std::process::Stdio;
 
-use stage::{World, noise, run};
+use stage::{World, noise, run, strongroom};
 
 #[test]
 fn a_sealed_volume_is_kept_cloned_rolled_back_and_grown() {
@@ -59,5 +61,28 @@ fn a_sealed_volume_is_kept_cloned_rolled_back_and_grown() {
     assert!(left.contains("tuesday") && !left.contains("monday"), "{left}");
     let server = world.serve();
     holds("vault@tuesday", &first);
+    server.stop();
+}
+
+/// Whoever waits for an erase is told when nobody is at it any more, and the same command brings it to its end.
+#[test]
+fn an_erase_whose_target_is_killed_says_so_and_goes_on() {
+    const BYTES: usize = 128 << 20;
+    let world = World::new();
+    let config = world.text("strongroom.toml");
+    world.create(&["scratch", "--size", "128MiB", "--plain"]).ok();
+    fs::write(world.path("in"), noise(3, BYTES)).unwrap();
+    let server = world.serve();
+    world.alice(&["copy", &world.text("in"), &world.plain_url("scratch")]).ok();
+    stage::eventually("nobody uses it", || server.log().contains("session ended"));
+    let erase = ["volume", "erase", "scratch", "--yes", "--config", &config];
+    let mut waiting = strongroom(&erase).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    stage::eventually("it is being erased", || server.log().contains("erasing the store"));
+    server.kill();
+    stage::eventually("the command ends", || waiting.try_wait().unwrap().is_some());
+    run(&erase).ok();
+    let server = world.serve();
+    world.alice(&["copy", &world.plain_url("scratch"), &world.text("out")]).ok();
+    assert!(fs::read(world.path("out")).unwrap() == vec![0; BYTES]);
     server.stop();
 }

@@ -65,13 +65,20 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
         bail!("everything in '{name}' will be lost, for good; say --yes to go on");
     }
     let bar = progress_bar();
-    if Client::connect(&args.target.admin_socket()?)?.is_some() {
+    let socket = args.target.admin_socket()?;
+    if Client::connect(&socket)?.is_some() {
         let operation = if args.crypto { Operation::CryptoErase } else { Operation::Erase };
         let mut store = operate(&args.target, name, operation)?.store;
         while let Some(progress) = store.erasing {
             refused(&store)?;
             bar.set_position(progress.into());
             std::thread::sleep(ASK_EVERY);
+            // To ask here instead would open the store and close it again, and the erase would begin anew each time.
+            ensure!(
+                Client::connect(&socket)?.is_some(),
+                "the target ended while '{name}' was being erased: the erase goes on when a target opens the volume, or with the same \
+                 command"
+            );
             store = operate(&args.target, name, Operation::Describe)?.store;
         }
     } else {
