@@ -13,6 +13,7 @@ use super::units::OpenUnit;
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
+use crate::operate::branch_of;
 use crate::server::{Settings, Shared};
 use crate::store_handle::StoreHandle;
 use crate::unit::{Keeper, Kept, KeyRenewal, Renewed, Unit};
@@ -167,17 +168,19 @@ pub(super) fn derive(
     now: Instant,
 ) -> Result<OpenUnit, CatalogueError> {
     let missing = || CatalogueError::NotInStore { name: described.name.to_string() };
-    let view = match (described.name.snapshot(), &described.clone_of) {
-        (Some(name), None) => {
+    let own = branch_of(described);
+    let view = match described.name.snapshot() {
+        // Of this volume or clone: the others in its store are not exported under its name.
+        Some(name) => {
             let snapshots = base.unit.store().snapshots();
-            View::Snapshot(snapshots.iter().find(|snapshot| snapshot.name == name).ok_or_else(missing)?.id)
+            let found = snapshots.iter().find(|snapshot| snapshot.branch == own && snapshot.name == name);
+            View::Snapshot(found.ok_or_else(missing)?.id)
         }
-        (None, Some(clone)) => {
+        None => {
             let branches = base.unit.store().branches();
-            let branch = branches.iter().find(|branch| branch.id.0 == clone.branch && branch.volume_id == described.id);
-            View::Head(branch.ok_or_else(missing)?.id)
+            let found = branches.iter().find(|branch| branch.id == own && branch.volume_id == described.id);
+            View::Head(found.ok_or_else(missing)?.id)
         }
-        _ => return Err(missing()),
     };
     let target_name = names::target_name(&settings.config.base_name, &described.name);
     let store = base.unit.store().another(view);

@@ -175,6 +175,26 @@ fn a_clone_is_a_volume_that_shares_a_store() {
 }
 
 #[test]
+fn a_snapshot_is_of_the_volume_or_clone_that_it_was_taken_of() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
+    let mut data = host.plain("data");
+    operate(&host, "data", create("monday")).unwrap();
+    operate(&host, "data", clone("monday", "copy")).unwrap();
+    let mut copy = host.plain("copy");
+    copy.write(0, &pattern(2, 4));
+    operate(&host, "copy", create("tuesday")).unwrap();
+    data.write(0, &pattern(1, 4));
+    operate(&host, "data", create("wednesday")).unwrap();
+    copy.write(0, &pattern(3, 4));
+    data.write(0, &pattern(3, 4));
+    assert_eq!(host.plain("data:wednesday").read(0, 4), pattern(1, 4));
+    assert_eq!(host.plain("copy:tuesday").read(0, 4), pattern(2, 4));
+    for other in ["data:tuesday", "copy:monday"] {
+        assert!(Initiator::log_in(&host, None, normal(ALICE, other)).is_err(), "{other}");
+    }
+}
+
+#[test]
 fn a_clone_that_others_were_made_of_stays_whole() {
     let mut host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| config.limits.idle_close_s = 0);
     operate(&host, "data", create("monday")).unwrap();
