@@ -20,6 +20,7 @@ use crate::volume::{Access, Sealed, Volume};
 mod clones;
 mod succession;
 mod transfer;
+mod unfinished;
 
 pub use succession::{SUCCESSOR_SUFFIX, SuccessorSpec};
 pub use transfer::OpenVolume;
@@ -184,6 +185,7 @@ impl Catalogue {
         }
         let work_dir = self.unfinished(&volume.name);
         fs::create_dir(&work_dir).map_err(CatalogueError::io("make", &work_dir))?;
+        let _held = unfinished::hold(&work_dir)?;
         let made = fill(&work_dir).and_then(|()| {
             // A directory is replaced by rename only if it is empty, and no volume's is.
             fs::rename(&work_dir, &final_dir).map_err(|source| match source.kind() {
@@ -390,7 +392,7 @@ impl Catalogue {
         let _lock = self.lock(&name)?;
         // First: if this fails the volume is still there to be deleted.
         Store::remove_outside(&dir.join(STORE)).map_err(|source| store_error(&name, source))?;
-        let doomed = self.unfinished(&name);
+        let (doomed, _held) = (self.unfinished(&name), unfinished::hold(&dir)?);
         fs::rename(&dir, &doomed).map_err(CatalogueError::io("delete", &dir))?;
         sync_dir(&self.root)?;
         fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))
@@ -453,10 +455,6 @@ impl Catalogue {
 
     fn dir(&self, name: &VolumeName) -> PathBuf {
         self.root.join(name.volume().as_str())
-    }
-
-    fn unfinished(&self, name: &VolumeName) -> PathBuf {
-        self.root.join(format!("{UNFINISHED}{name}-{:016x}", random_u64()))
     }
 
     fn missing(&self, name: &VolumeName) -> CatalogueError {

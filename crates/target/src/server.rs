@@ -162,6 +162,7 @@ impl Target {
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
         let catalogue = Catalogue::open(&config.root)?;
         catalogue.settle_successions()?;
+        catalogue.clear_unfinished()?;
         let mut portals = config.portals();
         let listeners: Vec<Listener> =
             portals.iter().map(|portal| Listener::bind(portal.address)).collect::<Result<_, _>>()?;

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 
+use super::unfinished::hold;
 use super::{Catalogue, DESCRIPTION, LOCK, sync_dir, write_synced};
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
@@ -25,6 +26,7 @@ impl Catalogue {
     /// [`CatalogueError::Io`].
     pub(crate) fn remove_clone(&self, volume: &Volume) -> Result<(), CatalogueError> {
         let (dir, doomed) = (self.dir(&volume.name), self.unfinished(&volume.name));
+        let _held = hold(&dir)?;
         fs::rename(&dir, &doomed).map_err(CatalogueError::io("delete", &dir))?;
         sync_dir(&self.root)?;
         fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::VolumeId;
 use strongroom_store::{Medium, Store};
 
+use super::unfinished::hold;
 use super::{
     Catalogue, DESCRIPTION, STORE, SealedSpec, UNFINISHED, VolumeSpec, describe, host_bytes, store_error, sync_dir,
 };
@@ -108,7 +109,7 @@ impl Catalogue {
                 Ok(())
             })?;
             Store::remove_outside(&self.dir(&next).join(STORE)).map_err(|source| store_error(&next, source))?;
-            let doomed = self.unfinished(&next);
+            let (doomed, _held) = (self.unfinished(&next), hold(&self.dir(&next))?);
             fs::rename(self.dir(&next), &doomed).map_err(CatalogueError::io("delete", &doomed))?;
             sync_dir(&self.root)?;
             fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))?;

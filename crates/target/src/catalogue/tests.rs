@@ -66,6 +66,34 @@ fn a_volume_in_use_stays() {
     catalogue.delete("x").unwrap();
 }
 
+/// A log is as large as what was written to it, and nothing else finds it under that name.
+#[test]
+fn what_a_crash_left_of_making_or_deleting_goes() {
+    let (dir, catalogue) = catalogue();
+    let made = catalogue.create(&VolumeSpec::plain("p", 1 << 20)).unwrap();
+    let (left, held) = (catalogue.unfinished(&made.name), catalogue.unfinished(&made.name));
+    for unfinished in [&left, &held] {
+        fs::create_dir_all(unfinished.join(STORE)).unwrap();
+        fs::write(unfinished.join(STORE).join("log"), "a log").unwrap();
+    }
+    fs::create_dir(dir.path().join(".snapshots")).unwrap();
+    let holding = unfinished::hold(&held).unwrap();
+    catalogue.clear_unfinished().unwrap();
+    assert!(!left.exists() && held.join(STORE).join("log").exists(), "somebody is at the other one");
+    assert!(dir.path().join(".snapshots").exists() && catalogue.show("p").is_ok(), "what is no leftover stays");
+    drop(holding);
+    catalogue.clear_unfinished().unwrap();
+    assert!(!held.exists());
+    // Whoever makes or deletes a volume holds it.
+    let clearing = |dir: &Path| {
+        catalogue.clear_unfinished().unwrap();
+        assert!(dir.exists(), "it is being made");
+        catalogue.fill(dir, &made)
+    };
+    let other = describe(&VolumeSpec::plain("q", 1 << 20), catalogue.root()).unwrap();
+    catalogue.place(&other, clearing).unwrap();
+}
+
 #[test]
 fn a_broken_description_is_named_and_can_be_deleted() {
     let (_dir, catalogue) = catalogue();
