@@ -18,6 +18,7 @@ use crate::operate::Operation;
 use crate::volume::{Access, Sealed, Volume};
 
 mod clones;
+mod description;
 mod succession;
 mod transfer;
 mod unfinished;
@@ -304,58 +305,6 @@ impl Catalogue {
             exports.extend(snapshots);
         }
         Ok(exports)
-    }
-
-    /// Changes a volume's description; seen whole or not at all. Others that change it, in this process or another, wait: nobody's
-    /// change is lost. What it is then.
-    ///
-    /// # Errors
-    /// [`CatalogueError`].
-    pub(crate) fn change(&self, name: &VolumeName, change: impl FnOnce(&mut Volume)) -> Result<Volume, CatalogueError> {
-        self.try_change(name, |volume| {
-            change(volume);
-            Ok(())
-        })
-    }
-
-    /// The same; nothing changes if it cannot be.
-    fn try_change(
-        &self,
-        name: &VolumeName,
-        change: impl FnOnce(&mut Volume) -> Result<(), CatalogueError>,
-    ) -> Result<Volume, CatalogueError> {
-        let name = name.volume();
-        let dir = self.dir(&name);
-        let _turn = self.description_turn(&name)?;
-        let before = self.load(&name)?;
-        let mut volume = before.clone();
-        change(&mut volume)?;
-        if volume == before {
-            return Ok(volume);
-        }
-        // A name of its own: an older build writes without the lock.
-        let temporary = dir.join(format!(".{DESCRIPTION}-{:016x}", random_u64()));
-        let path = dir.join(DESCRIPTION);
-        let written = write_synced(&temporary, volume.to_toml().as_bytes())
-            .and_then(|()| fs::rename(&temporary, &path).map_err(CatalogueError::io("replace", &path)));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&temporary);
-            return Err(error);
-        }
-        sync_dir(&dir)?;
-        Ok(volume)
-    }
-
-    /// While it lives nobody else changes a volume's description.
-    fn description_turn(&self, name: &VolumeName) -> Result<File, CatalogueError> {
-        let lock = self.dir(name).join(DESCRIPTION_LOCK);
-        let turn = match File::options().create(true).append(true).open(&lock) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
-            Err(source) => return Err(CatalogueError::Io { what: "lock", path: lock, source }),
-        };
-        turn.lock().map_err(CatalogueError::io("lock", &lock))?;
-        Ok(turn)
     }
 
     /// Changes who may use a volume; sessions that are there go on.

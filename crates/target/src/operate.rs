@@ -151,11 +151,12 @@ pub(crate) fn operate_served(shared: &Arc<Shared>, volume: &str, operation: &Ope
     // One at a time: each reads descriptions, does its step, and writes them.
     let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut served = Served { shared, store: described.store_name() };
-    let outcome = operate(&shared.catalogue, &mut served, &described, operation)?;
+    let outcome = operate(&shared.catalogue, &mut served, &described, operation);
+    // Also if it could not be written down: who has it open sees what it is.
     if matches!(operation, Operation::Resize { .. }) {
         shared.tell_all(|| Message::Order(Order::Resized { store: described.store_name() }));
     }
-    Ok(outcome)
+    outcome
 }
 
 pub(crate) fn load(catalogue: &Catalogue, volume: &str) -> Result<Volume, String> {
@@ -177,6 +178,10 @@ fn operate(
         if let Some(other) = now.successor.as_ref().or(now.succeeds.as_ref()) {
             return Err(CatalogueError::Moving { name: now.name.to_string(), other: other.to_string() }.to_string());
         }
+    }
+    if let Operation::Resize { .. } | Operation::SnapshotCreate { .. } | Operation::Clone { .. } = operation {
+        // What is done in the store cannot be taken back, or takes space: not where it could not be written down.
+        catalogue.rehearse_change(&volume.name).map_err(|error| error.to_string())?;
     }
     match operation {
         Operation::Describe => {}
@@ -213,7 +218,16 @@ fn operate(
         }
     }
     let contents = access.contents()?;
-    note(catalogue, volume, &contents)?;
+    match note(catalogue, volume, &contents) {
+        Err(problem) if *operation != Operation::Describe => {
+            return Err(format!(
+                "what was asked for is done, but could not be written down in the description of '{}', which happens when the \
+                 volume is opened the next time: {problem}",
+                volume.name
+            ));
+        }
+        _ => {}
+    }
     Ok(describe(volume, &contents, &access.pinned()?))
 }
 

@@ -14,6 +14,7 @@ use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, S
 
 use crate::config::Limits;
 use crate::names::VolumeName;
+use crate::operate::branch_of;
 use crate::protection::Protection;
 
 /// The version of `volume.toml` that this build writes.
@@ -232,7 +233,7 @@ impl Volume {
 
     /// Takes over what only the store knows for sure. Whether that was different.
     pub(crate) fn take_from(&mut self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> bool {
-        let names: Vec<String> = of_branch(snapshots, BranchId::VOLUME);
+        let names: Vec<String> = of_branch(snapshots, branch_of(self));
         let differs = self.geometry != info.geometry || self.snapshots != names;
         (self.geometry, self.snapshots) = (info.geometry, names);
         differs

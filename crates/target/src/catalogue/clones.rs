@@ -4,6 +4,8 @@
 
 use std::fs::{self, File};
 
+use strongroom_store::Store;
+
 use super::unfinished::hold;
 use super::{Catalogue, DESCRIPTION, LOCK, sync_dir, write_synced};
 use crate::error::CatalogueError;
@@ -18,6 +20,42 @@ impl Catalogue {
     pub fn clones_of(&self, name: &VolumeName) -> Result<Vec<Volume>, CatalogueError> {
         let volumes = self.names()?.into_iter().filter_map(|other| self.load(&other).ok());
         Ok(volumes.filter(|other| other.store_name() == *name && other.name != *name).collect())
+    }
+
+    /// Writes down of a volume and its clones what their store has, where a crash came between the store's step and theirs. The
+    /// volume's description then.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub(crate) fn mend(&self, volume: &Volume, store: &Store) -> Result<Volume, CatalogueError> {
+        let (info, snapshots) = (store.info(), store.snapshots());
+        let mend = |before: &Volume| {
+            let mut mended = before.clone();
+            if !mended.take_from(info, &snapshots) {
+                return Ok(mended);
+            }
+            let written = self.change(&before.name, |found| {
+                found.take_from(info, &snapshots);
+            });
+            match written {
+                // What is full or cannot be written to can still be read.
+                Err(CatalogueError::Io { what, path, source }) => {
+                    let path = path.display();
+                    tracing::warn!(volume = %mended.name, what, %path, error = %source, "a description is not what the store is");
+                    Ok(mended)
+                }
+                outcome => outcome,
+            }
+        };
+        for branch in store.branches() {
+            // Of one without a description, or with one that cannot be read, there is nothing to mend.
+            let clone = VolumeName::new(&branch.name).ok().and_then(|name| self.load(&name).ok());
+            let is_it = |clone: &Volume| clone.id == branch.volume_id && clone.clone_of.is_some();
+            if let Some(clone) = clone.filter(|clone| is_it(clone) && clone.store_name() == volume.name) {
+                mend(&clone)?;
+            }
+        }
+        mend(volume)
     }
 
     /// Removes the directory of a clone; its blocks are the store's to let go.

@@ -28,12 +28,15 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError::InUse`] while a target or another command has it; [`CatalogueError::Missing`]; else why it does not open.
     pub fn open_volume(&self, name: &str) -> Result<OpenVolume, CatalogueError> {
-        let volume = self.load(&VolumeName::new(name)?)?;
-        let name = volume.store_name();
+        let asked = VolumeName::new(name)?;
+        let name = self.load(&asked)?.store_name();
         let lock = self.lock(&name)?;
-        let opened =
-            Store::open(&self.store_dir(&name), &self.load(&name)?.open_options(&Limits::default()), Arc::new(|| {}));
+        let (base, dir) = (self.load(&name)?, self.store_dir(&name));
+        let opened = Store::open(&dir, &base.open_options(&Limits::default()), Arc::new(|| {}));
         let store = opened.map_err(|source| store_error(&name, source))?;
+        base.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
+        self.mend(&base, &store)?;
+        let volume = self.load(&asked)?;
         Ok(OpenVolume { catalogue: self.clone(), volume, store, _lock: lock })
     }
 

@@ -124,12 +124,7 @@ pub(super) fn open(
     }
     volume.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
     let target_name = names::target_name(&shared.settings().config.base_name, name);
-    if volume.take_from(store.info(), &store.snapshots()) {
-        let mend = |found: &mut Volume| {
-            found.take_from(store.info(), &store.snapshots());
-        };
-        volume = shared.catalogue.change(name, mend)?;
-    }
+    volume = shared.catalogue.mend(&volume, &store)?;
     let opener = opener_of(shared, &volume);
     let resealer = resealer_of(shared, &volume)?;
     Ok(OpenedUnit { volume, target_name, store, wrap, key_survived, opener, resealer, keeper, lock, ready })

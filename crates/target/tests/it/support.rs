@@ -92,6 +92,13 @@ impl Host {
         Host { target: Some(target), dir, node: target_key().public() }
     }
 
+    /// Over volumes that are there.
+    pub(crate) fn over(dir: tempfile::TempDir) -> Host {
+        let mut options = TargetOptions::new(config(dir.path()));
+        options.node_key = Some(target_key());
+        Host { target: Some(Target::start(options).unwrap()), dir, node: target_key().public() }
+    }
+
     pub(crate) fn handle(&self) -> &TargetHandle {
         self.target.as_ref().unwrap()
     }

@@ -47,14 +47,65 @@ fn a_volume_that_nobody_serves_grows_too() {
     assert!(catalogue.operate("none", &Operation::Describe).unwrap_err().contains("none"));
     // A crash before the description was written: the store is what counts.
     std::fs::write(dir.path().join("data/volume.toml"), before).unwrap();
-    let mut options = strongroom_target::TargetOptions::new(config(dir.path()));
-    options.node_key = Some(target_key());
-    let target = strongroom_target::Target::start(options).unwrap();
-    let host = Host { target: Some(target), dir, node: target_key().public() };
+    let host = Host::over(dir);
     let mut data = host.plain("data");
     assert_eq!(capacity(&mut data), 512);
     assert_eq!(host.handle().catalogue().show("data").unwrap().volume.geometry.bytes(), 2 * MIB);
     assert!(host.handle().catalogue().operate("data", &Operation::Describe).unwrap_err().contains("in use"));
+}
+
+#[test]
+fn what_a_crash_left_unsaid_of_clones_is_mended() {
+    let dir = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::open(dir.path()).unwrap();
+    catalogue.create(&VolumeSpec::plain("data", MIB)).unwrap();
+    catalogue.operate("data", &create("monday")).unwrap();
+    catalogue.operate("data", &clone("monday", "copy")).unwrap();
+    let description = dir.path().join("copy/volume.toml");
+    let before = std::fs::read_to_string(&description).unwrap();
+    catalogue.operate("data", &Operation::Resize { size_bytes: 2 * MIB }).unwrap();
+    catalogue.operate("copy", &create("tuesday")).unwrap();
+    let after = std::fs::read_to_string(&description).unwrap();
+    assert_ne!(before, after);
+    // The store did both; a command that opens it for its volume comes to the clone's description.
+    std::fs::write(&description, &before).unwrap();
+    catalogue.operate("data", &Operation::Describe).unwrap();
+    assert_eq!(std::fs::read_to_string(&description).unwrap(), after);
+    // So does a target.
+    std::fs::write(&description, &before).unwrap();
+    let host = Host::over(dir);
+    assert_eq!(capacity(&mut host.plain("copy")), 512);
+    assert_eq!(capacity(&mut host.plain("copy:tuesday")), 512);
+    assert_eq!(std::fs::read_to_string(&description).unwrap(), after);
+}
+
+#[test]
+fn what_cannot_be_written_down_is_not_done_and_the_volume_opens_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::open(dir.path()).unwrap();
+    catalogue.create(&VolumeSpec::plain("data", MIB)).unwrap();
+    let (description, lock) = (dir.path().join("data/volume.toml"), dir.path().join("data/.volume.toml.lock"));
+    let before = std::fs::read_to_string(&description).unwrap();
+    let grow = Operation::Resize { size_bytes: 2 * MIB };
+    // Stands for a file system that is full: nothing can be written where this is.
+    std::fs::create_dir(&lock).unwrap();
+    for operation in [&grow, &create("monday")] {
+        let refused = catalogue.operate("data", operation).unwrap_err();
+        assert!(refused.contains("volume.toml") && !refused.contains("is done"), "{refused}");
+    }
+    std::fs::remove_dir(&lock).unwrap();
+    assert!(catalogue.operate("data", &Operation::Describe).unwrap().snapshots.is_empty());
+    assert_eq!(catalogue.show("data").unwrap().volume.geometry.bytes(), MIB, "a volume does not shrink again");
+    // It filled up after the store's step.
+    catalogue.operate("data", &grow).unwrap();
+    std::fs::write(&description, &before).unwrap();
+    std::fs::remove_file(&lock).unwrap();
+    std::fs::create_dir(&lock).unwrap();
+    let host = Host::over(dir);
+    assert_eq!(capacity(&mut host.plain("data")), 512);
+    assert_eq!(std::fs::read_to_string(&description).unwrap(), before);
+    let refused = operate(&host, "data", create("monday")).unwrap_err();
+    assert!(refused.contains("volume.toml"), "{refused}");
 }
 
 #[test]
@@ -115,6 +166,26 @@ fn a_snapshot_is_a_target_of_its_own_that_cannot_be_written() {
 }
 
 #[test]
+fn a_snapshot_is_of_the_volume_or_clone_that_it_was_taken_of() {
+    let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
+    let mut data = host.plain("data");
+    operate(&host, "data", create("monday")).unwrap();
+    operate(&host, "data", clone("monday", "copy")).unwrap();
+    let mut copy = host.plain("copy");
+    copy.write(0, &pattern(2, 4));
+    operate(&host, "copy", create("tuesday")).unwrap();
+    data.write(0, &pattern(1, 4));
+    operate(&host, "data", create("wednesday")).unwrap();
+    copy.write(0, &pattern(3, 4));
+    data.write(0, &pattern(3, 4));
+    assert_eq!(host.plain("data:wednesday").read(0, 4), pattern(1, 4));
+    assert_eq!(host.plain("copy:tuesday").read(0, 4), pattern(2, 4));
+    for other in ["data:tuesday", "copy:monday"] {
+        assert!(Initiator::log_in(&host, None, normal(ALICE, other)).is_err(), "{other}");
+    }
+}
+
+#[test]
 fn a_rollback_needs_the_volume_for_itself() {
     let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
     let mut data = host.plain("data");
@@ -172,26 +243,6 @@ fn a_clone_is_a_volume_that_shares_a_store() {
     assert!(Initiator::log_in(&host, None, normal(ALICE, "copy")).is_err());
     operate(&host, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).unwrap();
     assert_eq!(host.plain("data").read(1, 1), pattern(8, 1));
-}
-
-#[test]
-fn a_snapshot_is_of_the_volume_or_clone_that_it_was_taken_of() {
-    let host = Host::start(&[VolumeSpec::plain("data", MIB)]);
-    let mut data = host.plain("data");
-    operate(&host, "data", create("monday")).unwrap();
-    operate(&host, "data", clone("monday", "copy")).unwrap();
-    let mut copy = host.plain("copy");
-    copy.write(0, &pattern(2, 4));
-    operate(&host, "copy", create("tuesday")).unwrap();
-    data.write(0, &pattern(1, 4));
-    operate(&host, "data", create("wednesday")).unwrap();
-    copy.write(0, &pattern(3, 4));
-    data.write(0, &pattern(3, 4));
-    assert_eq!(host.plain("data:wednesday").read(0, 4), pattern(1, 4));
-    assert_eq!(host.plain("copy:tuesday").read(0, 4), pattern(2, 4));
-    for other in ["data:tuesday", "copy:monday"] {
-        assert!(Initiator::log_in(&host, None, normal(ALICE, other)).is_err(), "{other}");
-    }
 }
 
 #[test]
