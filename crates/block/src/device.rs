@@ -97,7 +97,7 @@ pub struct Completion {
 ///
 /// A request that was submitted always completes, once. One consumer takes the completions.
 pub trait BlockDevice: Send + Sync {
-    /// The shape of the device; constant while it is attached.
+    /// The shape of the device. While it is attached its blocks stay as large as they are, and can only become more.
     fn geometry(&self) -> Geometry;
     /// Hands a request over. Blocks only while the device's queue of requests is at its limit.
     fn submit(&self, token: Token, request: Request);

@@ -1,6 +1,6 @@
 //! The front end that any program can use: a volume as one file in a FUSE mount.
 //!
-//! The file is named after the volume, has its size, and never grows. Direct I/O only: nothing is cached between
+//! The file is named after the volume and has its size, also when that grows ([`ShownSize`]). Direct I/O only: nothing is cached between
 //! initiators, and what a program wrote is with the target when its `write` returns. Requests are answered from the
 //! thread that takes the device's completions, in any order, so the kernel can keep many in flight.
 //! Absent: any knowledge of the network. This room sees a [`BlockDevice`].
@@ -20,13 +20,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{Config, MountOption, Notifier, Session, SessionACL};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use strongroom_block::{BlockDevice, DeviceError};
 
 use crate::blocking::flush_blocking;
-use filesystem::VolumeFile;
+use filesystem::{FILE, VolumeFile};
 use pending::Pending;
 
 /// Largest write or read that the kernel sends in one piece, in bytes: its own limit is 256 pages by default.
@@ -105,13 +105,32 @@ pub enum FuseError {
 #[derive(Debug)]
 pub struct FuseMount {
     mount_point: PathBuf,
-    file_path: PathBuf,
+    shown: ShownSize,
     device: DeviceHandle,
     session: Option<JoinHandle<io::Result<()>>>,
     replies: Option<JoinHandle<()>>,
     pending: Arc<Pending>,
     /// Readable once the kernel ended the mount, from inside or outside.
     ended: Arc<rustix::fd::OwnedFd>,
+}
+
+/// What the kernel knows of the file's size.
+#[derive(Clone, Debug)]
+pub struct ShownSize {
+    notifier: Notifier,
+    file_path: PathBuf,
+}
+
+impl ShownSize {
+    /// Has the kernel ask again, after the device has grown; returns what the file has then, in bytes.
+    ///
+    /// # Errors
+    /// What the kernel says; so if the mount has ended.
+    pub fn refresh(&self) -> io::Result<u64> {
+        // Attributes alone: of data nothing is cached.
+        self.notifier.inval_inode(FILE, -1, 0)?;
+        Ok(self.file_path.metadata()?.len())
+    }
 }
 
 struct DeviceHandle(Arc<dyn BlockDevice>);
@@ -146,6 +165,7 @@ impl FuseMount {
         let pending = Arc::new(Pending::default());
         let file = VolumeFile::new(device.clone(), pending.clone(), options);
         let session = Session::new(file, &mount_point, &session_config(options)).map_err(failed)?;
+        let shown = ShownSize { notifier: session.notifier(), file_path: mount_point.join(name) };
         let ended = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(e.into()))?);
         let replies = {
             let (device, pending) = (device.clone(), pending.clone());
@@ -162,11 +182,10 @@ impl FuseMount {
             };
             std::thread::Builder::new().name("fuse-session".into()).spawn(body).map_err(failed)?
         };
-        let file_path = mount_point.join(name);
-        tracing::info!(file = %file_path.display(), bytes = device.geometry().bytes(), "volume attached as a file");
+        tracing::info!(file = %shown.file_path.display(), bytes = device.geometry().bytes(), "volume attached as a file");
         Ok(FuseMount {
             mount_point,
-            file_path,
+            shown,
             device: DeviceHandle(device),
             session: Some(serve),
             replies: Some(replies),
@@ -177,7 +196,12 @@ impl FuseMount {
 
     /// The volume's file.
     pub fn file_path(&self) -> &Path {
-        &self.file_path
+        &self.shown.file_path
+    }
+
+    /// The file's size, to be refreshed when the device has grown, from any thread.
+    pub fn shown_size(&self) -> ShownSize {
+        self.shown.clone()
     }
 
     /// The directory that was mounted on.
@@ -204,7 +228,7 @@ impl FuseMount {
             .read(true)
             .write(!read_only)
             .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
-            .open(&self.file_path)
+            .open(self.file_path())
     }
 
     /// Asks the kernel to end the mount, without waiting. With `lazy` the directory is freed at once and the file goes on

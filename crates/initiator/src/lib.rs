@@ -93,7 +93,7 @@ pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_
 pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
-    ConnectionStatus, EngineCounters, Erased, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
+    ConnectionStatus, EngineCounters, Erased, Growth, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
     ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport, inquire,
 };
 pub use strongroom_channel::Scheme;

@@ -17,6 +17,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 const LOOP_SET_STATUS64_BYTES: usize = 232;
 const LOOP_CLR_FD: libc::c_ulong = 0x4C01;
+const LOOP_SET_CAPACITY: libc::c_ulong = 0x4C07;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_READ_ONLY: u32 = 1;
@@ -189,6 +190,19 @@ impl Drop for LoopDevice {
             let error = io::Error::last_os_error();
             tracing::warn!(device = %self.path.display(), %error, "the loop device keeps its file; losetup -d frees it");
         }
+    }
+}
+
+/// Gives a loop device, `/dev/loopN`, the size that its file has now.
+///
+/// # Errors
+/// What the kernel says.
+pub fn refresh_size(path: &Path) -> io::Result<()> {
+    let device = File::open(path)?;
+    // SAFETY: LOOP_SET_CAPACITY takes no argument; the descriptor is open.
+    match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token};
@@ -14,6 +15,8 @@ use crate::completion::{CompletionQueue, device_error, lock};
 #[derive(Debug)]
 pub struct MemoryDevice {
     geometry: Geometry,
+    /// Blocks that there are now.
+    blocks: AtomicU64,
     state: Mutex<State>,
     completions: CompletionQueue,
 }
@@ -43,7 +46,13 @@ pub struct MemoryCounts {
 impl MemoryDevice {
     /// A device of zeros.
     pub fn new(geometry: Geometry) -> MemoryDevice {
-        MemoryDevice { geometry, state: Mutex::default(), completions: CompletionQueue::default() }
+        let blocks = AtomicU64::new(geometry.blocks);
+        MemoryDevice { geometry, blocks, state: Mutex::default(), completions: CompletionQueue::default() }
+    }
+
+    /// From now on it has so many blocks.
+    pub fn grow_to(&self, blocks: u64) {
+        self.blocks.fetch_max(blocks, Ordering::Relaxed);
     }
 
     /// From now on every request that touches `lba` fails in this way.
@@ -83,7 +92,7 @@ impl MemoryDevice {
             Request::Flush => (Lba(0), 0),
             Request::Discard { lba, count } => (*lba, *count),
         };
-        if !self.geometry.contains(lba, count) {
+        if !self.geometry().contains(lba, count) {
             return Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), "outside the device"));
         }
         for (bad, kind) in &state.bad {
@@ -124,7 +133,7 @@ impl MemoryDevice {
 
 impl BlockDevice for MemoryDevice {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.geometry }
     }
 
     fn submit(&self, token: Token, request: Request) {

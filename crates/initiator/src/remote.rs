@@ -16,6 +16,7 @@ mod beforehand;
 mod driver;
 mod engine;
 mod erase;
+mod grow;
 mod intake;
 mod keeper;
 mod nexus;
@@ -59,6 +60,7 @@ pub use beforehand::SealedWrite;
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
 pub use erase::Erased;
+pub use grow::Growth;
 pub use keeper::KeyStatus;
 pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};
@@ -187,7 +189,7 @@ impl RemoteDevice {
         Ok(device)
     }
 
-    /// What the unit said about itself when it was attached.
+    /// What the unit said about itself when it was attached. (It may have grown since: [`BlockDevice::geometry`].)
     pub fn unit(&self) -> &UnitDescription {
         &self.unit
     }
@@ -244,7 +246,7 @@ impl RemoteDevice {
     /// What the target says.
     pub fn format(&self) -> Result<(), DeviceError> {
         self.writable(None)?;
-        let work = self.discard_work(Lba(0), self.unit.geometry.blocks)?;
+        let work = self.discard_work(Lba(0), self.geometry().blocks)?;
         self.intake.ask(work, 0)?;
         self.flush()
     }
@@ -256,7 +258,7 @@ impl RemoteDevice {
     /// `OutOfRange` if it is refused; what the target says.
     pub fn format_grown(&self, from: Lba) -> Result<(), DeviceError> {
         self.writable(None)?;
-        let blocks = self.unit.geometry.blocks;
+        let blocks = self.geometry().blocks;
         let refused = |what: &str| device_error(DeviceErrorKind::OutOfRange, Some(from), what);
         if from.0 == 0 || from.0 >= blocks {
             return Err(refused("the volume did not grow from there; give the size that it had before"));
@@ -371,10 +373,11 @@ impl RemoteDevice {
     }
 
     fn check_range(&self, lba: Lba, count: u64) -> Result<(), DeviceError> {
-        if count > 0 && self.unit.geometry.contains(lba, count) {
+        let geometry = self.geometry();
+        if count > 0 && geometry.contains(lba, count) {
             return Ok(());
         }
-        let message = format!("{count} blocks from {lba} on are not inside the {} blocks", self.unit.geometry.blocks);
+        let message = format!("{count} blocks from {lba} on are not inside the {} blocks", geometry.blocks);
         Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message))
     }
 
@@ -462,7 +465,7 @@ impl RemoteDevice {
 
 impl BlockDevice for RemoteDevice {
     fn geometry(&self) -> Geometry {
-        self.unit.geometry
+        self.intake.grown(self.unit.geometry)
     }
 
     fn submit(&self, token: Token, request: Request) {

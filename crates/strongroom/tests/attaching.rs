@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use stage::{Said, World, can_mount, eventually, noise, run};
+use stage::{Said, World, can_mount, eventually, has, noise, run};
 
 /// An attachment in the background of a test; detached by name, or killed when dropped.
 struct Attachment<'a> {
@@ -209,6 +209,76 @@ fn what_is_unmounted_from_outside_waits_for_its_target_in_peace() {
     // What it wrote may have been lost with the target: it stays until that is back.
     let server = world.serve();
     eventually("it ends by itself", || !run(&["detach", "--list"]).ok().contains(&directory));
+    server.stop();
+}
+
+/// Grows a volume under a mounted file system, and fills it. A sealed one only grows when its new part is sealed.
+fn grows_while_mounted(world: &World, is_sealed: bool) {
+    if !can_mount() || !has("resize2fs") || !has("mkfs.ext4") {
+        return;
+    }
+    let alice = |arguments: &[&str]| match is_sealed {
+        true => world.alice(arguments),
+        false => world.alice_without_key(arguments),
+    };
+    let (directory, mounted, url) = (world.text("attached"), world.text("mounted"), world.url("vault"));
+    let file = format!("{directory}/vault");
+    alice(&["attach", &url, "--to", &directory]).ok();
+    let attachment = Attachment { world, directory: directory.clone() };
+    assert!(Command::new("mkfs.ext4").args(["-q", "-b", "4096", &file]).status().unwrap().success());
+    attachment.detach().ok();
+    let said = alice(&["attach", &url, "--to", &directory, "--mount", &mounted]);
+    let log = said.stderr.trim_end().rsplit(' ').next().unwrap().to_owned();
+    said.ok();
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let mut mounts = mounts.lines().filter_map(|line| line.split_once(' '));
+    let (device, _) = mounts.find(|(_, rest)| rest.starts_with(&format!("{mounted} "))).expect("it is mounted");
+    let sizes = || {
+        let loop_device = fs::read_to_string(device.replace("/dev", "/sys/class/block") + "/size").unwrap();
+        (fs::metadata(&file).unwrap().len(), loop_device.trim().parse::<u64>().unwrap() * 512)
+    };
+    let (small, large) = (64 << 20, 192 << 20);
+    assert_eq!(sizes(), (small, small));
+    fs::write(format!("{mounted}/before"), noise(3, 20 << 20)).unwrap();
+    // Something is at work all the while.
+    let held = File::options().read(true).write(true).open(format!("{mounted}/before")).unwrap();
+    run(&["volume", "resize", "vault", "--size", "192MiB", "--root", &world.text("volumes")]).ok();
+    if is_sealed {
+        eventually("it is told what is missing", || fs::read_to_string(&log).unwrap().contains("volume grow URL"));
+        assert_eq!(sizes(), (small, small));
+        alice(&["volume", "grow", &url, "--from", "64MiB"]).ok();
+    }
+    eventually("it has grown", || sizes() == (large, large));
+    held.write_all_at(&noise(4, 4096), 0).unwrap();
+    assert!(Command::new("resize2fs").arg(&device).output().unwrap().status.success());
+    let contents = noise(5, 100 << 20);
+    fs::write(format!("{mounted}/after"), &contents).unwrap();
+    held.sync_all().unwrap();
+    drop(held);
+    attachment.detach().ok();
+    alice(&["attach", &url, "--to", &directory, "--mount", &mounted]).ok();
+    assert!(fs::read(format!("{mounted}/after")).unwrap() == contents);
+    assert!(fs::read(format!("{mounted}/before")).unwrap()[..4096] == noise(4, 4096));
+    attachment.detach().ok();
+    alice(&["attach", &url, "--to", &directory]).ok();
+    let clean = Command::new("fsck.ext4").args(["-f", "-n", &file]).output().unwrap();
+    assert!(clean.status.success(), "{}", String::from_utf8_lossy(&clean.stdout));
+    attachment.detach().ok();
+}
+
+#[test]
+fn a_plain_volume_grows_under_a_mounted_file_system() {
+    let world = World::new();
+    world.create(&["vault", "--size", "64MiB", "--plain"]).ok();
+    let server = world.serve();
+    grows_while_mounted(&world, false);
+    server.stop();
+}
+
+#[test]
+fn a_sealed_volume_grows_under_a_mounted_file_system() {
+    let (world, server) = World::sealed("vault", "64MiB");
+    grows_while_mounted(&world, true);
     server.stop();
 }
 

@@ -16,8 +16,8 @@ use super::pending::{PartsReply, Pending};
 use super::{FuseOptions, MAX_WRITE_BYTES};
 
 const ROOT: INodeNo = INodeNo(1);
-const FILE: INodeNo = INodeNo(2);
-/// Attributes never change while attached.
+pub(super) const FILE: INodeNo = INodeNo(2);
+/// Attributes change only when the volume grows, which the kernel is told ([`super::ShownSize`]).
 const ATTRIBUTES_VALID: Duration = Duration::from_secs(3600);
 /// Requests that the kernel may keep waiting in the background (asynchronous direct I/O).
 const MAX_BACKGROUND: u16 = 256;
@@ -28,26 +28,27 @@ pub(super) struct VolumeFile {
     pending: Arc<Pending>,
     name: std::ffi::OsString,
     read_only: bool,
-    geometry: Geometry,
     attached_at: SystemTime,
 }
 
 impl VolumeFile {
     pub(super) fn new(device: Arc<dyn BlockDevice>, pending: Arc<Pending>, options: &FuseOptions) -> VolumeFile {
-        let geometry = device.geometry();
         VolumeFile {
             device,
             pending,
             name: options.file_name.clone().into(),
             read_only: options.read_only,
-            geometry,
             attached_at: SystemTime::now(),
         }
     }
 
+    fn geometry(&self) -> Geometry {
+        self.device.geometry()
+    }
+
     fn attributes(&self, ino: INodeNo) -> FileAttr {
         let is_file = ino == FILE;
-        let size = if is_file { self.geometry.bytes() } else { 0 };
+        let size = if is_file { self.geometry().bytes() } else { 0 };
         FileAttr {
             ino,
             size,
@@ -66,7 +67,7 @@ impl VolumeFile {
             uid: rustix::process::getuid().as_raw(),
             gid: rustix::process::getgid().as_raw(),
             rdev: 0,
-            blksize: self.geometry.block_size.bytes(),
+            blksize: self.geometry().block_size.bytes(),
             flags: 0,
         }
     }
@@ -126,7 +127,7 @@ impl Filesystem for VolumeFile {
         }
     }
 
-    /// As on a block device: the size stands, and `O_TRUNC` (a size of 0) means nothing. Times are not kept; mode and
+    /// As on a block device: the size is not the user's to change, and `O_TRUNC` (a size of 0) means nothing. Times are not kept; mode and
     /// owner do not change.
     fn setattr(
         &self,
@@ -150,7 +151,7 @@ impl Filesystem for VolumeFile {
             return reply.error(Errno::EPERM);
         }
         match size {
-            Some(size) if size != 0 && size != self.geometry.bytes() => reply.error(Errno::EINVAL),
+            Some(size) if size != 0 && size != self.geometry().bytes() => reply.error(Errno::EINVAL),
             _ => reply.attr(&ATTRIBUTES_VALID, &self.attributes(ino)),
         }
     }
@@ -176,11 +177,11 @@ impl Filesystem for VolumeFile {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let len = u64::from(size).min(self.geometry.bytes().saturating_sub(offset));
+        let len = u64::from(size).min(self.geometry().bytes().saturating_sub(offset));
         if len == 0 {
             return reply.data(&[]);
         }
-        let shift = self.geometry.block_size.shift();
+        let shift = self.geometry().block_size.shift();
         let (first, end) = (offset >> shift, (offset + len).div_ceil(1 << shift));
         let buffer = BufferMut::zeroed(((end - first) << shift) as usize);
         let skip_bytes = (offset - (first << shift)) as usize;
@@ -202,7 +203,7 @@ impl Filesystem for VolumeFile {
         if self.read_only {
             return reply.error(Errno::EROFS);
         }
-        let len = (data.len() as u64).min(self.geometry.bytes().saturating_sub(offset));
+        let len = (data.len() as u64).min(self.geometry().bytes().saturating_sub(offset));
         if len == 0 && !data.is_empty() {
             return reply.error(Errno::ENOSPC);
         }
@@ -211,11 +212,11 @@ impl Filesystem for VolumeFile {
         let data = Buffer::copy_from(&data[..len as usize]);
         let requests = std::cell::RefCell::new(Vec::with_capacity(1));
         cut_at_blocks(
-            self.geometry,
+            self.geometry(),
             offset,
             len,
             |lba, count, at| {
-                let bytes = (count << self.geometry.block_size.shift()) as usize;
+                let bytes = (count << self.geometry().block_size.shift()) as usize;
                 let data = data.slice(at as usize..at as usize + bytes);
                 requests.borrow_mut().push(Request::Write { lba, data, fua });
             },
@@ -260,10 +261,10 @@ impl Filesystem for VolumeFile {
         if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
-        let len = length.min(self.geometry.bytes().saturating_sub(offset));
+        let len = length.min(self.geometry().bytes().saturating_sub(offset));
         let requests = std::cell::RefCell::new(Vec::with_capacity(1));
         cut_at_blocks(
-            self.geometry,
+            self.geometry(),
             offset,
             len,
             |lba, count, _| requests.borrow_mut().push(Request::Discard { lba, count }),
@@ -293,8 +294,8 @@ impl Filesystem for VolumeFile {
     }
 
     fn statfs(&self, _req: &FuseRequest, _ino: INodeNo, reply: ReplyStatfs) {
-        let block_bytes = self.geometry.block_size.bytes();
-        reply.statfs(self.geometry.blocks, 0, 0, 1, 0, block_bytes, 255, block_bytes);
+        let block_bytes = self.geometry().block_size.bytes();
+        reply.statfs(self.geometry().blocks, 0, 0, 1, 0, block_bytes, 255, block_bytes);
     }
 
     // One file, for good: nothing can be made, removed or renamed.

@@ -129,6 +129,11 @@ impl ReadAhead {
         1 << self.shift
     }
 
+    /// The volume has so many blocks now.
+    pub(crate) fn grow_to(&mut self, blocks: u64) {
+        self.blocks = self.blocks.max(blocks);
+    }
+
     /// How much is fetched ahead of a stream at most.
     pub(crate) fn set_bytes_max(&mut self, bytes: u64) {
         self.bytes_max = bytes.max(FETCH_BYTES_MAX);

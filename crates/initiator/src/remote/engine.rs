@@ -95,7 +95,7 @@ struct Op {
 enum OpWork {
     Plain(Work),
     Part(Box<Part>),
-    /// READ VERSION, GET LBA STATUS and probes keep what they found here.
+    /// READ VERSION, GET LBA STATUS, READ CAPACITY and probes keep what they found here.
     Asking(Work, Box<Found>),
 }
 
@@ -135,6 +135,8 @@ pub struct EngineCounters {
     pub guarded_retries: u64,
     /// Blocks that did not open, or could not be read.
     pub blocks_failed: u64,
+    /// How often the unit said that its size has changed.
+    pub size_changes: u64,
 }
 
 #[derive(Debug)]
@@ -264,7 +266,9 @@ impl Engine {
                 (Range::new(*lba, u64::from(*count)), false)
             }
             Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
-            Work::Flush | Work::Verified { .. } | Work::TakePlace => (Range { start: 0, end: 0 }, false),
+            Work::Flush | Work::Verified { .. } | Work::TakePlace | Work::Capacity => {
+                (Range { start: 0, end: 0 }, false)
+            }
         };
         let mut work = match work {
             Work::WritePart { lba, offset_bytes, data, fua } => {
@@ -272,6 +276,7 @@ impl Engine {
             }
             Work::ProbeHole { .. }
             | Work::LbaStatus { .. }
+            | Work::Capacity
             | Work::ReadVersion { .. }
             | Work::Survey { .. }
             | Work::ResealBlock { .. }

@@ -3,7 +3,7 @@
 //!
 //! The front ends of an attachment are files and block devices, which take no SCSI commands: who wants this asks here.
 
-use strongroom_block::{DeviceError, DeviceErrorKind};
+use strongroom_block::{BlockDevice, DeviceError, DeviceErrorKind};
 
 use super::RemoteDevice;
 use super::work::Work;
@@ -57,7 +57,7 @@ impl RemoteDevice {
         let epoch = began;
         let mut is_given_back = self.unit.sealed.is_some_and(|sealed| sealed.heeds_keys_destroyed);
         if is_given_back {
-            let work = Work::CryptoErase { epoch, blocks: self.unit.geometry.blocks };
+            let work = Work::CryptoErase { epoch, blocks: self.geometry().blocks };
             match self.intake.ask(work, 0) {
                 Ok(_) => {}
                 Err(error) if error.kind == DeviceErrorKind::Refused => {

@@ -1,10 +1,10 @@
 //! The door between callers and the engine's thread: requests in, within named limits, and completions out.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
-use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Lba, Token};
+use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Token};
 use strongroom_net::Waker;
 
 use super::previous::{FailedRead, Previous};
@@ -26,6 +26,8 @@ pub(super) struct Intake {
     limits: Limits,
     /// Up to how many bytes of a write whoever submits it seals them; what is larger, the pipeline does.
     seal_here_bytes_max: AtomicUsize,
+    /// What the device has grown to since it was attached, in blocks; 0: it has not.
+    grown_blocks: AtomicU64,
 }
 
 #[derive(Default)]
@@ -87,6 +89,20 @@ impl Intake {
             waker,
             limits,
             seal_here_bytes_max: AtomicUsize::new(seal_here_bytes_max),
+            grown_blocks: AtomicU64::new(0),
+        }
+    }
+
+    /// The shape, as it is now, of the device that was attached with that one.
+    pub(super) fn grown(&self, attached: Geometry) -> Geometry {
+        Geometry { blocks: attached.blocks.max(self.grown_blocks.load(Ordering::Relaxed)), ..attached }
+    }
+
+    /// From now on the device has so many blocks, unless it has more.
+    pub(super) fn grow_to(&self, blocks: u64) {
+        self.grown_blocks.fetch_max(blocks, Ordering::Relaxed);
+        if let Some(ahead) = self.ahead.get() {
+            lock(ahead).grow_to(blocks);
         }
     }
 
@@ -368,6 +384,12 @@ impl Intake {
 
     pub(super) fn is_abandoned(&self) -> bool {
         lock(&self.state).abandoned
+    }
+
+    /// Whether nothing more comes of it.
+    pub(super) fn is_ending(&self) -> bool {
+        let state = lock(&self.state);
+        state.detaching || state.abandoned
     }
 
     pub(super) fn is_detaching(&self) -> bool {

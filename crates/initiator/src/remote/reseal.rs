@@ -9,7 +9,7 @@
 use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use strongroom_block::{BufferMut, DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{BlockDevice, BufferMut, DeviceError, DeviceErrorKind, Lba};
 
 use super::RemoteDevice;
 use super::work::{Answer, NewOp, Reply, Survey, Work};
@@ -94,7 +94,7 @@ impl RemoteDevice {
         };
         self.writable(None)?;
         self.unit.check_reseal()?;
-        let blocks = self.unit.geometry.blocks;
+        let blocks = self.geometry().blocks;
         let done =
             ResealProgress { next: from, blocks, resealed: 0, absent_resealed: 0, bad: 0, missed: 0, moved_bytes: 0 };
         let mut pass = Pass { device: self, epoch: keys.epoch, done, bad_blocks: Vec::new(), absence_max: u64::MAX };

@@ -5,7 +5,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{BufferMut, DeviceError, DeviceErrorKind, Lba, StoreSequence};
+use strongroom_block::{BlockDevice, BufferMut, DeviceError, DeviceErrorKind, Lba, StoreSequence};
 
 use super::RemoteDevice;
 use super::versions::Step;
@@ -62,7 +62,7 @@ impl RemoteDevice {
                 "the volume is plain: there is no seal to verify; 'strongroom store check' reads its checksums";
             return Err(device_error(DeviceErrorKind::Refused, None, message));
         }
-        let blocks = self.unit.geometry.blocks;
+        let blocks = self.geometry().blocks;
         let mut bad_blocks = Vec::new();
         let mut done = VerifyProgress { next: from, blocks, opened: 0, absent: 0, bad: 0 };
         while done.next.0 < blocks && progress(&done).is_continue() {

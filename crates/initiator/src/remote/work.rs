@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::SyncSender;
 
-use strongroom_block::{Buffer, BufferMut, DeviceError, HoleRecord, Lba, SealRecord, StoreSequence, Token};
+use strongroom_block::{Buffer, BufferMut, DeviceError, Geometry, HoleRecord, Lba, SealRecord, StoreSequence, Token};
 use strongroom_scsi::provisioning::LbaStatus;
 
 use super::sealing::Records;
@@ -68,6 +68,8 @@ pub(super) enum Work {
         lba: Lba,
         count: u32,
     },
+    /// How large the unit is now.
+    Capacity,
     /// What the target says of `lba` and what follows: a hint.
     LbaStatus {
         lba: Lba,
@@ -134,6 +136,7 @@ impl Work {
             | Work::Flush
             | Work::ProbeHole { .. }
             | Work::LbaStatus { .. }
+            | Work::Capacity
             | Work::ReadVersion { .. }
             | Work::Survey { .. }
             | Work::Verified { .. }
@@ -157,6 +160,8 @@ pub(super) enum Answer {
     /// Whether it was still as expected.
     Resealed(bool),
     LbaStatus(Option<LbaStatus>),
+    /// `None`: nothing that a disk can be.
+    Capacity(Option<Geometry>),
     /// `None`: no such version.
     Version(Option<Version>),
 }

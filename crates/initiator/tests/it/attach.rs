@@ -15,8 +15,7 @@ use strongroom_initiator::{
     AttachError, ExpectedUnit, KeyFileSource, RemoteDevice, discard_blocking, flush_blocking, inquire, read_blocking,
     write_blocking, write_part_blocking,
 };
-use strongroom_target::operate::Operation;
-use strongroom_target::{Catalogue, VolumeSpec};
+use strongroom_target::VolumeSpec;
 
 const BLOCK: usize = 4096;
 /// Nothing here takes so long unless it hangs.
@@ -257,23 +256,6 @@ fn a_restart_of_the_target_is_survived_in_the_midst_of_writes() {
     let status = device.status();
     assert!(status.connections >= 2 && status.is_connected, "{status:?}");
     device.detach().unwrap();
-}
-
-/// An attachment keeps the size that its users were told, and the volume is still the same.
-#[test]
-fn a_volume_that_grew_meanwhile_is_still_the_same() {
-    let mut host = Host::start(&[VolumeSpec::plain("disk", SIZE)]);
-    let device = host.attach("disk");
-    write_blocking(&device, Lba(3), block(3), false).unwrap();
-    host.stop();
-    let grow = Operation::Resize { size_bytes: 2 * SIZE };
-    Catalogue::open(host.dir.path()).unwrap().operate("disk", &grow).unwrap();
-    host.start_again();
-    assert!(read_blocking(&device, Lba(3), 1).unwrap()[..] == [3; BLOCK]);
-    assert_eq!(device.geometry().bytes(), SIZE);
-    device.detach().unwrap();
-    let device = host.attach("disk");
-    assert_eq!(device.geometry().bytes(), 2 * SIZE);
 }
 
 /// Whoever gives an attachment up gets it at once, and everybody who waits for it too.

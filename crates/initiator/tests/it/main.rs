@@ -10,6 +10,7 @@ mod custody_target;
 mod damage;
 mod epochs;
 mod file_system;
+mod growing;
 mod hostile_peers;
 mod open_at_target;
 mod pipelined;

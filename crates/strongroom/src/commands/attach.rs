@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
-use strongroom_initiator::loopdev::{FileSystemMount, LoopDevice};
+use strongroom_initiator::loopdev::{self, FileSystemMount, LoopDevice};
 use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl, safety};
 
 use crate::access::AccessArgs;
@@ -131,6 +131,9 @@ fn serve(args: AttachArgs) -> Result<()> {
     let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;
     end_when_forced(force, &device)?;
     let attached = show(&args, device)?;
+    if !args.url.is_snapshot() {
+        attached.follow_growth()?;
+    }
     let directory = attached.fuse.mount_point().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
     let mut registration = Registration::new(args.url.place(), &directory, mount.as_deref())?;
@@ -268,6 +271,27 @@ impl Attached {
              have to write is not counted in that. Wait until it is back, or give them up with: strongroom detach --force {}",
             self.fuse.mount_point().display()
         ))
+    }
+
+    /// Lets the file, and the loop device on it, grow with the volume. In a thread of its own: the kernel asks the file for its size,
+    /// and must not keep this one, which is there to detach.
+    fn follow_growth(&self) -> Result<()> {
+        let file = self.fuse.shown_size();
+        let loop_path = self.file_system.as_ref().map(|file_system| file_system.device().path().to_owned());
+        self.device.follow_growth(move |_| {
+            if let Err(error) = file.refresh() {
+                return tracing::warn!(%error, "the file keeps its size until the volume is attached again");
+            }
+            let Some(path) = &loop_path else { return };
+            let device = path.display();
+            match loopdev::refresh_size(path) {
+                Ok(()) => {
+                    tracing::info!(%device, "the loop device has grown too, and can be filled: resize2fs, xfs_growfs")
+                }
+                Err(error) => tracing::warn!(%device, %error, "the loop device keeps its size; try losetup -c"),
+            }
+        })?;
+        Ok(())
     }
 
     /// Undoes the attachment. If something still uses it, hands it back in working order, with the reason.

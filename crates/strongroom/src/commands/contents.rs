@@ -230,7 +230,8 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
     operate(&args.target, &args.name, Operation::Resize { size_bytes: args.size })?;
     println!("'{}' has {} now", args.name, show_size(args.size));
     if before.geometry.bytes() < args.size {
-        println!("who has it attached uses the new part after detaching and attaching again");
+        let once = if before.sealed.is_some() { ", once that is sealed" } else { "" };
+        println!("who has it attached sees the new part within seconds{once}");
     }
     if before.sealed.is_some() && before.geometry.bytes() < args.size {
         let (name, from) = (&args.name, before.geometry.bytes());

@@ -35,7 +35,9 @@ impl Driver {
             self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None }));
             return Ok(());
         }
-        let before = self.unit.clone();
+        let before = self.unit.as_deref().cloned();
+        // As large as it was shown to be: what is smaller than that is not the same.
+        let before = before.map(|unit| UnitDescription { geometry: self.intake.grown(unit.geometry), ..unit });
         if before.as_ref().is_some_and(|before| !before.is_same_unit(&unit)) {
             return Err(AttachError::Unsupported(
                 "it is not the volume that was attached before the connection was lost; detach, and attach again"
@@ -45,9 +47,7 @@ impl Driver {
         if let Some(before) = &before
             && before.geometry.blocks < unit.geometry.blocks
         {
-            // Its users were told a size; this attachment keeps to it.
-            let blocks = unit.geometry.blocks;
-            tracing::info!(blocks, "the volume has grown; attach it again to use all of it");
+            // Its users were told a size. What is larger is theirs once it was looked at (`grow`).
             unit.geometry = before.geometry;
         }
         let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);

@@ -5,6 +5,7 @@ use std::time::Instant;
 use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, SealRecord, StoreSequence};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
+use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
 use super::seal::SealingState;
@@ -77,7 +78,7 @@ pub(super) enum CommandKind {
     Verified,
     TakePlace,
     CryptoErase,
-    /// READ VERSION, GET LBA STATUS, or a probe for holes.
+    /// READ VERSION, GET LBA STATUS, READ CAPACITY, or a probe for holes.
     Ask,
     Conditional,
     /// A block or an absence, sealed anew if it is still as it was.
@@ -142,7 +143,9 @@ impl Op {
                 | Work::ResealBlock { lba, .. }
                 | Work::ConditionalWrite { lba, .. } => *lba,
                 Work::Hole(hole) | Work::ResealHole(hole) => hole.start,
-                Work::Flush | Work::Verified { .. } | Work::TakePlace | Work::CryptoErase { .. } => Lba(0),
+                Work::Flush | Work::Capacity | Work::Verified { .. } | Work::TakePlace | Work::CryptoErase { .. } => {
+                    Lba(0)
+                }
             },
         }
     }
@@ -342,6 +345,7 @@ impl Engine {
             Work::LbaStatus { lba } => {
                 ScsiCommand::read(lun, cdb::get_lba_status(lba, LBA_STATUS_BYTES), LBA_STATUS_BYTES)
             }
+            Work::Capacity => ScsiCommand::read(lun, cdb::read_capacity_16(), ReadCapacity16::BYTES as u32),
             Work::ProbeHole { lba, .. } | Work::Survey { lba, .. } => {
                 let count = if let Work::Survey { count, .. } = *work { count } else { found.asked_blocks };
                 ScsiCommand {
@@ -543,7 +547,7 @@ impl Place<'_> {
     /// Keeps what a question found.
     fn answer(&mut self, work: &Work, found: &mut Found) -> Result<(), DeviceError> {
         match *work {
-            Work::LbaStatus { .. } => {
+            Work::LbaStatus { .. } | Work::Capacity => {
                 found.bytes.extend_from_slice(&self.data_in.data);
                 Ok(())
             }

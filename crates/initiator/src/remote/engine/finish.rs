@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
 use strongroom_iscsi::initiator::Completed;
+use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::provisioning::parse_lba_status;
 use strongroom_scsi::{Sense, SenseKey, Status};
 
@@ -35,7 +36,7 @@ impl Engine {
         }
         let lba = kind.lba(&self.ops[op_key]);
         self.was_reset = self.in_flight > 0 && (self.was_reset || says_reset(completed));
-        tell_of_change(completed);
+        self.counters.size_changes += u64::from(tell_of_change(completed));
         let mut verdict = judge(completed, lba, &mut command.retries);
         if verdict == Verdict::Done {
             verdict = match command.error.take() {
@@ -69,7 +70,9 @@ impl Engine {
             }
             Verdict::NoOlderVersion if kind == CommandKind::Ask => self.finish_if_done(op_key),
             Verdict::NotSupported if kind == CommandKind::Ask => {
-                self.lba_status_works = false;
+                if let OpWork::Asking(Work::LbaStatus { .. }, _) = &self.ops[op_key].work {
+                    self.lba_status_works = false;
+                }
                 self.finish_if_done(op_key);
             }
             Verdict::Fail(error) => self.command_failed(op_key, kind, error),
@@ -244,21 +247,22 @@ fn says_reset(completed: &Completed) -> bool {
         })
 }
 
-/// Tells people of a unit attention that concerns them: the command itself is only tried again.
-fn tell_of_change(completed: &Completed) {
+/// Tells people of a unit attention that concerns them: the command itself is only tried again. Whether it is about the unit's size.
+fn tell_of_change(completed: &Completed) -> bool {
     if completed.status != Status::CheckCondition as u8 {
-        return;
+        return false;
     }
     let Some(sense) = Sense::parse(&completed.sense).filter(|sense| sense.key == SenseKey::UnitAttention) else {
-        return;
+        return false;
     };
     match (sense.asc, sense.ascq) {
-        (0x2a, 0x09) => tracing::warn!("the volume's size has changed; attach it again to use all of it"),
+        (0x2a, 0x09) => tracing::info!("the volume's size has changed"),
         (0x2a, 0x03..=0x05) => {
             tracing::warn!("somebody changed the reservations of the volume, perhaps ours with them")
         }
         (asc, ascq) => tracing::debug!(asc, ascq, "the unit asks for attention"),
     }
+    (sense.asc, sense.ascq) == (0x2a, 0x09)
 }
 
 fn answer(work: OpWork) -> Answer {
@@ -276,6 +280,9 @@ fn answer(work: OpWork) -> Answer {
         OpWork::Asking(Work::ResealBlock { .. } | Work::ResealHole(_), found) => Answer::Resealed(!found.miscompared),
         OpWork::Asking(Work::LbaStatus { .. }, found) => {
             Answer::LbaStatus(parse_lba_status(&found.bytes).and_then(|all| all.into_iter().next()))
+        }
+        OpWork::Asking(Work::Capacity, found) => {
+            Answer::Capacity(ReadCapacity16::parse(&found.bytes).and_then(|capacity| capacity.geometry()))
         }
         OpWork::Asking(_, found) => Answer::Version(found.version),
         OpWork::Plain(_) | OpWork::Part(_) => Answer::Done,

@@ -17,6 +17,7 @@ use proptest::prelude::*;
 use strongroom_block::{BlockSize, CryptoCounters, DeviceErrorKind, SealingDomain, StoreSequence, Token, VolumeId};
 use strongroom_iscsi::initiator::DataIn;
 use strongroom_scsi::Sense;
+use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_seal::{KeyPurpose, SealContext, VolumeKeyFile, VolumeSealer};
 
 use super::*;
@@ -273,6 +274,30 @@ fn answers_that_ask_for_patience_are_obeyed_and_errors_name_their_block() {
         let error = rig.write(1, 3, 1).unwrap_err();
         assert_eq!((error.kind, error.lba), (kind, Some(Lba(1))));
     }
+}
+
+#[test]
+fn a_unit_that_says_that_its_size_has_changed_is_heard_and_asked() {
+    let mut rig = Rig::new(true, Limits::default());
+    rig.unit.fail_next = vec![Sense::new(strongroom_scsi::SenseKey::UnitAttention, 0x2a, 9)];
+    rig.write(1, 9, 1).unwrap();
+    assert_eq!(rig.engine.counters.size_changes, 1);
+    let mut says = |capacity| {
+        rig.unit.capacity = capacity;
+        match rig.do_now(Work::Capacity).unwrap() {
+            Answer::Capacity(geometry) => geometry,
+            other => panic!("{other:?}"),
+        }
+    };
+    let grown = Geometry { blocks: 2 * BLOCKS, ..description(true).geometry };
+    let capacity = ReadCapacity16::of(grown, false);
+    assert_eq!(says(Some(capacity)), Some(grown));
+    assert_eq!(says(Some(ReadCapacity16 { last_lba: u64::MAX, ..capacity })), None, "no disk is so large");
+    assert_eq!(says(Some(ReadCapacity16 { block_bytes: 0, ..capacity })), None);
+    assert_eq!(says(None), None, "it does not know the question");
+    // That is no reason not to ask others.
+    assert!(matches!(rig.do_now(Work::LbaStatus { lba: Lba(9) }).unwrap(), Answer::LbaStatus(Some(_))));
+    assert_eq!(rig.engine.counters.blocks_failed, 0);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, StoreSequence};
 use strongroom_iscsi::Residual;
 use strongroom_iscsi::ahs::{self, Hole};
 use strongroom_iscsi::initiator::{Command as ScsiCommand, Completed, DataIn, TaskId};
+use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::provisioning::{self, LbaStatus};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand, vendor};
 
@@ -50,6 +51,8 @@ pub(super) struct FakeUnit {
     pub(super) fail_next: Vec<Sense>,
     pub(super) fail_flushes: bool,
     pub(super) verified: Vec<(Lba, StoreSequence)>,
+    /// What it says of its size.
+    pub(super) capacity: Option<ReadCapacity16>,
 }
 
 impl FakeUnit {
@@ -67,6 +70,7 @@ impl FakeUnit {
             fail_next: Vec::new(),
             fail_flushes: false,
             verified: Vec::new(),
+            capacity: None,
         }
     }
 
@@ -173,6 +177,7 @@ impl FakeUnit {
                 let count = (lba.0..self.count).take_while(|at| mapped(at) == first).count() as u32;
                 Ok(vec![plain(provisioning::lba_status(&[LbaStatus { lba, count, mapped: first }]))])
             }
+            Command::ReadCapacity16 { .. } => Ok(vec![plain(self.capacity.ok_or(Sense::INVALID_OPCODE)?.encode())]),
             Command::Vendor(vendor) => self.perform_vendor(vendor, command, &out, &records),
             other => panic!("not expected: {other:?}"),
         }
