@@ -130,28 +130,28 @@ fn the_file_grows_with_the_device_and_a_loop_device_with_the_file() {
     let device = device(SIZE);
     let (_dir, mount) = mounted(&device, false);
     let file = mount.open_file(false).unwrap();
-    let loop_device = LoopDevice::attach(&file, mount.file_path(), 4096, false);
-    let sectors = |path: &Path| {
-        let size = Path::new("/sys/class/block").join(path.file_name().unwrap()).join("size");
-        std::fs::read_to_string(size).unwrap().trim().parse::<u64>().unwrap()
-    };
-    assert_eq!(file.metadata().unwrap().len(), SIZE);
+    let len = || file.metadata().unwrap().len();
+    assert_eq!(len(), SIZE);
+    device.grow_to(2 * SIZE / 4096);
+    assert_eq!(len(), SIZE, "the kernel was not told");
+    assert_eq!(mount.shown_size().refresh().unwrap(), 2 * SIZE);
+    assert_eq!(len(), 2 * SIZE);
     let page = AlignedPage([7; 4096]);
-    assert_eq!(file.write_at(&page.0, SIZE).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    device.grow_to(3 * SIZE / 4096);
-    assert_eq!(file.metadata().unwrap().len(), SIZE, "the kernel was not told");
-    assert_eq!(mount.shown_size().refresh().unwrap(), 3 * SIZE);
-    assert_eq!(file.metadata().unwrap().len(), 3 * SIZE);
-    file.write_all_at(&page.0, 3 * SIZE - 4096).unwrap();
+    file.write_all_at(&page.0, 2 * SIZE - 4096).unwrap();
     let mut found = AlignedPage([0; 4096]);
-    file.read_exact_at(&mut found.0, 3 * SIZE - 4096).unwrap();
+    file.read_exact_at(&mut found.0, 2 * SIZE - 4096).unwrap();
     assert!(found.0 == page.0);
-    assert_eq!(file.write_at(&page.0, 3 * SIZE).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    match loop_device {
+    assert_eq!(file.write_at(&page.0, 2 * SIZE).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    match LoopDevice::attach(&file, mount.file_path(), 4096, false) {
         Ok(loop_device) => {
-            assert_eq!(sectors(loop_device.path()), SIZE / 512);
+            let sectors = Path::new("/sys/class/block").join(loop_device.path().file_name().unwrap()).join("size");
+            let sectors = || std::fs::read_to_string(&sectors).unwrap().trim().parse::<u64>().unwrap();
+            assert_eq!(sectors(), 2 * SIZE / 512);
+            device.grow_to(3 * SIZE / 4096);
+            assert_eq!(mount.shown_size().refresh().unwrap(), 3 * SIZE);
+            assert_eq!(sectors(), 2 * SIZE / 512, "a loop device asks only when it is told to");
             crate::loopdev::refresh_size(loop_device.path()).unwrap();
-            assert_eq!(sectors(loop_device.path()), 3 * SIZE / 512);
+            assert_eq!(sectors(), 3 * SIZE / 512);
         }
         Err(error) => eprintln!("without a loop device: {error}"),
     }

@@ -30,7 +30,11 @@ fn grow(host: &mut Host, volume: &str, size_bytes: u64) {
 /// Sizes that the device takes by itself.
 fn followed(device: &Arc<RemoteDevice>) -> Receiver<Geometry> {
     let (sender, grown) = channel();
-    device.follow_growth(move |geometry| drop(sender.send(geometry))).unwrap();
+    let tell = move |geometry| {
+        // Nobody may wait for it any more.
+        let _ = sender.send(geometry);
+    };
+    device.follow_growth(tell).unwrap();
     grown
 }
 
