@@ -309,6 +309,26 @@ fn a_failing_medium_ends_it_and_the_next_opening_goes_on() {
     assert!(reads_zeros(&mut store));
 }
 
+/// What was taken in before it could not be done: then nothing goes, and what there is can be read.
+#[test]
+fn one_that_has_not_begun_when_a_sync_fails_takes_nothing_away() {
+    let disk = new_disk(UnitKind::Plain, 3);
+    let mut store = open(&disk);
+    fill(&mut store);
+    disk.set_faults(Faults { failing_sync_once_in: 1, ..Faults::default() });
+    store.submit(Token(1), Op::Write { lba: Lba(7), data: vec![block_of(2)], records: Vec::new(), fua: true });
+    store.submit(Token(2), Op::Erase);
+    let mut done = Vec::new();
+    while done.len() < 2 {
+        store.poll_completions(&mut done);
+    }
+    let refused = |result: &Result<Outcome, OpError>| matches!(result, Err(OpError::WritesRefused { .. }));
+    assert!(done.iter().all(|completion| refused(&completion.result)), "{done:?}");
+    assert_eq!(store.erase_progress(), None);
+    assert!(reads_all(&mut store));
+    assert!(refused(&store.execute(Op::Erase)));
+}
+
 #[test]
 fn closing_puts_it_off() {
     let disk = new_disk(UnitKind::Plain, 3);

@@ -243,7 +243,11 @@ impl Store {
     pub(super) fn drive_erase(&mut self) -> bool {
         let Some(erasing) = &self.erasing else { return false };
         if self.refused.is_some() {
-            return erasing.in_flight == 0 && self.answer_erase(Err(self.refusal()));
+            let (ended, is_mere_wish) = (erasing.in_flight == 0, erasing.is_mere_wish());
+            let progress = ended && self.answer_erase(Err(self.refusal()));
+            // Nothing has gone: what there is can still be read.
+            self.erasing.take_if(|_| is_mere_wish);
+            return progress;
         }
         match erasing.step {
             Step::Quiet if !erasing.halted => {
