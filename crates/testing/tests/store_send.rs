@@ -436,3 +436,39 @@ fn what_is_intact_before_the_damage_stays() {
     to.receive(&mut Receiver::new(), &stream(&mut from, None, first, position)).unwrap();
     assert!(seen(&mut to, View::Snapshot(first)) == seen(&mut from, View::Snapshot(first)));
 }
+
+/// Blocks on which a hole lies are passed over in slices, however many nodes have something there, and none of them holds others up.
+#[test]
+fn what_lies_under_holes_is_passed_over_in_slices() {
+    const OLD: u64 = 2 * (1 << 16);
+    const SNAPSHOTS: u64 = 100;
+    // A large volume: what the nodes have next is far away.
+    const FAR: u64 = 1 << 27;
+    let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: FAR + SNAPSHOTS };
+    let create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+    let mut store = Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    let write = |store: &mut Store, lba, count: usize| {
+        let data = vec![Buffer::copy_from(&vec![7; count * 512])];
+        store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).unwrap();
+    };
+    (0..OLD).step_by(2048).for_each(|lba| write(&mut store, lba, 2048));
+    for at in 0..SNAPSHOTS {
+        write(&mut store, FAR + at, 1);
+        snapshot(&mut store, &format!("s{at}"));
+    }
+    store.execute(Op::Discard { lba: Lba(0), count: OLD }).unwrap();
+    let last = snapshot(&mut store, "last");
+    let mut sender = Sender::new(None, last, 0);
+    let (mut slices, mut bytes, mut longest) = (0, 0, std::time::Duration::ZERO);
+    loop {
+        let begun = std::time::Instant::now();
+        let Some(sent) = store.send(&mut sender).unwrap() else { break };
+        longest = longest.max(begun.elapsed());
+        slices += usize::from(sent.is_empty());
+        bytes += sent.len() as u64;
+    }
+    println!("{slices} slices, the longest took {longest:?}");
+    assert!(bytes > SNAPSHOTS * 512 && bytes < 4 * SNAPSHOTS * 512, "what lies under the hole was not sent: {bytes}");
+    // 64 blocks of each node at once, 16384 times.
+    assert!(slices as u64 >= OLD / 64 * SNAPSHOTS / 16384, "{slices} slices");
+}

@@ -5,6 +5,7 @@ use strongroom_block::{Lba, SealRecord};
 
 use super::Store;
 use crate::catalogue::NodeId;
+use crate::index::low_bits;
 use crate::map::At;
 use crate::op::{Extent, Op, OpError, Outcome};
 use crate::stream::{BLOCKS_FROM, Chain, Frame, STREAM_VERSION, StreamError, StreamInfo, StreamSealing};
@@ -12,8 +13,8 @@ use crate::view::{SnapshotId, View};
 
 /// Bytes of data that are read at once.
 const SLICE_BYTES: u64 = 256 << 10;
-/// Blocks of the index that one call looks at when it finds nothing to send.
-const LOOKED_AT_MAX: u64 = 1 << 16;
+/// Chunks of 64 blocks that one call looks at when it finds nothing to send, in whichever nodes.
+const CHUNKS_LOOKED_AT_MAX: usize = 1 << 14;
 
 /// A stream on its way out. Made by [`Sender::new`], moved on by [`Store::send`].
 #[derive(Clone, Debug)]
@@ -164,26 +165,36 @@ impl Store {
             let at = tables.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
             matches!(at, Some(At::Block(_)))
         };
+        // Of each node the next block that it has: looked for anew only when it was passed, because that may be far away.
+        let mut next: Vec<_> = tables.iter().map(|table| table.index.next_mapped(from)).collect();
         let mut left = (SLICE_BYTES / u64::from(self.layout.block_bytes)).max(1);
-        let (mut runs, mut lba, mut is_end) = (Vec::new(), from, false);
-        while left > 0 && runs.len() < Op::RUNS_MAX && lba - from <= LOOKED_AT_MAX {
-            let Some(next) = tables.iter().filter_map(|table| table.index.next_mapped(lba)).min() else {
-                is_end = true;
-                break;
-            };
-            let count = (next..next + left).take_while(|&lba| is_block(lba)).count() as u64;
-            if count > 0 {
-                runs.push((Lba(next), count as u32));
+        let (mut runs, mut fuel) = (Vec::new(), CHUNKS_LOOKED_AT_MAX);
+        while let Some(first) = next.iter().copied().flatten().min() {
+            if left == 0 || runs.len() == Op::RUNS_MAX || fuel == 0 {
+                return if runs.is_empty() { Next::LookOn { lba: first } } else { Next::Blocks(runs) };
             }
-            left -= count;
-            // Without blocks a hole lies on it.
-            lba = next + count.max(1);
+            let base = first - first % 64;
+            let (mut open, mut seen) = (!low_bits(first - base), 0);
+            for table in &tables {
+                seen |= open & table.index.chunk_at(base);
+                open &= !table.chunk_at(base);
+            }
+            // If there is none, holes lie on all of it.
+            let mut beyond = base + 64;
+            if seen != 0 {
+                let lba = base + u64::from(seen.trailing_zeros());
+                let count = (lba..lba + left).take_while(|&lba| is_block(lba)).count() as u64;
+                runs.push((Lba(lba), count as u32));
+                left -= count;
+                beyond = lba + count;
+            }
+            fuel = fuel.saturating_sub(tables.len());
+            for (next, table) in next.iter_mut().zip(&tables).filter(|(next, _)| next.is_some_and(|next| next < beyond))
+            {
+                *next = table.index.next_mapped(beyond);
+            }
         }
-        match () {
-            () if !runs.is_empty() => Next::Blocks(runs),
-            () if is_end => Next::End,
-            () => Next::LookOn { lba },
-        }
+        if runs.is_empty() { Next::End } else { Next::Blocks(runs) }
     }
 
     /// The bytes of blocks that were read as [`SendStep::Read`] says. The sender is beyond them.
