@@ -112,6 +112,13 @@ impl Forgetful {
         }
     }
 
+    /// The first run of pages at or after `from` that were written.
+    pub(crate) fn data_from(&self, from: u64) -> Option<Range<u64>> {
+        let first = self.live.0.keys().copied().filter(|page| (page + 1) * PAGE as u64 > from).min()?;
+        let end = (first..).find(|page| !self.live.0.contains_key(page)).expect("there are not so many pages");
+        Some((first * PAGE as u64).max(from)..end * PAGE as u64)
+    }
+
     /// How many changes are not synced.
     pub(crate) fn unsynced(&self) -> usize {
         self.unsynced.len()

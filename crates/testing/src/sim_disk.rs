@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use strongroom_block::{Buffer, BufferMut};
@@ -21,6 +22,12 @@ pub struct Faults {
     pub pages_max: usize,
     /// Once in how many reads the read fails (0: never).
     pub failing_read_once_in: u64,
+    /// Once in how many writes the write fails, and has arrived in part (0: never).
+    pub failing_write_once_in: u64,
+    /// Once in how many times there is no space to be taken ahead of need (0: never).
+    pub failing_allocation_once_in: u64,
+    /// Once in how many times space is not given back (0: never).
+    pub failing_discard_once_in: u64,
     /// The planted fault: syncs complete and do nothing.
     pub syncs_do_nothing: bool,
 }
@@ -52,6 +59,8 @@ struct State {
     ios_left: Option<u64>,
     cut_off: bool,
     ios: u64,
+    /// It tells where nothing was written.
+    sparse: bool,
 }
 
 /// The disk; clones are the same one. It outlives the store that uses it.
@@ -72,6 +81,7 @@ impl SimDisk {
             ios_left: None,
             cut_off: false,
             ios: 0,
+            sparse: false,
         })))
     }
 
@@ -88,6 +98,11 @@ impl SimDisk {
     /// What goes wrong from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// From now on the disk tells where nothing was written.
+    pub fn set_sparse(&self) {
+        self.state().sparse = true;
     }
 
     /// Cuts the disk off after so many more I/Os: they and all later ones fail, and [`SimDisk::crash`] is due.
@@ -182,12 +197,26 @@ impl State {
                 self.bytes.read(offset, &mut buffer);
                 return Ok(Some(buffer));
             }
-            Io::Write { offset, buffers } => self.write(offset, concat(&buffers))?,
-            Io::Discard { offset, len } => self.bytes.punch(offset, len),
-            Io::Allocate { .. } => {}
+            Io::Write { offset, buffers } => {
+                self.fail_now_and_then(self.faults.failing_write_once_in, io::ErrorKind::Other).inspect_err(|_| {
+                    self.bytes.write_unseen(offset, concat(&buffers));
+                })?;
+                self.write(offset, concat(&buffers))?;
+            }
+            Io::Discard { offset, len } => {
+                self.fail_now_and_then(self.faults.failing_discard_once_in, io::ErrorKind::Other)?;
+                self.bytes.punch(offset, len);
+            }
+            Io::Allocate { .. } => {
+                self.fail_now_and_then(self.faults.failing_allocation_once_in, io::ErrorKind::StorageFull)?;
+            }
             Io::Sync => self.sync(mark)?,
         }
         Ok(None)
+    }
+
+    fn fail_now_and_then(&mut self, every: u64, kind: io::ErrorKind) -> io::Result<()> {
+        if every > 0 && self.random.once_in(every) { Err(kind.into()) } else { Ok(()) }
     }
 
     fn write(&mut self, offset: u64, mut bytes: Vec<u8>) -> io::Result<()> {
@@ -272,6 +301,11 @@ impl Backend for SimBackend {
     /// As if past every cache: so the store uses its own.
     fn kind(&self) -> IoKind {
         IoKind::Direct
+    }
+
+    fn data_from(&mut self, from: u64) -> Option<Range<u64>> {
+        let state = self.disk.state();
+        if state.sparse { state.bytes.data_from(from) } else { Some(from..u64::MAX) }
     }
 
     fn submit(&mut self, token: u64, io: Io) {

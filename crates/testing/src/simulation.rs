@@ -1,10 +1,11 @@
 //! The simulation: the store on a simulated disk, from one seed, compared with the reference model after every reopening.
 //!
 //! [`simulate`] does everything at once, at random; [`simulate_every_io`] cuts one history off at each of its I/Os;
-//! [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
+//! [`simulate_extremes`] erases the volume now and then; [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
 
 mod answers;
 mod conditions;
+mod erase;
 mod replica;
 mod requests;
 mod run;
@@ -29,6 +30,24 @@ pub fn simulate(seed: u64, planted: Planted) -> Seen {
     run.format();
     run.choose_what_goes_on();
     let rounds = 1 + run.random.below(6);
+    for _ in 0..rounds {
+        let steps = 20 + run.random.below(200);
+        run.round(steps);
+    }
+    run.last_look();
+    run.seen
+}
+
+/// As [`simulate`], and the volume is erased at times, plainly or by key, and writes, discards and taking space ahead of need fail too.
+///
+/// # Panics
+/// If the store loses, tears or makes up anything, or anything is left after an erase.
+pub fn simulate_extremes(seed: u64) -> Seen {
+    let mut run = Run::new(seed, Planted::default());
+    run.format();
+    run.choose_what_goes_on();
+    run.goes_to_extremes();
+    let rounds = 2 + run.random.below(6);
     for _ in 0..rounds {
         let steps = 20 + run.random.below(200);
         run.round(steps);

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 
 use strongroom_store::{Planted, PlantedFault};
 use strongroom_testing::simulation::{
-    SEEDS, Seen, failing, first_failing, seeds, simulate, simulate_every_io, simulate_repair, simulate_stray,
-    simulate_without_syncs,
+    SEEDS, Seen, failing, first_failing, seeds, simulate, simulate_every_io, simulate_extremes, simulate_repair,
+    simulate_stray, simulate_without_syncs,
 };
 
 /// Runs all seeds; whatever is not in `never` must have happened, unless there are too few.
@@ -30,7 +30,8 @@ fn all_pass(seeds: &[u64], never: &[&str], run: impl Fn(u64) -> Seen + Sync) {
 #[test]
 fn sim_nothing_flushed_is_lost_and_nothing_is_torn() {
     // Older versions make way on a host that stays full, which is rare here: store_full_host has that test.
-    let never = ["strays", "refused_to_open", "bad_blocks", "repairs", "versions_made_way"];
+    let elsewhere = ["strays", "refused_to_open", "bad_blocks", "repairs", "versions_made_way"];
+    let never = [&elsewhere[..], &ERASES].concat();
     all_pass(&seeds(SEEDS), &never, |seed| simulate(seed, Planted::default()));
 }
 
@@ -40,6 +41,16 @@ fn sim_a_crash_at_every_write_and_sync() {
     let failed = failing(&seeds(12), |seed| *ios.lock().unwrap() += simulate_every_io(seed, Planted::default()));
     assert!(failed.is_empty(), "failing seeds: {failed:?}");
     println!("{} crashes", ios.into_inner().unwrap());
+}
+
+/// What only comes with erases.
+const ERASES: [&str; 3] = ["erases", "erases_resumed", "refused_while_erasing"];
+
+/// Erases in between, and writes, discards and taking space that fail: still nothing is lost, and after an erase nothing is left.
+#[test]
+fn sim_an_erase_leaves_nothing_and_all_else_loses_nothing() {
+    let never = ["strays", "refused_to_open", "bad_blocks", "repairs", "versions_made_way"];
+    all_pass(&seeds(300), &never, simulate_extremes);
 }
 
 /// What only comes with crashes, or with another store.
@@ -62,7 +73,7 @@ const CRASHES_AND_MORE: [&str; 14] = [
 
 #[test]
 fn sim_a_write_that_goes_astray_is_never_served() {
-    all_pass(&seeds(600), &CRASHES_AND_MORE, simulate_stray);
+    all_pass(&seeds(600), &[&CRASHES_AND_MORE[..], &ERASES].concat(), simulate_stray);
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::sync::Mutex;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use strongroom_store::Planted;
-use strongroom_testing::simulation::{Seen, failing, simulate, simulate_every_io, simulate_repair, simulate_stray};
+use strongroom_testing::simulation::{
+    Seen, failing, simulate, simulate_every_io, simulate_extremes, simulate_repair, simulate_stray,
+};
 
 /// How many seeds between two lines of progress.
 const SEEDS_PER_LINE: u64 = 500;
@@ -22,6 +24,7 @@ fn main() {
         let failed = failing(&seeds, |seed| {
             let mut one = simulate(seed, Planted::default());
             one.merge(simulate_stray(seed));
+            one.merge(simulate_extremes(seed));
             if seed.is_multiple_of(4) {
                 one.merge(simulate_repair(seed));
             }

@@ -17,6 +17,7 @@ impl Run {
     pub(super) fn take_answers(&mut self, store: &mut Store) {
         let mut done = Vec::new();
         store.poll_completions(&mut done);
+        self.destroy_key(store);
         self.look_at_space(&store.stats());
         for completion in done {
             let op = completion.token.0;
@@ -83,6 +84,10 @@ impl Run {
                 assert_eq!(store.info().geometry.blocks, blocks);
                 self.grown(blocks);
             }
+            (Asked::Erase, Outcome::Changed) => {
+                assert!(self.asked.is_empty(), "what was taken in before is over, and the rest was refused");
+                self.erased(store);
+            }
             (_, outcome) => panic!("the answer {outcome:?} is of another request"),
         }
     }
@@ -103,6 +108,13 @@ impl Run {
                 let must = must.filter(|_| self.model.demands_versions());
                 assert_eq!(must, None, "a version of block {lba} that nobody verified a newer one of is gone");
             }
+            (Asked::Erase, OpError::Depended(_) | OpError::Busy) => {
+                self.erases.as_mut().expect("only then").asked = false;
+            }
+            (_, OpError::Erasing) if self.may_be_erased() => {
+                self.seen.refused_while_erasing += 1;
+                self.did_not_happen(op, asked);
+            }
             (Asked::Read { lba, floor, .. }, OpError::NotFormatted { lba: at }) => {
                 let floor = floor[(at.0 - lba) as usize];
                 assert!(floor == 0 && self.never_written() == Content::Nothing, "block {at} was written");
@@ -120,6 +132,8 @@ impl Run {
                 self.did_not_happen(op, asked);
             }
             (_, OpError::WritesRefused { .. }) if self.failing_syncs => self.seen.refusals += 1,
+            // An erase found no space for the new store: it goes on at the next opening.
+            (_, OpError::WritesRefused { .. }) if self.fills_up && self.may_be_erased() => self.seen.refusals += 1,
             (Asked::Read { .. } | Asked::Version { .. }, OpError::Medium { .. }) if self.reads_may_fail() => {
                 self.seen.failed_reads += 1;
             }
@@ -163,6 +177,7 @@ impl Run {
                 Err(OpError::NotFormatted { lba: Lba(at) }) => until = at,
                 Err(OpError::Medium { .. }) if self.reads_may_fail() || self.disk.is_cut_off() => return None,
                 Err(OpError::Busy) if self.few_requests => return None,
+                Err(OpError::Erasing) if self.may_be_erased() => return None,
                 other => panic!("{view:?} cannot be read: {other:?}"),
             }
         }

@@ -22,6 +22,7 @@ pub(super) enum Asked {
     SnapshotDelete { id: u64 },
     Change,
     Grow,
+    Erase,
     Verified,
 }
 

@@ -8,6 +8,7 @@ use strongroom_store::{
     CreateOptions, Op, OpError, OpenOptions, Outcome, Planted, RepairOptions, Store, StoreError, StoreId, UnitKind,
 };
 
+use super::erase::Erases;
 use super::replica::Replica;
 use super::requests::Asked;
 use super::seen::Seen;
@@ -50,6 +51,8 @@ pub(super) struct Run {
     pub(super) unformatted: Option<(u64, u64)>,
     /// The store that snapshots are sent to.
     pub(super) replica: Option<Replica>,
+    /// Whether the volume is erased at times.
+    pub(super) erases: Option<Erases>,
 }
 
 impl Run {
@@ -89,6 +92,7 @@ impl Run {
             growing: None,
             unformatted: None,
             replica: None,
+            erases: None,
         };
         let options = run.create_options(1);
         Store::create_on(Box::new(run.disk.backend(true)), &options).expect("the disk is new");
@@ -188,7 +192,7 @@ impl Run {
                 self.disk.cut_off_after(self.random.below(60));
             }
             if let Some(mut store) = self.open() {
-                if self.compare_worlds(&mut store) {
+                if self.erase_goes_on(&mut store) && self.compare_worlds(&mut store) {
                     self.demand_versions(&mut store);
                     self.disk.cut_off_after(u64::MAX);
                     if !self.disk.is_cut_off() {
@@ -205,7 +209,7 @@ impl Run {
 
     /// Whatever state a crash left, the offline check finds nothing wrong.
     fn check_now_and_then(&mut self) {
-        if self.random.once_in(8) {
+        if self.random.once_in(8) && !self.may_be_erased() {
             self.seen.checks += 1;
             let report = Store::check_on(&mut self.disk.backend(true)).expect("a crash leaves nothing damaged");
             assert!(report.is_sound(), "the check finds fault with what a crash left: {report:?}");
@@ -226,6 +230,7 @@ impl Run {
             failing_read_once_in: if self.failing_reads { 30 } else { 0 },
             ..self.harmless
         };
+        let faults = self.rare_faults(faults);
         self.cuts = true;
         for _ in 0..steps {
             if self.fills_up && self.random.once_in(8) {
@@ -246,7 +251,8 @@ impl Run {
         if self.few_requests {
             self.settle(&mut store);
         }
-        if !self.disk.is_cut_off() && !refused && self.random.once_in(2) {
+        let demands = !self.disk.is_cut_off() && !refused && !self.may_be_erased();
+        if demands && self.random.once_in(2) {
             // After a reopening what went too soon may be back: it is still in the log.
             self.demand_versions(&mut store);
         }
@@ -273,6 +279,7 @@ impl Run {
         if self.views.wanted && self.random.once_in(40) {
             self.change_views(store);
         }
+        self.erase_now_and_then(store);
         if self.replica.is_some() && self.random.once_in(12) {
             self.replicate(store);
         }
@@ -281,6 +288,10 @@ impl Run {
 
     /// An orderly end: everything answered is durable.
     fn close(&mut self, mut store: Store) {
+        if self.may_be_erased() {
+            // It goes on at the next opening, or had not begun.
+            return drop(store.close());
+        }
         store.execute(Op::Flush).expect("nothing goes wrong any more");
         self.take_answers(&mut store);
         let mark = self.model.flush_mark();

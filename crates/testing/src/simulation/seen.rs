@@ -67,6 +67,12 @@ counters! {
     changes_lost,
     /// Growths answered.
     grown,
+    /// Erases.
+    erases,
+    /// Erases that went on at an opening.
+    erases_resumed,
+    /// Requests refused because of an erase.
+    refused_while_erasing,
     /// Snapshots that arrived at the other store in full.
     sent_in_full,
     /// Snapshots that arrived as a difference.

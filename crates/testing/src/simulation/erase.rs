@@ -1,0 +1,127 @@
+//! Erasing in the simulation, and other things that rarely go wrong: writes, discards, and space taken ahead of need. Whatever is cut
+//! off: the store holds what it held, or nothing.
+
+use strongroom_block::{Lba, Token};
+use strongroom_store::{Op, Outcome, Store, StoreId};
+
+use super::requests::Asked;
+use super::run::Run;
+use crate::model::held;
+use crate::{Content, Faults, Model};
+
+/// Once in how many steps an erase is asked for.
+const STEPS_PER_ERASE: u64 = 60;
+
+/// What is known of erases.
+pub(super) struct Erases {
+    /// The store that there was last.
+    store_id: StoreId,
+    /// One was asked for, and what came of it is not known.
+    pub(super) asked: bool,
+}
+
+impl Run {
+    /// The volume is erased at times, and more goes wrong than in other runs.
+    pub(super) fn goes_to_extremes(&mut self) {
+        self.disk.set_sparse();
+        let mut store = self.reopen();
+        self.erases = Some(Erases { store_id: store.info().store_id, asked: false });
+        self.grows = self.random.once_in(2);
+        self.settle(&mut store);
+    }
+
+    /// What goes wrong besides, in one round.
+    pub(super) fn rare_faults(&mut self, faults: Faults) -> Faults {
+        if self.erases.is_none() {
+            return faults;
+        }
+        let failing_writes = self.random.once_in(8);
+        self.failing_syncs |= failing_writes;
+        Faults {
+            failing_write_once_in: if failing_writes { 60 } else { 0 },
+            failing_allocation_once_in: if self.fills_up { 3 } else { 0 },
+            failing_discard_once_in: if self.random.once_in(3) { 2 } else { 0 },
+            ..faults
+        }
+    }
+
+    /// An erase was asked for, and what came of it is not known.
+    pub(super) fn may_be_erased(&self) -> bool {
+        self.erases.as_ref().is_some_and(|erases| erases.asked)
+    }
+
+    pub(super) fn erase_now_and_then(&mut self, store: &mut Store) {
+        if self.erases.is_none() || self.may_be_erased() || !self.random.once_in(STEPS_PER_ERASE) {
+            return;
+        }
+        if self.cuts && self.random.once_in(2) {
+            self.disk.cut_off_after(self.random.below(80));
+        }
+        self.erases.as_mut().expect("just seen").asked = true;
+        let op = self.next_op();
+        self.asked.insert(op, Asked::Erase);
+        store.submit(Token(op), if self.random.once_in(3) { Op::CryptoErase } else { Op::Erase });
+    }
+
+    /// The key of a cryptographic erase goes, or cannot be destroyed.
+    pub(super) fn destroy_key(&mut self, store: &mut Store) {
+        if self.erases.is_some() && store.erase_awaits_key() {
+            store.key_destroyed(self.random.once_in(2));
+        }
+    }
+
+    /// An erase that was cut off goes on; false if the disk is cut off.
+    pub(super) fn erase_goes_on(&mut self, store: &mut Store) -> bool {
+        if store.erase_progress().is_some() {
+            assert!(self.may_be_erased(), "nobody asked for an erase");
+            let mut done = Vec::new();
+            while store.erase_progress().is_some() {
+                store.poll_completions(&mut done);
+                if self.disk.is_cut_off() {
+                    return false;
+                }
+            }
+            self.seen.erases_resumed += 1;
+        }
+        let now = store.info().store_id;
+        if let Some(erases) = &mut self.erases {
+            let asked = std::mem::take(&mut erases.asked);
+            if now != erases.store_id {
+                assert!(asked, "nobody asked for an erase");
+                self.erased(store);
+            }
+        }
+        true
+    }
+
+    /// Nothing is left of what there was.
+    pub(super) fn erased(&mut self, store: &mut Store) {
+        self.seen.erases += 1;
+        if let Some(going) = self.views.going.take() {
+            self.views.taken.remove(&going);
+        }
+        assert!(self.views.taken.is_empty(), "there was a snapshot");
+        assert!(store.snapshots().is_empty() && store.branches().len() == 1, "a view is left");
+        let blocks = store.info().geometry.blocks;
+        let highest = self.model.flush_mark();
+        let erases = self.erases.as_mut().expect("only then");
+        assert_ne!(store.info().store_id, erases.store_id, "the same store");
+        *erases = Erases { store_id: store.info().store_id, asked: false };
+        if self.kind.is_sealed() {
+            self.model = Model::new(0, self.block_size, highest);
+            self.model.grow(blocks, Content::Nothing);
+            self.unformatted = Some((0, blocks));
+        } else {
+            let Ok(Outcome::Read(extents)) = store.execute(Op::Read { lba: Lba(0), count: 1 }) else {
+                panic!("an erased volume reads as zeros")
+            };
+            let first = held(&extents, self.block_size)[0];
+            assert!(first.sequence > highest, "a sequence that was used before");
+            assert_eq!(first.content, Content::Hole);
+            self.model = Model::new(blocks, self.block_size, first.sequence);
+        }
+        self.blocks = blocks;
+        let demanded = if self.views.wanted || !self.kind.is_sealed() { 0 } else { store.info().retention_blocks };
+        self.model.retains(demanded);
+    }
+}
