@@ -14,6 +14,7 @@ use strongroom_store::{
     Backend, CreateOptions, Extent, IoChoice, IoKind, Medium, Op, OpError, OpenOptions, Outcome, SharedMemory, Store,
     StoreError, UnitKind, Waker,
 };
+use strongroom_testing::Random;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
@@ -262,13 +263,29 @@ impl Backend for SlowSyncs {
 /// is told that there is no space though there is a lot.
 #[test]
 fn slow_syncs_cost_no_write_its_space() {
-    for looks in [0, 10, 30, 100, 300, 1000, 3000] {
+    for (depth, looks) in [1, 32].into_iter().flat_map(|depth| [100, 1000, 3000, 10_000].map(|looks| (depth, looks))) {
         let memory = SharedMemory::default();
         let slow = || Box::new(SlowSyncs { memory: memory.clone(), looks, sync: None });
         Store::create_on(slow(), &options(Medium::Memory)).unwrap();
         let mut store = Store::open_on(slow(), &OpenOptions::default(), Arc::new(|| {})).unwrap();
-        work(&mut store);
-        work(&mut store);
+        overwrite(&mut store, depth);
+    }
+}
+
+/// Overwrites a full volume at random with so many writes under way.
+fn overwrite(store: &mut Store, depth: usize) {
+    let mut random = Random::new(1);
+    let mut done = Vec::new();
+    for step in 0..16 * BLOCKS {
+        let lba = if step < BLOCKS { step } else { random.below(BLOCKS) };
+        let data = vec![Buffer::copy_from(&[step as u8; BLOCK])];
+        store.submit(Token(step), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+        while store.ops_in_flight() >= depth {
+            store.poll_completions(&mut done);
+        }
+        for completion in done.drain(..) {
+            assert!(completion.result.is_ok(), "{:?} at {step} with {depth}: {:?}", completion.result, store.stats());
+        }
     }
 }
 
