@@ -170,7 +170,7 @@ fn operate(
     volume: &Volume,
     operation: &Operation,
 ) -> Result<Description, String> {
-    let head = View::Head(branch_of(volume));
+    let head = View::Head(volume.branch());
     if *operation != Operation::Describe {
         // With the store open, which keeps it from being frozen, and by what is written down now.
         access.contents()?;
@@ -231,18 +231,13 @@ fn operate(
     Ok(describe(volume, &contents, &access.pinned()?))
 }
 
-/// The line of writes of a volume in its store.
-pub(crate) fn branch_of(volume: &Volume) -> BranchId {
-    volume.clone_of.as_ref().map_or(BranchId::VOLUME, |clone| BranchId(clone.branch))
-}
-
 fn export(volume: &Volume, snapshot: &str) -> Result<VolumeName, String> {
     Ok(volume.name.at(&VolumeName::new(snapshot).map_err(|error| error.to_string())?))
 }
 
 fn find(access: &mut dyn StoreAccess, volume: &Volume, snapshot: &str) -> Result<SnapshotInfo, String> {
     let contents = access.contents()?;
-    let mine = contents.snapshots.into_iter().filter(|info| info.branch == branch_of(volume));
+    let mine = contents.snapshots.into_iter().filter(|info| info.branch == volume.branch());
     mine.into_iter().find(|info| info.name == snapshot).ok_or_else(|| {
         format!("'{}' has no snapshot '{snapshot}'; `strongroom volume snapshot list` shows what there is", volume.name)
     })
@@ -342,7 +337,7 @@ fn delete_clone(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Vo
     if volume.clone_of.is_none() {
         return Err(format!("'{}' is no clone; use `strongroom volume delete`", volume.name));
     }
-    let branch = branch_of(volume);
+    let branch = volume.branch();
     let mut exports = vec![volume.name.clone()];
     let contents = access.contents()?;
     for snapshot in contents.snapshots.iter().filter(|snapshot| snapshot.branch == branch) {
@@ -410,7 +405,7 @@ fn depended(clone: &str, snapshot: &str) -> String {
 /// Writes down what the store now has: initiators are told of it before the store is open.
 fn note(catalogue: &Catalogue, volume: &Volume, contents: &StoreContents) -> Result<(), String> {
     let noted = catalogue.change(&volume.name, |noted| {
-        noted.snapshots = of_branch(&contents.snapshots, branch_of(volume));
+        noted.snapshots = of_branch(&contents.snapshots, volume.branch());
         noted.geometry = contents.info.geometry;
     });
     noted.map(drop).map_err(|error| error.to_string())
@@ -421,7 +416,7 @@ fn describe(volume: &Volume, contents: &StoreContents, pinned: &PinnedCount) -> 
         let found = contents.branches.iter().find(|info| info.id == branch && branch != BranchId::VOLUME);
         found.map(|info| info.name.clone())
     };
-    let own = branch_of(volume);
+    let own = volume.branch();
     // Of a clone its own; of the volume itself all.
     let shown = contents.snapshots.iter().filter(|info| own == BranchId::VOLUME || info.branch == own);
     let snapshots = shown.map(|info| SnapshotReport {

@@ -14,7 +14,6 @@ use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, S
 
 use crate::config::Limits;
 use crate::names::VolumeName;
-use crate::operate::branch_of;
 use crate::protection::Protection;
 
 /// The version of `volume.toml` that this build writes.
@@ -197,6 +196,11 @@ impl Volume {
         cloned.unwrap_or_else(|| self.name.volume())
     }
 
+    /// Its line of writes in that store.
+    pub(crate) fn branch(&self) -> BranchId {
+        self.clone_of.as_ref().map_or(BranchId::VOLUME, |clone| BranchId(clone.branch))
+    }
+
     /// How its store is made.
     pub(crate) fn create_options(&self) -> CreateOptions {
         let mut options = CreateOptions::new(self.id, self.geometry, self.store_kind());
@@ -233,7 +237,7 @@ impl Volume {
 
     /// Takes over what only the store knows for sure. Whether that was different.
     pub(crate) fn take_from(&mut self, info: &VolumeInfo, snapshots: &[SnapshotInfo]) -> bool {
-        let names: Vec<String> = of_branch(snapshots, branch_of(self));
+        let names: Vec<String> = of_branch(snapshots, self.branch());
         let differs = self.geometry != info.geometry || self.snapshots != names;
         (self.geometry, self.snapshots) = (info.geometry, names);
         differs

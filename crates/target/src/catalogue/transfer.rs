@@ -11,7 +11,6 @@ use super::{Catalogue, VolumeLock, VolumeSpec, describe, store_error};
 use crate::config::Limits;
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
-use crate::operate::branch_of;
 use crate::volume::{Volume, of_branch};
 
 /// A volume that a command has opened, with the lock that keeps targets from opening it meanwhile.
@@ -80,7 +79,7 @@ impl OpenVolume {
 
     /// A snapshot of it by name.
     pub fn snapshot(&self, name: &str) -> Option<SnapshotId> {
-        let branch = branch_of(&self.volume);
+        let branch = self.volume.branch();
         let snapshots = self.store.snapshots();
         snapshots.into_iter().find(|info| info.branch == branch && info.name == name).map(|info| info.id)
     }
@@ -91,7 +90,7 @@ impl OpenVolume {
     /// [`CatalogueError::Io`], [`CatalogueError::Description`].
     pub fn note(&self) -> Result<(), CatalogueError> {
         let noted = self.catalogue.change(&self.volume.name, |noted| {
-            noted.snapshots = of_branch(&self.store.snapshots(), branch_of(&self.volume));
+            noted.snapshots = of_branch(&self.store.snapshots(), self.volume.branch());
             noted.geometry = self.store.info().geometry;
         });
         noted.map(drop)

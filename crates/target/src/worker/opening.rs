@@ -13,7 +13,6 @@ use super::units::OpenUnit;
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
-use crate::operate::branch_of;
 use crate::server::{Settings, Shared};
 use crate::store_handle::StoreHandle;
 use crate::unit::{Keeper, Kept, KeyRenewal, Renewed, Unit};
@@ -163,7 +162,7 @@ pub(super) fn derive(
     now: Instant,
 ) -> Result<OpenUnit, CatalogueError> {
     let missing = || CatalogueError::NotInStore { name: described.name.to_string() };
-    let own = branch_of(described);
+    let own = described.branch();
     let view = match described.name.snapshot() {
         // Of this volume or clone: the others in its store are not exported under its name.
         Some(name) => {
