@@ -167,11 +167,11 @@ fn use_store(store: &mut Store, opening: u64) {
             let (records, hole) = match info.kind.is_sealed() {
                 true => {
                     let hole = HoleRecord { start: lba, count: 1, record: record(RecordFlags::HOLE, counter, 0) };
-                    (vec![record(0, counter + 1, sum)], Op::Hole { holes: vec![hole] })
+                    (vec![record(0, counter + 1, sum)], Op::Hole { holes: vec![hole], origin: None })
                 }
                 false => (Vec::new(), Op::Discard { lba, count: blocks - lba.0 }),
             };
-            let write = Op::Write { lba, data: vec![Buffer::copy_from(&data)], records, fua: true };
+            let write = Op::Write { lba, data: vec![Buffer::copy_from(&data)], records, fua: true, origin: None };
             let _ = store.execute_on(view, write);
             let _ = store.execute_on(view, hole);
             let _ = store.execute_on(view, Op::Read { lba, count: 1 });

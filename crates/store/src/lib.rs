@@ -39,7 +39,7 @@ pub use backend::{Backend, FileBackend, IoChoice, IoChoiceError, IoKind, MemoryB
 pub use check::{CheckReport, Problem};
 pub use error::StoreError;
 pub use medium::{Medium, MediumError};
-pub use op::{Completion, Extent, Op, OpError, Outcome};
+pub use op::{Completion, Extent, Op, OpError, Origin, Outcome};
 pub use options::{CreateOptions, OpenOptions, SpaceState, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
 pub use repair::{RepairOptions, RepairPlan, RepairStep};

@@ -1,8 +1,19 @@
 //! What can be asked of a store, and what it answers.
 
-use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Stamp, StoreSequence, Token, VolumeId};
+use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, SealRecord, Stamp, StoreSequence, Token, VolumeId};
 
 use crate::view::{BranchId, SnapshotId};
+
+/// Names a request of a sealed unit for good, so that the store executes it at most once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The stamp under which the request's first block (or hole) was sealed first. Block `i` of the request has this counter plus
+    /// `i`, even if the request was sealed again since. Its attach id must be registered ([`Op::RegisterAttachment`]).
+    pub operation: Stamp,
+    /// `Some`: an earlier opening acknowledged the request and may have lost it; this was the sequence of its first block then.
+    /// Only blocks (or holes) with nothing as new as that are written, and under their original sequences.
+    pub replay: Option<StoreSequence>,
+}
 
 /// One request to a [`Store`](crate::Store).
 #[derive(Clone, Debug)]
@@ -47,6 +58,8 @@ pub enum Op {
         records: Vec<SealRecord>,
         /// Force unit access: durable before it completes.
         fua: bool,
+        /// Sealed units: what the request is known by. `None`: it is executed each time it is submitted.
+        origin: Option<Origin>,
     },
     /// Stores one sealed block if the block's newest version still has the stamp `expected`; else
     /// [`OpError::StampDiffers`].
@@ -61,6 +74,8 @@ pub enum Op {
         record: SealRecord,
         /// Force unit access.
         fua: bool,
+        /// As in [`Op::Write`]. A replay is no longer held against `expected`: the condition held when it was executed.
+        origin: Option<Origin>,
     },
     /// Plain units: stores `data` if the blocks now hold `compare`; else [`OpError::Miscompare`].
     CompareAndWrite {
@@ -77,12 +92,22 @@ pub enum Op {
     Hole {
         /// The sealed ranges, in order; a later one wins where they overlap. At most [`Op::HOLES_MAX`].
         holes: Vec<HoleRecord>,
+        /// As in [`Op::Write`], with holes for blocks.
+        origin: Option<Origin>,
     },
     /// Sealed units: a range that holds no data becomes this hole; else [`OpError::NotAbsent`]. So a seal of absence is made
     /// anew beside other writers. Answered by [`Outcome::Written`].
     ConditionalHole {
         /// The sealed range.
         hole: HoleRecord,
+        /// As in [`Op::ConditionalWrite`].
+        origin: Option<Origin>,
+    },
+    /// Sealed units: requests of this attach id may follow. To be sent before the first of them, and never for an attach id
+    /// under which a request was sent already: its outcome would be unknown. Answered, when durable, by [`Outcome::Changed`].
+    RegisterAttachment {
+        /// Drawn at random by the initiator.
+        attach_id: AttachId,
     },
     /// Plain units: a range becomes a hole and reads as zeros; its space returns. Answered by [`Outcome::Written`].
     Discard {
@@ -211,6 +236,8 @@ pub enum Outcome {
         first: StoreSequence,
         /// How many blocks were already there under the very same stamp, and not written again.
         repeated: u32,
+        /// Of a replay: how many blocks (or holes) were left out, because the blocks hold something as new or newer.
+        superseded: u32,
     },
     /// Everything that completed before the flush was submitted is durable.
     Flushed,
@@ -283,6 +310,23 @@ pub enum OpError {
         /// The stamp that is there; `None`: a hole.
         found: Option<Stamp>,
     },
+    /// The request's attach id is not known (any more). It was not executed now; whether it was before is unknown.
+    #[error(
+        "attach id {attach_id:?} is not registered; register a new one, and seal requests that were never sent under it"
+    )]
+    UnknownAttachment {
+        /// The attach id of the request.
+        attach_id: AttachId,
+    },
+    /// Some counters of the operation were completed and others were not: two requests have counters in common.
+    #[error("the operation has counters in common with another one; number requests without overlaps")]
+    OperationOverlaps {
+        /// The operation.
+        operation: Stamp,
+    },
+    /// A replay that cannot be put where it was. Nothing was executed.
+    #[error("a lost write cannot be replayed: {0}")]
+    ReplayRefused(&'static str),
     /// A range that should be absent holds data, or may.
     #[error("there is data in the range from block {lba} on; look again, and take smaller ranges")]
     NotAbsent {

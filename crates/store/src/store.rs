@@ -289,6 +289,11 @@ impl Store {
         &self.info
     }
 
+    /// Changes only when acknowledged data may have been lost: whoever remembers another one replays what it has not flushed.
+    pub fn incarnation(&self) -> u64 {
+        self.superblock.open_id
+    }
+
     /// How the log is read and written.
     pub fn io_kind(&self) -> IoKind {
         self.backend.kind()

@@ -55,13 +55,15 @@ fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
     let mut store = open_with(&backend, Some(u64::MAX));
     if kind.is_sealed() {
         let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record(0, None) };
-        store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+        store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
     }
     for round in 0..2u8 {
         let data: Vec<u8> = (0..3 * 512u32).map(|at| (at / 512) as u8 + 16 * round + 1).collect();
         let record = |(at, block): (usize, &[u8])| record(u64::from(round) * 10 + at as u64 + 1, Some(block));
         let records = if kind.is_sealed() { data.chunks(512).enumerate().map(record).collect() } else { Vec::new() };
-        store.execute(Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: true }).unwrap();
+        store
+            .execute(Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: true, origin: None })
+            .unwrap();
     }
     let Outcome::Read(newest) = store.execute(Op::Read { lba: Lba(5), count: 1 }).unwrap() else { panic!() };
     let Extent::Blocks { sequences, .. } = &newest[0] else { panic!() };
@@ -74,12 +76,14 @@ fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
         true => (Buffer::copy_from(&[40; 512]), vec![record(50, Some(&[40; 512]))]),
         false => (Buffer::copy_from(&[40; 512]), Vec::new()),
     };
-    let write = Op::Write { lba: Lba(5), data: vec![data], records, fua: true };
+    let write = Op::Write { lba: Lba(5), data: vec![data], records, fua: true, origin: None };
     store.execute_on(View::Head(branch), write).unwrap();
     store.close().unwrap();
     let mut store = open_with(&backend, checkpoint_log_bytes);
     let gone = match kind.is_sealed() {
-        true => Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record: record(99, None) }] },
+        true => {
+            Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record: record(99, None) }], origin: None }
+        }
         false => Op::Discard { lba: Lba(6), count: 4 },
     };
     store.execute(gone).unwrap();

@@ -270,7 +270,7 @@ mod tests {
         let mut two = one.another(View::default());
         let three = two.another(View::default());
         let data = vec![Buffer::copy_from(&[7; 4096])];
-        one.submit(Token(5), Op::Write { lba: Lba(1), data, records: Vec::new(), fua: true });
+        one.submit(Token(5), Op::Write { lba: Lba(1), data, records: Vec::new(), fua: true, origin: None });
         two.submit(Token(5), Op::Read { lba: Lba(9), count: 1 });
         let (mut of_one, mut of_two) = (Vec::new(), Vec::new());
         while of_one.is_empty() {

@@ -106,7 +106,7 @@ impl Writer {
                     return (Asked::Hole, Op::Discard { lba: Lba(lba), count });
                 }
                 let hole = HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) };
-                (Asked::Hole, Op::Hole { holes: vec![hole] })
+                (Asked::Hole, Op::Hole { holes: vec![hole], origin: None })
             }
             _ => {
                 let fua = self.random.once_in(16);
@@ -115,7 +115,7 @@ impl Writer {
                 let records = if sealed { blocks.iter().enumerate().map(record).collect() } else { Vec::new() };
                 let data = blocks.iter().map(|block| Buffer::copy_from(block)).collect();
                 writeln!(lines, "S {op} {lba} {count} {}", u8::from(fua)).expect("strings take everything");
-                (Asked::Write, Op::Write { lba: Lba(lba), data, records, fua })
+                (Asked::Write, Op::Write { lba: Lba(lba), data, records, fua, origin: None })
             }
         }
     }

@@ -77,7 +77,8 @@ impl Crashes {
         if kind.is_sealed() {
             let mut store = Store::open(&dir, &OpenOptions::default(), Arc::new(|| {})).unwrap();
             let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(0, 0, None) };
-            let Outcome::Written { first, .. } = store.execute(Op::Hole { holes: vec![hole] }).unwrap() else {
+            let Outcome::Written { first, .. } = store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap()
+            else {
                 panic!("holes are written")
             };
             sequence = first.0;

@@ -52,16 +52,16 @@ fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
 
 fn write(lba: u64, data: &[u8], counter: u64) -> Op {
     let records = data.chunks(4096).enumerate().map(|(i, b)| record(counter + i as u64, Some(b))).collect();
-    Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(data)], records, fua: false }
+    Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(data)], records, fua: false, origin: None }
 }
 
 fn plain(lba: u64, data: &[u8]) -> Op {
-    Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(data)], records: Vec::new(), fua: false }
+    Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(data)], records: Vec::new(), fua: false, origin: None }
 }
 
 fn format(store: &mut Store) -> StoreSequence {
     let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record(1, None) };
-    first(store.execute(Op::Hole { holes: vec![hole] }))
+    first(store.execute(Op::Hole { holes: vec![hole], origin: None }))
 }
 
 fn first(result: Result<Outcome, OpError>) -> StoreSequence {
@@ -132,7 +132,7 @@ fn data_may_come_in_pieces_cut_anywhere() {
     let data: Vec<u8> = (0..4 * 4096u32).map(|at| (at / 7) as u8).collect();
     let pieces = [&data[..100], &data[100..5000], &data[5000..5000], &data[5000..]];
     let data_op = pieces.iter().map(|piece| Buffer::copy_from(piece)).collect();
-    store.execute(Op::Write { lba: Lba(0), data: data_op, records: Vec::new(), fua: true }).unwrap();
+    store.execute(Op::Write { lba: Lba(0), data: data_op, records: Vec::new(), fua: true, origin: None }).unwrap();
     assert_eq!(bytes(&mut store, 0, 4), data);
 }
 
@@ -216,7 +216,7 @@ fn a_repeated_write_is_answered_and_not_written() {
     format(&mut store);
     let op = write(4, &[block(1), block(2)].concat(), 50);
     let written = first(store.execute(op.clone()));
-    let again = Outcome::Written { first: StoreSequence(0), repeated: 2 };
+    let again = Outcome::Written { first: StoreSequence(0), repeated: 2, superseded: 0 };
     assert_eq!(store.execute(op.clone()), Ok(again.clone()));
     store.close().unwrap();
     let mut store = open(&disk);
@@ -253,7 +253,7 @@ fn an_absence_is_sealed_anew_where_there_is_no_data_also_over_a_snapshots() {
     let mut store = open(&disk);
     format(&mut store);
     let hole = |start, count, counter| HoleRecord { start: Lba(start), count, record: record(counter, None) };
-    let conditional = |start, count, counter| Op::ConditionalHole { hole: hole(start, count, counter) };
+    let conditional = |start, count, counter| Op::ConditionalHole { hole: hole(start, count, counter), origin: None };
     store.execute(write(5, &block(7), 10)).unwrap();
     assert_eq!(store.execute(conditional(0, BLOCKS, 20)), Err(OpError::NotAbsent { lba: Lba(0) }));
     assert!(matches!(read(&mut store, 5, 1)[0], Extent::Blocks { .. }), "nothing was done");
@@ -261,7 +261,7 @@ fn an_absence_is_sealed_anew_where_there_is_no_data_also_over_a_snapshots() {
     // In a snapshot there is data, which a hole hides since: that range is absent.
     store.execute(Op::SnapshotCreate { name: "s".into() }).unwrap();
     assert_eq!(store.execute(conditional(4, 2, 22)), Err(OpError::NotAbsent { lba: Lba(4) }));
-    store.execute(Op::Hole { holes: vec![hole(5, 1, 23)] }).unwrap();
+    store.execute(Op::Hole { holes: vec![hole(5, 1, 23)], origin: None }).unwrap();
     first(store.execute(conditional(0, BLOCKS, 24)));
     store.close().unwrap();
     let mut store = open(&disk);
@@ -281,7 +281,14 @@ fn a_conditional_write_needs_the_stamp() {
     let conditional = |expected, fill: u8, counter| {
         let data = block(fill);
         let record = record(counter, Some(&data));
-        Op::ConditionalWrite { lba: Lba(2), expected, data: vec![Buffer::copy_from(&data)], record, fua: false }
+        Op::ConditionalWrite {
+            lba: Lba(2),
+            expected,
+            data: vec![Buffer::copy_from(&data)],
+            record,
+            fua: false,
+            origin: None,
+        }
     };
     assert!(matches!(
         store.execute(conditional(Some(stamp(7)), 1, 20)),
@@ -301,7 +308,7 @@ fn a_conditional_write_needs_the_stamp() {
     assert_eq!(fill_of(&read(&mut store, 2, 1)[0]), 3);
     // A repetition of the one that won is answered well.
     let again = store.execute(conditional(found, 3, 23));
-    assert_eq!(again, Ok(Outcome::Written { first: StoreSequence(0), repeated: 1 }));
+    assert_eq!(again, Ok(Outcome::Written { first: StoreSequence(0), repeated: 1, superseded: 0 }));
 }
 
 #[test]
@@ -416,7 +423,7 @@ fn bad_requests_are_answered() {
         plain(0, &[0; 100]),
         plain(0, &[]),
         write(0, &block(1), 1),
-        Op::Hole { holes: vec![hole] },
+        Op::Hole { holes: vec![hole], origin: None },
         Op::Discard { lba: Lba(1), count: BLOCKS },
         Op::Discard { lba: Lba(1), count: 0 },
         Op::ReadVersion { lba: Lba(BLOCKS), older_than: StoreSequence(0) },
@@ -426,7 +433,8 @@ fn bad_requests_are_answered() {
         assert!(matches!(result, Err(OpError::OutOfRange { .. } | OpError::Misuse(_))), "{op:?}: {result:?}");
     }
     let mut store = open(&disk(sealed()));
-    for op in [plain(0, &block(1)), Op::Discard { lba: Lba(0), count: 1 }, Op::Hole { holes: Vec::new() }] {
+    for op in [plain(0, &block(1)), Op::Discard { lba: Lba(0), count: 1 }, Op::Hole { holes: Vec::new(), origin: None }]
+    {
         assert!(matches!(store.execute(op), Err(OpError::Misuse(_))));
     }
 }

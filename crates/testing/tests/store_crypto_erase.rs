@@ -27,11 +27,11 @@ fn written(seed: u64) -> SimDisk {
     Store::create_on(Box::new(disk.backend(true)), &create).unwrap();
     let mut store = open(&disk);
     let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record(1, None) };
-    store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+    store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
     for lba in 0..BLOCKS {
         let data = Buffer::copy_from(&SECRET.repeat(256));
         let records = vec![record(2 + lba, Some(&data))];
-        store.execute(Op::Write { lba: Lba(lba), data: vec![data], records, fua: false }).unwrap();
+        store.execute(Op::Write { lba: Lba(lba), data: vec![data], records, fua: false, origin: None }).unwrap();
     }
     store.close().unwrap();
     disk

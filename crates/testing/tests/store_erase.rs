@@ -60,7 +60,13 @@ fn record(counter: u64, hole: bool) -> SealRecord {
 }
 
 fn write(store: &mut Store, lba: u64, fill: u8) -> Result<Outcome, OpError> {
-    store.execute(Op::Write { lba: Lba(lba), data: vec![block_of(fill)], records: Vec::new(), fua: false })
+    store.execute(Op::Write {
+        lba: Lba(lba),
+        data: vec![block_of(fill)],
+        records: Vec::new(),
+        fua: false,
+        origin: None,
+    })
 }
 
 /// Twice over, so that there are dead segments, and a checkpoint.
@@ -138,12 +144,14 @@ fn nothing_of_a_plain_volume_is_left() {
 fn a_sealed_volume_is_not_formatted_afterwards() {
     let disk = new_disk(SEALED, 1);
     let mut store = open(&disk);
-    let hole =
-        |counter| Op::Hole { holes: vec![HoleRecord { start: Lba(0), count: BLOCKS, record: record(counter, true) }] };
+    let hole = |counter| Op::Hole {
+        holes: vec![HoleRecord { start: Lba(0), count: BLOCKS, record: record(counter, true) }],
+        origin: None,
+    };
     store.execute(hole(1)).unwrap();
     for counter in 2..6 {
         let records = vec![record(counter, false)];
-        store.execute(Op::Write { lba: Lba(3), data: vec![block_of(1)], records, fua: true }).unwrap();
+        store.execute(Op::Write { lba: Lba(3), data: vec![block_of(1)], records, fua: true, origin: None }).unwrap();
     }
     assert!(store.stats().versions_retained > 0);
     let before = pages_of(&disk);
@@ -316,7 +324,10 @@ fn one_that_has_not_begun_when_a_sync_fails_takes_nothing_away() {
     let mut store = open(&disk);
     fill(&mut store);
     disk.set_faults(Faults { failing_sync_once_in: 1, ..Faults::default() });
-    store.submit(Token(1), Op::Write { lba: Lba(7), data: vec![block_of(2)], records: Vec::new(), fua: true });
+    store.submit(
+        Token(1),
+        Op::Write { lba: Lba(7), data: vec![block_of(2)], records: Vec::new(), fua: true, origin: None },
+    );
     store.submit(Token(2), Op::Erase);
     let mut done = Vec::new();
     while done.len() < 2 {
@@ -431,7 +442,7 @@ fn who_waits_for_durability_is_answered_before_an_erase() {
         let mut store = if slow { open_slowly(&disk) } else { open(&disk) };
         write(&mut store, 1, 1).unwrap();
         store.submit(Token(1), Op::Flush);
-        let fua = Op::Write { lba: Lba(2), data: vec![block_of(2)], records: Vec::new(), fua: true };
+        let fua = Op::Write { lba: Lba(2), data: vec![block_of(2)], records: Vec::new(), fua: true, origin: None };
         store.submit(Token(2), fua);
         store.submit(Token(3), Op::Erase);
         let mut answered = HashSet::new();
@@ -457,7 +468,10 @@ fn an_erase_that_had_not_begun_is_forgotten_at_closing() {
     let disk = new_disk(UnitKind::Plain, 78);
     let mut store = open_slowly(&disk);
     write(&mut store, 1, 1).unwrap();
-    store.submit(Token(2), Op::Write { lba: Lba(2), data: vec![block_of(2)], records: Vec::new(), fua: false });
+    store.submit(
+        Token(2),
+        Op::Write { lba: Lba(2), data: vec![block_of(2)], records: Vec::new(), fua: false, origin: None },
+    );
     store.submit(Token(3), Op::Erase);
     store.close().unwrap();
     let mut store = open(&disk);
@@ -477,7 +491,10 @@ fn writes_taken_in_before_an_erase_find_their_space() {
     let (mut done, cleaned) = (Vec::new(), store.stats().cleaned_bytes);
     for at in 0..BLOCKS {
         let lba = Lba(at * 37 % BLOCKS);
-        store.submit(Token(at), Op::Write { lba, data: vec![block_of(3)], records: Vec::new(), fua: false });
+        store.submit(
+            Token(at),
+            Op::Write { lba, data: vec![block_of(3)], records: Vec::new(), fua: false, origin: None },
+        );
     }
     store.submit(Token(BLOCKS), Op::Erase);
     while done.len() <= BLOCKS as usize {

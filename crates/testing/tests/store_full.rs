@@ -31,7 +31,7 @@ impl Full {
         let sealed = self.store.info().kind.is_sealed();
         let records = (0..count).filter(|_| sealed).map(|at| record_for(self.ops, at, Some(&block))).collect();
         let data = vec![Buffer::copy_from(&block.repeat(count as usize))];
-        self.store.execute(Op::Write { lba: Lba(lba), data, records, fua: false })
+        self.store.execute(Op::Write { lba: Lba(lba), data, records, fua: false, origin: None })
     }
 
     fn discard(&mut self, lba: u64) -> Result<Outcome, OpError> {
@@ -39,6 +39,7 @@ impl Full {
         self.store.execute(match self.store.info().kind.is_sealed() {
             true => Op::Hole {
                 holes: vec![HoleRecord { start: Lba(lba), count: 1, record: record_for(self.ops, 0, None) }],
+                origin: None,
             },
             false => Op::Discard { lba: Lba(lba), count: 1 },
         })

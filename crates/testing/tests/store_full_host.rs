@@ -84,7 +84,7 @@ fn fill_of(lba: u64, round: u8) -> u8 {
 
 fn write(store: &mut Store, lba: u64, round: u8) -> Result<Outcome, OpError> {
     let data = vec![Buffer::copy_from(&[fill_of(lba, round); 4096])];
-    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false })
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None })
 }
 
 fn check(store: &mut Store, blocks: std::ops::Range<u64>, round: u8) {
@@ -176,7 +176,8 @@ fn a_host_that_fills_up_is_nearly_full_before_it_is_full() {
     let mut told_at = None;
     let refused = (0..BLOCKS).step_by(32).find(|&lba| {
         let data = vec![Buffer::copy_from(&[1; 32 * 4096])];
-        let taken = store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).is_ok();
+        let taken =
+            store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).is_ok();
         if store.space() == SpaceState::NearlyFull {
             told_at.get_or_insert(lba);
         }
@@ -215,12 +216,13 @@ fn a_full_host_costs_older_versions_before_it_costs_writes() {
     fs::write(host.at.join("others"), vec![1; 10 << 20]).unwrap();
     let mut store = host.open();
     let all = HoleRecord { start: Lba(0), count: SEALED_BLOCKS, record: record(1, None) };
-    store.execute(Op::Hole { holes: vec![all] }).unwrap();
+    store.execute(Op::Hole { holes: vec![all], origin: None }).unwrap();
     for round in 1..=4 {
         for lba in 0..SEALED_BLOCKS {
             let data = [fill_of(lba, round); 4096];
             let records = vec![record(u64::from(round) * SEALED_BLOCKS + lba, Some(&data))];
-            let op = Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&data)], records, fua: false };
+            let op =
+                Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&data)], records, fua: false, origin: None };
             store
                 .execute(op)
                 .unwrap_or_else(|error| panic!("block {lba} in round {round}: {error}, {:?}", store.stats()));

@@ -49,7 +49,7 @@ fn try_open(disk: &SimDisk) -> Result<Store, StoreError> {
 
 fn write(store: &mut Store, lba: u64, fill: u8) -> Result<Outcome, OpError> {
     let data = vec![Buffer::copy_from(&[fill; 4096])];
-    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: true })
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: true, origin: None })
 }
 
 fn fill_at(store: &mut Store, lba: u64) -> Option<u8> {
@@ -151,7 +151,10 @@ fn sim_a_crash_at_any_moment_leaves_one_size_or_the_other() {
                 if completed {
                     // At once into the new room; what a crash leaves of it, recovery must understand.
                     let data = vec![Buffer::copy_from(&[5; 4096])];
-                    store.submit(Token(2), Op::Write { lba: Lba(GROWN - 1), data, records: Vec::new(), fua: false });
+                    store.submit(
+                        Token(2),
+                        Op::Write { lba: Lba(GROWN - 1), data, records: Vec::new(), fua: false, origin: None },
+                    );
                 }
                 if disk.is_cut_off() {
                     break;
@@ -263,7 +266,7 @@ fn no_superblock_tells_the_new_size_before_a_sync_of_the_longer_medium() {
         let mut done = Vec::new();
         for lba in 0..start {
             let data = vec![Buffer::copy_from(&[2; 4096])];
-            store.submit(Token(0), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+            store.submit(Token(0), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None });
             store.poll_completions(&mut done);
         }
         store.submit(Token(1), Op::Grow { blocks: GROWN });

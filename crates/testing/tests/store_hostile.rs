@@ -48,14 +48,20 @@ fn sample(kind: UnitKind, end: End) -> Sample {
         segments = store.info().segments;
         if opening == 0 && kind.is_sealed() {
             let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(0, 0, None) };
-            store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+            store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
         }
         for _ in 0..60 {
             let lba = random.below(BLOCKS);
             let bytes = block_bytes(op, lba, BlockSize::DEFAULT);
             let records = if kind.is_sealed() { vec![record_for(op, 0, Some(&bytes))] } else { Vec::new() };
             store
-                .execute(Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&bytes)], records, fua: op % 5 == 0 })
+                .execute(Op::Write {
+                    lba: Lba(lba),
+                    data: vec![Buffer::copy_from(&bytes)],
+                    records,
+                    fua: op % 5 == 0,
+                    origin: None,
+                })
                 .unwrap();
             newest[lba as usize] = op;
             op += 1;
@@ -74,7 +80,7 @@ fn sample(kind: UnitKind, end: End) -> Sample {
                 let bytes = block_bytes(op, 0, BlockSize::DEFAULT);
                 let records = if kind.is_sealed() { vec![record_for(op, 0, Some(&bytes))] } else { Vec::new() };
                 let data = vec![Buffer::copy_from(&bytes)];
-                store.execute(Op::Write { lba: Lba(0), data, records, fua: false }).unwrap();
+                store.execute(Op::Write { lba: Lba(0), data, records, fua: false, origin: None }).unwrap();
             }
         }
     }

@@ -19,7 +19,7 @@ fn open(dir: &Path, io: IoChoice) -> Result<Store, StoreError> {
 
 fn write(store: &mut Store, lba: u64, byte: u8, fua: bool) -> Result<Outcome, OpError> {
     let data = vec![Buffer::copy_from(&[byte; 4096])];
-    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua })
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua, origin: None })
 }
 
 fn first_byte(store: &mut Store, lba: u64) -> Result<u8, OpError> {

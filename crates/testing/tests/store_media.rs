@@ -37,7 +37,7 @@ fn open_by(dir: &Path, io: IoChoice) -> Result<Store, StoreError> {
 
 fn write(store: &mut Store, lba: u64, byte: u8) {
     let data = vec![Buffer::copy_from(&[byte; BLOCK])];
-    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).unwrap();
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).unwrap();
 }
 
 /// The first byte of every block.
@@ -196,7 +196,7 @@ fn nothing_has_to_be_aligned() {
             let data = vec![Buffer::copy_from(head), Buffer::copy_from(&[0; 3]).slice(..0), Buffer::copy_from(tail)];
             store.submit(
                 Token(step as u64),
-                Op::Write { lba: Lba(lba as u64), data, records: Vec::new(), fua: step % 9 == 0 },
+                Op::Write { lba: Lba(lba as u64), data, records: Vec::new(), fua: step % 9 == 0, origin: None },
             );
             if step % 20 == 19 {
                 while store.ops_in_flight() > 0 {
@@ -279,7 +279,7 @@ fn overwrite(store: &mut Store, depth: usize) {
     for step in 0..16 * BLOCKS {
         let lba = if step < BLOCKS { step } else { random.below(BLOCKS) };
         let data = vec![Buffer::copy_from(&[step as u8; BLOCK])];
-        store.submit(Token(step), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+        store.submit(Token(step), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None });
         while store.ops_in_flight() >= depth {
             store.poll_completions(&mut done);
         }
@@ -355,8 +355,10 @@ fn one_write_after_the_other_ends_without_a_further_look() {
     for store in &mut stores {
         for step in 0..2 * BLOCKS {
             let data = vec![Buffer::copy_from(&[step as u8; BLOCK])];
-            store
-                .submit(Token(step), Op::Write { lba: Lba(step * 37 % BLOCKS), data, records: Vec::new(), fua: false });
+            store.submit(
+                Token(step),
+                Op::Write { lba: Lba(step * 37 % BLOCKS), data, records: Vec::new(), fua: false, origin: None },
+            );
             let mut done = Vec::new();
             while store.poll_completions(&mut done) == 0 {
                 calls.recv_timeout(Duration::from_secs(60)).expect("a write waits and nobody is called");

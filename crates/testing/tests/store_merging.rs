@@ -32,7 +32,8 @@ fn open(backend: &SharedMemory, checkpoint_log_bytes: u64) -> Store {
 fn fill(store: &mut Store, view: View, with: u8) {
     let data = Buffer::copy_from(&vec![with; 1 << 20]);
     for lba in (0..BLOCKS).step_by(2048) {
-        let write = Op::Write { lba: Lba(lba), data: vec![data.clone()], records: Vec::new(), fua: false };
+        let write =
+            Op::Write { lba: Lba(lba), data: vec![data.clone()], records: Vec::new(), fua: false, origin: None };
         store.execute_on(view, write).unwrap();
     }
     for lba in (0..BLOCKS).step_by(HOLE_EVERY as usize) {
@@ -111,7 +112,7 @@ fn a_checkpoint_meanwhile_is_whole(prepare: fn(&mut Store) -> (View, SnapshotId)
         while store.stats().checkpoints == 0 {
             // The same again: so the log grows.
             let data = vec![Buffer::copy_from(&[3; 512])];
-            let write = Op::Write { lba: Lba(5), data, records: Vec::new(), fua: true };
+            let write = Op::Write { lba: Lba(5), data, records: Vec::new(), fua: true, origin: None };
             store.execute_on(view, write).unwrap();
             rounds += 1;
             assert!(rounds < 1000, "no checkpoint was taken");

@@ -77,7 +77,8 @@ fn a_segment_that_cannot_be_read_matters_only_if_it_is_needed() {
             break;
         }
         for lba in 0..BLOCKS {
-            let write = Op::Write { lba: Lba(lba), data: vec![block(lba)], records: Vec::new(), fua: false };
+            let write =
+                Op::Write { lba: Lba(lba), data: vec![block(lba)], records: Vec::new(), fua: false, origin: None };
             store.execute(write).unwrap();
         }
         store.execute(Op::Flush).unwrap();
@@ -149,14 +150,14 @@ fn what_was_pinned_while_loading_is_looked_at_again() {
     let whole_log = OpenOptions { checkpoint_log_bytes: Some(u64::MAX), ..OpenOptions::default() };
     let mut store = open(&medium, &whole_log).unwrap();
     let hole = HoleRecord { start: Lba(0), count: geometry.blocks, record: record_for(0, 0, None) };
-    store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+    store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
     // A thousand blocks twice; so many versions of twenty that those before have to go; the thousand once more.
     let early = (0..1000).chain(0..1000);
     let many = (0..6000).map(|at| if at % 100 == 0 { 10_000 + at } else { 2000 + at % 20 });
     for (op, lba) in (1..).zip(early.chain(many).chain(0..1000)) {
         let (data, records) = (block(lba), vec![record_for(op, 0, Some(&block(lba)))]);
         assert_eq!(records[0].checksum(), keyless_checksum(&data));
-        store.execute(Op::Write { lba: Lba(lba), data: vec![data], records, fua: false }).unwrap();
+        store.execute(Op::Write { lba: Lba(lba), data: vec![data], records, fua: false, origin: None }).unwrap();
     }
     store.execute(Op::SnapshotCreate { name: "kept".to_owned() }).unwrap();
     drop(store);

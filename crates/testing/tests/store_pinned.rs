@@ -33,7 +33,7 @@ fn write(lba: u64, count: u64) -> Op {
 
 fn write_of(byte: u8, lba: u64, count: u64) -> Op {
     let data = vec![Buffer::copy_from(&vec![byte; (count * BLOCK_BYTES) as usize])];
-    Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }
+    Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }
 }
 
 fn snapshot(store: &mut Store, view: View, name: String) -> SnapshotId {

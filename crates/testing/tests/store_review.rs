@@ -25,7 +25,7 @@ fn made(kind: UnitKind, blocks: u64, block_bytes: u64, segment_bytes: u32) -> (S
 }
 
 fn plain(lba: u64, data: Buffer) -> Op {
-    Op::Write { lba: Lba(lba), data: vec![data], records: Vec::new(), fua: false }
+    Op::Write { lba: Lba(lba), data: vec![data], records: Vec::new(), fua: false, origin: None }
 }
 
 fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
@@ -104,12 +104,15 @@ fn reads_are_counted() {
 fn stamps_out_of_order_share_appends() {
     let (_, mut store) = made(sealed(), 4096, 4096, 1 << 20);
     store
-        .execute(Op::Hole { holes: vec![HoleRecord { start: Lba(0), count: 4096, record: record(0, None) }] })
+        .execute(Op::Hole {
+            holes: vec![HoleRecord { start: Lba(0), count: 4096, record: record(0, None) }],
+            origin: None,
+        })
         .unwrap();
     let data = Buffer::copy_from(&[7; 4096]);
     let write = |counter: u64| {
         let records = vec![record(counter, Some(&data))];
-        Op::Write { lba: Lba(counter % 4096), data: vec![data.clone()], records, fua: false }
+        Op::Write { lba: Lba(counter % 4096), data: vec![data.clone()], records, fua: false, origin: None }
     };
     let mut random = Random::new(9);
     for batch in 0..50 {
@@ -151,7 +154,7 @@ impl Full {
         let data = Buffer::copy_from(&vec![7; block_bytes as usize]);
         if kind.is_sealed() {
             let hole = HoleRecord { start: Lba(0), count: blocks, record: record(1, None) };
-            store.execute(Op::Hole { holes: vec![hole] }).unwrap();
+            store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
         }
         let (mut random, mut done, mut sent) = (Random::new(blocks), Vec::new(), 0);
         while sent < 3 * blocks {
@@ -162,7 +165,10 @@ impl Full {
                     _ => random.below(blocks),
                 };
                 let records = if kind.is_sealed() { vec![record(10 + sent, Some(&data))] } else { Vec::new() };
-                store.submit(Token(sent), Op::Write { lba: Lba(lba), data: vec![data.clone()], records, fua: false });
+                store.submit(
+                    Token(sent),
+                    Op::Write { lba: Lba(lba), data: vec![data.clone()], records, fua: false, origin: None },
+                );
                 sent += 1;
             }
             while store.ops_in_flight() > 0 {

@@ -11,7 +11,7 @@ const BLOCKS: u64 = 64;
 
 fn write(store: &mut Store, op: u64, lba: u64) {
     let data = vec![Buffer::copy_from(&block_bytes(op, lba, BlockSize::DEFAULT))];
-    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).unwrap();
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).unwrap();
 }
 
 /// A store that was used; its disk.

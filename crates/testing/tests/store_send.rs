@@ -33,13 +33,16 @@ fn write(store: &mut Store, op: u64, lba: u64) {
     let bytes = block_bytes(op, lba, BlockSize::DEFAULT);
     let sealed = store.info().kind.is_sealed();
     let records = if sealed { vec![record_for(op, 0, Some(&bytes))] } else { Vec::new() };
-    let write = Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&bytes)], records, fua: false };
+    let write = Op::Write { lba: Lba(lba), data: vec![Buffer::copy_from(&bytes)], records, fua: false, origin: None };
     store.execute(write).unwrap();
 }
 
 fn hole(store: &mut Store, op: u64, lba: u64, count: u64) {
     let hole = match store.info().kind.is_sealed() {
-        true => Op::Hole { holes: vec![HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) }] },
+        true => Op::Hole {
+            holes: vec![HoleRecord { start: Lba(lba), count, record: record_for(op, 0, None) }],
+            origin: None,
+        },
         false => Op::Discard { lba: Lba(lba), count },
     };
     store.execute(hole).unwrap();
@@ -449,7 +452,7 @@ fn what_lies_under_holes_is_passed_over_in_slices() {
     let mut store = Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap();
     let write = |store: &mut Store, lba, count: usize| {
         let data = vec![Buffer::copy_from(&vec![7; count * 512])];
-        store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }).unwrap();
+        store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).unwrap();
     };
     (0..OLD).step_by(2048).for_each(|lba| write(&mut store, lba, 2048));
     for at in 0..SNAPSHOTS {

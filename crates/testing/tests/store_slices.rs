@@ -34,15 +34,16 @@ fn write(kind: UnitKind, op: u64, lba: u64, count: u64) -> Op {
     let data = vec![Buffer::copy_from(&vec![op as u8; 512 * count as usize])];
     let record = |at| record_for(op, at, Some(&[op as u8; 512]));
     let records = if kind.is_sealed() { (0..count).map(record).collect() } else { Vec::new() };
-    Op::Write { lba: Lba(lba), data, records, fua: false }
+    Op::Write { lba: Lba(lba), data, records, fua: false, origin: None }
 }
 
 fn everything(kind: UnitKind, op: u64) -> Op {
     match kind {
         UnitKind::Plain => Op::Discard { lba: Lba(0), count: BLOCKS },
-        UnitKind::Sealed { .. } => {
-            Op::Hole { holes: vec![HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(op, 0, None) }] }
-        }
+        UnitKind::Sealed { .. } => Op::Hole {
+            holes: vec![HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(op, 0, None) }],
+            origin: None,
+        },
     }
 }
 
@@ -151,6 +152,7 @@ fn conditions_and_snapshots_wait_for_the_hole_before_them() {
                     data: vec![old.clone()],
                     record: record_for(5, 0, Some(&old)),
                     fua: false,
+                    origin: None,
                 }
             }
         };

@@ -42,7 +42,7 @@ fn snapshot(store: &mut Store, name: &str) -> SnapshotId {
 
 fn write(lba: u64, count: usize) -> Op {
     let data = vec![Buffer::copy_from(&vec![lba as u8; 4096 * count])];
-    Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }
+    Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }
 }
 
 /// An answer, which must come.

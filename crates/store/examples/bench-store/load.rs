@@ -128,7 +128,7 @@ impl Load {
     fn format(&mut self) {
         if self.kind == Kind::Sealed {
             let hole = HoleRecord { start: Lba(0), count: self.blocks, record: record(0, None) };
-            self.store.execute(Op::Hole { holes: vec![hole] }).expect("formatted");
+            self.store.execute(Op::Hole { holes: vec![hole], origin: None }).expect("formatted");
         }
     }
 
@@ -147,7 +147,7 @@ impl Load {
         let sealed = if self.kind == Kind::Sealed { count } else { 0 };
         let records = (0..sealed).map(|at| record(self.counter + 1 + at, Some(self.sums[at as usize % 16]))).collect();
         self.counter += sealed;
-        Op::Write { lba: Lba(lba), data, records, fua: false }
+        Op::Write { lba: Lba(lba), data, records, fua: false, origin: None }
     }
 
     fn op(&mut self, pattern: Pattern) -> Op {

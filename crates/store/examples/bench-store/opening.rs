@@ -81,7 +81,7 @@ fn write(store: &mut Store, blocks: u64, data: &Buffer, depth: u64, more: impl F
     while completed < sent || more(store, sent) {
         while sent - completed < depth && more(store, sent) {
             let lba = lba_of(sent % blocks, all);
-            let write = Op::Write { lba, data: vec![data.clone()], records: Vec::new(), fua: false };
+            let write = Op::Write { lba, data: vec![data.clone()], records: Vec::new(), fua: false, origin: None };
             store.submit(Token(sent), write);
             sent += 1;
         }

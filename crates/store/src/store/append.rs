@@ -172,7 +172,11 @@ impl Store {
         }
         if self.covered_by_holes() {
             let op = self.queue.pop_front().expect("just seen");
-            self.complete(op.token, op.bytes, Ok(Outcome::Written { first: StoreSequence(0), repeated: 0 }));
+            self.complete(
+                op.token,
+                op.bytes,
+                Ok(Outcome::Written { first: StoreSequence(0), repeated: 0, superseded: 0 }),
+            );
             return Some(true);
         }
         if self.space_for_front() {

@@ -409,7 +409,7 @@ mod tests {
 
     fn write(store: &mut Store, lba: u64, count: usize) {
         let data = vec![Buffer::copy_from(&vec![1; count * 4096])];
-        store.submit(Token(lba), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+        store.submit(Token(lba), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None });
     }
 
     /// However much is written in each poll: a checkpoint of 160 KiB is whole before the log has grown by 4 MiB.

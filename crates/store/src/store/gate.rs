@@ -91,7 +91,7 @@ fn judge(gate: Gate, lba: Lba, extents: Result<Vec<Extent>, OpError>) -> Option<
         Gate::Repeated(stamps) => {
             let repeated = extents.is_ok_and(|extents| stamps_of(&extents).eq(stamps.iter().copied().map(Some)));
             let count = stamps.len() as u32;
-            repeated.then_some(Ok(Outcome::Written { first: StoreSequence(0), repeated: count }))
+            repeated.then_some(Ok(Outcome::Written { first: StoreSequence(0), repeated: count, superseded: 0 }))
         }
         Gate::Stamp { expected, ours } => {
             let extents = match extents {
@@ -100,7 +100,7 @@ fn judge(gate: Gate, lba: Lba, extents: Result<Vec<Extent>, OpError>) -> Option<
             };
             let found = stamps_of(&extents).next().flatten();
             if found == Some(ours) {
-                return Some(Ok(Outcome::Written { first: StoreSequence(0), repeated: 1 }));
+                return Some(Ok(Outcome::Written { first: StoreSequence(0), repeated: 1, superseded: 0 }));
             }
             (found != expected).then_some(Err(OpError::StampDiffers { lba, found }))
         }

@@ -45,7 +45,7 @@ pub(super) struct Finished {
 impl Finished {
     /// Its answer.
     pub(super) fn written(&self) -> Outcome {
-        let written = Outcome::Written { first: StoreSequence(self.first), repeated: 0 };
+        let written = Outcome::Written { first: StoreSequence(self.first), repeated: 0, superseded: 0 };
         self.outcome.clone().unwrap_or(written)
     }
 }

@@ -174,7 +174,7 @@ impl Store {
             Frame::Hole { .. } if self.has_blocks(receiver.branch) => {}
             Frame::Hole { start, count, record } => {
                 let hole = match record {
-                    Some(record) => Op::Hole { holes: vec![hole_record(start, count, record)] },
+                    Some(record) => Op::Hole { holes: vec![hole_record(start, count, record)], origin: None },
                     None => Op::Discard { lba: Lba(start), count },
                 };
                 self.execute_on(View::Head(BranchId(receiver.branch)), hole)?;

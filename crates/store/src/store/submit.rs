@@ -61,12 +61,12 @@ impl Store {
                 let below = if older_than.0 == 0 { u64::MAX } else { older_than.0 };
                 self.start_version_read(Owner::Caller { token, bytes }, node, lba.0, below);
             }
-            Op::Write { lba, data, records, fua } => {
+            Op::Write { lba, data, records, fua, origin: _ } => {
                 let gate = self.gate_of(&records);
                 let content = self.blocks(lba, data, &records)?;
                 self.enqueue(token, writable?, content, gate, fua, bytes)?;
             }
-            Op::ConditionalWrite { lba, expected, data, record, fua } => {
+            Op::ConditionalWrite { lba, expected, data, record, fua, origin: _ } => {
                 check(self.info.kind.is_sealed(), "a write on condition of a stamp to a plain unit")?;
                 let ours = record.stamp();
                 let content = self.blocks(lba, data, &[record])?;
@@ -79,16 +79,21 @@ impl Store {
                 let content = self.blocks(lba, vec![data], &[])?;
                 self.enqueue(token, writable?, content, Gate::Compare(compare), fua, bytes)?;
             }
-            Op::Hole { holes } => {
+            Op::Hole { holes, origin: _ } => {
                 check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
                 check((1..=Op::HOLES_MAX).contains(&holes.len()), "none or too many holes")?;
                 let holes = holes.into_iter().map(|hole| self.sealed_hole(hole)).collect::<Result<Vec<_>, _>>()?;
                 self.enqueue(token, writable?, Content::Holes(holes), Gate::Open, false, bytes)?;
             }
-            Op::ConditionalHole { hole } => {
+            Op::ConditionalHole { hole, origin: _ } => {
                 check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
                 let content = Content::Holes(vec![self.sealed_hole(hole)?]);
                 self.enqueue(token, writable?, content, Gate::Absent, false, bytes)?;
+            }
+            Op::RegisterAttachment { .. } => {
+                check(self.info.kind.is_sealed(), "an attach id of a plain unit")?;
+                writable?;
+                self.complete(token, bytes, Ok(Outcome::Changed));
             }
             Op::Discard { lba, count } => {
                 check(!self.info.kind.is_sealed(), "an unsealed hole for a sealed unit")?;
@@ -142,7 +147,7 @@ impl Store {
         match op {
             Op::Write { data, .. } | Op::ConditionalWrite { data, .. } => data.iter().map(|piece| piece.len()).sum(),
             Op::CompareAndWrite { compare, data, .. } => compare.len() + data.len(),
-            Op::Hole { holes } => holes.len() * 160,
+            Op::Hole { holes, .. } => holes.len() * 160,
             Op::ConditionalHole { .. } => 160,
             // What is more than a read may ask for is refused as such.
             Op::Read { count, .. } | Op::ReadMedium { count, .. } => {

@@ -233,7 +233,7 @@ mod tests {
 
     fn write(lba: u64, count: usize) -> Op {
         let data = vec![Buffer::copy_from(&vec![lba as u8; count * 4096])];
-        Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }
+        Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }
     }
 
     /// A group over two segments closes the first; there is no space for the second, so the first is the head again, and written to,

@@ -105,7 +105,10 @@ impl Unit {
         self.counters.blocks_received += u64::from(transfer.blocks);
         // Without a write cache (WCE=0) every write is durable when it is answered.
         let fua = fua || !self.mode.write_cache;
-        Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, Op::Write { lba, data, records, fua }))
+        Ok(Plan::Start(
+            Work::Write { wanted_bytes: transfer.wanted_bytes },
+            Op::Write { lba, data, records, fua, origin: None },
+        ))
     }
 
     fn plan_verify(&self, lba: Lba, count: u32, byte_check: u8, request: &iscsi::Command) -> Result<Plan, Sense> {

@@ -136,7 +136,7 @@ impl Unit {
             let op = match extent {
                 Extent::Blocks { lba, data, sequences, .. } => {
                     moved += sequences.len() as u64;
-                    Op::Write { lba: distance(lba), data: vec![data], records: Vec::new(), fua: false }
+                    Op::Write { lba: distance(lba), data: vec![data], records: Vec::new(), fua: false, origin: None }
                 }
                 Extent::Hole { lba, count, .. } => {
                     moved += count;

@@ -142,7 +142,7 @@ impl Unit {
         let compare = (byte_check == 1).then(|| data.clone());
         let work = Work::WriteThenVerify { lba, count: transfer.blocks, compare, wanted_bytes: transfer.wanted_bytes };
         // It is the medium that is verified, so to the medium it goes.
-        Ok(Plan::Start(work, Op::Write { lba, data: vec![data], records: Vec::new(), fua: true }))
+        Ok(Plan::Start(work, Op::Write { lba, data: vec![data], records: Vec::new(), fua: true, origin: None }))
     }
 
     /// A hint: what is read here is in the host's cache afterwards. GOOD, not CONDITION MET, since nothing promises that it stays.

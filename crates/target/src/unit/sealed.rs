@@ -182,10 +182,10 @@ impl Unit {
         };
         let mut holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
         let op = match ahs::expected_stamp(&request.ahs) {
-            None => Op::Hole { holes },
+            None => Op::Hole { holes, origin: None },
             // Only absence can be expected of a range.
             Some(expected) if expected == [0; Stamp::BYTES] && holes.len() == 1 => {
-                Op::ConditionalHole { hole: holes.remove(0) }
+                Op::ConditionalHole { hole: holes.remove(0), origin: None }
             }
             Some(_) => return Err(Sense::INVALID_FIELD_IN_CDB),
         };
@@ -237,7 +237,7 @@ impl Unit {
         let record = records.remove(0);
         let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
         let fua = !self.mode.write_cache;
-        let op = Op::ConditionalWrite { lba, expected, data, record, fua };
+        let op = Op::ConditionalWrite { lba, expected, data, record, fua, origin: None };
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
     }
 

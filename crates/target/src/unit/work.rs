@@ -92,7 +92,7 @@ impl Work {
         pattern.chunks_exact_mut(block.len()).for_each(|chunk| chunk.copy_from_slice(block));
         let pattern = pattern.freeze();
         let first = blocks as u32;
-        let op = Op::Write { lba, data: vec![pattern.clone()], records: Vec::new(), fua: false };
+        let op = Op::Write { lba, data: vec![pattern.clone()], records: Vec::new(), fua: false, origin: None };
         (Work::Same { lba: Lba(lba.0 + u64::from(first)), left: count - first, pattern, slice_blocks: first }, op)
     }
 
@@ -195,7 +195,7 @@ impl Unit {
         }
         let blocks = left.min(slice_blocks);
         let len = (blocks as usize) << self.volume.geometry.block_size.shift();
-        let op = Op::Write { lba, data: vec![pattern.slice(..len)], records: Vec::new(), fua: false };
+        let op = Op::Write { lba, data: vec![pattern.slice(..len)], records: Vec::new(), fua: false, origin: None };
         let lba = Lba(lba.0 + u64::from(blocks));
         Next::Again(Work::Same { lba, left: left - blocks, pattern, slice_blocks }, op)
     }
@@ -290,6 +290,9 @@ impl Unit {
             OpError::ReadOnly => Sense::WRITE_PROTECTED,
             OpError::Erasing => Sense::SANITIZE_IN_PROGRESS.so_far(self.store.erase_progress().unwrap_or(0)),
             OpError::Misuse(_)
+            | OpError::UnknownAttachment { .. }
+            | OpError::OperationOverlaps { .. }
+            | OpError::ReplayRefused(_)
             | OpError::NoSuchView
             | OpError::NameTaken(_)
             | OpError::Depended(_)

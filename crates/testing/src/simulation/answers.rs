@@ -55,8 +55,8 @@ impl Run {
 
     fn take_outcome(&mut self, store: &mut Store, op: u64, asked: Asked, outcome: Outcome) {
         match (asked, outcome) {
-            (Asked::Write { fua }, Outcome::Written { first, repeated: 0 }) => self.model.written(op, first.0, fua),
-            (Asked::Condition(condition), Outcome::Written { first, repeated: 0 }) => {
+            (Asked::Write { fua }, Outcome::Written { first, repeated: 0, .. }) => self.model.written(op, first.0, fua),
+            (Asked::Condition(condition), Outcome::Written { first, repeated: 0, .. }) => {
                 condition.was_met(self.model.is_contended(op));
                 self.seen.conditions_met += 1;
                 self.model.written(op, first.0, condition.fua);

@@ -76,7 +76,7 @@ impl Run {
             let expected = if impossible { Some(never) } else { self.model.stamp(wanted[0], lba) };
             let record = self.record(op, 0, Some(&data));
             let condition = Condition { fua, impossible, holds: expected == stamp, differs_at: 0, stamp };
-            let request = Op::ConditionalWrite { lba: Lba(lba), expected, data: vec![data], record, fua };
+            let request = Op::ConditionalWrite { lba: Lba(lba), expected, data: vec![data], record, fua, origin: None };
             return Some((Asked::Condition(condition), request));
         }
         let there = self.model.bytes_of(&held, lba);

@@ -38,7 +38,7 @@ impl Run {
         let cut = self.random.below(bytes.len() as u64) as usize;
         let data = vec![Buffer::copy_from(&bytes[..cut]), Buffer::copy_from(&bytes[cut..])];
         self.model.submitted(op, branch, &[(lba, count)]);
-        Op::Write { lba: Lba(lba), data, records, fua }
+        Op::Write { lba: Lba(lba), data, records, fua, origin: None }
     }
 
     /// Ranges become holes, noted in the model. A plain unit takes one at a time.
@@ -54,7 +54,7 @@ impl Run {
             count,
             record: self.record(op, at as u64, None),
         };
-        Op::Hole { holes: ranges.iter().enumerate().map(record).collect() }
+        Op::Hole { holes: ranges.iter().enumerate().map(record).collect(), origin: None }
     }
 
     pub(super) fn record(&self, op: u64, index: u64, bytes: Option<&[u8]>) -> SealRecord {

@@ -166,7 +166,7 @@ impl Run {
         if self.kind.is_sealed() {
             assert!(matches!(store.execute(Op::Read { lba: Lba(0), count: 1 }), Err(OpError::NotFormatted { .. })));
             let hole = HoleRecord { start: Lba(0), count: self.blocks, record: self.record(0, 0, None) };
-            let written = store.execute(Op::Hole { holes: vec![hole] });
+            let written = store.execute(Op::Hole { holes: vec![hole], origin: None });
             let Ok(Outcome::Written { first, .. }) = written else { panic!("{written:?}") };
             self.model = Model::new(self.blocks, self.block_size, first.0);
             self.model.retains(store.info().retention_blocks);

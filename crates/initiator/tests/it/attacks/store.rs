@@ -69,7 +69,8 @@ impl Stolen {
         // A store takes what has the newest version's stamp for a repetition: something else comes in between.
         let (_, other) = self.version(Lba(AT.0 + 50), 0);
         for (data, record) in [(&other.0, &other.1), (data, record)] {
-            let write = Op::Write { lba, data: vec![data.clone()], records: vec![record.clone()], fua: true };
+            let write =
+                Op::Write { lba, data: vec![data.clone()], records: vec![record.clone()], fua: true, origin: None };
             self.0.execute_on(view, write).unwrap();
         }
     }
@@ -235,12 +236,12 @@ fn attack_store_forge_a_hole() {
         let formatted = store.hole(Lba(AT.0 + 1000));
         assert_eq!((formatted.start, formatted.count), (Lba(0), whole));
         let forged = HoleRecord { start: AT, count: 1, record: formatted.record };
-        store.0.execute(Op::Hole { holes: vec![forged] }).unwrap();
+        store.0.execute(Op::Hole { holes: vec![forged], origin: None }).unwrap();
     };
     edited_everywhere(forge, |device| assert_noticed(device, AT));
     let forget = |store: &mut Stolen| {
         let formatted = store.hole(Lba(AT.0 + 1000));
-        store.0.execute(Op::Hole { holes: vec![formatted] }).unwrap();
+        store.0.execute(Op::Hole { holes: vec![formatted], origin: None }).unwrap();
     };
     edited_everywhere(forget, |device| assert_block(device, AT, 0));
 }

@@ -61,7 +61,7 @@ fn what_is_seldom_overwritten_is_not_copied_again_and_again() {
     let data = Buffer::copy_from(&[7; 64 * 4096]);
     let write = |store: &mut Store, lba: u64, count: usize| {
         let data = vec![data.slice(..count * 4096)];
-        store.submit(Token(0), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false });
+        store.submit(Token(0), Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None });
     };
     for lba in (0..BLOCKS).step_by(64) {
         write(&mut store, lba, 64);
@@ -90,7 +90,13 @@ fn segments_that_copies_will_fill_are_kept_for_them() {
     let reserved = store.layout.reserved_segments();
     assert_eq!(store.pool_segments_max(), reserved / POOL_RESERVE_SHARE_LOW, "no host space is made sure of yet");
     store
-        .execute(Op::Write { lba: Lba(0), data: vec![Buffer::copy_from(&[7; 4096])], records: Vec::new(), fua: false })
+        .execute(Op::Write {
+            lba: Lba(0),
+            data: vec![Buffer::copy_from(&[7; 4096])],
+            records: Vec::new(),
+            fua: false,
+            origin: None,
+        })
         .unwrap();
     assert_eq!(store.kept_for_copies(), 0);
     let sequences: Vec<u64> = (0..u64::from(reserved / POOL_RESERVE_SHARE) * 255).collect();

@@ -21,7 +21,13 @@ fn ask(bench: &mut Bench, initiator: &str, op: Op, may_write: bool) -> ErrandRes
 }
 
 fn write(byte: u8) -> Op {
-    Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&[byte; BLOCK])], records: Vec::new(), fua: false }
+    Op::Write {
+        lba: Lba(4),
+        data: vec![Buffer::copy_from(&[byte; BLOCK])],
+        records: Vec::new(),
+        fua: false,
+        origin: None,
+    }
 }
 
 #[test]
