@@ -57,6 +57,27 @@ impl<K: Copy + Eq + Hash> Cache<K> {
         self.slots.len() as u64 * self.block_bytes as u64
     }
 
+    /// Memory taken, in bytes: the blocks, their slots and their keys.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let slots = self.slots.capacity() * size_of::<Slot<K>>();
+        let keys = self.by_key.capacity() * (size_of::<(K, u32)>() + 1);
+        self.bytes() + (slots + keys) as u64
+    }
+
+    /// Another bound. What is over it goes; which blocks does not matter.
+    pub(crate) fn set_bytes_max(&mut self, bytes_max: usize) {
+        self.slots_max = (bytes_max / self.block_bytes).min(u32::MAX as usize);
+        if self.slots.len() > self.slots_max {
+            for slot in self.slots.drain(self.slots_max..) {
+                self.by_key.remove(&slot.key);
+            }
+            self.slots.shrink_to_fit();
+            self.by_key.shrink_to_fit();
+        }
+        // The hand moves only while the cache is full.
+        self.hand = 0;
+    }
+
     /// What it holds at most, in bytes.
     pub(crate) fn bytes_max(&self) -> u64 {
         self.slots_max as u64 * self.block_bytes as u64
@@ -118,6 +139,30 @@ mod tests {
         assert_eq!((cache.slots.len(), cache.bytes()), (3, 3 * RECORD_BLOCK as u64));
         cache.insert(key(3), Buffer::copy_from(&[9; RECORD_BLOCK]));
         assert_eq!(cache.find(key(3)).unwrap()[0], 9, "the newer bytes count");
+    }
+
+    #[test]
+    fn a_smaller_bound_takes_effect_at_once_and_a_larger_one_makes_room() {
+        let mut cache = Cache::new(8 * RECORD_BLOCK, RECORD_BLOCK);
+        let key = |block| RecordKey { generation: 1, block };
+        let fill = |cache: &mut Cache<RecordKey>, blocks: std::ops::Range<u32>| {
+            blocks.for_each(|block| cache.insert(key(block), Buffer::copy_from(&[block as u8; RECORD_BLOCK])));
+        };
+        fill(&mut cache, 0..12);
+        let before = cache.memory_bytes();
+        cache.set_bytes_max(2 * RECORD_BLOCK);
+        assert_eq!((cache.bytes(), cache.bytes_max()), (2 * RECORD_BLOCK as u64, 2 * RECORD_BLOCK as u64));
+        assert!(cache.memory_bytes() < before / 2);
+        fill(&mut cache, 20..25);
+        assert_eq!(cache.bytes(), 2 * RECORD_BLOCK as u64);
+        let found = |cache: &mut Cache<RecordKey>| (0..50).filter(|&block| cache.find(key(block)).is_some()).count();
+        assert_eq!(found(&mut cache), 2, "the keys are those of the blocks");
+        cache.set_bytes_max(4 * RECORD_BLOCK);
+        fill(&mut cache, 30..34);
+        assert_eq!((cache.bytes(), found(&mut cache)), (4 * RECORD_BLOCK as u64, 4));
+        cache.set_bytes_max(0);
+        fill(&mut cache, 40..44);
+        assert_eq!((cache.bytes(), cache.is_on()), (0, false));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub use op::{Completion, Extent, Op, OpError, Origin, Outcome};
 pub use options::{CreateOptions, OpenOptions, SpaceState, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
-pub use store::{PinnedCount, Receiver, ReceptionInfo, Run, SendStep, Sender, Store};
+pub use store::{Admission, MemoryUse, PinnedCount, Receiver, ReceptionInfo, Run, SendStep, Sender, Store};
 #[doc(hidden)]
 pub use stream::fuzz_stream;
 pub use stream::{StreamError, StreamInfo, StreamSealing};

@@ -10,11 +10,11 @@ use crate::index::{BlockIndex, Version, bits, low_bits};
 use crate::versions::Versions;
 
 /// What an older version takes in memory, about, in bytes.
-const VERSION_BYTES: usize = 70;
+const VERSION_BYTES: u64 = 70;
 /// Blocks that are looked at one by one, at most.
 const LOOKED_AT_MAX: u64 = 8192;
 /// What a hole takes, about.
-const HOLE_BYTES: usize = 200;
+const HOLE_BYTES: u64 = 200;
 
 /// What was written in one node.
 #[derive(Default)]
@@ -147,11 +147,24 @@ impl BlockMap {
         self.tables.values().map(|table| table.holes.len() as u64).sum()
     }
 
-    /// Memory taken, in bytes: counted for blocks, estimated for older versions and holes.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        let blocks: usize = self.tables.values().map(|table| table.index.memory_bytes()).sum();
-        let versions = (self.versions.len() + self.versions.pinned()) as usize;
-        blocks + versions * VERSION_BYTES + self.holes() as usize * HOLE_BYTES
+    /// Memory of mapped blocks, in bytes.
+    pub(crate) fn index_bytes(&self) -> u64 {
+        self.tables.values().map(|table| table.index.memory_bytes() as u64).sum()
+    }
+
+    /// Memory of older versions, in bytes; estimated.
+    pub(crate) fn version_bytes(&self) -> u64 {
+        (self.versions.len() + self.versions.pinned()) * VERSION_BYTES
+    }
+
+    /// Memory of holes, in bytes; estimated.
+    pub(crate) fn hole_bytes(&self) -> u64 {
+        self.holes() * HOLE_BYTES
+    }
+
+    /// Memory of blocks, older versions and holes, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.index_bytes() + self.version_bytes() + self.hole_bytes()
     }
 
     /// The hole of a sequence, if any of it counts.

@@ -231,6 +231,10 @@ pub struct Stats {
     pub used_bytes: u64,
     /// Memory of the index, in bytes: of blocks, and about what older versions and holes take.
     pub index_bytes: u64,
+    /// Of these, memory of holes.
+    pub hole_bytes: u64,
+    /// Memory of everything that the store holds, see [`Store::memory`](crate::Store::memory).
+    pub memory_bytes: u64,
     /// Memory of cached record blocks, in bytes, and its bound.
     pub record_cache_bytes: u64,
     /// See above.

@@ -122,6 +122,11 @@ impl Segments {
         self.live_bytes
     }
 
+    /// Memory taken, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        (self.all.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>()) as u64
+    }
+
     /// During recovery, once, before anything is live: these segments (with generation and end) are in use.
     pub(crate) fn adopt(&mut self, used: impl Iterator<Item = (u32, u64, u32)>) {
         for (segment, generation, end) in used {

@@ -15,6 +15,7 @@ mod group;
 mod grow;
 mod hide;
 mod log;
+mod memory;
 mod pinned;
 mod read;
 mod receive;
@@ -59,6 +60,7 @@ use grow::Growing;
 use hide::Hiding;
 use log::Appends;
 pub(crate) use log::Head;
+pub use memory::{Admission, MemoryUse};
 pub use pinned::PinnedCount;
 pub(crate) use read::item_checksum;
 use read::{Along, ReadOp};
@@ -143,6 +145,9 @@ pub struct Store {
     stamps: StampFilter,
     records: Cache<RecordKey>,
     data: Cache<DataKey>,
+    /// Data is cached here, not by the kernel.
+    caches_data: bool,
+    admission: Admission,
     feedback: Feedback,
     checkpoints: Checkpoints,
     /// How many identities of snapshots this opening gave.
@@ -243,6 +248,8 @@ impl Store {
             layout: superblock.layout(),
             records: Cache::new(options.record_cache_bytes.max(RECORD_BLOCK), RECORD_BLOCK),
             data: Cache::new(data_cache_bytes, superblock.layout().block_bytes as usize),
+            caches_data: data_cache_bytes > 0,
+            admission: Admission::default(),
             options,
             superblock,
             superblock_copy,
@@ -331,6 +338,7 @@ impl Store {
 
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
+        let memory = self.memory();
         Stats {
             blocks_mapped: self.map.blocks(),
             versions_retained: self.map.versions.len(),
@@ -340,7 +348,9 @@ impl Store {
             segments_free: u64::from(self.segments.free_count()),
             live_bytes: self.segments.live_bytes(),
             used_bytes: u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes),
-            index_bytes: self.map.memory_bytes() as u64,
+            index_bytes: memory.index_bytes + memory.hole_bytes + memory.version_bytes,
+            hole_bytes: memory.hole_bytes,
+            memory_bytes: memory.total(),
             record_cache_bytes: self.records.bytes(),
             record_cache_bytes_max: self.records.bytes_max(),
             data_cache_bytes: self.data.bytes(),

@@ -94,7 +94,7 @@ impl Store {
             blocks: recovered.map.blocks(),
             versions: recovered.map.versions.len() + recovered.map.versions.pinned(),
             holes: recovered.map.holes(),
-            index_bytes: recovered.map.memory_bytes() as u64,
+            index_bytes: recovered.map.memory_bytes(),
             live_bytes: recovered.segments.live_bytes(),
             snapshots: recovered.map.catalogue.snapshots.len() as u64,
             branches: recovered.map.catalogue.branches.len() as u64,

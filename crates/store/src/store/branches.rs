@@ -32,6 +32,13 @@ pub(super) struct Feedback {
     pub(super) wanted: bool,
 }
 
+impl Feedback {
+    /// Memory taken, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.pairs.capacity() * size_of::<(u32, u64, u64)>()
+    }
+}
+
 impl Store {
     /// Every snapshot, in the order in which they were taken.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {

@@ -143,6 +143,13 @@ impl Cleaner {
         !self.pool.live.is_empty() && !self.blocked && !self.held_back && !self.stop
     }
 
+    /// Memory taken, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let sources: usize = self.pool.sources.iter().map(|source| source.bytes.len()).sum();
+        let live = self.pool.live.capacity() * size_of::<Pooled>();
+        self.victims.memory_bytes() + (sources + live) as u64
+    }
+
     /// Whether a segment is being cleaned, or is about to be.
     fn is_busy(&self) -> bool {
         !self.pool.live.is_empty() || !self.victims.is_empty()

@@ -26,7 +26,7 @@ impl Store {
         let bytes = self.op_bytes(&op);
         let full = self.ops_in_flight >= self.options.queue_ops_max
             || self.bytes_in_flight + bytes > self.options.queue_bytes_max.max(Op::READ_BYTES_MAX);
-        if full {
+        if full || !self.admits(&op) {
             self.done.push(Completion { token, result: Err(OpError::Busy) });
             return;
         }

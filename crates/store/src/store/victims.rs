@@ -100,6 +100,11 @@ impl Victims {
         self.victims.is_empty()
     }
 
+    /// Memory of what was read, and of what is on its way, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.victims.iter().map(|victim| (victim.next * victim.piece_bytes).min(victim.len) as u64).sum()
+    }
+
     pub(super) fn has(&self, segment: u32) -> bool {
         self.victims.iter().any(|victim| victim.segment == segment)
     }
