@@ -23,6 +23,7 @@ impl Admission {
         let needs = match op {
             Op::Flush
             | Op::Verified { .. }
+            | Op::RegisterAttachment { .. }
             | Op::SnapshotDelete { .. }
             | Op::Rollback { .. }
             | Op::CloneDelete { .. }
