@@ -6,6 +6,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -75,7 +76,7 @@ const BLANK_BYTES: u64 = 1 << 20;
 
 /// A new file at `path`, with all its space.
 pub(crate) fn new_file(path: &Path, bytes: u64) -> io::Result<File> {
-    let file = File::options().read(true).write(true).create_new(true).open(path)?;
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
     let reserved = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
     match reserved {
         Ok(()) => Ok(file),
@@ -107,7 +108,7 @@ pub(crate) fn blank_device(path: &Path, bytes: u64) -> io::Result<File> {
 
 /// Opens a device so that no one else can mount it or open it so.
 pub(crate) fn open_device(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+    use std::os::unix::fs::FileTypeExt as _;
     let file =
         File::options().read(true).write(true).custom_flags(rustix::fs::OFlags::EXCL.bits() as i32).open(path)?;
     if !file.metadata()?.file_type().is_block_device() {

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -64,7 +65,7 @@ impl Store {
         let mut file: Option<File> = None;
         let mut save = |offset: u64, bytes: &[u8]| {
             if file.is_none() {
-                file = Some(FileOptions::new().write(true).create_new(true).open(&path)?);
+                file = Some(FileOptions::new().write(true).create_new(true).mode(0o600).open(&path)?);
             }
             let file = file.as_mut().expect("just opened");
             file.write_all(&offset.to_be_bytes())?;

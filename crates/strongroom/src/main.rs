@@ -110,6 +110,8 @@ fn end_quietly_without_a_reader() {
 }
 
 fn main() -> ExitCode {
+    // What any command makes is for its user alone, unless it says otherwise. Before there are threads and children.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     end_quietly_without_a_reader();
     let cli = Cli::parse();
     if let Err(error) = logging::start(

@@ -2,7 +2,9 @@
 //!
 //! Absent: what is counted.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -23,10 +25,23 @@ pub(crate) fn write(path: &Path, counters: &impl Serialize) {
 
 /// The same, of what is text already.
 pub(crate) fn write_text(path: &Path, text: &str) {
-    let new = path.with_extension("new");
-    if let Err(error) = fs::write(&new, text).and_then(|()| fs::rename(&new, path)) {
+    if let Err(error) = replace(path, text) {
         tracing::warn!(%error, path = %path.display(), "cannot write the counters");
     }
+}
+
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let _ = fs::remove_file(&new);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    // Monitoring may be another user: a mode that somebody gave the file stays.
+    if let Ok(old) = fs::symlink_metadata(path)
+        && old.is_file()
+    {
+        file.set_permissions(old.permissions())?;
+    }
+    file.write_all(text.as_bytes())?;
+    fs::rename(&new, path)
 }
 
 /// What an attachment tells of itself.

@@ -1,6 +1,7 @@
 //! Proves that a target's keeper can watch and steer it with the binary: status, sessions, drain, reload, by command and by signal.
 
 mod keyserver;
+mod modes;
 #[path = "../src/demo/search.rs"]
 mod search;
 mod stage;

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use strongroom_block::{BlockSize, Custody, Geometry, Mode, SealingDomain, Suite, VolumeId};
@@ -19,6 +19,7 @@ use crate::volume::{Access, Sealed, Volume};
 
 mod clones;
 mod description;
+pub(crate) mod modes;
 mod succession;
 mod transfer;
 mod unfinished;
@@ -155,7 +156,7 @@ impl Catalogue {
     /// [`CatalogueError::Io`].
     pub fn open_or_create(root: impl Into<PathBuf>) -> Result<Catalogue, CatalogueError> {
         let root = root.into();
-        fs::create_dir_all(&root).map_err(CatalogueError::io("make the volumes' directory", &root))?;
+        modes::make_dir(&root).map_err(CatalogueError::io("make the volumes' directory", &root))?;
         Catalogue::open(root)
     }
 
@@ -185,7 +186,7 @@ impl Catalogue {
             return Err(CatalogueError::Exists { name: volume.name.to_string() });
         }
         let work_dir = self.unfinished(&volume.name);
-        fs::create_dir(&work_dir).map_err(CatalogueError::io("make", &work_dir))?;
+        modes::make_new_dir(&work_dir).map_err(CatalogueError::io("make", &work_dir))?;
         let _held = unfinished::hold(&work_dir)?;
         let made = fill(&work_dir).and_then(|()| {
             // A directory is replaced by rename only if it is empty, and no volume's is.
@@ -208,7 +209,7 @@ impl Catalogue {
         let store = dir.join(STORE);
         Store::create(&store, &volume.create_options()).map_err(|source| store_error(&volume.name, source))?;
         let lock = dir.join(LOCK);
-        File::create(&lock).map_err(CatalogueError::io("make", &lock))?;
+        modes::make_file(&lock).map_err(CatalogueError::io("make", &lock))?;
         write_synced(&dir.join(DESCRIPTION), volume.to_toml().as_bytes())?;
         sync_dir(dir)
     }
@@ -350,7 +351,7 @@ impl Catalogue {
     /// Takes the lock of a volume.
     pub(crate) fn lock(&self, name: &VolumeName) -> Result<VolumeLock, CatalogueError> {
         let path = self.dir(name).join(LOCK);
-        let file = match File::options().create(true).append(true).open(&path) {
+        let file = match File::options().create(true).append(true).mode(0o600).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
             Err(source) => return Err(CatalogueError::Io { what: "lock", path, source }),
@@ -520,7 +521,7 @@ fn fill_random(bytes: &mut [u8]) {
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CatalogueError> {
-    let written = File::create(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    let written = modes::make_file(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
     written.map_err(CatalogueError::io("write", path))
 }
 

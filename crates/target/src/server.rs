@@ -161,6 +161,7 @@ impl Target {
         let config = &settings.config;
         let workers = config.workers.unwrap_or(affinity::available_cpus().len()).max(1);
         let catalogue = Catalogue::open(&config.root)?;
+        catalogue.warn_of_open_modes();
         catalogue.settle_successions()?;
         catalogue.clear_unfinished()?;
         let mut portals = config.portals();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -274,7 +274,16 @@ fn open_file(
     });
     let to = partial.as_deref().unwrap_or(path);
     let is_new = !is_device && !is_resumed;
-    let opened = File::options().read(true).write(true).create(is_new).truncate(is_new).open(to);
+    let mut file_options = File::options();
+    file_options.read(true).write(true).mode(0o600);
+    if is_new && partial.is_some() {
+        // What is left of a copy that was cut off goes, and a link or a file of somebody else in its place is not written to.
+        let _ = fs::remove_file(to);
+        file_options.create_new(true);
+    } else {
+        file_options.create(is_new).truncate(is_new);
+    }
+    let opened = file_options.open(to);
     let file = match (opened, resume) {
         (Err(error), Some(resume)) if is_resumed && error.kind() == io::ErrorKind::NotFound => {
             return Err(resume.refuse(format!("{} is not there any more", to.display())));

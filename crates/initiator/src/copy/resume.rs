@@ -17,6 +17,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -166,7 +167,9 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let beside = PathBuf::from(name);
-    let mut file = File::create(&beside)?;
+    // A link or a file of somebody else in its place is not written to.
+    let _ = fs::remove_file(&beside);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&beside, path)
@@ -174,6 +177,8 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
 
     fn resume(dir: &Path, seed: u8, source: &str) -> Resume {
@@ -187,9 +192,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let note = resume(dir.path(), 1, "file a\nb");
         assert_eq!(note.read(8192).unwrap(), None);
+        // A link in the place of the file that is written first is not followed.
+        fs::write(dir.path().join("foreign"), "foreign").unwrap();
+        std::os::unix::fs::symlink(dir.path().join("foreign"), dir.path().join("note.new")).unwrap();
         note.write(8192, Noted::default()).unwrap();
         note.write(8192, NOTED).unwrap();
         assert_eq!(note.read(8192).unwrap(), Some(NOTED));
+        let metadata = fs::symlink_metadata(dir.path().join("note")).unwrap();
+        assert!(metadata.is_file() && metadata.mode() & 0o777 == 0o600, "{metadata:?}");
+        assert_eq!(fs::read(dir.path().join("foreign")).unwrap(), b"foreign");
+        fs::remove_file(dir.path().join("foreign")).unwrap();
         let text = fs::read_to_string(dir.path().join("note")).unwrap();
         let golden = "strongroom-copy 1\nsource file a b\ndestination volume vault\nbytes 8192\ndone 4096\nholes 512\n\
             crc64 0000000000001234\nmac ";

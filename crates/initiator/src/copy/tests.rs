@@ -52,7 +52,13 @@ fn file_to_volume_to_file_keeps_contents_and_absence() {
     assert!(counts.blocks_present < 2000 && counts.flushes == 1 && counts.discarded_blocks == 0, "{counts:?}");
 
     let back = dir.path().join("back");
+    // Somebody put a link where the copy is made first: what it leads to is not written to.
+    let foreign = dir.path().join("foreign");
+    std::fs::write(&foreign, "foreign").unwrap();
+    std::os::unix::fs::symlink(&foreign, dir.path().join("back.partial")).unwrap();
     let report = copy(&ends(&device), &Endpoint::File(back.clone()), options, &mut quiet).unwrap();
+    assert_eq!(std::fs::read(&foreign).unwrap(), b"foreign");
+    assert_eq!(back.symlink_metadata().unwrap().mode() & 0o7777, 0o600, "it is for its owner alone");
     assert_eq!(report.sums.crc64, strongroom_block::keyless_checksum(&original));
     assert_eq!(std::fs::read(&back).unwrap(), original);
     assert!(back.metadata().unwrap().blocks() * 512 < SIZE / 2, "the file is sparse");

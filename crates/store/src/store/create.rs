@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions as FileOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ impl Store {
     /// [`StoreError::Exists`], [`StoreError::InUse`], [`StoreError::Options`], [`StoreError::Io`].
     pub fn create(dir: &Path, options: &CreateOptions) -> Result<(), StoreError> {
         let action = || format!("making a store in {}", dir.display());
-        fs::create_dir_all(dir).map_err(StoreError::io(action()))?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(StoreError::io(action()))?;
         let _lock = lock_in(dir)?;
         if dir.join(LOG_NAME).exists() {
             return Err(StoreError::Exists(dir.to_owned()));
@@ -249,7 +249,7 @@ pub(super) fn fresh(superblock: Superblock, superblock_copy: usize, open_id: u64
 fn create_log(dir: &Path, options: &CreateOptions, action: &str) -> Result<(), StoreError> {
     let new = dir.join(NEW_LOG_NAME);
     let mut file_options = FileOptions::new();
-    file_options.read(true).write(true).create(true).truncate(true);
+    file_options.read(true).write(true).create(true).truncate(true).mode(0o600);
     let file = file_options.open(&new).map_err(StoreError::io(action))?;
     let length = file.try_clone().map_err(StoreError::io(action))?;
     let info = Store::create_on(Box::new(FileBackend::new(file).map_err(StoreError::io(action))?), options)?;
@@ -407,7 +407,7 @@ fn lock(dir: &Path) -> Result<File, StoreError> {
 fn lock_in(dir: &Path) -> Result<File, StoreError> {
     let action = || format!("locking the store in {}", dir.display());
     let mut options = FileOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
     let file = options.open(dir.join(LOCK_NAME)).map_err(StoreError::io(action()))?;
     match file.try_lock() {
         Ok(()) => Ok(file),

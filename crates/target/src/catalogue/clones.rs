@@ -2,12 +2,12 @@
 //!
 //! Absent: the blocks, and how they are shared (the store's).
 
-use std::fs::{self, File};
+use std::fs;
 
 use strongroom_store::Store;
 
 use super::unfinished::hold;
-use super::{Catalogue, DESCRIPTION, LOCK, sync_dir, write_synced};
+use super::{Catalogue, DESCRIPTION, LOCK, modes, sync_dir, write_synced};
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
 use crate::volume::Volume;
@@ -77,7 +77,7 @@ impl Catalogue {
     pub(crate) fn add_clone(&self, volume: &Volume) -> Result<(), CatalogueError> {
         self.place(volume, |dir| {
             let lock = dir.join(LOCK);
-            File::create(&lock).map_err(CatalogueError::io("make", &lock))?;
+            modes::make_file(&lock).map_err(CatalogueError::io("make", &lock))?;
             write_synced(&dir.join(DESCRIPTION), volume.to_toml().as_bytes())?;
             sync_dir(dir)
         })

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use super::{Catalogue, DESCRIPTION, DESCRIPTION_LOCK, random_u64, sync_dir, write_synced};
@@ -73,7 +74,7 @@ impl Catalogue {
     /// While it lives nobody else changes a volume's description.
     pub(super) fn description_turn(&self, name: &VolumeName) -> Result<File, CatalogueError> {
         let lock = self.dir(name).join(DESCRIPTION_LOCK);
-        let turn = match File::options().create(true).append(true).open(&lock) {
+        let turn = match File::options().create(true).append(true).mode(0o600).open(&lock) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(self.missing(name)),
             Err(source) => return Err(CatalogueError::Io { what: "lock", path: lock, source }),

@@ -26,6 +26,28 @@ fn made_listed_shown_deleted() {
 }
 
 #[test]
+fn what_is_made_is_for_its_owner_alone_and_wider_modes_are_found() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let outside = tempfile::tempdir().unwrap();
+    let parent = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::open_or_create(parent.path().join("deep/volumes")).unwrap();
+    catalogue.create(&VolumeSpec::sealed("s", 1 << 20)).unwrap();
+    let medium = outside.path().join("medium");
+    let spec = VolumeSpec { medium: Medium::File(medium.clone()), ..VolumeSpec::plain("p", 1 << 20) };
+    catalogue.create(&spec).unwrap();
+    drop(catalogue.lock(&VolumeName::new("p").unwrap()).unwrap());
+    assert_eq!(catalogue.open_modes(), modes::OpenModes::default());
+    assert_eq!(fs::metadata(parent.path().join("deep")).unwrap().mode() & 0o777, 0o700);
+    let log = catalogue.root().join("s/store/log");
+    let directory = catalogue.root().join("s");
+    for (path, mode) in [(&log, 0o640), (&directory, 0o701), (&medium, 0o604)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let open = catalogue.open_modes();
+    assert_eq!(open, modes::OpenModes { inside: vec![directory, log], outside: vec![medium] });
+}
+
+#[test]
 fn the_store_agrees_with_the_description() {
     let (_dir, catalogue) = catalogue();
     let volume = catalogue.create(&VolumeSpec::sealed("s", 1 << 20)).unwrap();

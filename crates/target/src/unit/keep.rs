@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_scsi::NexusId;
 use strongroom_scsi::persistent::{Held, Kept, Registration, ReservationType};
 
+use crate::catalogue::modes;
 use crate::error::CatalogueError;
 
 const FILE: &str = "reservations.toml";
@@ -111,7 +112,7 @@ fn replace(dir: &Path, text: Option<&str>) -> io::Result<()> {
     match text {
         Some(text) => {
             let temporary = dir.join(format!(".{FILE}"));
-            let mut file = File::create(&temporary)?;
+            let mut file = modes::make_file(&temporary)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             fs::rename(&temporary, &path)?;
