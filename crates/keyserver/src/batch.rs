@@ -8,12 +8,13 @@ use strongroom_block::SealingDomain;
 use strongroom_seal::{KEY_BYTES, Secret};
 use zeroize::Zeroizing;
 
-use crate::audit::AuditHead;
+use crate::audit::{AuditHead, AuditLine, LINE_BYTES};
 use crate::keys::ShredKey;
 use crate::volume::Volume;
 use crate::wire::{Malformed, Put, Take};
 
-const BATCH_VERSION: u8 = 1;
+/// Version 1, which is still read, had lines as text.
+const BATCH_VERSION: u8 = 2;
 /// Most of anything in one batch.
 const ITEMS_MAX: usize = 1 << 20;
 
@@ -53,7 +54,7 @@ pub(crate) struct Batch {
     pub(crate) generation: u64,
     /// The longest that keys may be out for, in milliseconds.
     pub(crate) lease_ms: u64,
-    pub(crate) lines: Vec<String>,
+    pub(crate) lines: Vec<AuditLine>,
     /// The audit log's head with these lines.
     pub(crate) head: AuditHead,
     /// New contents; `None`: destroyed.
@@ -76,7 +77,7 @@ impl Batch {
 
     pub(crate) fn encode(&self) -> Zeroizing<Vec<u8>> {
         let records: Vec<_> = self.volumes.iter().map(|(_, volume)| volume.as_ref().map(Volume::encode)).collect();
-        let lines: usize = self.lines.iter().map(|line| line.len() + 2).sum();
+        let lines: usize = self.lines.iter().map(|line| LINE_BYTES + line.text.len()).sum();
         let bytes: usize = records.iter().flatten().map(|record| record.len()).sum();
         let mut put = Put::with_capacity(128 + lines + bytes + 20 * records.len() + (4 + KEY_BYTES) * self.slots.len());
         put.u8(BATCH_VERSION)
@@ -86,9 +87,7 @@ impl Batch {
             .u64(self.head.lines)
             .bytes(&self.head.hash);
         put.u32(self.lines.len() as u32);
-        for line in &self.lines {
-            put.text(line);
-        }
+        self.lines.iter().for_each(|line| line.put(&mut put));
         put.u32(records.len() as u32);
         for ((domain, _), record) in self.volumes.iter().zip(&records) {
             put.bytes(&domain.0).block(record.as_ref().map_or(&[], |record| record));
@@ -102,13 +101,15 @@ impl Batch {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Batch, Malformed> {
         let mut take = Take::new(bytes);
-        if take.u8()? != BATCH_VERSION {
-            return Err(Malformed);
-        }
+        let take_line = match take.u8()? {
+            1 => AuditLine::take_text,
+            BATCH_VERSION => AuditLine::take,
+            _ => return Err(Malformed),
+        };
         let (sequence, generation, lease_ms) = (take.u64()?, take.u64()?, take.u64()?);
         let head = AuditHead { lines: take.u64()?, hash: take.array()? };
         let lines = take.count(ITEMS_MAX, 2)?;
-        let lines = (0..lines).map(|_| take.text(usize::from(u16::MAX))).collect::<Result<_, _>>()?;
+        let lines = (0..lines).map(|_| take_line(&mut take)).collect::<Result<_, _>>()?;
         let mut volumes = Vec::new();
         for _ in 0..take.count(ITEMS_MAX, 20)? {
             let (domain, record) = (SealingDomain(take.array()?), take.block()?);

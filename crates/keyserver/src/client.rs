@@ -14,7 +14,7 @@ use strongroom_seal::VolumeKeyFile;
 use zeroize::Zeroizing;
 
 pub use self::error::ClientError;
-use crate::audit::AuditHead;
+use crate::audit::{AuditHead, AuditLine};
 use crate::connection::{Connection, ConnectionError};
 use crate::protocol::{Answer, Encoded, Failure, KeyGrant, NewVolume, Request, ServerStatus, WAIT_MAX};
 use crate::{DEFAULT_PORT, Rights, Role, VolumeInfo};
@@ -60,7 +60,7 @@ pub struct AuditPage {
     /// The chain's head before the first line.
     pub start: AuditHead,
     /// Lines, in order; none: there are no more.
-    pub lines: Vec<String>,
+    pub lines: Vec<AuditLine>,
     /// The head of the whole log.
     pub head: AuditHead,
 }

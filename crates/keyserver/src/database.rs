@@ -4,12 +4,13 @@
 //! ```text
 //! meta     "format" → 1, "id", "root" → the root key wrapped under the master key, "head" → sealed head
 //! volumes  sealing domain → sealed record
-//! audit    number → line
+//! lines    number → stored line of the audit log
 //! ```
 //!
 //! The sealed head binds all of it together: generation, sequence, the audit log's head and a keyed digest over every
 //! record. What is served comes from memory, so that a database that cannot be written any more still gives keys out.
 
+mod migrate;
 mod open;
 mod replace;
 mod snapshot;
@@ -28,7 +29,7 @@ use strongroom_block::SealingDomain;
 use strongroom_handshake::PublicKey;
 use strongroom_seal::{VolumeKey, VolumeKeyFile};
 
-use crate::audit::{AuditError, AuditHead};
+use crate::audit::{AuditError, AuditHead, AuditLine, LINE_BYTES, stored};
 use crate::batch::{Batch, Role, slots_of};
 use crate::keys::{MasterKeyError, RootKey};
 use crate::shred::ShredFile;
@@ -51,15 +52,17 @@ pub fn fuzz_files(bytes: &[u8]) {
         assert_eq!(head.to_string().parse(), Ok(head));
     }
     let start = AuditHead::start(&[1; 16]);
-    let end = text.lines().try_fold(start, AuditHead::then);
+    let unsealed = |text: &str| AuditLine { text: text.to_owned(), key: None };
+    let end = text.lines().try_fold(start, |head, line| head.then(&unsealed(line)));
     assert!(end.is_err() || end.is_ok_and(|end| end.lines == text.lines().count() as u64));
 }
 
 const META: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("meta");
 const VOLUMES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("volumes");
-const AUDIT: TableDefinition<'static, u64, &str> = TableDefinition::new("audit");
+const LINES: TableDefinition<'static, u64, &[u8]> = TableDefinition::new("lines");
 
-const FORMAT: u8 = 1;
+/// Format 1 had the lines of the audit log as text, in a table of another name.
+const FORMAT: u8 = 2;
 const DATABASE_FILE: &str = "keys.redb";
 const SHRED_FILE: &str = "keys.shred";
 const HEAD_CONTEXT: &[u8] = b"head 1";
@@ -392,23 +395,29 @@ impl Database {
     }
 
     /// Lines of the audit log from a number on, until `take` has enough.
-    pub(crate) fn lines(&self, from: u64, mut take: impl FnMut(&str) -> bool) -> Result<(), DatabaseError> {
+    pub(crate) fn lines(&self, from: u64, mut take: impl FnMut(AuditLine) -> bool) -> Result<(), DatabaseError> {
         let store = self.store()?;
+        let mut unopened = None;
         let mut read = || -> Result<(), redb::Error> {
-            let table = store.begin_read()?.open_table(AUDIT)?;
+            let table = store.begin_read()?.open_table(LINES)?;
             for entry in table.range(from..)? {
-                let (_, line) = entry?;
-                if !take(line.value()) {
+                let (number, line) = entry?;
+                let Some(line) = stored::decode(&self.root, number.value(), line.value()) else {
+                    unopened = Some(number.value());
+                    break;
+                };
+                if !take(line) {
                     break;
                 }
             }
             Ok(())
         };
-        read().map_err(|error| self.store_error(error))
+        read().map_err(|error| self.store_error(error))?;
+        unopened.map_or(Ok(()), |number| Err(self.damaged(format!("line {number} of its audit log does not open"))))
     }
 
     /// Lines of the audit log from number `from` on, as many as fit into so many bytes, and the chain's head before them.
-    pub(crate) fn page(&self, from: u64, bytes_max: usize) -> Result<(AuditHead, Vec<String>), DatabaseError> {
+    pub(crate) fn page(&self, from: u64, bytes_max: usize) -> Result<(AuditHead, Vec<AuditLine>), DatabaseError> {
         let known = *lock(&self.page_end);
         let begun = if known.lines < from { known } else { AuditHead::start(&self.state().id) };
         let last = self.state().head.lines;
@@ -417,15 +426,15 @@ impl Database {
             if head.lines == last || bytes >= bytes_max {
                 return false;
             }
-            match head.then(line) {
+            match head.then(&line) {
                 Ok(next) => head = next,
                 Err(error) => problem = Some(error),
             }
             if head.lines < from {
                 start = head;
             } else {
-                bytes += line.len() + 2;
-                lines.push(line.to_owned());
+                bytes += line.text.len() + LINE_BYTES;
+                lines.push(line);
             }
             problem.is_none()
         })?;
@@ -463,7 +472,7 @@ impl Database {
             .collect();
         let (head, changes) = self.next_head(batch, &sealed, role);
         let sealed_head = self.root.seal(HEAD_CONTEXT, &head.encode());
-        if let Err(error) = write(&store, &sealed, batch, &sealed_head) {
+        if let Err(error) = write(&store, &self.root, &sealed, batch, &sealed_head) {
             // The store takes nothing more until it is opened anew.
             *lock(&self.store) = None;
             return Err(self.store_error(error));
@@ -554,6 +563,7 @@ impl Database {
 
 fn write(
     store: &redb::Database,
+    root: &RootKey,
     sealed: &[(SealingDomain, Option<Vec<u8>>)],
     batch: &Batch,
     head: &[u8],
@@ -567,9 +577,9 @@ fn write(
                 None => drop(volumes.remove(&domain.0[..])?),
             }
         }
-        let mut audit = transaction.open_table(AUDIT)?;
+        let mut lines = transaction.open_table(LINES)?;
         for (number, line) in (batch.head.lines + 1 - batch.lines.len() as u64..).zip(&batch.lines) {
-            audit.insert(number, line.as_str())?;
+            lines.insert(number, &stored::encode(root, number, line)[..])?;
         }
         transaction.open_table(META)?.insert("head", head)?;
     }

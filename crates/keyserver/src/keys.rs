@@ -141,6 +141,8 @@ fn open(key: &AeadKey, context: &[u8], sealed: &[u8]) -> Option<Zeroizing<Vec<u8
 /// What the database is sealed under: drawn when it is made and whenever the master key is changed.
 pub(crate) struct RootKey {
     records: AeadKey,
+    /// Lines of the audit log are many: they do not count against what the records' key may seal.
+    audit: AeadKey,
     digests: hmac::Key,
     wrapped: Vec<u8>,
 }
@@ -160,7 +162,8 @@ impl RootKey {
 
     fn of(key: &[u8; KEY_BYTES], wrapped: Vec<u8>) -> RootKey {
         let records = AeadKey::new(Suite::Aes256Gcm, &derived(key, b"records"));
-        RootKey { records, digests: hmac::Key::new(hmac::HMAC_SHA256, &*derived(key, b"digests")), wrapped }
+        let audit = AeadKey::new(Suite::Aes256Gcm, &derived(key, b"audit"));
+        RootKey { records, audit, digests: hmac::Key::new(hmac::HMAC_SHA256, &*derived(key, b"digests")), wrapped }
     }
 
     /// To be stored in the clear.
@@ -174,6 +177,14 @@ impl RootKey {
 
     pub(crate) fn open(&self, context: &[u8], sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         open(&self.records, context, sealed)
+    }
+
+    pub(crate) fn seal_audit(&self, context: &[u8], plain: &[u8]) -> Vec<u8> {
+        seal(&self.audit, context, plain)
+    }
+
+    pub(crate) fn open_audit(&self, context: &[u8], sealed: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+        open(&self.audit, context, sealed)
     }
 
     /// What one stored record adds to the digest of all.

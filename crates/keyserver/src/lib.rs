@@ -38,7 +38,7 @@ mod standby;
 mod volume;
 mod wire;
 
-pub use audit::{AuditError, AuditHead, NotAHead};
+pub use audit::{AuditError, AuditHead, AuditLine, NotAHead};
 pub use batch::Role;
 pub use client::{AuditPage, Client, ClientError, ClientOptions};
 pub use config::{Config, ConfigError, IdentityRule, Limits, ServerRole};

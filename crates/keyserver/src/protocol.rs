@@ -10,7 +10,7 @@ use strongroom_handshake::PublicKey;
 use strongroom_seal::{EPOCHS_MAX, KEY_BYTES, VolumeKey, VolumeKeyFile};
 use zeroize::Zeroizing;
 
-use crate::audit::AuditHead;
+use crate::audit::{AuditHead, AuditLine, LINE_BYTES};
 use crate::volume::{NAME_BYTES_MAX, VolumeInfo};
 use crate::wire::{Malformed, Put, Take};
 use crate::{Rights, Role};
@@ -138,7 +138,7 @@ pub(crate) enum Answer {
     Lines {
         start: [u8; 32],
         head: AuditHead,
-        lines: Vec<String>,
+        lines: Vec<AuditLine>,
     },
     /// Bulk: a piece of something larger.
     Part {
@@ -426,10 +426,9 @@ impl Answer {
             Answer::Lines { start, head, lines } => {
                 put.bytes(start);
                 put_head(&mut put, head);
-                let mut page = Put::with_capacity(1 << 16);
-                for line in lines {
-                    page.text(line);
-                }
+                let bytes = lines.iter().map(|line| LINE_BYTES + line.text.len()).sum();
+                let mut page = Put::with_capacity(bytes);
+                lines.iter().for_each(|line| line.put(&mut page));
                 bulk = page.done();
             }
             Answer::Part { last, bytes } => {
@@ -462,7 +461,8 @@ impl Answer {
             Answer::Info(_) => 0x03,
             Answer::Epoch(_) => 0x04,
             Answer::Volumes(_) => 0x05,
-            Answer::Lines { .. } => 0x06,
+            // 0x06 was lines that were not encrypted anywhere.
+            Answer::Lines { .. } => 0x09,
             Answer::Part { .. } => 0x07,
             Answer::Status(_) => 0x08,
             Answer::Failure(Failure::Refused) => 0x80,
@@ -482,7 +482,7 @@ impl Answer {
             return Err(Malformed);
         }
         let (kind, number, generation) = (take.u8()?, take.u32()?, take.u64()?);
-        let has_bulk = matches!(kind, 0x05..=0x07);
+        let has_bulk = matches!(kind, 0x05 | 0x07 | 0x09);
         if !has_bulk && !bulk.is_empty() {
             return Err(Malformed);
         }
@@ -502,12 +502,11 @@ impl Answer {
             0x03 => Answer::Info(VolumeInfo::take(&mut take)?),
             0x04 => Answer::Epoch(take.u32()?),
             0x05 => Answer::Volumes(all(bulk, VolumeInfo::take)?),
-            0x06 => Answer::Lines {
-                start: take.array()?,
-                head: take_head(&mut take)?,
-                lines: all(bulk, |page| page.text(usize::from(u16::MAX)))?,
-            },
             0x07 => Answer::Part { last: take.flag()?, bytes: Zeroizing::new(bulk.to_vec()) },
+            0x09 => {
+                let (start, head) = (take.array()?, take_head(&mut take)?);
+                Answer::Lines { start, head, lines: all(bulk, AuditLine::take)? }
+            }
             0x08 => Answer::Status(ServerStatus {
                 role: Role::from_number(take.u8()?).ok_or(Malformed)?,
                 generation: take.u64()?,

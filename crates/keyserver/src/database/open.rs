@@ -13,10 +13,10 @@ use redb::{ReadableDatabase, ReadableTable};
 use strongroom_block::SealingDomain;
 
 use super::{
-    AUDIT, Backend, DATABASE_FILE, Database, DatabaseError, FORMAT, HEAD_CONTEXT, Head, META, SHRED_FILE, State,
-    VOLUMES, digest_of, lock, volume_context,
+    Backend, DATABASE_FILE, Database, DatabaseError, FORMAT, HEAD_CONTEXT, Head, LINES, META, SHRED_FILE, State,
+    VOLUMES, digest_of, lock, migrate, volume_context,
 };
-use crate::audit::AuditHead;
+use crate::audit::{AuditHead, stored};
 use crate::batch::{Role, slots_of};
 use crate::keys::{MasterKey, RootKey, random};
 use crate::shred::ShredFile;
@@ -46,12 +46,15 @@ impl Database {
         Self::open(directory, master)
     }
 
-    /// Opens a database.
+    /// Opens a database; one of an older format is brought to this one first.
     ///
     /// # Errors
     /// [`DatabaseError`].
     pub fn open(directory: &Path, master: &dyn MasterKey) -> Result<Database, DatabaseError> {
-        let database = Self::open_through(directory, master, None)?;
+        let mut database = Self::open_through(directory, master, None)?;
+        if migrate::is_older(&database)? {
+            database = migrate::to_this_format(database, master)?;
+        }
         // What was being destroyed, or made, when the process ended.
         database.shred_unused()?;
         Ok(database)
@@ -118,7 +121,7 @@ impl Database {
                 meta.insert("root", root.wrapped())?;
                 meta.insert("head", &sealed_head[..])?;
                 transaction.open_table(VOLUMES)?;
-                transaction.open_table(AUDIT)?;
+                transaction.open_table(LINES)?;
             }
             transaction.commit()?;
             Ok(())
@@ -175,7 +178,15 @@ fn is_vacant(directory: &Path) -> Result<bool, DatabaseError> {
 }
 
 fn open_store(directory: &Path, full: Option<&Arc<AtomicBool>>) -> Result<Arc<redb::Database>, DatabaseError> {
-    let path = directory.join(DATABASE_FILE);
+    open_store_in(directory, DATABASE_FILE, full)
+}
+
+pub(super) fn open_store_in(
+    directory: &Path,
+    name: &str,
+    full: Option<&Arc<AtomicBool>>,
+) -> Result<Arc<redb::Database>, DatabaseError> {
+    let path = directory.join(name);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(|source| DatabaseError::Io { what: "open", path: path.clone(), source })?;
     let opened = guarded(directory, || {
@@ -256,11 +267,11 @@ fn load(
         let value = meta.get(name).map_err(|error| failed(error.into()))?;
         value.map(|value| value.value().to_vec()).ok_or_else(|| damaged(&format!("its {name} is missing")))
     };
-    match get("format")?[..] {
-        [FORMAT] => {}
+    let format = match get("format")?[..] {
+        [format @ 1..=FORMAT] => format,
         [newer] if newer > FORMAT => return Err(DatabaseError::Newer { path: directory.to_owned() }),
         _ => return Err(damaged("its format is unknown")),
-    }
+    };
     let id: [u8; 16] = get("id")?.try_into().map_err(|_| damaged("its id is malformed"))?;
     let root = root_of(&get("root")?)?;
     let head = root.open(HEAD_CONTEXT, &get("head")?).ok_or_else(|| damaged("its head does not open"))?;
@@ -289,19 +300,35 @@ fn load(
     if state.digest != head.digest {
         return Err(damaged("a record is missing, or an older one was put in its place"));
     }
-    let audit = read.open_table(AUDIT).map_err(|error| failed(error.into()))?;
-    for entry in audit.iter().map_err(|error| failed(error.into()))? {
-        let (_, line) = entry.map_err(|error| failed(error.into()))?;
-        let next = state.head.then(line.value());
-        state.head = next.map_err(|source| DatabaseError::Audit { path: directory.to_owned(), source })?;
-    }
     let audit_error = |source| DatabaseError::Audit { path: directory.to_owned(), source };
+    let mut unopened = None;
+    if format == 1 {
+        for line in migrate::texts(directory, &read)? {
+            state.head = state.head.then(&line).map_err(audit_error)?;
+        }
+    } else {
+        let lines = read.open_table(LINES).map_err(|error| failed(error.into()))?;
+        for entry in lines.iter().map_err(|error| failed(error.into()))? {
+            let (number, line) = entry.map_err(|error| failed(error.into()))?;
+            state.head = match stored::decode(&root, number.value(), line.value()) {
+                Some(line) => state.head.then(&line).map_err(audit_error)?,
+                // The chain says more of what was done to the log, and needs no key.
+                None => {
+                    unopened.get_or_insert(number.value());
+                    state.head.then_sealed(stored::sealed_of(line.value()))
+                }
+            };
+        }
+    }
     if state.head.lines < head.audit.lines {
         let (found, expected) = (state.head.lines, head.audit.lines);
         return Err(audit_error(crate::AuditError::Truncated { found, expected }));
     }
     if state.head != head.audit {
         return Err(audit_error(crate::AuditError::Altered { lines: state.head.lines }));
+    }
+    if let Some(number) = unopened {
+        return Err(damaged(&format!("line {number} of its audit log does not open")));
     }
     Ok((root, state))
 }

@@ -4,49 +4,43 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 
 use super::{
-    AUDIT, Database, DatabaseError, HEAD_CONTEXT, Head, META, SHRED_FILE, State, VOLUMES, digest_of, lock,
+    Database, DatabaseError, HEAD_CONTEXT, Head, LINES, META, SHRED_FILE, State, VOLUMES, digest_of, lock,
     volume_context,
 };
-use crate::audit::line;
+use crate::audit::{AuditLine, line, stored};
 use crate::batch::Role;
 use crate::engine::wall_clock_ms;
 use crate::keys::{MasterKey, RootKey, ShredKey};
 use crate::volume::Volume;
 
-/// Lines of the audit log, by number.
-pub(super) enum Lines {
-    /// In the place of all that are there.
-    All(Vec<(u64, String)>),
-    /// Behind them.
-    More(u64, String),
-    /// As they are.
-    Same,
-}
-
 impl Database {
-    /// Draws a new root key, wraps it under another master key, and wraps every volume key anew: neither the old master key nor the
+    /// Draws a new root key, wraps it under another master key, and wraps every volume key and every line of the audit log anew: neither the old master key nor the
     /// old bytes of the database file open anything then. Backups that were made before still open with the old one.
     ///
     /// # Errors
     /// [`DatabaseError`]; the old master key holds then.
     pub fn change_master_key(self, new: &dyn MasterKey) -> Result<(), DatabaseError> {
         let root = RootKey::fresh(new)?;
-        let (mut state, volumes, lines) = {
+        let mut lines = Vec::new();
+        self.lines(1, |line| {
+            lines.push(line);
+            true
+        })?;
+        let (mut state, volumes) = {
             let now = self.state();
             let volumes: Vec<Volume> = now.volumes.values().map(|volume| Volume::clone(volume)).collect();
             let mut state = State::empty(now.id, now.role);
             (state.generation, state.sequence, state.lease_ms) = (now.generation, now.sequence, now.lease_ms);
             (state.previous, state.head) = (now.previous, now.head);
-            let mut lines = Lines::Same;
             // A standby's log is its primary's, and so are its transactions.
             if now.role == Role::Primary {
                 let number = now.head.lines + 1;
                 let told = line(number, wall_clock_ms(), None, &format!("master-key to={}", new.id()));
                 state.sequence += 1;
                 (state.previous, state.head) = (now.head, now.head.then(&told).expect("numbered right here"));
-                lines = Lines::More(number, told);
+                lines.push(told);
             }
-            (state, volumes, lines)
+            (state, volumes)
         };
         let (mut taken, mut slots, mut wrapped_anew) = (BTreeSet::new(), Vec::new(), Vec::new());
         for mut volume in volumes {
@@ -68,13 +62,13 @@ impl Database {
         self.shred_unused()
     }
 
-    /// Writes volumes, lines and head, and gives the state back that is stored then.
+    /// Writes volumes, all lines and the head, and gives the state back that is stored then.
     pub(super) fn replace_all(
         &self,
         root: &RootKey,
         mut state: State,
         volumes: Vec<Volume>,
-        lines: &Lines,
+        lines: &[AuditLine],
     ) -> Result<State, DatabaseError> {
         let mut records = Vec::with_capacity(volumes.len());
         for volume in volumes {
@@ -96,18 +90,10 @@ impl Database {
                 for (domain, record) in &records {
                     table.insert(&domain.0[..], &record[..])?;
                 }
-                let mut audit = transaction.open_table(AUDIT)?;
-                match lines {
-                    Lines::All(lines) => {
-                        audit.retain(|_, _| false)?;
-                        for (number, line) in lines {
-                            audit.insert(number, line.as_str())?;
-                        }
-                    }
-                    Lines::More(number, line) => {
-                        audit.insert(number, line.as_str())?;
-                    }
-                    Lines::Same => {}
+                let mut table = transaction.open_table(LINES)?;
+                table.retain(|_, _| false)?;
+                for (number, line) in (1..).zip(lines) {
+                    table.insert(number, &stored::encode(root, number, line)[..])?;
                 }
                 let mut meta = transaction.open_table(META)?;
                 meta.insert("id", &state.id[..])?;

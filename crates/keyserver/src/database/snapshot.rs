@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! snapshot = part*              part = tag (1), content; the last one is `end`
-//!   1 head   version 1 (1), database id (16), generation (8), sequence (8), longest lease in ms (8), audit lines (8),
+//!   1 head   version 2 (1), database id (16), generation (8), sequence (8), longest lease in ms (8), audit lines (8),
 //!             audit hash (32)
 //!   2 volumes   record behind its length (4), …
 //!   3 slots     number (4), shred key (32), …
-//!   4 lines     text behind its length (2), …
+//!   4 lines     version (1), key (32) if that is 2, text behind its length (2), …; in a snapshot of version 1 text alone
 //!   5 end
 //! backup   = "SRKEYBK1", id of the backup (16), wrapped root key behind its length (4), then each part sealed, behind its length (4)
 //! ```
@@ -19,16 +19,16 @@ use std::sync::PoisonError;
 use strongroom_seal::{KEY_BYTES, Secret};
 use zeroize::Zeroizing;
 
-use super::replace::Lines;
 use super::{Database, DatabaseError, State};
-use crate::audit::{AuditHead, line};
+use crate::audit::{AuditHead, AuditLine, line};
 use crate::batch::{Role, slots_of};
 use crate::keys::{MasterKey, RootKey, ShredKey, random};
 use crate::volume::Volume;
 use crate::wire::{Malformed, Put, Take};
 
 const BACKUP_MAGIC: &[u8; 8] = b"SRKEYBK1";
-const SNAPSHOT_VERSION: u8 = 1;
+/// Version 1, which is still read, had lines as text.
+const SNAPSHOT_VERSION: u8 = 2;
 /// A part is full with so many bytes; a record may stand over.
 const PART_BYTES: usize = 192 << 10;
 /// Longest part, in bytes: one that is full but for a byte, and the largest record.
@@ -40,12 +40,13 @@ pub(crate) struct Snapshot {
     head: Option<SnapshotHead>,
     volumes: Vec<Volume>,
     slots: BTreeMap<u32, ShredKey>,
-    lines: Vec<String>,
+    lines: Vec<AuditLine>,
     is_whole: bool,
 }
 
 #[derive(Clone, Copy)]
 struct SnapshotHead {
+    version: u8,
     id: [u8; 16],
     generation: u64,
     sequence: u64,
@@ -95,11 +96,12 @@ impl Database {
             let used = slots_of(volumes.iter().map(|volume| &**volume));
             let slots: Vec<_> = used.iter().filter_map(|slot| Some((*slot, shred.get(*slot)?.clone()))).collect();
             let (generation, sequence, audit) = (state.generation, state.sequence, state.head);
-            (SnapshotHead { id: state.id, generation, sequence, lease_ms: state.lease_ms, audit }, volumes, slots)
+            let (version, id, lease_ms) = (SNAPSHOT_VERSION, state.id, state.lease_ms);
+            (SnapshotHead { version, id, generation, sequence, lease_ms, audit }, volumes, slots)
         };
         let mut parts = Parts::new(1, sink);
         parts.item(|put| {
-            put.u8(SNAPSHOT_VERSION).bytes(&head.id).u64(head.generation).u64(head.sequence).u64(head.lease_ms);
+            put.u8(head.version).bytes(&head.id).u64(head.generation).u64(head.sequence).u64(head.lease_ms);
             put.u64(head.audit.lines).bytes(&head.audit.hash);
         })?;
         parts.flush()?;
@@ -119,14 +121,12 @@ impl Database {
         parts.flush()?;
         let mut parts = Parts::new(4, sink);
         let (mut left, mut failed) = (head.audit.lines, None);
-        self.lines(1, |text| {
+        self.lines(1, |line| {
             if left == 0 {
                 return false;
             }
             left -= 1;
-            let given = parts.item(|put| {
-                put.text(text);
-            });
+            let given = parts.item(|put| line.put(put));
             failed = given.err();
             failed.is_none()
         })?;
@@ -213,8 +213,7 @@ impl Database {
         let mut state = State::empty(head.id, role);
         (state.generation, state.sequence, state.lease_ms) = (head.generation, head.sequence, head.lease_ms);
         (state.head, state.previous) = (head.audit, head.audit);
-        let numbered: Vec<(u64, String)> = (1..).zip(lines).collect();
-        let state = self.replace_all(&self.root, state, volumes, &Lines::All(numbered))?;
+        let state = self.replace_all(&self.root, state, volumes, &lines)?;
         let mut shred = self.shred.write().unwrap_or_else(PoisonError::into_inner);
         shred.adopt(head.id, head.sequence).map_err(io)?;
         drop(shred);
@@ -267,12 +266,13 @@ impl Snapshot {
         let mut take = Take::new(part);
         match take.u8()? {
             1 if self.head.is_none() => {
-                if take.u8()? != SNAPSHOT_VERSION {
+                let version = take.u8()?;
+                if !(1..=SNAPSHOT_VERSION).contains(&version) {
                     return Err(Malformed);
                 }
                 let (id, generation, sequence, lease_ms) = (take.array()?, take.u64()?, take.u64()?, take.u64()?);
                 let audit = AuditHead { lines: take.u64()?, hash: take.array()? };
-                self.head = Some(SnapshotHead { id, generation, sequence, lease_ms, audit });
+                self.head = Some(SnapshotHead { version, id, generation, sequence, lease_ms, audit });
                 take.finish()?;
             }
             2 => {
@@ -288,8 +288,10 @@ impl Snapshot {
                 }
             }
             4 => {
+                let version = self.head.ok_or(Malformed)?.version;
+                let take_line = if version == 1 { AuditLine::take_text } else { AuditLine::take };
                 while !take.is_empty() {
-                    self.lines.push(take.text(usize::from(u16::MAX))?);
+                    self.lines.push(take_line(&mut take)?);
                 }
             }
             5 => {

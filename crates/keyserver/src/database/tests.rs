@@ -98,11 +98,25 @@ fn edit_volumes(dir: &TempDir, edit: impl FnOnce(&mut Table<'_, &[u8], &[u8]>)) 
     transaction.commit().unwrap();
 }
 
-fn edit_audit(dir: &TempDir, edit: impl FnOnce(&mut Table<'_, u64, &str>)) {
+/// What somebody with the file does to the stored lines.
+type Edit = fn(&mut Table<'_, u64, &[u8]>);
+
+fn edit_audit(dir: &TempDir, edit: impl FnOnce(&mut Table<'_, u64, &[u8]>)) {
     let store = redb::Database::open(file(dir)).unwrap();
     let transaction = store.begin_write().unwrap();
-    edit(&mut transaction.open_table(AUDIT).unwrap());
+    edit(&mut transaction.open_table(LINES).unwrap());
     transaction.commit().unwrap();
+}
+
+fn line(table: &Table<'_, u64, &[u8]>, number: u64) -> Vec<u8> {
+    table.get(number).unwrap().unwrap().value().to_vec()
+}
+
+fn flip(table: &mut Table<'_, u64, &[u8]>, number: u64, at: usize) {
+    let mut bytes = line(table, number);
+    let at = at.min(bytes.len() - 1);
+    bytes[at] ^= 1;
+    table.insert(number, &bytes[..]).unwrap();
 }
 
 fn record(table: &Table<'_, &[u8], &[u8]>, byte: u8) -> Vec<u8> {
@@ -155,69 +169,45 @@ fn attack_key_put_back_an_older_record() {
 
 #[test]
 fn attack_key_edit_the_audit_log() {
-    let edits: [fn(&mut Table<'_, u64, &str>); 4] = [
-        |table| drop(table.insert(2, "2 2026-11-21T00:00:00.000Z - nothing happened").unwrap()),
+    let edits: [Edit; 9] = [
+        |table| drop(table.insert(2, &b"nothing happened"[..]).unwrap()),
+        |table| drop(table.insert(2, &line(table, 2)[..60]).unwrap()),
         |table| drop(table.remove(1).unwrap()),
         |table| drop(table.remove(3).unwrap()),
-        |table| drop(table.insert(4, "4 2026-11-21T00:00:00.000Z - more happened").unwrap()),
+        |table| drop(table.insert(4, &b"more happened"[..]).unwrap()),
+        |table| drop(table.insert(4, &line(table, 3)[..]).unwrap()),
+        |table| {
+            let (first, second) = (line(table, 1), line(table, 2));
+            table.insert(1, &second[..]).unwrap();
+            table.insert(2, &first[..]).unwrap();
+        },
+        // The last byte of a line's tag; its wrapped key, which the chain is not over.
+        |table| flip(table, 2, usize::MAX),
+        |table| flip(table, 2, 20),
     ];
-    let expected = ["not what they were", "missing or out of place", "cut off", "not what they were"];
+    let altered = "not what they were";
+    let expected = [
+        altered,
+        altered,
+        "missing or out of place",
+        "cut off",
+        altered,
+        altered,
+        altered,
+        altered,
+        "line 2 of its audit log does not open",
+    ];
     for (edit, part) in edits.into_iter().zip(expected) {
         let bench = Bench::new();
         bench.done(Request::Rotate { domain: domain(1) });
         let dir = bench.stop();
         edit_audit(&dir, edit);
         let error = open(&dir).map(drop).unwrap_err();
-        assert!(matches!(error, DatabaseError::Audit { .. }) && error.to_string().contains(part), "{error}");
+        assert!(error.to_string().contains(part), "{part}: {error}");
+        assert!(matches!(error, DatabaseError::Audit { .. } | DatabaseError::Damaged { .. }), "{error}");
     }
     let error = AuditError::Altered { lines: 3 };
     assert!(error.to_string().contains("altered"));
-}
-
-#[test]
-fn attack_key_roll_back_the_database() {
-    let bench = Bench::new();
-    bench.done(Request::Rotate { domain: domain(1) });
-    let dir = bench.stop();
-    let older = fs::read(file(&dir)).unwrap();
-    let bench = Bench::over(dir);
-    bench.done(Request::DestroyEpoch { domain: domain(1), epoch: 1, force: true });
-    let dir = bench.stop();
-    fs::write(file(&dir), &older).unwrap();
-    let error = open(&dir).map(drop).unwrap_err();
-    assert!(matches!(error, DatabaseError::RolledBack { .. }), "{error}");
-    // So it is with one that is older than an epoch: the keys of that are not taken for leftovers and overwritten.
-    let bench = Bench::new();
-    let dir = bench.stop();
-    let before = fs::read(file(&dir)).unwrap();
-    let bench = Bench::over(dir);
-    bench.done(Request::Rotate { domain: domain(1) });
-    bench.done(Request::Rotate { domain: domain(2) });
-    let keys = bench.keys(2);
-    let dir = bench.stop();
-    let newest = fs::read(file(&dir)).unwrap();
-    fs::write(file(&dir), before).unwrap();
-    let error = open(&dir).map(drop).unwrap_err();
-    assert!(matches!(error, DatabaseError::RolledBack { .. }), "{error}");
-    fs::write(file(&dir), newest).unwrap();
-    assert_eq!(Bench::over(dir).keys(2), keys, "nothing was lost by trying");
-    both_files_rolled_back();
-}
-
-fn both_files_rolled_back() {
-    let bench = Bench::new();
-    let dir = bench.stop();
-    let older = fs::read(file(&dir)).unwrap();
-    let older_shred = fs::read(dir.path().join("keys").join(SHRED_FILE)).unwrap();
-    let bench = Bench::over(dir);
-    bench.done(Request::Rotate { domain: domain(1) });
-    let newer_head = bench.engine.database.head();
-    let dir = bench.stop();
-    fs::write(file(&dir), older).unwrap();
-    // Both files together: the server itself cannot know. Clients do (their revision), the standby does, and a head that was kept.
-    fs::write(dir.path().join("keys").join(SHRED_FILE), older_shred).unwrap();
-    let head = open(&dir).unwrap().head();
-    assert!(head.lines < newer_head.lines);
 }
 
 #[test]
@@ -282,15 +272,82 @@ fn attack_key_search_for_a_destroyed_key() {
     open(&dir).unwrap();
 }
 
+/// Everything that lies in the directory, as one.
+fn all_files(dir: &TempDir) -> Vec<u8> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(dir.path().join("keys")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(paths.len() >= 2, "{paths:?}");
+    paths.iter().flat_map(|path| fs::read(path).unwrap()).collect()
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|window| window == needle)
+}
+
 #[test]
 fn attack_key_stolen_files_without_the_master_key() {
     let bench = Bench::new();
-    let keys = bench.keys(1);
+    let (bob, carol) = (PublicKey::from_bytes([7; 32]), PublicKey::from_bytes([8; 32]));
+    bench.done(Request::Grant { domain: domain(1), identity: bob, rights: Rights::ALL });
+    bench.done(Request::Grant { domain: domain(2), identity: carol, rights: Rights::ALL });
+    bench.done(Request::Revoke { domain: domain(2), identity: carol });
+    let keys = [bench.keys(1), bench.keys(2)];
+    bench.ask(Request::Rotate { domain: domain(3) }).map(drop).unwrap_err();
+    let note = Operation::Note("refused further requests=5".into());
+    bench.engine.submit(Caller { identity: Some(carol), ..owner() }, note).unwrap();
+    let mut lines = Vec::new();
+    bench
+        .engine
+        .database
+        .lines(1, |line| {
+            lines.push(line);
+            true
+        })
+        .unwrap();
     let dir = bench.stop();
     let error = Database::open(&dir.path().join("keys"), &master(2)).map(drop).unwrap_err();
     assert!(matches!(error, DatabaseError::MasterKey(MasterKeyError::Other { .. })), "{error}");
-    let files = [fs::read(file(&dir)).unwrap(), fs::read(dir.path().join("keys").join(SHRED_FILE)).unwrap()].concat();
-    assert!(!files.windows(KEY_BYTES).any(|window| window == keys.volume_key(1).unwrap().expose()));
+    let files = all_files(&dir);
+    assert!(contains(&files, &domain(1).0), "the search finds what is there: sealing domains are no secret");
+    let owner = owner().identity.unwrap();
+    for identity in [owner, bob, carol] {
+        let short = crate::audit::short(&identity);
+        assert!(lines.iter().any(|line| line.text.contains(&short)), "the log tells of {short}");
+        // However a few characters or bytes of it could stand there.
+        assert!(!contains(&files, &short.as_bytes()[..16]) && !contains(&files, &identity.as_bytes()[..16]));
+    }
+    for word in ["volume-1", "volume-2", "create", "grant", "revoke", "fetch", "rights", "epoch=", "refused"] {
+        assert!(lines.iter().any(|line| line.text.contains(word)), "the log has the word {word}");
+        assert!(!contains(&files, word.as_bytes()), "{word} is in the files");
+    }
+    for line in &lines {
+        assert!(!contains(&files, line.text.as_bytes()), "{line} is in the files");
+        assert!(!contains(&files, &line.key.as_ref().unwrap()[..]), "a line's key is in the files");
+    }
+    for keys in &keys {
+        for epoch in keys.epochs() {
+            assert!(!contains(&files, keys.volume_key(epoch).unwrap().expose()));
+        }
+    }
+}
+
+/// Whoever has the files and a head, but no key, sees whether the log passed through it.
+#[test]
+fn the_chain_is_checked_without_any_key() {
+    let bench = Bench::new();
+    bench.done(Request::Rotate { domain: domain(1) });
+    let (id, head) = (bench.engine.database.state().id, bench.engine.database.head());
+    let dir = bench.stop();
+    let chain = || {
+        let store = redb::Database::open(file(&dir)).unwrap();
+        let table = store.begin_read().unwrap().open_table(LINES).unwrap();
+        let lines = table.iter().unwrap().map(|entry| stored::sealed_of(entry.unwrap().1.value()).to_vec());
+        lines.fold(AuditHead::start(&id), |head, sealed| head.then_sealed(&sealed))
+    };
+    assert_eq!(chain(), head);
+    edit_audit(&dir, |table| flip(table, 2, 90));
+    assert_eq!(chain().check(&head), Err(AuditError::Altered { lines: head.lines }));
 }
 
 #[test]
@@ -342,7 +399,7 @@ fn a_full_disk_refuses_changes_and_loses_nothing() {
         .engine
         .database
         .lines(1, |line| {
-            fetches += u32::from(line.contains(" fetch "));
+            fetches += u32::from(line.text.contains(" fetch "));
             true
         })
         .unwrap();

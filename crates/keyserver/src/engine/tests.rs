@@ -191,6 +191,6 @@ fn a_clock_that_jumps_changes_nothing_but_the_times_in_the_log() {
     assert!(settles() > Duration::from_secs(3000), "{:?}", settles());
     // The chain holds.
     let (start, lines) = group.engine.database.page(before + 1, usize::MAX).unwrap();
-    let end = lines.iter().try_fold(start, |head, line| head.then(line)).unwrap();
+    let end = lines.iter().try_fold(start, AuditHead::then).unwrap();
     assert_eq!((lines.len(), end), (5, group.engine.database.head()));
 }

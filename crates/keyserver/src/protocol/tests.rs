@@ -25,6 +25,11 @@ fn head() -> AuditHead {
     AuditHead { lines: 3, hash: [0x4a; 32] }
 }
 
+fn lines() -> Vec<AuditLine> {
+    let line = |text: &str, key| AuditLine { text: text.into(), key };
+    vec![line("4 a", None), line("5 b", Some(Zeroizing::new([0x4b; 32])))]
+}
+
 fn requests() -> Vec<Request> {
     let (domain, identity) = (domain(), identity());
     vec![
@@ -89,7 +94,7 @@ fn answers() -> Vec<Answer> {
         Answer::Info(info.clone()),
         Answer::Epoch(7),
         Answer::Volumes(vec![info.clone(), info]),
-        Answer::Lines { start: [1; 32], head: head(), lines: vec!["4 a".into(), "5 b".into()] },
+        Answer::Lines { start: [1; 32], head: head(), lines: lines() },
         Answer::Part { last: true, bytes: Zeroizing::new(vec![1, 2, 3]) },
         Answer::Status(status),
         Answer::Failure(Failure::Refused),

@@ -66,7 +66,7 @@ impl Site {
         let database = &self.server.shared.service.engine.database;
         database
             .lines(1, |line| {
-                lines.push(line.to_owned());
+                lines.push(line.text);
                 true
             })
             .unwrap();

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::site::{PATIENCE, Site, client, domain, eventually, node, volume};
-use strongroom_keyserver::{AuditError, AuditHead, Client, ClientError, Rights};
+use strongroom_keyserver::{AuditError, AuditHead, AuditLine, Client, ClientError, Rights};
 use strongroom_seal::{KeyPurpose, VolumeKeyFile};
 
 const OPEN: Rights = Rights { open: true, seal: false, administer: false };
@@ -12,8 +12,8 @@ const SEAL: Rights = Rights { open: false, seal: true, administer: false };
 const ADMINISTER: Rights = Rights { open: false, seal: false, administer: true };
 
 /// Every line of the log, its chain verified.
-fn log(admin: &Client) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
+fn log(admin: &Client) -> Vec<AuditLine> {
+    let mut lines: Vec<AuditLine> = Vec::new();
     let mut head: Option<AuditHead> = None;
     loop {
         let page = admin.audit(lines.len() as u64 + 1).unwrap();
@@ -239,13 +239,13 @@ fn the_log_tells_who_did_what_and_notices_every_change_of_it() {
     for part in
         ["start", "create volume=volume-1", "rights=seal", "refused fetch", "fetch volume=volume-1", "revoke volume"]
     {
-        assert!(lines.iter().any(|line| line.contains(part)), "{part} is missing in {lines:#?}");
+        assert!(lines.iter().any(|line| line.text.contains(part)), "{part} is missing in {lines:#?}");
     }
-    let chain = |lines: &[String]| lines.iter().try_fold(admin.audit(1).unwrap().start, |head, line| head.then(line));
+    let chain = |lines: &[AuditLine]| lines.iter().try_fold(admin.audit(1).unwrap().start, AuditHead::then);
     let head = chain(&lines).unwrap();
     for at in 0..lines.len() {
         let mut altered = lines.clone();
-        altered[at].push('x');
+        altered[at].text.push('x');
         let other = chain(&altered).unwrap();
         assert_eq!(other.check(&head), Err(AuditError::Altered { lines: head.lines }));
         let mut removed = lines.clone();
@@ -302,7 +302,7 @@ fn a_stranger_is_refused_and_a_wrong_server_is_noticed() {
     let error = elsewhere.fetch(domain(1)).unwrap_err();
     assert!(matches!(error, ClientError::WrongServer { presented } if presented == site.node.public()), "{error}");
     let admin = site.admin(&server);
-    eventually("it is written down", || log(&admin).iter().any(|line| line.contains("refused connect")));
+    eventually("it is written down", || log(&admin).iter().any(|line| line.text.contains("refused connect")));
     server.stop();
     let error = admin.fetch(domain(1)).unwrap_err();
     assert!(error.is_temporary() && error.to_string().contains("check that one runs"), "{error}");
@@ -323,7 +323,7 @@ fn a_hundred_callers_are_served_together() {
             });
         }
     });
-    let fetches = log(&admin).iter().filter(|line| line.contains(" fetch ")).count();
+    let fetches = log(&admin).iter().filter(|line| line.text.contains(" fetch ")).count();
     assert_eq!(fetches, 1 + 32 * 4, "each is written down");
     assert!(server.metrics().contains("strongroom_keyserver_requests_total{kind=\"fetch\",result=\"done\"} 129"));
 }

@@ -187,7 +187,7 @@ fn a_backup_opens_elsewhere_with_the_same_master_key() {
     let after = admin.status().unwrap();
     assert!(after.generation > before.generation && after.sequence > before.sequence);
     let lines = admin.audit(1).unwrap().lines;
-    assert!(lines.iter().any(|line| line.contains("restore from")));
+    assert!(lines.iter().any(|line| line.text.contains("restore from")));
     assert!(matches!(restore("wrong", 2, &backup), Err(DatabaseError::MasterKey(_))));
     assert!(matches!(restore("elsewhere", 1, &backup), Err(DatabaseError::Exists { .. })));
     for (at, bytes) in [backup.len() / 2, backup.len() - 1, 20, 3].into_iter().zip(std::iter::repeat(&backup)) {
