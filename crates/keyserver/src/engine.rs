@@ -426,7 +426,11 @@ fn answer(group: &[&Job], results: Vec<Result<Outcome, Failure>>, problem: Optio
 
 impl Problem {
     fn spoils(&self, operation: &Operation) -> bool {
-        let Operation::Ask(request) = operation else { return self.is_full };
+        let request = match operation {
+            Operation::Ask(request) => request,
+            Operation::Note(_) => return self.is_full,
+            Operation::Disclosure(_) => return true,
+        };
         // Keys of an epoch that is not stored, or by a grant that is not, must not go out.
         let is_changed = request.domain().is_some_and(|domain| self.changed.contains(&domain));
         operation.is_change() || self.is_full || is_changed

@@ -32,6 +32,8 @@ pub(crate) enum Operation {
     Ask(Request),
     /// Something that happened elsewhere, to be written down.
     Note(String),
+    /// All keys are about to leave: once it is done, that is on the disk.
+    Disclosure(String),
 }
 
 impl Operation {
@@ -201,6 +203,10 @@ impl<'a> Draft<'a> {
             Operation::Ask(request) => request,
             Operation::Note(text) => {
                 self.log(Event { at_ms, actor: caller.identity, text: text.clone(), of_change: false });
+                return Ok(Outcome::Done);
+            }
+            Operation::Disclosure(text) => {
+                self.log_once(caller.identity, text.clone(), at_ms);
                 return Ok(Outcome::Done);
             }
         };

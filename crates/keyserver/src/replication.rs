@@ -36,6 +36,8 @@ struct Inner {
     offered: Option<Kept>,
     /// What the standby has, and when it was last heard of.
     followed: Option<(u64, Instant)>,
+    /// The one connection that follows, and when it last asked.
+    follower: Option<(u64, Instant)>,
     /// The offered one is stored there.
     taken: bool,
     closed: bool,
@@ -47,6 +49,17 @@ struct Kept {
     before: AuditHead,
     head: AuditHead,
     bytes: Arc<Zeroizing<Vec<u8>>>,
+}
+
+/// Whether a connection may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// From now on: it has to be written down first.
+    First,
+    /// As before.
+    Again,
+    /// Another one follows. Two standbys would each be taken for the one that has stored what the other has not.
+    Taken,
 }
 
 /// What a follower gets.
@@ -68,6 +81,7 @@ impl Replication {
             kept_bytes: 0,
             offered: None,
             followed: None,
+            follower: None,
             taken: false,
             closed: false,
         };
@@ -94,6 +108,26 @@ impl Replication {
     /// Whether a standby follows.
     pub(crate) fn is_followed(&self, now: Instant) -> bool {
         self.lock().followed.is_some_and(|(_, heard)| now.saturating_duration_since(heard) < SILENCE_MAX)
+    }
+
+    /// Lets one connection follow at a time; one that was not heard of for long gives way.
+    pub(crate) fn claim(&self, connection: u64, now: Instant) -> Claim {
+        let mut inner = self.lock();
+        let claim = match inner.follower {
+            Some((follower, _)) if follower == connection => Claim::Again,
+            Some((_, heard)) if now.saturating_duration_since(heard) < SILENCE_MAX => return Claim::Taken,
+            _ => Claim::First,
+        };
+        inner.follower = Some((connection, now));
+        claim
+    }
+
+    /// The connection does not follow any more.
+    pub(crate) fn release(&self, connection: u64) {
+        let mut inner = self.lock();
+        if inner.follower.is_some_and(|(follower, _)| follower == connection) {
+            inner.follower = None;
+        }
     }
 
     /// The last transaction that the standby has stored.

@@ -106,6 +106,7 @@ impl KeyServer {
             metrics: Arc::clone(&metrics),
             config: RwLock::new((Arc::new(config), Arc::new(roles))),
             conduct: Conduct::default(),
+            connections: AtomicU64::new(0),
         };
         let shared = Arc::new(Shared {
             node_key,

@@ -65,6 +65,30 @@ fn keys_of_an_epoch_that_is_not_stored_do_not_go_out() {
     assert_eq!(volume.current, 1);
 }
 
+/// All keys go to a standby only once the log says so on the disk: lines that wait in memory are not enough for that.
+#[test]
+fn attack_key_no_follower_while_nothing_can_be_written() {
+    let group = Group::new();
+    let follow = || {
+        let roles = Roles { administer: false, create: false, standby: true };
+        let caller = Caller { identity: Some(PublicKey::from_bytes([8; 32])), roles };
+        group.engine.submit(caller, Operation::Disclosure("follow".into()))
+    };
+    group.full.store(true, Ordering::SeqCst);
+    for _ in 0..3 {
+        assert!(matches!(follow(), Err(Failure::Unavailable(_))));
+    }
+    group.full.store(false, Ordering::SeqCst);
+    let started = Instant::now();
+    while let Err(error) = follow() {
+        assert!(started.elapsed() < Duration::from_secs(60), "{error:?}");
+        std::thread::yield_now();
+    }
+    let (_, lines) = group.engine.database.page(1, usize::MAX).unwrap();
+    let short = crate::audit::short(&PublicKey::from_bytes([8; 32]));
+    assert!(lines.iter().any(|line| line.text.ends_with(&format!("{short} follow"))), "{lines:?}");
+}
+
 #[test]
 fn an_epoch_that_all_others_know_is_not_destroyed_with_its_rotation() {
     let group = Group::new();

@@ -1,7 +1,7 @@
 //! What one connection may ask, and what it is answered.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::limits::Conduct;
 use crate::metrics::Metrics;
 use crate::operations::{Caller, Operation, Outcome, about};
 use crate::protocol::{Answer, Failure, KeyGrant, Request, ServerStatus, WAIT_MAX};
-use crate::replication::News;
+use crate::replication::{Claim, News};
 use crate::standby::news;
 use crate::volume::{Volume, VolumeInfo};
 
@@ -38,6 +38,8 @@ pub(super) struct Service {
     pub(super) metrics: Arc<Metrics>,
     pub(super) config: RwLock<InForce>,
     pub(super) conduct: Conduct,
+    /// How many connections there were: the number of the next one.
+    pub(super) connections: AtomicU64,
 }
 
 /// What came of a request, besides the answer.
@@ -102,7 +104,9 @@ impl Service {
             self.metrics.connection_refused();
             return connection.close();
         }
-        let ended = self.answer_all(&mut connection, &peer, stopping);
+        let id = self.connections.fetch_add(1, Ordering::Relaxed);
+        let ended = self.answer_all(&mut connection, &peer, id, stopping);
+        self.engine.replication.release(id);
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection ended");
         }
@@ -114,6 +118,7 @@ impl Service {
         &self,
         connection: &mut Connection,
         peer: &PublicKey,
+        id: u64,
         stopping: &AtomicBool,
     ) -> Result<(), ConnectionError> {
         while !stopping.load(Ordering::SeqCst) {
@@ -133,7 +138,7 @@ impl Service {
                 self.send(connection, number, &Answer::Failure(Failure::Malformed))?;
                 return Ok(());
             };
-            if let Next::End = self.answer(connection, peer, number, &request)? {
+            if let Next::End = self.answer(connection, peer, id, number, &request)? {
                 return Ok(());
             }
         }
@@ -149,6 +154,7 @@ impl Service {
         &self,
         connection: &mut Connection,
         peer: &PublicKey,
+        id: u64,
         number: u32,
         request: &Request,
     ) -> Result<Next, ConnectionError> {
@@ -156,7 +162,14 @@ impl Service {
         match request {
             Request::Backup if caller.roles.administer => return self.backup(connection, &caller, number),
             Request::Follow { sequence, head, .. } if caller.roles.standby => {
-                return self.follow(connection, number, *sequence, *head);
+                return match self.may_follow(&caller, peer, id) {
+                    Ok(()) => self.follow(connection, &caller, number, *sequence, *head),
+                    Err(failure) => {
+                        self.metrics.request("follow", "refused");
+                        self.send(connection, number, &Answer::Failure(failure))?;
+                        Ok(Next::GoOn)
+                    }
+                };
             }
             _ => {}
         }
@@ -373,19 +386,49 @@ impl Service {
         Ok(Next::GoOn)
     }
 
+    /// Whether a standby may follow over this connection: one at a time, and only once the log says so. With what it follows, keys leave.
+    fn may_follow(&self, caller: &Caller, peer: &PublicKey, id: u64) -> Result<(), Failure> {
+        self.is_primary()?;
+        match self.engine.replication.claim(id, Instant::now()) {
+            Claim::Again => Ok(()),
+            Claim::Taken => {
+                if self.refused(peer, false, "refused follow: another connection follows") {
+                    thread::sleep(PENALTY);
+                }
+                Err(Failure::Conflict(
+                    "another standby follows this server, and it can have one: stop that one, or wait until it is given up".into(),
+                ))
+            }
+            Claim::First => {
+                let disclosed = self.engine.submit(*caller, Operation::Disclosure("follow".into()));
+                disclosed.map(drop).inspect_err(|_| self.engine.replication.release(id))
+            }
+        }
+    }
+
     /// What a standby lacks: after a while nothing, a transaction, or everything.
     fn follow(
         &self,
         connection: &mut Connection,
+        caller: &Caller,
         number: u32,
         sequence: u64,
         head: AuditHead,
     ) -> Result<Next, ConnectionError> {
-        if let Err(failure) = self.is_primary() {
-            self.send(connection, number, &Answer::Failure(failure))?;
-            return Ok(Next::GoOn);
+        let news = self.engine.replication.follow(sequence, head);
+        if let News::Snapshot = news {
+            let everything = {
+                let state = self.engine.database.state();
+                let revision = state.volumes.values().map(|volume| volume.revision).max().unwrap_or(0);
+                format!("follow snapshot volumes={} revision={revision}", state.volumes.len())
+            };
+            if let Err(failure) = self.engine.submit(*caller, Operation::Disclosure(everything)) {
+                self.metrics.request("follow", "refused");
+                self.send(connection, number, &Answer::Failure(failure))?;
+                return Ok(Next::GoOn);
+            }
         }
-        let sent = match self.engine.replication.follow(sequence, head) {
+        let sent = match news {
             News::Nothing => self.part(connection, number, false, &[news::NOTHING]),
             News::Batch(bytes) => self.part(connection, number, false, &[news::BATCH]).and_then(|()| {
                 bytes.chunks(PAGE_BYTES).try_for_each(|part| self.part(connection, number, false, part))
