@@ -343,6 +343,14 @@ impl Shared {
                      Restore a newer one, or rotate the volume's key there until it is past epoch {known}"
                 )));
             }
+            if keys.revision < state.revision {
+                // It may have rights that were taken since. Another server, or this one later, may know what was told before.
+                let (found, known) = (keys.revision, state.revision);
+                return Err(KeySourceError::Unreachable(format!(
+                    "the key server went back from revision {known} of the volume's keys to {found}: it is an older copy of itself. \
+                     Restore a newer one, or rotate the volume's key there"
+                )));
+            }
             let context = SealContext { epoch: keys.current_epoch, ..self.context };
             let sealer = VolumeSealer::blind(&keys.keys, context, Arc::clone(&self.counters))
                 .map_err(|error| KeySourceError::Refused(error.to_string()))?;
@@ -492,6 +500,26 @@ mod tests {
         assert!(error.to_string().contains("went back"), "asked when the new epoch was known: {error}");
         let error = kept.arrives(1, 9, second).unwrap_err();
         assert!(error.to_string().contains("went back"), "newer, with an older epoch: {error}");
+    }
+
+    /// A key server that was rolled back would bring back a right that was taken: it is not heeded, whether there are keys or not.
+    #[test]
+    fn attack_key_an_older_revision_after_the_lease_is_refused() {
+        let kept = Kept::new();
+        let taken = VolumeKeys { may_seal: false, revision: 7, ..kept.keys.clone() };
+        kept.shared().take(Some(taken.clone()), BootTime::now()).unwrap();
+        let older = |expected: bool| {
+            let error = kept.arrives(1, 5, BootTime::now()).unwrap_err();
+            assert!(matches!(&error, KeySourceError::Unreachable(text) if text.contains("went back")), "{error}");
+            assert_eq!(kept.sealing.has_keys(), expected);
+        };
+        older(true);
+        kept.sealing.lend_until(BootTime::now());
+        assert!(kept.sealing.expire());
+        older(false);
+        // The newest one is taken, and what it says of rights.
+        kept.shared().take(Some(taken), BootTime::now()).unwrap();
+        assert!(kept.sealing.key_status().is_some_and(|status| !status.epochs.is_empty() && !status.may_seal));
     }
 
     #[test]
