@@ -13,7 +13,9 @@ use tempfile::TempDir;
 use zeroize::Zeroizing;
 
 use super::*;
+use crate::audit::AuditHead;
 use crate::protocol::{Answer, Encoded, Failure, Request};
+use crate::standby::news;
 use crate::{Client, ClientError, ClientOptions, LocalMasterKey, NewVolume, Rights};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,8 +40,10 @@ impl Site {
         let directory = dir.path().join("keys");
         let text = format!(
             "directory = {directory:?}\nlisten = [\"127.0.0.1:0\"]\nnode_key = \"unused\"\n[limits]\n{limits}\n[[identity]]\n\
-             name = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n",
-            node(1).public()
+             name = \"admin\"\nkey = \"{}\"\nroles = [\"administrator\"]\n[[identity]]\nname = \"standby\"\nkey = \"{}\"\n\
+             roles = [\"standby\"]\n",
+            node(1).public(),
+            node(3).public()
         );
         let master = LocalMasterKey::new(&VolumeKeyFile::new(KeyPurpose::Master, &[1; 32])).unwrap();
         let database = Database::open_or_create(&directory, &master).unwrap();
@@ -120,41 +124,91 @@ fn untouched() -> Hook {
     Arc::new(|_, _| {})
 }
 
-#[test]
-fn attack_key_flip_on_the_wire() {
-    let site = Site::with("setup_timeout_s = 2");
-    let keys = site.admin().fetch(domain(1)).unwrap().keys;
-    let seen = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-    let counting = |direction: usize| -> Hook {
-        let seen = Arc::clone(&seen);
-        Arc::new(move |chunk, _| {
-            seen[direction].fetch_add(chunk.len(), Ordering::SeqCst);
-        })
-    };
-    let address = in_the_middle(site.address(), counting(0), counting(1));
-    client(address, 1, PATIENCE).fetch(domain(1)).unwrap();
-    thread::scope(|scope| {
-        for direction in 0..2 {
-            let bytes = seen[direction].load(Ordering::SeqCst);
-            // All along both streams; the last one in the last frame's tag.
-            for at in (0..bytes).step_by(bytes / 12).chain([bytes - 1]) {
-                let (site, keys) = (&site, &keys);
-                scope.spawn(move || {
-                    let flip: Hook = Arc::new(move |chunk, from| {
-                        if let Some(byte) = at.checked_sub(from).and_then(|at| chunk.get_mut(at)) {
+/// Carries one connection, with one bit of one direction changed, and says how many bytes went each way. When both ends wait for each
+/// other (a length was changed), filler follows: what waits for more must come to a decision, and not to the end of its patience.
+fn carry_one(to: SocketAddr, flip: Option<(usize, usize)>) -> (SocketAddr, thread::JoinHandle<[usize; 2]>) {
+    const IDLE: Duration = Duration::from_millis(300);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let carry = move || {
+        let ends = [listener.accept().unwrap().0, TcpStream::connect(to).unwrap()];
+        ends.iter().for_each(|end| end.set_read_timeout(Some(IDLE)).unwrap());
+        let passed = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        let pump = |direction: usize| {
+            let (mut from, mut into) = (&ends[direction], &ends[1 - direction]);
+            let mut buffer = [0; 4096];
+            loop {
+                let at = passed[direction].load(Ordering::SeqCst);
+                let before = passed[1 - direction].load(Ordering::SeqCst);
+                match from.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(count) => {
+                        let chunk = &mut buffer[..count];
+                        let here = flip.filter(|flip| flip.0 == direction).and_then(|flip| flip.1.checked_sub(at));
+                        if let Some(byte) = here.and_then(|here| chunk.get_mut(here)) {
                             *byte ^= 1;
                         }
-                    });
-                    let hooks = if direction == 0 { (flip, untouched()) } else { (untouched(), flip) };
-                    let address = in_the_middle(site.address(), hooks.0, hooks.1);
-                    if let Ok(grant) = client(address, 1, Duration::from_secs(4)).fetch(domain(1)) {
-                        assert_eq!(&grant.keys, keys, "direction {direction}, byte {at}");
-                        panic!("direction {direction}, byte {at}: it was changed and nobody noticed");
+                        passed[direction].fetch_add(count, Ordering::SeqCst);
+                        if into.write_all(chunk).is_err() {
+                            break;
+                        }
                     }
-                });
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                        let is_changed = flip.is_some_and(|flip| flip.0 == direction && flip.1 < at);
+                        let is_idle = before == passed[1 - direction].load(Ordering::SeqCst);
+                        if is_changed && is_idle {
+                            let _ = into.write_all(&[0xa5; 80 << 10]);
+                            break;
+                        }
+                    }
+                    Err(_) => break,
+                }
             }
+            let _ = (into.shutdown(Shutdown::Write), from.shutdown(Shutdown::Read));
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| pump(0));
+            pump(1);
+        });
+        passed.map(AtomicUsize::into_inner)
+    };
+    (address, thread::spawn(carry))
+}
+
+/// One bit of every byte that travels, in either direction, once. Either the client has a definite error, or the byte meant nothing.
+#[test]
+fn attack_key_flip_on_the_wire() {
+    let site = Site::with("");
+    let keys = site.admin().fetch(domain(1)).unwrap().keys;
+    let (address, carried) = carry_one(site.address(), None);
+    client(address, 1, PATIENCE).fetch(domain(1)).unwrap();
+    let bytes = carried.join().unwrap();
+    assert!(bytes.iter().all(|bytes| *bytes > 1000), "{bytes:?}");
+    let places: Vec<(usize, usize)> =
+        (0..2).flat_map(|direction| (0..bytes[direction]).map(move |at| (direction, at))).collect();
+    let (next, harmless) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let Some(&place) = places.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let (address, carried) = carry_one(site.address(), Some(place));
+                    match client(address, 1, PATIENCE).fetch(domain(1)) {
+                        Ok(grant) => {
+                            assert_eq!(grant.keys, keys, "direction and byte {place:?}");
+                            harmless.lock().unwrap().push(place);
+                        }
+                        Err(error) => assert!(!error.to_string().contains("in time"), "{place:?}: {error}"),
+                    }
+                    let passed = carried.join().unwrap();
+                    assert!(passed[place.0] > place.1, "{place:?} was never sent: {passed:?}");
+                }
+            });
         }
     });
+    // TLS ignores the version in front of a record, and no more.
+    let harmless = harmless.into_inner().unwrap();
+    println!("{} of {} bytes mean nothing: {harmless:?}", harmless.len(), places.len());
+    assert!(harmless.len() <= 16, "{harmless:?}");
     assert_eq!(site.admin().fetch(domain(1)).unwrap().keys, keys);
 }
 
@@ -336,6 +390,42 @@ fn attack_key_what_is_not_proven_is_no_refusal() {
     assert!(ClientError::RolledBack { known: 2, told: 1 }.is_temporary());
     // One that has proven who it is, and refuses, does.
     assert!(!client(site.address(), 2, PATIENCE).fetch(domain(1)).unwrap_err().is_temporary());
+}
+
+/// Whoever has a standby's identity gets every key: there is a line before the first byte leaves, and a second follower gets nothing.
+#[test]
+fn attack_key_follow_without_a_trace() {
+    let site = Site::with("");
+    let follow = |connection: &mut Connection, number: u32| {
+        let head = AuditHead::start(&[0; 16]);
+        let request = Request::Follow { generation: 1, sequence: 0, head }.encode(number);
+        connection.send(&Encoded { message: request, bulk: Zeroizing::default() }, Instant::now() + PATIENCE).unwrap();
+        let message = connection.receive(Instant::now() + PATIENCE, PATIENCE).unwrap().unwrap();
+        Answer::decode(message.bytes(), &message.bulk).unwrap().2
+    };
+    let short = crate::audit::short(&node(3).public());
+    let told = |what: &str| site.log().iter().filter(|line| line.contains(&format!("{short} {what}"))).count();
+    let mut first = site.connection(3);
+    assert_eq!(told("follow"), 0);
+    let Answer::Part { bytes, .. } = follow(&mut first, 1) else { panic!("it is given everything") };
+    assert_eq!(bytes[..], [news::SNAPSHOT]);
+    assert_eq!((told("follow snapshot volumes=1 revision="), told("follow")), (1, 2), "{:?}", site.log());
+    // Another connection, of the same identity even.
+    let refused =
+        |answer| matches!(answer, Answer::Failure(Failure::Conflict(text)) if text.contains("another standby"));
+    let mut second = site.connection(3);
+    assert!(refused(follow(&mut second, 1)));
+    assert_eq!(told("refused follow"), 1);
+    // Its place is free once it is gone; the log counts it, or has a line of it.
+    drop(first);
+    let started = Instant::now();
+    while refused(follow(&mut second, 2)) {
+        assert!(started.elapsed() < PATIENCE, "the first one is gone");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Somebody without the role.
+    let mut other = site.connection(2);
+    assert_eq!(follow(&mut other, 1), Answer::Failure(Failure::Refused));
 }
 
 #[test]

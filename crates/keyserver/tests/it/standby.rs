@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::site::{Site, client, domain, eventually, master, node, volume};
 use strongroom_handshake::NodeKey;
-use strongroom_keyserver::{Client, ClientError, Database, DatabaseError, KeyServer, Role, ServerOptions};
+use strongroom_keyserver::{
+    AuditError, AuditHead, Client, ClientError, Database, DatabaseError, KeyServer, Rights, Role, ServerOptions,
+};
 
 struct Pair {
     site: Site,
@@ -142,14 +144,102 @@ fn a_standby_that_was_away_catches_up_and_another_log_is_not_followed() {
     admin.create(volume(1)).unwrap();
     let standby = pair.standby("standby", &primary);
     (2..12).for_each(|epoch| assert_eq!(admin.rotate(domain(1)).unwrap(), epoch));
-    let offered = |server: &KeyServer| {
-        let text = server.metrics();
-        let done = text.lines().find(|line| line.contains("kind=\"follow\",result=\"done\""));
-        done.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
-    };
-    eventually("it was offered everything, twice", || offered(&primary) >= 2);
+    eventually("it was offered everything, twice", || followed(&primary) >= 2);
     let there = pair.client(&[&standby]).status().unwrap();
     assert_eq!(there.sequence, sequence, "nothing that it had was given up");
+}
+
+/// Copies of a server's two files.
+struct Files([Vec<u8>; 2]);
+
+impl Files {
+    const NAMES: [&str; 2] = ["keys/keys.redb", "keys/keys.shred"];
+
+    fn of(site: &Site) -> Files {
+        Files(Files::NAMES.map(|name| std::fs::read(site.path(name)).unwrap()))
+    }
+
+    fn put(&self, site: &Site, which: &[usize]) {
+        which.iter().for_each(|&file| std::fs::write(site.path(Files::NAMES[file]), &self.0[file]).unwrap());
+    }
+}
+
+#[test]
+fn attack_key_roll_back_the_database() {
+    let pair = Pair::new("");
+    let site = &pair.site;
+    let stopped = |change: &dyn Fn(&Client)| {
+        let server = site.start();
+        change(&site.admin(&server));
+        server.stop();
+        Files::of(site)
+    };
+    let made = stopped(&|admin| drop(admin.create(volume(1)).unwrap()));
+    let rotated = stopped(&|admin| assert_eq!(admin.rotate(domain(1)).unwrap(), 2));
+    let destroyed = stopped(&|admin| admin.destroy_epoch(domain(1), 1, true).unwrap());
+    // Without its shred file: a key was made since, or destroyed. Nothing starts, and nothing of either file is touched.
+    for (older, newer) in [(&made, &rotated), (&made, &destroyed), (&rotated, &destroyed)] {
+        newer.put(site, &[0, 1]);
+        older.put(site, &[0]);
+        let error = Database::open(&site.path("keys"), &master(1)).map(drop).unwrap_err();
+        assert!(matches!(error, DatabaseError::RolledBack { .. }), "{error}");
+        assert!(error.to_string().contains("Bring back the newest database"), "{error}");
+        let now = Files::of(site);
+        assert!(now.0[1] == newer.0[1], "the shred file is as it was");
+        newer.put(site, &[0]);
+        let server = site.start();
+        let grant = site.admin(&server).fetch(domain(1)).unwrap();
+        assert_eq!(grant.current_epoch, 2, "nothing was lost by trying");
+        server.stop();
+    }
+
+    // With it: the server itself cannot know, and starts. What knows more does not believe it.
+    destroyed.put(site, &[0, 1]);
+    let primary = pair.primary();
+    let standby = pair.standby("standby", &primary);
+    let admin = pair.client(&[&primary]);
+    let before = Files::of(site);
+    let older_grant = admin.fetch(domain(1)).unwrap();
+    admin.revoke(domain(1), node(9).public()).unwrap_err();
+    admin.grant(domain(1), node(9).public(), Rights::ALL).unwrap();
+    admin.revoke(domain(1), node(9).public()).unwrap();
+    let newer_grant = admin.fetch(domain(1)).unwrap();
+    assert!(newer_grant.revision > older_grant.revision && newer_grant.current_epoch > older_grant.current_epoch);
+    let kept = admin.status().unwrap().head;
+    let standby_status = |standby: &KeyServer| pair.client(&[standby]).status().unwrap();
+    eventually("the standby has it all", || standby_status(&standby).head == admin.status().unwrap().head);
+    let there = standby_status(&standby);
+    standby.stop();
+    primary.stop();
+    before.put(site, &[0, 1]);
+    let primary = pair.primary();
+    let admin = pair.client(&[&primary]);
+    assert_eq!(admin.fetch(domain(1)).unwrap().current_epoch, older_grant.current_epoch, "it serves the older state");
+    // An initiator that knows a newer revision.
+    let error = admin.watch(domain(1), newer_grant.revision, std::time::Duration::ZERO).unwrap_err();
+    assert!(matches!(error, ClientError::RolledBack { known, .. } if known == newer_grant.revision), "{error}");
+    // Whoever kept a head: the log is shorter, and later another one.
+    let head_at = |lines: u64| {
+        let page = admin.audit(1).unwrap();
+        page.lines.iter().take(usize::try_from(lines).unwrap()).try_fold(page.start, AuditHead::then).unwrap()
+    };
+    assert!(head_at(u64::MAX).lines < kept.lines, "`key audit --head` says that its end was cut off");
+    while head_at(u64::MAX).lines < kept.lines || admin.status().unwrap().sequence < there.sequence + 2 {
+        admin.rotate(domain(1)).unwrap();
+    }
+    assert_eq!(head_at(kept.lines).check(&kept), Err(AuditError::Altered { lines: kept.lines }));
+    // The standby: it is offered everything, and keeps what it has.
+    let standby = pair.standby("standby", &primary);
+    eventually("it was offered everything, twice", || followed(&primary) >= 2);
+    let now = standby_status(&standby);
+    assert_eq!((now.sequence, now.head), (there.sequence, there.head), "the standby gives nothing up");
+}
+
+/// How many questions of followers a server has answered.
+fn followed(server: &KeyServer) -> u64 {
+    let text = server.metrics();
+    let done = text.lines().find(|line| line.contains("kind=\"follow\",result=\"done\""));
+    done.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
 }
 
 #[test]
