@@ -428,6 +428,37 @@ fn attack_key_follow_without_a_trace() {
     assert_eq!(follow(&mut other, 1), Answer::Failure(Failure::Refused));
 }
 
+/// A standby that was taken over can ask for everything as often as it likes; the log grows by what it did not have before.
+#[test]
+fn attack_key_follow_from_nowhere_again_and_again() {
+    let site = Site::with("repeated_lines_s = 3600");
+    let mut connection = site.connection(3);
+    for number in 1..=20_u8 {
+        let head = AuditHead { lines: 1, hash: [number; 32] };
+        let request = Request::Follow { generation: 1, sequence: 1, head }.encode(number.into());
+        let request = Encoded { message: request, bulk: Zeroizing::default() };
+        connection.send(&request, Instant::now() + PATIENCE).unwrap();
+        loop {
+            let message = connection.receive(Instant::now() + PATIENCE, PATIENCE).unwrap().unwrap();
+            match Answer::decode(message.bytes(), &message.bulk).unwrap().2 {
+                Answer::Part { last: false, .. } => {}
+                Answer::Part { last: true, .. } => break,
+                other => panic!("it is given everything: {other:?}"),
+            }
+        }
+    }
+    let told = |site: &Site| site.log().iter().filter(|line| line.contains(" follow")).count();
+    assert_eq!(told(&site), 2, "{:?}", site.log());
+    site.admin().rotate(domain(1)).unwrap();
+    drop(connection);
+    let nowhere = Request::Follow { generation: 1, sequence: 1, head: AuditHead { lines: 1, hash: [0; 32] } };
+    let started = Instant::now();
+    while client(site.address(), 3, PATIENCE).pieces(&nowhere, &mut |_| Ok(())).is_err() {
+        assert!(started.elapsed() < PATIENCE, "its place is free");
+    }
+    assert_eq!(told(&site), 3, "what is new is told: {:?}", site.log());
+}
+
 #[test]
 fn attack_key_ask_for_a_thousand_volumes() {
     let site = Site::with("refusals_per_minute = 10");

@@ -98,8 +98,12 @@ fn a_database_of_format_1_goes_on_and_its_log_is_text_no_more() {
     assert!(is_told(&dir), "an inspection changes nothing");
     // What a crash left of an attempt before.
     fs::write(keys(&dir).join(NEW_FILE), "half").unwrap();
+    // The blocks of the old file, which somebody finds on the disk later.
+    let remains = dir.path().join("remains");
+    fs::hard_link(keys(&dir).join(DATABASE_FILE), &remains).unwrap();
     let database = Database::open(&keys(&dir), &master()).unwrap();
     assert_eq!((database.head(), database.volumes()), (head, 1), "a head that was kept still fits");
+    assert!(fs::read(&remains).unwrap().iter().all(|byte| *byte == 0), "its old file was overwritten");
     let volume = Arc::clone(&database.state().volumes[&DOMAIN]);
     assert_eq!(database.open_keys(&volume).unwrap().epochs().count(), 2);
     let lines = lines_of(&database);
