@@ -72,6 +72,12 @@ pub enum CatalogueError {
         /// Its name.
         name: String,
     },
+    /// So many clones and snapshots of it are attached that no further one can be.
+    #[error("too many clones and snapshots of '{name}' are attached at the same time; detach some, and try again")]
+    TooManyViews {
+        /// The volume that has the store.
+        name: String,
+    },
     /// Its contents are being moved between it and another one.
     #[error(
         "the contents of '{name}' are being sealed anew, between it and '{other}': let `strongroom volume reseal URL` end, or give it \

@@ -15,8 +15,10 @@ use strongroom_store::{
 
 use crate::store_queue::StoreQueue;
 
-/// Bits of a token that are the unit's own; those above name its handle.
+/// Bits of a token that are the unit's own; those above are the handle's slot.
 const TOKEN_BITS: u32 = 48;
+/// Upper bound on the handles of a store that exist at the same time: what the bits above [`TOKEN_BITS`] can name.
+const SLOTS_MAX: usize = 1 << (u64::BITS - TOKEN_BITS);
 
 /// One unit's share of a store.
 pub(crate) struct StoreHandle {
@@ -28,10 +30,20 @@ pub(crate) struct StoreHandle {
 
 struct SharedStore {
     store: Store,
-    /// By slot; `None`: that handle is gone, and so are its completions.
-    boxes: Vec<Option<MailBox>>,
+    slots: Vec<Slot>,
+    /// Slots without a handle and without a request in flight.
+    free: Vec<usize>,
     scratch: Vec<Completion>,
     queue: Arc<StoreQueue>,
+}
+
+/// One handle's place in the tokens. It outlives its handle while requests of the handle are in flight, so that their completions
+/// cannot reach a later handle with the same slot.
+struct Slot {
+    /// `None`: the handle is gone, and its completions are dropped.
+    mailbox: Option<MailBox>,
+    /// Requests that the store has not completed yet.
+    in_flight: u64,
 }
 
 /// What came for one handle while another one polled.
@@ -40,23 +52,59 @@ struct MailBox {
     mail: Rc<Cell<bool>>,
 }
 
+impl SharedStore {
+    /// A slot for a new handle; `None` if [`SLOTS_MAX`] are taken.
+    fn allocate(&mut self, mail: &Rc<Cell<bool>>) -> Option<usize> {
+        let mailbox = Some(MailBox { completions: Vec::new(), mail: Rc::clone(mail) });
+        if let Some(index) = self.free.pop() {
+            self.slots[index].mailbox = mailbox;
+            return Some(index);
+        }
+        if self.slots.len() == SLOTS_MAX {
+            return None;
+        }
+        self.slots.push(Slot { mailbox, in_flight: 0 });
+        Some(self.slots.len() - 1)
+    }
+
+    /// The slot can be given to another handle once its handle is gone and nothing of it is in flight.
+    fn free_if_unused(&mut self, index: usize) {
+        let slot = &self.slots[index];
+        if slot.mailbox.is_none() && slot.in_flight == 0 {
+            self.free.push(index);
+        }
+    }
+
+    /// One of the store's requests is complete.
+    fn deliver(&mut self, Completion { token, result }: Completion) {
+        let index = (token.0 >> TOKEN_BITS) as usize;
+        let slot = &mut self.slots[index];
+        slot.in_flight -= 1;
+        match &mut slot.mailbox {
+            Some(to) => {
+                to.completions.push(Completion { token: Token(token.0 & ((1 << TOKEN_BITS) - 1)), result });
+                to.mail.set(true);
+            }
+            None => self.free_if_unused(index),
+        }
+    }
+}
+
 impl StoreHandle {
     /// The first handle of a store, for the volume itself.
     pub(crate) fn new(store: Store) -> StoreHandle {
         let mail = Rc::new(Cell::new(false));
-        let first = MailBox { completions: Vec::new(), mail: Rc::clone(&mail) };
-        let shared = SharedStore { store, boxes: vec![Some(first)], scratch: Vec::new(), queue: Arc::default() };
-        StoreHandle { shared: Rc::new(RefCell::new(shared)), slot: 0, view: View::default(), mail }
+        let mut shared =
+            SharedStore { store, slots: Vec::new(), free: Vec::new(), scratch: Vec::new(), queue: Arc::default() };
+        let slot = shared.allocate(&mail).expect("no slot is taken yet");
+        StoreHandle { shared: Rc::new(RefCell::new(shared)), slot, view: View::default(), mail }
     }
 
-    /// Another one, for another view.
-    pub(crate) fn another(&self, view: View) -> StoreHandle {
+    /// Another one, for another view; `None` if the store has as many handles as tokens can name.
+    pub(crate) fn another(&self, view: View) -> Option<StoreHandle> {
         let mail = Rc::new(Cell::new(false));
-        let own = MailBox { completions: Vec::new(), mail: Rc::clone(&mail) };
-        let boxes = &mut self.shared.borrow_mut().boxes;
-        // A slot is never given again: what an earlier handle left in flight must not reach a later one.
-        boxes.push(Some(own));
-        StoreHandle { shared: Rc::clone(&self.shared), slot: boxes.len() - 1, view, mail }
+        let slot = self.shared.borrow_mut().allocate(&mail)?;
+        Some(StoreHandle { shared: Rc::clone(&self.shared), slot, view, mail })
     }
 
     /// The store itself, if this is the last handle.
@@ -86,26 +134,25 @@ impl StoreHandle {
     pub(crate) fn submit_to(&mut self, token: Token, view: View, op: Op) {
         debug_assert!(token.0 >> TOKEN_BITS == 0, "a unit has not so many requests");
         let token = Token((self.slot as u64) << TOKEN_BITS | token.0);
-        self.store().submit_to(token, view, op);
+        let shared = &mut *self.shared.borrow_mut();
+        shared.slots[self.slot].in_flight += 1;
+        shared.store.submit_to(token, view, op);
     }
 
     /// Moves the store forward; appends what has finished for this unit, and returns how many that are.
     pub(crate) fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> usize {
         let shared = &mut *self.shared.borrow_mut();
-        if shared.boxes.len() == 1 {
-            return shared.store.poll_completions(completions);
+        if let [only] = &mut shared.slots[..] {
+            let count = shared.store.poll_completions(completions);
+            only.in_flight -= count as u64;
+            return count;
         }
         let mut all = std::mem::take(&mut shared.scratch);
         shared.store.poll_completions(&mut all);
-        for Completion { token, result } in all.drain(..) {
-            let slot = (token.0 >> TOKEN_BITS) as usize;
-            let Some(Some(to)) = shared.boxes.get_mut(slot) else { continue };
-            to.completions.push(Completion { token: Token(token.0 & ((1 << TOKEN_BITS) - 1)), result });
-            to.mail.set(true);
-        }
+        all.drain(..).for_each(|completion| shared.deliver(completion));
         shared.scratch = all;
         self.mail.set(false);
-        let own = shared.boxes[self.slot].as_mut().expect("a handle has its box as long as it lives");
+        let own = shared.slots[self.slot].mailbox.as_mut().expect("a handle has its mailbox as long as it lives");
         let count = own.completions.len();
         completions.append(&mut own.completions);
         count
@@ -244,7 +291,8 @@ impl StoreHandle {
 impl Drop for StoreHandle {
     fn drop(&mut self) {
         if let Ok(mut shared) = self.shared.try_borrow_mut() {
-            shared.boxes[self.slot] = None;
+            shared.slots[self.slot].mailbox = None;
+            shared.free_if_unused(self.slot);
         }
     }
 }
@@ -267,8 +315,8 @@ mod tests {
     #[test]
     fn each_handle_gets_its_own_completions() {
         let mut one = StoreHandle::new(store());
-        let mut two = one.another(View::default());
-        let three = two.another(View::default());
+        let mut two = one.another(View::default()).unwrap();
+        let three = two.another(View::default()).unwrap();
         let data = vec![Buffer::copy_from(&[7; 4096])];
         one.submit(Token(5), Op::Write { lba: Lba(1), data, records: Vec::new(), fua: true, origin: None });
         two.submit(Token(5), Op::Read { lba: Lba(9), count: 1 });
@@ -282,7 +330,7 @@ mod tests {
         assert!(matches!(of_two[..], [Completion { token: Token(5), result: Ok(Outcome::Read(_)) }]));
         assert!(!two.has_mail());
         // What a handle left in flight reaches nobody.
-        let mut late = three.another(View::default());
+        let mut late = three.another(View::default()).unwrap();
         drop(three);
         two.submit(Token(6), Op::Flush);
         drop(two);
@@ -293,5 +341,42 @@ mod tests {
         assert_eq!(late.poll_completions(&mut rest) + rest.len(), 0);
         assert!(one.into_store().is_none());
         assert!(late.into_store().is_some());
+    }
+    #[test]
+    fn slots_are_reused_only_when_nothing_of_theirs_is_in_flight() {
+        let mut first = StoreHandle::new(store());
+        // More attachments to clones and snapshots during one opening than a token has slots.
+        for _ in 0..SLOTS_MAX + 10 {
+            drop(first.another(View::default()).unwrap());
+        }
+        assert!(first.shared.borrow().slots.len() < 10, "slots of closed handles are used again");
+        // A handle that leaves a request in flight keeps its slot until the request is complete.
+        let mut gone = first.another(View::default()).unwrap();
+        gone.submit(Token(1), Op::Read { lba: Lba(9), count: 1 });
+        let slot = gone.slot;
+        drop(gone);
+        let mut next = first.another(View::default()).unwrap();
+        assert_ne!(next.slot, slot);
+        next.submit(Token(1), Op::Read { lba: Lba(9), count: 1 });
+        let (mut of_first, mut of_next) = (Vec::new(), Vec::new());
+        while of_next.is_empty() {
+            first.poll_completions(&mut of_first);
+            next.poll_completions(&mut of_next);
+        }
+        assert_eq!((of_first.len(), of_next.len()), (0, 1), "each completion reaches the handle that asked");
+        while first.shared.borrow().slots[slot].in_flight > 0 {
+            first.poll_completions(&mut of_first);
+        }
+        assert_eq!(first.another(View::default()).unwrap().slot, slot, "and now it is free");
+        assert!(of_first.is_empty());
+    }
+
+    #[test]
+    fn handles_beyond_what_tokens_can_name_are_refused() {
+        let first = StoreHandle::new(store());
+        let held: Vec<StoreHandle> = (1..SLOTS_MAX).map(|_| first.another(View::default()).unwrap()).collect();
+        assert!(first.another(View::default()).is_none());
+        drop(held);
+        assert!(first.another(View::default()).is_some());
     }
 }

@@ -177,7 +177,8 @@ pub(super) fn derive(
         }
     };
     let target_name = names::target_name(&settings.config.base_name, &described.name);
-    let store = base.unit.store().another(view);
+    let too_many = || CatalogueError::TooManyViews { name: described.store_name().to_string() };
+    let store = base.unit.store().another(view).ok_or_else(too_many)?;
     let ready = Arc::new(AtomicBool::new(true));
     let keeper = match described.name.snapshot() {
         // Nobody who may only read reserves anything.
