@@ -13,6 +13,7 @@ mod identity;
 mod opener;
 mod record;
 mod suite;
+mod wiped;
 
 pub use address::{BlockSize, Geometry, GeometryError, Lba};
 pub use buffer::{BUFFER_ALIGN, Buffer, BufferMut};
@@ -26,3 +27,4 @@ pub use record::{
     SealedBlock, TAG_BYTES, WRAPPED_KEY_BYTES,
 };
 pub use suite::{Suite, UnknownSuite};
+pub use wiped::wiped;

@@ -129,6 +129,12 @@ impl Channel {
         self.confirmed
     }
 
+    /// From now on headers, and parameter lists that are encrypted with them, may hold block keys (custody `target`): their memory is
+    /// wiped when the last reference to it is dropped.
+    pub fn wipe_headers(&mut self) {
+        self.inbound.wipe_headers();
+    }
+
     /// Takes bytes from the peer, until one PDU has arrived; returns how many it took.
     ///
     /// It takes nothing while a PDU waits in [`Channel::poll_frame`], so poll after each call and go on with the rest.

@@ -40,7 +40,7 @@ pub struct Frame {
     pub kind: FrameKind,
     /// Basic header segment and additional header segments.
     pub header: Bytes,
-    /// The data segment; starts on a page boundary.
+    /// The data segment; starts on a page boundary, unless it is a parameter list that is wiped ([`Channel::wipe_headers`]).
     pub data: Buffer,
 }
 

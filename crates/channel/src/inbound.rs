@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use strongroom_block::{BUFFER_ALIGN, Buffer, BufferMut, CryptoCounters};
+use strongroom_block::{BUFFER_ALIGN, Buffer, BufferMut, CryptoCounters, wiped};
+use zeroize::Zeroize as _;
 
-use crate::frame::{DataPlace, Frame, FrameType, Prefix};
+use crate::frame::{CLEAR_HEADER_BYTES, DataPlace, Frame, FrameType, Prefix};
 use crate::keys::FrameKeys;
 use crate::{ChannelError, ChannelLimits, FrameKind, GENERATION_TAGS_CAP, PREFIX_BYTES, Scheme, TAG_BYTES};
 
@@ -16,6 +17,8 @@ pub(crate) struct Inbound {
     limits: ChannelLimits,
     stage: Stage,
     closed: bool,
+    /// Header segments and parameter lists may hold block keys.
+    holds_keys: bool,
     counters: Arc<CryptoCounters>,
 }
 
@@ -63,6 +66,32 @@ impl Body {
         }
     }
 
+    /// Header and data, after decryption, where they may hold keys: in memory that is wiped when the last reference to it is dropped.
+    /// A header without additional segments and block data hold no keys and are treated as any others.
+    fn split_wiped(mut self, prefix: &Prefix) -> (Bytes, Buffer) {
+        let header_end = PREFIX_BYTES + prefix.header_bytes;
+        // Everything that is encrypted as one with the header and is not block data is a parameter list.
+        let list_bytes = if prefix.frame_type == FrameType::Encrypted { prefix.data_bytes } else { 0 };
+        if prefix.header_bytes <= CLEAR_HEADER_BYTES && list_bytes == 0 {
+            return self.split(prefix);
+        }
+        match &mut self {
+            Body::Small(bytes) => (wiped(std::mem::take(bytes)).slice(PREFIX_BYTES..header_end), Buffer::empty()),
+            Body::Aligned { buffer, offset } => {
+                let header = &mut buffer[*offset + PREFIX_BYTES..*offset + header_end];
+                let own_header = wiped(header.to_vec());
+                header.zeroize();
+                if list_bytes == 0 {
+                    return (own_header, self.split(prefix).1);
+                }
+                let list = &mut buffer[*offset + header_end..*offset + header_end + list_bytes];
+                let own_list = wiped(list.to_vec());
+                list.zeroize();
+                (own_header, Buffer::from(own_list))
+            }
+        }
+    }
+
     /// Header and data, after decryption.
     fn split(self, prefix: &Prefix) -> (Bytes, Buffer) {
         let header_end = PREFIX_BYTES + prefix.header_bytes;
@@ -106,7 +135,11 @@ impl Inbound {
         limits: ChannelLimits,
         counters: Arc<CryptoCounters>,
     ) -> Inbound {
-        Inbound { scheme, keys, limits, stage: Stage::start(), closed: false, counters }
+        Inbound { scheme, keys, limits, stage: Stage::start(), closed: false, holds_keys: false, counters }
+    }
+
+    pub(crate) fn wipe_headers(&mut self) {
+        self.holds_keys = true;
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -203,7 +236,7 @@ impl Inbound {
         self.counters.verified(clear_bytes);
         self.counters.opened(encrypted.len() - TAG_BYTES);
         opened?;
-        let (header, data) = body.split(prefix);
+        let (header, data) = if self.holds_keys { body.split_wiped(prefix) } else { body.split(prefix) };
         Ok(Some(match (prefix.frame_type, self.scheme.kind_of(prefix.frame_type)) {
             (FrameType::Confirm, _) => Arrival::Confirmation(header),
             (FrameType::Rekey, _) => {

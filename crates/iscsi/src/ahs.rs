@@ -7,9 +7,7 @@
 
 use std::fmt;
 
-use bytes::Bytes;
 use strongroom_block::{HoleRecord, SealRecord, StoreSequence};
-use zeroize::Zeroize;
 
 /// What an additional header segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,22 +85,6 @@ impl fmt::Debug for Redacted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(list(self.0).map_while(Result::ok)).finish()
     }
-}
-
-/// Segments as shared bytes whose memory is wiped when the last reference goes: for seal records that carry block keys.
-pub fn wiped(segments: Vec<u8>) -> Bytes {
-    struct Wiped(Vec<u8>);
-    impl AsRef<[u8]> for Wiped {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
-    }
-    impl Drop for Wiped {
-        fn drop(&mut self) {
-            self.0.zeroize();
-        }
-    }
-    Bytes::from_owner(Wiped(segments))
 }
 
 /// Walks segments back to back, each padded to four bytes. Ends after the first error.

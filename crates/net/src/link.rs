@@ -28,6 +28,7 @@ use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role, Scheme};
 use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
+use zeroize::Zeroize as _;
 
 pub use self::end::LinkEnd;
 
@@ -141,6 +142,8 @@ pub struct Link {
     peer: Option<PublicKey>,
     /// Data that is not sealed block data is encrypted under every scheme.
     conceals: bool,
+    /// Buffers that held a header with additional segments are wiped.
+    wipes_headers: bool,
     /// This end said that it sends no more PDUs.
     closed: bool,
     digests: Digests,
@@ -197,6 +200,7 @@ impl Link {
             established: false,
             peer: None,
             conceals: false,
+            wipes_headers: false,
             closed: false,
             digests: Digests::default(),
             held: None,
@@ -317,6 +321,15 @@ impl Link {
         self.conceals = true;
     }
 
+    /// The unit's headers carry block keys (custody `target`): from now on every buffer that a header with additional segments was in
+    /// is wiped.
+    pub fn wipe_headers(&mut self) {
+        self.wipes_headers = true;
+        if let State::Channel(channel) = &mut self.state {
+            channel.wipe_headers();
+        }
+    }
+
     /// Whether there are events.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
@@ -335,9 +348,16 @@ impl Link {
             }
             State::Channel(channel) => {
                 self.header.clear();
+                // At once: what grows in steps leaves copies behind.
+                self.header.reserve(pdu.header_bytes());
                 pdu.channel_header(&mut self.header);
                 let kind = frame_kind(&pdu, self.conceals);
-                channel.encode(kind, &self.header, pdu.data, &mut self.out).map_err(LinkEnd::from)
+                let has_segments = !pdu.ahs.is_empty();
+                let encoded = channel.encode(kind, &self.header, pdu.data, &mut self.out).map_err(LinkEnd::from);
+                if self.wipes_headers && has_segments {
+                    self.header.zeroize();
+                }
+                encoded
             }
             _ => Err(LinkEnd::SentTooEarly),
         };

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use strongroom_block::Buffer;
+use strongroom_block::{Buffer, Custody};
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::initiator::{Config, ConnectionId, Event, Session, SessionKind, SubmitError, TaskId};
 use strongroom_iscsi::{Agreed, CloseReason, DigestOffer, LoginStatus};
@@ -56,8 +56,8 @@ pub(super) struct Nexus {
     ended: Vec<StreamId>,
     /// Wires that the session may have.
     wires_wanted: usize,
-    /// The unit is sealed: see [`strongroom_net::Link::conceal_parameters`].
-    conceals: bool,
+    /// Who holds the unit's keys, if it is sealed: see [`Nexus::protect`].
+    custody: Option<Custody>,
     /// No further wire is called before.
     call_at: Option<Instant>,
     backoff: Duration,
@@ -93,7 +93,7 @@ impl Nexus {
             wires: vec![wire],
             ended: Vec::new(),
             wires_wanted: 1,
-            conceals: false,
+            custody: None,
             call_at: None,
             backoff: options.timeouts.backoff_min,
             was_suspended: false,
@@ -166,9 +166,7 @@ impl Nexus {
 
     /// A further wire is being called.
     pub(super) fn add_wire(&mut self, mut wire: Wire) {
-        if self.conceals {
-            wire.link.conceal_parameters();
-        }
+        Nexus::protect(&mut wire, self.custody);
         self.wires.push(wire);
     }
 
@@ -217,12 +215,19 @@ impl Nexus {
         None
     }
 
-    /// Commands of the engine may flow from now on.
-    pub(super) fn open(&mut self, now: Instant, is_sealed: bool) {
-        self.conceals = is_sealed;
-        if is_sealed {
-            self.wires.iter_mut().for_each(|wire| wire.link.conceal_parameters());
+    /// Parameters of a sealed unit are encrypted under every scheme, and headers that carry block keys are wiped.
+    fn protect(wire: &mut Wire, custody: Option<Custody>) {
+        let Some(custody) = custody else { return };
+        wire.link.conceal_parameters();
+        if !custody.is_blind() {
+            wire.link.wipe_headers();
         }
+    }
+
+    /// Commands of the engine may flow from now on.
+    pub(super) fn open(&mut self, now: Instant, custody: Option<Custody>) {
+        self.custody = custody;
+        self.wires.iter_mut().for_each(|wire| Nexus::protect(wire, custody));
         self.is_open = true;
         self.deadline = None;
         self.call_at = Some(now);

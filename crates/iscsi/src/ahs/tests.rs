@@ -111,7 +111,7 @@ fn malformed_content_is_refused() {
 fn debug_shows_no_content() {
     let mut out = Vec::new();
     push_seal_records(&mut out, 88, record(0).with_block_key(&[0xab; 32]).as_bytes());
-    let shared = wiped(out);
+    let shared = strongroom_block::wiped(out);
     let pdu = crate::Pdu::new(crate::Bhs([0; 48]), shared.clone(), strongroom_block::Buffer::empty(), true);
     let records = SealRecords::find(&shared).expect("sound");
     let shown = format!("{pdu:?} {records:?} {:?}", list(&shared).next());

@@ -192,5 +192,5 @@ fn cut(source: &WriteSource, offset: u32, len: u32, command_ahs: &Bytes) -> Cut 
     let mut segments = Vec::with_capacity(command_ahs.len() + entries.len() + 8);
     segments.extend_from_slice(command_ahs);
     ahs::push_seal_records(&mut segments, record_bytes, entries);
-    Cut { data, ahs: ahs::wiped(segments), sealed: true }
+    Cut { data, ahs: strongroom_block::wiped(segments), sealed: true }
 }

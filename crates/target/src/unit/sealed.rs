@@ -87,7 +87,7 @@ impl Unit {
 
     /// Header segments on their way: wiped where they hold block keys, which takes longer than filling them.
     fn carried(&self, header: Vec<u8>) -> Bytes {
-        if self.wrap.is_some() { ahs::wiped(header) } else { Bytes::from(header) }
+        if self.wrap.is_some() { strongroom_block::wiped(header) } else { Bytes::from(header) }
     }
 
     fn key_trouble(&self, error: &strongroom_block::WrapError) -> Sense {

@@ -33,6 +33,8 @@ pub(super) struct Place {
     pub(super) volume: Arc<VolumeName>,
     /// Of a sealed volume: the length of a block, and of what goes along with each, in bytes.
     pub(super) sealed: Option<(u32, usize)>,
+    /// Headers of commands and answers carry block keys.
+    pub(super) holds_block_keys: bool,
     /// The queue of its store.
     pub(super) queue: Arc<StoreQueue>,
 }

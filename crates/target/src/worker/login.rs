@@ -241,8 +241,9 @@ impl Worker {
             let block_bytes = unit.unit.volume().geometry.block_size.bytes();
             (block_bytes, 8 + sealed.custody.record_bytes_in_channel())
         });
+        let holds_block_keys = unit.unit.volume().sealed.as_ref().is_some_and(|sealed| !sealed.custody.is_blind());
         let queue = unit.unit.store().queue();
-        let place = Place { unit: self.index, home, volume: Arc::new(volume.clone()), sealed, queue };
+        let place = Place { unit: self.index, home, volume: Arc::new(volume.clone()), sealed, holds_block_keys, queue };
         self.shared.placed[home].fetch_add(1, Ordering::Relaxed);
         self.admit_new(
             connection,

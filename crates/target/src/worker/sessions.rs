@@ -44,6 +44,10 @@ impl Worker {
             id
         };
         connection.stage = Stage::InSession { session: key, id };
+        let place = self.sessions.get(&key).and_then(|session| session.place.as_ref());
+        if place.is_some_and(|place| place.holds_block_keys) {
+            connection.link.wipe_headers();
+        }
         connection.link.login_finished(digests);
         self.check_segments(key);
         // What changed since it was admitted was told to hold.

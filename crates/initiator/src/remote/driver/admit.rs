@@ -171,7 +171,7 @@ impl Driver {
         });
         engine.connected(unit.clone(), restarted);
         if let State::Active(nexus) = &mut self.state {
-            nexus.open(Instant::now(), unit.sealed.is_some());
+            nexus.open(Instant::now(), unit.sealed.as_ref().map(|sealed| sealed.claims.custody));
         }
         self.backoff = self.options.timeouts.backoff_min;
         self.hops = 0;
