@@ -13,6 +13,7 @@ mod key_server;
 mod keys;
 mod logging;
 mod memory;
+mod process;
 mod sd_notify;
 mod secret_file;
 mod signals;

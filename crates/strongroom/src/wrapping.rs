@@ -14,7 +14,7 @@ use strongroom_seal::{KEY_BYTES, KeyPurpose, KeyWrapper, VolumeKeyFile};
 use strongroom_target::{Volume, WrapFactory};
 use zeroize::Zeroizing;
 
-use crate::{keys, secret_file};
+use crate::{keys, process, secret_file};
 
 /// What a renewal puts behind the whole name of the file, for the key that comes next. No key file's own name ends like that.
 const SUCCESSOR: &str = ".successor";
@@ -53,6 +53,7 @@ fn in_words(result: Result<KeyWrapper>) -> Result<Arc<dyn BlockKeyWrap>, String>
 
 fn open(volume: &Volume) -> Result<KeyWrapper> {
     let path = path_of(volume)?;
+    process::lock_memory();
     settle(path)?;
     wrapper(volume, &keys::read_key_file(path)?)
 }
@@ -68,6 +69,7 @@ fn renew_by(
     replace: impl FnOnce(&Path, &Path) -> Result<()>,
 ) -> Result<KeyWrapper> {
     let path = path_of(volume)?;
+    process::lock_memory();
     // Else the only key could be the one that this takes for a leftover.
     settle(path)?;
     let successor = successor_of(path)?;

@@ -222,3 +222,41 @@ fn a_target_that_crashes_leaves_no_core() {
     }
     assert!(!dumps(&[binary, "serve", "--config", &world.text("strongroom.toml")], Some("serving on")));
 }
+
+/// A target of custody `target` keeps the wrapping key out of the swap, from before it reads it; and it may open as many files as the
+/// system lets it.
+#[test]
+fn a_target_locks_its_memory_for_a_wrapping_key() {
+    let world = World::new();
+    let wrapping = world.text("wrap.key");
+    run(&["key", "new", "--for", "wrapping", "--out", &wrapping]).ok();
+    world.create(&["box", "--size", "16MiB", "--custody", "target", "--wrapping-key", &wrapping]).ok();
+    world.create(&["vault", "--size", "16MiB"]).ok();
+    let mut child = Command::new("sh")
+        .args(["-c", "ulimit -S -n 512 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_strongroom"), "serve"])
+        .args(["--config", &world.text("strongroom.toml")])
+        .current_dir(world.path("."))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(said.take(50).any(|line| line.contains("serving on")));
+    let told = |file: &str, line: &str| {
+        let text = fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
+        let line = text.lines().find_map(|found| found.strip_prefix(line)).expect("the kernel tells it");
+        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let files = told("limits", "Max open files");
+    assert_eq!(files[0], files[1], "the limit is raised as far as it may be");
+    world.alice(&["volume", "format", &world.url("vault"), "--yes"]).ok();
+    assert_eq!(told("status", "VmLck:")[0], "0", "without such a key nothing needs it");
+    world.alice_without_key(&["volume", "format", &world.url("box"), "--yes"]).ok();
+    let own = rustix::thread::capabilities(None).unwrap().effective;
+    if own.contains(rustix::thread::CapabilitySet::IPC_LOCK) {
+        assert_ne!(told("status", "VmLck:")[0], "0");
+    } else {
+        eprintln!("passed over: this user may not lock memory");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

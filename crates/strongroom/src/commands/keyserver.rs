@@ -12,7 +12,7 @@ use clap::Args;
 use strongroom_keyserver::{Config, Database, KeyServer, LocalMasterKey, Role, ServerOptions};
 
 use crate::signals::StopSignals;
-use crate::{keys, sd_notify, stats_file};
+use crate::{keys, process, sd_notify, stats_file};
 
 /// How often metrics are written.
 const METRICS_EVERY: Duration = Duration::from_secs(5);
@@ -47,10 +47,12 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     // Before any thread exists: they inherit it.
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let config = read_config(&args.config)?;
+    // Before any key is read.
+    process::lock_memory();
     let node_key = Arc::new(keys::read_identity(&config.node_key)?);
     let master = read_master_key(config.master_key.as_deref())?;
-    lock_memory();
-    raise_file_limit();
+    // Each connection needs two descriptors.
+    process::raise_file_limit();
     if args.check {
         let database = Database::inspect(&config.directory, &master)?;
         println!("{} volumes, audit log {}", database.volumes(), database.head());
@@ -154,24 +156,6 @@ fn credential(directory: Option<OsString>) -> Result<PathBuf> {
         );
     };
     Ok(PathBuf::from(directory).join(CREDENTIAL))
-}
-
-/// Each connection needs two descriptors.
-fn raise_file_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "cannot raise the limit of open files; raise it with LimitNOFILE=");
-    }
-}
-
-/// Keys do not go to the swap.
-fn lock_memory() {
-    use rustix::mm::{MlockAllFlags, mlockall};
-    if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {
-        tracing::warn!(%error, "cannot lock memory; run as root or raise `ulimit -l` (LimitMEMLOCK=), or keys may reach the swap");
-    }
 }
 
 fn write_metrics(path: Option<&Path>, server: &KeyServer) {

@@ -17,7 +17,7 @@ use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
 use super::volume::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
-use crate::{keys, sd_notify, stats_file, wrapping};
+use crate::{keys, process, sd_notify, stats_file, wrapping};
 
 /// Serve the volumes of this machine, until SIGTERM or SIGINT.
 #[derive(Args)]
@@ -147,6 +147,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             config.root.display()
         );
     }
+    // Each connection needs a descriptor, each open volume several.
+    process::raise_file_limit();
     let options = TargetOptions {
         config,
         node_key,
@@ -200,6 +202,7 @@ fn opener(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Open
 fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Resealer>, String> {
     let sealed = volume.sealed.as_ref().ok_or("a plain volume has no seals")?;
     let path = sealed.opened_with.as_deref().ok_or("its description names no key")?;
+    process::lock_memory();
     let keys = crate::keys::read_key_file(path).map_err(|error| format!("{error:#}"))?;
     let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch)
         .with_mode(sealed.mode)
