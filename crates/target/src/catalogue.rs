@@ -19,11 +19,13 @@ use crate::volume::{Access, Sealed, Volume};
 
 mod clones;
 mod description;
+mod index;
 pub(crate) mod modes;
 mod succession;
 mod transfer;
 mod unfinished;
 
+pub(crate) use index::CatalogueIndex;
 pub use succession::{SUCCESSOR_SUFFIX, SuccessorSpec};
 pub use transfer::OpenVolume;
 
@@ -290,22 +292,6 @@ impl Catalogue {
         }
         let text = fs::read_to_string(&path).map_err(CatalogueError::io("read", &path))?;
         Volume::from_toml(&text).map_err(broken)
-    }
-
-    /// Every name that is exported: volumes and their snapshots, in order. What cannot be read has no snapshots.
-    ///
-    /// # Errors
-    /// [`CatalogueError::Io`].
-    pub(crate) fn exports(&self) -> Result<Vec<VolumeName>, CatalogueError> {
-        let mut exports = Vec::new();
-        for name in self.names()? {
-            let snapshots = self.load(&name).map(|volume| volume.snapshots).unwrap_or_default();
-            let snapshots = snapshots.iter().filter_map(|snapshot| VolumeName::new(snapshot).ok());
-            let snapshots: Vec<VolumeName> = snapshots.map(|snapshot| name.at(&snapshot)).collect();
-            exports.push(name);
-            exports.extend(snapshots);
-        }
-        Ok(exports)
     }
 
     /// Changes who may use a volume; sessions that are there go on.

@@ -7,28 +7,35 @@
 
 pub mod access;
 pub mod admin;
+mod budget;
 pub mod catalogue;
 pub mod config;
 mod error;
+mod iterations;
 pub mod names;
 mod neighbours;
 pub mod operate;
+mod places;
+mod pool;
 pub mod protection;
 mod server;
 mod stats;
 mod store_handle;
 mod store_queue;
 mod succession;
+mod turns;
 mod unit;
 pub mod volume;
 mod worker;
 
 pub use access::ChapSecrets;
+pub use budget::MemoryReport;
 pub use catalogue::{
     Catalogue, Listing, OpenVolume, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec, VolumeSpec, VolumeStatus,
 };
 pub use config::Config;
 pub use error::{CatalogueError, ConfigError, StartError};
+pub use iterations::{IterationBucket, IterationTimes};
 pub use protection::{Protection, Service};
 pub use server::{ConfigReader, OpenerFactory, ResealerFactory, Target, TargetHandle, TargetOptions, WrapFactory};
 pub use stats::{SessionInfo, Stats};

@@ -148,8 +148,12 @@ impl Catalogue {
 /// Does something to a volume that this target serves, or could.
 pub(crate) fn operate_served(shared: &Arc<Shared>, volume: &str, operation: &Operation) -> Result<Description, String> {
     let described = load(&shared.catalogue, volume)?;
-    // One at a time: each reads descriptions, does its step, and writes them.
-    let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    // One at a time on each store and each name: it reads descriptions, does its step, and writes them.
+    let new_name = match operation {
+        Operation::Clone { name, .. } => VolumeName::new(name).ok(),
+        _ => None,
+    };
+    let _turn = shared.turns.take([described.store_name(), described.name.clone()].into_iter().chain(new_name));
     let mut served = Served { shared, store: described.store_name() };
     let outcome = operate(&shared.catalogue, &mut served, &described, operation);
     // Also if it could not be written down: who has it open sees what it is.
@@ -530,3 +534,6 @@ impl StoreAccess for OpenVolume {
 
     fn gone(&self, _export: &VolumeName) {}
 }
+
+#[cfg(test)]
+mod tests;

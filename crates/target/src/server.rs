@@ -15,11 +15,16 @@ use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOpt
 
 use crate::access::{AccessRules, ChapSecrets};
 use crate::admin::{self, AdminSocket, Drain, Reloaded};
-use crate::catalogue::Catalogue;
+use crate::budget::MemoryBudget;
+use crate::catalogue::{Catalogue, CatalogueIndex};
 use crate::config::{Config, Portal, RuntimeKind};
 use crate::error::{ConfigError, StartError};
+use crate::iterations::{IterationCounts, IterationTimes};
 use crate::names::VolumeName;
+use crate::places::Places;
+use crate::pool::Pool;
 use crate::stats::{Counters, SessionInfo, Stats};
+use crate::turns::VolumeTurns;
 use crate::unit::{KeyRenewer, Resting, SessionKey, Surroundings};
 use crate::volume::Volume;
 use crate::worker::{ConnectionKey, Message, Road, Worker};
@@ -105,6 +110,9 @@ impl Settings {
     }
 }
 
+/// Stores that are opened or closed at the same time. More would only share the same disks and processors, and each recovery takes memory.
+const OPENERS_MAX: usize = 8;
+
 /// What [`Shared::placed`] shows of a worker that has ended: more than of any other.
 const ENDED: usize = usize::MAX / 2;
 
@@ -120,8 +128,17 @@ pub(crate) struct Shared {
     pub(crate) reread: Option<ConfigReader>,
     /// Held while a reload is on its way.
     pub(crate) reloading: Mutex<()>,
-    /// Held while an operation on a volume is on its way.
-    pub(crate) operating: Mutex<()>,
+    /// Taken while an operation on a volume as a whole is on its way.
+    pub(crate) turns: VolumeTurns,
+    /// Opens and closes stores.
+    pub(crate) store_pool: Pool,
+    /// Answers what takes a look at every volume.
+    pub(crate) query_pool: Pool,
+    pub(crate) index: CatalogueIndex,
+    pub(crate) places: Arc<Places>,
+    pub(crate) budget: Arc<MemoryBudget>,
+    /// By worker.
+    pub(crate) iterations: Vec<IterationCounts>,
     drain: Mutex<Drain>,
     resting: Mutex<Resting>,
     pub(crate) started: Instant,
@@ -170,9 +187,11 @@ impl Target {
         let local_addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_address).collect();
         portals.iter_mut().zip(&local_addresses).for_each(|(portal, address)| portal.address = *address);
         let surroundings = Arc::new(Surroundings::of(config));
+        let budget = Arc::new(MemoryBudget::new(MemoryBudget::bytes_of(&config.limits)));
         let admin_path = config.admin_socket.clone().unwrap_or_else(|| admin::default_socket(&config.root));
         let shared = Arc::new(Shared {
             settings: RwLock::new(Arc::new(settings)),
+            index: CatalogueIndex::new(catalogue.clone()),
             catalogue,
             wraps,
             openers,
@@ -180,7 +199,12 @@ impl Target {
             renew_wrap,
             reread,
             reloading: Mutex::new(()),
-            operating: Mutex::new(()),
+            turns: VolumeTurns::default(),
+            store_pool: Pool::new("volume-open", OPENERS_MAX),
+            query_pool: Pool::new("catalogue", 1),
+            places: Arc::new(Places::new(workers)),
+            budget,
+            iterations: (0..workers).map(|_| IterationCounts::default()).collect(),
             drain: Mutex::new(Drain::default()),
             resting: Mutex::new(Resting::default()),
             started: Instant::now(),
@@ -207,6 +231,7 @@ impl Target {
             addresses = ?shared.local_addresses,
             admin = %admin_path.display(),
             workers = shared.workers(),
+            memory_bytes = shared.budget.report().budget_bytes,
             channels = shared.identity.is_some(),
             "serving"
         );
@@ -370,7 +395,9 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.counters.snapshot(&self.crypto, &self.background_crypto)
+        let mut iterations = IterationTimes::default();
+        self.iterations.iter().for_each(|worker| worker.add_to(&mut iterations));
+        self.counters.snapshot(self.places.connections(), &self.crypto, &self.background_crypto, iterations)
     }
 
     /// Which volumes initiators are sent away from.
@@ -381,6 +408,16 @@ impl Shared {
     /// What initiators have set on volumes that are closed.
     pub(crate) fn resting(&self) -> MutexGuard<'_, Resting> {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what initiators had set on some volumes that are gone. Reads a few descriptions: not for a worker.
+    pub(crate) fn forget_resting(&self) {
+        let next = self.resting().next_to_check();
+        for (name, id) in next {
+            if !self.catalogue.load(&name).is_ok_and(|volume| volume.id == id) {
+                self.resting().forget(&name, id);
+            }
+        }
     }
 
     /// Puts a configuration in force, once all of it was found to be in order. What cannot change while the target runs
@@ -394,6 +431,7 @@ impl Shared {
         let mut held = self.settings.write().unwrap_or_else(PoisonError::into_inner);
         let needs_restart = new.config.keep_constants_of(&held.config);
         let changed = new.config.differences(&held.config);
+        self.budget.set_total(MemoryBudget::bytes_of(&new.config.limits));
         *held = Arc::new(new);
         Ok((changed, needs_restart))
     }
@@ -409,9 +447,23 @@ impl Shared {
         Admission {
             identity: self.identity.clone(),
             peers: Arc::new(move |key: &PublicKey| shared.settings().rules.knows(key)),
-            // Whether a plain session may use a volume is told at login, with a reason that the initiator can show.
-            allow_plain: true,
+            // Whether a plain session may use a certain volume is told at login, with a reason that the initiator can show.
+            allow_plain: self.admits_plain(),
         }
+    }
+
+    /// Whether plain iSCSI leads anywhere: there is a rule for it, or a plain volume, which may name initiators itself.
+    fn admits_plain(self: &Arc<Self>) -> bool {
+        if !self.settings().config.plain.is_empty() {
+            return true;
+        }
+        if self.index.is_outdated() {
+            let shared = Arc::clone(self);
+            let asked = Instant::now();
+            // Until that is done it counts as possible.
+            let _ = self.query_pool.submit(move || drop(shared.index.refresh(asked)));
+        }
+        self.index.may_have_plain()
     }
 
     pub(crate) fn link_options(&self) -> LinkOptions {

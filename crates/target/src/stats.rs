@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use strongroom_block::{CryptoBytes, CryptoCounters};
 use strongroom_iscsi::target::Statistics;
 
+use crate::iterations::IterationTimes;
 use crate::unit::SessionKey;
 
 /// A moment's picture of a target.
@@ -22,8 +23,11 @@ pub struct Stats {
     pub volumes_open: u64,
     /// Connections taken since the start.
     pub connections_accepted: u64,
-    /// Connections turned away because of `connections_max`.
+    /// Connections turned away because there was no place for them.
     pub connections_refused: u64,
+    /// Connections that had proven nothing and were ended because another one needed their place.
+    #[serde(default)]
+    pub connections_evicted: u64,
     /// Logins that went through since the start.
     pub logins: u64,
     /// Logins that access rules or limits refused.
@@ -45,6 +49,9 @@ pub struct Stats {
     /// Bytes that it opened to verify volumes of custody `target` in the background, and that it opened and sealed of volumes that are
     /// opened at the target.
     pub background_crypto: CryptoBytes,
+    /// CPU time of the iterations of the workers' event loops.
+    #[serde(default)]
+    pub iterations: IterationTimes,
 }
 
 /// How [`CryptoBytes`] is written.
@@ -79,12 +86,10 @@ pub struct SessionInfo {
 /// The counters behind [`Stats`], shared by all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) connections: AtomicUsize,
-    /// Sessions that wait for a connection; each takes a place of `connections_max`.
-    pub(crate) sessions_vacant: AtomicUsize,
     pub(crate) volumes_open: AtomicU64,
     pub(crate) connections_accepted: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
+    pub(crate) connections_evicted: AtomicU64,
     pub(crate) logins: AtomicU64,
     pub(crate) logins_refused: AtomicU64,
     pub(crate) setups_failed: AtomicU64,
@@ -126,14 +131,22 @@ impl Counters {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    pub(crate) fn snapshot(&self, crypto: &Arc<CryptoCounters>, background: &Arc<CryptoCounters>) -> Stats {
+    /// `connections`: how many there are now.
+    pub(crate) fn snapshot(
+        &self,
+        connections: usize,
+        crypto: &CryptoCounters,
+        background: &CryptoCounters,
+        iterations: IterationTimes,
+    ) -> Stats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
-            connections: self.connections.load(Ordering::Relaxed) as u64,
+            connections: connections as u64,
             sessions: self.sessions.lock().unwrap_or_else(PoisonError::into_inner).len() as u64,
             volumes_open: load(&self.volumes_open),
             connections_accepted: load(&self.connections_accepted),
             connections_refused: load(&self.connections_refused),
+            connections_evicted: load(&self.connections_evicted),
             logins: load(&self.logins),
             logins_refused: load(&self.logins_refused),
             setups_failed: load(&self.setups_failed),
@@ -143,6 +156,7 @@ impl Counters {
             bytes_written: load(&self.bytes_written),
             crypto: crypto.snapshot(),
             background_crypto: background.snapshot(),
+            iterations,
         }
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
-    BranchInfo, Completion, IoKind, Op, Outcome, PinnedCount, Run, SendStep, Sender, SnapshotInfo, SpaceState, Stats,
-    Store, StreamError, Unverified, View, VolumeInfo,
+    Admission, BranchInfo, Completion, IoKind, MemoryUse, Op, Outcome, PinnedCount, Run, SendStep, Sender,
+    SnapshotInfo, SpaceState, Stats, Store, StreamError, Unverified, View, VolumeInfo,
 };
 
 use crate::store_queue::StoreQueue;
@@ -196,6 +196,21 @@ impl StoreHandle {
     /// The key that wrapped everything is destroyed, or could not be.
     pub(crate) fn key_destroyed(&mut self, is_destroyed: bool) {
         self.store().key_destroyed(is_destroyed);
+    }
+
+    /// What the store holds in memory.
+    pub(crate) fn memory(&self) -> MemoryUse {
+        self.shared.borrow().store.memory()
+    }
+
+    /// New bounds of the store's caches of records and data, in bytes.
+    pub(crate) fn set_cache_bytes(&self, record_bytes: usize, data_bytes: usize) {
+        self.store().set_cache_bytes(record_bytes, data_bytes);
+    }
+
+    /// Which requests the store accepts.
+    pub(crate) fn set_admission(&self, admission: Admission) {
+        self.store().set_admission(admission);
     }
 
     /// The store's counters.

@@ -23,7 +23,8 @@ pub(crate) fn begin(shared: &Arc<Shared>, successor: &VolumeName) {
     let body = move || {
         let committed = {
             // Nobody makes snapshots of either, or makes one larger, meanwhile.
-            let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let replaced = shared.catalogue.load(&successor).ok().and_then(|volume| volume.succeeds);
+            let _turn = shared.turns.take([successor.clone()].into_iter().chain(replaced));
             shared.catalogue.commit_succession(&successor)
         };
         match committed {

@@ -12,7 +12,6 @@ use strongroom_scsi::UnitKind;
 use strongroom_scsi::vendor::{Sealing, UnitPage};
 use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, SnapshotInfo, VolumeInfo};
 
-use crate::config::Limits;
 use crate::names::VolumeName;
 use crate::protection::Protection;
 
@@ -210,9 +209,8 @@ impl Volume {
         options
     }
 
-    /// How its store is opened, within these bounds.
-    pub(crate) fn open_options(&self, limits: &Limits) -> OpenOptions {
-        let &Limits { record_cache_bytes, data_cache_bytes, .. } = limits;
+    /// How its store is opened, with so much for its caches of records and of data, in bytes.
+    pub(crate) fn open_options(&self, (record_cache_bytes, data_cache_bytes): (usize, usize)) -> OpenOptions {
         OpenOptions { io: self.io, record_cache_bytes, data_cache_bytes, ..OpenOptions::default() }
     }
 

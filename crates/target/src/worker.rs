@@ -9,33 +9,36 @@ mod crossing;
 mod errands;
 mod held;
 mod login;
+mod memory;
 mod opening;
 mod orders;
+mod places;
 mod session;
 mod sessions;
+mod targets;
 mod tasks;
 mod units;
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use strongroom_iscsi::target::{Login, LoginEvent};
+use strongroom_iscsi::target::{ConnectionId, Login, LoginEvent, TargetEntry};
 use strongroom_iscsi::{CloseReason, Offer, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
 use crate::access::Identity;
 use crate::config::Portal;
+use crate::iterations::IterationClock;
 use crate::names::{VolumeName, for_log};
 use crate::neighbours::Errand;
+use crate::places::PlaceNeed;
 use crate::server::{Settings, Shared};
 use crate::stats::Counters;
 use crate::unit::{Finished, Job, SessionKey};
 pub(crate) use connection::ConnectionKey;
-use connection::{Connection, Counted, Moved, Stage};
+use connection::{Connection, Moved, Stage};
 use crossing::Crossing;
 pub(crate) use crossing::Road;
 use errands::ErrandBack;
@@ -63,8 +66,10 @@ pub(crate) enum Message {
     Errand(Box<Errand>),
     /// The answer to one of ours.
     ErrandBack(Box<ErrandBack>),
-    /// There is no place for a connection, and sessions without one take some.
-    PlaceNeeded,
+    /// Somebody needs a place among the connections, and this worker has somebody who makes way.
+    PlaceNeeded(PlaceNeed),
+    /// The answer to a session's SendTargets.
+    TargetsFound { session: SessionKey, connection: ConnectionId, targets: Vec<TargetEntry> },
     /// Another worker has ended, with all that it had.
     Ended { worker: usize },
     /// Stop: initiators have `grace` to finish.
@@ -107,6 +112,10 @@ pub(crate) struct Worker {
     connections: HashMap<ConnectionKey, Box<Connection>>,
     sessions: HashMap<SessionKey, Box<Session>>,
     by_stream: HashMap<StreamId, ConnectionKey>,
+    /// Connections that have proven nothing and have no session yet, the oldest first.
+    arrivals: BTreeSet<ConnectionKey>,
+    /// Discovery sessions that have proven nothing, the oldest first.
+    discoveries: BTreeSet<SessionKey>,
     units: HashMap<VolumeName, Slot>,
     /// Sessions of units here that other workers have, and which.
     abroad: HashMap<SessionKey, usize>,
@@ -118,6 +127,8 @@ pub(crate) struct Worker {
     touched: Vec<ConnectionKey>,
     touched_sessions: Vec<SessionKey>,
     finished: Vec<Finished>,
+    /// When stores were last asked what they hold.
+    stores_bounded_at: Instant,
     now: Instant,
     stopping: Option<Stopping>,
 }
@@ -149,6 +160,8 @@ impl Worker {
             connections: HashMap::new(),
             sessions: HashMap::new(),
             by_stream: HashMap::new(),
+            arrivals: BTreeSet::new(),
+            discoveries: BTreeSet::new(),
             units: HashMap::new(),
             abroad: HashMap::new(),
             retries: Vec::new(),
@@ -157,6 +170,7 @@ impl Worker {
             touched: Vec::new(),
             touched_sessions: Vec::new(),
             finished: Vec::new(),
+            stores_bounded_at: Instant::now(),
             now: Instant::now(),
             stopping: None,
         })
@@ -164,6 +178,7 @@ impl Worker {
 
     /// Works until told to stop and everything is closed.
     pub(crate) fn run(mut self) {
+        let mut clock = IterationClock::start();
         loop {
             if let Err(error) = self.runtime.poll(Some(self.time_to_wait())) {
                 tracing::error!(worker = self.index, %error, "a worker's runtime failed; its volumes are closed");
@@ -177,7 +192,9 @@ impl Worker {
             self.expire();
             self.tend_units();
             self.move_forward();
+            self.bound_stores();
             self.depart();
+            clock.lap(&self.shared.iterations[self.index]);
             if self.stopping.is_some() && self.has_stopped() {
                 break;
             }
@@ -240,37 +257,10 @@ impl Worker {
         }
     }
 
-    fn accept_stream(&mut self, listener: ListenerId, stream: StreamId, peer: SocketAddr) {
-        let counters = &self.shared.counters;
-        let limit = self.settings.config.limits.connections_max;
-        if self.stopping.is_some() {
-            return self.runtime.abort(stream);
-        }
-        let connections = counters.connections.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(Arc::clone(&self.shared));
-        let is_full = connections + counters.sessions_vacant.load(Ordering::Relaxed) >= limit;
-        if is_full && (connections >= limit || !self.end_oldest_vacant()) {
-            if connections < limit {
-                // Other workers have what takes the place: it will be free for whoever tries again.
-                self.shared.tell_all(|| Message::PlaceNeeded);
-            }
-            Counters::count(&self.shared.counters.connections_refused);
-            tracing::warn!(%peer, limit, "turned a connection away: raise limits.connections_max if it was welcome");
-            self.runtime.abort(stream);
-            return;
-        }
-        Counters::count(&self.shared.counters.connections_accepted);
-        let known = self.listeners.iter().find(|(id, _)| *id == listener);
-        let portal = known.expect("only stopping removes listeners, and then nobody is accepted").1;
-        let key = self.shared.connection_key();
-        let link = strongroom_net::Link::target(self.shared.admission(), self.shared.link_options(), self.now);
-        let connection = Box::new(Connection::new(key, stream, peer, portal, link, counted));
-        self.insert(connection);
-    }
-
     /// Takes a connection among its own and has it driven.
     fn insert(&mut self, mut connection: Box<Connection>) {
         self.by_stream.insert(connection.stream, connection.key);
+        self.note_arrival(&mut connection);
         connection.touch(&mut self.touched);
         self.connections.insert(connection.key, connection);
     }
@@ -284,7 +274,8 @@ impl Worker {
             Message::Order(order) => self.order(order),
             Message::Errand(errand) => self.errand(*errand),
             Message::ErrandBack(back) => self.errand_back(*back),
-            Message::PlaceNeeded => drop(self.end_oldest_vacant()),
+            Message::PlaceNeeded(need) => self.make_way(need),
+            Message::TargetsFound { session, connection, targets } => self.targets_found(session, connection, &targets),
             Message::Ended { worker } => self.worker_ended(worker),
             Message::Stop { grace } => self.begin_stop(grace),
         }
@@ -352,6 +343,10 @@ impl Worker {
         match (event, &mut connection.login, session) {
             (LinkEvent::Established { peer }, _, _) => {
                 connection.identity = peer.map_or(Identity::Plain, Identity::Channel);
+                if peer.is_some() && !self.settle_proven(connection) {
+                    connection.link.close();
+                    return Flow::Over;
+                }
                 let config = self.session_config(peer.is_some(), connection.portal.group);
                 connection.login = Some(Box::new(Login::new(self.now, config)));
             }
@@ -388,7 +383,7 @@ impl Worker {
             ping_after: ping,
             ping_timeout: ping,
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
-            write_memory_bytes_max: limits.write_memory_bytes,
+            write_memory_bytes_max: self.shared.budget.commands_bytes_max(limits.write_memory_bytes),
             send_targets_all_in_normal_session: self.settings.config.send_targets_all,
             offer: Offer {
                 header_digest: digests,
@@ -427,6 +422,7 @@ impl Worker {
     fn finish(&mut self, mut connection: Box<Connection>, session: Option<(&mut iscsi::Session, iscsi::ConnectionId)>) {
         connection.say_goodbye(&mut self.runtime, session);
         self.by_stream.remove(&connection.stream);
+        self.forget_arrival(connection.key);
         self.disarm(&mut connection);
         // A session that never began.
         if let Stage::Admitted { key, joins: false, admitted } = &connection.stage
@@ -462,6 +458,10 @@ impl Worker {
                     let Some(session) = self.sessions.get_mut(&key) else { continue };
                     session.armed = None;
                     session.machine.handle_timeout(self.now);
+                    if session.ends_at.is_some_and(|at| at <= self.now) {
+                        session.ends_at = None;
+                        session.machine.close("a discovery session lasts no longer than limits.discovery_timeout_s");
+                    }
                     session.touch(&mut self.touched_sessions);
                 }
             }

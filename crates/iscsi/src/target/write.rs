@@ -305,6 +305,21 @@ impl Session {
         }
     }
 
+    /// Another bound on the memory that writes may pin ([`Config::write_memory_bytes_max`](super::Config)), for one that many sessions
+    /// share. What is held already stays: a smaller bound only holds further writes back.
+    pub fn set_write_memory_max(&mut self, bytes: u64) {
+        let before = self.config.write_memory_bytes_max;
+        self.config.write_memory_bytes_max = bytes.max(self.held.memory_bytes());
+        if self.config.write_memory_bytes_max > before {
+            self.admit();
+        }
+    }
+
+    /// Memory that commands of this session take, in bytes: write data that is there or was asked for, and answers that wait to be sent.
+    pub fn memory_bytes(&self) -> u64 {
+        self.reserved_bytes + self.unsolicited_bytes + self.held.memory_bytes() + self.unsent_bytes
+    }
+
     pub(super) fn release_memory(&mut self, bytes: u64) {
         if bytes > 0 {
             self.reserved_bytes -= bytes;

@@ -150,6 +150,31 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
             counters.commands
         ),
     );
+    let memory = &report.memory;
+    line(
+        "memory",
+        format!(
+            "{} of {} ({} reserved): {} sessions, {} commands, {} caches, {} stores",
+            show_size(memory.used_bytes()),
+            show_size(memory.budget_bytes),
+            show_size(memory.reserve_bytes),
+            show_size(memory.sessions_bytes),
+            show_size(memory.commands_bytes),
+            show_size(memory.caches_bytes),
+            show_size(memory.stores_bytes)
+        ),
+    );
+    let iterations = &counters.iterations;
+    line(
+        "iterations",
+        format!(
+            "{} of the workers, {} over 1 ms, {} over 10 ms of CPU time; the longest {:.1} ms",
+            iterations.count(),
+            iterations.longer_than(Duration::from_millis(1)),
+            iterations.longer_than(Duration::from_millis(10)),
+            iterations.longest_us as f64 / 1000.0
+        ),
+    );
     if let Some(before) = before {
         let rates = Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, report);
         line(

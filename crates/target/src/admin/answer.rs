@@ -35,7 +35,8 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
         Request::Send { .. } => Reply::Error("a stream is asked for on a connection of its own".to_owned()),
         Request::Close { volume } => in_words(parse(&volume).map(|volume| {
             // Not in the midst of what is done to it as a whole.
-            let _turn = shared.operating.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let store = shared.catalogue.load(&volume).map_or_else(|_| volume.clone(), |found| found.store_name());
+            let _turn = shared.turns.take([volume.clone(), store]);
             shared.tell_all(|| Message::Order(Order::Close { volume: volume.clone() }));
             Reply::Done
         })),
@@ -82,6 +83,7 @@ fn status(shared: &Shared) -> StatusReport {
         workers: shared.workers(),
         channels: shared.has_identity(),
         drains: shared.drain().report(),
+        memory: shared.budget.report(),
         counters: shared.stats(),
         sessions: Vec::new(),
         volumes: Vec::new(),

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use strongroom_store::SpaceState;
 
+use crate::budget::MemoryReport;
 use crate::stats::Stats;
 
 /// A target at one moment.
@@ -27,6 +28,9 @@ pub struct StatusReport {
     pub channels: bool,
     /// What is being drained, and where to.
     pub drains: Vec<DrainReport>,
+    /// The memory budget and what is used of it.
+    #[serde(default)]
+    pub memory: MemoryReport,
     /// Counters since the start.
     pub counters: Stats,
     /// Who is logged in.

@@ -280,7 +280,7 @@ fn is_same(volume: &Volume, id: VolumeId, successor: &Volume) -> bool {
     volume.id == id && volume.geometry == successor.geometry && successor.succeeds.as_ref() == Some(&volume.name)
 }
 
-fn successor_of(name: &VolumeName) -> Result<VolumeName, CatalogueError> {
+pub(super) fn successor_of(name: &VolumeName) -> Result<VolumeName, CatalogueError> {
     VolumeName::new(&format!("{name}{SUCCESSOR_SUFFIX}"))
 }
 

@@ -31,7 +31,9 @@ impl Catalogue {
         let name = self.load(&asked)?.store_name();
         let lock = self.lock(&name)?;
         let (base, dir) = (self.load(&name)?, self.store_dir(&name));
-        let opened = Store::open(&dir, &base.open_options(&Limits::default()), Arc::new(|| {}));
+        let limits = Limits::default();
+        let options = base.open_options((limits.record_cache_bytes, limits.data_cache_bytes));
+        let opened = Store::open(&dir, &options, Arc::new(|| {}));
         let store = opened.map_err(|source| store_error(&name, source))?;
         base.agrees_with(store.info()).map_err(|problem| CatalogueError::Description { path: dir, problem })?;
         self.mend(&base, &store)?;

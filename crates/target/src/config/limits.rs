@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_channel::{ChannelLimits, GENERATION_TAGS_CAP};
 use strongroom_store::OpenOptions;
 
+use crate::budget::BUDGET_BYTES_MIN;
 use crate::error::ConfigError;
 
 /// Bounds on what initiators can take, all together unless said otherwise.
@@ -14,6 +15,14 @@ use crate::error::ConfigError;
 pub struct Limits {
     /// Connections, those still logging in included, and sessions that wait for a connection to recover them.
     pub connections_max: usize,
+    /// The share of these, in percent, of connections that have proven nothing: those still logging in, discovery sessions, and plain
+    /// sessions without CHAP. A quarter of the share stays free of plain sessions. Where there is no place left, connections that are
+    /// logging in and discovery sessions are ended first.
+    pub unauthenticated_percent: u8,
+    /// Connections from one address that have proven nothing (over IPv6: from one /64 network).
+    pub connections_per_address_max: usize,
+    /// How long a discovery session lasts at most, in seconds.
+    pub discovery_timeout_s: u64,
     /// From a connection's first byte to the end of its login, in seconds.
     pub login_timeout_s: u64,
     /// Connections of one session (MaxConnections).
@@ -27,6 +36,10 @@ pub struct Limits {
     pub write_memory_bytes: u64,
     /// Read data that one session can pin, in bytes.
     pub read_memory_bytes: u64,
+    /// Memory of the whole process for sessions, commands, caches and indexes, in bytes; default: half of what the machine, or its
+    /// control group, has. New work waits or is refused when it is full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Checksums and seal records that each open volume may keep in memory, in bytes.
     pub record_cache_bytes: usize,
     /// Data that each open volume may keep in memory, in bytes; 0: none. Where I/O is not direct the kernel caches instead.
@@ -49,12 +62,16 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             connections_max: 1024,
+            unauthenticated_percent: 75,
+            connections_per_address_max: 256,
+            discovery_timeout_s: 60,
             login_timeout_s: 15,
             session_connections_max: 4,
             time2retain_s: 20,
             queue_depth: 1000,
             write_memory_bytes: 64 << 20,
             read_memory_bytes: 64 << 20,
+            memory_bytes: None,
             record_cache_bytes: OpenOptions::RECORD_CACHE_BYTES_DEFAULT,
             data_cache_bytes: OpenOptions::DATA_CACHE_BYTES_DEFAULT,
             ping_after_s: 30,
@@ -73,6 +90,11 @@ impl Limits {
         Duration::from_secs(self.login_timeout_s)
     }
 
+    /// As a duration.
+    pub(crate) fn discovery_timeout(&self) -> Duration {
+        Duration::from_secs(self.discovery_timeout_s)
+    }
+
     /// When channels change keys.
     pub(crate) fn channel(&self) -> ChannelLimits {
         ChannelLimits { rekey_tags: self.rekey_tags, rekey_bytes: self.rekey_bytes, ..ChannelLimits::default() }
@@ -81,6 +103,9 @@ impl Limits {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let positive = [
             ("connections_max", self.connections_max as u64),
+            ("unauthenticated_percent", self.unauthenticated_percent.into()),
+            ("connections_per_address_max", self.connections_per_address_max as u64),
+            ("discovery_timeout_s", self.discovery_timeout_s),
             ("login_timeout_s", self.login_timeout_s),
             ("session_connections_max", self.session_connections_max.into()),
             ("queue_depth", self.queue_depth.into()),
@@ -93,6 +118,13 @@ impl Limits {
                     "must be at least 1; leave it out for the default",
                 ));
             }
+        }
+        if self.unauthenticated_percent > 100 {
+            return Err(ConfigError::value("limits.unauthenticated_percent", "must be 1 to 100"));
+        }
+        if self.memory_bytes.is_some_and(|bytes| bytes < BUDGET_BYTES_MIN) {
+            let problem = format!("must be at least {BUDGET_BYTES_MIN}; leave it out for half of the machine's memory");
+            return Err(ConfigError::value("limits.memory_bytes", problem));
         }
         let at_most = [
             ("rekey_tags", self.rekey_tags, GENERATION_TAGS_CAP / 2),

@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use strongroom_block::Buffer;
@@ -11,13 +10,15 @@ use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login, LoginRequested};
 use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId};
 
-use super::crossing::Place;
+use super::crossing::Place as UnitPlace;
 use super::session::Admitted;
 use crate::access::Identity;
+use crate::budget::Charge;
 use crate::config::Portal;
 use crate::names::VolumeName;
 use crate::neighbours::Origin;
-use crate::server::{Settings, Shared};
+use crate::places::Place;
+use crate::server::Settings;
 use crate::unit::SessionKey;
 
 /// PDUs handed to the runtime together.
@@ -26,15 +27,6 @@ const BATCH_PDUS: usize = 32;
 /// Names a connection; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnectionKey(pub(crate) u64);
-
-/// A place among the target's connections: given back when the connection goes, even if its worker fails.
-pub(super) struct Counted(pub(super) Arc<Shared>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.counters.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 pub(super) struct Connection {
     pub(super) key: ConnectionKey,
@@ -58,7 +50,9 @@ pub(super) struct Connection {
     /// Why the stream is gone: nothing can be sent.
     pub(super) stream_lost: Option<String>,
     out: Vec<Buffer>,
-    _counted: Counted,
+    pub(super) place: Place,
+    /// For the session that its login makes.
+    pub(super) session_memory: Option<Charge>,
 }
 
 /// How far the login has come.
@@ -104,7 +98,7 @@ impl Connection {
         peer: SocketAddr,
         portal: Portal,
         link: Link,
-        counted: Counted,
+        place: Place,
     ) -> Connection {
         Connection {
             key,
@@ -123,7 +117,8 @@ impl Connection {
             is_directed: false,
             stream_lost: None,
             out: Vec::new(),
-            _counted: counted,
+            place,
+            session_memory: None,
         }
     }
 
@@ -177,7 +172,7 @@ impl Connection {
     }
 
     /// The session that it would begin with a unit.
-    pub(super) fn admitted_to(&self) -> Option<(SessionKey, Place)> {
+    pub(super) fn admitted_to(&self) -> Option<(SessionKey, UnitPlace)> {
         match &self.stage {
             Stage::Admitted { key, joins: false, admitted } => Some((*key, admitted.place.clone()?)),
             _ => None,

@@ -1,11 +1,10 @@
-//! Logins: who it is, what it may use, which worker owns that, and the sessions that it replaces. And discovery.
+//! Logins: who it is, what it may use, which worker owns that, and the sessions that it replaces.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use strongroom_iscsi::LoginStatus;
-use strongroom_iscsi::target::{ConnectionId, LoginRequested, MayAdd, SendTargets, SessionKind, TargetEntry};
+use strongroom_iscsi::target::{LoginRequested, MayAdd, SessionKind};
 use strongroom_scsi::NexusId;
 
 use super::connection::{Connection, Moved, Stage};
@@ -21,8 +20,10 @@ use crate::protection;
 use crate::stats::Counters;
 use crate::volume::Volume;
 
-/// Most targets in one answer to SendTargets.
-const TARGETS_MAX: usize = 1024;
+/// Why a login is refused that access rules would admit.
+const NO_PLACE: &str = "there is no place for another one; raise limits.connections_max if it was welcome";
+
+const NO_MEMORY: &str = "there is no memory for another session; raise limits.memory_bytes, or see `strongroom status`";
 
 /// Why a login is not let in.
 enum Denied {
@@ -87,6 +88,10 @@ impl Worker {
                 return Flow::Stay;
             }
             connection.identity = Identity::Chap(user.into());
+            if !self.settle_proven(connection) {
+                self.reject(connection, &request, LoginStatus::SERVICE_UNAVAILABLE, NO_PLACE);
+                return Flow::Stay;
+            }
         }
         self.identified(connection, request)
     }
@@ -232,6 +237,14 @@ impl Worker {
             }
             return Flow::Stay;
         }
+        if !self.settle_login(connection) {
+            self.refuse_waiting(connection, LoginStatus::SERVICE_UNAVAILABLE, NO_PLACE);
+            return Flow::Stay;
+        }
+        if !self.reserve_session(connection) {
+            self.refuse_waiting(connection, LoginStatus::OUT_OF_RESOURCES, NO_MEMORY);
+            return Flow::Stay;
+        }
         let home = self.home_for(&volume);
         let Some(Slot::Open(unit)) = self.units.get_mut(&volume) else { return Flow::Stay };
         let key = self.shared.session_key();
@@ -285,10 +298,14 @@ impl Worker {
         session.touch(&mut self.touched_sessions);
         match verdict {
             MayAdd::Yes => {
-                if let Some(login) = &mut connection.login {
+                let key = session.key;
+                if !self.settle_login(connection) {
+                    return self.refuse_waiting(connection, LoginStatus::SERVICE_UNAVAILABLE, NO_PLACE);
+                }
+                if let (Some(login), Some(session)) = (&mut connection.login, self.sessions.get(&key)) {
                     login.accept_into(&session.machine);
                 }
-                connection.stage = Stage::Admitted { key: session.key, joins: true, admitted: admitted.clone() };
+                connection.stage = Stage::Admitted { key, joins: true, admitted: admitted.clone() };
             }
             MayAdd::Later => session.joining.push(connection.key),
             MayAdd::TooMany => {
@@ -316,6 +333,9 @@ impl Worker {
         if request.tsih != 0 {
             let reason = "a discovery session has one connection";
             return self.reject(connection, request, LoginStatus::SESSION_DOES_NOT_EXIST, reason);
+        }
+        if !self.reserve_session(connection) {
+            return self.reject(connection, request, LoginStatus::OUT_OF_RESOURCES, NO_MEMORY);
         }
         let (nexus, initiator_name) = (nexus_of(request, connection.portal.group), request.initiator_name.clone());
         let key = self.shared.session_key();
@@ -365,6 +385,7 @@ impl Worker {
     pub(super) fn hand_over(&mut self, mut connection: Box<Connection>, worker: usize) {
         connection.transmit(&mut self.runtime, None);
         self.by_stream.remove(&connection.stream);
+        self.forget_arrival(connection.key);
         self.disarm(&mut connection);
         match self.runtime.detach(connection.stream) {
             Ok(stream) => {
@@ -413,47 +434,6 @@ impl Worker {
             _ => self.insert(connection),
         }
     }
-
-    /// Answers SendTargets with what this initiator may use.
-    pub(super) fn send_targets(&self, session: &mut Session, id: ConnectionId, question: &SendTargets) {
-        let initiator = session.initiator_name.as_str();
-        let asking = session.connections.iter().find(|(other, _)| *other == id);
-        let Some(connection) = asking.and_then(|(_, key)| self.connections.get(key)) else { return };
-        let base = &self.settings.config.base_name;
-        let wanted = match question {
-            SendTargets::All => self.shared.catalogue.exports().unwrap_or_else(|error| {
-                tracing::error!(%error, "discovery cannot list the volumes");
-                Vec::new()
-            }),
-            SendTargets::Named(name) => names::volume_of(base, name).into_iter().collect(),
-            SendTargets::ThisTarget => session.volume.clone().into_iter().collect(),
-        };
-        let visible = |name: &VolumeName| {
-            let volume = self.shared.catalogue.load(name);
-            volume.is_ok_and(|volume| {
-                let admitted =
-                    self.settings.rules.admit(&connection.identity, connection.peer.ip(), initiator, &volume);
-                // What wants CHAP is shown to who has not been asked for it yet: else nobody could find it.
-                let asks = self.settings.rules.chap_for_discovery().is_some();
-                admitted.is_ok() || (!asks && matches!(admitted, Err(Refusal::ChapNeeded { .. })))
-            })
-        };
-        let addresses = self.addresses(connection);
-        let targets: Vec<TargetEntry> = wanted
-            .iter()
-            .filter(|name| visible(name))
-            .take(TARGETS_MAX)
-            .map(|name| TargetEntry { name: names::target_name(base, name), addresses: addresses.clone() })
-            .collect();
-        session.machine.send_targets(id, &targets);
-    }
-
-    /// Where to reach this target, as told to this initiator.
-    fn addresses(&self, connection: &Connection) -> Vec<String> {
-        let here = our_address_towards(connection.peer);
-        let (config, portals) = (&self.settings.config, &self.shared.portals);
-        config.target_addresses(portals, &connection.portal, here, connection.peer.ip())
-    }
 }
 
 /// The nexus that a login is for.
@@ -463,14 +443,4 @@ fn nexus_of(request: &LoginRequested, portal_group: u16) -> NexusId {
         isid: request.isid,
         target_portal_group: portal_group,
     }
-}
-
-/// Our address on the way to a peer, as the kernel's routes have it. A connected datagram socket tells; nothing is sent.
-fn our_address_towards(peer: SocketAddr) -> IpAddr {
-    let any: SocketAddr = if peer.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
-    let told = UdpSocket::bind(any).and_then(|socket| {
-        socket.connect(peer)?;
-        socket.local_addr()
-    });
-    told.map_or(any.ip(), |address| address.ip())
 }

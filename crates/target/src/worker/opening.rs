@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use strongroom_block::{BlockKeyWrap, Opener, Resealer};
-use strongroom_store::{Medium, Store, View};
+use strongroom_store::{Admission, Medium, Store, View};
 
 use super::held::Held;
-use super::units::OpenUnit;
+use super::units::{OpenUnit, StoreMemory};
+use crate::budget::MemoryClass;
 use crate::catalogue::{VolumeLock, store_error};
 use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
@@ -35,13 +36,14 @@ pub(crate) struct OpenedUnit {
     keeper: (Keeper, Kept),
     lock: VolumeLock,
     ready: Arc<AtomicBool>,
+    cache_bytes_max: (usize, usize),
 }
 
 impl OpenedUnit {
     /// The unit, to be served.
     pub(super) fn into_open(self, shared: &Arc<Shared>, waker: &strongroom_net::Waker, now: Instant) -> OpenUnit {
         let OpenedUnit { volume: described, target_name, store, wrap, .. } = self;
-        let OpenedUnit { key_survived, opener, resealer, keeper, lock, ready, .. } = self;
+        let OpenedUnit { key_survived, opener, resealer, keeper, lock, ready, cache_bytes_max, .. } = self;
         let store = StoreHandle::new(store);
         let rest = shared.resting().take(&described);
         let surroundings = Arc::clone(&shared.surroundings);
@@ -62,7 +64,15 @@ impl OpenedUnit {
             unit.open_with(resealer);
         }
         unit.signal_completions(waker);
-        OpenUnit::new(unit, ready, Some(Held::new(shared, lock)), now)
+        let budget = &shared.budget;
+        let used = unit.store().memory();
+        let memory = StoreMemory {
+            store: budget.charge(MemoryClass::Stores, used.total() - used.cache_bytes - used.request_bytes),
+            caches: budget.charge(MemoryClass::Caches, used.cache_bytes),
+            cache_bytes_max,
+            admission: Admission::default(),
+        };
+        OpenUnit::new(unit, ready, Some(Held::new(shared, lock)), Some(memory), now)
     }
 }
 
@@ -97,7 +107,9 @@ pub(super) fn open(
     };
     let dir = shared.catalogue.store_dir(name);
     let keeper = Keeper::open(shared.catalogue.volume_dir(name), Arc::clone(&waker))?;
-    let options = volume.open_options(&shared.settings().config.limits);
+    let volumes = shared.counters.volumes_open.load(Ordering::Relaxed) + 1;
+    let cache_bytes_max = shared.budget.cache_bytes(&shared.settings().config.limits, volumes);
+    let options = volume.open_options(cache_bytes_max);
     let store = match volume.medium {
         Medium::Memory => Store::open_in_memory(&volume.create_options(), &options, waker),
         _ => Store::open(&dir, &options, waker),
@@ -126,7 +138,19 @@ pub(super) fn open(
     volume = shared.catalogue.mend(&volume, &store)?;
     let opener = opener_of(shared, &volume);
     let resealer = resealer_of(shared, &volume)?;
-    Ok(OpenedUnit { volume, target_name, store, wrap, key_survived, opener, resealer, keeper, lock, ready })
+    Ok(OpenedUnit {
+        volume,
+        target_name,
+        store,
+        wrap,
+        key_survived,
+        opener,
+        resealer,
+        keeper,
+        lock,
+        ready,
+        cache_bytes_max,
+    })
 }
 
 /// What opens the volume's blocks when they arrive, if that is how it is kept. Without it nothing in it can be read or written.
@@ -201,7 +225,7 @@ pub(super) fn derive(
     if let Some(rest) = shared.resting().take(described) {
         unit.resume(rest);
     }
-    Ok(OpenUnit::new(unit, ready, None, now))
+    Ok(OpenUnit::new(unit, ready, None, None, now))
 }
 
 /// The lock of a volume. Whoever lists volumes holds it for a moment; that must not refuse a login.

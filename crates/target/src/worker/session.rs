@@ -11,8 +11,10 @@ use strongroom_scsi::{NexusId, opcode};
 
 use super::connection::ConnectionKey;
 use super::crossing::Place;
+use super::places::Vacancy;
 use crate::TRANSFER_BYTES_MAX;
 use crate::access::Identity;
+use crate::budget::Charge;
 use crate::names::VolumeName;
 use crate::stats::Counters;
 use crate::store_queue::Share;
@@ -42,8 +44,10 @@ pub(super) struct Session {
     pub(super) connections: Vec<(ConnectionId, ConnectionKey)>,
     /// Logins that wait until tasks of the connection that they replace have ended.
     pub(super) joining: Vec<ConnectionKey>,
-    /// When it was found to have none.
-    pub(super) vacant_since: Option<Instant>,
+    /// While it has none.
+    pub(super) vacancy: Option<Vacancy>,
+    /// When it ends in any case: of a discovery session.
+    pub(super) ends_at: Option<Instant>,
     pub(super) touched: bool,
     pub(super) armed: Option<Instant>,
     /// Commands that wait until reads before them have been sent, or the session has less in the store's queue.
@@ -54,6 +58,10 @@ pub(super) struct Session {
     /// What it has in the store's queue.
     share: Share,
     counted: iscsi::Statistics,
+    /// What its commands hold.
+    memory: Charge,
+    /// What it takes itself.
+    _own_memory: Charge,
 }
 
 /// What a login was admitted to.
@@ -74,6 +82,7 @@ impl Session {
         admitted: Admitted,
         (identity, address, scheme): (Identity, IpAddr, Option<Scheme>),
         now: Instant,
+        (own_memory, memory): (Charge, Charge),
     ) -> Session {
         let Admitted { nexus, initiator_name, volume, place, read_only } = admitted;
         let share = place.as_ref().map(|place| Share::of(Arc::clone(&place.queue))).unwrap_or_default();
@@ -91,7 +100,8 @@ impl Session {
             since: now,
             connections: Vec::new(),
             joining: Vec::new(),
-            vacant_since: None,
+            vacancy: None,
+            ends_at: None,
             touched: false,
             armed: None,
             queued: VecDeque::new(),
@@ -99,6 +109,8 @@ impl Session {
             reading_bytes: 0,
             share,
             counted: iscsi::Statistics::default(),
+            memory,
+            _own_memory: own_memory,
         }
     }
 
@@ -131,6 +143,11 @@ impl Session {
 
     fn held_bytes(&self) -> u64 {
         self.reading_bytes + self.machine.unsent_bytes()
+    }
+
+    /// Charges what its commands hold now.
+    pub(super) fn charge_memory(&mut self) {
+        self.memory.set(self.reading_bytes + self.machine.memory_bytes());
     }
 
     /// Whether a command must wait: a read until others have been sent, any one until the session has a place in the store's queue.

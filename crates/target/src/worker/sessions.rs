@@ -1,7 +1,6 @@
 //! Sessions at work: what their machines tell, their connections' coming and going, and their end.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 
 use strongroom_iscsi::target::{ConnectionId, Event};
 use strongroom_iscsi::{CloseReason, target as iscsi};
@@ -10,6 +9,7 @@ use super::connection::{Connection, Stage};
 use super::crossing::Notice;
 use super::session::{Admitted, Session};
 use super::{Flow, Timer, Worker, set_timer};
+use crate::budget::{MemoryClass, SESSION_BYTES};
 use crate::names::{VolumeName, for_log};
 use crate::stats::{Counters, SessionInfo};
 use crate::unit::SessionKey;
@@ -37,8 +37,16 @@ impl Worker {
         } else {
             let (machine, id) = iscsi::Session::new(self.now, *login);
             let proven = (connection.identity.clone(), connection.peer.ip(), connection.link.scheme());
-            let mut session = Session::new(key, machine, admitted, proven, self.now);
+            let budget = &self.shared.budget;
+            // Reserved when it was admitted.
+            let own = connection.session_memory.take();
+            let own = own.unwrap_or_else(|| budget.charge(MemoryClass::Sessions, SESSION_BYTES));
+            let memory = (own, budget.charge(MemoryClass::Commands, 0));
+            let mut session = Session::new(key, machine, admitted, proven, self.now, memory);
             session.connections.push((id, connection.key));
+            if session.volume.is_none() {
+                self.note_discovery(&mut session, connection);
+            }
             self.announce(&session, connection);
             self.sessions.insert(key, Box::new(session));
             id
@@ -93,7 +101,7 @@ impl Worker {
         session.touched = false;
         while let Some(event) = session.machine.poll_event() {
             match event {
-                Event::SendTargets(id, question) => self.send_targets(&mut session, id, &question),
+                Event::SendTargets(id, question) => self.send_targets(&session, id, question),
                 Event::Command(command) => self.command(&mut session, command),
                 Event::TaskManagement(request) => self.task_management(&mut session, request),
                 Event::ConnectionClosed { connection, reason } => {
@@ -113,12 +121,13 @@ impl Worker {
             connection.hold_back(&mut self.runtime, accepts);
         }
         session.count(&self.shared.counters);
+        self.bound_memory(&mut session);
         // What is sent makes room for commands that wait for memory, and what is done for those that wait for the store.
-        if session.may_start_queued(self.settings.config.limits.read_memory_bytes) {
+        if session.may_start_queued(self.read_bytes_max()) {
             self.start_queued(&mut session);
         }
         self.count_vacant(&mut session, false);
-        let wanted = session.machine.poll_timeout();
+        let wanted = [session.machine.poll_timeout(), session.ends_at].into_iter().flatten().min();
         set_timer(&mut self.timers, Timer::Session(key), &mut session.armed, wanted);
         self.sessions.insert(key, session);
     }
@@ -149,37 +158,13 @@ impl Worker {
             }
         }
         self.count_vacant(&mut session, true);
+        self.discoveries.remove(&session.key);
         set_timer(&mut self.timers, Timer::Session(session.key), &mut session.armed, None);
         self.retries.append(&mut session.joining);
         if let Some(place) = &session.place {
             self.leave_unit(place, session.key);
         }
         self.shared.counters.session_ends(session.key);
-    }
-
-    /// A session without a connection takes a place among connections until it is over.
-    pub(super) fn count_vacant(&mut self, session: &mut Session, is_over: bool) {
-        let vacant = &self.shared.counters.sessions_vacant;
-        match (session.vacant_since, !is_over && session.connections.is_empty()) {
-            (None, true) => {
-                vacant.fetch_add(1, Ordering::Relaxed);
-                session.vacant_since = Some(self.now);
-            }
-            (Some(_), false) => {
-                vacant.fetch_sub(1, Ordering::Relaxed);
-                session.vacant_since = None;
-            }
-            _ => {}
-        }
-    }
-
-    /// Ends the session here that has had no connection for longest, for the sake of a new connection; false if there is none.
-    pub(super) fn end_oldest_vacant(&mut self) -> bool {
-        let vacant = self.sessions.values().filter(|session| !session.machine.is_closed());
-        let vacant = vacant.filter_map(|session| Some((session.vacant_since?, session.key)));
-        let Some((_, key)) = vacant.min() else { return false };
-        self.end_session(key, "it had no connection, and another initiator needed the place");
-        true
     }
 
     /// Ends another session than the one being driven.

@@ -18,7 +18,7 @@ use crate::unit::{SessionKey, Verdict};
 impl Worker {
     /// A command arrived, with all its data.
     pub(super) fn command(&mut self, session: &mut Session, command: iscsi::Command) {
-        if session.must_wait(&command, self.settings.config.limits.read_memory_bytes) {
+        if session.must_wait(&command, self.read_bytes_max()) {
             session.queued.push_back(command);
         } else {
             self.start_command(session, command);
@@ -27,7 +27,7 @@ impl Worker {
 
     /// Starts commands that waited for memory or for a place in the store's queue, as far as there is some.
     pub(super) fn start_queued(&mut self, session: &mut Session) {
-        while session.may_start_queued(self.settings.config.limits.read_memory_bytes) {
+        while session.may_start_queued(self.read_bytes_max()) {
             let Some(command) = session.queued.pop_front() else { return };
             self.start_command(session, command);
         }

@@ -14,6 +14,7 @@ use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer};
 
 use super::crossing::{Crossing, Request};
 use super::{Message, Order, Which, WorkerReport};
+use crate::budget::MemoryClass;
 use crate::config::{PlainRule, RuntimeKind};
 use crate::names::VolumeName;
 use crate::unit::SessionKey;
@@ -143,6 +144,22 @@ fn sessions_go_with_their_worker_and_may_come_again_elsewhere() {
         });
         eventually("no place is lost", || (spread.target.stats().connections == all as u64).then_some(()));
     }
+}
+
+#[test]
+fn a_login_is_refused_while_memory_is_short() {
+    let spread = Spread::start();
+    let budget = &spread.target.shared.budget;
+    let before = budget.report();
+    assert_eq!(before.sessions_bytes, WORKERS as u64 * crate::budget::SESSION_BYTES);
+    let rest = before.budget_bytes - before.reserve_bytes - before.used_bytes();
+    let held = budget.charge(MemoryClass::Commands, rest);
+    assert!(log_in(&spread.target, 200).is_none());
+    drop(held);
+    let another = log_in(&spread.target, 201);
+    assert!(another.is_some());
+    drop((another, spread.sessions));
+    eventually("all is given back", || (spread.target.shared.budget.report().sessions_bytes == 0).then_some(()));
 }
 
 #[test]

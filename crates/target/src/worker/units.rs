@@ -1,5 +1,5 @@
-//! The volumes that a worker owns: opened at the first login, closed when nobody used them for a while, both in threads of their
-//! own (`opening`), so that recovery of a large store holds up nobody.
+//! The volumes that a worker owns: opened at the first login, closed when nobody used them for a while, both in the threads of a
+//! bounded pool (`opening`), so that recovery of a large store holds up no session.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use strongroom_iscsi::target::{ManagementId, TaskId};
+use strongroom_store::Admission;
 
 use super::held::Held;
 use super::opening::{OpenedUnit, close, derive, open, wake};
 use super::{ConnectionKey, Flow, Message, Worker};
+use crate::budget::Charge;
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
 use crate::unit::{Finished, Job, SessionKey, Unit};
@@ -66,6 +68,17 @@ pub(super) struct OpenUnit {
     /// Logins that wait for the tasks of the session that they replace.
     pub(super) replacing: Vec<ConnectionKey>,
     pub(super) managements: Vec<PendingManagement>,
+    /// Of a store that this unit opened.
+    pub(super) memory: Option<StoreMemory>,
+}
+
+/// What an open store is charged, and the bounds that hold for it.
+pub(super) struct StoreMemory {
+    pub(super) store: Charge,
+    pub(super) caches: Charge,
+    /// Of records, and of data.
+    pub(super) cache_bytes_max: (usize, usize),
+    pub(super) admission: Admission,
 }
 
 /// A task management function that waits for tasks to end.
@@ -77,7 +90,13 @@ pub(super) struct PendingManagement {
 }
 
 impl OpenUnit {
-    pub(super) fn new(unit: Unit, ready: Arc<AtomicBool>, held: Option<Held>, now: Instant) -> OpenUnit {
+    pub(super) fn new(
+        unit: Unit,
+        ready: Arc<AtomicBool>,
+        held: Option<Held>,
+        memory: Option<StoreMemory>,
+        now: Instant,
+    ) -> OpenUnit {
         let mut open = OpenUnit {
             unit,
             ready,
@@ -91,6 +110,7 @@ impl OpenUnit {
             unused_since: None,
             replacing: Vec::new(),
             managements: Vec::new(),
+            memory,
         };
         open.unit_unused(now);
         open
@@ -161,7 +181,7 @@ impl Worker {
             let message = Message::Opened { volume: name, outcome: Box::new(outcome) };
             shared.tell(index, message);
         };
-        if let Err(source) = std::thread::Builder::new().name("volume-open".to_owned()).spawn(body) {
+        if let Err(source) = self.shared.store_pool.submit(body) {
             let error = CatalogueError::Io { what: "start a thread to open", path: volume.as_str().into(), source };
             self.opened(volume.clone(), Err(error));
         }
@@ -350,7 +370,7 @@ impl Worker {
         self.shared.surroundings.neighbours.leave(volume);
         let OpenUnit { unit, held, .. } = *open;
         let described = Arc::clone(unit.volume());
-        self.shared.resting().put(&described, unit.rest(), |other| self.shared.catalogue.load(other).ok());
+        self.shared.resting().put(&described, unit.rest());
         // A clone's or snapshot's goes without a word: the store stays open for the volume.
         let (Some(store), Some(held)) = (unit.into_store().into_store(), held) else {
             tracing::info!(%volume, "closed");
@@ -361,8 +381,9 @@ impl Worker {
         let body = move || {
             close(&described, store, held);
             shared.tell(index, Message::Closed { volume: name });
+            shared.forget_resting();
         };
-        if let Err(error) = std::thread::Builder::new().name("volume-close".to_owned()).spawn(body) {
+        if let Err(error) = self.shared.store_pool.submit(body) {
             // The unit went with the body that never ran: its store is closed without a last word, as after a crash.
             tracing::error!(%volume, %error, "a volume could not be closed in order");
             self.closed(volume);

@@ -1,6 +1,7 @@
 //! Proves what a target does over real sockets: each file says what of it. One program, so that what they share is built once.
 
 mod admin;
+mod attacks;
 mod chap;
 mod conformance;
 mod copies;
@@ -10,10 +11,12 @@ mod flow;
 mod idle;
 mod interop;
 mod joins;
+mod memory;
 mod neighbours;
 mod plain;
 mod portals;
 mod reservations;
+mod scale;
 mod sealed;
 mod space;
 mod spread;

@@ -15,7 +15,7 @@ use strongroom_store::Medium;
 use strongroom_target::{StartError, Target, TargetOptions, VolumeSpec};
 
 use crate::support::{
-    self, ALICE, BLOCK, Host, Initiator, LUN, MIB, Refused, discovery, eventually, normal, pattern, target_name,
+    self, ALICE, BLOCK, BOB, Host, Initiator, LUN, MIB, Refused, discovery, eventually, normal, pattern, target_name,
 };
 
 #[test]
@@ -444,13 +444,20 @@ fn garbage_and_half_a_login_end_and_harm_nobody() {
 fn connections_beyond_the_limit_are_turned_away() {
     let host = Host::start_with(&[VolumeSpec::plain("disk", MIB)], |config| config.limits.connections_max = 2);
     let mut initiator = host.plain("disk");
-    let _idle = TcpStream::connect(host.address()).unwrap();
+    let mut idle = TcpStream::connect(host.address()).unwrap();
     eventually("two connections", || host.handle().stats().connections == 2);
+    // One that has not logged in makes way for the next one, which may mean to.
+    let mut other = Initiator::log_in(&host, None, normal(BOB, "disk")).expect("admitted");
+    idle.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let _ = idle.read(&mut [0; 1]).map(|len| assert_eq!(len, 0));
+    assert_eq!(host.handle().stats().connections_evicted, 1);
+    // One that has stays.
     let mut third = TcpStream::connect(host.address()).unwrap();
     third.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let _ = third.read(&mut [0; 1]).map(|len| assert_eq!(len, 0));
     assert_eq!(host.handle().stats().connections_refused, 1);
     initiator.write(0, &pattern(1, 1));
+    other.write(0, &pattern(1, 1));
 }
 
 /// At error recovery level 2 a session outlives its connections: it must not be had for nothing, nor keep others out.
@@ -459,7 +466,7 @@ fn sessions_without_connections_take_places_and_make_way() {
     for workers in [1, 2] {
         let host = Host::start_with(&[VolumeSpec::plain("disk", MIB), VolumeSpec::plain("other", MIB)], |config| {
             config.workers = Some(workers);
-            (config.limits.connections_max, config.limits.time2retain_s) = (2, 600);
+            (config.limits.connections_max, config.limits.time2retain_s) = (4, 600);
         });
         let gone = ["disk", "other"].map(|volume| {
             let mut config = normal(ALICE, volume);
@@ -469,16 +476,11 @@ fn sessions_without_connections_take_places_and_make_way() {
         drop(gone);
         eventually("both are lost", || host.handle().stats().connections == 0);
         assert_eq!(host.handle().stats().sessions, 2, "and may be recovered");
-        let mut idle = Vec::new();
-        eventually("they make way", || {
-            idle.push(TcpStream::connect(host.address()).unwrap());
-            host.handle().stats().sessions == 0
-        });
-        assert!(host.handle().stats().connections <= 2);
-        drop(idle);
-        eventually("places are free", || host.handle().stats().connections == 0);
-        let mut initiators = ["disk", "other"].map(|volume| host.plain(volume));
-        initiators.iter_mut().for_each(|initiator| initiator.write(0, &pattern(1, 1)));
+        let mut others =
+            ["disk", "other"].map(|volume| Initiator::log_in(&host, None, normal(BOB, volume)).expect("one makes way"));
+        eventually("both have made way", || host.handle().stats().sessions == 2);
+        others.iter_mut().for_each(|initiator| initiator.write(0, &pattern(1, 1)));
+        assert!(host.handle().sessions().iter().all(|session| session.initiator_name == BOB));
     }
 }
 

@@ -242,7 +242,8 @@ impl Initiator {
         }
     }
 
-    fn flush(&mut self) {
+    /// Sends what there is to send.
+    pub(crate) fn flush(&mut self) {
         loop {
             let mut quiet = true;
             while let Some(event) = self.link.poll_event() {
