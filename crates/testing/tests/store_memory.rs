@@ -16,7 +16,7 @@ fn store(blocks: u64, options: &OpenOptions) -> Store {
 
 fn write(lba: u64, count: usize) -> Op {
     let data = vec![Buffer::copy_from(&vec![7; 512 * count])];
-    Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false }
+    Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }
 }
 
 #[test]
