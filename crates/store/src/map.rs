@@ -138,6 +138,16 @@ impl BlockMap {
         found
     }
 
+    /// The sequence of the newest that a view has at a block, a block or a hole; 0 if it has nothing.
+    pub(crate) fn newest(&self, node: NodeId, lba: u64) -> u64 {
+        let of = |table: &Table| {
+            let block = table.index.find(lba).map(Version::sequence);
+            // A hole may be newer than the block, until it has hidden it.
+            block.max(table.holes.covering(lba).map(|(.., sequence)| sequence))
+        };
+        self.way_up(node).find_map(of).unwrap_or(0)
+    }
+
     /// Mapped blocks of all nodes.
     pub(crate) fn blocks(&self) -> u64 {
         self.tables.values().map(|table| table.index.len()).sum()

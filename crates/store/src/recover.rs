@@ -22,6 +22,7 @@ use crate::backend::{Backend, Io};
 use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change, Replay};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::operations::{OPERATIONS_BYTES_MAX, Operations};
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
 use crate::store::{Checkpoints, Head, Recovered};
@@ -48,8 +49,8 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     let mut scanner = Scanner::new(backend, &superblock);
     scanner.planted = planted;
     scanner.check_no_newer_opening()?;
-    let (table_end_lsn, listed, catalogue) = read_table(&mut scanner)?;
-    let tail = follow_tail(&mut scanner, table_end_lsn)?;
+    let Table { end_lsn, rows: listed, catalogue, operations } = read_table(&mut scanner)?;
+    let tail = follow_tail(&mut scanner, end_lsn)?;
 
     let catalogue = apply_changes(&mut scanner, &tail, catalogue)?;
     let listed = in_order_of_log(listed);
@@ -72,6 +73,7 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
         replayed += u64::from(row.end) * RECORD_BLOCK as u64;
     }
     scanner.expect_chain();
+    loader.goes_on_from(operations);
     for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
         loader.load(&tail.unit(&mut scanner, at)?)?;
         replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
@@ -89,8 +91,8 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     state.avoid(&scanner.unreadable);
     let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
     let checkpoints = Checkpoints::recovered(checkpoint_segments, checkpoint_bytes, replayed);
-    let (map, stamps) = loader.finish(&mut state);
-    Ok(Recovered { superblock, superblock_copy, map, segments: state, stamps, head, checkpoints })
+    let (map, operations) = loader.finish(&mut state);
+    Ok(Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints })
 }
 
 /// A loader with everything that the checkpoint has, and about how many bytes the next one takes; an empty one if there is none, or it is
@@ -159,9 +161,18 @@ fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), 
 /// Segments that a table lists, and how far they count.
 type Rows = Vec<(u32, Extent)>;
 
-/// The number of the last unit of the segment table, its rows, and its catalogue.
-fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), StoreError> {
-    let (mut rows, mut catalogue) = (Vec::new(), Vec::new());
+/// A segment table.
+struct Table {
+    /// The number of its last unit.
+    end_lsn: u64,
+    rows: Rows,
+    catalogue: Catalogue,
+    operations: Operations,
+}
+
+/// Reads the segment table that the superblock names.
+fn read_table(scanner: &mut Scanner<'_>) -> Result<Table, StoreError> {
+    let (mut rows, mut catalogue, mut windows) = (Vec::new(), Vec::new(), Vec::new());
     let mut chain = scanner.chain();
     loop {
         let Some(unit) = scanner.next(&mut chain)? else {
@@ -178,6 +189,12 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), Store
                     return Err(chain.damaged("the next piece of the catalogue"));
                 }
                 catalogue.extend_from_slice(bytes);
+            }
+            if let Entry::Windows { at, total, bytes } = entry {
+                if at != windows.len() as u64 || total > OPERATIONS_BYTES_MAX as u64 {
+                    return Err(chain.damaged("the next piece of the operation windows"));
+                }
+                windows.extend_from_slice(bytes);
             }
             let Entry::Table { rows: bytes } = entry else { continue };
             for row in bytes.chunks_exact(TABLE_ROW) {
@@ -200,7 +217,9 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), Store
                 [] => Catalogue::new(scanner.superblock.volume_id),
                 bytes => Catalogue::decode(bytes).ok_or_else(|| chain.damaged("a possible catalogue"))?,
             };
-            return Ok((unit.header.lsn, rows, catalogue));
+            let operations = Operations::decode(&windows, scanner.layout.segment_bytes);
+            let operations = operations.ok_or_else(|| chain.damaged("possible operation windows"))?;
+            return Ok(Table { end_lsn: unit.header.lsn, rows, catalogue, operations });
         }
     }
 }

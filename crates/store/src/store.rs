@@ -16,6 +16,7 @@ mod grow;
 mod hide;
 mod log;
 mod memory;
+mod operations;
 mod pinned;
 mod read;
 mod receive;
@@ -41,9 +42,10 @@ use crate::error::StoreError;
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::map::BlockMap;
 use crate::op::{Completion, Op, OpError, Outcome};
+use crate::operations::Operations;
 use crate::options::{OpenOptions, Stats, VolumeInfo};
+use crate::planted::PlantedFault;
 use crate::segments::Segments;
-use crate::stamps::StampFilter;
 use crate::superblock::Superblock;
 use crate::view::View;
 
@@ -108,7 +110,7 @@ pub(crate) struct Recovered {
     pub(crate) superblock_copy: usize,
     pub(crate) map: BlockMap,
     pub(crate) segments: Segments,
-    pub(crate) stamps: StampFilter,
+    pub(crate) operations: Operations,
     pub(crate) head: Head,
     pub(crate) checkpoints: Checkpoints,
 }
@@ -142,7 +144,7 @@ pub struct Store {
 
     map: BlockMap,
     segments: Segments,
-    stamps: StampFilter,
+    operations: Operations,
     records: Cache<RecordKey>,
     data: Cache<DataKey>,
     /// Data is cached here, not by the kernel.
@@ -154,6 +156,8 @@ pub struct Store {
     snapshots_named: u64,
 
     head: Head,
+    /// The first sequence that this opening handed out: smaller ones are of earlier openings.
+    first_sequence: u64,
     queue: VecDeque<WriteOp>,
     appends: Appends,
     /// How many blocks of the volume always fit into one unit of writes.
@@ -232,9 +236,14 @@ impl Store {
         waker: Waker,
         recovered: Recovered,
     ) -> Store {
-        let Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints } = recovered;
+        let Recovered { mut superblock, superblock_copy, map, segments, operations, head, checkpoints } = recovered;
         let opened_from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
+        let constant = options.planted.has(PlantedFault::ConstantIncarnation);
+        if superblock.incarnation == 0 || !superblock.clean && !constant {
+            // 0 says that none was drawn.
+            superblock.incarnation = open_id.max(1);
+        }
         // Elsewhere the kernel has it in memory already.
         let direct = matches!(backend.kind(), IoKind::DirectUring | IoKind::Direct);
         let data_cache_bytes = if direct { options.data_cache_bytes } else { 0 };
@@ -255,7 +264,8 @@ impl Store {
             superblock_copy,
             map,
             segments,
-            stamps,
+            operations,
+            first_sequence: head.next_sequence,
             head,
             feedback: Feedback::default(),
             snapshots_named: 0,
@@ -296,9 +306,10 @@ impl Store {
         &self.info
     }
 
-    /// Changes only when acknowledged data may have been lost: whoever remembers another one replays what it has not flushed.
+    /// Kept by an orderly close, and drawn again by every other opening: then acknowledged writes that were not flushed may be lost. Who
+    /// remembers another one replays those.
     pub fn incarnation(&self) -> u64 {
-        self.superblock.open_id
+        self.superblock.incarnation
     }
 
     /// How the log is read and written.

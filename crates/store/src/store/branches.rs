@@ -116,6 +116,9 @@ impl Store {
     /// A change is in the log.
     pub(super) fn apply_change(&mut self, change: &Change, sequence: u64) {
         self.map.catalogue.apply(change, sequence).expect("checked before it was written, alone in its group");
+        if let Change::CloneDelete { branch } = *change {
+            self.operations.forget_branch(branch);
+        }
         self.map.grown();
         self.note_catalogue();
     }

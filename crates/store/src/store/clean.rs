@@ -407,7 +407,13 @@ impl Store {
                     live.push(Live::Hole { branch, sequence, place });
                 }
             }
-            Entry::Table { .. } | Entry::Catalogue { .. } | Entry::Change { .. } | Entry::Verified { .. } => {}
+            Entry::Table { .. }
+            | Entry::Catalogue { .. }
+            | Entry::Windows { .. }
+            | Entry::Change { .. }
+            | Entry::Verified { .. }
+            | Entry::Operation { .. }
+            | Entry::Registration { .. } => {}
         }
     }
 

@@ -89,6 +89,9 @@ pub(super) struct Round {
     /// The catalogue that comes with the table, and how much of it is in units.
     catalogue: Vec<u8>,
     catalogue_done: usize,
+    /// The same of the operation windows.
+    operations: Vec<u8>,
+    operations_done: usize,
     /// How long the catalogue is now.
     pub(super) catalogue_bytes: u64,
     /// Where the newest durable table begins: segment, block, number of its first unit.
@@ -101,6 +104,8 @@ pub(super) struct Round {
     discards_in_flight: u32,
     /// Segments opened since the last table.
     pub(super) segments_since: u32,
+    /// The store is being marked as closed in order: no superblock may follow that says otherwise.
+    closed: bool,
     /// A superblock shall note what is durable.
     note_wanted: bool,
     /// The superblock being written is only a note.
@@ -222,7 +227,7 @@ impl Store {
 
     /// Whether a segment table should be the next thing appended.
     pub(super) fn wants_table(&mut self) -> bool {
-        if self.round.phase != Phase::Idle || self.round.blocked {
+        if self.round.phase != Phase::Idle || self.round.blocked || self.round.closed {
             return false;
         }
         let dead = self.segments.dead_count();
@@ -246,7 +251,7 @@ impl Store {
     /// How many 4 KiB blocks a table takes.
     fn table_blocks(&self) -> u64 {
         let rows = u64::from(self.segments.used_count() + 1) * TABLE_ROW as u64;
-        (rows + self.round.catalogue_bytes).div_ceil(TABLE_BLOCK_BYTES)
+        (rows + self.round.catalogue_bytes + self.operations.encoded_bytes()).div_ceil(TABLE_BLOCK_BYTES)
     }
 
     /// How many whole segments a table takes; none in most stores.
@@ -314,7 +319,12 @@ impl Store {
             let (done, total) = (self.round.catalogue_done, self.round.catalogue.len());
             self.round.catalogue_done += unit.push_catalogue(done, total, &self.round.catalogue[done..]);
         }
-        let last = self.round.rows.is_empty() && self.round.catalogue_done == self.round.catalogue.len();
+        let mut last = self.round.rows.is_empty() && self.round.catalogue_done == self.round.catalogue.len();
+        if last {
+            let (done, total) = (self.round.operations_done, self.round.operations.len());
+            self.round.operations_done += unit.push_windows(done, total, &self.round.operations[done..]);
+            last = self.round.operations_done == total;
+        }
         self.append_unit(unit, Vec::new(), Vec::new(), GroupKind::Table, last);
         true
     }
@@ -343,6 +353,8 @@ impl Store {
         let trivial = self.map.catalogue.is_trivial();
         self.round.catalogue = if trivial { Vec::new() } else { self.map.catalogue.encode() };
         self.round.catalogue_done = 0;
+        self.round.operations = self.operations.encode();
+        self.round.operations_done = 0;
         self.round.next_table = (head, self.head.block, self.head.next_lsn);
     }
 
@@ -445,6 +457,8 @@ impl Store {
 
     /// Marks both copies of the superblock as closed in order, one after the other. Nothing else may be in flight.
     pub(super) fn mark_closed(&mut self) {
+        // Neither a table (the sequences that such a superblock allows are used up) nor a note.
+        (self.round.closed, self.round.note_wanted) = (true, false);
         for _ in 0..2 {
             self.syncs.force = self.syncs.superblock_dirty;
             self.settle();

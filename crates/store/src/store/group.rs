@@ -2,6 +2,7 @@
 
 use strongroom_block::{SealRecord, StoreSequence, Token};
 
+use super::operations::Noted;
 use super::{Head, Store};
 use crate::catalogue::{Change, NodeId};
 use crate::holes::{Hole, ItemPlace};
@@ -40,6 +41,8 @@ pub(super) struct Finished {
     pub(super) holes: bool,
     /// The answer, if it is not that it was written.
     pub(super) outcome: Option<Outcome>,
+    /// What the operation windows have of it.
+    pub(super) noted: Option<Noted>,
 }
 
 impl Finished {
@@ -104,7 +107,8 @@ impl Store {
             self.head = Head { next_lsn, next_sequence, next_generation, completed_lsn, durable_lsn, ..start };
         }
         for group in groups {
-            for Finished { token, bytes, .. } in group.finished {
+            for Finished { token, bytes, noted, .. } in group.finished {
+                noted.into_iter().for_each(|noted| self.take_back(noted));
                 self.complete(token, bytes, Err(OpError::NoSpace));
             }
             match group.kind {

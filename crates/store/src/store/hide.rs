@@ -73,6 +73,7 @@ impl Store {
         let Some(op) = self.queue.front().filter(|_| self.hiding.is_busy()) else { return false };
         match &op.content {
             Content::Change(_) => true,
+            Content::Register(_) => false,
             Content::Blocks { addresses, count, .. } => {
                 !matches!(op.gate, Gate::Open) && self.hiding.touches(addresses.at(0), u64::from(*count))
             }

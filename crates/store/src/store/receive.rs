@@ -281,7 +281,6 @@ impl Store {
                 if record.flags().is_hole() {
                     return Err(StreamError::Damaged("a block whose record seals a hole"));
                 }
-                self.stamps.note(record.stamp());
             }
         }
         taken.lbas.extend(lba..lba + u64::from(count));
