@@ -205,7 +205,7 @@ fn attack_key_flip_on_the_wire() {
             });
         }
     });
-    // TLS ignores the version in front of a record, and no more.
+    // The version in front of a TLS record is for the eyes of old middleboxes, and so is the type of one that is encrypted.
     let harmless = harmless.into_inner().unwrap();
     println!("{} of {} bytes mean nothing: {harmless:?}", harmless.len(), places.len());
     assert!(harmless.len() <= 16, "{harmless:?}");
