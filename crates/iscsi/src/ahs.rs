@@ -1,4 +1,4 @@
-//! Additional header segments: the list codec of RFC 7143 §11.2.2 and the five kinds that Strongroom adds inside a
+//! Additional header segments: the list codec of RFC 7143 §11.2.2 and the kinds that Strongroom adds inside a
 //! channel. What a seal record says is `block`'s; who checks it, `seal`'s.
 //!
 //! Each segment: AHSLength (u16, big-endian: bytes behind the type byte, without padding), AHSType (u8), content, padding
@@ -7,7 +7,8 @@
 
 use std::fmt;
 
-use strongroom_block::{HoleRecord, SealRecord, StoreSequence};
+use bytes::Bytes;
+use strongroom_block::{HoleRecord, SealRecord, Stamp, StoreSequence};
 
 /// What an additional header segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +29,10 @@ impl AhsKind {
     pub const OLDER_THAN: AhsKind = AhsKind(0x33);
     /// From which key epoch on there are keys: what SANITIZE, CRYPTOGRAPHIC ERASE goes by where a key server has them.
     pub const KEYS_DESTROYED: AhsKind = AhsKind(0x34);
+    /// Which operation a write is, where its first seal record does not say so, and which place it had before a crash.
+    pub const OPERATION: AhsKind = AhsKind(0x35);
+    /// Where a write was stored. On SCSI Response.
+    pub const WRITTEN: AhsKind = AhsKind(0x36);
 }
 
 /// Why additional header segments do not parse. Who sent them misbehaved.
@@ -359,6 +364,92 @@ pub fn keys_destroyed(ahs: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(content[1..].try_into().expect("4 bytes")))
 }
 
+/// The content of an [`AhsKind::OPERATION`] segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// The stamp under which the command's first block or hole was sealed when it was first sent.
+    pub id: Stamp,
+    /// The store sequence that the first block or hole had when it was acknowledged; `None`: this is no replay.
+    pub replay: Option<StoreSequence>,
+}
+
+impl Operation {
+    const BYTES: usize = 1 + Stamp::BYTES + 8;
+
+    /// Reads the segment from a list; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`AhsError::Content`] if its length is wrong or a reserved bit is set.
+    pub fn find(ahs: &[u8]) -> Result<Option<Operation>, AhsError> {
+        find(ahs, AhsKind::OPERATION).map(Operation::decode).transpose()
+    }
+
+    fn decode(content: &[u8]) -> Result<Operation, AhsError> {
+        let wrong = |why| AhsError::Content { kind: AhsKind::OPERATION.0, why };
+        let content: &[u8; Self::BYTES] = content.try_into().map_err(|_| wrong("its length is not 33 bytes"))?;
+        if content[0] != 0 {
+            return Err(wrong("a reserved bit is set"));
+        }
+        let (stamp, sequence) = content[1..].split_at(Stamp::BYTES);
+        let sequence = u64::from_be_bytes(sequence.try_into().expect("8 bytes"));
+        Ok(Operation {
+            id: Stamp::from_bytes(stamp.try_into().expect("24 bytes")),
+            replay: (sequence != 0).then_some(StoreSequence(sequence)),
+        })
+    }
+
+    /// Appends the segment.
+    pub fn push(&self, out: &mut Vec<u8>) {
+        let sequence = self.replay.unwrap_or_default().0.to_be_bytes();
+        push(out, AhsKind::OPERATION, &[&[0], &self.id.to_bytes(), &sequence]);
+    }
+}
+
+/// The content of an [`AhsKind::WRITTEN`] segment: what became of a write of sealed blocks or holes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The operation had been executed before this command; its effect is durable.
+    pub is_repeat: bool,
+    /// The store sequence of the first block or hole; each further one has the next. Zero for a repeat.
+    pub first: StoreSequence,
+    /// Blocks of a replay that were left out because newer data had been stored.
+    pub superseded: u32,
+}
+
+impl Written {
+    const BYTES: usize = 1 + 8 + 4;
+    const REPEAT: u8 = 1;
+
+    /// Reads the segment from a list; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`AhsError::Content`] if its length is wrong or a reserved bit is set.
+    pub fn find(ahs: &[u8]) -> Result<Option<Written>, AhsError> {
+        find(ahs, AhsKind::WRITTEN).map(Written::decode).transpose()
+    }
+
+    fn decode(content: &[u8]) -> Result<Written, AhsError> {
+        let wrong = |why| AhsError::Content { kind: AhsKind::WRITTEN.0, why };
+        let content: &[u8; Self::BYTES] = content.try_into().map_err(|_| wrong("its length is not 13 bytes"))?;
+        if content[0] & !Self::REPEAT != 0 {
+            return Err(wrong("a reserved bit is set"));
+        }
+        Ok(Written {
+            is_repeat: content[0] & Self::REPEAT != 0,
+            first: StoreSequence(u64::from_be_bytes(content[1..9].try_into().expect("8 bytes"))),
+            superseded: u32::from_be_bytes(content[9..].try_into().expect("4 bytes")),
+        })
+    }
+
+    /// The segment, as the only one of a SCSI Response.
+    pub fn to_segment(&self) -> Bytes {
+        let mut out = Vec::with_capacity(3 + Self::BYTES);
+        let flags = u8::from(self.is_repeat) * Self::REPEAT;
+        push(&mut out, AhsKind::WRITTEN, &[&[flags], &self.first.0.to_be_bytes(), &self.superseded.to_be_bytes()]);
+        Bytes::from(out)
+    }
+}
+
 /// Runs the decoders over arbitrary bytes, for fuzzing.
 #[doc(hidden)]
 pub fn fuzz_ahs(bytes: &[u8]) {
@@ -372,10 +463,22 @@ pub fn fuzz_ahs(bytes: &[u8]) {
             hole.push(&mut again);
             assert_eq!(Hole::find(&again), Ok(Some(hole)), "a hole decodes as encoded");
         }
+        if let Ok(operation) = Operation::decode(segment.content) {
+            let mut again = Vec::new();
+            operation.push(&mut again);
+            assert_eq!(Operation::find(&again), Ok(Some(operation)), "an operation decodes as encoded");
+            assert_eq!(&again[3..3 + Operation::BYTES], segment.content, "one operation has one encoding");
+        }
+        if let Ok(written) = Written::decode(segment.content) {
+            let again = written.to_segment();
+            assert_eq!(Written::find(&again), Ok(Some(written)), "a response decodes as encoded");
+            assert_eq!(&again[3..], segment.content, "one response has one encoding");
+        }
     }
     assert!(walked <= bytes.len(), "the walk stays inside");
     let _ =
         (check(bytes), Hole::covered_blocks(bytes), expected_stamp(bytes), older_than(bytes), keys_destroyed(bytes));
+    let _ = (Operation::find(bytes), Written::find(bytes));
 }
 
 #[cfg(test)]

@@ -331,6 +331,7 @@ impl Command {
                         | VendorCommand::ConditionalWrite { .. }
                         | VendorCommand::Verified { .. }
                         | VendorCommand::TakePlace
+                        | VendorCommand::RegisterAttachment { .. }
                 )
         )
     }

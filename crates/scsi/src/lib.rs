@@ -48,6 +48,7 @@ pub fn fuzz_decode(bytes: &[u8]) {
     let _ = inquiry::parse_serial(bytes);
     let _ = inquiry::BlockLimits::parse(bytes);
     let _ = vendor::UnitPage::parse(bytes);
+    let _ = vendor::decode_attach_id(bytes);
     let _ = capacity::ReadCapacity16::parse(bytes);
     let _ = capacity::parse_read_capacity_10(bytes);
     let _ = luns::parse(bytes);

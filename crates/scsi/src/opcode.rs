@@ -158,3 +158,5 @@ pub const SA_VERIFIED: u8 = 0x03;
 pub const SA_CONDITIONAL_WRITE: u8 = 0x04;
 /// Service action of TAKE PLACE under [`STRONGROOM`].
 pub const SA_TAKE_PLACE: u8 = 0x05;
+/// Service action of REGISTER ATTACHMENT under [`STRONGROOM`].
+pub const SA_REGISTER_ATTACHMENT: u8 = 0x06;

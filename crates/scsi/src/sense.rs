@@ -156,6 +156,12 @@ impl Sense {
     pub const INVALID_SEAL_RECORD: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x80);
     /// A target that opens what arrives could not open the block in the information field: nothing of the command was written.
     pub const DOES_NOT_OPEN: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x81);
+    /// Vendor: the attach id of the operation is not registered (never, or not any more). The command was not executed by this
+    /// request; whether it was by an earlier one is unknown.
+    pub const UNKNOWN_ATTACHMENT: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x82);
+    /// Vendor: an operation that has stamps in common with another one, or a replay of a write that this unit never acknowledged.
+    /// The command was not executed.
+    pub const INVALID_OPERATION: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x83);
     /// PARAMETER LIST LENGTH ERROR.
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(SenseKey::IllegalRequest, 0x1a, 0x00);
     /// PARAMETER VALUE INVALID: a field that cannot be changed, or not to that.

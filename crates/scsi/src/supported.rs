@@ -225,6 +225,12 @@ const TABLE: &[Row] = &[
         Units::Sealed,
         &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NACA],
     ),
+    action(
+        op::STRONGROOM,
+        op::SA_REGISTER_ATTACHMENT as u16,
+        Units::Sealed,
+        &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA],
+    ),
 ];
 
 impl Row {

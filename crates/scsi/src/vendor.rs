@@ -1,6 +1,8 @@
 //! Strongroom's own commands and its vital product data page: what SCSI has no word for (`docs/vendor-cdbs.md`).
 
-use strongroom_block::{BlockSize, Custody, HoleRecord, Lba, Mode, SealingDomain, StoreSequence, Suite, VolumeId};
+use strongroom_block::{
+    AttachId, BlockSize, Custody, HoleRecord, Lba, Mode, SealingDomain, StoreSequence, Suite, VolumeId,
+};
 
 use crate::bytes::{array, be16, be32, be64};
 use crate::cdb::{Cdb, long};
@@ -15,6 +17,9 @@ pub const PARAMETER_LIST_BYTES_MAX: u32 = 64 * 1024;
 
 /// Bytes in one (LBA, store sequence) pair of VERIFIED.
 pub const VERIFIED_PAIR_BYTES: usize = 16;
+
+/// Length of the parameter list of REGISTER ATTACHMENT, in bytes: one attach id.
+pub const ATTACH_ID_BYTES: u32 = 16;
 
 /// A command of operation code 0xC1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,12 @@ pub enum VendorCommand {
     },
     /// The unit, which was made to be another one's successor, takes its place; no data. Plain units have it too.
     TakePlace,
+    /// Makes an attach id known to the unit, durably, so that operations under it are executed at most once; the Data-Out is the id
+    /// ([`decode_attach_id`]).
+    RegisterAttachment {
+        /// Bytes of Data-Out: [`ATTACH_ID_BYTES`].
+        parameter_list_len: u32,
+    },
 }
 
 impl VendorCommand {
@@ -55,6 +66,7 @@ impl VendorCommand {
             op::SA_VERIFIED => VendorCommand::Verified { parameter_list_len: count },
             op::SA_CONDITIONAL_WRITE => VendorCommand::ConditionalWrite { lba, count },
             op::SA_TAKE_PLACE if lba == Lba(0) && count == 0 => VendorCommand::TakePlace,
+            op::SA_REGISTER_ATTACHMENT => VendorCommand::RegisterAttachment { parameter_list_len: count },
             _ => return None,
         })
     }
@@ -73,6 +85,9 @@ impl VendorCommand {
                 long(op::STRONGROOM, op::SA_CONDITIONAL_WRITE, lba, count)
             }
             VendorCommand::TakePlace => long(op::STRONGROOM, op::SA_TAKE_PLACE, Lba(0), 0),
+            VendorCommand::RegisterAttachment { parameter_list_len } => {
+                long(op::STRONGROOM, op::SA_REGISTER_ATTACHMENT, Lba(0), parameter_list_len)
+            }
         }
     }
 
@@ -84,15 +99,16 @@ impl VendorCommand {
             VendorCommand::Verified { .. } => op::SA_VERIFIED,
             VendorCommand::ConditionalWrite { .. } => op::SA_CONDITIONAL_WRITE,
             VendorCommand::TakePlace => op::SA_TAKE_PLACE,
+            VendorCommand::RegisterAttachment { .. } => op::SA_REGISTER_ATTACHMENT,
         }
     }
 
     /// Which way its data goes and how much there is.
     pub fn direction(&self, block_size: BlockSize) -> DataDirection {
         match *self {
-            VendorCommand::SealHole { parameter_list_len } | VendorCommand::Verified { parameter_list_len } => {
-                DataDirection::Out(parameter_list_len.into())
-            }
+            VendorCommand::SealHole { parameter_list_len }
+            | VendorCommand::Verified { parameter_list_len }
+            | VendorCommand::RegisterAttachment { parameter_list_len } => DataDirection::Out(parameter_list_len.into()),
             VendorCommand::ReadVersion { .. } => DataDirection::In(block_size.bytes().into()),
             VendorCommand::ConditionalWrite { count, .. } => DataDirection::Out(u64::from(count) << block_size.shift()),
             VendorCommand::TakePlace => DataDirection::None,
@@ -162,6 +178,15 @@ pub fn decode_verified(bytes: &[u8]) -> Result<Vec<(Lba, StoreSequence)>, Parame
         .collect()
 }
 
+/// Reads the Data-Out of REGISTER ATTACHMENT.
+///
+/// # Errors
+/// [`ParameterError::Length`].
+pub fn decode_attach_id(bytes: &[u8]) -> Result<AttachId, ParameterError> {
+    let wrong = ParameterError::Length { len_bytes: bytes.len(), entry_bytes: ATTACH_ID_BYTES as usize };
+    bytes.try_into().map(AttachId).map_err(|_| wrong)
+}
+
 fn whole_entries(bytes: &[u8], entry_bytes: usize) -> Result<std::slice::ChunksExact<'_, u8>, ParameterError> {
     if bytes.is_empty() || !bytes.len().is_multiple_of(entry_bytes) || bytes.len() > PARAMETER_LIST_BYTES_MAX as usize {
         return Err(ParameterError::Length { len_bytes: bytes.len(), entry_bytes });
@@ -218,15 +243,16 @@ pub struct UnitPage {
     pub sealing: Option<Sealing>,
     /// Snapshots and clones that share the unit's blocks, itself not counted.
     pub other_views: u16,
-    /// Changes whenever the store is opened anew, and says nothing else. An initiator whose connection broke tells by it
-    /// whether acknowledged writes that were not flushed may be gone.
+    /// Changes when the store may have lost acknowledged writes that were not flushed, and only then; it orders nothing. After a
+    /// lost connection an initiator compares it and sends such writes again only if it has changed.
     pub incarnation: u64,
 }
 
 impl UnitPage {
     /// Encoded length, page header included, in bytes.
     pub const BYTES: usize = 64;
-    const FORMAT: u8 = 1;
+    /// Format 2: the incarnation survives an orderly close, operations are executed at most once, and REGISTER ATTACHMENT exists.
+    const FORMAT: u8 = 2;
 
     /// The page with its header.
     pub fn encode(&self) -> Vec<u8> {

@@ -119,6 +119,11 @@ impl StoreHandle {
         Arc::clone(&self.shared.borrow().queue)
     }
 
+    /// Changes only when acknowledged data may have been lost.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.shared.borrow().store.incarnation()
+    }
+
     /// What it addresses.
     pub(crate) fn view(&self) -> View {
         self.view

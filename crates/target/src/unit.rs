@@ -64,8 +64,8 @@ pub(crate) struct Unit {
     volume: Arc<Volume>,
     target_name: String,
     store: StoreHandle,
-    /// Names this opening of the store, for page 0xC0.
-    incarnation: u64,
+    /// Names this opening of the unit, among all of this process.
+    opening: u64,
     surroundings: Arc<Surroundings>,
     /// Custody `target`: wraps block keys on their way to rest.
     wrap: Option<Arc<dyn BlockKeyWrap>>,
@@ -203,7 +203,7 @@ impl Unit {
             surroundings,
             store,
             // Keys of the standard hasher are random: enough for a value that must only differ.
-            incarnation: RandomState::new().build_hasher().finish(),
+            opening: RandomState::new().build_hasher().finish(),
             wrap,
             resealer: None,
             renewal: None,
@@ -443,8 +443,8 @@ impl Unit {
         let Running { connection, task, work, ending } = running;
         let writes_to_cache = work.writes_to_cache();
         let next = match go_on(self, work) {
-            Next::Done(Response { status: 0, wanted_bytes, .. }) if writes_to_cache && !self.mode.write_cache => {
-                Next::Again(Work::Settle { wanted_bytes }, strongroom_store::Op::Flush)
+            Next::Done(Response { status: 0, wanted_bytes, ahs, .. }) if writes_to_cache && !self.mode.write_cache => {
+                Next::Again(Work::Settle { wanted_bytes, ahs }, strongroom_store::Op::Flush)
             }
             next => next,
         };
@@ -499,8 +499,8 @@ impl Unit {
     }
 
     /// Names this opening of the unit.
-    pub(crate) fn incarnation(&self) -> u64 {
-        self.incarnation
+    pub(crate) fn opening(&self) -> u64 {
+        self.opening
     }
 
     /// The volume.

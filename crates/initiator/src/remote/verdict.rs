@@ -142,7 +142,15 @@ mod tests {
 
     fn ended(status: u8, sense: Option<Sense>) -> Completed {
         let sense = sense.map(|sense| sense.encode()).unwrap_or_default();
-        Completed { task: TaskId(1), status, response: 0, sense, residual: Residual::None, moved_bytes: 0 }
+        Completed {
+            task: TaskId(1),
+            status,
+            response: 0,
+            sense,
+            residual: Residual::None,
+            moved_bytes: 0,
+            ahs: Default::default(),
+        }
     }
 
     fn judge_first(completed: &Completed) -> Verdict {

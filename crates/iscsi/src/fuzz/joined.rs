@@ -6,8 +6,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use strongroom_block::Buffer;
+use strongroom_block::{Buffer, StoreSequence};
 
+use crate::ahs::Written;
 use crate::initiator::{self, Command, ConnectionId, TaskFunction, WriteSource};
 use crate::target::{self, Login, LoginEvent, MayAdd, Response, TaskManagementResult};
 use crate::{CloseReason, LoginStatus, Lun, Offer, Pdu};
@@ -296,7 +297,8 @@ impl Joined {
             target::Direction::Write => {
                 let data: Vec<u8> = command.data.iter().flat_map(|part| part.data.to_vec()).collect();
                 assert!(self.is_tampered || data == content(number, bytes), "command {number} wrote something else");
-                Response::good()
+                let ahs = if self.in_channel { written(number).to_segment() } else { Bytes::new() };
+                Response { ahs, ..Response::good() }
             }
             target::Direction::Read => Response::good_data(Buffer::from(Bytes::from(content(number, bytes)))),
             target::Direction::None => Response::good(),
@@ -418,6 +420,8 @@ impl Joined {
                         "command {}",
                         wanted.number
                     );
+                    let told = (wanted.is_write && self.in_channel).then(|| written(wanted.number));
+                    assert_eq!(Written::find(&done.ahs), Ok(told), "command {}", wanted.number);
                 }
                 initiator::Event::TaskManagementDone { ended, .. } => {
                     ended.iter().for_each(|task| assert!(self.wanted.remove(task).is_some(), "only open tasks end"));
@@ -466,4 +470,9 @@ impl Joined {
         }
         panic!("{} commands of a sound session are not answered", self.wanted.len());
     }
+}
+
+/// What a target says of a command that wrote.
+fn written(number: u64) -> Written {
+    Written { first: StoreSequence(number + 1), ..Written::default() }
 }

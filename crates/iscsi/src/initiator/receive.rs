@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::recover::Early;
@@ -16,7 +17,7 @@ use crate::pdu::{
     R2t, ScsiResponse, Sequence, TAG_NONE, TaskManagementResponse, TextResponse,
 };
 use crate::text::Pairs;
-use crate::{CloseReason, PeerMisbehaved, Residual, Serial};
+use crate::{CloseReason, PeerMisbehaved, Serial};
 
 impl Session {
     pub(super) fn handle_answer(&mut self, now: Instant, at: usize, pdu: Pdu) -> Result<(), PeerMisbehaved> {
@@ -134,9 +135,10 @@ impl Session {
         let next_data_sn = task.next_data_sn;
         if let Some(Early { stat_sn, completed, .. }) = task.early.take_if(|early| early.data_pdus <= next_data_sn) {
             self.take_stat_sn(at, stat_sn)?;
-            self.finish(task_id, completed.status, completed.response, completed.sense, completed.residual);
+            self.finish(Completed { task: task_id, ..completed });
         } else if let Some((status, residual)) = header.status {
-            self.finish(task_id, status, 0, Vec::new(), residual);
+            let (sense, ahs) = (Vec::new(), Bytes::new());
+            self.finish(Completed { task: task_id, status, response: 0, sense, residual, moved_bytes: 0, ahs });
         }
         if let Some((lun, target_transfer_tag)) = asked {
             self.acknowledge_data(at, key, lun, target_transfer_tag);
@@ -153,16 +155,19 @@ impl Session {
             None if connection.recovery.is_some() => return Ok(()),
             _ => return Err(PeerMisbehaved::UnknownTask { what: "a SCSI response", task_tag }),
         }
-        let sense = sense_of(&pdu.data);
-        self.finish(TaskId(task_tag), header.status, header.response, sense, header.residual);
+        let ScsiResponse { status, response, residual, .. } = header;
+        let ahs = if self.config.in_channel { pdu.ahs.clone() } else { Bytes::new() };
+        let (task, sense) = (TaskId(task_tag), sense_of(&pdu.data));
+        self.finish(Completed { task, status, response, sense, residual, moved_bytes: 0, ahs });
         Ok(())
     }
 
-    fn finish(&mut self, task: TaskId, status: u8, response: u8, sense: Vec<u8>, residual: Residual) {
-        let key = task.key();
+    /// A task is over. How much of its data was moved is known here.
+    fn finish(&mut self, completed: Completed) {
+        let key = completed.task.key();
         let moved_bytes = self.tasks.get(key).map_or(0, |task| task.moved);
         self.forget(key);
-        self.events.push_back(Event::Completed(Completed { task, status, response, sense, residual, moved_bytes }));
+        self.events.push_back(Event::Completed(Completed { moved_bytes, ..completed }));
     }
 
     fn handle_r2t(&mut self, at: usize, header: R2t) -> Result<(), PeerMisbehaved> {

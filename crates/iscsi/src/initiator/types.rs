@@ -312,4 +312,6 @@ pub struct Completed {
     pub residual: Residual,
     /// How much of the transfer was moved here, holes included, in bytes.
     pub moved_bytes: u32,
+    /// The header segments of the SCSI Response ([`crate::ahs::Written`]); empty for none, and outside a channel.
+    pub ahs: Bytes,
 }

@@ -1,6 +1,8 @@
 //! Error recovery (RFC 7143 §7). Level 1: what was damaged on the way is sent again, or asked for again. Level 2: the tasks of a lost
 //! connection go on with another one. What was sent and may be sent again is in `kept`.
 
+use bytes::Bytes;
+
 use super::connection::ConnectionId;
 use super::held::HeldData;
 use super::kept::Resumed;
@@ -214,19 +216,20 @@ impl Session {
 impl Again {
     /// An answer once more, of which `resumed` has to be sent again; `None`: that is not there any more.
     fn of(tag: u32, answer: &Pdu, resumed: Option<Resumed>) -> Option<Again> {
-        let (status, residual, sense) = match Answer::decode(&answer.bhs) {
+        let (status, residual, sense, ahs) = match Answer::decode(&answer.bhs) {
             // Sense data has its length in front (RFC 7143 §11.4.7).
             Ok(Answer::ScsiResponse(header)) => {
-                (header.status, header.residual, answer.data.get(2..).unwrap_or_default().to_vec())
+                (header.status, header.residual, answer.data.get(2..).unwrap_or_default().to_vec(), answer.ahs.clone())
             }
             Ok(Answer::DataIn(data)) => {
                 let (status, residual) = data.status.unwrap_or_default();
-                (status, residual, Vec::new())
+                // Its header segments belong to its data.
+                (status, residual, Vec::new(), Bytes::new())
             }
             _ => return None,
         };
         let (r2t_count, responding) = match resumed {
-            Some(resumed) => (resumed.r2t_count, Responding::resumed(resumed, status, sense, residual)),
+            Some(resumed) => (resumed.r2t_count, Responding::resumed(resumed, status, sense, ahs, residual)),
             None => (0, Responding::failed(sense::RETRANSMISSION_FAILED)),
         };
         Some(Again { initiator_task_tag: tag, r2t_count, stat_sn: None, responding })

@@ -65,6 +65,8 @@ pub(super) struct Again {
 pub(super) struct Responding {
     status: u8,
     sense: Vec<u8>,
+    /// Header segments of the SCSI Response.
+    ahs: Bytes,
     segments: VecDeque<DataSegment>,
     /// How much of the transfer was sent, in bytes.
     sent: u32,
@@ -128,9 +130,12 @@ impl Session {
         let residual = Residual::of(task.expected_bytes, wanted);
         self.statistics.count_residual(residual);
         let segments = response.data.into_iter().filter(|segment| segment.covers_bytes > 0).collect();
+        // RFC 7143 has none on a SCSI Response.
+        let ahs = if self.config.in_channel { response.ahs } else { Bytes::new() };
         let responding = Responding {
             status: response.status,
             sense,
+            ahs,
             segments,
             sent: 0,
             to_send,
@@ -233,6 +238,7 @@ impl Session {
             if responding.sent == responding.to_send {
                 let (mut header, data) = responding.status_pdu(tag, r2t_count);
                 let snack_tag = responding.snack_tag;
+                let ahs = std::mem::take(&mut responding.ahs);
                 self.unsent_bytes -= responding.held_bytes();
                 responding.segments.clear();
                 self.turn_over(&turn);
@@ -242,12 +248,13 @@ impl Session {
                 };
                 let mut bhs = header.encode();
                 ScsiResponse::put_snack_tag(&mut bhs, snack_tag);
-                return Some((Pdu::new(bhs, Bytes::new(), data, false), 0));
+                return Some((Pdu::new(bhs, ahs, data, false), 0));
             }
             let piece = responding.next_piece(segment_max, self.agreed.max_burst_bytes);
             // RFC 7143 §11.16.3: the tag of an R-Data SNACK takes a SCSI Response to copy it.
             let has_tag = responding.snack_tag != 0;
-            let collapses = piece.is_last && responding.status == 0 && responding.sense.is_empty() && !has_tag;
+            let says_no_more = responding.status == 0 && responding.sense.is_empty() && responding.ahs.is_empty();
+            let collapses = piece.is_last && says_no_more && !has_tag;
             let mut header = DataIn {
                 is_final: piece.ends_burst,
                 status: collapses.then_some((responding.status, responding.residual)),
@@ -301,11 +308,12 @@ struct Piece {
 
 impl Responding {
     /// An answer of which a part has been sent before.
-    pub(super) fn resumed(resumed: Resumed, status: u8, sense: Vec<u8>, residual: Residual) -> Responding {
+    pub(super) fn resumed(resumed: Resumed, status: u8, sense: Vec<u8>, ahs: Bytes, residual: Residual) -> Responding {
         let covers: u32 = resumed.segments.iter().map(|segment| segment.covers_bytes).sum();
         Responding {
             status,
             sense,
+            ahs,
             segments: resumed.segments,
             sent: resumed.offset,
             to_send: resumed.offset + covers,
@@ -338,6 +346,7 @@ impl Responding {
         Responding {
             status: 2,
             sense: sense.encode(),
+            ahs: Bytes::new(),
             segments: VecDeque::new(),
             sent: 0,
             to_send: 0,

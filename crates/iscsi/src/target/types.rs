@@ -318,6 +318,8 @@ pub struct Response {
     /// What a read returns, in order. Plain segments are cut by the session as the initiator likes it; a segment that has
     /// header segments or is sealed or covers a hole is one PDU. What goes beyond the expected length is not sent.
     pub data: Vec<DataSegment>,
+    /// Header segments of the SCSI Response ([`crate::ahs::Written`]); empty for none, and on every read. Inside a channel only.
+    pub ahs: Bytes,
     /// Bytes that the command wants to move, for the residual. `None`: what `data` covers for a read, what came for a
     /// write.
     pub wanted_bytes: Option<u64>,

@@ -427,6 +427,26 @@ fn header_segments_of_a_command_pass_through() {
     }
 }
 
+/// RFC 7143 gives a SCSI Response no header segments: a stock initiator must not see any.
+#[test]
+fn header_segments_of_a_response_stay_inside_a_channel() {
+    use strongroom_iscsi::ahs::Written;
+    for in_channel in [false, true] {
+        let initiator = initiator::Config { in_channel, ..initiator_config() };
+        let target = target::Config { in_channel, ..target::Config::default() };
+        let mut pair = Pair::logged_in(initiator, target);
+        pair.initiator.submit(write(100)).expect("in");
+        pair.settle();
+        let command = pair.command();
+        let written = Written { first: strongroom_block::StoreSequence(7), ..Written::default() };
+        pair.target.complete(command.task, Response { ahs: written.to_segment(), ..Response::good() });
+        pair.settle();
+        let Some(initiator::Event::Completed(completed)) = pair.initiator.poll_event() else { panic!("completed") };
+        assert_eq!(completed.status, 0);
+        assert_eq!(Written::find(&completed.ahs), Ok(in_channel.then_some(written)));
+    }
+}
+
 #[test]
 fn sealed_data_stays_inside_a_channel() {
     let mut pair = logged_in();

@@ -22,6 +22,8 @@ fn golden_cdbs() {
     let cdb = VendorCommand::Verified { parameter_list_len: 32 }.encode();
     assert_eq!(cdb, [0xc1, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
     assert_eq!(VendorCommand::TakePlace.encode()[..], [0xc1, 0x05, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let cdb = VendorCommand::RegisterAttachment { parameter_list_len: ATTACH_ID_BYTES }.encode();
+    assert_eq!(cdb, [0xc1, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]);
     let cdb = VendorCommand::ConditionalWrite { lba: Lba(9), count: 1 }.encode();
     assert_eq!(cdb, [0xc1, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0]);
 }
@@ -45,7 +47,7 @@ fn golden_unit_page() {
         other_views: 0x0102,
         incarnation: 9,
     };
-    let mut golden = vec![0, 0xc0, 0, 60, 1, 1, 1, 1, 1, 1, 2, 0];
+    let mut golden = vec![0, 0xc0, 0, 60, 2, 1, 1, 1, 1, 1, 2, 0];
     golden.extend_from_slice(&[0x11; 16]);
     golden.extend_from_slice(&[0x22; 16]);
     golden.extend_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 56, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 9]);
@@ -63,7 +65,7 @@ fn golden_unit_page() {
 
     let plain = UnitPage { sealing: None, ..page };
     assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));
-    for (at, value) in [(1, 0xb0), (3, 59), (4, 2), (5, 2), (6, 9), (7, 9), (8, 3), (47, 1), (51, 57)] {
+    for (at, value) in [(1, 0xb0), (3, 59), (4, 1), (4, 3), (5, 2), (6, 9), (7, 9), (8, 3), (47, 1), (51, 57)] {
         let mut bad = golden.clone();
         bad[at] = value;
         assert_eq!(UnitPage::parse(&bad), None, "byte {at} = {value}");
@@ -88,6 +90,14 @@ fn holes_and_pairs_decode_as_encoded() {
     assert!(decode_verified(&vec![0; PARAMETER_LIST_BYTES_MAX as usize + 16]).is_err());
 }
 
+#[test]
+fn an_attach_id_is_registered_by_exactly_its_bytes() {
+    assert_eq!(decode_attach_id(&[7; 16]), Ok(AttachId([7; 16])));
+    for len in [0, 15, 17, 32] {
+        assert!(decode_attach_id(&vec![7; len]).is_err(), "{len}");
+    }
+}
+
 proptest! {
     #[test]
     fn commands_decode_as_encoded(lba in any::<u64>(), number in any::<u32>()) {
@@ -97,6 +107,7 @@ proptest! {
             VendorCommand::Verified { parameter_list_len: number },
             VendorCommand::ConditionalWrite { lba: Lba(lba), count: number },
             VendorCommand::TakePlace,
+            VendorCommand::RegisterAttachment { parameter_list_len: number },
         ] {
             prop_assert_eq!(Command::decode(&command.encode()), Ok(Command::Vendor(command)));
         }

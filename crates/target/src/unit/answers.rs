@@ -278,7 +278,7 @@ impl Unit {
             inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, &self.surroundings.ports),
             inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(self.is_thin()),
             inquiry::PAGE_PROVISIONING => inquiry::provisioning(self.volume.geometry.block_size),
-            vendor::UNIT_PAGE => self.volume.unit_page(self.incarnation, self.other_views()).encode(),
+            vendor::UNIT_PAGE => self.volume.unit_page(self.store.incarnation(), self.other_views()).encode(),
             _ => return None,
         })
     }

@@ -97,18 +97,21 @@ impl Unit {
         }
         let bytes = u64::from(transfer.blocks) << self.volume.geometry.block_size.shift();
         let data = pieces(request, bytes)?;
-        let (data, records) = match self.volume.sealed {
-            Some(_) => self.for_store(lba, data, self.records_of(request, transfer.blocks)?)?,
-            None => (data, Vec::new()),
+        let (data, records, origin) = match self.volume.sealed {
+            Some(_) => {
+                let records = self.records_of(request, transfer.blocks)?;
+                let origin = self.origin_of(request, &records[0])?;
+                let (data, records) = self.for_store(lba, data, records)?;
+                (data, records, origin)
+            }
+            None => (data, Vec::new(), None),
         };
         self.counters.writes += 1;
         self.counters.blocks_received += u64::from(transfer.blocks);
         // Without a write cache (WCE=0) every write is durable when it is answered.
         let fua = fua || !self.mode.write_cache;
-        Ok(Plan::Start(
-            Work::Write { wanted_bytes: transfer.wanted_bytes },
-            Op::Write { lba, data, records, fua, origin: None },
-        ))
+        let work = Work::Write { wanted_bytes: transfer.wanted_bytes };
+        Ok(Plan::Start(work, Op::Write { lba, data, records, fua, origin }))
     }
 
     fn plan_verify(&self, lba: Lba, count: u32, byte_check: u8, request: &iscsi::Command) -> Result<Plan, Sense> {

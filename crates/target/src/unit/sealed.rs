@@ -7,7 +7,7 @@ use strongroom_iscsi::ahs;
 use strongroom_iscsi::target::{self as iscsi, DataSegment, Direction, Response};
 use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
-use strongroom_store::{Extent, Op};
+use strongroom_store::{Extent, Op, Origin};
 
 use super::work::Work;
 use super::{Plan, SessionKey, Unit};
@@ -60,6 +60,18 @@ impl Unit {
         }
         records.truncate(blocks as usize);
         Ok(records)
+    }
+
+    /// Which operation a write is: as its OPERATION segment says, or else by the stamp of its first record.
+    pub(super) fn origin_of(&self, request: &iscsi::Command, first: &SealRecord) -> Result<Option<Origin>, Sense> {
+        let named = ahs::Operation::find(&request.ahs).map_err(|error| {
+            tracing::warn!(volume = %self.volume.name, %error, "a write is refused");
+            Sense::INVALID_OPERATION
+        })?;
+        Ok(Some(match named {
+            Some(ahs::Operation { id, replay }) => Origin { operation: id, replay },
+            None => Origin { operation: first.stamp(), replay: None },
+        }))
     }
 
     /// Checks that a record belongs to this unit, and wraps its block key if it has one.
@@ -149,8 +161,15 @@ impl Unit {
             VendorCommand::Verified { parameter_list_len } => self.plan_verified(parameter_list_len, request),
             VendorCommand::ConditionalWrite { lba, count } => self.plan_conditional_write(lba, count, request),
             VendorCommand::TakePlace => self.plan_take_place(),
+            VendorCommand::RegisterAttachment { parameter_list_len } => self.plan_register(parameter_list_len, request),
         };
         planned.unwrap_or_else(Plan::from)
+    }
+
+    fn plan_register(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
+        let list = self.parameter_list(parameter_list_len, request)?;
+        let attach_id = vendor::decode_attach_id(&list).map_err(|_| Sense::PARAMETER_LIST_LENGTH)?;
+        Ok(Plan::Start(Work::Register, Op::RegisterAttachment { attach_id }))
     }
 
     /// The worker does it, outside; the answer says that it begins.
@@ -181,11 +200,12 @@ impl Unit {
             Ok(HoleRecord { record: self.for_rest(sealed, hole.record)?, ..hole })
         };
         let mut holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
+        let origin = self.origin_of(request, &holes[0].record)?;
         let op = match ahs::expected_stamp(&request.ahs) {
-            None => Op::Hole { holes, origin: None },
+            None => Op::Hole { holes, origin },
             // Only absence can be expected of a range.
             Some(expected) if expected == [0; Stamp::BYTES] && holes.len() == 1 => {
-                Op::ConditionalHole { hole: holes.remove(0), origin: None }
+                Op::ConditionalHole { hole: holes.remove(0), origin }
             }
             Some(_) => return Err(Sense::INVALID_FIELD_IN_CDB),
         };
@@ -214,7 +234,8 @@ impl Unit {
         for (lba, _) in &pairs {
             self.check_range(*lba, 1)?;
         }
-        Ok(Plan::Start(Work::Write { wanted_bytes: parameter_list_len.into() }, Op::Verified { pairs }))
+        let work = Work::Verified { wanted_bytes: parameter_list_len.into(), ahs: Bytes::new() };
+        Ok(Plan::Start(work, Op::Verified { pairs }))
     }
 
     fn plan_conditional_write(
@@ -235,9 +256,10 @@ impl Unit {
         let data = vec![self.gather(request, transfer.wanted_bytes)?];
         let (data, mut records) = self.for_store(lba, data, self.records_of(request, 1)?)?;
         let record = records.remove(0);
+        let origin = self.origin_of(request, &record)?;
         let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
         let fua = !self.mode.write_cache;
-        let op = Op::ConditionalWrite { lba, expected, data, record, fua, origin: None };
+        let op = Op::ConditionalWrite { lba, expected, data, record, fua, origin };
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
     }
 

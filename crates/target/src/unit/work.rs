@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use strongroom_block::{Buffer, BufferMut, Lba, StoreSequence};
+use strongroom_iscsi::ahs::Written;
 use strongroom_iscsi::target::{DataSegment, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
@@ -32,10 +34,14 @@ pub(super) enum Work {
     CheckedWrite { lba: Lba, count: u64, wanted_bytes: u64 },
     /// SEAL HOLE.
     Hole { wanted_bytes: u64 },
+    /// VERIFIED, or its effect after a write that was checked on arrival; `ahs` then says where that was stored.
+    Verified { wanted_bytes: u64, ahs: Bytes },
+    /// REGISTER ATTACHMENT.
+    Register,
     /// SYNCHRONIZE CACHE.
     Flush,
     /// What was done is made durable before it is answered (WCE=0).
-    Settle { wanted_bytes: Option<u64> },
+    Settle { wanted_bytes: Option<u64>, ahs: Bytes },
     /// START STOP UNIT with START=0.
     FlushAndStop,
     /// UNMAP, WRITE SAME with UNMAP: what is still to be discarded.
@@ -125,27 +131,25 @@ impl Unit {
                     Err(sense) => check_condition(sense),
                 })
             }
-            (Work::Write { wanted_bytes }, Outcome::Written { repeated, .. }) => {
-                if repeated > 0 {
-                    tracing::debug!(volume = %self.volume.name, repeated, "blocks were there already under the same stamp");
-                }
-                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
+            (Work::Write { wanted_bytes } | Work::Hole { wanted_bytes }, outcome) if is_written(&outcome) => {
+                let ahs = self.where_written(&outcome);
+                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ahs, ..Response::good() })
             }
-            (Work::CheckedWrite { lba, count, wanted_bytes }, Outcome::Written { first, .. }) => {
-                let wanted = Work::Write { wanted_bytes };
+            (Work::CheckedWrite { lba, count, wanted_bytes }, outcome @ Outcome::Written { first, .. }) => {
+                let ahs = self.where_written(&outcome);
                 if first == StoreSequence(0) {
-                    return Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() });
+                    return Next::Done(Response { wanted_bytes: Some(wanted_bytes), ahs, ..Response::good() });
                 }
                 let pairs = (0..count).map(|at| (Lba(lba.0 + at), StoreSequence(first.0 + at))).collect();
-                Next::Again(wanted, Op::Verified { pairs })
+                Next::Again(Work::Verified { wanted_bytes, ahs }, Op::Verified { pairs })
             }
-            (Work::Hole { wanted_bytes }, Outcome::Written { .. })
-            | (Work::Write { wanted_bytes }, Outcome::Verified { .. }) => {
-                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ..Response::good() })
+            (Work::Verified { wanted_bytes, ahs }, Outcome::Verified { .. }) => {
+                Next::Done(Response { wanted_bytes: Some(wanted_bytes), ahs, ..Response::good() })
             }
+            (Work::Register, Outcome::Changed) => Next::Done(Response::good()),
             (Work::Flush, Outcome::Flushed) => Next::Done(Response::good()),
-            (Work::Settle { wanted_bytes }, Outcome::Flushed) => {
-                Next::Done(Response { wanted_bytes, ..Response::good() })
+            (Work::Settle { wanted_bytes, ahs }, Outcome::Flushed) => {
+                Next::Done(Response { wanted_bytes, ahs, ..Response::good() })
             }
             (Work::FlushAndStop, Outcome::Flushed) => {
                 self.started = false;
@@ -176,6 +180,18 @@ impl Unit {
                 tracing::error!(volume = %self.volume.name, "the store answered another question; this is a defect");
                 Next::Done(check_condition(Sense::INTERNAL_FAILURE))
             }
+        }
+    }
+
+    /// What the response to a write of sealed blocks or holes says about it; nothing on a plain unit.
+    fn where_written(&self, outcome: &Outcome) -> Bytes {
+        let &Outcome::Written { first, repeated, superseded } = outcome else { return Bytes::new() };
+        if repeated > 0 || superseded > 0 {
+            tracing::debug!(volume = %self.volume.name, repeated, superseded, "a write had been executed before, or was replayed");
+        }
+        match self.volume.sealed {
+            Some(_) => Written { is_repeat: repeated > 0, first, superseded }.to_segment(),
+            None => Bytes::new(),
         }
     }
 
@@ -277,6 +293,14 @@ impl Unit {
             OpError::NoVersion { lba } => Sense::NO_OLDER_VERSION.at(*lba),
             OpError::Miscompare { offset_bytes } => Sense::MISCOMPARE.at(Lba(*offset_bytes)),
             OpError::StampDiffers { lba, .. } | OpError::NotAbsent { lba } => Sense::MISCOMPARE.at(*lba),
+            OpError::UnknownAttachment { .. } => {
+                tracing::warn!(%volume, %error, "a write is refused");
+                Sense::UNKNOWN_ATTACHMENT
+            }
+            OpError::OperationOverlaps { .. } | OpError::ReplayRefused(_) => {
+                tracing::warn!(%volume, %error, "a write is refused");
+                Sense::INVALID_OPERATION
+            }
             OpError::Medium { lba, .. } | OpError::NotFormatted { lba } => {
                 tracing::error!(%volume, %lba, %error, "a read failed");
                 Sense::UNRECOVERED_READ.at(*lba)
@@ -290,9 +314,6 @@ impl Unit {
             OpError::ReadOnly => Sense::WRITE_PROTECTED,
             OpError::Erasing => Sense::SANITIZE_IN_PROGRESS.so_far(self.store.erase_progress().unwrap_or(0)),
             OpError::Misuse(_)
-            | OpError::UnknownAttachment { .. }
-            | OpError::OperationOverlaps { .. }
-            | OpError::ReplayRefused(_)
             | OpError::NoSuchView
             | OpError::NameTaken(_)
             | OpError::Depended(_)

@@ -15,18 +15,18 @@ use crate::unit::OutwardErrand;
 pub(crate) struct ErrandBack {
     volume: VolumeName,
     /// The opening of the unit that asked: another one knows nothing of it.
-    incarnation: u64,
+    opening: u64,
     token: Token,
     result: ErrandResult,
 }
 
 impl Worker {
     /// Sends what a unit asks of another one.
-    pub(super) fn send_errand(&mut self, volume: &VolumeName, incarnation: u64, outward: OutwardErrand) {
+    pub(super) fn send_errand(&mut self, volume: &VolumeName, opening: u64, outward: OutwardErrand) {
         let OutwardErrand { token, to, asker, op } = outward;
         let (shared, home, asking) = (Arc::clone(&self.shared), self.index, volume.clone());
         let reply = ErrandReply::new(move |result| {
-            let back = ErrandBack { volume: asking, incarnation, token, result };
+            let back = ErrandBack { volume: asking, opening, token, result };
             shared.tell(home, Message::ErrandBack(Box::new(back)));
         });
         // A unit that is closed is not reached: dropping the reply says so.
@@ -58,7 +58,7 @@ impl Worker {
     /// What one of our units asked for is done, or is not.
     pub(super) fn errand_back(&mut self, back: ErrandBack) {
         let Some(Slot::Open(open)) = self.units.get_mut(&back.volume) else { return };
-        if open.unit.incarnation() == back.incarnation {
+        if open.unit.opening() == back.opening {
             open.unit.take_errand_back(back.token, back.result);
             open.submitted = true;
         }

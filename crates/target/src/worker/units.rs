@@ -286,7 +286,7 @@ impl Worker {
                 crate::succession::begin(&self.shared, name);
             }
             let outward = open.unit.take_outward();
-            errands.extend(outward.into_iter().map(|errand| (name.clone(), open.unit.incarnation(), errand)));
+            errands.extend(outward.into_iter().map(|errand| (name.clone(), open.unit.opening(), errand)));
             for Finished { connection, task, .. } in &finished[before..] {
                 open.task_over(*connection, *task);
             }
@@ -304,7 +304,7 @@ impl Worker {
             self.task_finished(connection, task, response);
         }
         self.finished = finished;
-        errands.into_iter().for_each(|(name, incarnation, errand)| self.send_errand(&name, incarnation, errand));
+        errands.into_iter().for_each(|(name, opening, errand)| self.send_errand(&name, opening, errand));
         done.iter().for_each(|pending| self.management_done(pending));
         self.login_again(&again);
     }

@@ -9,7 +9,7 @@ use strongroom_iscsi::initiator::Command;
 use strongroom_scsi::{Sense, vendor};
 use strongroom_target::{Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec};
 
-use crate::support::sealed::{hole, read, record, seal_hole, sealed_write};
+use crate::support::sealed::{ATTACH_ID, hole_of, read, record, registration, seal_hole, sealed_write, stamp};
 use crate::support::{self, Host, Initiator, LUN, MIB, Outcome, pattern};
 
 /// Wraps under a mask, which is told at the end of what it wraps.
@@ -46,7 +46,8 @@ fn renewing_host(dir: tempfile::TempDir, key: &Arc<AtomicU8>, stuck: &Arc<Atomic
 
 /// Formats the volume and writes a block, with a block key.
 fn format_and_write(initiator: &mut Initiator, counter: u64) -> Vec<u8> {
-    let mut absent = hole(0, 256);
+    initiator.run(registration(ATTACH_ID)).good();
+    let mut absent = hole_of(stamp(1 << 40 | counter), 0, 256);
     absent.record = absent.record.with_block_key(&[9; 32]);
     initiator.run(seal_hole(&vendor::encode_holes(&[absent]))).good();
     let data = pattern(counter as u8, 1);

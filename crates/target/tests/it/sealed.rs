@@ -21,7 +21,8 @@ use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
 
 use crate::support::keeper;
 use crate::support::sealed::{
-    format, hole, read, read_version, record, records, returned, seal_hole, sealed_write, stamp,
+    ATTACH_ID, format, hole, read, read_version, record, records, registration, returned, seal_hole, sealed_write,
+    stamp,
 };
 use crate::support::{self, ALICE, BLOCK, Host, Initiator, LUN, MIB, Refused, alice_key, normal, pattern};
 
@@ -322,6 +323,7 @@ fn block_keys_are_raw_in_the_channel_and_wrapped_at_rest() {
         Ok(Arc::new(Mask))
     })));
     let mut initiator = host.channel("vault");
+    initiator.run(registration(ATTACH_ID)).good();
     let list = {
         let mut hole = hole(0, 256);
         hole.record = hole.record.with_block_key(&KEY);

@@ -16,6 +16,7 @@ use strongroom_target::admin::VolumeReport;
 use strongroom_target::{Access, Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec};
 
 use crate::support::keeper::status;
+use crate::support::sealed::registration;
 use crate::support::{self, ALICE, BLOCK, Host, Initiator, LUN, MIB, PATIENCE, alice_key, normal};
 
 /// What the first byte of a block is that does not open.
@@ -64,6 +65,7 @@ fn write(initiator: &mut Initiator, lba: u64, counter: u64, first: u8, key: Opti
 
 fn format(initiator: &mut Initiator, key: Option<&[u8; 32]>) {
     let stamp = Stamp { attach_id: AttachId([3; 16]), counter: 1 << 40 };
+    initiator.run(registration(stamp.attach_id)).good();
     let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(RecordFlags::HOLE), 1, stamp, 0, [9; 16]);
     let record = key.map_or(record.clone(), |key| record.with_block_key(key));
     let list = vendor::encode_holes(&[HoleRecord { start: Lba(0), count: MIB / BLOCK as u64, record }]);

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use bytes::Bytes;
-use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite};
+use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite};
 use strongroom_iscsi::ahs::{self, Hole, SealRecords};
 use strongroom_iscsi::initiator::{
     self, Direction, TaskFunction, TaskId, TaskManagementResult, WriteRecords, WriteSource,
@@ -33,6 +33,8 @@ struct Plan {
     /// Which blocks of a sealed read are holes.
     holes: Vec<bool>,
     sealed: bool,
+    /// Header segments of the response.
+    written: Bytes,
 }
 
 /// What has come back so far.
@@ -236,7 +238,13 @@ impl Model {
             1 => (0x08, Vec::new()),
             _ => (0, Vec::new()),
         };
-        Plan { expected: expected as u32, wanted, direction, status, sense, data, holes, sealed }
+        let mut written = Bytes::new();
+        if sealed && direction == Direction::Write {
+            written =
+                ahs::Written { is_repeat: random.one_in(4), first: StoreSequence(random.below(9)), superseded: 3 }
+                    .to_segment();
+        }
+        Plan { expected: expected as u32, wanted, direction, status, sense, data, holes, sealed, written }
     }
 
     fn complete(&mut self, command: target::Command) {
@@ -254,7 +262,8 @@ impl Model {
             _ => Vec::new(),
         };
         let wanted_bytes = (plan.direction == Direction::Write).then_some(plan.wanted);
-        let response = Response { status: plan.status, sense: plan.sense.clone(), data, wanted_bytes };
+        let (status, sense, ahs) = (plan.status, plan.sense.clone(), plan.written.clone());
+        let response = Response { status, sense, data, ahs, wanted_bytes };
         assert!(self.pair.target.complete(command.task, response), "the task is there");
     }
 
@@ -316,6 +325,7 @@ impl Model {
         }
         assert_eq!((completed.status, completed.response), (plan.status, 0));
         assert_eq!(completed.sense, plan.sense);
+        assert_eq!(completed.ahs, plan.written, "the header segments of the response");
         assert_eq!(completed.residual, Residual::of(plan.expected, plan.wanted), "residuals are exact");
         if plan.direction == Direction::Read {
             let moved = plan.data.len().min(plan.expected as usize);

@@ -10,18 +10,35 @@ use strongroom_scsi::{VendorCommand, cdb, vendor};
 
 use super::{BLOCK, Initiator, LUN, Outcome};
 
+/// What the stamps here are of.
+pub(crate) const ATTACH_ID: AttachId = AttachId([0x5e; 16]);
+
 pub(crate) fn stamp(counter: u64) -> Stamp {
-    Stamp { attach_id: AttachId([0x5e; 16]), counter }
+    Stamp { attach_id: ATTACH_ID, counter }
+}
+
+/// REGISTER ATTACHMENT.
+pub(crate) fn registration(attach_id: AttachId) -> Command {
+    let cdb = VendorCommand::RegisterAttachment { parameter_list_len: vendor::ATTACH_ID_BYTES }.encode();
+    Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(&attach_id.0)))
 }
 
 pub(crate) fn record(counter: u64, block: &[u8]) -> SealRecord {
-    let checksum = keyless_checksum(block);
-    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(0), 1, stamp(counter), checksum, [counter as u8; 16])
+    record_of(stamp(counter), block)
+}
+
+pub(crate) fn record_of(stamp: Stamp, block: &[u8]) -> SealRecord {
+    let (checksum, tag) = (keyless_checksum(block), [stamp.counter as u8; 16]);
+    SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(0), 1, stamp, checksum, tag)
 }
 
 pub(crate) fn hole(start: u64, count: u64) -> HoleRecord {
+    hole_of(stamp(1 << 40 | start), start, count)
+}
+
+pub(crate) fn hole_of(stamp: Stamp, start: u64, count: u64) -> HoleRecord {
     let flags = RecordFlags(RecordFlags::HOLE);
-    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp(1 << 40 | start), 0, [7; 16]);
+    let record = SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, flags, 1, stamp, 0, [7; 16]);
     HoleRecord { start: Lba(start), count, record }
 }
 
@@ -45,6 +62,7 @@ pub(crate) fn read(initiator: &mut Initiator, lba: u64, blocks: u32) -> Outcome 
 }
 
 pub(crate) fn format(initiator: &mut Initiator, blocks: u64) {
+    initiator.run(registration(ATTACH_ID)).good();
     let list = vendor::encode_holes(&[hole(0, blocks)]);
     initiator.run(seal_hole(&list)).good();
 }

@@ -119,6 +119,7 @@ impl FakeUnit {
             sense: Vec::new(),
             residual: Residual::None,
             moved_bytes: 0,
+            ahs: Default::default(),
         };
         match outcome {
             Ok(data) => {
@@ -207,7 +208,7 @@ impl FakeUnit {
                 }
                 Ok(Vec::new())
             }
-            VendorCommand::TakePlace => Err(Sense::INVALID_OPCODE),
+            VendorCommand::TakePlace | VendorCommand::RegisterAttachment { .. } => Err(Sense::INVALID_OPCODE),
             VendorCommand::Verified { .. } => {
                 self.verified.extend(vendor::decode_verified(out).expect("well-formed"));
                 Ok(Vec::new())
