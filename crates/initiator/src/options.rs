@@ -67,6 +67,10 @@ pub struct AttachOptions {
     pub timeouts: Timeouts,
     /// Tell the target which versions opened, so that it need not keep older ones.
     pub verified_feedback: bool,
+    /// A planted fault, for simulations that must find it: what a flush makes durable is taken to be what was acknowledged when its
+    /// response arrives, not when it was sent.
+    #[doc(hidden)]
+    pub marks_flushes_late: bool,
     /// What a read does with a block that does not open.
     pub damaged_reads: DamagedReads,
     /// When we change the keys of what we send through a channel.
@@ -103,6 +107,7 @@ impl AttachOptions {
             limits: Limits::default(),
             timeouts: Timeouts::default(),
             verified_feedback: true,
+            marks_flushes_late: false,
             damaged_reads: DamagedReads::default(),
             rekey: Rekey::default(),
             counters: Arc::new(CryptoCounters::new()),

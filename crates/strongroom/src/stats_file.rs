@@ -54,6 +54,8 @@ struct AttachmentStats {
     commands_sent: u64,
     commands_resent: u64,
     blocks_replayed: u64,
+    blocks_superseded: u64,
+    writes_repeated: u64,
     blocks_failed: u64,
     /// Blocks of which an older version was read, because the newest does not open.
     previous_reads: u64,
@@ -130,6 +132,8 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
         commands_sent: status.engine.commands_sent,
         commands_resent: status.engine.commands_resent,
         blocks_replayed: status.engine.blocks_replayed,
+        blocks_superseded: status.engine.blocks_superseded,
+        writes_repeated: status.engine.writes_repeated,
         blocks_failed: status.engine.blocks_failed,
         previous_reads: device.previous_reads().count,
         rekeys: status.rekeys,

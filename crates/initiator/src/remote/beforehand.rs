@@ -23,8 +23,8 @@ pub struct SealedWrite {
 }
 
 impl RemoteDevice {
-    /// Seals whole blocks for `lba` on, to be written by [`RemoteDevice::submit_sealed`]: soon, and in the order in which they were sealed.
-    /// A target that was told many newer stamps meanwhile looks whether it has these already, which costs it a read.
+    /// Seals whole blocks for `lba` on, to be written by [`RemoteDevice::submit_sealed`]: soon, and in the order in which they were sealed, for a
+    /// target keeps which stamps were used as a bounded number of ranges.
     ///
     /// # Errors
     /// `OutOfRange`, `ReadOnly`, or `NoKey`.

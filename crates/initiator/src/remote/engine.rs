@@ -16,6 +16,7 @@ mod command;
 mod fetch;
 mod finish;
 mod keys;
+mod operation;
 mod part;
 mod ready;
 mod reconnect;
@@ -28,10 +29,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Geometry, Lba};
+use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Geometry, Lba, Stamp};
 
 use super::order::{Range, WriteOrder};
-use super::replay::UnflushedLog;
+use super::replay::{Stored, UnflushedLog};
 use super::sealing::Sealing;
 use super::unit::UnitDescription;
 use super::verdict::Retries;
@@ -41,6 +42,7 @@ use crate::completion::device_error;
 use crate::pipeline::Window;
 use crate::{Limits, Pipeline};
 use command::{Command, CommandKind};
+use operation::Registrations;
 use part::Part;
 use ready::Ready;
 use seal::SealingState;
@@ -52,8 +54,8 @@ const COMMANDS_PER_OP_MAX: u32 = 32;
 /// A target that has commands of ours and neither answers, sends data, nor takes data for so long is taken for mute: we call
 /// it anew, and everything unanswered goes out again.
 ///
-/// A command that legitimately takes longer (a long flush) loses nothing by that: each command says what shall be, not what
-/// shall change, and is the very same when it is sent again, so doing it twice is doing it once. It only begins anew.
+/// A command that legitimately takes longer (a long flush) loses nothing by that: a sealed unit executes no write twice, and on a plain
+/// one each command says what shall be, not what shall change. It only begins anew.
 const MUTE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A command that is not answered for so long, while others are, was lost by the target: not every one answers commands that
 /// another initiator's reset has ended.
@@ -83,6 +85,8 @@ struct Op {
     /// The range that it holds against other writers.
     holds: Option<Range>,
     is_replay: bool,
+    /// Of a replay to a sealed unit: how the unit knew it.
+    stored: Option<Stored>,
     /// Commands made and not completed.
     outstanding: u32,
     /// The next block to cut, and the end.
@@ -127,8 +131,14 @@ pub struct EngineCounters {
     pub commands_sent: u64,
     /// Commands sent again, after an answer that asked for it or a lost connection.
     pub commands_resent: u64,
-    /// Blocks sent again to a target that was restarted.
+    /// Blocks sent again to a target that may have lost them.
     pub blocks_replayed: u64,
+    /// Of these, blocks that the target left out because something newer was stored there.
+    pub blocks_superseded: u64,
+    /// Writes that were sent again and that the target had executed before.
+    pub writes_repeated: u64,
+    /// Attach ids that the target has registered.
+    pub registrations: u64,
     /// Flushes that we made by ourselves, to bound what would be replayed.
     pub own_flushes: u64,
     /// Guarded writes that found another version and were tried again.
@@ -153,6 +163,9 @@ pub(super) struct Engine {
     writes: Window,
     reads: Window,
     replay_ready: VecDeque<usize>,
+    registrations: Registrations,
+    /// The command that registers an attach id, to be sent before any other.
+    registration_ready: Option<usize>,
     delayed: Vec<(Instant, usize)>,
     /// Reads that wait for the answer to a question about their keys.
     awaiting_keys: Vec<(u64, usize)>,
@@ -162,6 +175,8 @@ pub(super) struct Engine {
     next_sequence: u64,
     phase: Phase,
     replay_ops: usize,
+    /// Blocks of it that the target left out.
+    replay_superseded: u64,
     /// Why the replay does not go on: keys that come again are missing.
     replay_waits: Option<DeviceError>,
     /// Since when it has not gone on, whatever connections came and went since.
@@ -174,6 +189,8 @@ pub(super) struct Engine {
     own_flush: bool,
     /// A flush of ours failed: the next flush of the application says so, once.
     lost: Option<DeviceError>,
+    /// A planted fault, for tests of tests: a flush covers what was acknowledged before its response.
+    marks_flushes_late: bool,
     verified: Option<VerifiedFeedback>,
     lba_status_works: bool,
     finished: Vec<FinishedOp>,
@@ -206,6 +223,8 @@ impl Engine {
             writes: Window::new(Pipeline::Auto),
             reads: Window::of_reads(Pipeline::Auto),
             replay_ready: VecDeque::new(),
+            registrations: Registrations::default(),
+            registration_ready: None,
             delayed: Vec::new(),
             awaiting_keys: Vec::new(),
             in_flight: 0,
@@ -213,6 +232,7 @@ impl Engine {
             next_sequence: 0,
             phase: Phase::Down,
             replay_ops: 0,
+            replay_superseded: 0,
             replay_waits: None,
             without_keys_since: None,
             patience: None,
@@ -220,6 +240,7 @@ impl Engine {
             log: UnflushedLog::default(),
             own_flush: false,
             lost: None,
+            marks_flushes_late: false,
             verified,
             lba_status_works: true,
             finished: Vec::new(),
@@ -238,6 +259,11 @@ impl Engine {
     /// The same, whose flushes fail when a replay has waited for keys so long; zero: they wait for ever.
     pub(super) fn with_patience(self, patience: Duration) -> Engine {
         Engine { patience: Some(patience).filter(|patience| !patience.is_zero()), ..self }
+    }
+
+    /// The same with a planted fault, or without: the mark of a flush is taken when its response arrives, not when it is sent.
+    pub(super) fn with_late_flush_marks(self, marks_flushes_late: bool) -> Engine {
+        Engine { marks_flushes_late, ..self }
     }
 
     fn geometry(&self) -> Geometry {
@@ -266,7 +292,7 @@ impl Engine {
                 (Range::new(*lba, u64::from(*count)), false)
             }
             Work::LbaStatus { lba } | Work::ReadVersion { lba, .. } => (Range::new(*lba, 1), false),
-            Work::Flush | Work::Verified { .. } | Work::TakePlace | Work::Capacity => {
+            Work::Flush | Work::Verified { .. } | Work::TakePlace | Work::Register { .. } | Work::Capacity => {
                 (Range { start: 0, end: 0 }, false)
             }
         };
@@ -292,6 +318,7 @@ impl Engine {
             work,
             holds: writes.then_some(range),
             is_replay: false,
+            stored: None,
             outstanding: 0,
             cursor: range,
             error: None,
@@ -304,27 +331,28 @@ impl Engine {
     /// Starts a request that nothing stands in the way of.
     fn start(&mut self, key: usize) {
         match &self.ops[key].work {
-            OpWork::Plain(work) if work.is_cut() => self.cut(key),
+            OpWork::Plain(work) if work.is_cut() => return self.cut(key),
             OpWork::Plain(Work::Flush) => {
                 if let Some(error) = self.lost.take() {
                     self.ops[key].error = Some(error);
                     return self.finish_if_done(key);
                 }
-                self.make_command(key, CommandKind::Flush { mark: 0 });
+                self.make_command(key, CommandKind::Flush { mark: 0 })
             }
             OpWork::Plain(Work::Hole(_)) => self.make_command(key, CommandKind::SealHole),
             OpWork::Plain(Work::Verified { .. }) => self.make_command(key, CommandKind::Verified),
             OpWork::Plain(Work::TakePlace) => self.make_command(key, CommandKind::TakePlace),
+            OpWork::Plain(Work::Register { .. }) => self.make_command(key, CommandKind::Register),
             OpWork::Plain(Work::CryptoErase { .. }) => self.make_command(key, CommandKind::CryptoErase),
             OpWork::Plain(Work::ConditionalWrite { .. }) => self.make_command(key, CommandKind::Conditional),
             OpWork::Part(_) => self.make_command(key, CommandKind::PartRead),
-            OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => self.finish_if_done(key),
+            OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => return self.finish_if_done(key),
             OpWork::Asking(Work::ResealBlock { .. } | Work::ResealHole(_), _) => {
                 self.make_command(key, CommandKind::Reseal)
             }
             OpWork::Asking(..) => self.make_command(key, CommandKind::Ask),
             OpWork::Plain(_) => unreachable!("submit makes the other kinds of work `Part` or `Asking`"),
-        }
+        };
     }
 
     /// Makes the next commands of a request that is cut at the transfer limit.
@@ -365,14 +393,25 @@ impl Engine {
         wanted.min(ours).min(theirs).clamp(1, u64::from(u32::MAX)) as u32
     }
 
-    fn make_command(&mut self, op: usize, kind: CommandKind) {
+    /// A flush that makes durable what the request has just written. Should that have to be sent again, it has the operation id
+    /// that it had.
+    fn flush_written(&mut self, op: usize, operation: Option<Stamp>) {
+        let key = self.make_command(op, CommandKind::Flush { mark: 0 });
+        self.commands[key].operation = operation;
+    }
+
+    fn make_command(&mut self, op: usize, kind: CommandKind) -> usize {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let is_plain = matches!(&self.ops[op].work, OpWork::Plain(Work::Write { records: None, .. }));
         let is_unsealed = is_plain && self.sealing.is_some() && matches!(kind, CommandKind::Write { .. });
+        let stored = self.ops[op].stored.map(|stored| self.stored_part(stored, op, kind));
         let key = self.commands.insert(Command {
             op,
             kind,
+            operation: stored.map(|stored| stored.operation),
+            may_be_done: false,
+            refusals: 0,
             sequence,
             tries: 0,
             retries: Retries::default(),
@@ -387,13 +426,16 @@ impl Engine {
             asked_for_keys: false,
         });
         self.ops[op].outstanding += 1;
-        if self.ops[op].is_replay {
+        if kind == CommandKind::Register {
+            self.registration_ready = Some(key);
+        } else if self.ops[op].is_replay {
             self.replay_ready.push_back(key);
         } else if is_unsealed {
             self.unsealed.push_back(key);
         } else {
             self.ready.add(key, sequence, kind, &self.commands);
         }
+        key
     }
 
     /// What the target has acknowledged and may still lose, in bytes.
@@ -461,7 +503,9 @@ impl Engine {
     /// A command that was sent before, or nearly, is the first of its kind to be sent.
     fn again_ready(&mut self, key: usize) {
         let command = &self.commands[key];
-        if self.ops[command.op].is_replay {
+        if command.kind == CommandKind::Register {
+            self.registration_ready = Some(key);
+        } else if self.ops[command.op].is_replay {
             self.replay_ready.push_front(key);
         } else {
             self.ready.add_first(key, command.kind);

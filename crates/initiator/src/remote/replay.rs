@@ -2,14 +2,16 @@
 //!
 //! A unit with a write cache (WCE) acknowledges before data is durable. When the target's process or machine restarts, what
 //! was not flushed may be gone, and no error tells the application, which rightly believes that its next `fsync` covers it.
-//! So "survives a target restart" needs a copy here. Sealed writes are kept as they were sent: a replayed write has the same
-//! stamp, so the target acknowledges it without writing if it has it already.
+//! So "survives a target restart" needs a copy here. Sealed writes are kept as they were sent, with their operation id and the
+//! store sequence that the target answered: it stores a replayed block only where nothing newer is, whatever other initiators
+//! wrote or replay meanwhile, and not at all if it still has the write.
 //!
 //! What is replayed, and when:
-//! - only after a *restart*, told by the store incarnation in page 0xC0. A connection that broke with the target still
-//!   running lost nothing, and replaying there could undo what another initiator wrote since. A target that does not name an
-//!   incarnation gets a replay after every reconnect: losing acknowledged data is worse;
-//! - of each block only the newest write, so that a block never steps back to an older one on the way;
+//! - only if the store's incarnation in page 0xC0 has changed: otherwise nothing was lost, however often the connection broke or
+//!   the volume was closed. A target that does not name an incarnation gets a replay after every reconnect: losing acknowledged
+//!   data is worse;
+//! - of each block only the newest write, so that a block of a plain unit never steps back to an older one on the way. A sealed
+//!   hole is sent whole, since its seal covers the whole range: its sequence keeps it from newer blocks;
 //! - all of it, before anything else is sent on the new connection. Requests that were in flight come after;
 //! - under the current epoch. If the lease of the keys has ended, it waits until there are keys again (a power cut takes target and
 //!   key server, and the target may be back first), and so do flushes, while reads and writes fail; if they were taken back, it is
@@ -20,7 +22,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use strongroom_block::{Buffer, HoleRecord, Lba};
+use strongroom_block::{AttachId, Buffer, HoleRecord, Lba, Stamp, StoreSequence};
 
 use super::order::Range;
 use super::sealing::Records;
@@ -33,6 +35,25 @@ const ENTRY_BYTES_MIN: usize = 512;
 pub(super) struct Entry {
     pub(super) range: Range,
     pub(super) what: Logged,
+    /// `None` on a plain unit.
+    pub(super) stored: Option<Stored>,
+}
+
+/// How the unit knows a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// The operation id: of the first block; each further block has the next counter.
+    pub(super) operation: Stamp,
+    /// The store sequence of the first block; each further block has the next one.
+    pub(super) first: StoreSequence,
+}
+
+impl Stored {
+    /// Of the block that is `blocks` behind the first.
+    pub(super) fn offset(self, blocks: u64) -> Stored {
+        let operation = Stamp { counter: self.operation.counter.wrapping_add(blocks), ..self.operation };
+        Stored { operation, first: StoreSequence(self.first.0.wrapping_add(blocks)) }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -46,8 +67,15 @@ pub(super) enum Logged {
 }
 
 impl Entry {
-    pub(super) fn write(lba: Lba, block_bytes: usize, data: Buffer, records: Option<Records>) -> Entry {
-        Entry { range: Range::new(lba, (data.len() / block_bytes) as u64), what: Logged::Write { data, records } }
+    pub(super) fn write(
+        lba: Lba,
+        block_bytes: usize,
+        data: Buffer,
+        records: Option<Records>,
+        stored: Option<Stored>,
+    ) -> Entry {
+        let range = Range::new(lba, (data.len() / block_bytes) as u64);
+        Entry { range, what: Logged::Write { data, records }, stored }
     }
 
     fn cost_bytes(&self) -> usize {
@@ -99,18 +127,30 @@ impl UnflushedLog {
         self.flushed(self.mark());
     }
 
-    /// The newest write of each block, in disjoint pieces. Pieces of a hole that was partly overwritten come as
-    /// [`Piece::Absent`]: its seal covers the whole range only, so they must be sealed anew.
+    /// The attach ids of the operations that may be replayed.
+    pub(super) fn attach_ids(&self) -> impl Iterator<Item = AttachId> {
+        self.entries.iter().filter_map(|entry| entry.stored).map(|stored| stored.operation.attach_id)
+    }
+
+    /// The newest write of each block, oldest first, in disjoint pieces, but for sealed holes: they come whole if anything of them is
+    /// left.
     pub(super) fn pieces(&self, block_bytes: usize) -> Vec<Piece> {
         let mut covered = Covered::default();
         let mut pieces = Vec::new();
         for entry in self.entries.iter().rev() {
             let uncovered = covered.add(entry.range);
-            let whole = uncovered == [entry.range];
+            if let Logged::Hole(hole) = &entry.what {
+                if !uncovered.is_empty() {
+                    pieces.push(Piece { what: PieceContent::Hole(hole.clone()), stored: entry.stored });
+                }
+                continue;
+            }
             for range in uncovered {
-                pieces.push(match &entry.what {
+                let from = range.start - entry.range.start;
+                let stored = entry.stored.map(|stored| stored.offset(from));
+                let what = match &entry.what {
                     Logged::Write { data, records } => {
-                        let from = (range.start - entry.range.start) as usize;
+                        let from = from as usize;
                         let count = (range.end - range.start) as usize;
                         let all = (entry.range.end - entry.range.start) as usize;
                         let records = records.as_ref().map(|records| {
@@ -118,11 +158,11 @@ impl UnflushedLog {
                             records.slice(from * each..(from + count) * each)
                         });
                         let data = data.slice(from * block_bytes..(from + count) * block_bytes);
-                        Piece::Write { lba: Lba(range.start), data, records }
+                        PieceContent::Write { lba: Lba(range.start), data, records }
                     }
-                    Logged::Hole(hole) if whole => Piece::Hole(hole.clone()),
-                    Logged::Hole(_) | Logged::Discard => Piece::Absent(range),
-                });
+                    Logged::Hole(_) | Logged::Discard => PieceContent::Discard(range),
+                };
+                pieces.push(Piece { what, stored });
             }
         }
         pieces.reverse();
@@ -132,10 +172,22 @@ impl UnflushedLog {
 
 /// Something to send again.
 #[derive(Clone, Debug)]
-pub(super) enum Piece {
-    Write { lba: Lba, data: Buffer, records: Option<Records> },
+pub(super) struct Piece {
+    pub(super) what: PieceContent,
+    pub(super) stored: Option<Stored>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum PieceContent {
+    Write {
+        lba: Lba,
+        data: Buffer,
+        records: Option<Records>,
+    },
+    /// Sealed units.
     Hole(HoleRecord),
-    Absent(Range),
+    /// Plain units.
+    Discard(Range),
 }
 
 /// Disjoint ranges, start to end.
@@ -177,7 +229,9 @@ mod tests {
 
     fn write(lba: u64, count: usize, mark: u8) -> Entry {
         let records = Records::new(vec![mark; count * 2].into());
-        Entry::write(Lba(lba), BLOCK, Buffer::copy_from(&vec![mark; count * BLOCK]), Some(records))
+        let stamp = Stamp { attach_id: AttachId([1; 16]), counter: u64::from(mark) << 32 };
+        let stored = Stored { operation: stamp, first: StoreSequence(u64::from(mark) << 32) };
+        Entry::write(Lba(lba), BLOCK, Buffer::copy_from(&vec![mark; count * BLOCK]), Some(records), Some(stored))
     }
 
     #[test]
@@ -195,6 +249,28 @@ mod tests {
         assert_eq!((log.bytes(), log.pieces(BLOCK).len()), (0, 0));
     }
 
+    /// The rest of it was overwritten, and a seal covers its whole range only.
+    #[test]
+    fn a_sealed_hole_is_replayed_whole_before_what_was_written_into_it() {
+        let stamp = Stamp { attach_id: AttachId([2; 16]), counter: 9 };
+        let flags = strongroom_block::RecordFlags(strongroom_block::RecordFlags::HOLE);
+        let (suite, mode) = (strongroom_block::Suite::Aes256Gcm, strongroom_block::Mode::Encrypt);
+        let record = strongroom_block::SealRecord::new(suite, mode, flags, 1, stamp, 0, [0; 16]);
+        let hole = HoleRecord { start: Lba(0), count: 4, record };
+        let stored = Some(Stored { operation: stamp, first: StoreSequence(5) });
+        let mut log = UnflushedLog::default();
+        log.push(Entry { range: Range::new(Lba(0), 4), what: Logged::Hole(hole.clone()), stored });
+        log.push(write(1, 1, 7));
+        let pieces = log.pieces(BLOCK);
+        assert!(matches!(&pieces[0].what, PieceContent::Hole(whole) if *whole == hole));
+        assert_eq!(pieces[0].stored, stored);
+        assert!(matches!(pieces[1].what, PieceContent::Write { lba: Lba(1), .. }));
+        assert_eq!(pieces.len(), 2);
+        // Nothing is left of it.
+        log.push(write(0, 4, 8));
+        assert!(log.pieces(BLOCK).iter().all(|piece| matches!(piece.what, PieceContent::Write { .. })));
+    }
+
     proptest! {
         #[test]
         fn the_newest_write_of_each_block_is_replayed_once(
@@ -205,7 +281,8 @@ mod tests {
             for (at, &(lba, count, discard)) in writes.iter().enumerate() {
                 let mark = at as u8 + 1;
                 if discard {
-                    log.push(Entry { range: Range::new(Lba(lba), count as u64), what: Logged::Discard });
+                    let range = Range::new(Lba(lba), count as u64);
+                    log.push(Entry { range, what: Logged::Discard, stored: None });
                 } else {
                     log.push(write(lba, count, mark));
                 }
@@ -215,20 +292,23 @@ mod tests {
             }
             let mut seen: BTreeMap<u64, Option<u8>> = BTreeMap::new();
             for piece in log.pieces(BLOCK) {
-                match piece {
-                    Piece::Write { lba, data, records } => {
+                match piece.what {
+                    PieceContent::Write { lba, data, records } => {
+                        let (stored, begun) = (piece.stored.unwrap(), writes[usize::from(data[0]) - 1].0);
+                        let first = (u64::from(data[0]) << 32) + lba.0 - begun;
+                        prop_assert_eq!((stored.operation.counter, stored.first.0), (first, first));
                         let records = records.unwrap();
                         for (at, block) in data.chunks(BLOCK).enumerate() {
                             prop_assert_eq!(&records[at * 2..at * 2 + 2], &[block[0]; 2][..]);
                             prop_assert!(seen.insert(lba.0 + at as u64, Some(block[0])).is_none());
                         }
                     }
-                    Piece::Absent(range) => {
+                    PieceContent::Discard(range) => {
                         for block in range.start..range.end {
                             prop_assert!(seen.insert(block, None).is_none());
                         }
                     }
-                    Piece::Hole(_) => prop_assert!(false, "none was logged"),
+                    PieceContent::Hole(_) => prop_assert!(false, "none was logged"),
                 }
             }
             prop_assert_eq!(seen, model);

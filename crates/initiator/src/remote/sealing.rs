@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use strongroom_block::{
     BlockSize, Buffer, BufferMut, DeviceError, DeviceErrorKind, HoleRecord, Lba, OpenError, RecordError, SealRecord,
-    StoreSequence,
+    Stamp, StoreSequence,
 };
 use strongroom_iscsi::ahs;
 use strongroom_seal::VolumeSealer;
@@ -105,6 +105,17 @@ impl Records {
     /// The epoch that they were sealed under, all of them.
     pub(crate) fn epoch(&self) -> u32 {
         u32::from_be_bytes(self.0[4..8].try_into().expect("4 bytes"))
+    }
+
+    /// The stamp of the first one.
+    pub(crate) fn first_stamp(&self) -> Stamp {
+        self.stamp_at(0)
+    }
+
+    /// The stamp of the record that begins at byte `from`.
+    pub(crate) fn stamp_at(&self, from: usize) -> Stamp {
+        // Version, suite, mode, flags and epoch come first in a record, then the stamp.
+        Stamp::from_bytes(self.0[from + 8..from + 32].try_into().expect("24 bytes"))
     }
 
     /// For the session, which shows them no more than we do.
@@ -365,11 +376,8 @@ impl Sealing {
         Ok(matches!(&*sealer, VolumeSealer::Blind(_)) && sealer.context().epoch != epoch)
     }
 
-    /// Blocks that were sealed and not sent, or must be sent again: sealed anew if the epoch has moved on since, or `None`.
-    pub(crate) fn freshen(&self, lba: Lba, sealed: &SealedBlocks) -> Result<Option<SealedBlocks>, DeviceError> {
-        if !self.is_stale(sealed.records.epoch())? {
-            return Ok(None);
-        }
+    /// Opens blocks that we sealed and seals them again, under the current epoch and new stamps.
+    pub(crate) fn seal_again(&self, lba: Lba, sealed: &SealedBlocks) -> Result<SealedBlocks, DeviceError> {
         let sealer = self.sealer()?;
         let mut plain = BufferMut::to_fill(sealed.data.len());
         let block_bytes = self.block_size.len();
@@ -379,7 +387,7 @@ impl Sealing {
             let record = SealRecord::decode(record).expect("made by us");
             sealer.open_into(Lba(at), &record, sealed, plain).map_err(|error| self.not_opened(Lba(at), error))?;
         }
-        self.seal(lba, &plain).map(Some)
+        self.seal(lba, &plain)
     }
 
     /// Opens one version of a block into `out`.

@@ -29,6 +29,8 @@ pub(super) enum Verdict {
     NoOlderVersion,
     /// The unit does not know the command.
     NotSupported,
+    /// The unit does not know the attach id of a write, and has not executed it now.
+    UnknownAttachment,
     /// Over.
     Fail(DeviceError),
 }
@@ -95,6 +97,7 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdic
         }
         SenseKey::IllegalRequest if sense.is(&Sense::NO_OLDER_VERSION) => Verdict::NoOlderVersion,
         SenseKey::IllegalRequest if sense.is(&Sense::INVALID_OPCODE) => Verdict::NotSupported,
+        SenseKey::IllegalRequest if sense.is(&Sense::UNKNOWN_ATTACHMENT) => Verdict::UnknownAttachment,
         SenseKey::IllegalRequest if sense.is(&Sense::DOES_NOT_OPEN) => fail(
             DeviceErrorKind::Refused,
             "the target, which opens what arrives, cannot open this block, and wrote nothing: it has another key than this initiator, or \

@@ -2,7 +2,9 @@
 
 use std::sync::mpsc::SyncSender;
 
-use strongroom_block::{Buffer, BufferMut, DeviceError, Geometry, HoleRecord, Lba, SealRecord, StoreSequence, Token};
+use strongroom_block::{
+    AttachId, Buffer, BufferMut, DeviceError, Geometry, HoleRecord, Lba, SealRecord, StoreSequence, Token,
+};
 use strongroom_scsi::provisioning::LbaStatus;
 
 use super::sealing::Records;
@@ -112,6 +114,10 @@ pub(super) enum Work {
     },
     /// The unit takes the place of the one whose successor it was made to be.
     TakePlace,
+    /// The unit is to know an attach id before operations under it are sent.
+    Register {
+        attach_id: AttachId,
+    },
 }
 
 impl Work {
@@ -140,7 +146,8 @@ impl Work {
             | Work::ReadVersion { .. }
             | Work::Survey { .. }
             | Work::Verified { .. }
-            | Work::TakePlace => false,
+            | Work::TakePlace
+            | Work::Register { .. } => false,
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, SealRecord, StoreSequence};
+use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, SealRecord, Stamp, StoreSequence};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
+use super::part::ABSENT;
 use super::seal::SealingState;
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::Limits;
@@ -29,6 +30,12 @@ const UNFLUSHED_WINDOWS: usize = 8;
 pub(super) struct Command {
     pub(super) op: usize,
     pub(super) kind: CommandKind,
+    /// The operation id, where it is not the stamp of the first seal record.
+    pub(super) operation: Option<Stamp>,
+    /// It was sent and not answered in a way that says that it was not executed.
+    pub(super) may_be_done: bool,
+    /// How often the unit did not know its attach id.
+    pub(super) refusals: u32,
     /// Order of making; kept over reconnects.
     pub(super) sequence: u64,
     pub(super) tries: u32,
@@ -77,6 +84,7 @@ pub(super) enum CommandKind {
     },
     Verified,
     TakePlace,
+    Register,
     CryptoErase,
     /// READ VERSION, GET LBA STATUS, READ CAPACITY, or a probe for holes.
     Ask,
@@ -94,9 +102,11 @@ impl CommandKind {
             | CommandKind::Write { lba, .. }
             | CommandKind::Unmap { lba, .. }
             | CommandKind::WriteZeros { lba, .. } => Some(lba),
-            CommandKind::Flush { .. } | CommandKind::Verified | CommandKind::TakePlace | CommandKind::CryptoErase => {
-                None
-            }
+            CommandKind::Flush { .. }
+            | CommandKind::Verified
+            | CommandKind::TakePlace
+            | CommandKind::Register
+            | CommandKind::CryptoErase => None,
             CommandKind::SealHole
             | CommandKind::Ask
             | CommandKind::Conditional
@@ -143,9 +153,12 @@ impl Op {
                 | Work::ResealBlock { lba, .. }
                 | Work::ConditionalWrite { lba, .. } => *lba,
                 Work::Hole(hole) | Work::ResealHole(hole) => hole.start,
-                Work::Flush | Work::Capacity | Work::Verified { .. } | Work::TakePlace | Work::CryptoErase { .. } => {
-                    Lba(0)
-                }
+                Work::Flush
+                | Work::Capacity
+                | Work::Verified { .. }
+                | Work::TakePlace
+                | Work::Register { .. }
+                | Work::CryptoErase { .. } => Lba(0),
             },
         }
     }
@@ -157,7 +170,11 @@ impl Engine {
         loop {
             let key = self.next_ready()?;
             self.read_again_if_stale(key);
-            match self.freshen(key).and_then(|()| self.build(key)) {
+            let fresh = self.freshen(key);
+            if fresh.is_ok() && self.registers_first(key) {
+                continue;
+            }
+            match fresh.map(|()| self.build(key)) {
                 Ok(scsi) => return Some((CommandId(key), self.sent(key, scsi))),
                 Err(error) if self.waits_with_the_replay(key, &error) => {}
                 // There is no key to seal it with, any more.
@@ -172,10 +189,12 @@ impl Engine {
         }
         match self.phase {
             Phase::Down => None,
+            _ if self.registration_ready.is_some() => self.registration_ready.take(),
             Phase::Replaying if self.replay_waits.is_some() => {
                 self.fail_without_keys();
                 None
             }
+            Phase::Replaying if self.registrations.is_pending() => None,
             Phase::Replaying => self.replay_ready.pop_front(),
             Phase::Up => {
                 self.flush_if_the_log_is_full();
@@ -227,7 +246,7 @@ impl Engine {
             // It grows with the window, which therefore must not take this for a want of writes.
             self.writes.held_back();
         }
-        let write = write.filter(|_| log_has_room);
+        let write = write.filter(|_| log_has_room && !self.registrations.is_pending());
         let write = write.filter(|key| self.writes.may_send(self.data_bytes(*key)));
         let read = self.ready.reads.front().copied();
         let read = read.filter(|key| self.reads.may_send(self.data_bytes(*key)));
@@ -261,7 +280,7 @@ impl Engine {
     pub(super) fn make_own_flush(&mut self) {
         self.own_flush = true;
         self.counters.own_flushes += 1;
-        let key = self.insert_own_flush();
+        let key = self.insert_own(Work::Flush);
         self.make_command(key, CommandKind::Flush { mark: 0 });
     }
 
@@ -272,26 +291,24 @@ impl Engine {
         fixed.max(window.saturating_mul(UNFLUSHED_WINDOWS).min(Limits::PINNED_BYTES_MAX))
     }
 
-    fn build(&self, key: usize) -> Result<ScsiCommand, DeviceError> {
+    fn build(&self, key: usize) -> ScsiCommand {
         let command = &self.commands[key];
         let op = &self.ops[command.op];
         let lun = self.unit.wire_lun();
         let bytes_of = |count: u32| count << self.geometry().block_size.shift();
-        Ok(match (command.kind, &op.work) {
+        match (command.kind, &op.work) {
             (CommandKind::Read { lba, count }, _) => ScsiCommand {
                 sealed_block_bytes: self.sealed_block_bytes(),
                 ..ScsiCommand::read(lun, cdb::read_16(lba, count), bytes_of(count))
             },
             (CommandKind::Write { lba, count }, OpWork::Plain(Work::Write { fua, .. })) => {
                 let (data, records) = self.blocks_to_write(key);
-                ScsiCommand::write(lun, cdb::write_16(lba, count, *fua), self.write_source(data, records))
+                let source = self.write_source(data, records);
+                let ahs = self.write_segments(key, None);
+                ScsiCommand { ahs, ..ScsiCommand::write(lun, cdb::write_16(lba, count, *fua), source) }
             }
             (CommandKind::Flush { .. }, _) => ScsiCommand::without_data(lun, cdb::synchronize_cache_10()),
-            (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) => {
-                let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
-                let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
-                ScsiCommand::write(lun, cdb, WriteSource::plain(list))
-            }
+            (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) => self.build_hole(key, hole, None),
             (CommandKind::Unmap { lba, count }, _) => {
                 let list = Buffer::copy_from(&provisioning::unmap_parameters(&[(lba, count)]));
                 ScsiCommand::write(lun, cdb::unmap(list.len() as u16), WriteSource::plain(list))
@@ -305,28 +322,28 @@ impl Engine {
                 let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
                 ScsiCommand::write(lun, cdb, WriteSource::plain(list))
             }
+            (CommandKind::Register, OpWork::Plain(Work::Register { attach_id })) => self.build_registration(*attach_id),
             (CommandKind::TakePlace, _) => ScsiCommand::without_data(lun, VendorCommand::TakePlace.encode()),
             (CommandKind::CryptoErase, OpWork::Plain(Work::CryptoErase { epoch, .. })) => {
                 self.build_crypto_erase(*epoch)
             }
             (CommandKind::Ask, OpWork::Asking(work, found)) => self.build_question(work, found),
             (CommandKind::Conditional, OpWork::Plain(Work::ConditionalWrite { lba, expected, data, records })) => {
-                if let Some(sealing) = &self.sealing
-                    && sealing.is_stale(records.epoch())?
-                {
-                    let message = "the volume has a new key epoch since the block was sealed; try again";
-                    return Err(device_error(DeviceErrorKind::Refused, Some(*lba), message));
-                }
-                self.build_conditional(*lba, expected, data.clone(), records.clone())
+                self.build_conditional(key, *lba, expected, data.clone(), records.clone())
             }
-            (CommandKind::Reseal, OpWork::Asking(work, _)) => self.build_reseal(work)?,
+            (CommandKind::Reseal, OpWork::Asking(Work::ResealBlock { lba, expected, data, records }, _)) => {
+                self.build_conditional(key, *lba, expected, data.clone(), records.clone())
+            }
+            (CommandKind::Reseal, OpWork::Asking(Work::ResealHole(hole), _)) => {
+                self.build_hole(key, hole, Some(&ABSENT))
+            }
             (CommandKind::PartRead, OpWork::Part(part)) => ScsiCommand {
                 sealed_block_bytes: self.sealed_block_bytes(),
                 ..ScsiCommand::read(lun, cdb::read_16(part.lba, 1), bytes_of(1))
             },
-            (CommandKind::PartWrite, OpWork::Part(part)) => self.build_part_write(part),
+            (CommandKind::PartWrite, OpWork::Part(part)) => self.build_part_write(key, part),
             (kind, _) => unreachable!("{kind:?} is only made for the work that it belongs to"),
-        })
+        }
     }
 
     fn build_question(&self, work: &Work, found: &Found) -> ScsiCommand {
@@ -354,22 +371,6 @@ impl Engine {
                 }
             }
             _ => unreachable!("only questions are asked"),
-        }
-    }
-
-    pub(super) fn build_conditional(
-        &self,
-        lba: Lba,
-        expected: &[u8; 24],
-        data: Buffer,
-        records: Records,
-    ) -> ScsiCommand {
-        let mut segments = Vec::new();
-        ahs::push_expected_stamp(&mut segments, expected);
-        let cdb = VendorCommand::ConditionalWrite { lba, count: 1 }.encode();
-        ScsiCommand {
-            ahs: segments.into(),
-            ..ScsiCommand::write(self.unit.wire_lun(), cdb, self.write_source(data, Some(records)))
         }
     }
 

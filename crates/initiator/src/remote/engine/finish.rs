@@ -2,18 +2,20 @@
 
 use std::time::Instant;
 
-use strongroom_block::{DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{DeviceError, DeviceErrorKind, Lba, Stamp};
+use strongroom_iscsi::ahs::Written;
 use strongroom_iscsi::initiator::Completed;
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::provisioning::parse_lba_status;
 use strongroom_scsi::{Sense, SenseKey, Status};
 
-use super::command::CommandKind;
+use super::command::{Command, CommandKind};
+use super::operation::may_have_been_executed;
 use super::seal::SealingState;
 use super::{CommandId, Engine, Op, OpWork};
 use crate::completion::device_error;
 use crate::remote::order::Range;
-use crate::remote::replay::{Entry, Logged};
+use crate::remote::replay::{Entry, Logged, Stored};
 use crate::remote::verdict::{Verdict, judge};
 use crate::remote::work::{Answer, FinishedOp, Reply, Survey, Work};
 
@@ -44,6 +46,19 @@ impl Engine {
                 None => self.check_length(kind, op_key, completed),
             };
         }
+        let mut written = None;
+        if verdict == Verdict::Done {
+            match self.written(kind, completed) {
+                Ok(found) => written = found,
+                Err(why) => verdict = Verdict::Fail(device_error(DeviceErrorKind::Hardware, lba, why)),
+            }
+        }
+        if verdict == Verdict::UnknownAttachment {
+            match self.attachment_forgotten(id.0) {
+                Ok(()) => return,
+                Err(error) => verdict = Verdict::Fail(error),
+            }
+        }
         if let Verdict::Fail(error) = &verdict
             && error.kind == DeviceErrorKind::NoKey
             && self.waits_for_keys(id, error.lba)
@@ -51,16 +66,19 @@ impl Engine {
             return;
         }
         if let Verdict::Retry(after) = verdict {
-            self.commands[id.0].error = None;
+            let command = &mut self.commands[id.0];
+            command.error = None;
+            command.may_be_done |= kind.writes() && may_have_been_executed(completed);
             if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
                 found.forget();
             }
             return self.delay(now, after, id.0);
         }
-        let sealing = self.commands.remove(id.0).sealing;
+        let operation = self.operation_id(id.0);
+        let command = self.commands.remove(id.0);
         self.ops[op_key].outstanding -= 1;
         match verdict {
-            Verdict::Done => self.command_done(op_key, kind, sealing),
+            Verdict::Done => self.command_done(command, operation, written),
             Verdict::Miscompare if kind == CommandKind::PartWrite => self.part_miscompared(op_key),
             Verdict::Miscompare if kind == CommandKind::Reseal => {
                 if let OpWork::Asking(_, found) = &mut self.ops[op_key].work {
@@ -101,35 +119,52 @@ impl Engine {
         Verdict::Fail(device_error(DeviceErrorKind::Medium, lba, message))
     }
 
-    fn command_done(&mut self, key: usize, kind: CommandKind, sealing: SealingState) {
+    /// `operation` and `written`: what a write was and what became of it, on a sealed unit.
+    fn command_done(&mut self, command: Command, operation: Option<Stamp>, written: Option<Written>) {
+        let Command { op: key, kind, sealing, .. } = command;
         let is_replay = self.ops[key].is_replay;
+        let is_repeat = written.is_some_and(|written| written.is_repeat);
+        self.counters.writes_repeated += u64::from(is_repeat);
+        let stored = operation.zip(written).map(|(operation, written)| Stored { operation, first: written.first });
         match kind {
             CommandKind::Flush { mark } => {
+                let mark = if self.marks_flushes_late { self.log.mark() } else { mark };
                 self.log.flushed(mark);
                 self.finish_if_done(key);
             }
             CommandKind::PartRead => self.part_was_read(key),
-            CommandKind::PartWrite => self.part_was_written(key),
+            // It was executed before, and is durable.
+            CommandKind::PartWrite | CommandKind::Conditional if is_repeat => self.finish_if_done(key),
+            // A part, and what depends on a condition, is durable before it is acknowledged: see `part`.
+            CommandKind::PartWrite | CommandKind::Conditional => self.flush_written(key, operation),
             // A replayed write is in the log already.
-            _ if is_replay => self.cut_or_finish(key),
+            _ if is_replay => {
+                let superseded = written.map_or(0, |written| written.superseded);
+                self.counters.blocks_superseded += u64::from(superseded);
+                self.replay_superseded += u64::from(superseded);
+                self.cut_or_finish(key);
+            }
+            // Durable: it need not be sent again, and must not be.
+            CommandKind::Write { .. } | CommandKind::SealHole if is_repeat => self.cut_or_finish(key),
             CommandKind::Write { lba, count } => {
                 if let OpWork::Plain(Work::Write { lba: first, data, records, .. }) = &self.ops[key].work {
                     let (data, records) = match sealing {
                         SealingState::Done(sealed) => (sealed.data, Some(sealed.records)),
                         _ => self.part_of_write(*first, data, records.as_ref(), lba, count),
                     };
-                    self.log.push(Entry::write(lba, self.block_bytes(), data, records));
+                    self.log.push(Entry::write(lba, self.block_bytes(), data, records, stored));
                 }
                 self.cut_or_finish(key);
             }
             CommandKind::Unmap { lba, count } | CommandKind::WriteZeros { lba, count } => {
-                self.log.push(Entry { range: Range::new(lba, u64::from(count)), what: Logged::Discard });
+                let range = Range::new(lba, u64::from(count));
+                self.log.push(Entry { range, what: Logged::Discard, stored: None });
                 self.cut_or_finish(key);
             }
             CommandKind::SealHole => {
                 if let OpWork::Plain(Work::Hole(hole)) = &self.ops[key].work {
                     let range = Range::new(hole.start, hole.count);
-                    self.log.push(Entry { range, what: Logged::Hole(hole.clone()) });
+                    self.log.push(Entry { range, what: Logged::Hole(hole.clone()), stored });
                 }
                 self.finish_if_done(key);
             }
@@ -139,9 +174,11 @@ impl Engine {
                 self.lost = None;
                 self.finish_if_done(key);
             }
-            // As with a part: durable before it is acknowledged, for the log would send it again without its condition.
-            CommandKind::Conditional => self.make_command(key, CommandKind::Flush { mark: 0 }),
             CommandKind::Read { .. } => self.cut_or_finish(key),
+            CommandKind::Register => {
+                self.registered();
+                self.finish_if_done(key);
+            }
             // Not kept to be sent again: whoever reseals looks whether the target was restarted.
             CommandKind::Verified | CommandKind::TakePlace | CommandKind::Ask | CommandKind::Reseal => {
                 self.finish_if_done(key);
@@ -171,8 +208,12 @@ impl Engine {
                 self.log.give_up();
             }
         }
+        let refused = (kind == CommandKind::Register).then(|| error.clone());
         self.ops[key].error.get_or_insert(error);
         self.cut_or_finish(key);
+        if let Some(error) = refused {
+            self.registration_failed(&error);
+        }
     }
 
     fn cut_or_finish(&mut self, key: usize) {
@@ -224,13 +265,15 @@ impl Engine {
         }
     }
 
-    pub(super) fn insert_own_flush(&mut self) -> usize {
+    /// A request of the engine's own.
+    pub(super) fn insert_own(&mut self, work: Work) -> usize {
         self.ops.insert(Op {
             reply: Reply::Nobody,
             cost_bytes: 0,
-            work: OpWork::Plain(Work::Flush),
+            work: OpWork::Plain(work),
             holds: None,
             is_replay: false,
+            stored: None,
             outstanding: 0,
             cursor: Range { start: 0, end: 0 },
             error: None,

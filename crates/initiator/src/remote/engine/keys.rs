@@ -3,17 +3,14 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use strongroom_block::{Buffer, DeviceError, Lba};
+use strongroom_block::{DeviceError, Lba};
 use strongroom_iscsi::ahs;
-use strongroom_iscsi::initiator::{Command as ScsiCommand, WriteSource};
-use strongroom_scsi::{VendorCommand, cdb, vendor};
+use strongroom_iscsi::initiator::Command as ScsiCommand;
+use strongroom_scsi::cdb;
 
 use super::command::CommandKind;
-use super::part::ABSENT;
-use super::seal::SealingState;
 use super::{CommandId, Engine, OpWork};
-use crate::remote::sealing::SealedBlocks;
-use crate::remote::work::{Reply, Work};
+use crate::remote::work::Reply;
 
 impl Engine {
     /// Keys were asked for, are others, or gone: reads whose question was answered are tried once more, and what was sealed under older
@@ -53,60 +50,11 @@ impl Engine {
         true
     }
 
-    /// Under the epoch that is current when it is sent.
-    pub(super) fn build_reseal(&self, work: &Work) -> Result<ScsiCommand, DeviceError> {
-        let sealing = self.sealing.as_ref().expect("only sealed units are resealed");
-        match work {
-            Work::ResealBlock { lba, expected, data, records } => {
-                let sealed = SealedBlocks { data: data.clone(), records: records.clone() };
-                let SealedBlocks { data, records } = sealing.freshen(*lba, &sealed)?.unwrap_or(sealed);
-                Ok(self.build_conditional(*lba, expected, data, records))
-            }
-            Work::ResealHole(hole) => {
-                let fresh = match sealing.is_stale(hole.record.epoch())? {
-                    true => Some(sealing.seal_hole(hole.start, hole.count)?),
-                    false => None,
-                };
-                let hole = fresh.as_ref().unwrap_or(hole);
-                let list = Buffer::copy_from(&vendor::encode_holes(std::slice::from_ref(hole)));
-                let cdb = VendorCommand::SealHole { parameter_list_len: list.len() as u32 }.encode();
-                let mut segments = Vec::new();
-                ahs::push_expected_stamp(&mut segments, &ABSENT);
-                let ahs = segments.into();
-                Ok(ScsiCommand { ahs, ..ScsiCommand::write(self.unit.wire_lun(), cdb, WriteSource::plain(list)) })
-            }
-            _ => unreachable!("nothing else is resealed"),
-        }
-    }
-
     pub(super) fn build_crypto_erase(&self, epoch: u32) -> ScsiCommand {
         let mut segments = Vec::new();
         ahs::push_keys_destroyed(&mut segments, epoch);
         let cdb = cdb::sanitize_crypto_erase();
         ScsiCommand { ahs: segments.into(), ..ScsiCommand::without_data(self.unit.wire_lun(), cdb) }
-    }
-
-    /// What was sealed under an epoch that is over is sealed anew, and kept so: what is sent again, and what the log keeps, is what was
-    /// sent. The old epoch's key may be gone by then.
-    pub(super) fn freshen(&mut self, key: usize) -> Result<(), DeviceError> {
-        let Some(sealing) = &self.sealing else { return Ok(()) };
-        let command = &self.commands[key];
-        match (command.kind, &self.ops[command.op].work) {
-            (CommandKind::Write { lba, .. }, _) => {
-                if let (data, Some(records)) = self.blocks_to_write(key)
-                    && let Some(fresh) = sealing.freshen(lba, &SealedBlocks { data, records })?
-                {
-                    self.commands[key].sealing = SealingState::Done(Box::new(fresh));
-                }
-            }
-            (CommandKind::SealHole, OpWork::Plain(Work::Hole(hole))) if sealing.is_stale(hole.record.epoch())? => {
-                let fresh = sealing.seal_hole(hole.start, hole.count)?;
-                let op = command.op;
-                self.ops[op].work = OpWork::Plain(Work::Hole(fresh));
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Whether a command failed for keys that come again, and is part of a replay: what the application believes to be written is not
@@ -167,13 +115,14 @@ impl Engine {
         }
     }
 
-    /// Part of a block that was merged and sealed under an epoch that is over, or that cannot be told to be current, begins anew: without
+    /// Part of a block that was merged, never sent, and sealed under an epoch that is over, or that cannot be told to be current, begins anew: without
     /// keys it then fails where it opens what it read.
     pub(super) fn read_again_if_stale(&mut self, key: usize) {
         let command = &self.commands[key];
         if command.kind == CommandKind::PartWrite
+            && !command.may_be_done
             && let (OpWork::Part(part), Some(sealing)) = (&self.ops[command.op].work, &self.sealing)
-            && part.sealed_epoch().is_some_and(|epoch| sealing.is_stale(epoch) != Ok(false))
+            && part.sealed().is_some_and(|blocks| sealing.is_stale(blocks.records.epoch()) != Ok(false))
         {
             self.commands[key].kind = CommandKind::PartRead;
         }

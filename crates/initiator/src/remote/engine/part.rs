@@ -2,8 +2,8 @@
 //!
 //! On a sealed unit CONDITIONAL WRITE guards by the stamp that was read, on a plain one COMPARE AND WRITE by the contents.
 //! Nothing is ever written back unguarded. Writers of this initiator are kept apart by `order` already; the guard is against
-//! other initiators, and a miscompare starts over. After a lost connection the same write may find itself: that counts as
-//! done.
+//! other initiators, and a miscompare starts over. After a lost connection a sealed unit knows whether it has executed the write; on a
+//! plain one the same write may find itself, which counts as done.
 //!
 //! A part is durable when it is acknowledged: a flush follows each. That costs a flush for every part (a file system with the
 //! volume's block size writes none), and buys that a part is never replayed: after a restart of the target that would put the
@@ -45,7 +45,6 @@ enum Attempt {
     Sealed {
         expected: [u8; 24],
         blocks: SealedBlocks,
-        stamp: [u8; 24],
     },
     /// What must be there and what shall be, one block each, back to back.
     Plain {
@@ -59,11 +58,18 @@ impl Part {
         Part { lba, offset_bytes, data, fua, tries: 0, block, found: ABSENT, attempt: None }
     }
 
-    /// The epoch of the write under way, if it was sealed.
-    pub(super) fn sealed_epoch(&self) -> Option<u32> {
+    /// The write under way, if it is sealed.
+    pub(super) fn sealed(&self) -> Option<&SealedBlocks> {
         match &self.attempt {
-            Some(Attempt::Sealed { blocks, .. }) => Some(blocks.records.epoch()),
+            Some(Attempt::Sealed { blocks, .. }) => Some(blocks),
             _ => None,
+        }
+    }
+
+    /// The write under way is sealed like this now.
+    pub(super) fn sealed_again(&mut self, sealed: SealedBlocks) {
+        if let Some(Attempt::Sealed { blocks, .. }) = &mut self.attempt {
+            *blocks = sealed;
         }
     }
 
@@ -79,7 +85,8 @@ impl Part {
     fn is_done(&self) -> bool {
         match &self.attempt {
             None => false,
-            Some(Attempt::Sealed { stamp, .. }) => *stamp == self.found,
+            // A sealed unit executes nothing twice, and says so when it is asked to.
+            Some(Attempt::Sealed { .. }) => false,
             Some(Attempt::Plain { both }) => both[self.block.len()..] == self.block[..],
         }
     }
@@ -97,7 +104,7 @@ impl Engine {
     pub(super) fn part_was_read(&mut self, key: usize) {
         let OpWork::Part(part) = &mut self.ops[key].work else { unreachable!("only parts read parts") };
         if part.is_done() {
-            return self.part_was_written(key);
+            return self.flush_written(key, None);
         }
         let changed = part.changed();
         let attempt = match &self.sealing {
@@ -117,11 +124,9 @@ impl Engine {
                 new.copy_from_slice(&changed);
                 Ok(Attempt::Plain { both: both.freeze() })
             }
-            Some(sealing) => sealing.seal(part.lba, &changed).map(|blocks| {
-                // Version, suite, mode, flags and epoch come first in a record, then the stamp.
-                let stamp = blocks.records[8..32].try_into().expect("24 bytes");
-                Attempt::Sealed { expected: part.found, blocks, stamp }
-            }),
+            Some(sealing) => {
+                sealing.seal(part.lba, &changed).map(|blocks| Attempt::Sealed { expected: part.found, blocks })
+            }
         };
         match attempt {
             Ok(attempt) => {
@@ -135,10 +140,10 @@ impl Engine {
         }
     }
 
-    pub(super) fn build_part_write(&self, part: &Part) -> ScsiCommand {
+    pub(super) fn build_part_write(&self, key: usize, part: &Part) -> ScsiCommand {
         match part.attempt.as_ref().expect("made before the command") {
-            Attempt::Sealed { expected, blocks, .. } => {
-                self.build_conditional(part.lba, expected, blocks.data.clone(), blocks.records.clone())
+            Attempt::Sealed { expected, blocks } => {
+                self.build_conditional(key, part.lba, expected, blocks.data.clone(), blocks.records.clone())
             }
             Attempt::Plain { both } => ScsiCommand::write(
                 self.unit.wire_lun(),
@@ -148,12 +153,6 @@ impl Engine {
         }
     }
 
-    /// Our write is in place: make it durable before it is acknowledged. So it never enters the log: a replay would put the
-    /// whole block back, with what other initiators changed in the rest of it since.
-    pub(super) fn part_was_written(&mut self, key: usize) {
-        self.make_command(key, CommandKind::Flush { mark: 0 });
-    }
-
     /// Somebody else wrote the block in between.
     pub(super) fn part_miscompared(&mut self, key: usize) {
         self.counters.guarded_retries += 1;
@@ -161,7 +160,8 @@ impl Engine {
         let OpWork::Part(part) = &mut op.work else { unreachable!("only parts write parts") };
         part.tries += 1;
         if part.tries < TRIES_MAX {
-            return self.make_command(key, CommandKind::PartRead);
+            self.make_command(key, CommandKind::PartRead);
+            return;
         }
         op.error = Some(device_error(
             DeviceErrorKind::Refused,

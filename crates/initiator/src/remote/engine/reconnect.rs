@@ -5,10 +5,9 @@ use std::sync::Arc;
 use strongroom_block::{DeviceError, Lba};
 
 use super::command::CommandKind;
-use super::finish::lost;
 use super::{Engine, Op, OpWork, Phase, Ready};
 use crate::remote::order::{Range, WriteOrder};
-use crate::remote::replay::Piece;
+use crate::remote::replay::{Piece, PieceContent, Stored};
 use crate::remote::unit::UnitDescription;
 use crate::remote::work::{FinishedOp, Reply, Work};
 
@@ -29,43 +28,31 @@ impl Engine {
         let pieces = self.log.pieces(self.block_bytes());
         let mut works = Vec::with_capacity(pieces.len());
         for piece in pieces {
-            match self.replay_work(piece) {
-                Ok(work) => works.push(work),
-                Err(error) if self.is_passing(&error) => {
-                    tracing::warn!(%error, "unflushed writes are sent again when there are keys");
-                    self.replay_waits = Some(error);
-                    return;
-                }
-                Err(error) => drop(self.lost.get_or_insert_with(|| lost(&error))),
-            }
+            works.push(self.replay_work(piece));
         }
         if !works.is_empty() {
             tracing::info!(pieces = works.len(), bytes = self.log.bytes(), "sending unflushed writes again");
         }
-        for (range, work) in works {
-            self.replay(range, work);
+        for (range, work, stored) in works {
+            self.replay(range, work, stored);
         }
         self.replay_done_if_empty();
     }
 
-    fn replay_work(&self, piece: Piece) -> Result<(Range, Work), DeviceError> {
-        Ok(match piece {
-            Piece::Write { lba, data, records } => {
+    fn replay_work(&self, Piece { what, stored }: Piece) -> (Range, Work, Option<Stored>) {
+        match what {
+            PieceContent::Write { lba, data, records } => {
                 let range = Range::new(lba, (data.len() / self.block_bytes()) as u64);
-                (range, Work::Write { lba, data, records, fua: false })
+                (range, Work::Write { lba, data, records, fua: false }, stored)
             }
-            Piece::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole)),
-            Piece::Absent(range) => {
-                let (lba, count) = (Lba(range.start), range.end - range.start);
-                match &self.sealing {
-                    None => (range, Work::Discard { lba, count }),
-                    Some(sealing) => (range, Work::Hole(sealing.seal_hole(lba, count)?)),
-                }
+            PieceContent::Hole(hole) => (Range::new(hole.start, hole.count), Work::Hole(hole), stored),
+            PieceContent::Discard(range) => {
+                (range, Work::Discard { lba: Lba(range.start), count: range.end - range.start }, stored)
             }
-        })
+        }
     }
 
-    fn replay(&mut self, range: Range, work: Work) {
+    fn replay(&mut self, range: Range, work: Work, stored: Option<Stored>) {
         self.counters.blocks_replayed += range.end - range.start;
         self.replay_ops += 1;
         let key = self.ops.insert(Op {
@@ -74,6 +61,7 @@ impl Engine {
             work: OpWork::Plain(work),
             holds: None,
             is_replay: true,
+            stored,
             outstanding: 0,
             cursor: range,
             error: None,
@@ -83,7 +71,11 @@ impl Engine {
 
     pub(super) fn replay_done_if_empty(&mut self) {
         if self.phase == Phase::Replaying && self.replay_ops == 0 {
-            tracing::info!("unflushed writes are with the target again");
+            let superseded = std::mem::take(&mut self.replay_superseded);
+            tracing::info!(
+                superseded,
+                "unflushed writes are with the target again, but for blocks that hold something newer"
+            );
             self.replay_due = false;
             self.without_keys_since = None;
             self.phase = Phase::Up;
@@ -108,7 +100,10 @@ impl Engine {
         self.delayed.clear();
         self.awaiting_keys.clear();
         self.replay_ready.clear();
+        self.registrations.disconnected();
+        self.registration_ready = None;
         self.replay_ops = 0;
+        self.replay_superseded = 0;
         self.replay_waits = None;
         self.writes.disconnected();
         self.reads.disconnected();
@@ -117,14 +112,19 @@ impl Engine {
         ops.retain(|_, op| !op.is_replay);
         let mut again: Vec<(u64, usize)> = Vec::with_capacity(self.commands.len());
         for (key, command) in &mut self.commands {
+            command.may_be_done |= command.sent && command.kind.writes();
             command.sent = false;
             command.error = None;
             command.flight = None;
-            // These are not in the log. Whether a part survived is seen by reading the block; a conditional write finds itself.
+            // These are not in the log, and the target may have forgotten them. A sealed unit knows whether it has; on a plain one whether
+            // a part is still there is seen by reading the block.
             match (command.kind, &self.ops[command.op].work) {
+                (CommandKind::Flush { .. }, OpWork::Part(_)) if self.sealing.is_some() => {
+                    (command.kind, command.may_be_done) = (CommandKind::PartWrite, true);
+                }
                 (CommandKind::Flush { .. }, OpWork::Part(_)) => command.kind = CommandKind::PartRead,
                 (CommandKind::Flush { .. }, OpWork::Plain(Work::ConditionalWrite { .. })) => {
-                    command.kind = CommandKind::Conditional;
+                    (command.kind, command.may_be_done) = (CommandKind::Conditional, true);
                 }
                 _ => {}
             }

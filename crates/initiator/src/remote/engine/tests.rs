@@ -6,6 +6,7 @@ mod attacks;
 mod conditional;
 mod epochs;
 mod fake_unit;
+mod operations;
 mod patience;
 mod pipelined;
 
@@ -610,7 +611,7 @@ fn seal_records_are_never_shown() {
     let secret = "83, 69, 67, 82, 69, 84";
     let records = Records::new(b"SECRET".repeat(10).into());
     let work = Work::Write { lba: Lba(1), data: Buffer::empty(), records: Some(records.clone()), fua: false };
-    let entry = Entry::write(Lba(1), BLOCK, Buffer::copy_from(&[0; BLOCK]), Some(records.clone()));
+    let entry = Entry::write(Lba(1), BLOCK, Buffer::copy_from(&[0; BLOCK]), Some(records.clone()), None);
     for shown in [format!("{records:?}"), format!("{work:?}"), format!("{entry:?}")] {
         assert!(shown.contains("60 bytes") && !shown.contains(secret) && !shown.contains("SECRET"), "{shown}");
     }

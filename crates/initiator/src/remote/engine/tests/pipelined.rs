@@ -18,7 +18,10 @@ fn fixed(depth: u32) -> Pipeline {
 fn rig(pipeline: Pipeline, limits: Limits) -> Rig {
     let mut rig = Rig::new(true, limits);
     let unit = Arc::new(description(true));
+    let registrations = std::mem::take(&mut rig.engine.registrations);
     rig.engine = Engine::new(unit.clone(), rig.sealing.clone(), limits, false).with_pipeline(pipeline);
+    // Under the same attach id.
+    rig.engine.registrations = registrations;
     rig.engine.connected(unit, false);
     rig.engine.handle_timeout(rig.now);
     rig
