@@ -17,6 +17,7 @@ mod pipelined;
 mod redirects;
 mod rekeying;
 mod schemes;
+mod several_initiators;
 mod sharing;
 mod suites;
 mod support;

@@ -13,6 +13,7 @@ mod interop;
 mod joins;
 mod memory;
 mod neighbours;
+mod operations;
 mod plain;
 mod portals;
 mod reservations;
