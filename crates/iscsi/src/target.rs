@@ -82,6 +82,8 @@ pub struct Session {
     ended: VecDeque<u32>,
     /// Writes that wait for memory before their first R2T.
     unadmitted: VecDeque<Key>,
+    /// Upper bound on what follows, in bytes; at most that of the configuration.
+    write_memory_max: u64,
     /// Memory promised to solicited writes, in bytes.
     reserved_bytes: u64,
     /// Memory for what commands may send, or have sent, without being asked, in bytes.
@@ -151,6 +153,7 @@ impl Session {
             by_tag: HashMap::new(),
             ended: VecDeque::new(),
             unadmitted: VecDeque::new(),
+            write_memory_max: login.config.write_memory_bytes_max,
             reserved_bytes: 0,
             unsolicited_bytes: 0,
             unsent_bytes: 0,

@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 /// Upper bounds of the histogram's buckets, in microseconds; behind them is one for everything longer.
 const UP_TO_US: [u64; 9] = [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000];
 
+/// How much CPU time an iteration takes before it leaves the rest to the next one.
+const ITERATION_GOAL: Duration = Duration::from_millis(2);
+
 /// A histogram of iterations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IterationTimes {
@@ -79,6 +82,11 @@ pub(crate) struct IterationClock {
 impl IterationClock {
     pub(crate) fn start() -> IterationClock {
         IterationClock { began: thread_time() }
+    }
+
+    /// Whether the iteration has taken as long as it should; what can wait then waits for the next one.
+    pub(crate) fn is_over(&self) -> bool {
+        thread_time().saturating_sub(self.began) >= ITERATION_GOAL
     }
 
     /// An iteration is over, and the next one begins.

@@ -15,11 +15,12 @@ mod orders;
 mod places;
 mod session;
 mod sessions;
+mod sliced;
 mod targets;
 mod tasks;
 mod units;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -45,10 +46,13 @@ use errands::ErrandBack;
 use opening::OpenedUnit;
 pub(crate) use orders::{Order, Which, WorkerReport};
 use session::Session;
+use sliced::SlicedOrder;
 use units::Slot;
 
 /// How long streams may take to hand over their last bytes when the target stops.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How many connections or sessions are driven between two looks at the clock.
+const DRIVEN_PER_LOOK: usize = 16;
 
 /// What a worker is told from outside.
 pub(crate) enum Message {
@@ -124,8 +128,12 @@ pub(crate) struct Worker {
     /// What the keeper of the target wants of volumes that are being opened.
     waiting_jobs: HashMap<VolumeName, Vec<Job>>,
     timers: BTreeSet<(Instant, Timer)>,
-    touched: Vec<ConnectionKey>,
-    touched_sessions: Vec<SessionKey>,
+    touched: VecDeque<ConnectionKey>,
+    touched_sessions: VecDeque<SessionKey>,
+    /// The last iteration left something that could go on.
+    is_unfinished: bool,
+    /// Orders that take many iterations, the oldest first.
+    sliced_orders: VecDeque<SlicedOrder>,
     finished: Vec<Finished>,
     /// When stores were last asked what they hold.
     stores_bounded_at: Instant,
@@ -167,8 +175,10 @@ impl Worker {
             retries: Vec::new(),
             waiting_jobs: HashMap::new(),
             timers: BTreeSet::new(),
-            touched: Vec::new(),
-            touched_sessions: Vec::new(),
+            touched: VecDeque::new(),
+            touched_sessions: VecDeque::new(),
+            is_unfinished: false,
+            sliced_orders: VecDeque::new(),
             finished: Vec::new(),
             stores_bounded_at: Instant::now(),
             now: Instant::now(),
@@ -191,7 +201,8 @@ impl Worker {
             }
             self.expire();
             self.tend_units();
-            self.move_forward();
+            self.advance_orders(&clock);
+            self.move_forward(&clock);
             self.bound_stores();
             self.depart();
             clock.lap(&self.shared.iterations[self.index]);
@@ -204,21 +215,29 @@ impl Worker {
         self.say_farewell();
     }
 
-    /// Lets touched connections, sessions and stores move until nothing is left to do now.
-    fn move_forward(&mut self) {
+    /// Lets touched connections, sessions and stores move until nothing is left to do now, or until this iteration has taken its time:
+    /// what is left goes on in the next one, in the order in which it was touched.
+    fn move_forward(&mut self, clock: &IterationClock) {
         loop {
-            while !self.touched.is_empty() || !self.touched_sessions.is_empty() {
-                while let Some(key) = self.touched.pop() {
+            let mut driven = 0;
+            self.is_unfinished = loop {
+                if let Some(key) = self.touched.pop_front() {
                     self.drive(key);
-                }
-                while let Some(key) = self.touched_sessions.pop() {
+                } else if let Some(key) = self.touched_sessions.pop_front() {
                     self.drive_session(key);
+                } else {
+                    break false;
                 }
-            }
+                driven += 1;
+                if driven % DRIVEN_PER_LOOK == 0 && clock.is_over() {
+                    break true;
+                }
+            };
             self.poll_units();
             let retries = std::mem::take(&mut self.retries);
             self.login_again(&retries);
-            if self.touched.is_empty() && self.touched_sessions.is_empty() && !self.has_mail() {
+            let is_done = self.touched.is_empty() && self.touched_sessions.is_empty() && !self.has_mail();
+            if is_done || self.is_unfinished {
                 return;
             }
         }
@@ -383,7 +402,7 @@ impl Worker {
             ping_after: ping,
             ping_timeout: ping,
             transfer_bytes_max: crate::TRANSFER_BYTES_MAX,
-            write_memory_bytes_max: self.shared.budget.commands_bytes_max(limits.write_memory_bytes),
+            write_memory_bytes_max: limits.write_memory_bytes,
             send_targets_all_in_normal_session: self.settings.config.send_targets_all,
             offer: Offer {
                 header_digest: digests,
@@ -470,7 +489,9 @@ impl Worker {
     }
 
     fn time_to_wait(&self) -> Duration {
-        if !self.touched_sessions.is_empty() || !self.retries.is_empty() {
+        let is_waiting =
+            !self.touched_sessions.is_empty() || !self.retries.is_empty() || !self.sliced_orders.is_empty();
+        if self.is_unfinished || is_waiting {
             return Duration::ZERO;
         }
         let timer = self.timers.first().map(|(at, _)| *at);

@@ -141,7 +141,7 @@ impl Session {
         let of_immediate = if immediate > 0 { memory_bytes(&pdu) } else { 0 };
         let promised = if more_follows { self.memory_for(unsolicited_end) } else { 0 };
         let unsolicited_bytes = of_immediate.max(promised);
-        let has_room = self.unsolicited_bytes + unsolicited_bytes <= self.config.write_memory_bytes_max;
+        let has_room = self.unsolicited_bytes + unsolicited_bytes <= self.write_memory_max;
         if unsolicited_bytes > 0 && self.unsolicited_bytes > 0 && !has_room {
             return self.fail_with(key, Response::task_set_full());
         }
@@ -246,7 +246,7 @@ impl Session {
     fn count_memory(&mut self, key: Key, is_unsolicited: bool, bytes: u64) -> bool {
         let Some(task) = self.tasks.get_mut(key) else { return false };
         let State::Receiving(receiving) = &mut task.state else { return false };
-        let max = self.config.write_memory_bytes_max;
+        let max = self.write_memory_max;
         let (memory, of_task, of_all, max) = match is_unsolicited {
             true => (&mut receiving.unsolicited_memory, &mut task.unsolicited_bytes, &mut self.unsolicited_bytes, max),
             false => {
@@ -291,7 +291,7 @@ impl Session {
                 && let State::Receiving(receiving) = &mut task.state
             {
                 // A write larger than the limit alone goes through when it is alone.
-                if self.reserved_bytes > 0 && self.reserved_bytes + wanted > self.config.write_memory_bytes_max {
+                if self.reserved_bytes > 0 && self.reserved_bytes + wanted > self.write_memory_max {
                     return;
                 }
                 receiving.admitted = true;
@@ -305,12 +305,11 @@ impl Session {
         }
     }
 
-    /// Another bound on the memory that writes may pin ([`Config::write_memory_bytes_max`](super::Config)), for one that many sessions
-    /// share. What is held already stays: a smaller bound only holds further writes back.
+    /// A smaller bound on the memory that writes may pin than [`Config::write_memory_bytes_max`](super::Config), where many sessions share
+    /// it. What is there already stays, and so does what commands may hold behind a missing one: only further writes are held back.
     pub fn set_write_memory_max(&mut self, bytes: u64) {
-        let before = self.config.write_memory_bytes_max;
-        self.config.write_memory_bytes_max = bytes.max(self.held.memory_bytes());
-        if self.config.write_memory_bytes_max > before {
+        let before = std::mem::replace(&mut self.write_memory_max, bytes.min(self.config.write_memory_bytes_max));
+        if self.write_memory_max > before {
             self.admit();
         }
     }
@@ -383,7 +382,7 @@ impl Session {
     /// Whether so much came unasked that nothing more should be read before some of it is done with. Not while a write lacks data, or a
     /// command: they would wait for ever.
     pub(super) fn is_full_of_data(&self) -> bool {
-        let max = self.config.write_memory_bytes_max;
+        let max = self.write_memory_max;
         self.unsolicited_bytes > max - max / 4
             && self.held.is_empty()
             && self.tasks.iter().all(|(_, task)| !matches!(task.state, State::Receiving(_)))

@@ -1,6 +1,7 @@
 //! One connection: its stream, its link, and its login until it belongs to a session. Moves between workers before its login is
 //! answered.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -123,9 +124,9 @@ impl Connection {
     }
 
     /// Has it driven in this turn.
-    pub(super) fn touch(&mut self, touched: &mut Vec<ConnectionKey>) {
+    pub(super) fn touch(&mut self, touched: &mut VecDeque<ConnectionKey>) {
         if !std::mem::replace(&mut self.touched, true) {
-            touched.push(self.key);
+            touched.push_back(self.key);
         }
     }
 

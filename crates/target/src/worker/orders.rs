@@ -63,7 +63,7 @@ pub(super) enum Standing {
 impl Worker {
     pub(super) fn order(&mut self, order: Order) {
         match order {
-            Order::Report(reply) => drop(reply.send(self.report())),
+            Order::Report(reply) => self.begin_report(reply),
             Order::Drop { which, reply } => {
                 let mut keys = self.sessions_where(|session, worker| worker.is_meant(session, &which));
                 // One on its way to another worker is with nobody, and is told behind its connection.
@@ -112,12 +112,12 @@ impl Worker {
             }
             Order::Recheck { volume, reply } => {
                 self.settings = self.shared.settings();
-                let _ = reply.send(self.recheck(volume.as_ref()));
+                self.begin_recheck(volume, reply);
             }
         }
     }
 
-    fn sessions_where(&self, is_meant: impl Fn(&Session, &Worker) -> bool) -> Vec<SessionKey> {
+    pub(super) fn sessions_where(&self, is_meant: impl Fn(&Session, &Worker) -> bool) -> Vec<SessionKey> {
         let meant = self.sessions.values().filter(|session| is_meant(session, self));
         meant.map(|session| session.key).collect()
     }
@@ -176,32 +176,6 @@ impl Worker {
             && which.initiator.as_ref().is_none_or(is_named)
             && fits(&which.peer, self.settings.rules.peer_name(identity))
             && fits(&which.volume, volume.map(VolumeName::as_str))
-    }
-
-    /// Ends the sessions that the rules do not admit any more. Reads each volume's description once.
-    fn recheck(&mut self, of: Option<&VolumeName>) -> (usize, usize) {
-        // A snapshot is for those whom its volume is for.
-        let keys = self.sessions_where(|session, _| {
-            of.is_none() || session.volume.as_ref().map(VolumeName::volume).as_ref() == of
-        });
-        let mut described: HashMap<VolumeName, Option<Volume>> = HashMap::new();
-        for (name, slot) in &mut self.units {
-            if let Slot::Open(open) = slot
-                && of.is_none_or(|of| name.volume() == *of)
-                && let Ok(volume) = self.shared.catalogue.load(name)
-            {
-                open.unit.take_access(volume.access);
-            }
-        }
-        let (mut ended, mut changed) = (0, 0);
-        for key in keys {
-            match self.recheck_session(key, &mut described) {
-                Standing::AsBefore => {}
-                Standing::ReadOnly(_) => changed += 1,
-                Standing::Ended(_) => ended += 1,
-            }
-        }
-        (ended, changed)
     }
 
     /// Has what the rules say of a session hold. `described`: descriptions that have been read.
@@ -283,16 +257,7 @@ impl Worker {
         }
     }
 
-    fn report(&self) -> WorkerReport {
-        let sessions = self.sessions.values().map(|session| self.session_report(session)).collect();
-        let volumes = self.units.iter().filter_map(|(name, slot)| match slot {
-            Slot::Open(open) => Some(self.volume_report(name, &open.unit)),
-            Slot::Opening { .. } | Slot::Closing { .. } => None,
-        });
-        WorkerReport { sessions, volumes: volumes.collect() }
-    }
-
-    fn session_report(&self, session: &Session) -> SessionReport {
+    pub(super) fn session_report(&self, session: &Session) -> SessionReport {
         let done = session.machine.statistics();
         let agreed = session.machine.session_keys();
         let yes = |value: bool| if value { "Yes" } else { "No" }.to_owned();
@@ -346,7 +311,7 @@ impl Worker {
         }
     }
 
-    fn volume_report(&self, name: &VolumeName, unit: &crate::unit::Unit) -> VolumeReport {
+    pub(super) fn volume_report(&self, name: &VolumeName, unit: &crate::unit::Unit) -> VolumeReport {
         let volume = unit.volume();
         VolumeReport {
             name: name.to_string(),

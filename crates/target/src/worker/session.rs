@@ -115,9 +115,9 @@ impl Session {
     }
 
     /// Has it driven in this turn.
-    pub(super) fn touch(&mut self, touched: &mut Vec<SessionKey>) {
+    pub(super) fn touch(&mut self, touched: &mut VecDeque<SessionKey>) {
         if !std::mem::replace(&mut self.touched, true) {
-            touched.push(self.key);
+            touched.push_back(self.key);
         }
     }
 

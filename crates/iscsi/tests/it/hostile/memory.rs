@@ -70,6 +70,23 @@ fn solicited_writes_wait_for_memory() {
     victim.expect_sense(7, 0x0b, [0x0c, 0x0d]);
 }
 
+/// Sessions that share memory are bounded by less while there is less of it.
+#[test]
+fn a_smaller_bound_holds_further_writes_back() {
+    let mut victim = Victim::logged_in(Config { write_memory_bytes_max: 32_768, ..small() }, KEYS);
+    victim.session.set_write_memory_max(16_384);
+    victim.write(0, 8192, true, &[]);
+    victim.write(1, 8192, true, &[]);
+    assert_eq!(victim.r2t().initiator_task_tag, 0);
+    assert!(victim.hear().is_none(), "the second one waits");
+    assert_eq!(victim.session.memory_bytes(), 16_384);
+    victim.session.set_write_memory_max(u64::MAX);
+    assert_eq!(victim.r2t().initiator_task_tag, 1);
+    victim.write(2, 8192, true, &[]);
+    assert!(victim.hear().is_none(), "no more than was configured");
+    assert_eq!(victim.session.memory_bytes(), 32_768);
+}
+
 /// As much again that nobody asked for; then the driver is asked to stop reading, and who goes on is told that there is no room. A byte
 /// takes as much as a page.
 #[test]
