@@ -176,6 +176,8 @@ impl Session {
         if cost > 0 {
             self.reading.insert(task, cost);
             self.reading_bytes += cost;
+            // At once: the next command may have no more than is free now, here or with another worker.
+            self.charge_memory();
         }
     }
 
