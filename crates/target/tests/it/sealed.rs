@@ -21,8 +21,8 @@ use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
 
 use crate::support::keeper;
 use crate::support::sealed::{
-    ATTACH_ID, format, hole, read, read_version, record, records, registration, returned, seal_hole, sealed_write,
-    stamp,
+    ATTACH_ID, format, hole, hole_of, read, read_version, record, records, registration, returned, seal_hole,
+    sealed_write, stamp,
 };
 use crate::support::{self, ALICE, BLOCK, Host, Initiator, LUN, MIB, Refused, alice_key, normal, pattern};
 
@@ -425,7 +425,8 @@ fn full_stops_only_writes_of_a_sealed_volume() {
     let cdb = VendorCommand::Verified { parameter_list_len: list.len() as u32 }.encode();
     initiator.run(Command::write(LUN, cdb, WriteSource::plain(Buffer::copy_from(&list)))).good();
     // So do holes, and the deletion of snapshots; and then there is room again.
-    initiator.run(seal_hole(&vendor::encode_holes(&[hole(0, BLOCKS / 2)]))).good();
+    // Under a stamp of its own: with that of the formatting it would be a repeat.
+    initiator.run(seal_hole(&vendor::encode_holes(&[hole_of(stamp(1 << 41), 0, BLOCKS / 2)]))).good();
     assert_eq!(returned(&read(&mut initiator, 0, 1)).1.len(), 1);
     for snapshot in 0..round {
         operate(&host, Operation::SnapshotDelete { snapshot: format!("s{snapshot}") });
