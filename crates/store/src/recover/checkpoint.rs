@@ -112,6 +112,7 @@ pub(super) fn load(
             }
         }
     }
+    loader.stamps_unknown();
     Ok(bytes_now)
 }
 
