@@ -29,6 +29,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_unit", strongroom_store::fuzz::fuzz_unit),
     ("store_superblock", strongroom_store::fuzz::fuzz_superblock),
     ("store_catalogue", strongroom_store::fuzz::fuzz_catalogue),
+    ("store_operations", strongroom_store::fuzz::fuzz_operations),
     ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
     ("store_stream", strongroom_store::fuzz_stream),
     ("store_image", strongroom_store::fuzz::fuzz_image),

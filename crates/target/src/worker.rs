@@ -13,7 +13,6 @@ mod memory;
 mod opening;
 mod orders;
 mod places;
-mod scrubbing;
 mod session;
 mod sessions;
 mod sliced;
