@@ -213,6 +213,21 @@ impl Catalogue {
         (of == branch && sequence < span.to).then_some((span.node, span.to))
     }
 
+    /// The smallest sequence of the node that a branch is written to.
+    pub(crate) fn head_begins(&self, branch: u32) -> u64 {
+        let last = self.spans.range((branch, 0)..=(branch, u64::MAX)).next_back();
+        last.filter(|(_, span)| span.to == OPEN).map_or(OPEN, |(&(_, from), _)| from)
+    }
+
+    /// The nodes to which entries with any of these sequences may belong, on whichever branch.
+    pub(crate) fn nodes_with(&self, sequences: &std::ops::Range<u64>) -> Vec<NodeId> {
+        let meets = |&(&(_, from), span): &(&(u32, u64), &Span)| from < sequences.end && sequences.start < span.to;
+        let mut nodes: Vec<NodeId> = self.spans.iter().filter(meets).map(|(_, span)| span.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+
     pub(crate) fn parent(&self, node: NodeId) -> Option<NodeId> {
         self.nodes.get(&node)?.parent
     }

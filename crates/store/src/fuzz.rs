@@ -11,7 +11,8 @@ use crate::backend::{Backend, Io, IoDone, MemoryBackend, SharedMemory, Waker};
 use crate::catalogue::{Catalogue, Change, Replay};
 use crate::checkpoint;
 use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
-use crate::op::{Extent, Op, Outcome};
+use crate::op::{Extent, Op, Origin, Outcome};
+use crate::operations::{Operations, Standing};
 use crate::options::{OpenOptions, StoreId};
 use crate::repair::RepairOptions;
 use crate::store::Store;
@@ -75,6 +76,18 @@ pub fn fuzz_catalogue(bytes: &[u8]) {
         assert!(catalogue.path(node).count() <= catalogue.nodes().count(), "parents go round in a circle");
     }
     assert!(catalogue.head(0).is_some_and(|node| catalogue.nodes().any(|of| of == node)), "the volume is in no node");
+}
+
+/// Operation windows, of a store with small segments.
+pub fn fuzz_operations(bytes: &[u8]) {
+    const SEGMENT_BYTES: u32 = 64 << 10;
+    let Some(mut operations) = Operations::decode(bytes, SEGMENT_BYTES) else { return };
+    assert_eq!(operations.encode(), bytes);
+    let stamp = Stamp { attach_id: AttachId([0x66; 16]), counter: 5 };
+    operations.register(0, stamp.attach_id);
+    operations.note(0, stamp, 3);
+    assert!(operations.standing(0, stamp, 3) != Standing::New);
+    assert!(Operations::decode(&operations.encode(), SEGMENT_BYTES).is_some());
 }
 
 /// What follows its length.
@@ -144,10 +157,12 @@ fn use_store(store: &mut Store, opening: u64) {
         let stamp = Stamp { attach_id: AttachId([0x66; 16]), counter: (opening << 32) + counter };
         SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0x77; 16])
     };
+    let origin = |record: &SealRecord| Some(Origin { operation: record.stamp(), replay: None });
     let data = vec![opening as u8; block_bytes];
     let sum = keyless_checksum(&data);
     for (number, &view) in views.iter().enumerate() {
         let mut sequences = Vec::new();
+        let _ = store.execute_on(view, Op::RegisterAttachment { attach_id: AttachId([0x66; 16]) });
         for lba in places.map(Lba) {
             let count = PIECE_BLOCKS.min(blocks - lba.0) as u32;
             if let Ok(Outcome::Read(extents)) = store.execute_on(view, Op::Read { lba, count }) {
@@ -167,11 +182,12 @@ fn use_store(store: &mut Store, opening: u64) {
             let (records, hole) = match info.kind.is_sealed() {
                 true => {
                     let hole = HoleRecord { start: lba, count: 1, record: record(RecordFlags::HOLE, counter, 0) };
-                    (vec![record(0, counter + 1, sum)], Op::Hole { holes: vec![hole], origin: None })
+                    (vec![record(0, counter + 1, sum)], Op::Hole { origin: origin(&hole.record), holes: vec![hole] })
                 }
                 false => (Vec::new(), Op::Discard { lba, count: blocks - lba.0 }),
             };
-            let write = Op::Write { lba, data: vec![Buffer::copy_from(&data)], records, fua: true, origin: None };
+            let origin = records.first().and_then(origin);
+            let write = Op::Write { lba, data: vec![Buffer::copy_from(&data)], records, fua: true, origin };
             let _ = store.execute_on(view, write);
             let _ = store.execute_on(view, hole);
             let _ = store.execute_on(view, Op::Read { lba, count: 1 });

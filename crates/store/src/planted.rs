@@ -24,10 +24,26 @@ pub enum PlantedFault {
     GroupCut,
     /// A write with a condition is written whatever is there.
     ConditionIgnored,
+    /// A request of whose counters some were executed passes for a repetition.
+    AnyForAll,
+    /// What the operation windows say is ignored: a resend is executed again.
+    WindowIgnored,
+    /// A replay is applied whatever was written since.
+    StaleReplay,
+    /// An opening after a crash keeps the incarnation.
+    ConstantIncarnation,
 }
 
 impl PlantedFault {
-    /// All of them.
+    /// Those that only show where requests are sent again.
+    pub const RESENDS: [PlantedFault; 4] = [
+        PlantedFault::AnyForAll,
+        PlantedFault::WindowIgnored,
+        PlantedFault::StaleReplay,
+        PlantedFault::ConstantIncarnation,
+    ];
+
+    /// All others.
     pub const ALL: [PlantedFault; 9] = [
         PlantedFault::CheckpointTooEarly,
         PlantedFault::SyncLeftOut,

@@ -5,7 +5,6 @@
 //! groups whose data checks out is accepted. Anything else is refused: never older data in silence.
 
 mod checkpoint;
-mod damage;
 mod load;
 mod reader;
 mod rebuild;
@@ -14,7 +13,6 @@ mod scan;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-pub use damage::Damage;
 use load::Loader;
 pub(crate) use rebuild::{Rebuilt, rebuild};
 use scan::Found;
@@ -24,6 +22,7 @@ use crate::backend::{Backend, Io};
 use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change, Replay};
 use crate::error::StoreError;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
+use crate::operations::{OPERATIONS_BYTES_MAX, Operations};
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
 use crate::store::{Checkpoints, Head, Recovered};
@@ -42,17 +41,6 @@ struct Extent {
 /// # Errors
 /// [`StoreError`]: no store, a newer format, damage to what was durable, or failing I/O.
 pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted) -> Result<Recovered, StoreError> {
-    recover_with(backend, open_id, planted, false).map(|(recovered, _)| recovered)
-}
-
-/// As [`recover`]; if `pass_over`, damage to the part of the log that is replayed is passed over and told: what is recovered may then be
-/// read, but not written to.
-pub(crate) fn recover_with(
-    backend: &mut dyn Backend,
-    open_id: u64,
-    planted: Planted,
-    pass_over: bool,
-) -> Result<(Recovered, Damage), StoreError> {
     let (superblock, superblock_copy) = read_superblock(backend)?;
     check_size(backend, &superblock)?;
     if superblock.erasing {
@@ -60,10 +48,9 @@ pub(crate) fn recover_with(
     }
     let mut scanner = Scanner::new(backend, &superblock);
     scanner.planted = planted;
-    scanner.damage = pass_over.then(Damage::default);
     scanner.check_no_newer_opening()?;
-    let (table_end_lsn, listed, catalogue) = read_table(&mut scanner)?;
-    let tail = follow_tail(&mut scanner, table_end_lsn)?;
+    let Table { end_lsn, rows: listed, catalogue, operations } = read_table(&mut scanner)?;
+    let tail = follow_tail(&mut scanner, end_lsn)?;
 
     let catalogue = apply_changes(&mut scanner, &tail, catalogue)?;
     let listed = in_order_of_log(listed);
@@ -86,10 +73,9 @@ pub(crate) fn recover_with(
         replayed += u64::from(row.end) * RECORD_BLOCK as u64;
     }
     scanner.expect_chain();
+    loader.goes_on_from(operations);
     for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
-        let unit = tail.unit(&mut scanner, at)?;
-        scanner.intact(&unit.header);
-        loader.load(&unit)?;
+        loader.load(&tail.unit(&mut scanner, at)?)?;
         replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
     }
     let used = segments.iter().map(|(&segment, extent)| (segment, extent.generation, extent.end));
@@ -105,11 +91,8 @@ pub(crate) fn recover_with(
     state.avoid(&scanner.unreadable);
     let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
     let checkpoints = Checkpoints::recovered(checkpoint_segments, checkpoint_bytes, replayed);
-    let mut damage = scanner.damage.take().unwrap_or_default();
-    damage.end();
-    let (map, stamps) = loader.finish(&mut state);
-    let recovered = Recovered { superblock, superblock_copy, map, segments: state, stamps, head, checkpoints };
-    Ok((recovered, damage))
+    let (map, operations) = loader.finish(&mut state);
+    Ok(Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints })
 }
 
 /// A loader with everything that the checkpoint has, and about how many bytes the next one takes; an empty one if there is none, or it is
@@ -178,9 +161,18 @@ fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), 
 /// Segments that a table lists, and how far they count.
 type Rows = Vec<(u32, Extent)>;
 
-/// The number of the last unit of the segment table, its rows, and its catalogue.
-fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), StoreError> {
-    let (mut rows, mut catalogue) = (Vec::new(), Vec::new());
+/// A segment table.
+struct Table {
+    /// The number of its last unit.
+    end_lsn: u64,
+    rows: Rows,
+    catalogue: Catalogue,
+    operations: Operations,
+}
+
+/// Reads the segment table that the superblock names.
+fn read_table(scanner: &mut Scanner<'_>) -> Result<Table, StoreError> {
+    let (mut rows, mut catalogue, mut windows) = (Vec::new(), Vec::new(), Vec::new());
     let mut chain = scanner.chain();
     loop {
         let Some(unit) = scanner.next(&mut chain)? else {
@@ -197,6 +189,12 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), Store
                     return Err(chain.damaged("the next piece of the catalogue"));
                 }
                 catalogue.extend_from_slice(bytes);
+            }
+            if let Entry::Windows { at, total, bytes } = entry {
+                if at != windows.len() as u64 || total > OPERATIONS_BYTES_MAX as u64 {
+                    return Err(chain.damaged("the next piece of the operation windows"));
+                }
+                windows.extend_from_slice(bytes);
             }
             let Entry::Table { rows: bytes } = entry else { continue };
             for row in bytes.chunks_exact(TABLE_ROW) {
@@ -219,7 +217,9 @@ fn read_table(scanner: &mut Scanner<'_>) -> Result<(u64, Rows, Catalogue), Store
                 [] => Catalogue::new(scanner.superblock.volume_id),
                 bytes => Catalogue::decode(bytes).ok_or_else(|| chain.damaged("a possible catalogue"))?,
             };
-            return Ok((unit.header.lsn, rows, catalogue));
+            let operations = Operations::decode(&windows, scanner.layout.segment_bytes);
+            let operations = operations.ok_or_else(|| chain.damaged("possible operation windows"))?;
+            return Ok(Table { end_lsn: unit.header.lsn, rows, catalogue, operations });
         }
     }
 }
@@ -263,14 +263,7 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
     let (mut found, mut told, mut changes) = (Vec::new(), Vec::new(), Vec::new());
     let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn);
     scanner.expect_chain();
-    loop {
-        let Some(unit) = scanner.next(&mut chain)? else {
-            if !scanner.pass_over(&mut chain, durable)? {
-                break;
-            }
-            continue;
-        };
-        scanner.intact(&unit.header);
+    while let Some(unit) = scanner.next(&mut chain)? {
         durable = durable.max(unit.header.durable_lsn);
         if unit.entries(&scanner.layout).iter().any(|entry| matches!(entry, Entry::Change { .. })) {
             changes.push(unit.header.lsn);
@@ -285,9 +278,6 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
     }
     // Units beyond a gap still tell what was durable: a gap before that is damage, not a torn tail.
     durable = durable.max(scanner.durable_claimed_beyond(&chain)?);
-    if let Some(damage) = &mut scanner.damage {
-        damage.end();
-    }
 
     let mut whole = 0;
     let mut accepted_lsn = scanner.superblock.table_lsn - 1;
@@ -302,11 +292,6 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
             whole = at + 1;
             accepted_lsn = unit.header.lsn;
         }
-    }
-    if accepted_lsn < durable && scanner.damage.is_some() {
-        // What was synced counts, although groups of it may not be whole.
-        whole = whole.max(found.iter().take_while(|unit| unit.found.header.lsn <= durable).count());
-        accepted_lsn = durable;
     }
     if accepted_lsn < durable {
         let what = format!("what follows unit {accepted_lsn} of the log, which was synced through unit {durable},");
@@ -339,10 +324,7 @@ fn apply_changes(scanner: &mut Scanner<'_>, tail: &Tail, catalogue: Catalogue) -
             let change = Change::decode(branch, bytes);
             let applied = change.filter(|_| sequence < SEQUENCE_MAX).map(|change| replay.apply(&change, sequence));
             if !matches!(applied, Some(Ok(_))) {
-                if scanner.damage.is_none() {
-                    return Err(scan::damaged(found.segment, found.block, "a possible change of the catalogue"));
-                }
-                scanner.pass(found.segment, found.block, "a change of snapshots or clones".to_owned());
+                return Err(scan::damaged(found.segment, found.block, "a possible change of the catalogue"));
             }
         }
     }
@@ -365,17 +347,10 @@ fn load_segment(scanner: &mut Scanner<'_>, loader: &mut Loader, segment: u32, ro
             unit.header.generation == row.generation && lsn.is_none_or(|lsn| unit.header.prev_lsn == lsn)
         });
         let Some(unit) = unit else {
-            if scanner.damage.is_none() {
-                return Err(scan::damaged(segment, block, "a unit of a segment that the segment table lists"));
-            }
-            let next = scanner.next_intact(segment, block + 1, row.end, row.generation)?.unwrap_or(row.end);
-            scanner.pass(segment, block, format!("record blocks of a segment with {} blocks of 4 KiB", next - block));
-            (block, lsn) = (next, None);
-            continue;
+            return Err(scan::damaged(segment, block, "a unit of a segment that the segment table lists"));
         };
         block += unit.header.blocks();
         lsn = Some(unit.header.lsn);
-        scanner.intact(&unit.header);
         loader.load(&unit)?;
     }
     while scanner.planted.has(PlantedFault::StaleUnitReplayed)

@@ -8,7 +8,6 @@ mod branches;
 mod checkpoint;
 mod clean;
 mod create;
-mod damaged;
 mod durable;
 mod erase;
 mod gate;
@@ -17,6 +16,7 @@ mod grow;
 mod hide;
 mod log;
 mod memory;
+mod operations;
 mod pinned;
 mod read;
 mod receive;
@@ -42,10 +42,10 @@ use crate::error::StoreError;
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::map::BlockMap;
 use crate::op::{Completion, Op, OpError, Outcome};
+use crate::operations::Operations;
 use crate::options::{OpenOptions, Stats, VolumeInfo};
-use crate::recover::Damage;
+use crate::planted::PlantedFault;
 use crate::segments::Segments;
-use crate::stamps::StampFilter;
 use crate::superblock::Superblock;
 use crate::view::View;
 
@@ -55,7 +55,6 @@ pub(crate) use branches::Verified;
 pub(crate) use checkpoint::Checkpoints;
 use clean::Cleaner;
 pub(crate) use create::{blocking, random};
-pub use damaged::{DamageReport, SuspectBlocks};
 use durable::{Round, Syncs};
 use erase::Erasing;
 use group::Group;
@@ -100,7 +99,7 @@ enum Purpose {
     ReadData { read: usize, part: usize, along: Option<Along> },
     ReadRecord { key: RecordKey, segment: u32 },
     Clean { segment: u32, piece: usize },
-    Scrub,
+    Scrub { segment: u32, reopened: u32 },
     Checkpoint,
     Erase,
 }
@@ -111,7 +110,7 @@ pub(crate) struct Recovered {
     pub(crate) superblock_copy: usize,
     pub(crate) map: BlockMap,
     pub(crate) segments: Segments,
-    pub(crate) stamps: StampFilter,
+    pub(crate) operations: Operations,
     pub(crate) head: Head,
     pub(crate) checkpoints: Checkpoints,
 }
@@ -145,7 +144,7 @@ pub struct Store {
 
     map: BlockMap,
     segments: Segments,
-    stamps: StampFilter,
+    operations: Operations,
     records: Cache<RecordKey>,
     data: Cache<DataKey>,
     /// Data is cached here, not by the kernel.
@@ -157,6 +156,8 @@ pub struct Store {
     snapshots_named: u64,
 
     head: Head,
+    /// The first sequence that this opening handed out: smaller ones are of earlier openings.
+    first_sequence: u64,
     queue: VecDeque<WriteOp>,
     appends: Appends,
     /// How many blocks of the volume always fit into one unit of writes.
@@ -190,8 +191,6 @@ pub struct Store {
     bytes_in_flight: usize,
     /// Why writes are refused, once a write or sync failed.
     refused: Option<String>,
-    /// It is open read-only, because of this.
-    damage: Option<Damage>,
     stats: Stats,
 }
 
@@ -220,19 +219,14 @@ impl Store {
             Some(id) => id,
             None => u64::from_be_bytes(create::random()?),
         };
-        let pass_over = options.read_only_if_damaged;
-        let recovered = crate::recover::recover_with(backend.as_mut(), open_id, options.planted, pass_over);
+        let recovered = crate::recover::recover(backend.as_mut(), open_id, options.planted);
         backend.set_waker(waker.clone());
         if matches!(recovered, Err(StoreError::Erasing)) {
             return Store::erase_on(backend, options, waker, open_id);
         }
-        let (recovered, damage) = recovered?;
+        let recovered = recovered?;
         let mut store = Store::from_recovered(backend, options.clone(), waker, recovered);
-        if damage.is_none() {
-            store.begin_epoch()?;
-        } else {
-            store.open_damaged(damage);
-        }
+        store.begin_epoch()?;
         Ok(store)
     }
 
@@ -242,9 +236,14 @@ impl Store {
         waker: Waker,
         recovered: Recovered,
     ) -> Store {
-        let Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints } = recovered;
+        let Recovered { mut superblock, superblock_copy, map, segments, operations, head, checkpoints } = recovered;
         let opened_from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
+        let constant = options.planted.has(PlantedFault::ConstantIncarnation);
+        if superblock.incarnation == 0 || !superblock.clean && !constant {
+            // 0 says that none was drawn.
+            superblock.incarnation = open_id.max(1);
+        }
         // Elsewhere the kernel has it in memory already.
         let direct = matches!(backend.kind(), IoKind::DirectUring | IoKind::Direct);
         let data_cache_bytes = if direct { options.data_cache_bytes } else { 0 };
@@ -265,7 +264,8 @@ impl Store {
             superblock_copy,
             map,
             segments,
-            stamps,
+            operations,
+            first_sequence: head.next_sequence,
             head,
             feedback: Feedback::default(),
             snapshots_named: 0,
@@ -294,7 +294,6 @@ impl Store {
             ops_in_flight: 0,
             bytes_in_flight: 0,
             refused: None,
-            damage: None,
             stats: Stats { opened_from_checkpoint, ..Stats::default() },
             checkpoints,
         };
@@ -307,9 +306,10 @@ impl Store {
         &self.info
     }
 
-    /// Changes only when acknowledged data may have been lost: whoever remembers another one replays what it has not flushed.
+    /// Kept by an orderly close, and drawn again by every other opening: then acknowledged writes that were not flushed may be lost. Who
+    /// remembers another one replays those.
     pub fn incarnation(&self) -> u64 {
-        self.superblock.open_id
+        self.superblock.incarnation
     }
 
     /// How the log is read and written.
@@ -384,10 +384,8 @@ impl Store {
     /// Moves everything forward as far as it goes and appends what has finished to `completions`; returns how many.
     /// Never blocks (but for what the backend does in place).
     pub fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> usize {
-        let before = crate::steps::steps_taken();
         self.new_poll();
         self.drive();
-        self.stats.poll_steps_max = self.stats.poll_steps_max.max(crate::steps::steps_taken() - before);
         let count = self.done.len();
         completions.append(&mut self.done);
         count
@@ -432,7 +430,6 @@ impl Store {
     pub fn idle(&mut self) {
         self.new_poll();
         self.look_at_host();
-        self.try_unread_again();
         self.round.idle = true;
         self.cool();
         self.feedback.wanted = true;
@@ -448,10 +445,6 @@ impl Store {
     /// [`StoreError::Io`] if the last sync fails; what was flushed before is safe.
     pub fn close(mut self) -> Result<(), StoreError> {
         self.cleaner.stop = true;
-        if self.damage.is_some() {
-            self.settle();
-            return Ok(());
-        }
         self.feedback.wanted = true;
         self.halt_erase();
         self.settle();
@@ -471,10 +464,8 @@ impl Store {
         self.cleaner.copied_in_poll = 0;
         self.cleaner.held_back = false;
         self.cleaner.blocked = false;
-        self.cleaner.unread_in_poll = 0;
         self.round.blocked = false;
         self.checkpoints.may_write = true;
-        self.scrub.new_poll();
         self.hiding.new_poll(self.options.hide_blocks_per_poll);
         if let Some(erasing) = &mut self.erasing {
             erasing.new_poll();
@@ -504,7 +495,6 @@ impl Store {
                 progress |= self.drive_checkpoint();
                 progress |= self.drive_syncs();
                 progress |= self.drive_reserve();
-                progress |= self.drive_scrub();
             }
             // What was begun may be over already, and then nobody wakes us for it: a medium in memory has no waker.
             progress |= std::mem::take(&mut self.io_begun);
@@ -523,7 +513,6 @@ impl Store {
         }
         let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
         let awaited = self.cleaner.awaits_slices && !self.queue.is_empty();
-        let awaited = awaited || self.scrub.goes_on();
         if self.work_on_nodes() || self.cleaner.held_back || checkpoint || self.hiding.is_busy() || awaited {
             (self.waker)();
         }
@@ -556,7 +545,7 @@ impl Store {
                 Purpose::ReadData { read, part, along } => self.read_data_done(read, part, along, result),
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
                 Purpose::Clean { segment, piece } => self.clean_read_done(segment, piece, result),
-                Purpose::Scrub => self.scrub_read_done(result),
+                Purpose::Scrub { segment, reopened } => self.scrub_read_done(segment, reopened, result),
                 Purpose::Checkpoint => self.checkpoint_written(result.map(drop)),
                 Purpose::Erase => self.erase_io_done(result.map(drop)),
             }
@@ -588,9 +577,6 @@ impl Store {
     }
 
     fn refusal(&self) -> OpError {
-        if self.damage.is_some() {
-            return OpError::ReadOnly;
-        }
         OpError::WritesRefused { reason: self.refused.clone().unwrap_or_default() }
     }
 }

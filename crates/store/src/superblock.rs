@@ -23,9 +23,13 @@ const CHECKSUM_AT: usize = 16;
 const FEATURES_AT: usize = 184;
 /// The feature that everything is being erased.
 const FEATURE_ERASING: u64 = 1;
+/// The feature that the superblock has an incarnation, and the log operations.
+const FEATURE_OPERATIONS: u64 = 2;
+/// Where the incarnation is.
+const INCARNATION_AT: usize = 216;
 
 /// Bytes that are zeros in this version.
-const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 216..RECORD_BLOCK];
+const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 224..RECORD_BLOCK];
 
 /// Where the newest whole checkpoint is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +76,8 @@ pub(crate) struct Superblock {
     pub(crate) checkpoint: Option<CheckpointAt>,
     /// Everything in the log is on its way out: nothing of it counts.
     pub(crate) erasing: bool,
+    /// Changes when acknowledged data may have been lost. 0: none was drawn yet.
+    pub(crate) incarnation: u64,
 }
 
 impl Superblock {
@@ -103,7 +109,9 @@ impl Superblock {
         put(160, &self.next_generation.to_be_bytes());
         put(168, &self.durable_lsn.to_be_bytes());
         put(176, &[u8::from(self.clean)]);
-        put(FEATURES_AT, &(if self.erasing { FEATURE_ERASING } else { 0 }).to_be_bytes());
+        let erasing = if self.erasing { FEATURE_ERASING } else { 0 };
+        put(FEATURES_AT, &(FEATURE_OPERATIONS | erasing).to_be_bytes());
+        put(INCARNATION_AT, &self.incarnation.to_be_bytes());
         if let Some(at) = self.checkpoint {
             put(192, &at.segment.to_be_bytes());
             put(196, &at.block.to_be_bytes());
@@ -133,11 +141,15 @@ impl Superblock {
             return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
         }
         let features = be_u64(block, FEATURES_AT);
-        if features & !FEATURE_ERASING != 0 {
+        if features & !(FEATURE_ERASING | FEATURE_OPERATIONS) != 0 {
             // The version of the format is the same, but something was switched on that this build would misread.
             return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
         }
         if !RESERVED.iter().all(|range| block[range.clone()].iter().all(|&byte| byte == 0)) {
+            return Err(bad("a reserved byte is not zero"));
+        }
+        let incarnation = be_u64(block, INCARNATION_AT);
+        if features & FEATURE_OPERATIONS == 0 && incarnation != 0 {
             return Err(bad("a reserved byte is not zero"));
         }
         let kind = match block[80] {
@@ -175,6 +187,7 @@ impl Superblock {
             })
             .filter(|at| at.generation != 0),
             erasing: features & FEATURE_ERASING != 0,
+            incarnation,
         };
         superblock.check(be_u32(block, 96)).map_err(bad)?;
         Ok(superblock)
@@ -311,6 +324,7 @@ mod tests {
             clean: true,
             checkpoint: Some(CheckpointAt { segment: 3, block: 2, generation: 9, begin_lsn: 77 }),
             erasing: false,
+            incarnation: 0x5566,
         }
     }
 
@@ -346,13 +360,18 @@ mod tests {
     #[test]
     fn an_unknown_feature_is_a_newer_format() {
         for at in FEATURES_AT..FEATURES_AT + 8 {
-            let block = patched(&sample(), 0, at, 2);
+            let block = patched(&sample(), 0, at, 4);
             assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
         }
         let erasing = Superblock { erasing: true, ..sample() };
         let block = erasing.encode(0);
-        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 1u64.to_be_bytes());
+        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 3u64.to_be_bytes());
         assert_eq!(Superblock::decode(&block, 0).unwrap(), erasing);
+        // As builds wrote it that knew no incarnation.
+        let without = Superblock { incarnation: 0, ..sample() };
+        let block = patched(&without, 0, FEATURES_AT + 7, 0);
+        assert_eq!(Superblock::decode(&block, 0).unwrap(), without);
+        assert!(Superblock::decode(&patched(&sample(), 0, FEATURES_AT + 7, 0), 0).is_err(), "bytes without their bit");
     }
 
     /// A whole copy with one byte changed.
@@ -381,7 +400,7 @@ mod tests {
 
     #[test]
     fn reserved_bytes_are_zeros() {
-        for at in [12, 82, 108, 177, 216, 4095] {
+        for at in [12, 82, 108, 177, 224, 4095] {
             assert!(Superblock::decode(&patched(&sample(), 0, at, 1), 0).is_err(), "byte {at}");
         }
     }

@@ -2,8 +2,10 @@
 //!
 //! Encoding for the append path, decoding for recovery, cleaning and checking. `docs/store-format.md`, "Unit".
 
+mod operations;
+
 use crc_fast::{CrcAlgorithm, Digest};
-use strongroom_block::BufferMut;
+use strongroom_block::{AttachId, BufferMut, Stamp};
 
 use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, SEQUENCES, be_u16, be_u32, be_u64};
 use crate::options::StoreId;
@@ -33,6 +35,10 @@ const KIND_TABLE: u8 = 3;
 const KIND_CATALOGUE: u8 = 4;
 const KIND_CHANGE: u8 = 5;
 const KIND_VERIFIED: u8 = 6;
+const KIND_OPERATION: u8 = 7;
+const KIND_REGISTRATION: u8 = 8;
+/// Of the operation windows, in a segment table.
+const KIND_WINDOWS: u8 = 9;
 
 /// Bytes of one pair of feedback: block and sequence.
 pub(crate) const VERIFIED_PAIR: usize = 16;
@@ -210,6 +216,18 @@ pub(crate) enum Entry<'a> {
     Change { branch: u32, sequence: u64, bytes: &'a [u8] },
     /// Feedback that let older versions go.
     Verified { branch: u32, pairs: &'a [u8] },
+    /// A request of a sealed unit was executed: as many counters from this stamp on.
+    Operation { branch: u32, operation: Stamp, count: u64 },
+    /// An attach id was registered.
+    Registration { branch: u32, attach_id: AttachId },
+    /// A piece of the operation windows.
+    Windows {
+        /// Where it belongs, in bytes.
+        at: u64,
+        /// Of the whole.
+        total: u64,
+        bytes: &'a [u8],
+    },
 }
 
 /// A unit whose record blocks are not what its header says.
@@ -288,7 +306,7 @@ fn decode_block_entries<'a>(
             KIND_BLOCKS => usize::from(count) * layout.item_bytes as usize,
             KIND_HOLE => 8 + usize::from(count),
             KIND_TABLE => usize::from(count) * TABLE_ROW,
-            KIND_CATALOGUE | KIND_CHANGE => usize::from(count),
+            KIND_CATALOGUE | KIND_CHANGE | KIND_OPERATION | KIND_REGISTRATION | KIND_WINDOWS => usize::from(count),
             KIND_VERIFIED => usize::from(count) * VERIFIED_PAIR,
             _ => return Err(UnitFault("an entry of unknown kind")),
         };
@@ -319,6 +337,8 @@ fn decode_block_entries<'a>(
             KIND_CHANGE => Entry::Change { branch, sequence: second, bytes: items },
             KIND_VERIFIED => Entry::Verified { branch, pairs: items },
             KIND_CATALOGUE => Entry::Catalogue { at: first, total: second, bytes: items },
+            KIND_WINDOWS => Entry::Windows { at: first, total: second, bytes: items },
+            kind @ (KIND_OPERATION | KIND_REGISTRATION) => operations::decode(kind, branch, (first, second), items)?,
             _ => Entry::Table { rows: items },
         });
         let end = items_at + len;
@@ -333,6 +353,8 @@ fn decode_block_entries<'a>(
     Ok(())
 }
 
+pub(crate) use operations::OPERATION_BYTES;
+
 /// Collects entries into record blocks, within a bound on the whole unit.
 pub(crate) struct UnitBuilder {
     layout: Layout,
@@ -342,6 +364,8 @@ pub(crate) struct UnitBuilder {
     at: usize,
     /// Where the entry that can still grow begins, and what would continue it.
     run: Option<Run>,
+    /// Entries of operations that can still grow.
+    operations: Vec<operations::OpenOperation>,
     entries: u32,
     data_blocks: u32,
     limit_blocks: u32,
@@ -365,6 +389,7 @@ impl UnitBuilder {
             records: vec![0; RECORD_BLOCK],
             at: UNIT_HEADER,
             run: None,
+            operations: Vec::new(),
             entries: 0,
             data_blocks: 0,
             limit_blocks,
@@ -479,6 +504,10 @@ impl UnitBuilder {
 
     /// Adds a piece of a catalogue of `total` bytes, of which these begin at `at`; returns how many went in.
     pub(crate) fn push_catalogue(&mut self, at: usize, total: usize, bytes: &[u8]) -> usize {
+        self.push_pieces(KIND_CATALOGUE, at, total, bytes)
+    }
+
+    fn push_pieces(&mut self, kind: u8, at: usize, total: usize, bytes: &[u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
             let least = ENTRY_HEADER + 64;
@@ -486,7 +515,7 @@ impl UnitBuilder {
                 break;
             }
             let take = (self.left_in_record_block() - ENTRY_HEADER).min(bytes.len() - done);
-            self.start_entry(KIND_CATALOGUE, take as u16, 0, (at + done) as u64, total as u64);
+            self.start_entry(kind, take as u16, 0, (at + done) as u64, total as u64);
             self.put_padded(&bytes[done..done + take]);
             done += take;
         }

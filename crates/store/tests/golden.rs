@@ -11,8 +11,8 @@ use strongroom_block::{
     SealingDomain, Stamp, StoreSequence, Suite, VolumeId, keyless_checksum,
 };
 use strongroom_store::{
-    CreateOptions, Extent, Op, OpenOptions, Outcome, Receiver, Sender, SharedMemory, Store, StoreId, StreamInfo,
-    StreamSealing, UnitKind, View,
+    CreateOptions, Extent, Op, OpError, OpenOptions, Origin, Outcome, Receiver, Sender, SharedMemory, Store, StoreId,
+    StreamInfo, StreamSealing, UnitKind, View,
 };
 
 const BLOCKS: u64 = 32;
@@ -21,7 +21,7 @@ const PAGE: usize = 512;
 const SEALED: UnitKind = UnitKind::Sealed { domain: SealingDomain([0x33; 16]), custody: Custody::KeyFile };
 
 fn record(counter: u64, data: Option<&[u8]>) -> SealRecord {
-    let stamp = Stamp { attach_id: AttachId([0x44; 16]), counter };
+    let stamp = Stamp { attach_id: ATTACH_ID, counter };
     let (flags, sum) = data.map_or((RecordFlags::HOLE, 0), |data| (0, keyless_checksum(data)));
     SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(flags), 0, stamp, sum, [0x55; 16])
 }
@@ -37,8 +37,15 @@ fn open_with(backend: &SharedMemory, checkpoint_log_bytes: Option<u64>) -> Store
     Store::open_on(Box::new(backend.clone()), &options, Arc::new(|| {})).unwrap()
 }
 
+const ATTACH_ID: AttachId = AttachId([0x44; 16]);
+
+/// Sealed requests are known by the stamp of their first record.
+fn origin_of(records: &[SealRecord]) -> Option<Origin> {
+    records.first().map(|record| Origin { operation: record.stamp(), replay: None })
+}
+
 /// A store with everything that version 1 has: holes, blocks, an older version, tables, two openings; and what came with
-/// version 2: a snapshot, a clone, feedback, and checkpoints if the log need grow by so little between them.
+/// version 2: a snapshot, a clone, feedback, and checkpoints if the log need grow by so little between them; and, sealed, operations: in a segment table, and behind it.
 fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
     let backend = SharedMemory::default();
     let geometry = Geometry { block_size: BlockSize::new(512).unwrap(), blocks: BLOCKS };
@@ -56,13 +63,15 @@ fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
     if kind.is_sealed() {
         let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record(0, None) };
         store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
+        store.execute(Op::RegisterAttachment { attach_id: ATTACH_ID }).unwrap();
     }
     for round in 0..2u8 {
         let data: Vec<u8> = (0..3 * 512u32).map(|at| (at / 512) as u8 + 16 * round + 1).collect();
         let record = |(at, block): (usize, &[u8])| record(u64::from(round) * 10 + at as u64 + 1, Some(block));
         let records = if kind.is_sealed() { data.chunks(512).enumerate().map(record).collect() } else { Vec::new() };
+        let origin = origin_of(&records);
         store
-            .execute(Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: true, origin: None })
+            .execute(Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: true, origin })
             .unwrap();
     }
     let Outcome::Read(newest) = store.execute(Op::Read { lba: Lba(5), count: 1 }).unwrap() else { panic!() };
@@ -82,7 +91,9 @@ fn make(kind: UnitKind, checkpoint_log_bytes: Option<u64>) -> SharedMemory {
     let mut store = open_with(&backend, checkpoint_log_bytes);
     let gone = match kind.is_sealed() {
         true => {
-            Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record: record(99, None) }], origin: None }
+            let record = record(99, None);
+            let origin = origin_of(std::slice::from_ref(&record));
+            Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record }], origin }
         }
         false => Op::Discard { lba: Lba(6), count: 4 },
     };
@@ -150,16 +161,19 @@ fn load(image: &[u8]) -> SharedMemory {
 
 #[test]
 fn every_version_stays_readable() {
-    for (name, kind, checkpoint_log_bytes) in VERSION_3 {
+    for (name, kind, checkpoint_log_bytes) in OPERATIONS {
         if std::env::var_os("STRONGROOM_WRITE_GOLDEN").is_some() {
             std::fs::write(path(name), dump(&make(kind, checkpoint_log_bytes))).unwrap();
         }
     }
-    for (name, kind, checkpoint_log_bytes) in VERSION_2.into_iter().chain(VERSION_3) {
+    for (name, kind, checkpoint_log_bytes) in VERSION_2.into_iter().chain(VERSION_3).chain(OPERATIONS) {
         let image = load(&std::fs::read(path(name)).unwrap());
         assert_eq!(open(&load(&dump(&image))).stats().opened_from_checkpoint, checkpoint_log_bytes.is_some());
         check_branches(&image, kind);
         check(&image, kind);
+        if kind.is_sealed() {
+            check_operations(&image, name);
+        }
         become_current(&image);
     }
     for (name, kind) in [("v1-plain.image", UnitKind::Plain), ("v1-sealed.image", SEALED)] {
@@ -176,6 +190,30 @@ fn become_current(image: &SharedMemory) {
         let mut version = [0; 4];
         image.read_at(copy + 8, &mut version);
         assert_eq!(u32::from_be_bytes(version), 3);
+        // And the features that builds without operations refuse.
+        let mut features = [0; 8];
+        image.read_at(copy + 184, &mut features);
+        assert_eq!(u64::from_be_bytes(features), 2);
+    }
+}
+
+/// What was executed is known, in the segment table and behind it; stores of builds before that know no attach ids.
+fn check_operations(image: &SharedMemory, name: &str) {
+    let mut store = open(image);
+    let data = [[17; 512], [18; 512], [19; 512]].concat();
+    let records: Vec<SealRecord> =
+        (11..).zip(data.chunks(512)).map(|(counter, block)| record(counter, Some(block))).collect();
+    let (write, hole) = (origin_of(&records), origin_of(&[record(99, None)]));
+    let again = [
+        Op::Write { lba: Lba(4), data: vec![Buffer::copy_from(&data)], records, fua: false, origin: write },
+        Op::Hole { holes: vec![HoleRecord { start: Lba(6), count: 4, record: record(99, None) }], origin: hole },
+    ];
+    for (op, count) in again.into_iter().zip([3, 1]) {
+        let expected = match name.contains("operations") {
+            true => Ok(Outcome::Written { first: StoreSequence(0), repeated: count, superseded: 0 }),
+            false => Err(OpError::UnknownAttachment { attach_id: ATTACH_ID }),
+        };
+        assert_eq!(store.execute(op), expected, "{name}");
     }
 }
 
@@ -187,7 +225,15 @@ const VERSION_2: [(&str, UnitKind, Option<u64>); 4] = [
     ("v2-checkpoint-sealed.image", SEALED, Some(1)),
 ];
 
-/// The images of version 3, and how they are made.
+/// The images of version 3 with operations, and how they are made.
+const OPERATIONS: [(&str, UnitKind, Option<u64>); 4] = [
+    ("v3-operations-plain.image", UnitKind::Plain, None),
+    ("v3-operations-sealed.image", SEALED, None),
+    ("v3-operations-checkpoint-plain.image", UnitKind::Plain, Some(1)),
+    ("v3-operations-checkpoint-sealed.image", SEALED, Some(1)),
+];
+
+/// The images of version 3 without, which this build does not write any more.
 const VERSION_3: [(&str, UnitKind, Option<u64>); 4] = [
     ("v3-plain.image", UnitKind::Plain, None),
     ("v3-sealed.image", SEALED, None),
@@ -228,7 +274,7 @@ fn check_branches(backend: &SharedMemory, kind: UnitKind) {
 /// The bytes of today are the bytes of version 3: a change of format needs a new version, and a new image.
 #[test]
 fn this_build_writes_version_3() {
-    for (name, kind, checkpoint_log_bytes) in VERSION_3 {
+    for (name, kind, checkpoint_log_bytes) in OPERATIONS {
         let image = std::fs::read(path(name)).unwrap();
         assert!(
             dump(&make(kind, checkpoint_log_bytes)) == image,

@@ -1,11 +1,12 @@
 //! The simulation: the store on a simulated disk, from one seed, compared with the reference model after every reopening.
 //!
 //! [`simulate`] does everything at once, at random; [`simulate_every_io`] cuts one history off at each of its I/Os;
-//! [`simulate_extremes`] erases the volume now and then; [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
+//! [`simulate_extremes`] erases the volume now and then; [`simulate_initiators`] has several initiators resend and replay; [`simulate_stray`] lets the disk lie. All panic when the store is wrong. Absent: what counts as wrong, which is the model's.
 
 mod answers;
 mod conditions;
 mod erase;
+mod initiators;
 mod replica;
 mod requests;
 mod run;
@@ -15,6 +16,7 @@ mod views;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
+pub use initiators::{SeenOfInitiators, simulate_initiators};
 use run::Run;
 pub use seen::Seen;
 use strongroom_store::Planted;

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 
 use strongroom_store::{Planted, PlantedFault};
 use strongroom_testing::simulation::{
-    SEEDS, Seen, failing, first_failing, seeds, simulate, simulate_every_io, simulate_extremes, simulate_repair,
-    simulate_stray, simulate_without_syncs,
+    SEEDS, Seen, SeenOfInitiators, failing, first_failing, seeds, simulate, simulate_every_io, simulate_extremes,
+    simulate_initiators, simulate_repair, simulate_stray, simulate_without_syncs,
 };
 
 /// Runs all seeds; whatever is not in `never` must have happened, unless there are too few.
@@ -106,6 +106,33 @@ fn sim_every_planted_fault_is_found() {
     for fault in PlantedFault::ALL {
         let seed = first_failing(SEEDS_TO_FIND, |seed| {
             simulate(seed, Planted::fault(fault));
+        });
+        println!("{fault:?}: seed {seed:?}");
+        assert!(seed.is_some(), "{SEEDS_TO_FIND} seeds did not find that {fault:?} was planted");
+    }
+}
+
+/// Several initiators, lost answers, crashes and orderly closes: every request is executed at most once, and every acknowledged one is
+/// there when all are back, in its order.
+#[test]
+fn sim_requests_of_several_initiators_are_executed_once_and_in_order() {
+    let seen = Mutex::new(SeenOfInitiators::default());
+    let seeds = seeds(800);
+    let failed = failing(&seeds, |seed| {
+        let one = simulate_initiators(seed, Planted::default());
+        seen.lock().unwrap().merge(one);
+    });
+    assert!(failed.is_empty(), "failing seeds: {failed:?}");
+    let seen = seen.into_inner().unwrap();
+    println!("{} seeds: {seen:?}", seeds.len());
+    assert!(seeds.len() < 200 || seen.all(), "the runs did not come across everything: {seen:?}");
+}
+
+#[test]
+fn sim_every_planted_fault_of_resends_is_found() {
+    for fault in PlantedFault::RESENDS {
+        let seed = first_failing(SEEDS_TO_FIND, |seed| {
+            simulate_initiators(seed, Planted::fault(fault));
         });
         println!("{fault:?}: seed {seed:?}");
         assert!(seed.is_some(), "{SEEDS_TO_FIND} seeds did not find that {fault:?} was planted");

@@ -209,42 +209,14 @@ fn plain_volumes_keep_no_versions() {
     assert_eq!(store.stats().versions_retained, 0);
 }
 
+/// A request without an operation id is executed each time it is sent, whatever its stamps: `store_operations` has those with one.
 #[test]
-fn a_repeated_write_is_answered_and_not_written() {
-    let disk = disk(sealed());
-    let mut store = open(&disk);
+fn a_request_without_an_operation_is_executed_each_time() {
+    let mut store = open(&disk(sealed()));
     format(&mut store);
     let op = write(4, &[block(1), block(2)].concat(), 50);
     let written = first(store.execute(op.clone()));
-    let again = Outcome::Written { first: StoreSequence(0), repeated: 2, superseded: 0 };
-    assert_eq!(store.execute(op.clone()), Ok(again.clone()));
-    store.close().unwrap();
-    let mut store = open(&disk);
-    assert_eq!(store.execute(op.clone()), Ok(again), "also after reopening");
-    // Once somebody else wrote, the same write is a new one.
-    store.execute(write(5, &block(9), 99)).unwrap();
     assert!(first(store.execute(op)) > written);
-}
-
-#[test]
-fn a_retry_in_the_same_batch_is_recognised() {
-    let mut store = open(&disk(sealed()));
-    format(&mut store);
-    store.submit(Token(1), write(4, &block(1), 50));
-    store.submit(Token(2), write(4, &block(1), 50));
-    let mut done = Vec::new();
-    while done.len() < 2 {
-        store.poll_completions(&mut done);
-    }
-    let repeated: Vec<u32> = done
-        .iter()
-        .map(|completion| match &completion.result {
-            Ok(Outcome::Written { repeated, .. }) => *repeated,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(repeated, [0, 1]);
-    assert_eq!(store.stats().versions_retained, 0);
 }
 
 #[test]
@@ -306,9 +278,6 @@ fn a_conditional_write_needs_the_stamp() {
     }
     assert_eq!(done.iter().filter(|completion| completion.result.is_ok()).count(), 1);
     assert_eq!(fill_of(&read(&mut store, 2, 1)[0]), 3);
-    // A repetition of the one that won is answered well.
-    let again = store.execute(conditional(found, 3, 23));
-    assert_eq!(again, Ok(Outcome::Written { first: StoreSequence(0), repeated: 1, superseded: 0 }));
 }
 
 #[test]

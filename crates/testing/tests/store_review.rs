@@ -7,7 +7,7 @@ use strongroom_block::{
     AttachId, BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, Mode, RecordFlags, SealRecord, SealingDomain,
     Stamp, Suite, Token, VolumeId, keyless_checksum,
 };
-use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Outcome, SharedMemory, Store, UnitKind};
+use strongroom_store::{CreateOptions, Op, OpError, OpenOptions, Origin, Outcome, SharedMemory, Store, UnitKind};
 use strongroom_testing::Random;
 
 /// A backend whose bytes can be reached beside the store.
@@ -110,9 +110,12 @@ fn stamps_out_of_order_share_appends() {
         })
         .unwrap();
     let data = Buffer::copy_from(&[7; 4096]);
+    let attach_id = record(0, None).stamp().attach_id;
+    store.execute(Op::RegisterAttachment { attach_id }).unwrap();
     let write = |counter: u64| {
         let records = vec![record(counter, Some(&data))];
-        Op::Write { lba: Lba(counter % 4096), data: vec![data.clone()], records, fua: false, origin: None }
+        let origin = Some(Origin { operation: records[0].stamp(), replay: None });
+        Op::Write { lba: Lba(counter % 4096), data: vec![data.clone()], records, fua: false, origin }
     };
     let mut random = Random::new(9);
     for batch in 0..50 {

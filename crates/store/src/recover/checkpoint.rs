@@ -112,7 +112,6 @@ pub(super) fn load(
             }
         }
     }
-    loader.stamps_unknown();
     Ok(bytes_now)
 }
 

@@ -1,18 +1,18 @@
 //! From entries to index: for every block the entry with the highest sequence counts, whatever order they come in.
 
-use strongroom_block::{SealRecord, Stamp};
+use strongroom_block::SealRecord;
 
 use super::scan::{Unit, damaged};
-use crate::catalogue::{Catalogue, NodeId};
+use crate::catalogue::{Catalogue, Change, NodeId};
 use crate::checkpoint::Run;
 use crate::error::StoreError;
 use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
 use crate::layout::{Layout, RECORD_BLOCK, SEQUENCE_MAX, be_u64};
 use crate::map::BlockMap;
+use crate::operations::Operations;
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
-use crate::stamps::StampFilter;
 use crate::store::Verified;
 use crate::superblock::Superblock;
 use crate::unit::{Entry, VERIFIED_PAIR};
@@ -28,7 +28,9 @@ pub(crate) struct Loader {
     retention_blocks: u64,
     map: BlockMap,
     verified: Verified,
-    stamps: StampFilter,
+    operations: Operations,
+    /// What is loaded follows the segment table: the windows go on.
+    in_tail: bool,
     /// Larger than any sequence seen.
     pub(crate) next_sequence: u64,
     /// Of the unit loaded last.
@@ -46,7 +48,8 @@ impl Loader {
             blocks: superblock.geometry.blocks,
             retention_blocks: superblock.retention_blocks,
             verified: Verified::default(),
-            stamps: StampFilter::default(),
+            operations: Operations::new(superblock.segment_bytes),
+            in_tail: false,
             next_sequence: catalogue.newest_begins().max(1),
             map: BlockMap::new(catalogue),
             last_lsn: 0,
@@ -78,16 +81,11 @@ impl Loader {
     fn entry(&mut self, unit: &Unit, entry: Entry<'_>) -> Option<()> {
         let unit_at = unit.block * RECORD_BLOCK as u32;
         match entry {
-            Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } => {
+            Entry::Blocks { branch, lba, sequence, count, item_at, data_index, .. } => {
                 self.possible(lba, u64::from(count), sequence)?;
                 let data_at = unit.data_at() + data_index * self.layout.block_bytes;
                 let first = Version::new(&self.layout, sequence, unit.segment, data_at, unit_at + item_at);
                 self.blocks(branch, Run { lba, count, first });
-                if self.sealed {
-                    for item in items.chunks_exact(self.layout.item_bytes as usize) {
-                        self.stamps.note(Stamp::from_bytes(item[8..32].try_into().expect("24 bytes")));
-                    }
-                }
             }
             Entry::Hole { branch, start, count, sequence, record, item_at } => {
                 self.possible(start, count, sequence)?;
@@ -104,8 +102,20 @@ impl Loader {
                     self.verified.note(branch, be_u64(pair, 0), be_u64(pair, 8));
                 }
             }
-            Entry::Change { sequence, .. } => self.possible(0, 0, sequence)?,
-            Entry::Table { .. } | Entry::Catalogue { .. } => {}
+            Entry::Change { branch, sequence, bytes } => {
+                self.possible(0, 0, sequence)?;
+                if self.in_tail
+                    && let Some(Change::CloneDelete { branch }) = Change::decode(branch, bytes)
+                {
+                    self.operations.forget_branch(branch);
+                }
+            }
+            Entry::Operation { branch, operation, count } if self.in_tail => {
+                self.operations.note(branch, operation, count);
+            }
+            Entry::Registration { branch, attach_id } if self.in_tail => self.operations.register(branch, attach_id),
+            Entry::Operation { .. } | Entry::Registration { .. } => {}
+            Entry::Table { .. } | Entry::Catalogue { .. } | Entry::Windows { .. } => {}
         }
         Some(())
     }
@@ -141,9 +151,10 @@ impl Loader {
         Some(())
     }
 
-    /// The items before a checkpoint were not read: any stamp may have been seen.
-    pub(crate) fn stamps_unknown(&mut self) {
-        self.stamps.forget();
+    /// What is loaded from here on follows the segment table, which has these windows.
+    pub(crate) fn goes_on_from(&mut self, operations: Operations) {
+        self.operations = operations;
+        self.in_tail = true;
     }
 
     fn possible(&mut self, lba: u64, count: u64, sequence: u64) -> Option<()> {
@@ -198,7 +209,7 @@ impl Loader {
         let (start, end, sequence) = (hole.start, hole.start + hole.count, hole.sequence);
         let labels = self.map.labels(node);
         let table = self.map.table_mut(node);
-        table.holes.insert(hole, |_, _, _| false, |_| ());
+        table.holes.insert(hole, |_| ());
         let mut hidden = Vec::new();
         let sealed = self.sealed;
         table.index.retain_range(start, end, |lba, version| {
@@ -215,7 +226,7 @@ impl Loader {
     }
 
     /// The state, with everything live counted in its segment.
-    pub(crate) fn finish(mut self, segments: &mut Segments) -> (BlockMap, StampFilter) {
+    pub(crate) fn finish(mut self, segments: &mut Segments) -> (BlockMap, Operations) {
         self.verified.release(&mut self.map);
         // What was pinned while the tree was not known as a whole is looked at again.
         self.map.versions.unpin();
@@ -223,10 +234,12 @@ impl Loader {
         let (layout, weight) = (self.layout, self.layout.live_block_bytes());
         for (_, table) in self.map.tables() {
             table.index.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
-            table.holes.for_each(|hole| segments.add_live(hole.place.segment, hole.live_bytes()));
+            for hole in table.holes.iter() {
+                segments.add_live(hole.place.segment, hole.live_bytes());
+            }
         }
         self.map.versions.for_each(|_, _, version| segments.add_live(version.segment(&layout), weight));
-        (self.map, self.stamps)
+        (self.map, self.operations)
     }
 }
 

@@ -95,11 +95,12 @@ pub(crate) fn rebuild(
         open_id,
         open_epoch: highest_epoch.max(superblock.open_epoch) + 1,
     };
-    let (map, stamps) = loader.finish(&mut segments);
-    // All was read from the log.
-    let superblock = Superblock { checkpoint: None, ..superblock.clone() };
+    // Which operations were lost is not known: so no attach id is known, and nothing that is sent again is executed twice.
+    let (map, operations) = loader.finish(&mut segments);
+    // All was read from the log, and what is missing may have been acknowledged.
+    let superblock = Superblock { checkpoint: None, clean: false, ..superblock.clone() };
     let checkpoints = Checkpoints::default();
-    let recovered = Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints };
+    let recovered = Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints };
     Ok(Rebuilt { recovered, fillers, losses })
 }
 

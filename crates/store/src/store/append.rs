@@ -1,15 +1,16 @@
 //! Appending: which work goes into the next unit.
 
-use strongroom_block::{Buffer, SealRecord, StoreSequence, Token};
+use strongroom_block::{AttachId, Buffer, SealRecord, StoreSequence, Token};
 
 use super::Store;
 use super::gate::Gate;
 use super::group::{Finished, GroupKind};
 use super::log::Raw;
+use super::operations::{Holes, Replayed, Verdict};
 use crate::catalogue::Change;
 use crate::layout::{Layout, RECORD_BLOCK};
-use crate::op::{OpError, Outcome};
-use crate::unit::{self, UnitBuilder};
+use crate::op::{OpError, Origin, Outcome};
+use crate::unit::{self, OPERATION_BYTES, UnitBuilder};
 use crate::view::{BranchId, SnapshotId};
 
 /// What a queued request wants appended.
@@ -20,9 +21,11 @@ pub(super) enum Content {
         items: Vec<u8>,
         count: u32,
     },
-    Holes(Vec<(u64, u64, Option<SealRecord>)>),
+    Holes(Holes),
     /// A change of the catalogue; in a group of its own.
     Change(Box<Change>),
+    /// An attach id becomes known.
+    Register(AttachId),
 }
 
 /// Where the blocks of a request belong.
@@ -49,6 +52,15 @@ pub(super) struct WriteOp {
     pub(super) content: Content,
     pub(super) fua: bool,
     pub(super) gate: Gate,
+    pub(super) origin: Option<Origin>,
+    /// It was held against the operation windows.
+    pub(super) checked: bool,
+    /// How many blocks or holes were asked for; of a replay fewer may be left.
+    pub(super) asked: u64,
+    /// What a replay writes.
+    pub(super) replayed: Option<Box<Replayed>>,
+    /// Its name is in a unit of the open group.
+    pub(super) named: bool,
     /// Counted against the queue's limit.
     pub(super) bytes: usize,
     /// Blocks or holes already in units of the open group.
@@ -106,6 +118,7 @@ impl Store {
         }
         let may = may
             && (self.much_is_queued() || self.appends.are_copies() && self.front_is_data())
+            && self.front_is_new()
             && self.head_is_ready(self.least_unit_blocks())
             && !self.copies_have_turn();
         if !may {
@@ -165,10 +178,16 @@ impl Store {
         if self.waits_for_hiding() {
             return None;
         }
-        match front.gate {
-            Gate::Open => {}
-            Gate::Reading(..) => return None,
-            _ => return Some(self.start_gate()),
+        if let Gate::Reading(..) = front.gate {
+            return None;
+        }
+        match self.check_front() {
+            Verdict::Goes => {}
+            Verdict::Waits => return None,
+            Verdict::Ended => return Some(true),
+        }
+        if !matches!(self.queue.front().expect("just seen").gate, Gate::Open) {
+            return Some(self.start_gate());
         }
         if self.covered_by_holes() {
             let op = self.queue.pop_front().expect("just seen");
@@ -194,7 +213,7 @@ impl Store {
             // Tables and cleaning look at this: they come before it in the next turn.
             return Some(true);
         }
-        if self.reclaim_possible() || self.ask_host_again() || self.try_unread_for_front() {
+        if self.reclaim_possible() || self.ask_host_again() {
             return None;
         }
         if self.nodes_go_on() || self.hiding.is_busy() {
@@ -284,6 +303,8 @@ impl Store {
             alone = matches!(op.content, Content::Change(_));
             if starts {
                 op.first = self.head.next_sequence;
+                // Also one that joined others, and is cut.
+                op.checked = true;
             }
             let whole = op.push(&mut unit, self.layout.block_bytes, &mut self.head.next_sequence, &mut raw, &mut data);
             if !whole {
@@ -291,7 +312,7 @@ impl Store {
                 partial = true;
                 break;
             }
-            let outcome = op.outcome();
+            let (outcome, noted) = (op.outcome(), self.note(&op));
             self.group.finished.push(Finished {
                 token: op.token,
                 bytes: op.bytes,
@@ -299,6 +320,7 @@ impl Store {
                 fua: op.fua,
                 holes: matches!(op.content, Content::Holes(_)),
                 outcome,
+                noted,
             });
         }
         self.push_feedback(&mut unit);
@@ -316,6 +338,7 @@ impl Store {
         matches!(op.gate, Gate::Open)
             && !matches!(op.content, Content::Change(_))
             && self.map.catalogue.head(op.branch).is_some()
+            && self.is_new(op)
             && (blocks <= left || cheap_to_cut)
             && self.head.next_sequence + op.sequences() < self.superblock.sequence_limit
             && (blocks <= left
@@ -329,6 +352,7 @@ impl WriteOp {
             Content::Blocks { count, .. } => u64::from(*count),
             Content::Holes(holes) => holes.len() as u64,
             Content::Change(_) => 1,
+            Content::Register(_) => 0,
         }
     }
 
@@ -343,13 +367,14 @@ impl WriteOp {
                     Addresses::Each(_) => (unit::ENTRY_HEADER, store.write_unit_holds.div_ceil(2)),
                 };
                 let items = *count as usize * (entry + store.layout.item_bytes as usize);
+                let name = u32::from(self.origin.is_some());
                 let data = u64::from(*count) * u64::from(store.layout.block_bytes);
                 // Each unit but the first may bring a record block, and padding, that are not full.
-                let cuts = (count - 1) / holds;
-                items.div_ceil(per_block - 96) as u32 + 1 + data.div_ceil(RECORD_BLOCK as u64) as u32 + 2 * cuts
+                let cuts = count.saturating_sub(1) / holds;
+                items.div_ceil(per_block - 96) as u32 + 1 + name + data.div_ceil(RECORD_BLOCK as u64) as u32 + 2 * cuts
             }
-            Content::Holes(holes) => (holes.len() * 128).div_ceil(per_block - 128) as u32 + 1,
-            Content::Change(_) => 2,
+            Content::Holes(holes) => (holes.len() * 128 + OPERATION_BYTES).div_ceil(per_block - 128) as u32 + 1,
+            Content::Change(_) | Content::Register(_) => 2,
         }
     }
 
@@ -357,6 +382,8 @@ impl WriteOp {
     pub(super) fn makes_room(&self) -> MakesRoom {
         match &self.content {
             Content::Holes(holes) if holes.len() == 1 => MakesRoom::Perhaps,
+            // Who may not register may not discard either.
+            Content::Register(_) => MakesRoom::Perhaps,
             Content::Change(change) => match **change {
                 Change::SnapshotDelete { .. } | Change::CloneDelete { .. } | Change::Rollback { .. } => {
                     MakesRoom::Surely
@@ -369,7 +396,14 @@ impl WriteOp {
 
     /// The answer, if it is not that it was written.
     fn outcome(&self) -> Option<Outcome> {
-        let Content::Change(change) = &self.content else { return None };
+        if let Some(replayed) = &self.replayed {
+            return Some(replayed.outcome());
+        }
+        let change = match &self.content {
+            Content::Change(change) => change,
+            Content::Register(_) => return Some(Outcome::Changed),
+            Content::Blocks { .. } | Content::Holes(_) => return None,
+        };
         Some(match **change {
             Change::SnapshotCreate { id, .. } => Outcome::SnapshotCreated { id: SnapshotId(id) },
             Change::CloneCreate { branch, .. } | Change::ReceiveBegin { branch, .. } => {
@@ -392,18 +426,47 @@ impl WriteOp {
         raw: &mut Vec<Raw>,
         data: &mut Vec<Buffer>,
     ) -> bool {
+        self.push_content(unit, block_bytes, next_sequence, raw, data) && self.push_name(unit)
+    }
+
+    /// Names the request behind what it wrote, if it has a name.
+    fn push_name(&mut self, unit: &mut UnitBuilder) -> bool {
+        if let Some(Origin { operation, .. }) = self.origin
+            && !self.named
+        {
+            self.named = unit.push_operation(self.branch, operation, self.asked);
+            return self.named;
+        }
+        true
+    }
+
+    /// The sequence of its next block or hole.
+    fn next_of(&self, next_sequence: u64) -> u64 {
+        self.replayed.as_ref().map_or(next_sequence, |replayed| replayed.sequences[self.done as usize])
+    }
+
+    fn push_content(
+        &mut self,
+        unit: &mut UnitBuilder,
+        block_bytes: u32,
+        next_sequence: &mut u64,
+        raw: &mut Vec<Raw>,
+        data: &mut Vec<Buffer>,
+    ) -> bool {
         let branch = self.branch;
+        // A replay takes none.
+        let taken = u64::from(self.replayed.is_none());
         match &self.content {
             Content::Blocks { addresses, pieces, items, count } => {
-                let item_bytes = items.len() / *count as usize;
+                let item_bytes = items.len() / (*count).max(1) as usize;
                 let from = self.done;
                 while self.done < *count {
-                    let (lba, sequence) = (addresses.at(self.done), *next_sequence);
+                    let (lba, sequence) = (addresses.at(self.done), self.next_of(*next_sequence));
                     let item = &items[self.done as usize * item_bytes..][..item_bytes];
                     let pushed = unit.push_block(branch, lba, sequence, item);
                     let Some((item_at, data_index)) = pushed else { break };
                     raw.push(Raw::Block { branch, lba, sequence, item_at, data_index });
-                    *next_sequence += 1;
+                    *next_sequence += taken;
                     self.done += 1;
                 }
                 let block_bytes = block_bytes as usize;
@@ -413,12 +476,12 @@ impl WriteOp {
             Content::Holes(holes) => {
                 while let Some((start, count, record)) = holes.get(self.done as usize) {
                     let bytes = record.as_ref().map_or(&[][..], SealRecord::as_bytes);
-                    let sequence = *next_sequence;
+                    let sequence = self.next_of(*next_sequence);
                     let pushed = unit.push_hole(branch, *start, *count, sequence, bytes);
                     let Some(item_at) = pushed else { break };
                     let (start, count, record) = (*start, *count, record.clone());
                     raw.push(Raw::Hole { branch, start, count, sequence, record, item_at });
-                    *next_sequence += 1;
+                    *next_sequence += taken;
                     self.done += 1;
                 }
                 self.done as usize == holes.len()
@@ -432,6 +495,7 @@ impl WriteOp {
                 }
                 fits
             }
+            &Content::Register(attach_id) => unit.push_registration(branch, attach_id),
         }
     }
 }

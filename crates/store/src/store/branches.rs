@@ -116,6 +116,9 @@ impl Store {
     /// A change is in the log.
     pub(super) fn apply_change(&mut self, change: &Change, sequence: u64) {
         self.map.catalogue.apply(change, sequence).expect("checked before it was written, alone in its group");
+        if let Change::CloneDelete { branch } = *change {
+            self.operations.forget_branch(branch);
+        }
         self.map.grown();
         self.note_catalogue();
     }
@@ -211,12 +214,12 @@ impl Verified {
 
     /// Releases what it says.
     pub(crate) fn release(self, map: &mut crate::map::BlockMap) {
-        let (mut released, mut fuel): (Vec<Version>, usize) = (Vec::new(), usize::MAX);
+        let mut released: Vec<Version> = Vec::new();
         for ((branch, lba), sequence) in self.0 {
             let catalogue = &map.catalogue;
             let Some(node) = catalogue.node_of(branch, sequence) else { continue };
             let same = |branch, sequence| catalogue.node_of(branch, sequence) == Some(node);
-            map.versions.release_below(lba, sequence, &mut fuel, same, |version| released.push(version));
+            map.versions.release_below(lba, sequence, same, |version| released.push(version));
         }
     }
 }

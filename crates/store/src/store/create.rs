@@ -17,9 +17,9 @@ use crate::holes::{Hole, ItemPlace};
 use crate::layout::{LOG_START, RECORD_BLOCK, SEGMENT_BLOCKS_MIN, SUPERBLOCK_AT, segments_least, segments_needed};
 use crate::map::BlockMap;
 use crate::medium::Medium;
+use crate::operations::Operations;
 use crate::options::{CreateOptions, OpenOptions, StoreId, VolumeInfo};
 use crate::segments::Segments;
-use crate::stamps::StampFilter;
 use crate::superblock::{Superblock, segment_bytes_valid};
 use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
 
@@ -225,7 +225,7 @@ pub(super) fn fresh(superblock: Superblock, superblock_copy: usize, open_id: u64
     if let Some(hole) = first.hole {
         let node = map.catalogue.head(0).expect("the volume has its branch");
         segments.add_live(0, hole.live_bytes());
-        map.table_mut(node).holes.insert(hole, |_, _, _| false, |_| ());
+        map.table_mut(node).holes.insert(hole, |_| ());
     }
     let head = Head {
         segment: NO_SEGMENT,
@@ -241,8 +241,8 @@ pub(super) fn fresh(superblock: Superblock, superblock_copy: usize, open_id: u64
         open_id,
         open_epoch: superblock.open_epoch + 1,
     };
-    let (stamps, checkpoints) = (StampFilter::default(), Checkpoints::default());
-    Recovered { superblock, superblock_copy, map, segments, stamps, head, checkpoints }
+    let (operations, checkpoints) = (Operations::new(superblock.segment_bytes), Checkpoints::default());
+    Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints }
 }
 
 /// Makes the log as a file in the store's directory.
@@ -354,6 +354,7 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
         clean: true,
         checkpoint: None,
         erasing: false,
+        incarnation: 0,
     })
 }
 

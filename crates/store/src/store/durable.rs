@@ -10,7 +10,7 @@ use super::group::GroupKind;
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::error::StoreError;
-use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
+use crate::layout::SUPERBLOCK_AT;
 use crate::op::{OpError, Outcome};
 use crate::planted::PlantedFault;
 use crate::superblock::Superblock;
@@ -84,15 +84,14 @@ pub(super) struct Round {
     pub(super) idle: bool,
     /// There was no space for a table; not again in this poll.
     pub(super) blocked: bool,
-    /// Rows of the table that are not in a unit yet, for about one unit.
+    /// Rows of the table that are not in a unit yet.
     pub(super) rows: Vec<u8>,
-    /// The segment from which on rows are still to be made; `None`: all were.
-    rows_from: Option<u32>,
-    /// Generation of the segment in which the table begins. Later ones were opened for the table, and are not in it.
-    rows_below: u64,
     /// The catalogue that comes with the table, and how much of it is in units.
     catalogue: Vec<u8>,
     catalogue_done: usize,
+    /// The same of the operation windows.
+    operations: Vec<u8>,
+    operations_done: usize,
     /// How long the catalogue is now.
     pub(super) catalogue_bytes: u64,
     /// Where the newest durable table begins: segment, block, number of its first unit.
@@ -105,6 +104,8 @@ pub(super) struct Round {
     discards_in_flight: u32,
     /// Segments opened since the last table.
     pub(super) segments_since: u32,
+    /// The store is being marked as closed in order: no superblock may follow that says otherwise.
+    closed: bool,
     /// A superblock shall note what is durable.
     note_wanted: bool,
     /// The superblock being written is only a note.
@@ -121,12 +122,6 @@ impl Round {
     /// None is on its way, nor anything of one.
     pub(super) fn is_idle(&self) -> bool {
         self.phase == Phase::Idle && self.writing.is_none()
-    }
-
-    fn push_row(&mut self, segment: u32, end: u32, generation: u64) {
-        self.rows.extend_from_slice(&segment.to_be_bytes());
-        self.rows.extend_from_slice(&end.to_be_bytes());
-        self.rows.extend_from_slice(&generation.to_be_bytes());
     }
 }
 
@@ -232,7 +227,7 @@ impl Store {
 
     /// Whether a segment table should be the next thing appended.
     pub(super) fn wants_table(&mut self) -> bool {
-        if self.round.phase != Phase::Idle || self.round.blocked {
+        if self.round.phase != Phase::Idle || self.round.blocked || self.round.closed {
             return false;
         }
         let dead = self.segments.dead_count();
@@ -256,7 +251,7 @@ impl Store {
     /// How many 4 KiB blocks a table takes.
     fn table_blocks(&self) -> u64 {
         let rows = u64::from(self.segments.used_count() + 1) * TABLE_ROW as u64;
-        (rows + self.round.catalogue_bytes).div_ceil(TABLE_BLOCK_BYTES)
+        (rows + self.round.catalogue_bytes + self.operations.encoded_bytes()).div_ceil(TABLE_BLOCK_BYTES)
     }
 
     /// How many whole segments a table takes; none in most stores.
@@ -318,15 +313,18 @@ impl Store {
             self.begin_table();
         }
         let mut unit = UnitBuilder::new(self.layout, limit);
-        self.make_rows(limit as usize * RECORD_BLOCK / TABLE_ROW);
         let taken = unit.push_table(&self.round.rows);
         self.round.rows.drain(..taken * TABLE_ROW);
         if self.round.rows.is_empty() {
-            debug_assert!(self.round.rows_from.is_none(), "one row more than fits was made");
             let (done, total) = (self.round.catalogue_done, self.round.catalogue.len());
             self.round.catalogue_done += unit.push_catalogue(done, total, &self.round.catalogue[done..]);
         }
-        let last = self.round.rows.is_empty() && self.round.catalogue_done == self.round.catalogue.len();
+        let mut last = self.round.rows.is_empty() && self.round.catalogue_done == self.round.catalogue.len();
+        if last {
+            let (done, total) = (self.round.operations_done, self.round.operations.len());
+            self.round.operations_done += unit.push_windows(done, total, &self.round.operations[done..]);
+            last = self.round.operations_done == total;
+        }
         self.append_unit(unit, Vec::new(), Vec::new(), GroupKind::Table, last);
         true
     }
@@ -340,35 +338,24 @@ impl Store {
         self.round.dying = self.segments.take_dead();
         let whole = u64::from(self.table_segments()) * u64::from(self.layout.segment_bytes);
         self.cleaner.copied_for_front += TABLE_FUTILE_SHARE * whole;
+        let mut rows = Vec::new();
+        let mut row = |segment: u32, end: u32, generation: u64| {
+            rows.extend_from_slice(&segment.to_be_bytes());
+            rows.extend_from_slice(&end.to_be_bytes());
+            rows.extend_from_slice(&generation.to_be_bytes());
+        };
+        for (segment, entry) in self.segments.listed() {
+            row(segment, entry.end, entry.generation);
+        }
         let head = self.head.segment;
-        let generation = self.segments.segment(head).generation;
-        self.round.rows = Vec::new();
-        (self.round.rows_from, self.round.rows_below) = (Some(0), generation);
+        row(head, self.head.block, self.segments.segment(head).generation);
+        self.round.rows = rows;
         let trivial = self.map.catalogue.is_trivial();
         self.round.catalogue = if trivial { Vec::new() } else { self.map.catalogue.encode() };
         self.round.catalogue_done = 0;
+        self.round.operations = self.operations.encode();
+        self.round.operations_done = 0;
         self.round.next_table = (head, self.head.block, self.head.next_lsn);
-    }
-
-    /// Makes rows of the table until one more is there than a unit takes. What the other segments are does not change before the table
-    /// is whole: nothing else is appended meanwhile, and nothing becomes free.
-    fn make_rows(&mut self, unit_rows: usize) {
-        while self.round.rows.len() <= unit_rows * TABLE_ROW
-            && let Some(from) = self.round.rows_from
-        {
-            match self.segments.next_listed(from, self.round.rows_below) {
-                Some((segment, entry)) => {
-                    let (end, generation) = (entry.end, entry.generation);
-                    self.round.push_row(segment, end, generation);
-                    self.round.rows_from = Some(segment + 1);
-                }
-                None => {
-                    let (head, block, _) = self.round.next_table;
-                    self.round.push_row(head, block, self.round.rows_below);
-                    self.round.rows_from = None;
-                }
-            }
-        }
     }
 
     pub(super) fn table_written(&mut self, lsn: u64) {
@@ -470,6 +457,8 @@ impl Store {
 
     /// Marks both copies of the superblock as closed in order, one after the other. Nothing else may be in flight.
     pub(super) fn mark_closed(&mut self) {
+        // Neither a table (the sequences that such a superblock allows are used up) nor a note.
+        (self.round.closed, self.round.note_wanted) = (true, false);
         for _ in 0..2 {
             self.syncs.force = self.syncs.superblock_dirty;
             self.settle();

@@ -462,9 +462,11 @@ impl Store {
     /// The new store is on the medium; in memory it begins here, as after an opening.
     fn renew(&mut self) {
         let open_id = self.head.open_id;
-        let Recovered { map, segments, stamps, head, checkpoints, .. } =
+        let Recovered { map, segments, operations, head, checkpoints, .. } =
             fresh(self.superblock.clone(), self.superblock_copy, open_id);
-        (self.map, self.segments, self.stamps) = (map, segments, stamps);
+        // Whoever wrote before registers again: of what was executed nothing is left.
+        (self.map, self.segments, self.operations) = (map, segments, operations);
+        self.first_sequence = head.next_sequence;
         (self.head, self.checkpoints) = (head, checkpoints);
         self.info = self.superblock.info();
         self.records.clear();

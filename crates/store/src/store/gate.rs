@@ -3,7 +3,7 @@
 //! Only the first request of the queue is looked at, with no append in flight: so nothing can come between the look and
 //! the write.
 
-use strongroom_block::{Buffer, HoleRecord, Lba, Stamp, StoreSequence};
+use strongroom_block::{Buffer, HoleRecord, Lba, Stamp};
 
 use super::Store;
 use super::append::{Content, WriteOp};
@@ -15,10 +15,8 @@ use crate::planted::PlantedFault;
 pub(super) enum Gate {
     /// Nothing (any more).
     Open,
-    /// If every block has these stamps already, the write is a repetition.
-    Repeated(Vec<Stamp>),
     /// The newest version must have this stamp, or be a hole.
-    Stamp { expected: Option<Stamp>, ours: Stamp },
+    Stamp { expected: Option<Stamp> },
     /// The blocks must hold this.
     Compare(Buffer),
     /// The range must hold no data.
@@ -50,7 +48,7 @@ impl Store {
                 }
                 return true;
             }
-            Content::Change(_) => unreachable!("changes have no conditions"),
+            Content::Change(_) | Content::Register(_) => unreachable!("neither has a condition"),
         };
         let wanted = if matches!(gate, Gate::Compare(_)) { Wanted::Data } else { Wanted::Records };
         let op = self.queue.front_mut().expect("the caller saw it");
@@ -79,7 +77,7 @@ impl Store {
     }
 
     pub(super) fn hole_record(&self, sequence: u64) -> Option<HoleRecord> {
-        let hole = self.map.sealed_hole(sequence)?;
+        let hole = self.map.hole(sequence)?;
         let record = hole.record.clone()?;
         Some(HoleRecord { start: Lba(hole.start), count: hole.count, record })
     }
@@ -88,20 +86,12 @@ impl Store {
 /// How a request with a condition ends; `None`: it is written.
 fn judge(gate: Gate, lba: Lba, extents: Result<Vec<Extent>, OpError>) -> Option<Result<Outcome, OpError>> {
     match gate {
-        Gate::Repeated(stamps) => {
-            let repeated = extents.is_ok_and(|extents| stamps_of(&extents).eq(stamps.iter().copied().map(Some)));
-            let count = stamps.len() as u32;
-            repeated.then_some(Ok(Outcome::Written { first: StoreSequence(0), repeated: count, superseded: 0 }))
-        }
-        Gate::Stamp { expected, ours } => {
+        Gate::Stamp { expected } => {
             let extents = match extents {
                 Ok(extents) => extents,
                 Err(error) => return Some(Err(error)),
             };
             let found = stamps_of(&extents).next().flatten();
-            if found == Some(ours) {
-                return Some(Ok(Outcome::Written { first: StoreSequence(0), repeated: 1, superseded: 0 }));
-            }
             (found != expected).then_some(Err(OpError::StampDiffers { lba, found }))
         }
         Gate::Compare(compare) => match extents {

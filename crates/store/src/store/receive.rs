@@ -119,12 +119,13 @@ impl Store {
         begun
             .map(|branch| {
                 // Blocks arrive by address, and what survives a crash is the beginning of what was written.
-                let end = self.map.table(branch.node).index.end();
+                let mut last = None;
+                self.map.table(branch.node).index.for_each(|lba, _| last = Some(lba));
                 ReceptionInfo {
                     id: SnapshotId(branch.receiving),
                     from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
                     name: branch.name.clone(),
-                    position: if end > 0 { BLOCKS_FROM + end } else { 0 },
+                    position: last.map_or(0, |lba| BLOCKS_FROM + lba + 1),
                 }
             })
             .collect()
@@ -280,7 +281,6 @@ impl Store {
                 if record.flags().is_hole() {
                     return Err(StreamError::Damaged("a block whose record seals a hole"));
                 }
-                self.stamps.note(record.stamp());
             }
         }
         taken.lbas.extend(lba..lba + u64::from(count));

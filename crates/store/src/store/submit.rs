@@ -6,10 +6,9 @@ use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Token};
 use super::Store;
 use super::append::{Addresses, Content, WriteOp};
 use super::gate::Gate;
-use super::group::RELEASED_PER_REQUEST;
 use super::read::{Owner, Wanted};
 use crate::catalogue::NodeId;
-use crate::op::{Completion, Op, OpError, Outcome};
+use crate::op::{Completion, Op, OpError, Origin, Outcome};
 use crate::view::{BranchId, View};
 
 impl Store {
@@ -62,17 +61,14 @@ impl Store {
                 let below = if older_than.0 == 0 { u64::MAX } else { older_than.0 };
                 self.start_version_read(Owner::Caller { token, bytes }, node, lba.0, below);
             }
-            Op::Write { lba, data, records, fua, origin: _ } => {
-                let gate = self.gate_of(&records);
+            Op::Write { lba, data, records, fua, origin } => {
                 let content = self.blocks(lba, data, &records)?;
-                self.enqueue(token, writable?, content, gate, fua, bytes)?;
+                self.enqueue_from(token, writable?, content, Gate::Open, fua, bytes, origin)?;
             }
-            Op::ConditionalWrite { lba, expected, data, record, fua, origin: _ } => {
+            Op::ConditionalWrite { lba, expected, data, record, fua, origin } => {
                 check(self.info.kind.is_sealed(), "a write on condition of a stamp to a plain unit")?;
-                let ours = record.stamp();
                 let content = self.blocks(lba, data, &[record])?;
-                self.stamps.note(ours);
-                self.enqueue(token, writable?, content, Gate::Stamp { expected, ours }, fua, bytes)?;
+                self.enqueue_from(token, writable?, content, Gate::Stamp { expected }, fua, bytes, origin)?;
             }
             Op::CompareAndWrite { lba, compare, data, fua } => {
                 check(!self.info.kind.is_sealed(), "a comparison of data on a sealed unit")?;
@@ -80,21 +76,20 @@ impl Store {
                 let content = self.blocks(lba, vec![data], &[])?;
                 self.enqueue(token, writable?, content, Gate::Compare(compare), fua, bytes)?;
             }
-            Op::Hole { holes, origin: _ } => {
+            Op::Hole { holes, origin } => {
                 check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
                 check((1..=Op::HOLES_MAX).contains(&holes.len()), "none or too many holes")?;
                 let holes = holes.into_iter().map(|hole| self.sealed_hole(hole)).collect::<Result<Vec<_>, _>>()?;
-                self.enqueue(token, writable?, Content::Holes(holes), Gate::Open, false, bytes)?;
+                self.enqueue_from(token, writable?, Content::Holes(holes), Gate::Open, false, bytes, origin)?;
             }
-            Op::ConditionalHole { hole, origin: _ } => {
+            Op::ConditionalHole { hole, origin } => {
                 check(self.info.kind.is_sealed(), "sealed holes for a plain unit")?;
                 let content = Content::Holes(vec![self.sealed_hole(hole)?]);
-                self.enqueue(token, writable?, content, Gate::Absent, false, bytes)?;
+                self.enqueue_from(token, writable?, content, Gate::Absent, false, bytes, origin)?;
             }
-            Op::RegisterAttachment { .. } => {
+            Op::RegisterAttachment { attach_id } => {
                 check(self.info.kind.is_sealed(), "an attach id of a plain unit")?;
-                writable?;
-                self.complete(token, bytes, Ok(Outcome::Changed));
+                self.enqueue(token, writable?, Content::Register(attach_id), Gate::Open, true, bytes)?;
             }
             Op::Discard { lba, count } => {
                 check(!self.info.kind.is_sealed(), "an unsealed hole for a sealed unit")?;
@@ -108,9 +103,7 @@ impl Store {
             }
             Op::Verified { pairs } => {
                 check(pairs.len() <= Op::VERIFIED_MAX, "more than Op::VERIFIED_MAX pairs of feedback")?;
-                let mut fuel = RELEASED_PER_REQUEST;
-                let released = pairs.iter().map(|(lba, sequence)| self.verified(node, lba.0, sequence.0, &mut fuel));
-                let released = released.sum();
+                let released = pairs.iter().map(|(lba, sequence)| self.verified(node, lba.0, sequence.0)).sum();
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
             Op::Grow { blocks } => self.start_grow(token, blocks, bytes)?,
@@ -183,8 +176,48 @@ impl Store {
         fua: bool,
         bytes: usize,
     ) -> Result<(), OpError> {
+        self.enqueue_from(token, branch, content, gate, fua, bytes, None)
+    }
+
+    /// As [`Store::enqueue`], of a request that may have a name.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one request, put together here")]
+    fn enqueue_from(
+        &mut self,
+        token: Token,
+        branch: u32,
+        content: Content,
+        gate: Gate,
+        fua: bool,
+        bytes: usize,
+        origin: Option<Origin>,
+    ) -> Result<(), OpError> {
         self.check_writable()?;
-        self.queue.push_back(WriteOp { token, branch, content, fua, gate, bytes, done: 0, first: 0 });
+        let mut op = WriteOp {
+            token,
+            branch,
+            content,
+            fua,
+            gate,
+            origin,
+            checked: false,
+            asked: 0,
+            replayed: None,
+            named: false,
+            bytes,
+            done: 0,
+            first: 0,
+        };
+        op.asked = op.counters();
+        if let Some(Origin { operation, replay }) = origin {
+            check(self.info.kind.is_sealed(), "an operation of a plain unit")?;
+            let fits = operation.counter.checked_add(op.asked).is_some() && op.asked > 0;
+            check(fits, "an operation without blocks, or with counters beyond their end")?;
+            if replay.is_some() {
+                // Its condition held when it was executed.
+                op.gate = Gate::Open;
+            }
+        }
+        self.queue.push_back(op);
         Ok(())
     }
 
@@ -193,17 +226,6 @@ impl Store {
         check(hole.record.flags().is_hole(), "a hole whose record does not seal one")?;
         check(hole.record.as_bytes().len() <= self.info.kind.record_bytes(), "a hole record in another form")?;
         Ok((hole.start.0, hole.count, Some(hole.record)))
-    }
-
-    /// A write that may be a repetition has to be looked at.
-    fn gate_of(&mut self, records: &[SealRecord]) -> Gate {
-        let mut suspect = false;
-        // One writer's, as a rule: looked up once.
-        for run in records.chunk_by(|one, next| one.stamp().attach_id == next.stamp().attach_id) {
-            let counters = run.iter().map(|record| record.stamp().counter);
-            suspect |= self.stamps.note_all(run[0].stamp().attach_id, counters);
-        }
-        if suspect { Gate::Repeated(records.iter().map(SealRecord::stamp).collect()) } else { Gate::Open }
     }
 
     /// Blocks with the items that go into the record blocks.

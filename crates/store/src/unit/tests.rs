@@ -144,6 +144,55 @@ proptest! {
     }
 
     #[test]
+    fn operations_decode_as_encoded(pushes in prop::collection::vec((0u8..3, 0u64..4, 1u64..9), 1..300)) {
+        let mut unit = UnitBuilder::new(LAYOUT, 40);
+        let (mut counters, mut ids, mut left) = ([0; 4], Vec::new(), Vec::new());
+        for (kind, of, count) in pushes {
+            let attach_id = AttachId([of as u8; 16]);
+            let fits = match kind {
+                0 => unit.push_registration(of as u32, attach_id),
+                1 => unit.push_block(of as u32, of, counters[0] + 1, &[1; 56]).is_some(),
+                _ => unit.push_operation(of as u32, Stamp { attach_id, counter: counters[of as usize] }, count),
+            };
+            if !fits {
+                break;
+            }
+            match kind {
+                0 => ids.push(of),
+                1 => {}
+                _ => {
+                    left.extend((counters[of as usize]..counters[of as usize] + count).map(|counter| (of, counter)));
+                    // Now and then a gap.
+                    counters[of as usize] += count + u64::from(count == 8);
+                }
+            }
+        }
+        prop_assume!(!unit.is_empty());
+        let (_, records) = unit.finish(header(), PLACE);
+        let (_, entries) = decode(&records).expect("just encoded");
+        let (mut found_ids, mut found) = (Vec::new(), Vec::new());
+        for entry in entries {
+            match entry {
+                Entry::Registration { branch, attach_id } => {
+                    prop_assert_eq!(attach_id, AttachId([branch as u8; 16]));
+                    found_ids.push(u64::from(branch));
+                }
+                Entry::Operation { branch, operation, count } => {
+                    prop_assert_eq!(operation.attach_id, AttachId([branch as u8; 16]));
+                    let of = u64::from(branch);
+                    found.extend((operation.counter..operation.counter + count).map(|counter| (of, counter)));
+                }
+                Entry::Blocks { .. } => {}
+                _ => prop_assert!(false, "nothing else was written"),
+            }
+        }
+        found.sort_unstable();
+        left.sort_unstable();
+        prop_assert_eq!(found, left);
+        prop_assert_eq!(found_ids, ids);
+    }
+
+    #[test]
     fn tables_decode_as_encoded(rows in 1usize..2000, limit in 2u32..20) {
         let bytes: Vec<u8> = (0..rows * TABLE_ROW).map(|at| at as u8).collect();
         let mut unit = UnitBuilder::new(LAYOUT, limit);
