@@ -364,7 +364,6 @@ pub(crate) struct UnitBuilder {
     at: usize,
     /// Where the entry that can still grow begins, and what would continue it.
     run: Option<Run>,
-    /// Entries of operations that can still grow.
     operations: Vec<operations::OpenOperation>,
     entries: u32,
     data_blocks: u32,
