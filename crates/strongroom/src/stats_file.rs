@@ -57,6 +57,10 @@ struct AttachmentStats {
     blocks_superseded: u64,
     writes_repeated: u64,
     blocks_failed: u64,
+    /// Blocks that did not authenticate and were fetched again, connections that were ended for that, and commands for which it helped.
+    blocks_refetched: u64,
+    refetch_connections: u64,
+    refetches_succeeded: u64,
     /// Blocks of which an older version was read, because the newest does not open.
     previous_reads: u64,
     /// How often this end, and the target, have changed keys on the connections that there are now.
@@ -135,6 +139,9 @@ fn stats(device: &RemoteDevice, counters: &CryptoCounters) -> AttachmentStats {
         blocks_superseded: status.engine.blocks_superseded,
         writes_repeated: status.engine.writes_repeated,
         blocks_failed: status.engine.blocks_failed,
+        blocks_refetched: status.engine.blocks_refetched,
+        refetch_connections: status.engine.refetch_connections,
+        refetches_succeeded: status.engine.refetches_succeeded,
         previous_reads: device.previous_reads().count,
         rekeys: status.rekeys,
         peer_rekeys: status.peer_rekeys,

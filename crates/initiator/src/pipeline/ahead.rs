@@ -27,6 +27,12 @@ const FETCH_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FetchId(u64);
 
+#[cfg(test)]
+impl FetchId {
+    /// For tests of what answers fetches.
+    pub(crate) const FIRST: FetchId = FetchId(0);
+}
+
 /// Blocks to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fetch {

@@ -20,6 +20,7 @@ mod operation;
 mod part;
 mod ready;
 mod reconnect;
+mod refetch;
 mod seal;
 #[cfg(test)]
 mod tests;
@@ -45,8 +46,10 @@ use command::{Command, CommandKind};
 use operation::Registrations;
 use part::Part;
 use ready::Ready;
+use refetch::{Fetches, Refetching};
 use seal::SealingState;
 
+pub(super) use refetch::ReadFault;
 pub(super) use seal::{SealId, SealJob};
 
 /// Commands of one request in flight or ready at once; the rest of a huge request is cut as these complete.
@@ -145,6 +148,12 @@ pub struct EngineCounters {
     pub guarded_retries: u64,
     /// Blocks that did not open, or could not be read.
     pub blocks_failed: u64,
+    /// Blocks that were fetched again because they did not authenticate.
+    pub blocks_refetched: u64,
+    /// Connections that were ended to fetch such blocks over a new one.
+    pub refetch_connections: u64,
+    /// Commands whose data authenticated when it was fetched again: it was damaged on the wire, not at the target.
+    pub refetches_succeeded: u64,
     /// How often the unit said that its size has changed.
     pub size_changes: u64,
 }
@@ -169,6 +178,7 @@ pub(super) struct Engine {
     delayed: Vec<(Instant, usize)>,
     /// Reads that wait for the answer to a question about their keys.
     awaiting_keys: Vec<(u64, usize)>,
+    refetching: Refetching,
     in_flight: usize,
     /// Bytes of writes in flight: they will be in the log once acknowledged.
     writing_bytes: usize,
@@ -227,6 +237,7 @@ impl Engine {
             registration_ready: None,
             delayed: Vec::new(),
             awaiting_keys: Vec::new(),
+            refetching: Refetching::default(),
             in_flight: 0,
             writing_bytes: 0,
             next_sequence: 0,
@@ -415,6 +426,7 @@ impl Engine {
             sequence,
             tries: 0,
             retries: Retries::default(),
+            fetches: Fetches::default(),
             sent: false,
             sent_at: None,
             write_bytes: 0,
@@ -453,7 +465,9 @@ impl Engine {
         let delayed = self.delayed.iter().map(|(at, _)| *at).min();
         let verified = self.verified.as_ref().and_then(VerifiedFeedback::due).filter(|_| self.phase == Phase::Up);
         let windows = [&self.writes, &self.reads].into_iter().filter_map(Window::poll_timeout);
-        [delayed, verified, self.silence_ends(), self.patience_ends()].into_iter().flatten().chain(windows).min()
+        let refetch = self.refetching.needs_connection().and(self.now);
+        let others = [delayed, verified, self.silence_ends(), self.patience_ends(), refetch];
+        others.into_iter().flatten().chain(windows).min()
     }
 
     /// The target took data, or otherwise showed that it works on what it has.
@@ -471,6 +485,9 @@ impl Engine {
 
     /// Why what is in flight can only be settled over a new connection, if that is so.
     pub(super) fn needs_new_connection(&self, now: Instant) -> Option<&'static str> {
+        if let Some(why) = self.refetching.needs_connection() {
+            return Some(why);
+        }
         if self.was_reset && self.in_flight > 0 {
             return Some("the unit was reset, and commands in flight with it");
         }

@@ -17,6 +17,7 @@ use strongroom_iscsi::ahs;
 use strongroom_seal::VolumeSealer;
 use zeroize::Zeroizing;
 
+use super::engine::ReadFault;
 use super::keeper::{BootTime, Keeper, KeyStatus};
 use super::stamps::{Forked, Stamps};
 use crate::VolumeKeys;
@@ -421,17 +422,20 @@ impl Sealing {
         sealed: &[u8],
         out: &mut [u8],
         mut opened: impl FnMut(Lba, &SealRecord, StoreSequence),
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), ReadFault> {
         let block_bytes = self.block_size.len();
         if sealed.len() != out.len() || entries.count() * block_bytes != sealed.len() {
-            return Err(medium(lba, "the target sent blocks without their seal records"));
+            return Err(medium(lba, "the target sent blocks without their seal records").into());
         }
         let sealer = self.sealer()?;
         let blocks = sealed.chunks_exact(block_bytes).zip(out.chunks_exact_mut(block_bytes));
         for ((at, entry), (sealed, out)) in (lba.0..).zip(entries.iter()).zip(blocks) {
             let lba = Lba(at);
             let (sequence, record) = read_entry(entry).map_err(|_| malformed(lba))?;
-            sealer.open_into(lba, &record, sealed, out).map_err(|error| self.not_opened(lba, error))?;
+            sealer.open_into(lba, &record, sealed, out).map_err(|error| match error {
+                OpenError::NotAuthentic => ReadFault::NotAuthentic { lba, sequence },
+                error => self.not_opened(lba, error).into(),
+            })?;
             opened(lba, &record, sequence);
         }
         Ok(())

@@ -24,3 +24,4 @@ mod support;
 mod verifying;
 mod wide_area;
 mod wire;
+mod wire_damage;

@@ -2,13 +2,16 @@
 
 use std::time::Instant;
 
-use strongroom_block::{Buffer, DeviceError, DeviceErrorKind, Lba, SealRecord, Stamp, StoreSequence};
+use strongroom_block::{
+    Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba, OpenError, SealRecord, Stamp, StoreSequence,
+};
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, DataIn, WriteRecords, WriteSource};
 use strongroom_scsi::capacity::ReadCapacity16;
 use strongroom_scsi::{VendorCommand, cdb, provisioning, vendor};
 
 use super::part::ABSENT;
+use super::refetch::{Fetches, ReadFault};
 use super::seal::SealingState;
 use super::{CommandId, Engine, Found, Op, OpWork, Phase, zeros};
 use crate::Limits;
@@ -54,7 +57,9 @@ pub(super) struct Command {
     /// Data that came for it, in bytes.
     pub(super) received_bytes: usize,
     /// Its data was not what it should be; outweighs a good status.
-    pub(super) error: Option<DeviceError>,
+    pub(super) error: Option<ReadFault>,
+    /// Of data that did not authenticate.
+    pub(super) fetches: Fetches,
     /// The source of the keys was asked because of what it read.
     pub(super) asked_for_keys: bool,
 }
@@ -440,7 +445,9 @@ impl Engine {
                     }
                 })
             }
-            (CommandKind::Read { lba, .. }, OpWork::Plain(Work::Fetch { .. })) => place.came_whole(lba),
+            (CommandKind::Read { lba, .. }, OpWork::Plain(Work::Fetch { .. })) => {
+                place.came_whole(lba).map_err(Into::into)
+            }
             (CommandKind::PartRead, OpWork::Part(part)) => part.found(&mut place),
             (CommandKind::Ask, OpWork::Asking(Work::Survey { lba, buffer, .. }, found)) => {
                 let verified = &mut self.verified;
@@ -451,7 +458,10 @@ impl Engine {
                 })
             }
             (CommandKind::Ask, OpWork::Asking(work, found)) => place.answer(work, found),
-            _ => Err(device_error(DeviceErrorKind::Hardware, None, "the target sent data that no command asked for")),
+            _ => {
+                let message = "the target sent data that no command asked for";
+                Err(device_error(DeviceErrorKind::Hardware, None, message).into())
+            }
         };
         if let Err(error) = result {
             self.commands[id.0].error = Some(error);
@@ -483,7 +493,7 @@ impl Place<'_> {
         first: Lba,
         out: &mut [u8],
         opened: impl FnMut(Lba, &SealRecord, StoreSequence),
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), ReadFault> {
         let from = self.data_in.offset as usize;
         let data = &self.data_in.data;
         let Some(sealing) = self.sealing else {
@@ -513,7 +523,7 @@ impl Place<'_> {
         out: &mut [u8],
         found: &mut Found,
         mut opened: impl FnMut(Lba, StoreSequence),
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), ReadFault> {
         let (blocks, holes) = &mut found.surveyed;
         self.blocks(first, out, |lba, record, sequence| {
             blocks.push(SurveyedBlock { lba, epoch: record.epoch(), stamp: record.stamp().to_bytes() });
@@ -546,7 +556,7 @@ impl Place<'_> {
     }
 
     /// Keeps what a question found.
-    fn answer(&mut self, work: &Work, found: &mut Found) -> Result<(), DeviceError> {
+    fn answer(&mut self, work: &Work, found: &mut Found) -> Result<(), ReadFault> {
         match *work {
             Work::LbaStatus { .. } | Work::Capacity => {
                 found.bytes.extend_from_slice(&self.data_in.data);
@@ -567,8 +577,17 @@ impl Place<'_> {
                 Ok(())
             }
             Work::ReadVersion { lba, .. } => {
-                found.version = Some(self.version(lba)?);
-                Ok(())
+                let version = self.version(lba)?;
+                // Opened here only to see whether it is to be fetched again; without a key that cannot be told.
+                let damaged = match (&version, self.sealing) {
+                    (Version::Block { sequence, record, data }, Some(sealing)) => {
+                        let opened = sealing.open_version(lba, record, data, &mut BufferMut::to_fill(data.len()));
+                        matches!(opened, Ok(Err(OpenError::NotAuthentic))).then_some(*sequence)
+                    }
+                    _ => None,
+                };
+                found.version = Some(version);
+                damaged.map_or(Ok(()), |sequence| Err(ReadFault::NotAuthentic { lba, sequence }))
             }
             _ => unreachable!("only questions have answers"),
         }

@@ -11,6 +11,7 @@ use strongroom_scsi::{Sense, SenseKey, Status};
 
 use super::command::{Command, CommandKind};
 use super::operation::may_have_been_executed;
+use super::refetch::ReadFault;
 use super::seal::SealingState;
 use super::{CommandId, Engine, Op, OpWork};
 use crate::completion::device_error;
@@ -42,8 +43,17 @@ impl Engine {
         let mut verdict = judge(completed, lba, &mut command.retries);
         if verdict == Verdict::Done {
             verdict = match command.error.take() {
-                Some(error) => Verdict::Fail(error),
-                None => self.check_length(kind, op_key, completed),
+                Some(ReadFault::Error(error)) => Verdict::Fail(error),
+                Some(ReadFault::NotAuthentic { lba, sequence }) => match self.fetch_again(now, id.0, lba, sequence) {
+                    Ok(()) => return,
+                    // That one of its versions does not open is an answer to whoever asks for versions.
+                    Err(_) if self.asks_for_version(op_key) => Verdict::Done,
+                    Err(error) => Verdict::Fail(error),
+                },
+                None => {
+                    self.was_fetched_again(id.0);
+                    self.check_length(kind, op_key, completed)
+                }
             };
         }
         let mut written = None;
@@ -96,6 +106,10 @@ impl Engine {
             Verdict::Fail(error) => self.command_failed(op_key, kind, error),
             other => self.command_failed(op_key, kind, unexpected(&other, lba)),
         }
+    }
+
+    fn asks_for_version(&self, op: usize) -> bool {
+        matches!(self.ops[op].work, OpWork::Asking(Work::ReadVersion { .. }, _))
     }
 
     /// A read that reports success must have moved what was asked for.
@@ -195,7 +209,8 @@ impl Engine {
     }
 
     pub(super) fn command_failed(&mut self, key: usize, kind: CommandKind, error: DeviceError) {
-        if error.kind == DeviceErrorKind::Medium {
+        let is_ahead = matches!(self.ops[key].reply, Reply::Ahead(_));
+        if error.kind == DeviceErrorKind::Medium && !is_ahead {
             self.counters.blocks_failed += 1;
         }
         let op = &mut self.ops[key];

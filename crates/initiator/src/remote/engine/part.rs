@@ -9,11 +9,12 @@
 //! volume's block size writes none), and buys that a part is never replayed: after a restart of the target that would put the
 //! whole block back, and so undo what other initiators have changed in the rest of it since.
 
-use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba};
+use strongroom_block::{Buffer, BufferMut, DeviceErrorKind, Lba};
 use strongroom_iscsi::initiator::{Command as ScsiCommand, WriteSource};
 use strongroom_scsi::cdb;
 
 use super::command::{CommandKind, Place};
+use super::refetch::ReadFault;
 use super::{Engine, OpWork};
 use crate::completion::device_error;
 use crate::remote::sealing::SealedBlocks;
@@ -74,7 +75,7 @@ impl Part {
     }
 
     /// Takes in the block as it is.
-    pub(super) fn found(&mut self, place: &mut Place<'_>) -> Result<(), DeviceError> {
+    pub(super) fn found(&mut self, place: &mut Place<'_>) -> Result<(), ReadFault> {
         let mut stamp = ABSENT;
         place.blocks(self.lba, &mut self.block, |_, record, _| stamp = record.stamp().to_bytes())?;
         self.found = stamp;

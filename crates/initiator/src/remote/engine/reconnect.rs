@@ -16,6 +16,7 @@ impl Engine {
     pub(in crate::remote) fn connected(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
         self.unit = unit;
         self.phase = Phase::Up;
+        self.refetching.connected();
         self.replay_due |= restarted;
         if self.replay_due {
             self.begin_replay();
@@ -99,6 +100,7 @@ impl Engine {
         self.writing_bytes = 0;
         self.delayed.clear();
         self.awaiting_keys.clear();
+        self.refetching.disconnected();
         self.replay_ready.clear();
         self.registrations.disconnected();
         self.registration_ready = None;

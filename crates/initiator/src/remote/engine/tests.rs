@@ -9,6 +9,7 @@ mod fake_unit;
 mod operations;
 mod patience;
 mod pipelined;
+mod refetch;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -81,7 +82,9 @@ struct Rig {
     next_token: u64,
     finished: Vec<FinishedOp>,
     /// Changes what the unit sends.
-    tamper: Option<fn(&mut DataIn)>,
+    tamper: Option<Box<dyn FnMut(&mut DataIn)>>,
+    /// Connections that were made because the engine wanted one to fetch blocks again.
+    refetch_connections: usize,
 }
 
 impl Rig {
@@ -98,6 +101,7 @@ impl Rig {
             next_token: 0,
             finished: Vec::new(),
             tamper: None,
+            refetch_connections: 0,
         };
         if sealed {
             rig.discard(0, BLOCKS).unwrap();
@@ -114,7 +118,7 @@ impl Rig {
             sent += 1;
             let (data, completed) = self.unit.execute(&command);
             for mut data_in in data {
-                if let Some(tamper) = self.tamper {
+                if let Some(tamper) = &mut self.tamper {
                     tamper(&mut data_in);
                 }
                 self.engine.data_in(self.now, id, &data_in);
@@ -138,6 +142,11 @@ impl Rig {
     fn run(&mut self) {
         loop {
             if self.exchange(usize::MAX) == 0 {
+                if self.engine.refetching.needs_connection().is_some() {
+                    self.refetch_connections += 1;
+                    self.reconnect(false);
+                    continue;
+                }
                 let Some(at) = self.engine.poll_timeout() else { break };
                 self.now = self.now.max(at);
                 self.engine.handle_timeout(self.now);

@@ -84,7 +84,7 @@ fn attack_target_sends_malformed_answers() {
     for (name, change) in changes {
         let mut rig = Rig::new(true, Limits::default());
         rig.write(2, 1, 2).unwrap();
-        rig.tamper = Some(change);
+        rig.tamper = Some(Box::new(change));
         let error = rig.read(2, 2).expect_err(name);
         assert_eq!(error.kind, DeviceErrorKind::Medium, "{name}");
         let fetched = rig.do_now(Work::Fetch { lba: Lba(2), count: 2 });
@@ -112,11 +112,11 @@ fn a_version_in_an_unknown_format_is_no_damage() {
     let mut rig = Rig::new(true, Limits::default());
     rig.write(2, 1, 1).unwrap();
     // Behind the segment's header, the length of its entries, and the store sequence.
-    rig.tamper = Some(|data_in| {
+    rig.tamper = Some(Box::new(|data_in| {
         let mut ahs = data_in.ahs.to_vec();
         ahs[3 + 1 + 8] += 1;
         data_in.ahs = ahs.into();
-    });
+    }));
     let error = rig.do_now(Work::ReadVersion { lba: Lba(2), older_than: StoreSequence(0) }).unwrap_err();
     assert_eq!(error.kind, DeviceErrorKind::Refused, "any but that of a damaged medium");
     assert!(error.message.contains("update strongroom"), "{error}");
