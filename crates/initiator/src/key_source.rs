@@ -9,6 +9,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use strongroom_block::{BufferMut, Custody, SealingDomain, VolumeId};
@@ -24,8 +26,6 @@ pub struct KeyRequest {
     pub volume_id: VolumeId,
     /// The sealing domain.
     pub domain: SealingDomain,
-    /// The epoch that new writes are sealed under.
-    pub epoch: u32,
 }
 
 /// Keys as their source gives them out.
@@ -112,6 +112,19 @@ pub enum KeySourceError {
         /// Why.
         source: KeyFileError,
     },
+    /// It holds less than it did: sealing under it would go back to a retired key.
+    #[error(
+        "the newest key in {path} is of epoch {epoch}, and this process has used epoch {before}: the file was replaced by an older copy; \
+         give the current key file"
+    )]
+    WentBack {
+        /// The file.
+        path: PathBuf,
+        /// Its newest epoch now.
+        epoch: u32,
+        /// Its newest epoch before.
+        before: u32,
+    },
     /// A key source of another kind refused.
     #[error("{0}")]
     Refused(String),
@@ -120,16 +133,18 @@ pub enum KeySourceError {
     Unreachable(String),
 }
 
-/// Keys from a text file that only its owner can read.
+/// Keys from a text file that only its owner can read. New writes are sealed under its newest epoch, whatever a target says.
 #[derive(Clone, Debug)]
 pub struct KeyFileSource {
     path: PathBuf,
+    /// The newest epoch that was given out; clones share it.
+    newest_epoch: Arc<AtomicU32>,
 }
 
 impl KeyFileSource {
     /// Keys from the file at `path`, read anew each time.
     pub fn new(path: impl Into<PathBuf>) -> KeyFileSource {
-        KeyFileSource { path: path.into() }
+        KeyFileSource { path: path.into(), newest_epoch: Arc::default() }
     }
 
     fn read(&self) -> Result<VolumeKeyFile, KeySourceError> {
@@ -157,14 +172,18 @@ impl KeySource for KeyFileSource {
         Custody::KeyFile
     }
 
-    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
+    fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
         let keys = self.read()?;
         let content = |source| KeySourceError::Content { path: self.path.clone(), source };
         if keys.purpose() != KeyPurpose::Volume {
             return Err(content(KeyFileError::Purpose { found: keys.purpose(), needed: KeyPurpose::Volume }));
         }
-        keys.volume_key(request.epoch).map_err(content)?;
-        Ok(VolumeKeys { keys, current_epoch: request.epoch, may_seal: true, revision: 0, lease: None })
+        let epoch = keys.epochs().last().expect("a key file has at least one epoch");
+        let before = self.newest_epoch.fetch_max(epoch, Ordering::Relaxed);
+        if epoch < before {
+            return Err(KeySourceError::WentBack { path: self.path.clone(), epoch, before });
+        }
+        Ok(VolumeKeys { keys, current_epoch: epoch, may_seal: true, revision: 0, lease: None })
     }
 
     fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
@@ -218,8 +237,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn request(epoch: u32) -> KeyRequest {
-        KeyRequest { volume: "v".into(), volume_id: VolumeId([1; 16]), domain: SealingDomain([2; 16]), epoch }
+    fn request() -> KeyRequest {
+        KeyRequest { volume: "v".into(), volume_id: VolumeId([1; 16]), domain: SealingDomain([2; 16]) }
     }
 
     fn write(text: &str, mode: u32) -> (tempfile::TempDir, KeyFileSource) {
@@ -234,26 +253,40 @@ mod tests {
     fn a_private_file_gives_its_keys() {
         let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
         let (_dir, source) = write(&keys.to_text(), 0o600);
-        assert_eq!(source.volume_keys(&request(1)).unwrap().keys, keys);
+        assert_eq!(source.volume_keys(&request()).unwrap().keys, keys);
     }
 
     #[test]
-    fn a_readable_file_a_missing_epoch_and_the_wrong_kind_are_refused() {
+    fn the_newest_epoch_seals_and_an_older_file_is_refused() {
+        let old = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]).to_text();
+        let newer = VolumeKeyFile::new(KeyPurpose::Volume, &[8; 32]).to_text().replace("epoch 1", "epoch 2");
+        let both = format!("{}{}\n", &*old, newer.lines().last().unwrap());
+        let (_dir, source) = write(&both, 0o600);
+        let keys = source.volume_keys(&request()).unwrap();
+        assert_eq!((keys.current_epoch, keys.keys.epochs().collect::<Vec<_>>()), (2, vec![1, 2]));
+        std::fs::write(&source.path, &*old).unwrap();
+        let error = source.clone().volume_keys(&request()).unwrap_err().to_string();
+        assert!(error.contains("replaced by an older copy"), "{error}");
+        std::fs::write(&source.path, &both).unwrap();
+        assert_eq!(source.volume_keys(&request()).unwrap().current_epoch, 2);
+    }
+
+    #[test]
+    fn a_readable_file_and_the_wrong_kind_are_refused() {
         let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
         let wrapping = VolumeKeyFile::new(KeyPurpose::Wrapping, &[7; 32]);
-        for (text, mode, epoch, part) in [
-            (keys.to_text().to_string(), 0o640, 1, "chmod 600"),
-            (keys.to_text().to_string(), 0o604, 1, "chmod 600"),
-            (keys.to_text().to_string(), 0o600, 2, "no key for epoch 2"),
-            (wrapping.to_text().to_string(), 0o600, 1, "volume key is needed"),
-            ("hello".into(), 0o600, 1, "strongroom key new"),
-            ("x".repeat(KEY_FILE_BYTES_MAX + 1), 0o600, 1, "at most 256 KiB"),
+        for (text, mode, part) in [
+            (keys.to_text().to_string(), 0o640, "chmod 600"),
+            (keys.to_text().to_string(), 0o604, "chmod 600"),
+            (wrapping.to_text().to_string(), 0o600, "volume key is needed"),
+            ("hello".into(), 0o600, "strongroom key new"),
+            ("x".repeat(KEY_FILE_BYTES_MAX + 1), 0o600, "at most 256 KiB"),
         ] {
             let (_dir, source) = write(&text, mode);
-            let error = source.volume_keys(&request(epoch)).unwrap_err().to_string();
+            let error = source.volume_keys(&request()).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
-        let error = KeyFileSource::new("/nonexistent/key").volume_keys(&request(1)).unwrap_err().to_string();
+        let error = KeyFileSource::new("/nonexistent/key").volume_keys(&request()).unwrap_err().to_string();
         assert!(error.contains("strongroom key new"), "{error}");
     }
 }

@@ -77,14 +77,14 @@ impl ExpectedUnit {
         check("block size", self.block_size, claims.block_size)?;
         check("custody", self.custody, claims.custody)?;
         check("suite", self.suite, claims.suite)?;
-        // Where there is a key server, what the target says of epochs decides nothing.
-        if claims.custody == Custody::KeyServer { Ok(()) } else { self.check_epoch(claims.epoch) }
+        // Where the source of the keys says which epoch is current, what the target says decides nothing.
+        if claims.custody.is_blind() { Ok(()) } else { self.check_epoch(claims.epoch) }
     }
 
     /// Compares the epoch that new writes would be sealed under with the newest one seen.
     ///
     /// # Errors
-    /// [`UnitMismatch`] if it is older: a target, or a key server restored from an old backup, that goes back to a retired key.
+    /// [`UnitMismatch`] if it is older: an old key file, or a key server restored from an old backup, would go back to a retired key.
     pub fn check_epoch(&self, epoch: u32) -> Result<(), UnitMismatch> {
         match self.epoch_min {
             Some(expected) if epoch < expected => Err(UnitMismatch {
@@ -292,16 +292,20 @@ mod tests {
             (SealedClaims { block_size: BlockSize::new(512).unwrap(), ..claims() }, "block size"),
             (SealedClaims { custody: Custody::Target, ..claims() }, "custody"),
             (SealedClaims { suite: Suite::Aes128Gcm, ..claims() }, "suite"),
-            (SealedClaims { epoch: 2, ..claims() }, "key epoch"),
         ] {
             assert_eq!(expected.check(&changed).unwrap_err().what, what);
         }
         assert!(known.forget("strongroom://h/u") && !known.forget("strongroom://h/u"));
-        let served = ExpectedUnit::from(SealedClaims { custody: Custody::KeyServer, ..claims() });
-        let rolled_back = SealedClaims { custody: Custody::KeyServer, epoch: 1, ..claims() };
-        assert!(served.check(&rolled_back).is_ok(), "a target's word on epochs counts for nothing there");
-        assert_eq!(served.check_epoch(2).unwrap_err().what, "key epoch");
-        assert!(served.check_epoch(3).is_ok());
+        for custody in [Custody::KeyFile, Custody::KeyServer] {
+            let served = ExpectedUnit::from(SealedClaims { custody, ..claims() });
+            let rolled_back = SealedClaims { custody, epoch: 1, ..claims() };
+            assert!(served.check(&rolled_back).is_ok(), "a target's word on epochs counts for nothing there");
+            assert_eq!(served.check_epoch(2).unwrap_err().what, "key epoch");
+            assert!(served.check_epoch(3).is_ok());
+        }
+        let trusted = SealedClaims { custody: Custody::Target, ..claims() };
+        let rolled_back = ExpectedUnit::from(trusted).check(&SealedClaims { epoch: 2, ..trusted });
+        assert_eq!(rolled_back.unwrap_err().what, "key epoch");
     }
 
     /// Written before suites were remembered: the next attach fills it in, and the one after that is held to it.

@@ -435,7 +435,7 @@ mod tests {
     impl Kept {
         fn new() -> Kept {
             let domain = SealingDomain([2; 16]);
-            let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain, epoch: 1 };
+            let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain };
             let keys = Silent.volume_keys(&request).unwrap();
             let context = SealContext::new(domain, BlockSize::new(512).unwrap(), 1);
             let counters = Arc::new(CryptoCounters::new());
@@ -544,7 +544,7 @@ mod tests {
     #[test]
     fn a_lease_that_ends_while_it_is_renewed_stops_nobody() {
         let domain = SealingDomain([2; 16]);
-        let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain, epoch: 1 };
+        let request = KeyRequest { volume: "vault".into(), volume_id: VolumeId([1; 16]), domain };
         let keys = Hasty.volume_keys(&request).unwrap();
         let context = SealContext::new(domain, BlockSize::new(512).unwrap(), 1);
         let counters = Arc::new(CryptoCounters::new());

@@ -3,6 +3,7 @@
 //! are the rows of the table in `docs/threat-model.md`.
 
 mod identity;
+mod key_file;
 mod store;
 mod wire_data;
 mod wire_headers;

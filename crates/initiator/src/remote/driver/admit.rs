@@ -51,11 +51,10 @@ impl Driver {
             unit.geometry = before.geometry;
         }
         let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);
-        let is_lent = self.sealing.as_ref().is_some_and(|sealing| sealing.keeper.get().is_some());
-        if is_lent
-            && let (Some(sealed), Some(before)) = (&mut unit.sealed, before.as_ref().and_then(|unit| unit.sealed))
+        if let (Some(sealed), Some(before)) = (&mut unit.sealed, before.as_ref().and_then(|unit| unit.sealed))
+            && before.claims.custody.is_blind()
         {
-            // The keeper knows better.
+            // The source of the keys says which epoch is current, never the target.
             sealed.claims.epoch = before.claims.epoch;
         }
         let keys_are_current = before.as_ref().is_some_and(|before| epoch(before) == epoch(&unit));
@@ -228,7 +227,6 @@ impl Driver {
             volume: self.options.url.file_name().to_owned(),
             volume_id: claims.volume_id,
             domain: claims.domain,
-            epoch: claims.epoch,
         };
         let asked = BootTime::now();
         let keys = source.volume_keys(&request)?;
