@@ -9,6 +9,7 @@ mod buffer;
 mod checksum;
 mod counters;
 mod device;
+mod foreign;
 mod identity;
 mod opener;
 mod record;
@@ -20,6 +21,7 @@ pub use buffer::{BUFFER_ALIGN, Buffer, BufferMut};
 pub use checksum::keyless_checksum;
 pub use counters::{CryptoBytes, CryptoCounters};
 pub use device::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Request, Token};
+pub use foreign::{FOREIGN_CHARS_MAX, Foreign, foreign, with_foreign_parts};
 pub use identity::{AttachId, ParseIdError, SealingDomain, Stamp, StoreSequence, VolumeId};
 pub use opener::{BlockKeyWrap, OpenError, Opener, Resealer, WrapError};
 pub use record::{

@@ -1,5 +1,7 @@
 //! Why there is no attachment: the world failed, the target refused, or it is not what it was.
 
+use strongroom_block::foreign;
+
 use crate::{KeySourceError, UnitMismatch};
 
 /// Why a volume could not be attached, or was given up after it had been.
@@ -29,7 +31,9 @@ pub enum AttachError {
     #[error("the target refused the login: {0}")]
     LoginRefused(String),
     /// The target sends us elsewhere (RFC 7143 §11.13.5, status class 1), too often or to no address.
-    #[error("the target sends us to '{address}', which cannot be followed; attach the volume where it is now")]
+    #[error(
+        "the target sends us to '{}', which cannot be followed; attach the volume where it is now", foreign(.address)
+    )]
     Moved {
         /// Where: `host:port`, perhaps with a portal group.
         address: String,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use strongroom_block::foreign;
+
 use crate::pdu::PduError;
 
 /// The two bytes of status of a login response: class and detail (RFC 7143 §11.13.5).
@@ -120,7 +122,7 @@ pub enum PeerMisbehaved {
     #[error("login: {0}")]
     Login(&'static str),
     /// A key with a value that cannot be.
-    #[error("login: the key {key} has the value '{value}', which it cannot have")]
+    #[error("login: the key {key} has the value '{}', which it cannot have", foreign(.value))]
     Key {
         /// The key.
         key: &'static str,

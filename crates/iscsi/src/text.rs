@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use strongroom_block::foreign;
+
 /// Longest key, in bytes (RFC 7143 §6.1).
 pub const KEY_BYTES_MAX: usize = 63;
 /// Most pairs in one text: room for thousands of targets in a discovery, and a bound on the work of a flood.
@@ -20,7 +22,7 @@ pub enum TextError {
     #[error("a key or value in key text is not UTF-8")]
     NotUtf8,
     /// The same key twice in one negotiation.
-    #[error("the key {0} appears twice")]
+    #[error("the key {} appears twice", foreign(.0))]
     Twice(String),
     /// More than the limit.
     #[error("key text of more than {max_bytes} bytes")]

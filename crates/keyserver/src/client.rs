@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use strongroom_block::SealingDomain;
+use strongroom_block::{SealingDomain, foreign};
 use strongroom_handshake::{HandshakeError, NodeKey, PublicKey};
 use strongroom_seal::VolumeKeyFile;
 use zeroize::Zeroizing;
@@ -515,7 +515,9 @@ impl Client {
             return Said::Not(NotSaid::Turned(ClientError::Superseded { generation, known }));
         }
         match answer {
-            Answer::Failure(Failure::NotPrimary(text)) => Said::Not(NotSaid::Turned(ClientError::Unavailable(text))),
+            Answer::Failure(Failure::NotPrimary(text)) => {
+                Said::Not(NotSaid::Turned(ClientError::Unavailable(foreign(&text).to_string())))
+            }
             answer => Said::Answer(Box::new(answer)),
         }
     }
@@ -537,11 +539,13 @@ fn unexpected(answer: &Answer) -> ClientError {
     match answer {
         Answer::Failure(failure) => match failure {
             Failure::Refused => ClientError::Refused,
-            Failure::Conflict(text) => ClientError::Conflict(text.clone()),
-            Failure::Unavailable(text) | Failure::NotPrimary(text) => ClientError::Unavailable(text.clone()),
+            Failure::Conflict(text) => ClientError::Conflict(foreign(text).to_string()),
+            Failure::Unavailable(text) | Failure::NotPrimary(text) => {
+                ClientError::Unavailable(foreign(text).to_string())
+            }
             Failure::TooMany => ClientError::TooMany,
             Failure::Malformed => ClientError::Protocol("the key server does not understand the request"),
-            Failure::Invalid(text) => ClientError::Invalid(text.clone()),
+            Failure::Invalid(text) => ClientError::Invalid(foreign(text).to_string()),
         },
         _ => ClientError::Protocol("the key server's answer does not fit the request"),
     }

@@ -26,6 +26,7 @@ mod wrapping;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use strongroom_block::with_foreign_parts;
 
 /// Secure network block storage: the initiator seals each block, the target stores it as is.
 #[derive(Parser)]
@@ -170,5 +171,6 @@ fn in_words(error: &anyhow::Error) -> String {
             words.push_str(&cause);
         }
     }
-    words
+    // Some of it may be what a peer or a server has said.
+    words.split('\n').map(|line| with_foreign_parts(line).to_string()).collect::<Vec<_>>().join("\n")
 }

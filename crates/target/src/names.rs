@@ -1,6 +1,8 @@
 //! Names that come from outside: volumes' and targets'. A volume's name is a directory's name too, so it is checked here,
 //! once, before it can reach a path.
 
+use strongroom_block::foreign;
+
 use crate::error::CatalogueError;
 
 /// Longest name of a volume, in bytes.
@@ -23,7 +25,7 @@ impl VolumeName {
         if starts_well && name.len() <= VOLUME_NAME_BYTES_MAX && name.bytes().all(legal) {
             Ok(VolumeName(name.to_owned()))
         } else {
-            Err(CatalogueError::Name { name: name.chars().take(80).map(printable).collect() })
+            Err(CatalogueError::Name { name: foreign(&name.chars().take(80).collect::<String>()).to_string() })
         }
     }
 
@@ -65,14 +67,9 @@ impl std::fmt::Display for VolumeName {
     }
 }
 
-/// A character of a name from outside, fit for a log line.
-fn printable(character: char) -> char {
-    if character.is_control() { '?' } else { character }
-}
-
-/// Text from a peer, fit for a log line and not endless.
+/// Text from a peer, fit for a log line or a terminal, and not endless.
 pub(crate) fn for_log(text: &str) -> String {
-    text.chars().take(strongroom_iscsi::NAME_BYTES_MAX).map(printable).collect()
+    foreign(text).to_string()
 }
 
 /// The iSCSI name of the target that serves a volume.

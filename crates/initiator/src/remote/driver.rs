@@ -14,7 +14,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{DeviceError, DeviceErrorKind};
+use strongroom_block::{DeviceError, DeviceErrorKind, foreign};
 use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
 
 use super::engine::{Engine, EngineCounters};
@@ -554,7 +554,7 @@ impl Driver {
         };
         self.hops += 1;
         let Some((host, port)) = parse_target_address(address).filter(|_| self.hops <= HOPS_MAX) else { return false };
-        tracing::info!(address, is_permanent, "the target sends us elsewhere");
+        tracing::info!(address = %foreign(address), is_permanent, "the target sends us elsewhere");
         self.detour = Some(Detour { host, port, is_permanent: *is_permanent });
         lock(&self.status).is_connected = false;
         self.state = State::Idle { retry_at: now };

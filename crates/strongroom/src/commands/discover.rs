@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use strongroom_block::foreign;
 use strongroom_initiator::{DEFAULT_PORT, VolumeUrl, discover};
 
 use crate::access::AccessArgs;
@@ -38,8 +39,8 @@ pub(crate) fn run(args: DiscoverArgs) -> Result<()> {
         let host = if url.host().contains(':') { format!("[{}]", url.host()) } else { url.host().to_owned() };
         let port = if url.port() == DEFAULT_PORT { String::new() } else { format!(":{}", url.port()) };
         match target.name.strip_prefix(&format!("{base_name}:")) {
-            Some(volume) if !args.plain => println!("strongroom://{host}{port}/{volume}"),
-            _ => println!("iscsi://{host}{port}/{}/0", target.name),
+            Some(volume) if !args.plain => println!("strongroom://{host}{port}/{}", foreign(volume)),
+            _ => println!("iscsi://{host}{port}/{}/0", foreign(&target.name)),
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use strongroom_block::{SealingDomain, VolumeId};
+use strongroom_block::{SealingDomain, VolumeId, foreign, with_foreign_parts};
 use strongroom_handshake::PublicKey;
 use strongroom_keyserver::{AuditHead, Client, NewVolume, Rights, VolumeInfo};
 
@@ -327,7 +327,8 @@ pub(super) fn show(call: &CallArgs, volume: &str) -> Result<()> {
 }
 
 fn print_info(info: &VolumeInfo) {
-    println!("volume {}\nid {}\ndomain {}\nrevision {}", info.name, info.id, info.domain, info.revision);
+    let name = foreign(&info.name);
+    println!("volume {name}\nid {}\ndomain {}\nrevision {}", info.id, info.domain, info.revision);
     for (epoch, id) in &info.epochs {
         let state = if *epoch == info.current_epoch { "current" } else { "old" };
         println!("epoch {epoch} id {id} {state}");
@@ -357,7 +358,7 @@ fn list(call: &CallArgs) -> Result<()> {
     for info in call.client()?.list()? {
         let old = info.epochs.len() - 1;
         table.row(vec![
-            info.name,
+            foreign(&info.name).to_string(),
             info.domain.to_string(),
             info.current_epoch.to_string(),
             old.to_string(),
@@ -382,7 +383,7 @@ fn audit(args: &AuditArgs) -> Result<()> {
                 met |= kept.lines == head.lines;
             }
             if !args.verify {
-                println!("{line}");
+                println!("{}", with_foreign_parts(line));
             }
         }
         at = Some(head);
