@@ -1,15 +1,16 @@
 //! Which volumes are attached on this machine: one small file per attachment, so that `detach` finds the process.
 //!
-//! Kept in a directory that does not outlive a restart of the machine. Absent: attaching.
+//! Absent: attaching; the directory of these files (`runtime_dir`).
 
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+
+use crate::runtime_dir::RuntimeDir;
 
 /// How often to look whether an attachment has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -38,30 +39,9 @@ pub(crate) struct Attachment {
 
 /// The file of one attachment; removed when dropped.
 pub(crate) struct Registration {
-    path: PathBuf,
+    dir: RuntimeDir,
+    name: String,
     attachment: Attachment,
-}
-
-fn registry_dir() -> PathBuf {
-    if rustix::process::geteuid().is_root() {
-        return PathBuf::from("/run/strongroom");
-    }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let user = rustix::process::geteuid().as_raw();
-    runtime.map_or_else(|| std::env::temp_dir().join(format!("strongroom-{user}")), |path| path.join("strongroom"))
-}
-
-/// Directory for what background attachments log.
-pub(crate) fn ensure_registry_dir() -> Result<PathBuf> {
-    let path = registry_dir();
-    if !path.is_dir() {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("cannot make {}", path.display()))?;
-    }
-    Ok(path)
 }
 
 fn start_ticks(pid: u32) -> Option<u64> {
@@ -84,7 +64,7 @@ impl Registration {
             refusals: 0,
             keys: None,
         };
-        let registration = Registration { path: ensure_registry_dir()?.join(format!("{pid}.json")), attachment };
+        let registration = Registration { dir: RuntimeDir::open()?, name: format!("{pid}.json"), attachment };
         registration.write()?;
         Ok(registration)
     }
@@ -109,36 +89,31 @@ impl Registration {
     }
 
     fn write(&self) -> Result<()> {
-        let whole = self.path.with_extension("new");
-        fs::write(&whole, serde_json::to_vec(&self.attachment)?)
-            .and_then(|()| fs::rename(&whole, &self.path))
-            .with_context(|| format!("cannot write {}", self.path.display()))
+        self.dir.write(&self.name, &serde_json::to_vec(&self.attachment)?)
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        self.dir.remove(&self.name);
     }
 }
 
 /// All live attachments of this user; files of dead ones are removed.
-pub(crate) fn list() -> Vec<Attachment> {
-    let Ok(entries) = fs::read_dir(registry_dir()) else { return Vec::new() };
-    let mut attachments: Vec<Attachment> = entries
-        .filter_map(Result::ok)
-        .filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
-        .filter_map(|entry| {
-            let attachment: Attachment = serde_json::from_slice(&fs::read(entry.path()).ok()?).ok()?;
-            if attachment.is_alive() {
-                return Some(attachment);
-            }
-            let _ = fs::remove_file(entry.path());
-            None
-        })
-        .collect();
+pub(crate) fn list() -> Result<Vec<Attachment>> {
+    let Some(dir) = RuntimeDir::find()? else { return Ok(Vec::new()) };
+    let mut attachments = Vec::new();
+    for name in dir.names("json")? {
+        let Ok(content) = dir.read(&name) else { continue };
+        let Ok(attachment) = serde_json::from_slice::<Attachment>(&content) else { continue };
+        if attachment.is_alive() {
+            attachments.push(attachment);
+        } else {
+            dir.remove(&name);
+        }
+    }
     attachments.sort_by(|a, b| a.directory.cmp(&b.directory));
-    attachments
+    Ok(attachments)
 }
 
 /// What came of asking an attachment to end.
@@ -178,7 +153,7 @@ impl Attachment {
             if !self.is_alive() {
                 return Detached::Ended;
             }
-            let now = list().into_iter().find(|other| other.pid == self.pid);
+            let now = list().unwrap_or_default().into_iter().find(|other| other.pid == self.pid);
             if let Some(now) = now
                 && now.refusals > self.refusals
             {

@@ -14,6 +14,7 @@ mod keys;
 mod logging;
 mod memory;
 mod process;
+mod runtime_dir;
 mod sd_notify;
 mod secret_file;
 mod signals;

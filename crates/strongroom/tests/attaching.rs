@@ -380,3 +380,64 @@ fn attach_in_the_foreground_ends_on_sigterm() {
     assert!(!fs::exists(&file).unwrap());
     server.stop();
 }
+
+/// The only attachment there is of this world.
+fn process_of(world: &World, volume: &str) -> u32 {
+    let (url, list) = (world.url(volume), run(&["detach", "--list"]).ok());
+    let line = list.lines().find(|line| line.starts_with(&url)).expect("it is attached");
+    line.rsplit_once("(process ").unwrap().1.trim_end_matches(')').parse().unwrap()
+}
+
+fn resident_kib(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Whether every page that the process has written to is in a mapping that is locked, and there is one.
+fn assert_locked(process: u32) {
+    let maps = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
+    let (mut mapping, mut dirty_kib, mut total_kib) = ("", 0_u64, 0);
+    for line in maps.lines() {
+        if let Some(dirty) = line.strip_prefix("Private_Dirty:") {
+            dirty_kib = dirty.trim().trim_end_matches(" kB").parse().unwrap();
+        } else if let Some(flags) = line.strip_prefix("VmFlags:") {
+            // Locked, or the kernel's own and never swapped.
+            let is_locked = flags.split_whitespace().any(|flag| matches!(flag, "lo" | "io" | "pf"));
+            assert!(dirty_kib == 0 || is_locked, "{dirty_kib} KiB could be swapped: {mapping}\n{line}");
+            total_kib += dirty_kib;
+        } else if line.split_once(' ').is_some_and(|(range, _)| range.contains('-')) {
+            mapping = line;
+        }
+    }
+    assert!(total_kib > 0);
+}
+
+/// Memory is set aside only for a file system that is mounted here; keys and data are locked in any case.
+#[test]
+fn an_attachment_takes_no_more_than_48_mib_unless_a_file_system_is_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    {
+        let attachment = Attachment::new(&world, "vault", &[]);
+        let process = process_of(&world, "vault");
+        let path = format!("{}/vault", attachment.directory);
+        fs::write(&path, noise(3, 1 << 20)).unwrap();
+        assert!(fs::read(&path).unwrap()[..1 << 20] == noise(3, 1 << 20));
+        let resident = resident_kib(process);
+        assert!(resident <= 48 << 10, "{resident} KiB are resident");
+        assert_locked(process);
+        attachment.detach().ok();
+    }
+    make_file_system(&world, "vault");
+    let mounted = world.text("mounted");
+    let attachment = Attachment::new(&world, "vault", &["--mount", &mounted]);
+    let process = process_of(&world, "vault");
+    let resident = resident_kib(process);
+    assert!(resident >= 160 << 10, "only {resident} KiB are resident");
+    assert_locked(process);
+    attachment.detach().ok();
+    server.stop();
+}

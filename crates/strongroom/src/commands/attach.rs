@@ -2,7 +2,7 @@
 //!
 //! Without `--foreground` a copy of this program stays behind and serves; this one returns when the volume is there.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
@@ -16,11 +16,13 @@ use clap::{Args, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
 use strongroom_initiator::loopdev::{self, FileSystemMount, LoopDevice};
-use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl, safety};
+use strongroom_initiator::safety::{self, Memory};
+use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl};
 
 use crate::access::AccessArgs;
-use crate::attachments::{self, Registration};
+use crate::attachments::Registration;
 use crate::memory;
+use crate::runtime_dir::RuntimeDir;
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
 use crate::stats_file::AttachmentStatsFile;
@@ -64,7 +66,8 @@ pub(crate) struct AttachArgs {
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
     foreground: bool,
-    /// Do not lock this process's memory; a file system on the volume can then hang when memory runs out.
+    /// Do not lock this process's memory: keys and data may then reach the swap, and a file system on the volume can hang when memory
+    /// runs out. (Where it is locked, --mount sets 160 MiB aside for that file system.)
     #[arg(long)]
     no_memory_lock: bool,
     #[command(flatten)]
@@ -115,12 +118,25 @@ struct Attached {
     read_only: bool,
 }
 
+impl AttachArgs {
+    fn memory(&self) -> Memory {
+        match (self.no_memory_lock, &self.mount) {
+            (true, _) => Memory::Unlocked,
+            (false, None) => Memory::Locked,
+            (false, Some(_)) => Memory::LockedAndSetAside,
+        }
+    }
+}
+
 fn serve(args: AttachArgs) -> Result<()> {
     // Before any thread exists: they inherit all of it.
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let force = ForceSignal::block().context("cannot wait for signals")?;
-    memory::keep_what_is_freed();
-    safety::prepare_process(!args.no_memory_lock);
+    let memory = args.memory();
+    if memory == Memory::LockedAndSetAside {
+        memory::keep_what_is_freed();
+    }
+    safety::prepare_process(memory);
     make_directories(&args)?;
     args.access.forget_if_asked(&args.url)?;
     let mut options = args.access.options(&args.url)?;
@@ -322,13 +338,14 @@ impl Attached {
 
 /// Starts a copy of this program that stays, and waits until the volume is there.
 fn start_in_background(args: &AttachArgs) -> Result<()> {
-    let directory = attachments::ensure_registry_dir()?;
-    let log_path = directory.join(format!("{}-{}.log", args.url.file_name(), std::process::id()));
-    let socket_path = directory.join(format!("{}.notify", std::process::id()));
+    let directory = RuntimeDir::open()?;
+    let log_name = format!("{}-{}.log", args.url.file_name(), std::process::id());
+    let log_path = directory.path_of(&log_name);
+    let socket_path = directory.path_of(&format!("{}.notify", std::process::id()));
     let _ = fs::remove_file(&socket_path);
     let socket = UnixDatagram::bind(&socket_path).context("cannot make a notification socket")?;
     socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-    let log = File::create(&log_path).with_context(|| format!("cannot make {}", log_path.display()))?;
+    let log = directory.create(&log_name)?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .arg("--foreground")

@@ -30,7 +30,7 @@ pub(crate) struct DetachArgs {
 
 /// Runs the command.
 pub(crate) fn run(args: &DetachArgs) -> Result<()> {
-    let attached = attachments::list();
+    let attached = attachments::list()?;
     let Some(name) = &args.name else {
         for attachment in attached {
             let mount = attachment.mount.map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
