@@ -66,9 +66,10 @@ fn attack_target_lies_about_blocks() {
     }
 }
 
-/// What the wire can do to a reply after the store: also never wrong data.
+/// What the target can do to the pieces of a reply: also never wrong data. (What the session looks at is not seen here: see
+/// `attack_target_sends_malformed_answers`.)
 #[test]
-fn attack_target_sends_malformed_answers() {
+fn attack_target_sends_malformed_blocks() {
     type Change = (&'static str, fn(&mut DataIn));
     let changes: [Change; 6] = [
         ("records taken away: zeros served", |data_in| {
