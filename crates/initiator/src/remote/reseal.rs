@@ -131,7 +131,7 @@ impl RemoteDevice {
 impl Pass<'_> {
     /// The next absence, or the next megabyte of data.
     fn go_on(&mut self) -> Result<(), DeviceError> {
-        let before = self.done.clone();
+        let (before, bad_blocks) = (self.done.clone(), self.bad_blocks.len());
         for _ in 0..TRIES_MAX {
             let session = self.device.status().connections;
             let stepped = self.step()?;
@@ -145,6 +145,7 @@ impl Pass<'_> {
                 Stepped::To(_) | Stepped::Again => {
                     let moved_bytes = self.done.moved_bytes;
                     self.done = ResealProgress { moved_bytes, ..before.clone() };
+                    self.bad_blocks.truncate(bad_blocks);
                 }
             }
         }

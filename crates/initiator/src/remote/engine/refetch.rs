@@ -75,7 +75,7 @@ impl Fetches {
             1 => "over one connection".to_owned(),
             connections => format!("over {connections} connections"),
         };
-        format!("the block does not authenticate: it was fetched {times} {over}{further}")
+        format!("the block does not open: it was fetched {times} {over}{further}")
     }
 }
 
