@@ -424,8 +424,13 @@ fn an_attachment_takes_no_more_than_48_mib_unless_a_file_system_is_mounted() {
         let attachment = Attachment::new(&world, "vault", &[]);
         let process = process_of(&world, "vault");
         let path = format!("{}/vault", attachment.directory);
-        fs::write(&path, noise(3, 1 << 20)).unwrap();
-        assert!(fs::read(&path).unwrap()[..1 << 20] == noise(3, 1 << 20));
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        file.write_all_at(&noise(3, 1 << 20), 0).unwrap();
+        file.sync_all().unwrap();
+        let mut found = vec![0; 1 << 20];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == noise(3, 1 << 20));
+        drop(file);
         let resident = resident_kib(process);
         assert!(resident <= 48 << 10, "{resident} KiB are resident");
         assert_locked(process);
