@@ -42,6 +42,8 @@ impl KeyServerSource {
         self.check_name(request, &grant.name)?;
         Ok(VolumeKeys {
             keys: grant.keys,
+            // The server's record ties one domain to one name, and each domain has keys of its own.
+            domain: None,
             current_epoch: grant.current_epoch,
             may_seal: grant.rights.seal,
             revision: grant.revision,

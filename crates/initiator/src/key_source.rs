@@ -33,6 +33,8 @@ pub struct KeyRequest {
 pub struct VolumeKeys {
     /// Of every epoch that the caller may use; the one that new writes are sealed under is among them.
     pub keys: VolumeKeyFile,
+    /// The domain that the volume is sealed in, if its initiator has drawn it; `None`: the one that the target claims.
+    pub domain: Option<SealingDomain>,
     /// The epoch that new writes are sealed under.
     pub current_epoch: u32,
     /// The caller may write, not only read.
@@ -147,6 +149,48 @@ impl KeyFileSource {
         KeyFileSource { path: path.into(), newest_epoch: Arc::default() }
     }
 
+    /// The domain that the volume is sealed in, as the file records it; `None` if it records nothing at all (version 1).
+    ///
+    /// The target claims a label, and the file says what that label stands for under the name by which the volume is attached. So a
+    /// target can neither have two volumes sealed in one domain, nor show one of them in the place of the other.
+    fn domain_of(&self, keys: &VolumeKeyFile, request: &KeyRequest) -> Result<Option<SealingDomain>, KeySourceError> {
+        let volumes = keys.volumes();
+        let Some(first) = volumes.first() else {
+            tracing::debug!("the key file records no volumes: the target says in which domain this one is sealed");
+            return Ok(None);
+        };
+        let name = request.volume.split('@').next().unwrap_or_default();
+        if let Some(record) = volumes.iter().find(|known| known.name == name && known.claimed == request.domain) {
+            return Ok(Some(record.domain));
+        }
+        let is_named = volumes.iter().any(|known| known.name == name);
+        // Where the file is of one volume, that is meant, whatever it is called: a clone, or received by another target.
+        let is_of_one = volumes.iter().all(|known| (known.claimed, known.domain) == (first.claimed, first.domain));
+        if !is_named && is_of_one && first.claimed == request.domain {
+            return Ok(Some(first.domain));
+        }
+        let path = self.path.display();
+        let claimed = request.domain;
+        let as_another = volumes.iter().find(|known| known.claimed == claimed);
+        Err(KeySourceError::Refused(match (is_named, as_another) {
+            (true, _) => format!(
+                "the target shows another volume than '{name}', which the key file {path} records: do not trust this target, unless the \
+                 volume was made anew; then format it with --forget-volume"
+            ),
+            (false, Some(other)) => format!(
+                "the target shows as '{name}' what the key file {path} records as '{}'; if it is a clone of it, or was received elsewhere \
+                 under this name, say so with: strongroom key record strongroom://HOST/{name} --same-as {} --key-file {path}; and do not trust this \
+                 target if not",
+                other.name, other.name
+            ),
+            (false, None) => format!(
+                "the key file {path} records the volumes that are sealed with it, and '{name}' is none of them; if it was formatted with \
+                 another copy of the file, give that, or run: strongroom key record strongroom://HOST/{name} --key-file {path} (with \
+                 --formatted-before if that was before key files recorded volumes)"
+            ),
+        }))
+    }
+
     fn read(&self) -> Result<VolumeKeyFile, KeySourceError> {
         let failed = |source| KeySourceError::Read { path: self.path.clone(), source };
         let mut file = File::open(&self.path).map_err(failed)?;
@@ -172,7 +216,7 @@ impl KeySource for KeyFileSource {
         Custody::KeyFile
     }
 
-    fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
+    fn volume_keys(&self, request: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
         let keys = self.read()?;
         let content = |source| KeySourceError::Content { path: self.path.clone(), source };
         if keys.purpose() != KeyPurpose::Volume {
@@ -183,7 +227,8 @@ impl KeySource for KeyFileSource {
         if epoch < before {
             return Err(KeySourceError::WentBack { path: self.path.clone(), epoch, before });
         }
-        Ok(VolumeKeys { keys, current_epoch: epoch, may_seal: true, revision: 0, lease: None })
+        let domain = self.domain_of(&keys, request)?;
+        Ok(VolumeKeys { keys, domain, current_epoch: epoch, may_seal: true, revision: 0, lease: None })
     }
 
     fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {

@@ -6,6 +6,12 @@
 //! epoch 1 id 3f5bd1c08a52e0f1 key 5d0c…64 hex digits…91
 //! ```
 //!
+//! Version 2, of volume keys alone, also says which volumes are sealed with them (`VolumeRecord`), a line each:
+//!
+//! ```text
+//! volume vault claimed 5f0cb6a1-… domain 9a3e07d2-…
+//! ```
+//!
 //! The first line says what the key is for (`strongroom-volume-key`, `strongroom-wrapping-key` or `strongroom-master-key`) and the version of
 //! the format. Each epoch has one line. The id is derived from the key, so that a damaged file is told from a wrong one
 //! and people can compare keys without seeing them.
@@ -13,6 +19,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use strongroom_block::SealingDomain;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::blind::derive_into;
@@ -23,7 +30,25 @@ pub const KEY_FILE_BYTES_MAX: usize = 256 * 1024;
 /// Upper bound on the epochs in one key file.
 pub const EPOCHS_MAX: usize = 1024;
 
+/// Upper bound on the volumes that one key file records.
+pub const KEY_FILE_VOLUMES_MAX: usize = 512;
+/// Longest name of a volume in a key file, in bytes.
+const NAME_BYTES_MAX: usize = 128;
+
 const VERSION: &str = "1";
+/// With the volumes that are sealed with the keys; builds that do not know it would seal in another domain, so they must refuse it.
+const VERSION_WITH_VOLUMES: &str = "2";
+
+/// A volume that is sealed with the keys of a file, under one of its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRecord {
+    /// A name that it is reached by, without a snapshot's.
+    pub name: String,
+    /// The domain that its target claims: a label, by which the volume is known.
+    pub claimed: SealingDomain,
+    /// The domain that its blocks are sealed in. An initiator has drawn it (`drawn_domain`), so a target cannot give it to another volume.
+    pub domain: SealingDomain,
+}
 
 /// What the keys of a file are for. One is never taken for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +141,9 @@ pub enum KeyFileError {
     /// Two lines for one epoch, or no line at all, or too many.
     #[error("the key file must have one line for each epoch, at least one and at most 1024; restore it from its copy")]
     Epochs,
+    /// Volumes that cannot be recorded: too many, one twice, or of other keys than volume keys.
+    #[error("a key file records at most 512 volumes, each once, and only of volume keys; use another key file")]
+    Volumes,
     /// A volume key where a wrapping key is needed, or the other way round.
     #[error("the file holds a {found}, but a {needed} is needed here; give the other file")]
     Purpose {
@@ -132,9 +160,12 @@ pub enum KeyFileError {
     },
 }
 
-/// Keys of one purpose, by epoch.
+/// Keys of one purpose, by epoch; and the volumes that are sealed with them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeKeyFile(Keys);
+pub struct VolumeKeyFile {
+    keys: Keys,
+    volumes: Vec<VolumeRecord>,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Keys {
@@ -146,11 +177,49 @@ enum Keys {
 impl VolumeKeyFile {
     /// A new file with one key, for epoch 1. `random` comes from the operating system's generator; the caller wipes it.
     pub fn new(purpose: KeyPurpose, random: &[u8; KEY_BYTES]) -> VolumeKeyFile {
-        VolumeKeyFile(match purpose {
+        VolumeKeyFile::of(match purpose {
             KeyPurpose::Volume => Keys::Volume(BTreeMap::from([(1, VolumeKey::new(*random))])),
             KeyPurpose::Wrapping => Keys::Wrapping(BTreeMap::from([(1, WrappingKey::new(*random))])),
             KeyPurpose::Master => Keys::Master(BTreeMap::from([(1, WrappingKey::new(*random))])),
         })
+    }
+
+    fn of(keys: Keys) -> VolumeKeyFile {
+        VolumeKeyFile { keys, volumes: Vec::new() }
+    }
+
+    /// The volumes that are known to be sealed with the keys. None in a file of version 1.
+    pub fn volumes(&self) -> &[VolumeRecord] {
+        &self.volumes
+    }
+
+    /// Records a volume, in the place of a record of the same name and claim.
+    ///
+    /// # Errors
+    /// [`KeyFileError::Volumes`]; a name that no volume can have is one of them.
+    pub fn record_volume(&mut self, record: VolumeRecord) -> Result<(), KeyFileError> {
+        self.volumes.retain(|known| (&known.name, known.claimed) != (&record.name, record.claimed));
+        let is_name = is_volume_name(&record.name);
+        if !is_name || self.purpose() != KeyPurpose::Volume || self.volumes.len() >= KEY_FILE_VOLUMES_MAX {
+            return Err(KeyFileError::Volumes);
+        }
+        self.volumes.push(record);
+        Ok(())
+    }
+
+    /// The domain that an initiator draws for a volume that it formats under this name: from the key, so that a target can neither choose
+    /// nor foresee it, and another name gives another domain whatever the target claims; and so that a copy of the file that does not
+    /// record the volume can be made to again.
+    pub fn drawn_domain(&self, name: &str, claimed: SealingDomain) -> SealingDomain {
+        let (_, secret) = self.secrets().next().expect("a key file has at least one epoch");
+        let mut domain = [0; 16];
+        derive_into(secret, &[b"domain", &claimed.0, name.as_bytes()], &mut domain);
+        SealingDomain(domain)
+    }
+
+    /// Forgets the records for which `keep` says no.
+    pub fn retain_volumes(&mut self, keep: impl FnMut(&VolumeRecord) -> bool) {
+        self.volumes.retain(keep);
     }
 
     /// A file with these volume keys.
@@ -161,13 +230,13 @@ impl VolumeKeyFile {
         if keys.is_empty() || keys.len() > EPOCHS_MAX {
             Err(KeyFileError::Epochs)
         } else {
-            Ok(VolumeKeyFile(Keys::Volume(keys)))
+            Ok(VolumeKeyFile::of(Keys::Volume(keys)))
         }
     }
 
     /// What the keys are for.
     pub fn purpose(&self) -> KeyPurpose {
-        match self.0 {
+        match self.keys {
             Keys::Volume(_) => KeyPurpose::Volume,
             Keys::Wrapping(_) => KeyPurpose::Wrapping,
             Keys::Master(_) => KeyPurpose::Master,
@@ -189,7 +258,7 @@ impl VolumeKeyFile {
     /// # Errors
     /// [`KeyFileError::Purpose`] or [`KeyFileError::NoEpoch`].
     pub fn volume_key(&self, epoch: u32) -> Result<&VolumeKey, KeyFileError> {
-        match &self.0 {
+        match &self.keys {
             Keys::Volume(keys) => keys.get(&epoch).ok_or(KeyFileError::NoEpoch { epoch }),
             _ => Err(KeyFileError::Purpose { found: self.purpose(), needed: KeyPurpose::Volume }),
         }
@@ -200,7 +269,7 @@ impl VolumeKeyFile {
     /// # Errors
     /// [`KeyFileError::Purpose`] or [`KeyFileError::NoEpoch`].
     pub fn wrapping_key(&self, epoch: u32) -> Result<&WrappingKey, KeyFileError> {
-        match &self.0 {
+        match &self.keys {
             Keys::Wrapping(keys) => keys.get(&epoch).ok_or(KeyFileError::NoEpoch { epoch }),
             _ => Err(KeyFileError::Purpose { found: self.purpose(), needed: KeyPurpose::Wrapping }),
         }
@@ -211,7 +280,7 @@ impl VolumeKeyFile {
     /// # Errors
     /// [`KeyFileError::Purpose`].
     pub fn master_key(&self) -> Result<&WrappingKey, KeyFileError> {
-        match &self.0 {
+        match &self.keys {
             Keys::Master(keys) => Ok(keys.values().next_back().expect("a key file has at least one epoch")),
             _ => Err(KeyFileError::Purpose { found: self.purpose(), needed: KeyPurpose::Master }),
         }
@@ -229,9 +298,14 @@ impl VolumeKeyFile {
             .zip(text.lines())
             .map(|(number, line)| (number, line.trim()))
             .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let purpose = purpose_of(lines.next().ok_or(KeyFileError::NotAKeyFile)?.1)?;
+        let (purpose, has_volumes) = purpose_of(lines.next().ok_or(KeyFileError::NotAKeyFile)?.1)?;
         let mut secrets = BTreeMap::new();
+        let mut volumes = Vec::new();
         for (line, text) in lines {
+            if has_volumes && text.starts_with("volume ") {
+                volumes.push(parse_volume(line, text)?);
+                continue;
+            }
             let (epoch, secret) = parse_epoch(line, text)?;
             if secrets.len() == EPOCHS_MAX || secrets.insert(epoch, secret).is_some() {
                 return Err(KeyFileError::Epochs);
@@ -241,44 +315,77 @@ impl VolumeKeyFile {
             return Err(KeyFileError::Epochs);
         }
         let secrets = secrets.into_iter();
-        Ok(VolumeKeyFile(match purpose {
+        let mut file = VolumeKeyFile::of(match purpose {
             KeyPurpose::Volume => Keys::Volume(secrets.map(|(epoch, secret)| (epoch, VolumeKey(secret))).collect()),
             KeyPurpose::Wrapping => {
                 Keys::Wrapping(secrets.map(|(epoch, secret)| (epoch, WrappingKey(secret))).collect())
             }
             KeyPurpose::Master => Keys::Master(secrets.map(|(epoch, secret)| (epoch, WrappingKey(secret))).collect()),
-        }))
+        });
+        for (count, record) in (1..).zip(volumes) {
+            file.record_volume(record)?;
+            if file.volumes.len() != count {
+                return Err(KeyFileError::Volumes);
+            }
+        }
+        Ok(file)
     }
 
     /// The text to write into a file that only its owner may read (mode 0600). Wiped when dropped.
     pub fn to_text(&self) -> Zeroizing<String> {
         // Sized up front: a string that grows leaves unwiped copies behind.
-        let mut text = Zeroizing::new(String::with_capacity(512 + 160 * self.secrets().count()));
+        let bytes = 512 + 160 * self.secrets().count() + (128 + NAME_BYTES_MAX) * self.volumes.len();
+        let mut text = Zeroizing::new(String::with_capacity(bytes));
         text.push_str(self.purpose().comment());
-        text.push_str(&format!("{} {VERSION}\n", self.purpose().word()));
+        let version = if self.volumes.is_empty() { VERSION } else { VERSION_WITH_VOLUMES };
+        text.push_str(&format!("{} {version}\n", self.purpose().word()));
         for (epoch, secret) in self.secrets() {
             text.push_str(&format!("epoch {epoch} id {} key ", id_of(secret)));
             push_hex(&mut text, secret.expose());
             text.push('\n');
         }
+        for VolumeRecord { name, claimed, domain } in &self.volumes {
+            text.push_str(&format!("volume {name} claimed {claimed} domain {domain}\n"));
+        }
         text
     }
 
     fn secrets(&self) -> Box<dyn Iterator<Item = (u32, &Secret<KEY_BYTES>)> + '_> {
-        match &self.0 {
+        match &self.keys {
             Keys::Volume(keys) => Box::new(keys.iter().map(|(&epoch, key)| (epoch, &key.0))),
             Keys::Wrapping(keys) | Keys::Master(keys) => Box::new(keys.iter().map(|(&epoch, key)| (epoch, &key.0))),
         }
     }
 }
 
-fn purpose_of(line: &str) -> Result<KeyPurpose, KeyFileError> {
+/// What the keys are for, and whether the file may record volumes.
+fn purpose_of(line: &str) -> Result<(KeyPurpose, bool), KeyFileError> {
     let (word, version) = line.split_once(' ').ok_or(KeyFileError::NotAKeyFile)?;
     let purpose = [KeyPurpose::Volume, KeyPurpose::Wrapping, KeyPurpose::Master]
         .into_iter()
         .find(|purpose| purpose.word() == word);
     let purpose = purpose.ok_or(KeyFileError::NotAKeyFile)?;
-    if version.trim() == VERSION { Ok(purpose) } else { Err(KeyFileError::Version) }
+    match version.trim() {
+        VERSION => Ok((purpose, false)),
+        VERSION_WITH_VOLUMES if purpose == KeyPurpose::Volume => Ok((purpose, true)),
+        _ => Err(KeyFileError::Version),
+    }
+}
+
+fn is_volume_name(name: &str) -> bool {
+    let is_fit = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'@' | b'#');
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_fit)
+}
+
+fn parse_volume(line: usize, text: &str) -> Result<VolumeRecord, KeyFileError> {
+    let malformed = KeyFileError::Malformed { line };
+    let words: [&str; 6] = text.split_ascii_whitespace().collect::<Vec<_>>().try_into().map_err(|_| malformed)?;
+    let ["volume", name, "claimed", claimed, "domain", domain] = words else { return Err(malformed) };
+    if !is_volume_name(name) {
+        return Err(malformed);
+    }
+    let read = |text: &str| text.parse::<SealingDomain>().map_err(|_| malformed);
+    Ok(VolumeRecord { name: name.to_owned(), claimed: read(claimed)?, domain: read(domain)? })
 }
 
 fn parse_epoch(line: usize, text: &str) -> Result<(u32, Secret<KEY_BYTES>), KeyFileError> {
@@ -345,6 +452,58 @@ mod tests {
         assert_eq!(lines, ["strongroom-volume-key 1", &format!("epoch 1 id d36b5139cae3138a key {key}")]);
     }
 
+    /// Version 2, which builds that know only version 1 refuse.
+    #[test]
+    fn golden_text_with_volumes() {
+        let mut file = VolumeKeyFile::new(KeyPurpose::Volume, &[0xa7; 32]);
+        let record = |name: &str, claimed: u8, domain: u8| VolumeRecord {
+            name: name.into(),
+            claimed: SealingDomain([claimed; 16]),
+            domain: SealingDomain([domain; 16]),
+        };
+        file.record_volume(record("vault", 1, 2)).unwrap();
+        file.record_volume(record("twin", 1, 2)).unwrap();
+        file.record_volume(record("vault", 1, 3)).unwrap();
+        assert_eq!(file.volumes(), [record("twin", 1, 2), record("vault", 1, 3)], "one for each name and claim");
+        let text = file.to_text();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let [one, two, three] = [
+            "01010101-0101-0101-0101-010101010101",
+            "02020202-0202-0202-0202-020202020202",
+            "03030303-0303-0303-0303-030303030303",
+        ];
+        assert_eq!(lines[0], "strongroom-volume-key 2");
+        assert!(lines[1].starts_with("epoch 1 id d36b5139cae3138a key a7"));
+        assert_eq!(lines[2], format!("volume twin claimed {one} domain {two}"));
+        assert_eq!(lines[3..], [format!("volume vault claimed {one} domain {three}")]);
+        assert_eq!(VolumeKeyFile::parse(&text), Ok(file.clone()));
+        for (from, to, error) in [
+            ("key 2\n", "key 1\n", KeyFileError::Malformed { line: 5 }),
+            ("key 2\n", "key 3\n", KeyFileError::Version),
+            ("volume-key", "wrapping-key", KeyFileError::Version),
+            ("volume twin", "volume vault", KeyFileError::Volumes),
+            ("volume twin", "volume tw@in", KeyFileError::Malformed { line: 5 }),
+            ("domain 02", "domain 0", KeyFileError::Malformed { line: 5 }),
+        ] {
+            assert_eq!(VolumeKeyFile::parse(&text.replace(from, to)), Err(error), "{from} -> {to}");
+        }
+        let drawn = file.drawn_domain("vault", SealingDomain([1; 16]));
+        assert_eq!(drawn.to_string(), "7b978fb5-0bcf-8367-6e81-ba7039893234");
+        assert_ne!(file.drawn_domain("other", SealingDomain([1; 16])), drawn, "whatever the target claims");
+        let mut wrapping = VolumeKeyFile::new(KeyPurpose::Wrapping, &[1; 32]);
+        assert_eq!(wrapping.record_volume(record("vault", 1, 2)), Err(KeyFileError::Volumes));
+        for name in ["", "two words", "vault@monday", "a\nb"] {
+            assert_eq!(file.record_volume(record(name, 1, 2)), Err(KeyFileError::Volumes), "{name:?}");
+        }
+        file.retain_volumes(|_| false);
+        assert!(file.to_text().contains("strongroom-volume-key 1\n"));
+        for number in 0..KEY_FILE_VOLUMES_MAX {
+            file.record_volume(record(&format!("v{number}"), 1, 2)).unwrap();
+        }
+        assert_eq!(file.record_volume(record("another", 1, 2)), Err(KeyFileError::Volumes));
+        assert!(file.to_text().len() < KEY_FILE_BYTES_MAX);
+    }
+
     #[test]
     fn one_kind_of_key_is_never_taken_for_the_other() {
         let wrapping = VolumeKeyFile::new(KeyPurpose::Wrapping, &[1; 32]);
@@ -366,8 +525,9 @@ mod tests {
         assert_eq!(parse(""), KeyFileError::NotAKeyFile);
         assert_eq!(parse("# only a comment"), KeyFileError::NotAKeyFile);
         assert_eq!(parse("hello world"), KeyFileError::NotAKeyFile);
-        assert_eq!(parse("strongroom-volume-key 2"), KeyFileError::Version);
+        assert_eq!(parse("strongroom-volume-key 3"), KeyFileError::Version);
         assert_eq!(parse("strongroom-volume-key 1"), KeyFileError::Epochs);
+        assert_eq!(parse("strongroom-volume-key 2"), KeyFileError::Epochs);
         assert_eq!(parse(&format!("{good}{line}\n")), KeyFileError::Epochs);
         assert_eq!(parse(&good.replace("key a7", "key a6")), KeyFileError::Damaged { line: 4 });
         assert_eq!(parse(&good.replace("key a7", "key g7")), KeyFileError::Malformed { line: 4 });

@@ -28,7 +28,9 @@ mod xaes;
 pub use blind::seal_key_for_test;
 pub use blind::{BlindKeys, SUB_KEYS_CACHED_MAX};
 pub use block_keys::{BlockKeys, FillRandom, KEY_BATCH, KeyWrapper};
-pub use key_file::{EPOCHS_MAX, KEY_FILE_BYTES_MAX, KeyFileError, KeyId, KeyPurpose, VolumeKeyFile};
+pub use key_file::{
+    EPOCHS_MAX, KEY_FILE_BYTES_MAX, KEY_FILE_VOLUMES_MAX, KeyFileError, KeyId, KeyPurpose, VolumeKeyFile, VolumeRecord,
+};
 #[doc(hidden)]
 pub use note::fuzz_note;
 pub use note::{NOTE_LBA, decode_note, encode_note, fill_note, note_text};

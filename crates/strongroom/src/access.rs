@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::{DeviceErrorKind, Lba, Mode, SealingDomain, Suite};
+use strongroom_block::{Custody, DeviceErrorKind, Lba, Mode, SealingDomain, Suite};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
-    AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, KeyFileSource, KeyServerSource, KeySource, KnownVolumes,
-    Pipeline, RemoteDevice, Scheme, SealedClaims, VolumeUrl, default_initiator_name, read_blocking,
+    AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, ExpectedUnit, KeyFileSource, KeyServerSource, KeySource,
+    KnownVolumes, Pipeline, RemoteDevice, Scheme, SealedClaims, VolumeUrl, default_initiator_name, inquire,
+    read_blocking,
 };
 use strongroom_keyserver::Client;
 
+use crate::key_record::{self, Domain, Others};
 use crate::key_server::KeyServerArgs;
 use crate::units::{parse_duration, parse_size};
 use crate::{keys, secret_file};
@@ -279,7 +281,8 @@ impl AccessArgs {
         let refusal = refusal.expect("three reads failed");
         Err(refusal).context(
             "nothing that was tried on the volume opens: this is not the key that it was formatted with, or it is not \
-             formatted yet (strongroom volume format), or it is damaged (strongroom volume recover)",
+             formatted yet (strongroom volume format), or this copy of the key file is older than that (take \
+             the one that it was formatted with, or run: strongroom key record), or it is damaged (strongroom volume recover)",
         )
     }
 
@@ -305,10 +308,38 @@ impl AccessArgs {
         let mut known = self.known_volumes()?;
         known.forget(&next.place());
         match claims {
-            Some(claims) => known.remember(&url.place(), claims),
+            Some(claims) => {
+                if let Some(path) = self.key_file.as_deref().filter(|_| claims.custody == Custody::KeyFile) {
+                    key_record::forget_others(path, &[url.file_name()], claims.domain)?;
+                }
+                known.remember(&url.place(), claims)
+            }
             None => known.forget(&url.place()),
         };
         write_known_volumes(&known)
+    }
+
+    /// Has the key file, if there is one, record the volume at `url`, if its key is in a file.
+    pub(crate) fn record_volume(
+        &self,
+        url: &VolumeUrl,
+        names: &[&str],
+        domain: Domain<'_>,
+        others: Others,
+    ) -> Result<()> {
+        let Some(path) = &self.key_file else { return Ok(()) };
+        let mut options = self.options(url)?;
+        if others == Others::Keep {
+            // It has that name for a while only.
+            options.expected = ExpectedUnit::default();
+        }
+        let unit = inquire(options).with_context(|| format!("cannot ask for {url}"))?;
+        match unit.sealed {
+            Some(sealed) if sealed.claims.custody == Custody::KeyFile => {
+                key_record::record(path, sealed.claims.domain, names, domain, others)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// With `--forget-volume`, forgets the volume at `url`.

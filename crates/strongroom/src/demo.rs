@@ -96,6 +96,7 @@ fn play(stage: &Stage, args: &DemoArgs) -> Result<()> {
 
     report.act("Initiator 1 formats the sealed volume, makes ext4 on it and copies real files in");
     let input = act_volume::choose_input(stage, &mut report, args.files)?;
+    act_volume::format(stage, &mut report, &cast)?;
     let canaries = act_search::prepare(&mut report, &cast, &input, &server)?;
     let checksums = act_volume::write_files(stage, &mut report, &cast, &input, &canaries, &server)?;
 

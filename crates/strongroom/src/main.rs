@@ -9,6 +9,7 @@ mod attachments;
 mod commands;
 mod config;
 mod demo;
+mod key_record;
 mod key_server;
 mod keys;
 mod logging;

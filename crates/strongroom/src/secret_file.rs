@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use zeroize::Zeroizing;
 
 /// Largest secret file that is read, in bytes.
-const SECRET_FILE_BYTES_MAX: u64 = 64 * 1024;
+const SECRET_FILE_BYTES_MAX: u64 = 256 * 1024;
 
 /// Writes a new file that only its owner can read, durably.
 ///
@@ -38,6 +38,33 @@ pub(crate) fn create(path: &Path, text: &str) -> Result<()> {
         return Err(error).with_context(|| format!("cannot write {}", path.display()));
     }
     Ok(())
+}
+
+/// Replaces a secret file as a whole, durably; its owner stays the same.
+pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        let before = fs::metadata(path)?;
+        // Made with the mode 0600.
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        if file.as_file().metadata()?.uid() != before.uid() {
+            std::os::unix::fs::fchown(file.as_file(), Some(before.uid()), Some(before.gid()))?;
+        }
+        file.write_all(text.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        File::open(directory)?.sync_all()
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Keeps other processes of this program from changing files of the same directory, until it is dropped.
+pub(crate) fn lock_directory_of(path: &Path) -> Result<File> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let opened = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    rustix::fs::flock(&opened, rustix::fs::FlockOperation::LockExclusive)
+        .with_context(|| format!("cannot lock {}", directory.display()))?;
+    Ok(opened)
 }
 
 /// Reads a secret file.

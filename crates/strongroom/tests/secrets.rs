@@ -82,6 +82,7 @@ fn every_command_has_an_example() {
         &["identity", "show"],
         &["key", "new"],
         &["key", "show"],
+        &["key", "record"],
         &["volume", "create"],
         &["volume", "list"],
         &["volume", "show"],

@@ -59,7 +59,8 @@ impl Mounted {
         };
         if how.key_file.is_some() {
             let mut format = ours_again(&["volume", "format"]);
-            format.arg("--yes");
+            // A volume of this name may have been made with the same key file before.
+            format.args(["--yes", "--forget-volume"]);
             run(format)?;
         }
         let (file_at, mounted_at) = (directory.join("attached"), directory.join("mounted"));

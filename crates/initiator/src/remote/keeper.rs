@@ -419,7 +419,14 @@ mod tests {
 
         fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
             let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
-            Ok(VolumeKeys { keys, current_epoch: 1, may_seal: true, revision: 1, lease: Some(Duration::ZERO) })
+            Ok(VolumeKeys {
+                keys,
+                domain: None,
+                current_epoch: 1,
+                may_seal: true,
+                revision: 1,
+                lease: Some(Duration::ZERO),
+            })
         }
 
         fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
@@ -478,7 +485,7 @@ mod tests {
         fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
             let keys = VolumeKeyFile::new(KeyPurpose::Volume, &[7; 32]);
             let lease = Some(Duration::from_secs(3600));
-            Ok(VolumeKeys { keys, current_epoch: 1, may_seal: true, revision: 5, lease })
+            Ok(VolumeKeys { keys, domain: None, current_epoch: 1, may_seal: true, revision: 5, lease })
         }
 
         fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {

@@ -2,6 +2,7 @@
 //! between real ends, with a store that was edited behind the target's back, with peers that are not who they say. The names
 //! are the rows of the table in `docs/threat-model.md`.
 
+mod answers;
 mod identity;
 mod key_file;
 mod store;

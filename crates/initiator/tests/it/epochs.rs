@@ -85,6 +85,7 @@ impl Says {
         }
         Ok(VolumeKeys {
             keys: VolumeKeyFile::parse(&text).unwrap(),
+            domain: None,
             current_epoch: *self.epochs.keys().last().unwrap(),
             may_seal: self.may_seal,
             revision: self.revision,

@@ -6,9 +6,12 @@ use strongroom_block::Lba;
 use strongroom_initiator::VolumeUrl;
 
 use crate::access::AccessArgs;
+use crate::key_record::{Domain, Others};
 use crate::units::{parse_size, show_size};
 
 /// Make every block of a volume absent, sealed so on a sealed one: once, from an initiator with its key. All data goes.
+///
+/// A key file records the volume from then on, with a sealing domain that is drawn here: copies of the file are to be made afterwards.
 #[derive(Args)]
 #[command(after_help = "Example: strongroom volume format strongroom://storage/vault --key-file ~/vault.key --yes")]
 pub(crate) struct FormatArgs {
@@ -17,6 +20,9 @@ pub(crate) struct FormatArgs {
     /// Really format it; whatever it holds is gone.
     #[arg(long)]
     yes: bool,
+    /// The volume was made with `--open-at-target`: its target has the key file too, and is not to be told of a domain that is drawn here.
+    #[arg(long, requires = "key_file")]
+    opened_at_target: bool,
     #[command(flatten)]
     access: AccessArgs,
 }
@@ -60,8 +66,15 @@ pub(crate) fn run(args: &FormatArgs) -> Result<()> {
         bail!("formatting makes everything on {} unreadable, for ever; if that is meant, add --yes", args.url);
     }
     args.access.forget_if_asked(&args.url)?;
+    let domain = if args.opened_at_target { Domain::Claimed } else { Domain::Formatting };
+    let others = if args.access.forget_volume { Others::Forget } else { Others::Refuse };
+    args.access.record_volume(&args.url, &[args.url.file_name()], domain, others)?;
     let device = args.access.attach(args.access.options(&args.url)?)?;
-    device.format().with_context(|| format!("cannot format {}", args.url))?;
+    device.format().with_context(|| {
+        let hint =
+            if args.opened_at_target { "" } else { " (if it was made with --open-at-target, add --opened-at-target)" };
+        format!("cannot format {}{hint}", args.url)
+    })?;
     let unit = device.unit();
     let how = if unit.sealed.is_some() { "sealed as absent" } else { "absent" };
     println!(

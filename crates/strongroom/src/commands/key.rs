@@ -4,11 +4,14 @@ mod server;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
+use strongroom_initiator::VolumeUrl;
 use strongroom_seal::{KEY_BYTES, KeyPurpose, VolumeKeyFile};
 use zeroize::Zeroizing;
 
+use crate::access::AccessArgs;
+use crate::key_record::{Domain, Others};
 use crate::{keys, secret_file};
 
 /// Make or name the keys that seal volumes, in files or at a key server.
@@ -24,6 +27,13 @@ pub(crate) enum KeyCommand {
         after_help = "Examples:\n  strongroom key show ~/vault.key\n  strongroom key show vault --key-server keys.example"
     )]
     Show(ShowArgs),
+    /// Have a key file record a volume that is sealed with it already: one that was formatted with another copy of the file, or before key
+    /// files recorded volumes, or a clone.
+    #[command(
+        after_help = "Examples:\n  strongroom key record strongroom://storage/vault --formatted-before --key-file ~/vault.key\n  \
+        strongroom key record strongroom://storage/twin --same-as vault --key-file ~/vault.key"
+    )]
+    Record(RecordArgs),
     #[command(flatten)]
     Server(server::ServerCommand),
 }
@@ -37,6 +47,21 @@ pub(crate) struct NewArgs {
     /// What the key is for.
     #[arg(long = "for", value_name = "PURPOSE", default_value = "volume")]
     purpose: Purpose,
+}
+
+/// `key record`.
+#[derive(Args)]
+pub(crate) struct RecordArgs {
+    /// The volume.
+    url: VolumeUrl,
+    /// It has the blocks of the volume that the file records under this name: a clone, or received by another target.
+    #[arg(long, value_name = "NAME", conflicts_with = "formatted_before")]
+    same_as: Option<String>,
+    /// It was formatted before key files recorded volumes: the target says in which domain it is sealed.
+    #[arg(long)]
+    formatted_before: bool,
+    #[command(flatten)]
+    access: AccessArgs,
 }
 
 /// `key show`.
@@ -64,6 +89,7 @@ pub(crate) fn run(command: KeyCommand) -> Result<()> {
     match command {
         KeyCommand::New(args) => new(&args),
         KeyCommand::Show(args) => show(&args),
+        KeyCommand::Record(args) => record(&args),
         KeyCommand::Server(command) => server::run(command),
     }
 }
@@ -92,8 +118,24 @@ fn show(args: &ShowArgs) -> Result<()> {
     Ok(())
 }
 
+fn record(args: &RecordArgs) -> Result<()> {
+    let Some(path) = &args.access.key_file else { bail!("name the key file with --key-file") };
+    let domain = match (&args.same_as, args.formatted_before) {
+        (Some(name), _) => Domain::SameAs(name),
+        (None, true) => Domain::Claimed,
+        (None, false) => Domain::Drawn,
+    };
+    let others = if args.access.forget_volume { Others::Forget } else { Others::Refuse };
+    args.access.record_volume(&args.url, &[args.url.file_name()], domain, others)?;
+    print_ids(&keys::read_key_file(path)?);
+    Ok(())
+}
+
 fn print_ids(file: &VolumeKeyFile) {
     for (epoch, id) in file.ids() {
         println!("{} epoch {epoch} id {id}", file.purpose());
+    }
+    for volume in file.volumes() {
+        println!("volume {} domain {}", volume.name, volume.domain);
     }
 }

@@ -204,7 +204,11 @@ fn resealer(volume: &Volume, counters: Arc<CryptoCounters>) -> Result<Arc<dyn Re
     let path = sealed.opened_with.as_deref().ok_or("its description names no key")?;
     process::lock_memory();
     let keys = crate::keys::read_key_file(path).map_err(|error| format!("{error:#}"))?;
-    let context = SealContext::new(sealed.domain, volume.geometry.block_size, sealed.epoch)
+    // The initiator that formatted it may have drawn the domain, and recorded it in the file.
+    let records = || keys.volumes().iter().filter(|known| known.claimed == sealed.domain);
+    let record = records().find(|known| known.name == volume.name.as_str()).or_else(|| records().next());
+    let domain = record.map_or(sealed.domain, |record| record.domain);
+    let context = SealContext::new(domain, volume.geometry.block_size, sealed.epoch)
         .with_mode(sealed.mode)
         .with_suite(sealed.suite);
     let sealer =

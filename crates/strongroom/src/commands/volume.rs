@@ -366,7 +366,8 @@ fn create(args: CreateArgs) -> Result<()> {
 }
 
 fn tell_what_is_next(volume: &Volume, sealed: &Sealed) {
-    let format = format!("strongroom volume format strongroom://HOST/{} --yes", volume.name);
+    let opened = if sealed.opened_with.is_some() { " --opened-at-target" } else { "" };
+    let format = format!("strongroom volume format strongroom://HOST/{} --yes{opened}", volume.name);
     match sealed.custody {
         Custody::Target => println!("next, from an initiator: {format}"),
         Custody::KeyFile => println!("next, from an initiator with its key: {format}"),

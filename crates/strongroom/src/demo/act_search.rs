@@ -56,13 +56,9 @@ fn key_canaries(cast: &Cast) -> Result<Vec<[u8; CANARY_BYTES]>> {
             .map(<[u8; CANARY_BYTES]>::try_from)
             .map(|half| half.expect("pieces of that size")),
     );
-    forms.push(derived_key(&raw, domain(cast)?));
+    let recorded = file.volumes().iter().find(|volume| volume.name == VAULT).context("the vault was formatted")?;
+    forms.push(derived_key(&raw, recorded.domain));
     Ok(forms)
-}
-
-fn domain(cast: &Cast) -> Result<SealingDomain> {
-    let status = strongroom_target::Catalogue::open(&cast.root)?.show(VAULT)?;
-    Ok(status.volume.sealed.context("the vault is sealed")?.domain)
 }
 
 struct Bytes32;

@@ -90,6 +90,14 @@ impl Attached {
     }
 }
 
+/// Before it, because the key file records the volume's sealing domain, which is drawn here.
+pub(super) fn format(stage: &Stage, report: &mut Report, cast: &Cast) -> Result<()> {
+    let [first, second] = [&cast.initiators[0], &cast.initiators[1]];
+    stage.run(cast.command(stage, first, &["volume", "format", &cast.url(VAULT), "--yes"])?)?;
+    std::fs::copy(&first.key, &second.key).context("cannot hand the key file to the second initiator")?;
+    report.check(true, "formatted: one sealed hole over the whole volume, so that absence cannot be forged")
+}
+
 /// Act 3.
 pub(super) fn write_files(
     stage: &Stage,
@@ -100,9 +108,6 @@ pub(super) fn write_files(
     server: &Background,
 ) -> Result<Checksums> {
     let first = &cast.initiators[0];
-    stage.run(cast.command(stage, first, &["volume", "format", &cast.url(VAULT), "--yes"])?)?;
-    report.check(true, "formatted: one sealed hole over the whole volume, so that absence cannot be forged")?;
-
     let attached = attach(stage, cast, first, false, &[])?;
     stage.run(stage.program("mkfs.ext4", &["-q", "-b", "4096", utf8(&attached.file)?]))?;
     attached.detach()?;

@@ -237,7 +237,9 @@ impl Driver {
                            for the right 'seal'";
             return Err(AttachError::Key(KeySourceError::Refused(refusal.to_owned())));
         }
-        let context = SealContext { epoch: keys.current_epoch, ..context };
+        // What the target claims is a label, where the volume's initiator has drawn the domain.
+        let domain = keys.domain.unwrap_or(claims.domain);
+        let context = SealContext { domain, epoch: keys.current_epoch, ..context };
         let sealer = VolumeSealer::blind(&keys.keys, context, counters.clone())
             .map_err(|error| AttachError::Key(KeySourceError::Refused(error.to_string())))?;
         let lent =

@@ -304,6 +304,13 @@ fn create(args: &CreateArgs) -> Result<()> {
 
 fn import(args: &ImportArgs) -> Result<()> {
     let keys = keys::read_key_file(&args.key_file)?;
+    if keys.volumes().iter().any(|known| known.claimed == args.domain && known.domain != args.domain) {
+        bail!(
+            "the volume is sealed in a domain of its own, which {} records and a key server does not know; move it with: strongroom volume \
+             reseal --to keyserver",
+            args.key_file.display()
+        );
+    }
     let id = args.id.map_or_else(|| random().map(VolumeId::from_random), Ok)?;
     let new = NewVolume { id, name: args.name.clone(), domain: args.domain };
     print_info(&args.call.client()?.import(new, &keys)?);

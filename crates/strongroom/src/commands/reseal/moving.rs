@@ -22,6 +22,7 @@ use super::ResealArgs;
 use super::prepare::To;
 use crate::access::AccessArgs;
 use crate::commands::copy as progress;
+use crate::key_record::{Domain, Others};
 use crate::keys;
 use crate::signals::StopSignals;
 use crate::units::show_size;
@@ -177,7 +178,10 @@ impl Move<'_> {
     }
 
     fn attach_successor(&self) -> Result<Arc<RemoteDevice>> {
-        let next = self.open_successor(self.new.timeout).with_context(|| {
+        // Both names, one after the other, are the successor's. What has the second now keeps it until then.
+        let names = [self.next_url.file_name(), self.url.file_name()];
+        let recorded = self.new.record_volume(&self.next_url, &names, Domain::Formatting, Others::Keep);
+        let next = recorded.and_then(|()| self.open_successor(self.new.timeout)).with_context(|| {
             format!(
                 "the volume's successor is not to be had; on the target's machine it is made with: strongroom volume reseal {} --to {}",
                 self.url.file_name(),
