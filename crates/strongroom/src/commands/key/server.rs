@@ -390,7 +390,7 @@ fn audit(args: &AuditArgs) -> Result<()> {
                 met |= kept.lines == head.lines;
             }
             if !args.verify {
-                println!("{}", with_foreign_parts(line));
+                println!("{}", with_foreign_parts(&line.text));
             }
         }
         at = Some(head);
