@@ -3,6 +3,7 @@
 
 mod attach;
 mod attacks;
+mod axes;
 mod beforehand;
 mod block_sets;
 mod connections;

@@ -13,6 +13,7 @@ use strongroom_initiator::{
 };
 use strongroom_target::{Access, Protection, Service, VolumeSpec};
 
+use crate::axes::{pairs, schemes};
 use crate::support::{Host, SIZE, trusted};
 
 const BLOCK: usize = 4096;
@@ -165,21 +166,18 @@ fn message(bytes: &[u8], to_target: bool, seen: &Mutex<Seen>) -> Option<usize> {
 fn what_is_written_under_one_scheme_is_read_under_every_other() {
     let host = Host::start(&volumes());
     for (at, volume) in ["vault", "trusted", "open", "disk"].into_iter().enumerate() {
-        let mut round = 10 * at as u8;
-        for writer in Scheme::ALL.iter().copied().filter(|scheme| may_use(volume, *scheme)) {
-            round += 1;
+        let schemes: Vec<Scheme> = schemes().into_iter().filter(|scheme| may_use(volume, *scheme)).collect();
+        for (round, (writer, reader)) in (10 * at as u8..).zip(pairs(&schemes, &schemes)) {
             let device = RemoteDevice::attach(options(&host, volume, host.address, writer)).unwrap();
             if volume != "disk" {
                 device.format().unwrap();
             }
             write_blocking(&device, Lba(3), Buffer::copy_from(&data(round)), false).unwrap();
             flush_blocking(&device).unwrap();
-            for reader in Scheme::ALL.iter().copied().filter(|scheme| may_use(volume, *scheme)) {
-                let other = RemoteDevice::attach(options(&host, volume, host.address, reader)).unwrap();
-                let read = read_blocking(&other, Lba(3), BLOCKS as u64).unwrap();
-                assert!(read[..] == data(round), "{volume} {writer} {reader}");
-                other.detach().unwrap();
-            }
+            let other = RemoteDevice::attach(options(&host, volume, host.address, reader)).unwrap();
+            let read = read_blocking(&other, Lba(3), BLOCKS as u64).unwrap();
+            assert!(read[..] == data(round), "{volume} {writer} {reader}");
+            other.detach().unwrap();
             device.detach().unwrap();
         }
     }

@@ -20,6 +20,7 @@ use strongroom_iscsi::Lun;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, Event, WriteSource};
 use strongroom_target::VolumeSpec;
 
+use crate::axes::{pairs, schemes};
 use crate::hostile_peers::Raw;
 use crate::support::{ALICE, BOB, Host, SIZE, key_of, trusted};
 
@@ -152,9 +153,7 @@ fn two_initiators_share_a_volume_while_one_is_killed_again_and_again() {
     // On several workers, so that the two are not with the same.
     let volumes = [VolumeSpec::sealed("vault", SIZE), trusted()];
     let host = Host::start_with(&volumes, |config| config.workers = Some(2));
-    for (volume, &scheme) in
-        ["vault", "trusted"].iter().flat_map(|volume| Scheme::ALL.iter().map(move |s| (*volume, s)))
-    {
+    for (volume, scheme) in pairs(&["vault", "trusted"], &schemes()) {
         let attach =
             |options: AttachOptions| RemoteDevice::attach(AttachOptions { scheme: Some(scheme), ..options }).unwrap();
         let alice = Arc::new(attach(host.options(host.url(volume))));

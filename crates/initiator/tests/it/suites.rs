@@ -1,11 +1,13 @@
 //! Proves that volumes and channels of every cipher suite work with each other, that a suite is agreed on or the connection refused, and
 //! that the paper's own suite protects nothing outside a benchmark.
 
+use std::collections::HashSet;
+
 use strongroom_block::{Buffer, Lba, Suite};
-use strongroom_channel::Scheme;
 use strongroom_initiator::{AttachError, RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::{Medium, SealedSpec, VolumeSpec};
 
+use crate::axes::{pairs, schemes, suites};
 use crate::support::{Host, SIZE};
 
 const BLOCKS: u64 = 16;
@@ -28,32 +30,25 @@ fn volume(suite: Suite) -> VolumeSpec {
 fn every_volumes_suite_goes_with_every_channels() {
     let host = Host::start_with(&Suite::ALL.map(volume), |config| config.benchmark_suites = true);
     let mut round = 0;
-    for sealing in Suite::ALL {
-        let mut formatted = false;
-        for channel in Suite::ALL {
-            for &scheme in Scheme::ALL {
-                round += 1;
-                let mut options = host.options(host.url(&format!("vault-{}", sealing as u8)));
-                (options.scheme, options.suite, options.benchmark_suites) = (Some(scheme), channel, true);
-                let device = RemoteDevice::attach(options).unwrap();
-                assert_eq!(device.unit().sealed.unwrap().claims.suite, sealing);
-                if !formatted {
-                    device.format().unwrap();
-                    formatted = true;
-                } else {
-                    // What was written through the channel before.
-                    assert!(read_blocking(&device, Lba(3), BLOCKS).unwrap()[..] == data(round - 1));
-                }
-                write_blocking(&device, Lba(3), Buffer::copy_from(&data(round)), false).unwrap();
-                flush_blocking(&device).unwrap();
-                assert!(
-                    read_blocking(&device, Lba(3), BLOCKS).unwrap()[..] == data(round),
-                    "{sealing} {channel} {scheme}"
-                );
-                device.detach().unwrap();
-            }
+    let mut formatted = HashSet::new();
+    for (sealing, (channel, scheme)) in pairs(&suites(), &pairs(&suites(), &schemes())) {
+        round += 1;
+        let mut options = host.options(host.url(&format!("vault-{}", sealing as u8)));
+        (options.scheme, options.suite, options.benchmark_suites) = (Some(scheme), channel, true);
+        let device = RemoteDevice::attach(options).unwrap();
+        assert_eq!(device.unit().sealed.unwrap().claims.suite, sealing);
+        if formatted.insert(sealing as u8) {
+            device.format().unwrap();
+        } else {
+            // What was written through the channel before.
+            assert!(read_blocking(&device, Lba(3), BLOCKS).unwrap()[..] == data(round - 1));
         }
+        write_blocking(&device, Lba(3), Buffer::copy_from(&data(round)), false).unwrap();
+        flush_blocking(&device).unwrap();
+        assert!(read_blocking(&device, Lba(3), BLOCKS).unwrap()[..] == data(round), "{sealing} {channel} {scheme}");
+        device.detach().unwrap();
     }
+    assert_eq!(formatted.len(), Suite::ALL.len());
 }
 
 #[test]

@@ -6,13 +6,14 @@ use strongroom_handshake::alpn;
 use strongroom_initiator::{AttachError, RemoteDevice};
 
 use super::{AT, assert_holds, host};
+use crate::axes::{pairs, schemes};
 use crate::support::{BOB, Wire, key_of};
 
 /// Somebody strikes the scheme that is offered and puts another one in its place.
 #[test]
 fn attack_downgrade_the_negotiation() {
     let host = host();
-    for (&offered, &instead) in Scheme::ALL.iter().flat_map(|one| Scheme::ALL.iter().map(move |other| (one, other))) {
+    for (offered, instead) in pairs(&schemes(), &schemes()) {
         let wire = Wire::before(&host);
         let (from, to) = (alpn(offered, Suite::default()), alpn(instead, Suite::default()));
         assert_eq!(from.len(), to.len(), "lengths stay as they are");

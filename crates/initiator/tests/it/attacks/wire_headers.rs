@@ -8,6 +8,7 @@ use strongroom_channel::Scheme;
 use strongroom_initiator::{RemoteDevice, discard_blocking, flush_blocking, read_blocking, write_blocking};
 
 use super::{AT, BLOCK, COUNT, Scene, any_frame, assert_holds, blocks, host, read, with_blocks, write};
+use crate::axes::{pairs, schemes};
 use crate::support::{Host, Message};
 
 #[test]
@@ -41,7 +42,7 @@ fn attack_flip_a_header() {
 #[test]
 fn attack_flip_an_unmap_list() {
     let host = host();
-    for (volume, &scheme) in ["vault", "disk"].iter().flat_map(|volume| Scheme::ALL.iter().map(move |s| (volume, s))) {
+    for (volume, scheme) in pairs(&["vault", "disk"], &schemes()) {
         let scene = Scene::with(&host, scheme, volume);
         let block_len = scene.device.unit().geometry.block_size.len();
         let full = Buffer::copy_from(&vec![7; 4 * block_len]);
