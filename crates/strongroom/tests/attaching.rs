@@ -402,8 +402,9 @@ fn assert_locked(process: u32) {
         if let Some(dirty) = line.strip_prefix("Private_Dirty:") {
             dirty_kib = dirty.trim().trim_end_matches(" kB").parse().unwrap();
         } else if let Some(flags) = line.strip_prefix("VmFlags:") {
-            // Locked, or the kernel's own and never swapped.
-            let is_locked = flags.split_whitespace().any(|flag| matches!(flag, "lo" | "io" | "pf"));
+            // Locked, or the kernel's own (io_uring's rings), which is never swapped.
+            let is_kernels = mapping.ends_with("anon_inode:[io_uring]");
+            let is_locked = is_kernels || flags.split_whitespace().any(|flag| matches!(flag, "lo" | "io" | "pf"));
             assert!(dirty_kib == 0 || is_locked, "{dirty_kib} KiB could be swapped: {mapping}\n{line}");
             total_kib += dirty_kib;
         } else if line.split_once(' ').is_some_and(|(range, _)| range.contains('-')) {
