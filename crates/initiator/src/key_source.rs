@@ -175,7 +175,7 @@ impl KeyFileSource {
         Err(KeySourceError::Refused(match (is_named, as_another) {
             (true, _) => format!(
                 "the target shows another volume than '{name}', which the key file {path} records: do not trust this target, unless the \
-                 volume was made anew; then format it with --forget-volume"
+                 volume was made anew (then format it with --forget-volume) or resealed under another key file, which alone opens it now"
             ),
             (false, Some(other)) => format!(
                 "the target shows as '{name}' what the key file {path} records as '{}'; if it is a clone of it, or was received elsewhere \

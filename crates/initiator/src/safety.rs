@@ -51,12 +51,11 @@ pub fn prepare_process(memory: Memory) -> Prepared {
             "PR_SET_IO_FLUSHER: {error}; a file system on this volume may hang under memory pressure; run as root"
         ));
     }
-    if memory != Memory::Unlocked {
-        if let Err(error) = lock_all_memory(memory) {
-            warnings.push(format!(
-                "mlockall: {error}; run as root or set `ulimit -l unlimited`, or keys may reach the swap"
-            ));
-        }
+    if memory != Memory::Unlocked
+        && let Err(error) = lock_all_memory(memory)
+    {
+        warnings
+            .push(format!("mlockall: {error}; run as root or set `ulimit -l unlimited`, or keys may reach the swap"));
     }
     if memory == Memory::LockedAndSetAside {
         // Touched, and so locked, in pieces that an allocator puts where the next ones of any size can go; the black box keeps them from

@@ -341,29 +341,28 @@ impl Engine {
 
     /// Starts a request that nothing stands in the way of.
     fn start(&mut self, key: usize) {
-        match &self.ops[key].work {
+        let kind = match &self.ops[key].work {
             OpWork::Plain(work) if work.is_cut() => return self.cut(key),
             OpWork::Plain(Work::Flush) => {
                 if let Some(error) = self.lost.take() {
                     self.ops[key].error = Some(error);
                     return self.finish_if_done(key);
                 }
-                self.make_command(key, CommandKind::Flush { mark: 0 })
+                CommandKind::Flush { mark: 0 }
             }
-            OpWork::Plain(Work::Hole(_)) => self.make_command(key, CommandKind::SealHole),
-            OpWork::Plain(Work::Verified { .. }) => self.make_command(key, CommandKind::Verified),
-            OpWork::Plain(Work::TakePlace) => self.make_command(key, CommandKind::TakePlace),
-            OpWork::Plain(Work::Register { .. }) => self.make_command(key, CommandKind::Register),
-            OpWork::Plain(Work::CryptoErase { .. }) => self.make_command(key, CommandKind::CryptoErase),
-            OpWork::Plain(Work::ConditionalWrite { .. }) => self.make_command(key, CommandKind::Conditional),
-            OpWork::Part(_) => self.make_command(key, CommandKind::PartRead),
+            OpWork::Plain(Work::Hole(_)) => CommandKind::SealHole,
+            OpWork::Plain(Work::Verified { .. }) => CommandKind::Verified,
+            OpWork::Plain(Work::TakePlace) => CommandKind::TakePlace,
+            OpWork::Plain(Work::Register { .. }) => CommandKind::Register,
+            OpWork::Plain(Work::CryptoErase { .. }) => CommandKind::CryptoErase,
+            OpWork::Plain(Work::ConditionalWrite { .. }) => CommandKind::Conditional,
+            OpWork::Part(_) => CommandKind::PartRead,
             OpWork::Asking(Work::LbaStatus { .. }, _) if !self.lba_status_works => return self.finish_if_done(key),
-            OpWork::Asking(Work::ResealBlock { .. } | Work::ResealHole(_), _) => {
-                self.make_command(key, CommandKind::Reseal)
-            }
-            OpWork::Asking(..) => self.make_command(key, CommandKind::Ask),
+            OpWork::Asking(Work::ResealBlock { .. } | Work::ResealHole(_), _) => CommandKind::Reseal,
+            OpWork::Asking(..) => CommandKind::Ask,
             OpWork::Plain(_) => unreachable!("submit makes the other kinds of work `Part` or `Asking`"),
         };
+        self.make_command(key, kind);
     }
 
     /// Makes the next commands of a request that is cut at the transfer limit.
