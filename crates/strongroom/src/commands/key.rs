@@ -33,7 +33,7 @@ pub(crate) enum KeyCommand {
         after_help = "Examples:\n  strongroom key record strongroom://storage/vault --formatted-before --key-file ~/vault.key\n  \
         strongroom key record strongroom://storage/twin --same-as vault --key-file ~/vault.key"
     )]
-    Record(RecordArgs),
+    Record(Box<RecordArgs>),
     #[command(flatten)]
     Server(server::ServerCommand),
 }

@@ -73,6 +73,8 @@ fn description(sealed: bool) -> UnitDescription {
     }
 }
 
+type Tamper = Box<dyn FnMut(&mut DataIn)>;
+
 /// An engine, its unit, and time that jumps to whatever is waited for.
 struct Rig {
     engine: Engine,
@@ -82,7 +84,7 @@ struct Rig {
     next_token: u64,
     finished: Vec<FinishedOp>,
     /// Changes what the unit sends.
-    tamper: Option<Box<dyn FnMut(&mut DataIn)>>,
+    tamper: Option<Tamper>,
     /// Connections that were made because the engine wanted one to fetch blocks again.
     refetch_connections: usize,
 }

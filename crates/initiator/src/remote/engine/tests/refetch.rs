@@ -2,15 +2,14 @@
 //! is a medium error, and that neither fetches nor connections are without bound.
 
 use strongroom_block::{Buffer, BufferMut, DeviceErrorKind, Lba, StoreSequence};
-use strongroom_iscsi::initiator::DataIn;
 
-use super::{Answer, BLOCK, Rig};
+use super::{Answer, BLOCK, Rig, Tamper};
 use crate::Limits;
 use crate::pipeline::ahead::FetchId;
 use crate::remote::work::{Reply, Version, Work};
 
 /// Flips a bit of the first block in each of the next `pieces` that carry data.
-fn flips(mut pieces: usize) -> Option<Box<dyn FnMut(&mut DataIn)>> {
+fn flips(mut pieces: usize) -> Option<Tamper> {
     Some(Box::new(move |data_in| {
         if pieces > 0 && !data_in.data.is_empty() {
             pieces -= 1;
