@@ -213,13 +213,13 @@ impl Engine {
         if error.kind == DeviceErrorKind::Medium && !is_ahead {
             self.counters.blocks_failed += 1;
         }
-        let op = &mut self.ops[key];
-        let ours = matches!(op.reply, Reply::Nobody);
-        if ours && (op.is_replay || matches!(kind, CommandKind::Flush { .. })) {
+        let op = &self.ops[key];
+        let (ours, is_replay) = (matches!(op.reply, Reply::Nobody), op.is_replay);
+        if ours && (is_replay || matches!(kind, CommandKind::Flush { .. })) {
             // The application believes these writes to be safe until its next flush says otherwise.
             tracing::error!(%error, "writes that were acknowledged may be lost");
-            self.lost.get_or_insert_with(|| lost(&error));
-            if !op.is_replay {
+            self.writes_lost(&error);
+            if !is_replay {
                 self.log.give_up();
             }
         }
@@ -228,6 +228,21 @@ impl Engine {
         self.cut_or_finish(key);
         if let Some(error) = refused {
             self.registration_failed(&error);
+        }
+    }
+
+    /// Writes that were acknowledged may be lost. The flushes that wait just now say so, or else the next one: none of them may promise
+    /// that these writes are durable.
+    fn writes_lost(&mut self, error: &DeviceError) {
+        let error = lost(error);
+        let is_flush = |op: &Op| matches!(op.work, OpWork::Plain(Work::Flush)) && !matches!(op.reply, Reply::Nobody);
+        let mut is_told = false;
+        for (_, op) in self.ops.iter_mut().filter(|(_, op)| is_flush(op)) {
+            op.error.get_or_insert_with(|| error.clone());
+            is_told = true;
+        }
+        if !is_told {
+            self.lost.get_or_insert(error);
         }
     }
 

@@ -293,6 +293,25 @@ fn a_replay_is_not_lost_when_the_unit_has_forgotten_its_attach_id() {
     rig.flush().unwrap();
 }
 
+/// Found by the simulation of the whole system: a flush that waited for the connection promised what its replay had lost.
+#[test]
+fn a_flush_that_waits_for_a_replay_fails_with_it() {
+    let mut rig = rig();
+    rig.write(2, 5, 1).unwrap();
+    rig.engine.disconnected();
+    let waiting = [rig.submit(Work::Flush), rig.submit(Work::Flush)];
+    rig.unit.crash();
+    rig.unit.fail_next = vec![Sense::INTERNAL_FAILURE];
+    rig.engine.connected(Arc::new(description(true)), true);
+    rig.run();
+    assert_eq!(rig.marks()[2], 1, "the write is lost");
+    for flush in waiting {
+        let error = rig.result(flush).unwrap_err();
+        assert!(error.message.contains("may be lost"), "{error}");
+    }
+    rig.flush().unwrap();
+}
+
 #[test]
 fn attack_target_keeps_forgetting_attach_ids() {
     let mut rig = rig();
