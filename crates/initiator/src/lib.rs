@@ -98,4 +98,9 @@ pub use remote::{
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;
+/// The initiator as a machine without sockets, threads and clock, for simulations.
+#[doc(hidden)]
+pub mod machine {
+    pub use crate::remote::machine::{Finished, Initiator};
+}
 pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, UrlError, VolumeUrl, is_volume_name};

@@ -19,6 +19,7 @@ mod erase;
 mod grow;
 mod intake;
 mod keeper;
+pub(crate) mod machine;
 mod nexus;
 mod note;
 mod order;

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, CryptoCounters, Suite};
-use strongroom_channel::{Channel, ChannelLimits, FrameKind, Role, Scheme};
+use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Role, Scheme};
 use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
@@ -188,6 +188,23 @@ impl Link {
         let framer = PlainFramer::new(options.data_bytes_max);
         let mut link = Self::new(State::Plain(Box::new(framer)), options, now);
         link.establish(None);
+        link
+    }
+
+    /// One end of a channel whose handshake is left out, for a simulation: it gives the same keys to both ends, and each the other's name.
+    #[doc(hidden)]
+    pub fn simulated(role: Role, keys: ChannelKeys, peer: PublicKey, options: LinkOptions, now: Instant) -> Link {
+        let (limits, counters) = (options.channel, Arc::clone(&options.counters));
+        let mut out = Vec::new();
+        let channel = match role {
+            Role::Initiator => Channel::initiator(keys, limits, counters),
+            Role::Target => Channel::target(keys, limits, counters, &mut out),
+        };
+        let mut link = Self::new(State::Channel(Box::new(channel)), options, now);
+        (link.out, link.peer) = (out, Some(peer));
+        if role == Role::Target {
+            link.establish(Some(peer));
+        }
         link
     }
 
@@ -433,6 +450,10 @@ impl Link {
             }
             State::Channel(channel) => {
                 let taken = channel.handle_input(bytes)?;
+                // Only a simulated initiator is here before its channel is confirmed.
+                if !self.established && channel.is_confirmed() {
+                    self.establish(self.peer);
+                }
                 self.take_frame()?;
                 Ok(taken)
             }

@@ -12,6 +12,8 @@ pub mod catalogue;
 pub mod config;
 mod error;
 mod iterations;
+#[doc(hidden)]
+pub mod machine;
 pub mod names;
 mod neighbours;
 pub mod operate;

@@ -12,6 +12,12 @@ pub struct StreamId {
 }
 
 impl StreamId {
+    /// A name for a stream of no runtime: a simulation has no sockets.
+    #[doc(hidden)]
+    pub fn simulated(number: u32) -> StreamId {
+        StreamId { index: number, generation: 0 }
+    }
+
     pub(super) fn token(self) -> u64 {
         u64::from(self.index) | u64::from(self.generation) << 32
     }
