@@ -3,6 +3,8 @@
 //! They are compiled in only with the feature `planted-faults`, which nothing but the tests of `strongroom-testing` enables
 //! (the tidy test checks that); without it every question here is answered `false` at compile time.
 
+use crate::op::{Completion, Outcome};
+
 /// A mistake that a store could make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedFault {
@@ -32,6 +34,8 @@ pub enum PlantedFault {
     StaleReplay,
     /// An opening after a crash keeps the incarnation.
     ConstantIncarnation,
+    /// What was read for one view is delivered to another. (The simulation of the whole system finds it: the store's own has one caller.)
+    CompletionToAnotherView,
 }
 
 impl PlantedFault {
@@ -71,5 +75,15 @@ impl Planted {
     /// Whether the store shall make this mistake.
     pub(crate) fn has(self, fault: PlantedFault) -> bool {
         cfg!(feature = "planted-faults") && self.0 == Some(fault)
+    }
+
+    /// [`PlantedFault::CompletionToAnotherView`]: now and then a read is answered to another caller. The upper bits of a token name
+    /// the caller, and the simulation's first two views are callers 0 and 2.
+    pub(crate) fn misdeliver(self, done: &mut [Completion]) {
+        if !self.has(PlantedFault::CompletionToAnotherView) {
+            return;
+        }
+        let is_due = |one: &&mut Completion| matches!(one.result, Ok(Outcome::Read(_))) && one.token.0 % 16 == 5;
+        done.iter_mut().filter(is_due).for_each(|one| one.token.0 ^= 2 << 48);
     }
 }

@@ -387,6 +387,7 @@ impl Store {
         self.new_poll();
         self.drive();
         let count = self.done.len();
+        self.options.planted.misdeliver(&mut self.done);
         completions.append(&mut self.done);
         count
     }
