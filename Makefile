@@ -92,7 +92,7 @@ wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WA
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
-soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, 1,000 volumes with 10,000 sessions, every combination of schemes, suites and custodies, a link that is down for a minute, then one simulated seed after the other until stopped or one fails
+soak: deps ## The longest test vectors, SOAK_KILLS (200) power cuts under writes, 1,000 volumes with 10,000 sessions, every combination of schemes, suites and custodies, a link that is down for a minute, then one simulated seed after the other, of the store and of the whole system, until stopped or one fails; it prints how many histories were checked
 	STRONGROOM_XAES_INPUTS=1000000 $(CARGO) test --release --locked --package strongroom-seal --test it xaes_vectors
 	STRONGROOM_KILLS=$(SOAK_KILLS) $(CARGO) test --release --locked --package strongroom-testing --test forgetting_disk
 	STRONGROOM_SCALE_VOLUMES=1000 STRONGROOM_SCALE_SESSIONS=10000 $(CARGO) test --release --locked --package strongroom-target --test it many_volumes_and_sessions_stay -- --nocapture

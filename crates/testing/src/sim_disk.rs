@@ -30,6 +30,8 @@ pub struct Faults {
     pub failing_discard_once_in: u64,
     /// The planted fault: syncs complete and do nothing.
     pub syncs_do_nothing: bool,
+    /// The planted fault: what is left of a short write goes to a wrong place.
+    pub wrong_resumption: bool,
 }
 
 /// What a stray write does.
@@ -61,6 +63,8 @@ struct State {
     ios: u64,
     /// It tells where nothing was written.
     sparse: bool,
+    /// Its name in its directory is not durable: a crash may take the whole file.
+    nameless: bool,
 }
 
 /// The disk; clones are the same one. It outlives the store that uses it.
@@ -82,6 +86,7 @@ impl SimDisk {
             cut_off: false,
             ios: 0,
             sparse: false,
+            nameless: false,
         })))
     }
 
@@ -98,6 +103,16 @@ impl SimDisk {
     /// What goes wrong from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// From now on once in so many reads fails (0: never).
+    pub fn set_failing_reads(&self, once_in: u64) {
+        self.state().faults.failing_read_once_in = once_in;
+    }
+
+    /// Nobody has synced the directory of the file that the disk is: a crash takes it.
+    pub fn leave_out_directory_sync(&self) {
+        self.state().nameless = true;
     }
 
     /// From now on the disk tells where nothing was written.
@@ -144,7 +159,10 @@ impl SimDisk {
     /// The power goes and comes back. What was not synced survives as the seed has it.
     pub fn crash(&self) {
         let state = &mut *self.state();
-        state.bytes.crash(&mut state.random);
+        match std::mem::take(&mut state.nameless) {
+            true => state.bytes = Forgetful::default(),
+            false => state.bytes.crash(&mut state.random),
+        }
         state.cut_off = false;
         state.ios_left = None;
     }
@@ -221,6 +239,11 @@ impl State {
 
     fn write(&mut self, offset: u64, mut bytes: Vec<u8>) -> io::Result<()> {
         let Some(offset) = self.destination(offset, bytes.len() as u64) else { return Ok(()) };
+        if self.faults.wrong_resumption && bytes.len() > PAGE && self.random.once_in(20) {
+            // What is left goes where the first part ended in the buffer, but not on the medium.
+            let rest = bytes.split_off(PAGE);
+            self.bytes.write(offset + 2 * PAGE as u64, rest);
+        }
         let free = self.faults.pages_max.saturating_sub(self.bytes.pages());
         if self.faults.pages_max == 0 || self.bytes.new_pages(offset, bytes.len()) <= free {
             self.bytes.write(offset, bytes);

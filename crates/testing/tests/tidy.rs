@@ -29,7 +29,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("keyserver", &["block", "channel", "cipher", "handshake", "seal"]),
     ("initiator", &["block", "channel", "handshake", "iscsi", "keyserver", "net", "scsi", "seal"]),
     ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
-    ("testing", &["block", "store"]),
+    // The whole system in one process, and from one seed.
+    ("testing", &["block", "channel", "handshake", "initiator", "iscsi", "net", "scsi", "seal", "store", "target"]),
     // The binary joins the rooms, and measures them from outside.
     ("wan", &[]),
     ("bench", &["block", "channel", "handshake", "initiator", "seal", "wan"]),

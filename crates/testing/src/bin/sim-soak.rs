@@ -1,4 +1,4 @@
-//! Simulates the store from one seed after the other until it is stopped, or until a seed fails, which it prints.
+//! Simulates the store and the whole system from one seed after the other until it is stopped, or until a seed fails, which it prints.
 //!
 //! `sim-soak [FIRST-SEED]`; without one it begins where chance has it.
 
@@ -9,6 +9,7 @@ use strongroom_store::Planted;
 use strongroom_testing::simulation::{
     Seen, failing, simulate, simulate_every_io, simulate_extremes, simulate_repair, simulate_stray,
 };
+use strongroom_testing::system;
 
 /// How many seeds between two lines of progress.
 const SEEDS_PER_LINE: u64 = 500;
@@ -17,6 +18,7 @@ fn main() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
     let mut first = std::env::args().nth(1).map_or(now, |text| text.parse().expect("a seed is a number"));
     let seen = Mutex::new(Seen::default());
+    let seen_system = Mutex::new(system::Seen::default());
     let started = Instant::now();
     let mut seeds_done = 0;
     loop {
@@ -33,15 +35,24 @@ fn main() {
             }
             seen.lock().expect("nobody panics while holding it").merge(one);
         });
-        if let Some(seed) = failed.first() {
-            eprintln!(
-                "failed: {failed:?}. Again: STRONGROOM_SEED={seed} cargo test -p strongroom-testing --test sim_store"
-            );
-            std::process::exit(1);
-        }
+        stop_at_failures(&failed, "sim_store");
+        let failed = failing(&seeds, |seed| {
+            let one = system::simulate(seed, system::Profile::Everything, system::Planted::default());
+            seen_system.lock().expect("nobody panics while holding it").merge(one);
+        });
+        stop_at_failures(&failed, "sim_system");
         first += SEEDS_PER_LINE;
         seeds_done += SEEDS_PER_LINE;
         let seen = *seen.lock().expect("nobody panics while holding it");
         println!("{seeds_done} seeds in {} s, up to {}; {seen:?}", started.elapsed().as_secs(), first - 1);
+        let seen_system = *seen_system.lock().expect("nobody panics while holding it");
+        println!("{} histories of the whole system: {seen_system:?}", seen_system.histories);
+    }
+}
+
+fn stop_at_failures(failed: &[u64], test: &str) {
+    if let Some(seed) = failed.first() {
+        eprintln!("failed: {failed:?}. Again: STRONGROOM_SEED={seed} cargo test -p strongroom-testing --test {test}");
+        std::process::exit(1);
     }
 }

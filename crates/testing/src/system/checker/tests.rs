@@ -1,0 +1,242 @@
+//! Proves that the checker takes what the model allows, and refuses each kind of failure that it is there for.
+
+use super::*;
+use crate::system::history::{Crash, Flush};
+
+use Value::{Written as W, Zeros as Z};
+
+fn operation(initiator: u64, action: Action, invoked: Moment, returned: impl Into<Option<Moment>>) -> Operation {
+    Operation { initiator, view: 0, block: 0, action, durable: false, invoked, returned: returned.into() }
+}
+
+fn write(initiator: u64, number: u64, invoked: Moment, returned: impl Into<Option<Moment>>) -> Operation {
+    operation(initiator, Action::Write(W(number)), invoked, returned)
+}
+
+fn read(initiator: u64, value: Value, invoked: Moment, returned: Moment) -> Operation {
+    operation(initiator, Action::Read(value), invoked, returned)
+}
+
+fn flush(initiator: u64, invoked: Moment, returned: Moment) -> Flush {
+    Flush { initiator, view: 0, invoked, returned, succeeded: true }
+}
+
+fn judge(operations: &[Operation], flushes: &[Flush], crashes: &[Moment]) -> Result<u64, Violation> {
+    let crashes = crashes.iter().map(|&at| Crash { at, found: Vec::new() }).collect();
+    check(&History { operations: operations.to_vec(), flushes: flushes.to_vec(), crashes, ..History::default() })
+}
+
+#[track_caller]
+fn allowed(operations: &[Operation], flushes: &[Flush], crashes: &[Moment]) {
+    judge(operations, flushes, crashes).unwrap();
+}
+
+#[track_caller]
+fn refused(operations: &[Operation], flushes: &[Flush], crashes: &[Moment]) {
+    assert!(judge(operations, flushes, crashes).is_err(), "it has an explanation");
+}
+
+#[test]
+fn one_after_the_other() {
+    allowed(
+        &[read(1, Z, 1, 2), write(1, 1, 3, 4), read(2, W(1), 5, 6), write(2, 2, 7, 8), read(1, W(2), 9, 10)],
+        &[],
+        &[],
+    );
+    refused(&[write(1, 1, 3, 4), read(2, Z, 5, 6)], &[], &[]);
+    refused(&[write(1, 1, 1, 2), write(2, 2, 3, 4), read(1, W(1), 5, 6)], &[], &[]);
+    refused(&[read(1, W(7), 1, 2)], &[], &[]);
+}
+
+#[test]
+fn a_read_before_its_write_is_refused() {
+    refused(&[read(1, W(1), 1, 2), write(2, 1, 3, 4)], &[], &[]);
+}
+
+#[test]
+fn what_overlaps_may_come_in_any_order_but_in_one() {
+    let both = [write(1, 1, 1, 10), write(2, 2, 2, 9)];
+    for seen in [[1, 1], [2, 2]] {
+        allowed(&[&both[..], &[read(3, W(seen[0]), 11, 12), read(3, W(seen[1]), 13, 14)]].concat(), &[], &[]);
+    }
+    refused(&[&both[..], &[read(3, W(1), 11, 12), read(3, W(2), 13, 14)]].concat(), &[], &[]);
+    // The value goes and comes back.
+    refused(&[&both[..], &[read(3, W(1), 3, 4), read(3, W(2), 5, 6), read(3, W(1), 7, 8)]].concat(), &[], &[]);
+    // A read beside them saw one that was overwritten before it was over.
+    allowed(&[&both[..], &[read(3, W(1), 1, 15), read(4, W(2), 16, 17)]].concat(), &[], &[]);
+}
+
+#[test]
+fn a_read_that_overlaps_a_write_sees_either_but_no_one_goes_back() {
+    let base = [write(1, 1, 1, 2), write(2, 2, 3, 20)];
+    allowed(&[&base[..], &[read(3, W(1), 4, 5), read(3, W(2), 6, 7), read(4, W(2), 8, 9)]].concat(), &[], &[]);
+    refused(&[&base[..], &[read(3, W(2), 4, 5), read(4, W(1), 6, 7)]].concat(), &[], &[]);
+}
+
+/// B2: executed, its answer lost, overwritten, sent again and executed again.
+#[test]
+fn a_resend_that_is_executed_twice_is_refused() {
+    let history = [write(1, 1, 1, 20), read(2, W(1), 2, 3), write(2, 2, 4, 5), read(2, W(2), 6, 7)];
+    allowed(&history, &[], &[]);
+    refused(&[&history[..], &[read(2, W(1), 8, 9)]].concat(), &[], &[]);
+    refused(&[&history[..], &[read(2, W(1), 21, 22)]].concat(), &[], &[]);
+}
+
+/// B1: the replay of an acknowledged write undoes a newer one.
+#[test]
+fn a_stale_replay_is_refused() {
+    let history = [write(1, 1, 1, 2), write(2, 2, 3, 4), read(2, W(2), 7, 8), read(2, W(1), 9, 10)];
+    refused(&history, &[flush(2, 5, 6)], &[]);
+    // After a crash too: it was flushed.
+    refused(&[write(1, 1, 1, 2), write(2, 2, 3, 4), read(2, W(1), 9, 10)], &[flush(2, 5, 6)], &[7]);
+}
+
+#[test]
+fn an_outcome_that_nobody_learned_may_come_late_but_once() {
+    let lost = write(1, 1, 1, None);
+    allowed(&[lost, read(2, Z, 2, 3)], &[], &[]);
+    allowed(&[lost, read(2, Z, 2, 3), write(2, 2, 4, 5), read(2, W(1), 6, 7)], &[], &[]);
+    refused(&[lost, read(2, W(1), 2, 3), write(2, 2, 4, 5), read(2, W(2), 6, 7), read(2, W(1), 8, 9)], &[], &[]);
+}
+
+#[test]
+fn a_crash_takes_what_was_not_flushed_and_nothing_else() {
+    let both = [write(1, 1, 1, 2), write(1, 2, 5, 6)];
+    for seen in [W(1), W(2)] {
+        allowed(&[&both[..], &[read(2, seen, 8, 9)]].concat(), &[flush(1, 3, 4)], &[7]);
+    }
+    refused(&[&both[..], &[read(2, Z, 8, 9)]].concat(), &[flush(1, 3, 4)], &[7]);
+    refused(&[&both[..], &[read(2, W(1), 8, 9)]].concat(), &[flush(1, 3, 4)], &[]);
+}
+
+#[test]
+fn a_flush_covers_what_was_acknowledged_before_it_was_asked_for() {
+    let acknowledged = [write(1, 1, 1, 2), read(2, Z, 8, 9)];
+    refused(&acknowledged, &[flush(1, 3, 4)], &[7]);
+    // Somebody else's flush promises nothing, nor does one that was on its way already.
+    allowed(&acknowledged, &[flush(3, 3, 4)], &[7]);
+    allowed(&[write(1, 1, 1, 4), read(2, Z, 8, 9)], &[flush(1, 3, 5)], &[7]);
+    // One that is durable by itself needs none.
+    refused(&[Operation { durable: true, ..write(1, 1, 1, 2) }, read(2, Z, 8, 9)], &[], &[7]);
+}
+
+#[test]
+fn a_flush_that_fails_says_that_writes_may_be_lost() {
+    let failed = Flush { succeeded: false, ..flush(1, 10, 11) };
+    let history = [write(1, 1, 1, 2), write(1, 2, 12, 13), read(2, Z, 8, 9)];
+    allowed(&[&history[..], &[read(2, W(2), 17, 18)]].concat(), &[failed, flush(1, 14, 15)], &[7, 16]);
+    allowed(&[write(1, 1, 1, 2), read(2, Z, 8, 9), read(2, Z, 17, 18)], &[failed, flush(1, 14, 15)], &[7]);
+    refused(&[write(1, 1, 1, 2), read(2, Z, 8, 9), read(2, Z, 17, 18)], &[flush(1, 14, 15)], &[7]);
+    // It covers what came after the one that failed.
+    refused(&[&history[..], &[read(2, Z, 17, 18)]].concat(), &[failed, flush(1, 14, 15)], &[7, 16]);
+}
+
+#[test]
+fn a_replay_brings_back_what_a_crash_took_unless_something_newer_came() {
+    let base = [write(1, 1, 1, 2), read(2, Z, 8, 9)];
+    allowed(&[&base[..], &[read(2, W(1), 10, 11)]].concat(), &[], &[7]);
+    // It stays.
+    refused(&[&base[..], &[read(2, W(1), 10, 11), read(2, Z, 12, 13)]].concat(), &[], &[7]);
+    refused(&[&base[..], &[write(2, 2, 10, 11), read(2, W(1), 12, 13)]].concat(), &[], &[7]);
+    // With the flush of its initiator it is back for sure.
+    refused(&[&base[..], &[read(2, Z, 14, 15)]].concat(), &[flush(1, 10, 12)], &[7]);
+}
+
+#[test]
+fn replays_restore_the_order_from_before_the_crash() {
+    let base = [write(1, 1, 1, 2), write(2, 2, 3, 4), read(3, Z, 8, 9)];
+    allowed(&[&base[..], &[read(3, W(1), 10, 11), read(3, W(2), 12, 13)]].concat(), &[], &[7]);
+    refused(&[&base[..], &[read(3, W(2), 10, 11), read(3, W(1), 12, 13)]].concat(), &[], &[7]);
+}
+
+#[test]
+fn what_a_crash_met_under_way_may_be_done_again() {
+    // Seen before the crash, lost by it, and done again behind another one.
+    let history = [write(1, 1, 1, 20), read(2, W(1), 2, 3), read(2, Z, 5, 6), write(2, 2, 7, 8), read(2, W(1), 9, 10)];
+    allowed(&history, &[], &[4]);
+    refused(&history, &[], &[]);
+    refused(&[&history[..], &[write(2, 3, 21, 22), read(2, W(1), 23, 24)]].concat(), &[], &[4]);
+}
+
+#[test]
+fn answers_that_arrive_after_the_crash_tell_of_before() {
+    // Read before the crash, which undid what was read.
+    let history = [write(1, 1, 1, 2), write(2, 2, 3, 20), read(3, W(2), 4, 8), read(3, W(1), 9, 10)];
+    allowed(&history, &[], &[6]);
+    refused(&history, &[], &[]);
+    // Acknowledged before it, and not replayed yet.
+    let history = [write(1, 1, 1, 2), write(2, 2, 3, 8), read(3, W(1), 9, 10), read(3, W(2), 11, 12)];
+    allowed(&history, &[], &[6]);
+    refused(&history, &[], &[]);
+}
+
+#[test]
+fn what_a_crash_leaves_may_have_been_under_way() {
+    // The later one was undone, and is replayed behind the one that was not answered yet.
+    let history = [write(1, 1, 3, 5), read(3, W(2), 8, 9), write(2, 2, 2, 10), read(3, W(1), 11, 12)];
+    allowed(&history, &[], &[6]);
+    refused(&[&history[..], &[read(3, W(2), 13, 14)]].concat(), &[], &[6]);
+}
+
+#[test]
+fn what_was_read_before_a_crash_and_undone_is_done_again() {
+    let history = [
+        write(3, 7, 45, 49),
+        read(3, W(11), 59, 65),
+        read(9, W(7), 67, 68),
+        write(3, 12, 60, 74),
+        read(3, W(7), 66, 76),
+        write(3, 17, 84, 86),
+        read(3, W(17), 102, 103),
+        write(2, 11, 55, 105),
+        read(2, W(17), 90, 106),
+        read(3, W(11), 119, 120),
+    ];
+    allowed(&history, &[], &[61]);
+    allowed(&history, &[flush(3, 87, 95)], &[61, 200]);
+}
+
+#[test]
+fn a_torn_command_is_refused() {
+    let part = |block, number, invoked, returned| Operation { block, ..write(1, number, invoked, returned) };
+    let operations = vec![part(0, 1, 1, 2), part(1, 1, 1, 2), part(0, 2, 3, 4), part(1, 2, 3, 4)];
+    let judge = |found: [Value; 2]| {
+        let crashes = vec![Crash { at: 9, found: vec![found.into_iter().map(Some).collect()] }];
+        check(&History { operations: operations.clone(), crashes, ..History::default() })
+    };
+    for whole in [[Z, Z], [W(1), W(1)], [W(2), W(2)]] {
+        judge(whole).unwrap();
+    }
+    for torn in [[W(2), W(1)], [W(1), Z], [Z, W(2)]] {
+        assert!(judge(torn).is_err(), "{torn:?}");
+    }
+}
+
+#[test]
+fn a_command_whose_replay_was_superseded_in_part_may_lose_that_part() {
+    let part = |block, number, invoked, returned| Operation { block, ..write(1, number, invoked, returned) };
+    let judge = |overwritten: Option<Operation>| {
+        let mut operations = vec![part(0, 1, 1, 2), part(1, 1, 1, 2)];
+        operations.extend(overwritten);
+        let found = |values: [Value; 2]| vec![values.into_iter().map(Some).collect()];
+        let crashes = vec![Crash { at: 3, found: found([Z, Z]) }, Crash { at: 9, found: found([Z, W(1)]) }];
+        check(&History { operations, crashes, ..History::default() })
+    };
+    judge(Some(part(0, 2, 5, 6))).unwrap();
+    assert!(judge(None).is_err());
+}
+
+#[test]
+fn zeros_may_be_from_any_discard() {
+    let discard = operation(1, Action::Write(Z), 3, 4);
+    allowed(&[write(1, 1, 1, 2), discard, read(2, Z, 5, 6)], &[], &[]);
+    refused(&[write(1, 1, 1, 2), discard, read(2, W(1), 5, 6)], &[], &[]);
+    refused(&[discard, write(1, 1, 5, 6), read(2, Z, 7, 8)], &[], &[]);
+}
+
+#[test]
+fn views_are_apart() {
+    let elsewhere = Operation { view: 1, ..write(1, 1, 1, 2) };
+    allowed(&[elsewhere, read(2, Z, 3, 4)], &[], &[]);
+    refused(&[elsewhere, read(2, W(1), 3, 4)], &[], &[]);
+}

@@ -1,0 +1,266 @@
+//! An initiator with something to do: requests of its own, connections that it makes again, and what it was answered.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strongroom_block::{Buffer, BufferMut, Custody, DeviceError, DeviceErrorKind, Lba, Request, Token};
+use strongroom_initiator::machine::Initiator;
+use strongroom_initiator::{
+    AttachOptions, KeyRequest, KeySource, KeySourceError, Limits, Pipeline, Scheme, VolumeKeys,
+};
+use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+
+use super::content;
+use super::history::{Action, Flush, History, Moment, Operation, Value};
+use super::network::{MICRO, MILLI, Time};
+use super::target::{BLOCK_BYTES, KEY, VIEWS};
+use crate::Random;
+
+/// Requests that one initiator has under way at once, at most.
+const DEPTH_MAX: usize = 4;
+/// Blocks of one request, at most: each is one command.
+const BLOCKS_MAX: u64 = 4;
+
+/// The volume's key, for anybody.
+struct Keys;
+
+impl KeySource for Keys {
+    fn custody(&self) -> Custody {
+        Custody::KeyFile
+    }
+
+    fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
+        let keys = VolumeKeyFile::new(KeyPurpose::Volume, &KEY);
+        Ok(VolumeKeys { keys, domain: None, current_epoch: 1, may_seal: true, revision: 1, lease: None })
+    }
+
+    fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
+        Ok(None)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Read { lba: u64, count: u64 },
+    Write { write: u64, lba: u64, count: u64, fua: bool },
+    Discard { lba: u64, count: u64 },
+    Flush,
+}
+
+struct Pending {
+    what: What,
+    invoked: Moment,
+}
+
+/// What all initiators of a run have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) scheme: Scheme,
+    /// Of 24 requests, so many are flushes.
+    pub(super) flushes: u64,
+    pub(super) late_flush_marks: bool,
+}
+
+/// One initiator.
+pub(super) struct Client {
+    /// Names it in the history; another one takes its place when it dies.
+    pub(super) number: u64,
+    pub(super) machine: Initiator,
+    pub(super) connection: Option<u64>,
+    pub(super) retry_at: Time,
+    pub(super) next_request_at: Time,
+    /// Requests that it will still make.
+    pub(super) requests_left: u64,
+    /// When its keys come back.
+    pub(super) keys_back_at: Option<Time>,
+    /// Which view it uses.
+    pub(super) view: usize,
+    flushes: u64,
+    random: Random,
+    blocks: u64,
+    pending: BTreeMap<u64, Pending>,
+    next_token: u64,
+    think_max: Time,
+    /// Errors that reads may have.
+    pub(super) tolerates_damage: bool,
+}
+
+impl Client {
+    pub(super) fn new(number: u64, view: usize, mut random: Random, blocks: u64, setup: Setup) -> Client {
+        let url = format!("strongroom://simulation/{}", VIEWS[view]);
+        let mut options = AttachOptions::new(url.parse().expect("a URL"));
+        options.initiator_name = format!("iqn.2026-11.org.strongroom:simulation.{number}");
+        options.key_source = Some(Arc::new(Keys));
+        options.scheme = Some(setup.scheme);
+        options.marks_flushes_late = setup.late_flush_marks;
+        options.verified_feedback = random.once_in(2);
+        if random.once_in(3) {
+            options.pipeline = Pipeline::Fixed { depth: 1 + random.below(4) as u32, workers: 1 };
+        }
+        if random.once_in(3) {
+            options.limits = Limits { unflushed_bytes_max: 8 * BLOCK_BYTES, ..Limits::default() };
+        }
+        options.timeouts.connect = Duration::from_millis(200);
+        let isid = [0x80, 0, 0, 0, (number >> 8) as u8, number as u8];
+        let think_max = [200 * MICRO, MILLI, 4 * MILLI][random.below(3) as usize];
+        Client {
+            number,
+            machine: Initiator::new(options, isid),
+            connection: None,
+            retry_at: 0,
+            next_request_at: 0,
+            requests_left: 0,
+            keys_back_at: None,
+            view,
+            flushes: setup.flushes,
+            random,
+            blocks,
+            pending: BTreeMap::new(),
+            next_token: 0,
+            think_max,
+            tolerates_damage: false,
+        }
+    }
+
+    /// Whether everything that it wanted was answered.
+    pub(super) fn is_done(&self) -> bool {
+        self.requests_left == 0 && self.pending.is_empty()
+    }
+
+    /// Whether it waits for nothing.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// When it makes its next request, if it may.
+    pub(super) fn next_request(&self) -> Option<Time> {
+        let may = self.machine.is_attached() && self.requests_left > 0 && self.pending.len() < DEPTH_MAX;
+        may.then_some(self.next_request_at)
+    }
+
+    /// Makes a request.
+    pub(super) fn request(&mut self, now: Time, history: &mut History, next_write: &mut u64) {
+        self.requests_left -= 1;
+        self.next_request_at = now + self.random.below(self.think_max);
+        let lba = self.random.below(self.blocks);
+        let count = 1 + self.random.below(BLOCKS_MAX.min(self.blocks - lba));
+        let what = match self.random.below(24) {
+            kind if kind < self.flushes => What::Flush,
+            6..14 => {
+                *next_write += 1;
+                What::Write { write: *next_write, lba, count, fua: self.random.once_in(12) }
+            }
+            14 => What::Discard { lba, count },
+            _ => What::Read { lba, count },
+        };
+        self.submit(what, history);
+    }
+
+    /// Writes nothing but zeros everywhere: a new sealed volume cannot be read before.
+    pub(super) fn format(&mut self, history: &mut History) {
+        self.submit(What::Discard { lba: 0, count: self.blocks }, history);
+    }
+
+    /// Asks for everything to be durable.
+    pub(super) fn flush(&mut self, history: &mut History) {
+        self.submit(What::Flush, history);
+    }
+
+    /// Reads everything.
+    pub(super) fn read_all(&mut self, history: &mut History) {
+        for lba in 0..self.blocks {
+            self.submit(What::Read { lba, count: 1 }, history);
+        }
+    }
+
+    fn submit(&mut self, what: What, history: &mut History) {
+        let request = match what {
+            What::Read { lba, count } => {
+                Request::Read { lba: Lba(lba), buffer: BufferMut::zeroed(count as usize * BLOCK_BYTES) }
+            }
+            What::Write { write, lba, count, fua } => {
+                let data: Vec<u8> = (lba..lba + count).flat_map(|block| content::of_block(write, block)).collect();
+                Request::Write { lba: Lba(lba), data: Buffer::copy_from(&data), fua }
+            }
+            What::Discard { lba, count } => Request::Discard { lba: Lba(lba), count },
+            What::Flush => Request::Flush,
+        };
+        let token = self.next_token;
+        self.next_token += 1;
+        let invoked = history.now();
+        // Without keys nothing is done.
+        if self.machine.submit(Token(token), request).is_ok() {
+            self.pending.insert(token, Pending { what, invoked });
+        }
+    }
+
+    /// Takes what was answered into the history.
+    pub(super) fn take_answers(&mut self, history: &mut History) {
+        for (token, result) in self.machine.take_finished() {
+            let Pending { what, invoked } = self.pending.remove(&token.0).expect("a request ends once");
+            let returned = history.now();
+            self.answered(what, (invoked, returned), result, history);
+        }
+    }
+
+    fn answered(
+        &self,
+        what: What,
+        (invoked, returned): (Moment, Moment),
+        result: Result<Option<BufferMut>, DeviceError>,
+        history: &mut History,
+    ) {
+        if let Err(error) = &result {
+            let is_damage = matches!(error.kind, DeviceErrorKind::Medium | DeviceErrorKind::Hardware);
+            assert!(!is_damage || self.tolerates_damage, "initiator {}: {what:?} failed: {error}", self.number);
+        }
+        match (what, result) {
+            (What::Read { lba, .. }, Ok(Some(buffer))) => {
+                for (block, data) in (lba..).zip(buffer.chunks(BLOCK_BYTES)) {
+                    let value = content::value_of(block, data);
+                    let value = value.unwrap_or_else(|| panic!("block {block} reads as what was never written there"));
+                    history.operations.push(self.operation(block, Action::Read(value), invoked, Some(returned)));
+                }
+            }
+            (What::Read { .. }, Ok(None)) => panic!("a read brought nothing"),
+            (What::Read { .. }, Err(_)) => {}
+            (What::Flush, result) => {
+                let (initiator, view, succeeded) = (self.number, self.view, result.is_ok());
+                history.flushes.push(Flush { initiator, view, invoked, returned, succeeded });
+            }
+            (what, Ok(_)) => self.wrote(what, invoked, Some(returned), history),
+            (what, Err(_)) => self.wrote(what, invoked, None, history),
+        }
+    }
+
+    fn operation(&self, block: u64, action: Action, invoked: Moment, returned: Option<Moment>) -> Operation {
+        Operation { initiator: self.number, view: self.view, block, action, durable: false, invoked, returned }
+    }
+
+    fn wrote(&self, what: What, invoked: Moment, returned: Option<Moment>, history: &mut History) {
+        let (lba, count, value, durable) = match what {
+            What::Write { write, lba, count, fua } => (lba, count, Value::Written(write), fua),
+            What::Discard { lba, count } => (lba, count, Value::Zeros, false),
+            What::Read { .. } | What::Flush => return,
+        };
+        for block in lba..lba + count {
+            let operation = self.operation(block, Action::Write(value), invoked, returned);
+            history.operations.push(Operation { durable, ..operation });
+        }
+    }
+
+    /// It dies, and its memory with it: what it asked for may have happened, or may yet.
+    pub(super) fn die(&mut self, history: &mut History) {
+        for Pending { what, invoked } in std::mem::take(&mut self.pending).into_values() {
+            self.wrote(what, invoked, None, history);
+        }
+    }
+
+    /// The next time at which it has something to do by itself.
+    pub(super) fn poll_timeout(&self, base: Instant) -> Option<Time> {
+        let machine = self.machine.poll_timeout().map(|at| at.saturating_duration_since(base).as_nanos() as Time);
+        let retry = self.connection.is_none().then_some(self.retry_at);
+        [machine, retry, self.next_request(), self.keys_back_at].into_iter().flatten().min()
+    }
+}

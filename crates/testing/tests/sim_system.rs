@@ -1,0 +1,115 @@
+//! Proves, from one seed after the other, that the whole system keeps its promise: each block is linearizable over all initiators,
+//! connections, resends, replays, orderly closes and crashes, but for unflushed writes that a crash takes. And proves that the proof is
+//! worth something: each fault that is planted must be found.
+//!
+//! One seed: `STRONGROOM_SEED=7 cargo test -p strongroom-testing --test sim_system`.
+
+use std::sync::Mutex;
+
+use strongroom_store::PlantedFault;
+use strongroom_testing::simulation::{failing, first_failing, seeds};
+use strongroom_testing::system::{Planted, Profile, SEEDS, Seen, simulate};
+
+/// Runs all seeds of a profile.
+fn all_pass(profile: Profile, seeds: &[u64]) -> Seen {
+    let seen = Mutex::new(Seen::default());
+    let failed = failing(seeds, |seed| {
+        let one = simulate(seed, profile, Planted::default());
+        seen.lock().unwrap().merge(one);
+    });
+    assert!(failed.is_empty(), "{profile:?}, failing seeds: {failed:?}");
+    let seen = seen.into_inner().unwrap();
+    println!("{profile:?}: {seen:?}");
+    assert!(seen.undecided * 20 <= seen.blocks, "too many histories are not decided");
+    seen
+}
+
+#[test]
+fn sim_system_every_block_is_linearizable() {
+    let seeds = seeds(SEEDS);
+    let seen = all_pass(Profile::Everything, &seeds);
+    let missing: Vec<_> = seen.never().into_iter().filter(|what| *what != "undecided").collect();
+    assert!(seeds.len() < 100 || missing.is_empty(), "the runs did not come across everything: {missing:?}");
+}
+
+/// Connections that are cut lose answers, so that requests are sent again.
+#[test]
+fn sim_system_a_resend_is_executed_at_most_once() {
+    all_pass(Profile::Cuts, &seeds(300));
+}
+
+/// Nothing is replayed to a store that was closed in order.
+#[test]
+fn sim_system_an_orderly_close_takes_nothing_and_changes_nothing() {
+    all_pass(Profile::Closes, &seeds(300));
+}
+
+/// After a crash replays of several initiators restore what was there, in its order, and undo nothing.
+#[test]
+fn sim_system_replays_after_a_crash_restore_the_order() {
+    all_pass(Profile::Crashes, &seeds(300));
+}
+
+/// How many seeds a fault may take to be found.
+const SEEDS_TO_FIND: u64 = 200;
+
+fn finds(profile: Profile, planted: Planted) {
+    let seed = first_failing(SEEDS_TO_FIND, |seed| {
+        simulate(seed, profile, planted);
+    });
+    println!("{profile:?}, {planted:?}: seed {seed:?}");
+    assert!(seed.is_some(), "{SEEDS_TO_FIND} seeds did not find {planted:?}");
+}
+
+#[test]
+fn sim_system_finds_a_short_write_resumed_at_the_wrong_offset() {
+    finds(Profile::OneInitiator, Planted { wrong_resumption: true, ..Planted::default() });
+}
+
+#[test]
+fn sim_system_finds_a_missing_directory_sync() {
+    finds(Profile::OneInitiator, Planted { directory_not_synced: true, ..Planted::default() });
+}
+
+#[test]
+fn sim_system_finds_a_flush_mark_taken_when_the_response_arrives() {
+    finds(Profile::Crashes, Planted { late_flush_marks: true, ..Planted::default() });
+}
+
+#[test]
+fn sim_system_finds_a_constant_incarnation() {
+    finds(Profile::Crashes, in_the_store(PlantedFault::ConstantIncarnation));
+}
+
+#[test]
+fn sim_system_finds_any_instead_of_all_in_the_repeat_check() {
+    finds(Profile::Everything, in_the_store(PlantedFault::AnyForAll));
+}
+
+#[test]
+fn sim_system_finds_a_stale_replay() {
+    finds(Profile::Crashes, in_the_store(PlantedFault::StaleReplay));
+}
+
+#[test]
+fn sim_system_finds_a_resend_executed_twice() {
+    finds(Profile::Cuts, in_the_store(PlantedFault::WindowIgnored));
+}
+
+fn in_the_store(fault: PlantedFault) -> Planted {
+    Planted { store: strongroom_store::Planted::fault(fault), ..Planted::default() }
+}
+
+#[test]
+fn sim_system_finds_a_completion_delivered_to_another_view() {
+    finds(Profile::Clones, in_the_store(PlantedFault::CompletionToAnotherView));
+}
+
+/// A seed that cannot be repeated finds nothing that could be mended.
+#[test]
+fn sim_system_one_seed_is_one_history() {
+    for seed in [3, 4, 5, 6] {
+        let run = || simulate(seed, Profile::Everything, Planted::default());
+        assert_eq!(run(), run());
+    }
+}
