@@ -301,7 +301,7 @@ fn open_disk(disk: &SimDisk) -> Result<Store, strongroom_store::StoreError> {
 
 /// Requests, each of blocks of its own, so that what survived shows: lba, count and operation.
 fn history() -> Vec<(u64, u64, Stamp)> {
-    let of = |at: u64| (at * 4, 1 + at % 3, stamp(if at % 2 == 0 { A } else { B }, 100 * (at % 5) + 10 * at));
+    let of = |at: u64| (at * 4, 1 + at % 3, stamp(if at.is_multiple_of(2) { A } else { B }, 100 * (at % 5) + 10 * at));
     (0..16).map(of).collect()
 }
 
