@@ -249,7 +249,9 @@ fn the_checker_tells_a_value_that_comes_back() {
 #[test]
 fn each_block_is_linearizable_whatever_becomes_of_connections() {
     const BLOCKS: u64 = 4;
-    const ROUNDS: u64 = 250;
+    /// Requests of each attachment at least; they go on until there were enough cuts as well.
+    const ROUNDS_MIN: u64 = 250;
+    const CUTS_MIN: u64 = 20;
     let host = start(|_| {});
     let setup = bob(&host);
     setup.format().unwrap();
@@ -266,11 +268,11 @@ fn each_block_is_linearizable_whatever_becomes_of_connections() {
         })
         .collect();
     let (begun, next_value, is_over) = (Instant::now(), AtomicU64::new(1), AtomicBool::new(false));
+    let cuts = AtomicU64::new(0);
     let now = || begun.elapsed().as_nanos() as u64 + 1;
     let histories = std::thread::scope(|scope| {
-        let cutter = scope.spawn(|| {
+        scope.spawn(|| {
             let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-            let mut cuts = 0;
             while !is_over.load(Ordering::Relaxed) {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 std::thread::sleep(Duration::from_millis((random >> 33) % 40));
@@ -286,19 +288,20 @@ fn each_block_is_linearizable_whatever_becomes_of_connections() {
                 wire.behave();
                 std::thread::sleep(Duration::from_millis((random >> 40) % 30));
                 wire.set_down(false);
-                cuts += 1;
+                cuts.fetch_add(1, Ordering::Relaxed);
             }
-            cuts
         });
         let clients: Vec<_> = devices
             .iter()
             .enumerate()
             .map(|(which, device)| {
-                let (next_value, now) = (&next_value, &now);
+                let (next_value, now, cuts) = (&next_value, &now, &cuts);
                 scope.spawn(move || {
                     let mut events: Vec<(u64, u64, u64, u64, bool)> = Vec::new();
                     let mut random = which as u64 + 77;
-                    for _ in 0..ROUNDS {
+                    let mut rounds = 0;
+                    while rounds < ROUNDS_MIN || cuts.load(Ordering::Relaxed) < CUTS_MIN {
+                        rounds += 1;
                         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                         let lba = (random >> 33) % BLOCKS;
                         let count = 1 + (random >> 40) % (BLOCKS - lba).min(3);
@@ -328,13 +331,14 @@ fn each_block_is_linearizable_whatever_becomes_of_connections() {
             .collect();
         let mut histories: Vec<History> = (0..BLOCKS).map(|_| History::default()).collect();
         histories.iter_mut().for_each(|history| history.note(0, 0, 0, true));
+        let clients: Vec<_> = clients.into_iter().map(|client| client.join()).collect();
+        // Also where one of them has failed: the scope waits for this thread.
+        is_over.store(true, Ordering::Relaxed);
         for client in clients {
-            for (at, value, invocation, response, is_write) in client.join().unwrap() {
+            for (at, value, invocation, response, is_write) in client.unwrap() {
                 histories[at as usize].note(value, invocation, response, is_write);
             }
         }
-        is_over.store(true, Ordering::Relaxed);
-        assert!(cutter.join().unwrap() > 10, "too few cuts to prove anything");
         histories
     });
     for (block, history) in histories.iter().enumerate() {
