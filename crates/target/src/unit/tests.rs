@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use strongroom_block::{Buffer, Lba};
+use strongroom_block::{AttachId, Buffer, Lba};
 use strongroom_iscsi::Lun;
 use strongroom_iscsi::pdu::Attribute;
 use strongroom_iscsi::target::{Direction, WriteSegment};
-use strongroom_scsi::{cdb, provisioning};
+use strongroom_scsi::vendor::ATTACH_ID_BYTES;
+use strongroom_scsi::{VendorCommand, cdb, provisioning};
 use strongroom_store::{OpenOptions, Store};
 
 use super::*;
@@ -134,6 +135,12 @@ impl Bench {
 
     fn out(&mut self, cdb: [u8; 16], data: &[u8]) -> Response {
         self.run(cdb, Direction::Write, data.len() as u32, data)
+    }
+
+    /// Makes an attach id known: a sealed unit executes nothing of one that is not.
+    fn register(&mut self, attach_id: AttachId) {
+        let cdb = VendorCommand::RegisterAttachment { parameter_list_len: ATTACH_ID_BYTES }.encode();
+        assert_eq!(self.out(cdb, &attach_id.0).status, 0);
     }
 
     fn read(&mut self, lba: u64, count: u32) -> Vec<u8> {

@@ -515,12 +515,14 @@ fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
         (response.status, Sense::parse(&response.sense))
     }
     fn seal(bench: &mut Bench, ranges: &[(u64, u64)], expected: Option<[u8; 24]>) -> (u8, Option<Sense>) {
-        let hole = |&(start, count): &(u64, u64)| HoleRecord {
+        // Counters of its own for each request: with those of an earlier one it would be a repeat.
+        let first = 100 + 10 * bench.next_task;
+        let hole = |(&(start, count), counter): (&(u64, u64), u64)| HoleRecord {
             start: Lba(start),
             count,
-            record: record(RecordFlags(RecordFlags::HOLE), 100 + start, 0),
+            record: record(RecordFlags(RecordFlags::HOLE), counter, 0),
         };
-        let list = vendor::encode_holes(&ranges.iter().map(hole).collect::<Vec<_>>());
+        let list = vendor::encode_holes(&ranges.iter().zip(first..).map(hole).collect::<Vec<_>>());
         let parameter_list_len = list.len() as u32;
         let cdb = VendorCommand::SealHole { parameter_list_len }.encode();
         let mut command = bench.command(cdb, Direction::Write, parameter_list_len, &list);
@@ -530,6 +532,7 @@ fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
         sent(bench, command)
     }
     let mut bench = Bench::on(&VolumeSpec::sealed("vault", 1 << 20));
+    bench.register(AttachId([1; 16]));
     let absent = Some([0; Stamp::BYTES]);
     assert_eq!(seal(&mut bench, &[(0, 256)], None).0, 0);
     assert_eq!(seal(&mut bench, &[(0, 256)], absent).0, 0);
@@ -555,6 +558,7 @@ fn an_absence_is_sealed_anew_only_where_there_is_no_data() {
 #[test]
 fn without_a_write_cache_sealed_writes_and_holes_are_durable_when_answered() {
     let mut bench = Bench::on(&VolumeSpec::sealed("vault", 1 << 20));
+    bench.register(AttachId([1; 16]));
     without_cache(&mut bench);
     let block = [7; 4096];
     let record = |flags, counter, checksum| {

@@ -180,6 +180,7 @@ fn an_erase_that_goes_on_without_its_key_has_failed_until_the_next_one() {
 
 /// The newest block that a blind unit has.
 fn write_sealed(bench: &mut Bench) {
+    bench.register(AttachId([1; 16]));
     let block = [7; 4096];
     let stamp = Stamp { attach_id: AttachId([1; 16]), counter: 1 };
     let checksum = keyless_checksum(&block);
