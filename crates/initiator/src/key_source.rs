@@ -184,8 +184,9 @@ impl KeyFileSource {
                 other.name, other.name
             ),
             (false, None) => format!(
-                "the key file {path} records the volumes that are sealed with it, and '{name}' is none of them; if it was formatted with \
-                 another copy of the file, give that, or run: strongroom key record strongroom://HOST/{name} --key-file {path} (with \
+                "the key file {path} records the volumes that are sealed with it, and '{name}' is none of them; if it is new, format it \
+                 with: strongroom volume format strongroom://HOST/{name} --key-file {path}; if it was formatted with another copy of the file, \
+                 give that, or run: strongroom key record strongroom://HOST/{name} --key-file {path} (with \
                  --formatted-before if that was before key files recorded volumes)"
             ),
         }))

@@ -30,8 +30,10 @@ fn a_volume_is_verified_and_what_cannot_be_is_refused() {
     assert!(shown.contains("damaged blocks"), "{shown}");
     // Nobody has sealed this one.
     world.create(&["blank", "--size", "16MiB", "--peer", "alice"]).ok();
-    let said = world.alice(&["volume", "verify", &world.url("blank")]);
-    said.failed(&["volume recover"]);
+    world.alice(&["volume", "verify", &world.url("blank")]).failed(&["strongroom volume format"]);
+    // Recorded, but still without a sealed block.
+    world.alice(&["key", "record", &world.url("blank")]).ok();
+    world.alice(&["volume", "verify", &world.url("blank")]).failed(&["volume recover"]);
     server.stop();
 }
 
