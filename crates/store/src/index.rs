@@ -4,6 +4,7 @@
 //! thin volume with scattered blocks costs 16 bytes for each, plus half a byte per block of every touched leaf.
 
 use crate::layout::{LOG_START, Layout, SECTOR};
+use crate::steps;
 
 const CHUNK_BLOCKS: u64 = 64;
 const LEAF_CHUNKS: usize = 256;
@@ -96,10 +97,20 @@ impl Chunk {
     }
 }
 
+/// The chunks of 16384 blocks, at least one of which is mapped.
+struct Leaf {
+    mapped: u32,
+    chunks: [Chunk; LEAF_CHUNKS],
+}
+
+impl Leaf {
+    const EMPTY: Leaf = Leaf { mapped: 0, chunks: [const { Chunk { present: 0, versions: Vec::new() } }; LEAF_CHUNKS] };
+}
+
 /// The table.
 #[derive(Default)]
 pub(crate) struct BlockIndex {
-    leaves: Vec<Option<Box<[Chunk; LEAF_CHUNKS]>>>,
+    leaves: Vec<Option<Box<Leaf>>>,
     mapped: u64,
     bytes: usize,
 }
@@ -137,7 +148,7 @@ impl BlockIndex {
     pub(crate) fn relocate(&mut self, lba: u64, from: Version, to: Version) -> bool {
         let (leaf, chunk, bit) = split(lba);
         let Some(Some(leaf)) = self.leaves.get_mut(leaf) else { return false };
-        let chunk = &mut leaf[chunk];
+        let chunk = &mut leaf.chunks[chunk];
         let at = chunk.rank(bit);
         let is_there = chunk.has(bit) && chunk.versions[at] == from;
         if is_there {
@@ -148,7 +159,7 @@ impl BlockIndex {
 
     pub(crate) fn find(&self, lba: u64) -> Option<Version> {
         let (leaf, chunk, bit) = split(lba);
-        let chunk = &self.leaves.get(leaf)?.as_ref()?[chunk];
+        let chunk = &self.leaves.get(leaf)?.as_ref()?.chunks[chunk];
         chunk.has(bit).then(|| chunk.versions[chunk.rank(bit)])
     }
 
@@ -158,14 +169,15 @@ impl BlockIndex {
         if leaf >= self.leaves.len() {
             let before = self.leaves.capacity();
             self.leaves.resize_with(leaf + 1, || None);
-            self.bytes += (self.leaves.capacity() - before) * size_of::<Option<Box<[Chunk; LEAF_CHUNKS]>>>();
+            self.bytes += (self.leaves.capacity() - before) * size_of::<Option<Box<Leaf>>>();
         }
         let leaf = &mut self.leaves[leaf];
         if leaf.is_none() {
-            *leaf = Some(Box::new([const { Chunk { present: 0, versions: Vec::new() } }; LEAF_CHUNKS]));
-            self.bytes += size_of::<[Chunk; LEAF_CHUNKS]>();
+            *leaf = Some(Box::new(Leaf::EMPTY));
+            self.bytes += size_of::<Leaf>();
         }
-        let chunk = &mut leaf.as_mut().expect("made above")[chunk];
+        let leaf = leaf.as_mut().expect("made above");
+        let chunk = &mut leaf.chunks[chunk];
         let rank = chunk.rank(bit);
         if chunk.has(bit) {
             return Some(std::mem::replace(&mut chunk.versions[rank], version));
@@ -177,6 +189,7 @@ impl BlockIndex {
         }
         chunk.versions.insert(rank, version);
         chunk.present |= 1 << bit;
+        leaf.mapped += 1;
         self.mapped += 1;
         None
     }
@@ -194,11 +207,12 @@ impl BlockIndex {
         let (mut lba, end) = (start, end.min(self.leaves.len() as u64 * LEAF_BLOCKS));
         while lba < end {
             let (leaf_at, chunk_at, bit) = split(lba);
+            steps::count(1);
             let Some(leaf) = self.leaves.get_mut(leaf_at).and_then(Option::as_mut) else {
                 lba = (leaf_at as u64 + 1) * LEAF_BLOCKS;
                 continue;
             };
-            let chunk = &mut leaf[chunk_at];
+            let chunk = &mut leaf.chunks[chunk_at];
             let base = lba - u64::from(bit);
             let stop = (end - base).min(CHUNK_BLOCKS) as u32;
             let (mut kept, before) = (chunk.rank(bit), chunk.present);
@@ -212,15 +226,30 @@ impl BlockIndex {
                     kept += 1;
                 }
             }
-            self.mapped -= u64::from((before ^ present).count_ones());
+            let gone = (before ^ present).count_ones();
+            self.mapped -= u64::from(gone);
+            leaf.mapped -= gone;
             chunk.versions.truncate(kept);
             chunk.present = present;
             if chunk.present == 0 && chunk.versions.capacity() > 0 {
                 self.bytes -= chunk.versions.capacity() * size_of::<Version>();
                 chunk.versions = Vec::new();
             }
+            if leaf.mapped == 0 {
+                // So searches pass 16384 blocks without data in one step.
+                self.leaves[leaf_at] = None;
+                self.bytes -= size_of::<Leaf>();
+            }
             lba = base + CHUNK_BLOCKS;
         }
+    }
+
+    /// Whether every block of `start..end` (a short range) is mapped to a version newer than `sequence`.
+    pub(crate) fn is_newer(&self, start: u64, end: u64, sequence: u64) -> bool {
+        (start..end).all(|lba| {
+            steps::count(1);
+            self.find(lba).is_some_and(|version| version.sequence() > sequence)
+        })
     }
 
     /// Whether any block of `start..end` is mapped.
@@ -228,13 +257,14 @@ impl BlockIndex {
         let (mut lba, end) = (start, end.min(self.leaves.len() as u64 * LEAF_BLOCKS));
         while lba < end {
             let (leaf, chunk, bit) = split(lba);
+            steps::count(1);
             let Some(leaf_chunks) = self.leaves.get(leaf).and_then(Option::as_ref) else {
                 lba = (leaf as u64 + 1) * LEAF_BLOCKS;
                 continue;
             };
             let base = lba - u64::from(bit);
             let stop = (end - base).min(CHUNK_BLOCKS);
-            if leaf_chunks[chunk].present & low_bits(stop) & (u64::MAX << bit) != 0 {
+            if leaf_chunks.chunks[chunk].present & low_bits(stop) & (u64::MAX << bit) != 0 {
                 return true;
             }
             lba = base + CHUNK_BLOCKS;
@@ -246,9 +276,11 @@ impl BlockIndex {
     pub(crate) fn next_mapped(&self, lba: u64) -> Option<u64> {
         let (first_leaf, first_chunk, first_bit) = split(lba);
         for (leaf_at, leaf) in self.leaves.iter().enumerate().skip(first_leaf) {
+            steps::count(1);
             let Some(leaf) = leaf else { continue };
             let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
-            for (chunk_at, chunk) in leaf.iter().enumerate().skip(skip) {
+            for (chunk_at, chunk) in leaf.chunks.iter().enumerate().skip(skip) {
+                steps::count(1);
                 let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
                 let from = if base < lba { u64::MAX << first_bit } else { u64::MAX };
                 let present = chunk.present & from;
@@ -262,8 +294,10 @@ impl BlockIndex {
 
     /// The end of what is mapped: 0 if nothing is.
     pub(crate) fn end(&self) -> u64 {
-        let in_leaf = |(leaf_at, leaf): (usize, &Option<Box<[Chunk; LEAF_CHUNKS]>>)| {
-            let (chunk_at, chunk) = leaf.as_ref()?.iter().enumerate().rev().find(|(_, chunk)| chunk.present != 0)?;
+        let in_leaf = |(leaf_at, leaf): (usize, &Option<Box<Leaf>>)| {
+            steps::count(1);
+            let (chunk_at, chunk) =
+                leaf.as_ref()?.chunks.iter().enumerate().rev().find(|(_, chunk)| chunk.present != 0)?;
             let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
             Some(base + u64::from(u64::BITS - chunk.present.leading_zeros()))
         };
@@ -285,7 +319,8 @@ impl BlockIndex {
                 at = (leaf as u64 + 1) * LEAF_BLOCKS;
                 continue;
             };
-            let other = if mapped { !chunks[chunk].present } else { chunks[chunk].present } & (u64::MAX << bit);
+            let present = chunks.chunks[chunk].present;
+            let other = if mapped { !present } else { present } & (u64::MAX << bit);
             let base = at - u64::from(bit);
             if other != 0 {
                 at = base + u64::from(other.trailing_zeros());
@@ -301,12 +336,13 @@ impl BlockIndex {
     pub(crate) fn end_of_slice(&self, start: u64, end: u64, most: u64, mut steps: u32) -> u64 {
         let (mut at, mut mapped) = (start, 0);
         while at < end.min(self.leaves.len() as u64 * LEAF_BLOCKS) {
+            steps::count(1);
             let (leaf, chunk, bit) = split(at);
             let Some(chunks) = self.leaves.get(leaf).and_then(Option::as_ref) else {
                 at = (leaf as u64 + 1) * LEAF_BLOCKS;
                 continue;
             };
-            mapped += u64::from((chunks[chunk].present & (u64::MAX << bit)).count_ones());
+            mapped += u64::from((chunks.chunks[chunk].present & (u64::MAX << bit)).count_ones());
             at += CHUNK_BLOCKS - u64::from(bit);
             steps = steps.saturating_sub(1);
             if mapped >= most || steps == 0 {
@@ -320,12 +356,15 @@ impl BlockIndex {
     pub(crate) fn visit_from(&self, lba: u64, mut visit: impl FnMut(u64, Version) -> bool) {
         let (first_leaf, first_chunk, _) = split(lba);
         for (leaf_at, leaf) in self.leaves.iter().enumerate().skip(first_leaf) {
+            steps::count(1);
             let Some(leaf) = leaf else { continue };
             let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
-            for (chunk_at, chunk) in leaf.iter().enumerate().skip(skip) {
+            for (chunk_at, chunk) in leaf.chunks.iter().enumerate().skip(skip) {
+                steps::count(1);
                 let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
                 for (bit, &version) in bits(chunk.present).zip(&chunk.versions) {
                     let at = base + u64::from(bit);
+                    steps::count(1);
                     if at >= lba && !visit(at, version) {
                         return;
                     }
@@ -337,7 +376,7 @@ impl BlockIndex {
     /// Which of the 64 blocks from `base` on (a multiple of 64) are mapped, lowest first.
     pub(crate) fn chunk_at(&self, base: u64) -> u64 {
         let (leaf, chunk, _) = split(base);
-        self.leaves.get(leaf).and_then(Option::as_ref).map_or(0, |chunks| chunks[chunk].present)
+        self.leaves.get(leaf).and_then(Option::as_ref).map_or(0, |leaf| leaf.chunks[chunk].present)
     }
 
     /// The same, with where it is, of every chunk from the one of `lba` on that lies in a leaf with blocks.
@@ -347,16 +386,19 @@ impl BlockIndex {
         leaves.filter_map(|(at, leaf)| Some((at, leaf.as_ref()?))).flat_map(move |(leaf_at, leaf)| {
             let skip = if leaf_at == first_leaf { first_chunk } else { 0 };
             let base = move |chunk_at| leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
-            leaf.iter().enumerate().skip(skip).map(move |(chunk_at, chunk)| (base(chunk_at), chunk.present))
+            leaf.chunks.iter().enumerate().skip(skip).map(move |(chunk_at, chunk)| (base(chunk_at), chunk.present))
         })
     }
 
     /// Visits every mapped block in order of address.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u64, Version)) {
         for (leaf_at, leaf) in self.leaves.iter().enumerate() {
+            steps::count(1);
             let Some(leaf) = leaf else { continue };
-            for (chunk_at, chunk) in leaf.iter().enumerate() {
+            for (chunk_at, chunk) in leaf.chunks.iter().enumerate() {
+                steps::count(1);
                 let base = leaf_at as u64 * LEAF_BLOCKS + chunk_at as u64 * CHUNK_BLOCKS;
+                steps::count(chunk.versions.len() as u64);
                 for (bit, &version) in bits(chunk.present).zip(&chunk.versions) {
                     visit(base + u64::from(bit), version);
                 }
@@ -427,6 +469,8 @@ mod tests {
                 at = until;
             }
             prop_assert!(runs.windows(2).all(|pair| pair[0].1 != pair[1].1), "runs are as long as they can be");
+            let leaves: std::collections::BTreeSet<u64> = model.keys().map(|lba| lba / LEAF_BLOCKS).collect();
+            prop_assert_eq!(index.leaves.iter().flatten().count(), leaves.len(), "leaves without blocks are freed");
             let mut all = Vec::new();
             index.for_each(|lba, version| all.push((lba, version.sequence())));
             prop_assert_eq!(all, model.into_iter().collect::<Vec<_>>());

@@ -27,6 +27,7 @@ mod planted;
 mod recover;
 mod repair;
 mod segments;
+mod steps;
 mod store;
 mod stream;
 mod superblock;
@@ -42,8 +43,13 @@ pub use medium::{Medium, MediumError};
 pub use op::{Completion, Extent, Op, OpError, Origin, Outcome};
 pub use options::{CreateOptions, OpenOptions, SpaceState, Stats, StoreId, UnitKind, VolumeInfo};
 pub use planted::{Planted, PlantedFault};
+pub use recover::Damage;
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
-pub use store::{Admission, MemoryUse, PinnedCount, Receiver, ReceptionInfo, Run, SendStep, Sender, Store};
+pub use steps::steps_taken;
+pub use store::{
+    Admission, DamageReport, MemoryUse, PinnedCount, Receiver, ReceptionInfo, Run, SendStep, Sender, Store,
+    SuspectBlocks,
+};
 #[doc(hidden)]
 pub use stream::fuzz_stream;
 pub use stream::{StreamError, StreamInfo, StreamSealing};

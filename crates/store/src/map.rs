@@ -7,14 +7,17 @@ use std::collections::BTreeMap;
 use crate::catalogue::{Catalogue, Descent, Labels, NodeId, Work};
 use crate::holes::{Hole, HoleMap, ItemPlace};
 use crate::index::{BlockIndex, Version, bits, low_bits};
+use crate::steps;
 use crate::versions::Versions;
 
 /// What an older version takes in memory, about, in bytes.
 const VERSION_BYTES: u64 = 70;
 /// Blocks that are looked at one by one, at most.
 const LOOKED_AT_MAX: u64 = 8192;
-/// What a hole takes, about.
-const HOLE_BYTES: u64 = 200;
+/// Steps that a hole may take where a block takes one: each replaces some in the other node.
+const HOLE_STEPS_PER_BLOCK: u64 = 2;
+/// Fragments of holes that one piece of a hole replaces at most while nodes are merged.
+const FRAGMENTS_AT_ONCE: usize = 256;
 
 /// What was written in one node.
 #[derive(Default)]
@@ -50,8 +53,8 @@ struct AtWork {
     work: Work,
     /// Blocks before this one are done.
     lba: u64,
-    /// Holes left, newest last; filled when all blocks are done.
-    holes: Option<Vec<u64>>,
+    /// Older versions before this one (block and sequence) are done.
+    version: (u64, u64),
 }
 
 /// What became of something in a node that is merged or dropped.
@@ -169,7 +172,7 @@ impl BlockMap {
 
     /// Memory of holes, in bytes; estimated.
     pub(crate) fn hole_bytes(&self) -> u64 {
-        self.holes() * HOLE_BYTES
+        self.tables.values().map(|table| table.holes.memory_bytes()).sum()
     }
 
     /// Memory of blocks, older versions and holes, in bytes.
@@ -177,9 +180,9 @@ impl BlockMap {
         self.index_bytes() + self.version_bytes() + self.hole_bytes()
     }
 
-    /// The hole of a sequence, if any of it counts.
-    pub(crate) fn hole(&self, sequence: u64) -> Option<&Hole> {
-        self.tables.values().find_map(|table| table.holes.hole(sequence))
+    /// The hole of a sequence, if it has a record and any of it counts.
+    pub(crate) fn sealed_hole(&self, sequence: u64) -> Option<Hole> {
+        self.tables.values().find_map(|table| table.holes.sealed(sequence))
     }
 
     /// Where an entry of the log is kept, if it is: in its node, or, while that is being merged, in the one it goes to.
@@ -229,11 +232,10 @@ impl BlockMap {
         self.way_up(node).any(|table| table.index.any_in(start, start + count))
     }
 
-    /// Whether the hole of a sequence counts and is there.
-    pub(crate) fn hole_at(&self, branch: u32, sequence: u64, place: ItemPlace) -> Option<&Hole> {
+    /// The hole that began at `start` with this sequence, if it counts and is there.
+    pub(crate) fn hole_at(&self, branch: u32, start: u64, sequence: u64, place: ItemPlace) -> Option<Hole> {
         let mut holders = self.holders(branch, sequence);
-        let hole = holders.find_map(|node| self.table(node).holes.hole(sequence))?;
-        (hole.place == place).then_some(hole)
+        holders.find_map(|node| self.table(node).holes.hole(start, sequence)).filter(|hole| hole.place == place)
     }
 
     /// Notes that cleaning copied a version; false if it did not count any more.
@@ -246,12 +248,25 @@ impl BlockMap {
         self.versions.relocate(lba, from, to)
     }
 
-    /// Notes that cleaning copied a hole; what it weighs, if it still counts.
-    pub(crate) fn relocate_hole(&mut self, branch: u32, sequence: u64, from: ItemPlace, to: ItemPlace) -> Option<u64> {
-        let mut holders = self.holders(branch, sequence);
-        let node = holders.find(|&node| self.table(node).holes.hole(sequence).is_some())?;
-        let holes = &mut self.table_mut(node).holes;
-        holes.relocate(sequence, from, to).then(|| holes.hole(sequence).expect("just moved").live_bytes())
+    /// Notes that cleaning copied a hole; what it weighs, if it still counts. While its node is being merged, pieces of it may be in two.
+    pub(crate) fn relocate_hole(
+        &mut self,
+        branch: u32,
+        start: u64,
+        sequence: u64,
+        from: ItemPlace,
+        to: ItemPlace,
+    ) -> Option<u64> {
+        let mut weight = None;
+        for node in self.holders(branch, sequence) {
+            weight = self.table_mut(node).holes.relocate(start, sequence, from, to).or(weight);
+        }
+        weight
+    }
+
+    /// Whether holes of a node may be trimmed: not while they move to another one.
+    pub(crate) fn may_trim(&self, node: NodeId) -> bool {
+        !matches!(self.at_work.as_ref().map(|at_work| at_work.work), Some(Work::Merge { from, .. }) if from == node)
     }
 
     /// Whether a version belongs to one of a view's nodes.
@@ -290,7 +305,7 @@ impl BlockMap {
                 self.settled = true;
                 return false;
             };
-            self.at_work = Some(AtWork { work, lba: 0, holes: None });
+            self.at_work = Some(AtWork { work, lba: 0, version: (0, 0) });
         }
         let mut at_work = self.at_work.take().expect("set above");
         let from = match at_work.work {
@@ -298,9 +313,11 @@ impl BlockMap {
         };
         let mut table = self.tables.remove(&from).expect("every node has its table");
         let done = self.work_blocks(&mut at_work, &mut table, steps, gone)
-            && self.work_holes(&mut at_work, &mut table, steps, gone);
+            && self.work_holes(&mut at_work, &mut table, steps, gone)
+            && self.work_versions(&mut at_work, steps, gone);
         if done {
-            self.finish_work(at_work.work, gone);
+            self.catalogue.finish(at_work.work);
+            self.versions.unpin();
         } else {
             self.tables.insert(from, table);
             self.at_work = Some(at_work);
@@ -343,35 +360,38 @@ impl BlockMap {
         true
     }
 
-    /// Newest first: so what is not moved yet is always older than what was.
+    /// By address: every block has its nearest hole all the time, in one node or in the other.
     fn work_holes(&mut self, at: &mut AtWork, table: &mut Table, steps: usize, gone: &mut Vec<Gone>) -> bool {
-        let left = at.holes.get_or_insert_with(|| {
-            let mut sequences: Vec<u64> = table.holes.iter().map(|hole| hole.sequence).collect();
-            sequences.sort_unstable();
-            sequences
-        });
-        for _ in 0..steps {
-            let Some(sequence) = left.pop() else { return true };
-            let Some(hole) = table.holes.remove(sequence) else { continue };
-            match at.work {
-                Work::Merge { to, .. } => {
-                    let holes = &mut self.tables.get_mut(&to).expect("every node has its table").holes;
-                    holes.insert(hole, |hole| gone.push(Gone::Hole(hole)));
-                }
-                Work::Drop(_) => gone.push(Gone::Hole(hole)),
+        let before = steps::steps_taken();
+        let nothing = HoleMap::default();
+        while steps::steps_taken() - before < HOLE_STEPS_PER_BLOCK * steps as u64 {
+            steps::count(1);
+            let to = match at.work {
+                Work::Merge { to, .. } => Some(&mut self.tables.get_mut(&to).expect("every node has its table").holes),
+                Work::Drop(_) => None,
+            };
+            let other = to.as_deref().unwrap_or(&nothing);
+            let Some(taken) = table.holes.take_first(other, FRAGMENTS_AT_ONCE) else { return true };
+            match to {
+                Some(to) => to.put(taken, |hole| gone.push(Gone::Hole(hole))),
+                None if taken.is_last => gone.push(Gone::Hole(taken.hole)),
+                None => {}
             }
         }
-        left.is_empty()
+        false
     }
 
-    fn finish_work(&mut self, work: Work, gone: &mut Vec<Gone>) {
-        if let Work::Drop(node) = work {
-            let catalogue = &self.catalogue;
-            let of_node = |branch, sequence| catalogue.node_of(branch, sequence) == Some(node);
-            self.versions.drop_where(of_node, |version| gone.push(Gone::Version(version)));
+    /// Older versions of a node that is dropped go.
+    fn work_versions(&mut self, at: &mut AtWork, steps: usize, gone: &mut Vec<Gone>) -> bool {
+        let Work::Drop(node) = at.work else { return true };
+        let catalogue = &self.catalogue;
+        let of_node = |branch, sequence| catalogue.node_of(branch, sequence) == Some(node);
+        let mut fuel = steps;
+        let next = self.versions.drop_from(at.version, &mut fuel, of_node, |version| gone.push(Gone::Version(version)));
+        if let Some(next) = next {
+            at.version = next;
         }
-        self.catalogue.finish(work);
-        self.versions.unpin();
+        next.is_none()
     }
 }
 

@@ -128,6 +128,9 @@ pub struct OpenOptions {
     /// Upper bound on the blocks that holes hide in one poll.
     #[doc(hidden)]
     pub hide_blocks_per_poll: u64,
+    /// If the part of the log that opening replays is damaged, opens the store read-only and passes over the damage, instead of
+    /// refusing; see [`Store::damage`](crate::Store::damage). A store without damage is opened as ever.
+    pub read_only_if_damaged: bool,
     /// Tells this opening's units from those of any other; `None` draws a random one. Set by simulations.
     pub open_id: Option<u64>,
     /// The mistake that a simulation wants the store to make.
@@ -163,6 +166,7 @@ impl Default for OpenOptions {
             append_unit_bytes_max: 264 << 10,
             cleaning_piece_bytes: 256 << 10,
             hide_blocks_per_poll: 8192,
+            read_only_if_damaged: false,
             open_id: None,
             planted: Planted::default(),
         }
@@ -253,6 +257,8 @@ pub struct Stats {
     pub cleaned_bytes: u64,
     /// Bytes of segments that cleaning read, or was lent, for them.
     pub cleaning_read_bytes: u64,
+    /// Reads of cleaning that the medium failed. Their segments are tried again later.
+    pub cleaning_io_errors: u64,
     /// Bytes of segment tables and notes appended.
     pub table_bytes: u64,
     /// Checkpoints finished since opened.
@@ -273,6 +279,9 @@ pub struct Stats {
     pub data_cache_misses: u64,
     /// Reads that found a checksum mismatch or an unreadable block.
     pub medium_errors: u64,
+    /// Most work that one call of [`Store::poll_completions`](crate::Store::poll_completions) did, in steps; see
+    /// [`steps_taken`](crate::steps_taken).
+    pub poll_steps_max: u64,
     /// Read by scrubbing, in bytes.
     pub scrubbed_bytes: u64,
     /// How many times scrubbing went through the whole store.

@@ -5,6 +5,7 @@
 //! groups whose data checks out is accepted. Anything else is refused: never older data in silence.
 
 mod checkpoint;
+mod damage;
 mod load;
 mod reader;
 mod rebuild;
@@ -13,6 +14,7 @@ mod scan;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+pub use damage::Damage;
 use load::Loader;
 pub(crate) use rebuild::{Rebuilt, rebuild};
 use scan::Found;
@@ -41,6 +43,17 @@ struct Extent {
 /// # Errors
 /// [`StoreError`]: no store, a newer format, damage to what was durable, or failing I/O.
 pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted) -> Result<Recovered, StoreError> {
+    recover_with(backend, open_id, planted, false).map(|(recovered, _)| recovered)
+}
+
+/// As [`recover`]; if `pass_over`, damage to the part of the log that is replayed is passed over and told: what is recovered may then be
+/// read, but not written to.
+pub(crate) fn recover_with(
+    backend: &mut dyn Backend,
+    open_id: u64,
+    planted: Planted,
+    pass_over: bool,
+) -> Result<(Recovered, Damage), StoreError> {
     let (superblock, superblock_copy) = read_superblock(backend)?;
     check_size(backend, &superblock)?;
     if superblock.erasing {
@@ -48,6 +61,7 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     }
     let mut scanner = Scanner::new(backend, &superblock);
     scanner.planted = planted;
+    scanner.damage = pass_over.then(Damage::default);
     scanner.check_no_newer_opening()?;
     let Table { end_lsn, rows: listed, catalogue, operations } = read_table(&mut scanner)?;
     let tail = follow_tail(&mut scanner, end_lsn)?;
@@ -75,7 +89,9 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     scanner.expect_chain();
     loader.goes_on_from(operations);
     for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
-        loader.load(&tail.unit(&mut scanner, at)?)?;
+        let unit = tail.unit(&mut scanner, at)?;
+        scanner.intact(&unit.header);
+        loader.load(&unit)?;
         replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
     }
     let used = segments.iter().map(|(&segment, extent)| (segment, extent.generation, extent.end));
@@ -91,8 +107,11 @@ pub(crate) fn recover(backend: &mut dyn Backend, open_id: u64, planted: Planted)
     state.avoid(&scanner.unreadable);
     let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
     let checkpoints = Checkpoints::recovered(checkpoint_segments, checkpoint_bytes, replayed);
+    let mut damage = scanner.damage.take().unwrap_or_default();
+    damage.end();
     let (map, operations) = loader.finish(&mut state);
-    Ok(Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints })
+    let recovered = Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints };
+    Ok((recovered, damage))
 }
 
 /// A loader with everything that the checkpoint has, and about how many bytes the next one takes; an empty one if there is none, or it is
@@ -263,7 +282,14 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
     let (mut found, mut told, mut changes) = (Vec::new(), Vec::new(), Vec::new());
     let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn);
     scanner.expect_chain();
-    while let Some(unit) = scanner.next(&mut chain)? {
+    loop {
+        let Some(unit) = scanner.next(&mut chain)? else {
+            if !scanner.pass_over(&mut chain, durable)? {
+                break;
+            }
+            continue;
+        };
+        scanner.intact(&unit.header);
         durable = durable.max(unit.header.durable_lsn);
         if unit.entries(&scanner.layout).iter().any(|entry| matches!(entry, Entry::Change { .. })) {
             changes.push(unit.header.lsn);
@@ -278,6 +304,9 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
     }
     // Units beyond a gap still tell what was durable: a gap before that is damage, not a torn tail.
     durable = durable.max(scanner.durable_claimed_beyond(&chain)?);
+    if let Some(damage) = &mut scanner.damage {
+        damage.end();
+    }
 
     let mut whole = 0;
     let mut accepted_lsn = scanner.superblock.table_lsn - 1;
@@ -292,6 +321,11 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
             whole = at + 1;
             accepted_lsn = unit.header.lsn;
         }
+    }
+    if accepted_lsn < durable && scanner.damage.is_some() {
+        // What was synced counts, although groups of it may not be whole.
+        whole = whole.max(found.iter().take_while(|unit| unit.found.header.lsn <= durable).count());
+        accepted_lsn = durable;
     }
     if accepted_lsn < durable {
         let what = format!("what follows unit {accepted_lsn} of the log, which was synced through unit {durable},");
@@ -324,7 +358,10 @@ fn apply_changes(scanner: &mut Scanner<'_>, tail: &Tail, catalogue: Catalogue) -
             let change = Change::decode(branch, bytes);
             let applied = change.filter(|_| sequence < SEQUENCE_MAX).map(|change| replay.apply(&change, sequence));
             if !matches!(applied, Some(Ok(_))) {
-                return Err(scan::damaged(found.segment, found.block, "a possible change of the catalogue"));
+                if scanner.damage.is_none() {
+                    return Err(scan::damaged(found.segment, found.block, "a possible change of the catalogue"));
+                }
+                scanner.pass(found.segment, found.block, "a change of snapshots or clones".to_owned());
             }
         }
     }
@@ -347,10 +384,17 @@ fn load_segment(scanner: &mut Scanner<'_>, loader: &mut Loader, segment: u32, ro
             unit.header.generation == row.generation && lsn.is_none_or(|lsn| unit.header.prev_lsn == lsn)
         });
         let Some(unit) = unit else {
-            return Err(scan::damaged(segment, block, "a unit of a segment that the segment table lists"));
+            if scanner.damage.is_none() {
+                return Err(scan::damaged(segment, block, "a unit of a segment that the segment table lists"));
+            }
+            let next = scanner.next_intact(segment, block + 1, row.end, row.generation)?.unwrap_or(row.end);
+            scanner.pass(segment, block, format!("record blocks of a segment with {} blocks of 4 KiB", next - block));
+            (block, lsn) = (next, None);
+            continue;
         };
         block += unit.header.blocks();
         lsn = Some(unit.header.lsn);
+        scanner.intact(&unit.header);
         loader.load(&unit)?;
     }
     while scanner.planted.has(PlantedFault::StaleUnitReplayed)

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::layout::{Layout, RECORD_BLOCK};
+use crate::steps;
 
 /// What a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,22 @@ pub(crate) struct Segment {
     pub(crate) damaged: bool,
     /// How often it became the head again since the store was opened: what was read of it before may be half old and half new.
     pub(crate) reopened: u32,
+    /// In which list of [`Segments::sorted`] it is; [`UNSORTED`]: in none.
+    list: u8,
 }
+
+/// Closed segments are sorted into as many lists by how much of them is live, ...
+const LIVE_LISTS: usize = 64;
+/// ... and those in which nothing is live into this one.
+const EMPTY_LIST: u8 = LIVE_LISTS as u8;
+/// The list of a segment that is neither empty nor worth cleaning.
+const UNSORTED: u8 = u8::MAX;
+/// Segments of one list that are compared to find a victim, ...
+const COMPARED: usize = 16;
+/// ... and in a hurry, when one list decides.
+const COMPARED_IN_HURRY: usize = 256;
+/// About what an entry of a list takes in memory, in bytes.
+const LIST_ENTRY_BYTES: usize = 24;
 
 /// All segments.
 pub(crate) struct Segments {
@@ -58,8 +74,9 @@ pub(crate) struct Segments {
     dead: u32,
     /// Free ones that could not be read when the store was opened, and are left alone.
     avoided: u32,
-    /// A victim was looked for in vain, and nothing has changed since.
-    no_victim: bool,
+    /// Closed segments by how much of them is live: each list by the time when they ended, the oldest first. So neither a victim nor
+    /// the empty ones have to be searched for among all.
+    sorted: Vec<BTreeSet<(u64, u32)>>,
 }
 
 impl Segment {
@@ -75,6 +92,7 @@ impl Segment {
         only_tables: false,
         damaged: false,
         reopened: 0,
+        list: UNSORTED,
     };
 
     /// Whether a segment table without it is worth something: it is closed, and nothing in it is live. The next table lets those go as
@@ -95,7 +113,7 @@ impl Segments {
             live_bytes: 0,
             dead: 0,
             avoided: 0,
-            no_victim: false,
+            sorted: vec![BTreeSet::new(); LIVE_LISTS + 1],
         }
     }
 
@@ -124,7 +142,36 @@ impl Segments {
 
     /// Memory taken, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        (self.all.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>()) as u64
+        let lists = self.used_count() as usize * LIST_ENTRY_BYTES;
+        (self.all.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>() + lists) as u64
+    }
+
+    /// Most that may be live in a segment that is cleaned: beyond that the copies' own records take what is gained.
+    fn live_max(&self) -> u64 {
+        let bytes = u64::from(self.layout.segment_bytes);
+        bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64)
+    }
+
+    /// Puts a segment into the list where it belongs now.
+    fn sort(&mut self, segment: u32) {
+        let live_max = self.live_max();
+        let entry = &mut self.all[segment as usize];
+        let list = match entry.live {
+            _ if entry.state != State::Closed => UNSORTED,
+            0 => EMPTY_LIST,
+            live if entry.damaged || live > live_max => UNSORTED,
+            live => (live * LIVE_LISTS as u64 / u64::from(self.layout.segment_bytes)) as u8,
+        };
+        if list != entry.list {
+            let name = (entry.written_at, segment);
+            let before = std::mem::replace(&mut entry.list, list);
+            if let Some(list) = self.sorted.get_mut(usize::from(before)) {
+                list.remove(&name);
+            }
+            if let Some(list) = self.sorted.get_mut(usize::from(list)) {
+                list.insert(name);
+            }
+        }
     }
 
     /// During recovery, once, before anything is live: these segments (with generation and end) are in use.
@@ -133,6 +180,7 @@ impl Segments {
             let entry = &mut self.all[segment as usize];
             (entry.state, entry.generation, entry.end) = (State::Closed, generation, end);
             self.dead += 1;
+            self.sort(segment);
         }
         let all = &self.all;
         self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));
@@ -195,6 +243,7 @@ impl Segments {
         let entry = &mut self.all[segment as usize];
         self.dead -= u32::from(entry.is_dead());
         entry.state = State::Free { warm };
+        self.sort(segment);
         self.free.push_front(segment);
     }
 
@@ -204,25 +253,26 @@ impl Segments {
         self.dead -= u32::from(entry.is_dead());
         entry.state = State::Head;
         entry.reopened += 1;
+        self.sort(segment);
     }
 
     /// The head ended at `end`. `written_at`: see [`Segment`].
     pub(crate) fn close(&mut self, segment: u32, end: u32, written_at: u64) {
         let entry = &mut self.all[segment as usize];
+        debug_assert!(entry.list == UNSORTED, "only the head is closed");
         (entry.state, entry.end, entry.written_at) = (State::Closed, end, written_at);
-        self.no_victim = false;
         self.dead += u32::from(entry.is_dead());
+        self.sort(segment);
     }
 
     /// Turns every segment in which nothing is live into a dying one: a table is being begun, so the one before will not be needed.
     pub(crate) fn take_dead(&mut self) -> Vec<u32> {
-        let dead: Vec<u32> = self
-            .numbered()
-            .filter(|(_, segment)| segment.state == State::Closed && segment.live == 0)
-            .map(|(at, _)| at)
-            .collect();
+        let empty = std::mem::take(&mut self.sorted[usize::from(EMPTY_LIST)]);
+        let dead: Vec<u32> = empty.into_iter().map(|(_, segment)| segment).collect();
+        steps::count(dead.len() as u64);
         for &segment in &dead {
-            self.all[segment as usize].state = State::Dying;
+            let entry = &mut self.all[segment as usize];
+            (entry.state, entry.list) = (State::Dying, UNSORTED);
         }
         self.dead = 0;
         dead
@@ -233,6 +283,7 @@ impl Segments {
         let entry = &mut self.all[segment as usize];
         entry.state = State::Closed;
         self.dead += u32::from(entry.is_dead());
+        self.sort(segment);
     }
 
     /// Something else than a segment table is appended to the head.
@@ -317,6 +368,7 @@ impl Segments {
 
     pub(crate) fn mark_damaged(&mut self, segment: u32) {
         self.all[segment as usize].damaged = true;
+        self.sort(segment);
     }
 
     pub(crate) fn pin(&mut self, segment: u32) {
@@ -324,7 +376,6 @@ impl Segments {
     }
 
     pub(crate) fn unpin(&mut self, segment: u32) {
-        self.no_victim = false;
         self.all[segment as usize].pins -= 1;
     }
 
@@ -333,7 +384,7 @@ impl Segments {
         self.dead -= u32::from(entry.is_dead());
         entry.live += bytes;
         self.live_bytes += bytes;
-        self.no_victim = false;
+        self.sort(segment);
     }
 
     pub(crate) fn sub_live(&mut self, segment: u32, bytes: u64) {
@@ -342,12 +393,7 @@ impl Segments {
         entry.live -= bytes;
         self.dead += u32::from(entry.is_dead());
         self.live_bytes -= bytes;
-        self.no_victim = false;
-    }
-
-    /// Segments that a segment table lists: everything with data that is not dying.
-    pub(crate) fn listed(&self) -> impl Iterator<Item = (u32, &Segment)> {
-        self.numbered().filter(|(_, segment)| segment.state == State::Closed)
+        self.sort(segment);
     }
 
     /// The closed segment that is best cleaned next, if cleaning it would gain something after the copies' own records.
@@ -358,29 +404,39 @@ impl Segments {
     /// age beyond that counts: else the oldest would be copied over and over with little to gain, and young ones wait too long. Under
     /// uniform overwrites that is within a hundredth of taking the one with the least live data, which is best there; under skewed
     /// ones it copies less than half of that. In a hurry it is the one with the least live data. Those `taken` are left out.
-    pub(crate) fn victim(&mut self, now: u64, hurry: bool, taken: impl Fn(u32) -> bool) -> Option<u32> {
-        if self.no_victim {
-            return None;
-        }
+    pub(crate) fn victim(&self, now: u64, hurry: bool, taken: impl Fn(u32) -> bool) -> Option<u32> {
         let bytes = u64::from(self.layout.segment_bytes);
-        let most = bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64);
-        let possible = self.numbered().filter(|&(at, segment)| {
-            let whole = segment.state == State::Closed && !segment.damaged;
-            whole && segment.live > 0 && segment.live <= most && !taken(at)
-        });
         let old = self.live_bytes / self.layout.live_block_bytes() + 1;
-        let worth = |segment: &Segment| {
+        let worth = |at: u32| {
+            let segment = &self.all[at as usize];
             let live = segment.live as f64 / bytes as f64;
             let age = if hurry { 1.0 } else { (now.saturating_sub(segment.written_at) + 1).min(old) as f64 };
             (1.0 - live) * age / (1.0 + live)
         };
-        let best = possible.max_by(|(_, one), (_, other)| worth(one).total_cmp(&worth(other))).map(|(at, _)| at);
-        self.no_victim = best.is_none();
+        let better = |one: &u32, other: &u32| worth(*one).total_cmp(&worth(*other)).then(one.cmp(other));
+        let mut best: Option<u32> = None;
+        for list in &self.sorted[..LIVE_LISTS] {
+            let open = list.iter().map(|&(_, at)| at).inspect(|_| steps::count(1)).filter(|&at| !taken(at));
+            // Of those with about as much live data the oldest are the best ones; in a hurry the first list has the emptiest.
+            best = open.take(if hurry { COMPARED_IN_HURRY } else { COMPARED }).chain(best).max_by(better);
+            if hurry && best.is_some() {
+                break;
+            }
+        }
         best
     }
 
-    fn numbered(&self) -> impl Iterator<Item = (u32, &Segment)> {
-        self.all.iter().enumerate().map(|(at, segment)| (at as u32, segment))
+    /// Every segment that holds data and is not dying, for tools: it looks at all of them.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        (0..).zip(&self.all).filter(|(_, segment)| segment.state == State::Closed)
+    }
+
+    /// The first segment from `from` on that a segment table lists, and that was opened before the generation `below`.
+    pub(crate) fn next_listed(&self, from: u32, below: u64) -> Option<(u32, &Segment)> {
+        let rest = self.all.get(from as usize..)?.iter().zip(from..);
+        let mut rest = rest.inspect(|_| steps::count(1));
+        let is_listed = |entry: &Segment| entry.state == State::Closed && entry.generation < below;
+        rest.find(|(entry, _)| is_listed(entry)).map(|(entry, segment)| (segment, entry))
     }
 }
 
@@ -412,5 +468,28 @@ mod tests {
         assert_eq!(victim_of(&[(0, 60), (900, 40)], true), Some(1));
         assert_eq!(victim_of(&[(0, 50), (700, 40)], false), Some(1), "both are old");
         assert_eq!(victim_of(&[(0, 97), (0, 0)], false), None, "one gains nothing, one needs no copies");
+    }
+
+    /// However many segments there are: neither a victim nor the dead ones are searched for among all.
+    #[test]
+    fn a_victim_and_the_dead_are_found_without_looking_at_every_segment() {
+        let mut all = Segments::new(Layout { segments: 100_000, ..LAYOUT });
+        for at in 0..90_000 {
+            let segment = all.open(1).unwrap();
+            all.add_live(segment, (at % 900 + 1) << 10);
+            all.close(segment, 256, at);
+        }
+        let steps = |mut look: Box<dyn FnMut() + '_>| {
+            let before = steps::steps_taken();
+            look();
+            steps::steps_taken() - before
+        };
+        for hurry in [false, true] {
+            let looked = steps(Box::new(|| assert!(all.victim(100_000, hurry, |_| false).is_some())));
+            assert!(looked <= 2000, "{looked} segments were looked at");
+        }
+        all.sub_live(5, 6 << 10);
+        let looked = steps(Box::new(|| assert_eq!(all.take_dead(), [5])));
+        assert!(looked <= 1, "{looked} segments were looked at");
     }
 }

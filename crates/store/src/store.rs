@@ -8,6 +8,7 @@ mod branches;
 mod checkpoint;
 mod clean;
 mod create;
+mod damaged;
 mod durable;
 mod erase;
 mod gate;
@@ -45,6 +46,7 @@ use crate::op::{Completion, Op, OpError, Outcome};
 use crate::operations::Operations;
 use crate::options::{OpenOptions, Stats, VolumeInfo};
 use crate::planted::PlantedFault;
+use crate::recover::Damage;
 use crate::segments::Segments;
 use crate::superblock::Superblock;
 use crate::view::View;
@@ -55,6 +57,7 @@ pub(crate) use branches::Verified;
 pub(crate) use checkpoint::Checkpoints;
 use clean::Cleaner;
 pub(crate) use create::{blocking, random};
+pub use damaged::{DamageReport, SuspectBlocks};
 use durable::{Round, Syncs};
 use erase::Erasing;
 use group::Group;
@@ -99,7 +102,7 @@ enum Purpose {
     ReadData { read: usize, part: usize, along: Option<Along> },
     ReadRecord { key: RecordKey, segment: u32 },
     Clean { segment: u32, piece: usize },
-    Scrub { segment: u32, reopened: u32 },
+    Scrub,
     Checkpoint,
     Erase,
 }
@@ -191,6 +194,8 @@ pub struct Store {
     bytes_in_flight: usize,
     /// Why writes are refused, once a write or sync failed.
     refused: Option<String>,
+    /// It is open read-only, because of this.
+    damage: Option<Damage>,
     stats: Stats,
 }
 
@@ -219,14 +224,19 @@ impl Store {
             Some(id) => id,
             None => u64::from_be_bytes(create::random()?),
         };
-        let recovered = crate::recover::recover(backend.as_mut(), open_id, options.planted);
+        let pass_over = options.read_only_if_damaged;
+        let recovered = crate::recover::recover_with(backend.as_mut(), open_id, options.planted, pass_over);
         backend.set_waker(waker.clone());
         if matches!(recovered, Err(StoreError::Erasing)) {
             return Store::erase_on(backend, options, waker, open_id);
         }
-        let recovered = recovered?;
+        let (recovered, damage) = recovered?;
         let mut store = Store::from_recovered(backend, options.clone(), waker, recovered);
-        store.begin_epoch()?;
+        if damage.is_none() {
+            store.begin_epoch()?;
+        } else {
+            store.open_damaged(damage);
+        }
         Ok(store)
     }
 
@@ -294,6 +304,7 @@ impl Store {
             ops_in_flight: 0,
             bytes_in_flight: 0,
             refused: None,
+            damage: None,
             stats: Stats { opened_from_checkpoint, ..Stats::default() },
             checkpoints,
         };
@@ -384,8 +395,10 @@ impl Store {
     /// Moves everything forward as far as it goes and appends what has finished to `completions`; returns how many.
     /// Never blocks (but for what the backend does in place).
     pub fn poll_completions(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let before = crate::steps::steps_taken();
         self.new_poll();
         self.drive();
+        self.stats.poll_steps_max = self.stats.poll_steps_max.max(crate::steps::steps_taken() - before);
         let count = self.done.len();
         self.options.planted.misdeliver(&mut self.done);
         completions.append(&mut self.done);
@@ -431,6 +444,7 @@ impl Store {
     pub fn idle(&mut self) {
         self.new_poll();
         self.look_at_host();
+        self.try_unread_again();
         self.round.idle = true;
         self.cool();
         self.feedback.wanted = true;
@@ -446,6 +460,10 @@ impl Store {
     /// [`StoreError::Io`] if the last sync fails; what was flushed before is safe.
     pub fn close(mut self) -> Result<(), StoreError> {
         self.cleaner.stop = true;
+        if self.damage.is_some() {
+            self.settle();
+            return Ok(());
+        }
         self.feedback.wanted = true;
         self.halt_erase();
         self.settle();
@@ -465,8 +483,10 @@ impl Store {
         self.cleaner.copied_in_poll = 0;
         self.cleaner.held_back = false;
         self.cleaner.blocked = false;
+        self.cleaner.unread_in_poll = 0;
         self.round.blocked = false;
         self.checkpoints.may_write = true;
+        self.scrub.new_poll();
         self.hiding.new_poll(self.options.hide_blocks_per_poll);
         if let Some(erasing) = &mut self.erasing {
             erasing.new_poll();
@@ -496,6 +516,7 @@ impl Store {
                 progress |= self.drive_checkpoint();
                 progress |= self.drive_syncs();
                 progress |= self.drive_reserve();
+                progress |= self.drive_scrub();
             }
             // What was begun may be over already, and then nobody wakes us for it: a medium in memory has no waker.
             progress |= std::mem::take(&mut self.io_begun);
@@ -514,6 +535,7 @@ impl Store {
         }
         let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
         let awaited = self.cleaner.awaits_slices && !self.queue.is_empty();
+        let awaited = awaited || self.scrub.goes_on();
         if self.work_on_nodes() || self.cleaner.held_back || checkpoint || self.hiding.is_busy() || awaited {
             (self.waker)();
         }
@@ -546,7 +568,7 @@ impl Store {
                 Purpose::ReadData { read, part, along } => self.read_data_done(read, part, along, result),
                 Purpose::ReadRecord { key, segment } => self.read_record_done(key, segment, result),
                 Purpose::Clean { segment, piece } => self.clean_read_done(segment, piece, result),
-                Purpose::Scrub { segment, reopened } => self.scrub_read_done(segment, reopened, result),
+                Purpose::Scrub => self.scrub_read_done(result),
                 Purpose::Checkpoint => self.checkpoint_written(result.map(drop)),
                 Purpose::Erase => self.erase_io_done(result.map(drop)),
             }
@@ -578,6 +600,9 @@ impl Store {
     }
 
     fn refusal(&self) -> OpError {
+        if self.damage.is_some() {
+            return OpError::ReadOnly;
+        }
         OpError::WritesRefused { reason: self.refused.clone().unwrap_or_default() }
     }
 }

@@ -20,6 +20,13 @@ struct Kept {
 /// Block and sequence.
 type Name = (u64, u64);
 
+/// Outdated names in the order of age that are not worth taking out.
+const OUTDATED_MAX: usize = 1024;
+/// Names that are looked at for each version that is kept, while outdated ones are taken out.
+const SWEPT_PER_VERSION: usize = 8;
+/// Sets of versions that were pinned are put together up to this size.
+const RETURNING_TOGETHER_MAX: usize = 4096;
+
 /// What there is to be verified from some block on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unverified {
@@ -41,12 +48,25 @@ pub(crate) trait NodeOf: Fn(u32, u64) -> Option<(NodeId, bool)> {}
 impl<F: Fn(u32, u64) -> Option<(NodeId, bool)>> NodeOf for F {}
 
 /// Names by the sequence that made each old, ascending. Nearly all come in that order, so that a queue does; what becomes old late
-/// is apart.
+/// is apart. May name versions that are gone; [`Order::sweep`] takes those out.
 #[derive(Default)]
 struct Order {
     queue: VecDeque<(u64, Name)>,
     late: BTreeSet<(u64, Name)>,
+    sweep: Option<Sweep>,
 }
+
+/// How far taking out outdated names is.
+#[derive(Clone, Copy)]
+enum Sweep {
+    /// Entries before `read` were looked at, and those that stay are before `write`. Between the two are none that count.
+    Queue { read: usize, write: usize },
+    /// All of the queue was, and the late ones before this.
+    Late((u64, Name)),
+}
+
+/// Names no version.
+const NOTHING: Name = (u64::MAX, u64::MAX);
 
 impl Order {
     fn len(&self) -> usize {
@@ -66,13 +86,52 @@ impl Order {
             (None, late) => late.is_some(),
             (Some(_), None) => false,
         };
-        let aged = if is_late { self.late.pop_first() } else { self.queue.pop_front() };
-        aged.map(|(_, name)| name)
+        if is_late {
+            return self.late.pop_first().map(|(_, name)| name);
+        }
+        let (_, name) = self.queue.pop_front()?;
+        if let Some(Sweep::Queue { read, write }) = &mut self.sweep {
+            *read = read.saturating_sub(1);
+            *write = write.saturating_sub(1);
+        }
+        Some(name)
     }
 
-    fn retain(&mut self, keep: impl Fn(&Name) -> bool) {
-        self.queue.retain(|(_, name)| keep(name));
-        self.late.retain(|(_, name)| keep(name));
+    /// Takes outdated names out, if there are too many or it is at that already; looks at no more than `steps`.
+    fn sweep(&mut self, kept: usize, steps: usize, is_kept: impl Fn(&Name) -> bool) {
+        if self.sweep.is_none() && self.len() <= 2 * kept + OUTDATED_MAX {
+            return;
+        }
+        crate::steps::count(steps as u64);
+        let mut sweep = self.sweep.unwrap_or(Sweep::Queue { read: 0, write: 0 });
+        for _ in 0..steps {
+            sweep = match sweep {
+                Sweep::Queue { read, write } if read < self.queue.len() => {
+                    let aged = self.queue[read];
+                    let stays = is_kept(&aged.1);
+                    if stays && write < read {
+                        self.queue[write] = aged;
+                        self.queue[read].1 = NOTHING;
+                    }
+                    Sweep::Queue { read: read + 1, write: write + usize::from(stays) }
+                }
+                Sweep::Queue { write, .. } => {
+                    self.queue.truncate(write);
+                    Sweep::Late((0, (0, 0)))
+                }
+                Sweep::Late(from) => {
+                    let Some(&aged) = self.late.range(from..).next() else {
+                        self.sweep = None;
+                        return;
+                    };
+                    if !is_kept(&aged.1) {
+                        self.late.remove(&aged);
+                    }
+                    Sweep::Late((aged.0, (aged.1.0, aged.1.1 + 1)))
+                }
+            };
+        }
+        self.sweep = Some(sweep);
     }
 }
 
@@ -80,7 +139,7 @@ impl FromIterator<(u64, Name)> for Order {
     fn from_iter<I: IntoIterator<Item = (u64, Name)>>(aged: I) -> Order {
         let mut aged: Vec<_> = aged.into_iter().collect();
         aged.sort_unstable();
-        Order { queue: aged.into(), late: BTreeSet::new() }
+        Order { queue: aged.into(), late: BTreeSet::new(), sweep: None }
     }
 }
 
@@ -92,14 +151,15 @@ pub(crate) struct Versions {
     order: Order,
     /// Outside the budget, and not in the order: a snapshot needs them.
     pinned: BTreeSet<Name>,
-    /// Were pinned, and come back into the order a few at a time.
-    returning: BTreeSet<Name>,
+    /// Were pinned, and come back into the order a few at a time. None of the sets is empty.
+    returning: VecDeque<BTreeSet<Name>>,
+    returning_len: usize,
 }
 
 impl Versions {
     /// How many count against the budget.
     pub(crate) fn len(&self) -> u64 {
-        (self.kept.len() - self.pinned.len() - self.returning.len()) as u64
+        (self.kept.len() - self.pinned.len() - self.returning_len) as u64
     }
 
     /// How many snapshots pin.
@@ -113,9 +173,8 @@ impl Versions {
         let name = (lba, version.sequence());
         if self.kept.insert(name, Kept { version, branch }).is_none() {
             self.order.insert((replaced_by, name));
-            if self.order.len() > 2 * self.kept.len() + 1024 {
-                self.order.retain(|name| self.kept.contains_key(name));
-            }
+            let kept = &self.kept;
+            self.order.sweep(kept.len(), SWEPT_PER_VERSION, |name| kept.contains_key(name));
         }
     }
 
@@ -139,24 +198,44 @@ impl Versions {
         older.find(|((_, sequence), kept)| counts(kept.branch, *sequence)).map(|(_, kept)| kept.version)
     }
 
-    /// Lets go everything of `lba` older than `below` that `counts`, telling each.
+    /// Lets go what `counts` of `lba` and is older than `below`, telling each; no more than `fuel`.
     pub(crate) fn release_below(
         &mut self,
         lba: u64,
         below: u64,
+        fuel: &mut usize,
         counts: impl Fn(u32, u64) -> bool,
         mut released: impl FnMut(Version),
     ) {
-        while let Some(version) = self.newest_below(lba, below, &counts) {
+        while *fuel > 0
+            && let Some(version) = self.newest_below(lba, below, &counts)
+        {
+            *fuel -= 1;
+            crate::steps::count(1);
             self.forget((lba, version.sequence()));
             released(version);
         }
     }
 
     fn forget(&mut self, name: Name) -> Option<Version> {
-        self.pinned.remove(&name);
-        self.returning.remove(&name);
+        self.unname(&name);
         self.kept.remove(&name).map(|kept| kept.version)
+    }
+
+    /// It is neither pinned nor comes back.
+    fn unname(&mut self, name: &Name) {
+        self.pinned.remove(name);
+        if let Some(at) = self.returning.iter_mut().position(|set| set.remove(name)) {
+            self.returned(at);
+        }
+    }
+
+    /// One went out of a set of those that come back.
+    fn returned(&mut self, at: usize) {
+        self.returning_len -= 1;
+        if self.returning[at].is_empty() {
+            self.returning.remove(at);
+        }
     }
 
     /// Lets go the one that has been old for longest, if there are more than the budget. Those that a snapshot needs are pinned
@@ -164,7 +243,9 @@ impl Versions {
     pub(crate) fn evict(&mut self, budget: u64, fuel: &mut usize, node_of: impl NodeOf) -> Option<Version> {
         while *fuel > 0 && self.has_excess(budget) {
             *fuel -= 1;
-            if let Some(name) = self.returning.pop_first() {
+            crate::steps::count(1);
+            if let Some(name) = self.returning.front_mut().and_then(BTreeSet::pop_first) {
+                self.returned(0);
                 self.order.insert((name.1, name));
                 continue;
             }
@@ -201,21 +282,43 @@ impl Versions {
     /// remembered; its own sequence stands for that.
     pub(crate) fn unpin(&mut self) {
         let mut pinned = std::mem::take(&mut self.pinned);
-        self.returning.append(&mut pinned);
+        if pinned.is_empty() {
+            return;
+        }
+        self.returning_len += pinned.len();
+        match self.returning.back_mut() {
+            Some(last) if last.len() + pinned.len() <= RETURNING_TOGETHER_MAX => last.append(&mut pinned),
+            _ => self.returning.push_back(pinned),
+        }
     }
 
-    /// Lets go everything of a node, telling each.
-    pub(crate) fn drop_where(&mut self, gone: impl Fn(u32, u64) -> bool, mut released: impl FnMut(Version)) {
-        let (pinned, returning) = (&mut self.pinned, &mut self.returning);
-        self.kept.retain(|name, kept| {
-            let goes = gone(kept.branch, name.1);
-            if goes {
-                pinned.remove(name);
-                returning.remove(name);
-                released(kept.version);
+    /// Lets go what is `gone` of the next versions from `from` on, telling each; looks at no more than `fuel`. Where to go on; `None`:
+    /// that was all.
+    pub(crate) fn drop_from(
+        &mut self,
+        from: (u64, u64),
+        fuel: &mut usize,
+        gone: impl Fn(u32, u64) -> bool,
+        mut released: impl FnMut(Version),
+    ) -> Option<(u64, u64)> {
+        let most = *fuel;
+        let mut next = None;
+        let mut dropped = Vec::new();
+        for (looked, (&name, kept)) in self.kept.range(from..).enumerate() {
+            if looked == most {
+                next = Some(name);
+                break;
             }
-            !goes
-        });
+            *fuel -= 1;
+            crate::steps::count(1);
+            if gone(kept.branch, name.1) {
+                dropped.push(name);
+            }
+        }
+        for name in dropped {
+            released(self.forget(name).expect("just seen"));
+        }
+        next
     }
 
     /// Notes that cleaning copied a version; false if it is not at `from` any more.
@@ -232,6 +335,7 @@ impl Versions {
     /// Visits every one: branch, block, version.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(u32, u64, Version)) {
         for (&(lba, _), kept) in &self.kept {
+            crate::steps::count(1);
             visit(kept.branch, lba, kept.version);
         }
     }
@@ -268,6 +372,7 @@ impl Versions {
     /// After recovery: age is the order of the sequences.
     pub(crate) fn order_by_sequence(&mut self) {
         self.returning.clear();
+        self.returning_len = 0;
         self.order = self.kept.keys().map(|&name| (name.1, name)).collect();
     }
 }
@@ -295,7 +400,7 @@ mod tests {
         assert_eq!(versions.newest_below(1, 13, all).map(Version::sequence), Some(12));
         assert_eq!(versions.newest_below(1, 10, all), None);
         let (mut released, fuel) = (Vec::new(), &mut 99);
-        versions.release_below(1, 13, all, |version| released.push(version.sequence()));
+        versions.release_below(1, 13, &mut 99, all, |version| released.push(version.sequence()));
         assert_eq!(released, [12, 10]);
         let open = |_, _| Some((1, false));
         assert_eq!(versions.evict(0, fuel, open).map(Version::sequence), Some(11));
@@ -373,13 +478,19 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order they come and go.
+        /// In whatever order they come and go, and however far outdated names were taken out meanwhile.
         #[test]
-        fn the_order_is_that_of_a_sorted_set(steps in prop::collection::vec((0u64..50, 0u64..4, 0u64..99), 1..200)) {
-            let (mut order, mut set) = (Order::default(), BTreeSet::new());
+        fn the_order_is_that_of_a_sorted_set(steps in prop::collection::vec((0u64..50, 0u64..5, 0u64..99), 1..200)) {
+            let (mut order, mut set, mut gone) = (Order::default(), BTreeSet::new(), BTreeSet::from([NOTHING]));
+            let next = |order: &mut Order, gone: &BTreeSet<Name>| loop {
+                match order.pop_first() {
+                    Some(name) if gone.contains(&name) => {}
+                    other => return other,
+                }
+            };
             for (number, (aged, kind, at)) in (0..).zip(steps) {
                 match kind {
-                    0 => prop_assert_eq!(order.pop_first(), set.pop_first().map(|(_, name)| name)),
+                    0 => prop_assert_eq!(next(&mut order, &gone), set.pop_first().map(|(_, name)| name)),
                     // As the log makes them: ascending.
                     1 => {
                         order.insert((number, (at, number)));
@@ -389,19 +500,42 @@ mod tests {
                         order.insert((aged, (at, number)));
                         set.insert((aged, (at, number)));
                     }
+                    3 => set.retain(|&(_, name)| name.0 % 7 != at % 7 || !gone.insert(name)),
                     _ => {
-                        order.retain(|name| name.0 != at);
-                        set.retain(|(_, name)| name.0 != at);
+                        order.sweep.get_or_insert(Sweep::Queue { read: 0, write: 0 });
+                        order.sweep(0, at as usize, |name| !gone.contains(name));
                     }
                 }
-                prop_assert_eq!(order.len(), set.len());
             }
+            order.sweep.get_or_insert(Sweep::Queue { read: 0, write: 0 });
+            while order.sweep.is_some() {
+                order.sweep(0, 3, |name| !gone.contains(name));
+            }
+            order.sweep = Some(Sweep::Queue { read: 0, write: 0 });
+            order.sweep(0, 999, |name| !gone.contains(name));
+            prop_assert_eq!(order.len(), set.len(), "outdated names are gone");
             let mut again: Order = set.iter().copied().collect();
             for (_, name) in set {
                 prop_assert_eq!(order.pop_first(), Some(name));
                 prop_assert_eq!(again.pop_first(), Some(name));
             }
         }
+    }
+
+    /// Feedback releases versions long before it is their turn: their names in the order are taken out a few at a time.
+    #[test]
+    fn outdated_names_do_not_pile_up_and_no_call_looks_at_all_of_them() {
+        let mut versions = Versions::default();
+        let mut steps_max = 0;
+        for at in 0..200_000 {
+            let before = crate::steps::steps_taken();
+            versions.keep(0, at % 10, version(at + 1), at + 2);
+            versions.release_below(at % 10, at + 1, &mut 99, |_, _| true, |_| ());
+            steps_max = steps_max.max(crate::steps::steps_taken() - before);
+        }
+        assert_eq!(versions.len(), 10);
+        assert!(versions.order.len() < 4 * OUTDATED_MAX, "{}", versions.order.len());
+        assert!(steps_max < 2 * SWEPT_PER_VERSION as u64, "{steps_max} steps in one call");
     }
 
     #[test]

@@ -168,3 +168,33 @@ fn what_cannot_grow_stays_as_it_is() {
         assert_eq!([5, 255, 4095].map(|lba| first_byte(&mut store, lba)), [Ok(7), Ok(8), Ok(9)]);
     });
 }
+
+#[test]
+fn cleaning_tries_a_segment_again_that_could_not_be_read_for_a_while() {
+    with_each(|disk, open| {
+        let mut store = open().unwrap();
+        // Every segment is half garbage.
+        for (round, step) in [(1u8, 1usize), (2, 2), (3, 2)] {
+            for lba in (0..256).step_by(step) {
+                write(&mut store, lba, round, false).unwrap();
+            }
+        }
+        disk.fail(Some(FailingIo::Reads));
+        // Until cleaning is needed for space, and cannot read anything.
+        for at in 0..2000u64 {
+            let _ = write(&mut store, at * 37 % 256, 3, false);
+        }
+        let failing = store.stats();
+        assert!(failing.cleaning_io_errors > 0, "{failing:?}");
+        disk.fail(None);
+        // Several times what the log has room for: it does not fit unless every segment is cleaned again.
+        for round in 4..12u8 {
+            for lba in 0..256 {
+                write(&mut store, lba, round, false).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            }
+        }
+        assert!(store.stats().cleaned_bytes > failing.cleaned_bytes, "{:?}", store.stats());
+        store.close().unwrap();
+        assert_eq!(first_byte(&mut open().unwrap(), 77), Ok(11));
+    });
+}

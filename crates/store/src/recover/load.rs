@@ -209,7 +209,7 @@ impl Loader {
         let (start, end, sequence) = (hole.start, hole.start + hole.count, hole.sequence);
         let labels = self.map.labels(node);
         let table = self.map.table_mut(node);
-        table.holes.insert(hole, |_| ());
+        table.holes.insert(hole, |_, _, _| false, |_| ());
         let mut hidden = Vec::new();
         let sealed = self.sealed;
         table.index.retain_range(start, end, |lba, version| {
@@ -234,9 +234,7 @@ impl Loader {
         let (layout, weight) = (self.layout, self.layout.live_block_bytes());
         for (_, table) in self.map.tables() {
             table.index.for_each(|_, version| segments.add_live(version.segment(&layout), weight));
-            for hole in table.holes.iter() {
-                segments.add_live(hole.place.segment, hole.live_bytes());
-            }
+            table.holes.for_each(|hole| segments.add_live(hole.place.segment, hole.live_bytes()));
         }
         self.map.versions.for_each(|_, _, version| segments.add_live(version.segment(&layout), weight));
         (self.map, self.operations)

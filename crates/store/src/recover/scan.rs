@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use strongroom_block::{Buffer, BufferMut, keyless_checksum};
 
+use super::damage::Damage;
 use super::reader::Reader;
 use crate::backend::{Backend, Io, IoDone};
 use crate::error::StoreError;
@@ -59,15 +60,20 @@ impl Unit {
 
 /// A place in the log at which the next unit is looked for.
 pub(crate) struct Chain {
-    segment: u32,
-    block: u32,
+    pub(super) segment: u32,
+    pub(super) block: u32,
     /// Generation of the segment and number of the last unit; `None` before the first.
-    last: Option<(u64, u64)>,
+    pub(super) last: Option<(u64, u64)>,
     /// The segment that the last unit names as the next.
-    next_segment: Option<u32>,
+    pub(super) next_segment: Option<u32>,
 }
 
 impl Chain {
+    /// At a place, behind the unit `lsn`.
+    pub(super) fn at(segment: u32, block: u32, generation: u64, lsn: u64, next_segment: Option<u32>) -> Chain {
+        Chain { segment, block, last: Some((generation, lsn)), next_segment }
+    }
+
     pub(crate) fn damaged(&self, what: impl Into<String>) -> StoreError {
         damaged(self.segment, self.block, what)
     }
@@ -85,11 +91,13 @@ pub(crate) struct Scanner<'a> {
     pub(crate) superblock: Superblock,
     pub(crate) layout: Layout,
     /// The first unit of each segment, where there is an intact one of any age. What a thin medium does not hold takes no memory.
-    first_units: BTreeMap<u32, UnitHeader>,
+    pub(super) first_units: BTreeMap<u32, UnitHeader>,
     /// Segments whose first 4 KiB cannot be read.
     pub(crate) unreadable: BTreeSet<u32>,
     /// Segments of the superblock's opening by the number of the unit before their first.
     by_prev_lsn: HashMap<u64, u32>,
+    /// What was passed over; `None`: nothing may be, and damage is an error.
+    pub(super) damage: Option<Damage>,
     pub(crate) planted: Planted,
 }
 
@@ -135,6 +143,7 @@ impl<'a> Scanner<'a> {
             first_units: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             by_prev_lsn: HashMap::new(),
+            damage: None,
             planted: Planted::default(),
         }
     }
@@ -202,8 +211,12 @@ impl<'a> Scanner<'a> {
         Place { store_id: self.superblock.store_id, segment, block }
     }
 
-    fn header_at(&mut self, segment: u32, block: u32) -> Result<Option<(UnitHeader, Buffer)>, StoreError> {
-        let first = self.reader.read(segment, block, 1)?;
+    pub(super) fn header_at(&mut self, segment: u32, block: u32) -> Result<Option<(UnitHeader, Buffer)>, StoreError> {
+        let first = match self.reader.read(segment, block, 1) {
+            // What cannot be read is as good as lost.
+            Err(_) if self.damage.is_some() => return Ok(None),
+            read => read?,
+        };
         let header = decode_header(&first, self.place(segment, block), &self.layout);
         Ok(header.map(|header| (header, first)))
     }
@@ -216,7 +229,10 @@ impl<'a> Scanner<'a> {
         let Some((header, mut records)) = self.header_at(segment, block)? else { return Ok(None) };
         self.reader.seen(header.blocks() <= SMALL_UNIT_BLOCKS);
         if header.record_blocks > 1 {
-            records = self.reader.read(segment, block, u32::from(header.record_blocks))?;
+            records = match self.reader.read(segment, block, u32::from(header.record_blocks)) {
+                Err(_) if self.damage.is_some() => return Ok(None),
+                read => read?,
+            };
         }
         let intact = decode_entries(&records, &header, self.place(segment, block), &self.layout).is_ok();
         Ok(intact.then_some(Unit { segment, block, header, records }))

@@ -216,6 +216,10 @@ impl Store {
         if self.reclaim_possible() || self.ask_host_again() {
             return None;
         }
+        if self.try_unread_for_front() {
+            // There may be more to clean than a moment ago, or not.
+            return Some(true);
+        }
         if self.nodes_go_on() || self.hiding.is_busy() {
             self.cleaner.awaits_slices = true;
             return None;

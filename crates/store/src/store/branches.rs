@@ -214,12 +214,12 @@ impl Verified {
 
     /// Releases what it says.
     pub(crate) fn release(self, map: &mut crate::map::BlockMap) {
-        let mut released: Vec<Version> = Vec::new();
+        let (mut released, mut fuel): (Vec<Version>, usize) = (Vec::new(), usize::MAX);
         for ((branch, lba), sequence) in self.0 {
             let catalogue = &map.catalogue;
             let Some(node) = catalogue.node_of(branch, sequence) else { continue };
             let same = |branch, sequence| catalogue.node_of(branch, sequence) == Some(node);
-            map.versions.release_below(lba, sequence, same, |version| released.push(version));
+            map.versions.release_below(lba, sequence, &mut fuel, same, |version| released.push(version));
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::catalogue::NodeId;
 use crate::checkpoint::{Block, Content, HOLES_MAX, ROWS_MAX, Row, Runs};
-use crate::holes::Hole;
+use crate::holes::{Hole, HolesAt};
 use crate::layout::RECORD_BLOCK;
 use crate::planted::PlantedFault;
 use crate::superblock::CheckpointAt;
@@ -25,6 +25,8 @@ use crate::unit::Place;
 const PIECE_BLOCKS: u32 = 8;
 /// ... and at most, where the log runs ahead: what one poll may take to put together.
 const PIECE_BLOCKS_MAX: u32 = 96;
+/// Entries of the index that one piece looks at, at most, besides those that it tells of.
+const PIECE_STEPS_MAX: usize = 65536;
 /// The log grows by so many times a checkpoint's size before the next one.
 const LOG_PER_CHECKPOINT: u64 = 32;
 /// ... and at least by this much, or an eighth of the store if that is less.
@@ -33,10 +35,19 @@ const LOG_LEAST_BYTES: u64 = 64 << 20;
 /// How far a checkpoint is.
 enum Cursor {
     Node { node: NodeId, branches: Vec<u32>, lba: u64 },
-    Holes { node: NodeId, left: Vec<u64> },
+    Holes { node: NodeId, at: HolesAt },
     Versions { lba: u64, sequence: u64 },
     Description,
     Done,
+}
+
+/// What comes next in one.
+enum Next {
+    /// Branch and content of a block.
+    Block(u32, Content),
+    /// Enough was looked at; in the next poll perhaps.
+    Later,
+    End,
 }
 
 /// One being written.
@@ -99,7 +110,7 @@ impl Checkpoints {
 }
 
 impl Store {
-    fn log_bytes(&self) -> u64 {
+    pub(super) fn log_bytes(&self) -> u64 {
         self.stats.appended_bytes + self.stats.cleaned_bytes + self.stats.table_bytes
     }
 
@@ -153,9 +164,9 @@ impl Store {
         let row = *writing.rows.last().expect("just made sure of");
         let most = self.piece_blocks(writing).min(self.layout.segment_blocks() - row.blocks);
         let mut piece = Vec::new();
-        let mut blocks = 0;
+        let (mut blocks, mut fuel) = (0, PIECE_STEPS_MAX);
         while blocks < most {
-            let Some((branch, content)) = self.next_content(writing) else { break };
+            let Some((branch, content)) = self.next_content(writing, &mut fuel) else { break };
             let block = self.checkpoint_block(writing, branch, content);
             let place = Place { store_id: self.info.store_id, segment: row.segment, block: row.blocks + blocks };
             piece.extend_from_slice(&block.encode(place, &self.layout));
@@ -182,6 +193,9 @@ impl Store {
             writing.cursor = Cursor::Done;
         } else {
             writing.rows.last_mut().expect("just seen").blocks += blocks;
+            if blocks == 0 {
+                return true;
+            }
         }
         self.write_checkpoint(writing, row, &piece)
     }
@@ -300,24 +314,23 @@ impl Store {
         self.release_checkpoint(outdated);
     }
 
-    /// The next block's content and branch; `None` when only the description is left.
-    fn next_content(&self, writing: &mut Writing) -> Option<(u32, Content)> {
+    /// The next block's content and branch; `None` when only the description is left, or all `fuel` is used.
+    fn next_content(&self, writing: &mut Writing, fuel: &mut usize) -> Option<(u32, Content)> {
         loop {
             match &mut writing.cursor {
-                Cursor::Node { node, branches, lba } => match self.next_runs(node, branches, lba) {
-                    Some(content) => return Some(content),
-                    None => {
-                        let (node, left) = match self.map.table_from(*node) {
-                            Some((node, table)) => (node, table.holes.iter().map(|hole| hole.sequence).collect()),
-                            None => (NodeId::MAX, Vec::new()),
-                        };
-                        writing.cursor = Cursor::Holes { node, left };
+                Cursor::Node { node, branches, lba } => match self.next_runs(node, branches, lba, fuel) {
+                    Next::Block(branch, content) => return Some((branch, content)),
+                    Next::Later => return None,
+                    Next::End => {
+                        let node = self.map.table_from(*node).map_or(NodeId::MAX, |(node, _)| node);
+                        writing.cursor = Cursor::Holes { node, at: HolesAt::START };
                     }
                 },
-                Cursor::Holes { node, left } => match self.next_holes(*node, left) {
-                    Some(content) => return Some(content),
-                    None if *node == NodeId::MAX => writing.cursor = Cursor::Versions { lba: 0, sequence: 0 },
-                    None => writing.cursor = Cursor::Node { node: *node + 1, branches: Vec::new(), lba: 0 },
+                Cursor::Holes { node, at } => match self.next_holes(*node, at, fuel) {
+                    Next::Block(branch, content) => return Some((branch, content)),
+                    Next::Later => return None,
+                    Next::End if *node == NodeId::MAX => writing.cursor = Cursor::Versions { lba: 0, sequence: 0 },
+                    Next::End => writing.cursor = Cursor::Node { node: *node + 1, branches: Vec::new(), lba: 0 },
                 },
                 Cursor::Versions { lba, sequence } => {
                     let mut versions = self.map.versions.from(*lba, *sequence).peekable();
@@ -343,8 +356,8 @@ impl Store {
 
     /// Blocks of the node at the cursor, or, if that is gone, of the next one. Parents come before their children, and
     /// blocks move from parents to children only: so none is missed.
-    fn next_runs(&self, node: &mut NodeId, branches: &mut Vec<u32>, lba: &mut u64) -> Option<(u32, Content)> {
-        let (at, table) = self.map.table_from(*node)?;
+    fn next_runs(&self, node: &mut NodeId, branches: &mut Vec<u32>, lba: &mut u64, fuel: &mut usize) -> Next {
+        let Some((at, table)) = self.map.table_from(*node) else { return Next::End };
         let labels = self.map.labels(at);
         if at != *node || (branches.is_empty() && *lba == 0) {
             (*node, *lba) = (at, 0);
@@ -356,7 +369,8 @@ impl Store {
             table.index.visit_from(*lba, |lba, version| {
                 // One without would be in no checkpoint, and nobody would know.
                 let label = labels.branch(version.sequence()).expect("a table has what is in its labels");
-                let fits = label != branch || runs.push(lba, version);
+                let fits = *fuel > 0 && (label != branch || runs.push(lba, version));
+                *fuel = fuel.saturating_sub(usize::from(label != branch));
                 next = Some(lba).filter(|_| !fits);
                 fits
             });
@@ -368,30 +382,39 @@ impl Store {
                 }
             }
             if !runs.runs.is_empty() {
-                return Some((branch, Content::Runs(runs.runs)));
+                return Next::Block(branch, Content::Runs(runs.runs));
+            }
+            if *fuel == 0 {
+                return Next::Later;
             }
         }
-        None
+        Next::End
     }
 
-    fn next_holes(&self, node: NodeId, left: &mut Vec<u64>) -> Option<(u32, Content)> {
+    /// The next holes of a node, if it is still there.
+    fn next_holes(&self, node: NodeId, at: &mut HolesAt, fuel: &mut usize) -> Next {
+        let Some((_, table)) = self.map.table_from(node).filter(|&(of, _)| of == node) else { return Next::End };
+        let labels = self.map.labels(node);
         let mut holes: Vec<Hole> = Vec::new();
         let mut branch = None;
-        while holes.len() < HOLES_MAX {
-            let Some(&sequence) = left.last() else { break };
-            // Moved to a child or gone, if it is not here.
-            if let Some((of, table)) = self.map.table_from(node)
-                && let Some(hole) = Some(table).filter(|_| of == node).and_then(|table| table.holes.hole(sequence))
-            {
-                let label = self.map.labels(node).branch(sequence).expect("a table has what is in its labels");
-                if *branch.get_or_insert(label) != label {
-                    break;
-                }
-                holes.push(hole.clone());
+        let next = table.holes.visit(*at, fuel, |hole| {
+            let label = labels.branch(hole.sequence).expect("a table has what is in its labels");
+            let fits = holes.len() < HOLES_MAX && *branch.get_or_insert(label) == label;
+            holes.extend(Some(hole).filter(|_| fits));
+            fits
+        });
+        match (branch, next) {
+            (Some(branch), next) => {
+                // Behind everything: the next call finds no more.
+                *at = next.unwrap_or(HolesAt::Entries(u64::MAX));
+                Next::Block(branch, Content::Holes(holes))
             }
-            left.pop();
+            (None, Some(next)) => {
+                *at = next;
+                Next::Later
+            }
+            (None, None) => Next::End,
         }
-        branch.map(|branch| (branch, Content::Holes(holes)))
     }
 }
 

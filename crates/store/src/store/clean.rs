@@ -6,7 +6,7 @@
 //! and the next victim is not there yet. Absent: how victims come into memory, which is `victims`'s.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use strongroom_block::{Buffer, keyless_checksum};
 
@@ -32,6 +32,8 @@ pub(super) const POOL_RESERVE_SHARE_LOW: u32 = 4;
 const AHEAD_SEGMENTS: u32 = 4;
 /// While so much is in use for each byte that is live nothing is cleaned, if space is plenty.
 const GARBAGE_SHARE_LEAST: f64 = 1.5;
+/// Segments that may turn out unreadable in one poll; then the next poll goes on.
+const UNREAD_PER_POLL: u32 = 8;
 /// Segments of garbage that are not worth cleaning while space is plenty.
 const GARBAGE_SEGMENTS: u64 = 16;
 /// Segments that are copied for a waiting request, besides everything live twice, before it is told that there is no space.
@@ -40,7 +42,7 @@ const FUTILE_SEGMENTS: u64 = 16;
 /// Something live of a victim. Ranges are bytes of the victim as read.
 pub(super) enum Live {
     Block { branch: u32, lba: u64, version: Version, item_at: usize, data_at: usize },
-    Hole { branch: u32, sequence: u64, place: ItemPlace },
+    Hole { branch: u32, start: u64, sequence: u64, place: ItemPlace },
 }
 
 impl Live {
@@ -135,6 +137,13 @@ pub(super) struct Cleaner {
     pub(super) awaits_slices: bool,
     /// Copied since the first request began to wait for space, in bytes, and what tables count for.
     pub(super) copied_for_front: u64,
+    /// Segments that the medium did not read, each with the length of the log from which on it is tried again. An error of the medium
+    /// may pass: only a checksum that does not match shows damage.
+    unread: BTreeMap<u32, u64>,
+    /// How many could not be read in this poll.
+    pub(super) unread_in_poll: u32,
+    /// Those were tried again for the request that waits now.
+    pub(super) tried_again: bool,
 }
 
 impl Cleaner {
@@ -155,9 +164,10 @@ impl Cleaner {
         !self.pool.live.is_empty() || !self.victims.is_empty()
     }
 
-    /// Whether this segment is one of those being cleaned.
+    /// Whether this segment is one of those being cleaned, or could not be read lately.
     fn has(&self, segment: u32) -> bool {
-        self.victims.has(segment)
+        self.unread.contains_key(&segment)
+            || self.victims.has(segment)
             || self.pool.sources.iter().any(|source| source.segment == segment)
             || self.ending.iter().any(|&(ending, _)| ending == segment)
     }
@@ -173,6 +183,10 @@ impl Store {
     }
 
     fn victim(&mut self) -> Option<u32> {
+        if !self.cleaner.unread.is_empty() {
+            let log_bytes = self.log_bytes();
+            self.cleaner.unread.retain(|_, try_again_at| *try_again_at > log_bytes);
+        }
         let cleaner = &self.cleaner;
         self.segments.victim(self.head.next_sequence, cleaner.urgent, |segment| cleaner.has(segment))
     }
@@ -302,7 +316,7 @@ impl Store {
         let cleaner = &mut self.cleaner;
         let hurry = cleaner.urgent || cleaner.cold.filling;
         let most = if hurry { URGENT_PER_POLL_BYTES } else { CLEANING_PER_POLL_BYTES };
-        let enough = cleaner.copied_in_poll >= most;
+        let enough = cleaner.copied_in_poll >= most || cleaner.unread_in_poll >= UNREAD_PER_POLL;
         let was_held_back = cleaner.held_back;
         // A waiting request needs another poll even between two victims.
         cleaner.held_back = enough && (hurry || cleaner.is_busy());
@@ -345,16 +359,44 @@ impl Store {
                 self.segments.unpin(segment);
                 continue;
             }
-            let bytes = victim.into_bytes();
-            match bytes.and_then(|bytes| self.live_of(segment, &bytes).map(|live| (bytes, live))) {
-                Ok((_, live)) if live.is_empty() => self.segments.unpin(segment),
-                Ok((bytes, live)) => self.cleaner.pool.add(segment, bytes, live),
+            let bytes = match victim.into_bytes() {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    self.segments.unpin(segment);
+                    self.not_read(segment, &error);
+                    continue;
+                }
+            };
+            match self.live_of(segment, &bytes) {
+                Ok(live) if live.is_empty() => self.segments.unpin(segment),
+                Ok(live) => self.cleaner.pool.add(segment, bytes, live),
                 Err(reason) => {
                     self.damaged(segment, &reason);
                     self.segments.unpin(segment);
                 }
             }
         }
+    }
+
+    /// The medium did not read a segment: it is left alone until the log has grown by a segment, or the store is idle.
+    fn not_read(&mut self, segment: u32, error: &str) {
+        tracing::warn!(volume = %self.info.volume_id, segment, error, "cleaning cannot read a segment; it is tried again later");
+        self.stats.cleaning_io_errors += 1;
+        self.cleaner.unread_in_poll += 1;
+        let try_again_at = self.log_bytes() + u64::from(self.layout.segment_bytes);
+        self.cleaner.unread.insert(segment, try_again_at);
+    }
+
+    /// Segments that could not be read are tried again. Whether there are any.
+    pub(super) fn try_unread_again(&mut self) -> bool {
+        let any = !self.cleaner.unread.is_empty();
+        self.cleaner.unread.clear();
+        any
+    }
+
+    /// The first request would be refused for want of space: segments that could not be read are tried once more for it.
+    pub(super) fn try_unread_for_front(&mut self) -> bool {
+        !std::mem::replace(&mut self.cleaner.tried_again, true) && self.try_unread_again()
     }
 
     /// Leaves a segment as it is: nothing in it may be lost by copying.
@@ -401,10 +443,10 @@ impl Store {
                     }
                 }
             }
-            Entry::Hole { branch, sequence, item_at, .. } => {
+            Entry::Hole { branch, start, sequence, item_at, .. } => {
                 let place = ItemPlace { segment, item_at: unit_at as u32 + item_at };
-                if self.map.hole_at(branch, sequence, place).is_some() {
-                    live.push(Live::Hole { branch, sequence, place });
+                if self.map.hole_at(branch, start, sequence, place).is_some() {
+                    live.push(Live::Hole { branch, start, sequence, place });
                 }
             }
             Entry::Table { .. }
@@ -488,12 +530,12 @@ impl Store {
                 raw.push(Raw::Copy { branch, lba, from: version, item_at, data_index });
                 data.push(block);
             }
-            Live::Hole { branch, sequence, place } => {
-                let Some(hole) = self.map.hole_at(branch, sequence, place) else { return true };
+            Live::Hole { branch, start, sequence, place } => {
+                let Some(hole) = self.map.hole_at(branch, start, sequence, place) else { return true };
                 let record = hole.record.as_ref().map_or(&[][..], |record| record.as_bytes());
                 let pushed = unit.push_hole(branch, hole.start, hole.count, sequence, record);
                 let Some(item_at) = pushed else { return false };
-                raw.push(Raw::CopyHole { branch, sequence, from: place, item_at });
+                raw.push(Raw::CopyHole { branch, start, sequence, from: place, item_at });
             }
         }
         true

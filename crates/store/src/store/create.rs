@@ -225,7 +225,7 @@ pub(super) fn fresh(superblock: Superblock, superblock_copy: usize, open_id: u64
     if let Some(hole) = first.hole {
         let node = map.catalogue.head(0).expect("the volume has its branch");
         segments.add_live(0, hole.live_bytes());
-        map.table_mut(node).holes.insert(hole, |_| ());
+        map.table_mut(node).holes.insert(hole, |_, _, _| false, |_| ());
     }
     let head = Head {
         segment: NO_SEGMENT,

@@ -10,7 +10,7 @@ use super::group::GroupKind;
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::error::StoreError;
-use crate::layout::SUPERBLOCK_AT;
+use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::op::{OpError, Outcome};
 use crate::planted::PlantedFault;
 use crate::superblock::Superblock;
@@ -84,8 +84,12 @@ pub(super) struct Round {
     pub(super) idle: bool,
     /// There was no space for a table; not again in this poll.
     pub(super) blocked: bool,
-    /// Rows of the table that are not in a unit yet.
+    /// Rows of the table that are not in a unit yet, for about one unit.
     pub(super) rows: Vec<u8>,
+    /// The segment from which on rows are still to be made; `None`: all were.
+    rows_from: Option<u32>,
+    /// Generation of the segment in which the table begins. Later ones were opened for the table, and are not in it.
+    rows_below: u64,
     /// The catalogue that comes with the table, and how much of it is in units.
     catalogue: Vec<u8>,
     catalogue_done: usize,
@@ -122,6 +126,12 @@ impl Round {
     /// None is on its way, nor anything of one.
     pub(super) fn is_idle(&self) -> bool {
         self.phase == Phase::Idle && self.writing.is_none()
+    }
+
+    fn push_row(&mut self, segment: u32, end: u32, generation: u64) {
+        self.rows.extend_from_slice(&segment.to_be_bytes());
+        self.rows.extend_from_slice(&end.to_be_bytes());
+        self.rows.extend_from_slice(&generation.to_be_bytes());
     }
 }
 
@@ -313,9 +323,11 @@ impl Store {
             self.begin_table();
         }
         let mut unit = UnitBuilder::new(self.layout, limit);
+        self.make_rows(limit as usize * RECORD_BLOCK / TABLE_ROW);
         let taken = unit.push_table(&self.round.rows);
         self.round.rows.drain(..taken * TABLE_ROW);
         if self.round.rows.is_empty() {
+            debug_assert!(self.round.rows_from.is_none(), "one row more than fits was made");
             let (done, total) = (self.round.catalogue_done, self.round.catalogue.len());
             self.round.catalogue_done += unit.push_catalogue(done, total, &self.round.catalogue[done..]);
         }
@@ -338,24 +350,37 @@ impl Store {
         self.round.dying = self.segments.take_dead();
         let whole = u64::from(self.table_segments()) * u64::from(self.layout.segment_bytes);
         self.cleaner.copied_for_front += TABLE_FUTILE_SHARE * whole;
-        let mut rows = Vec::new();
-        let mut row = |segment: u32, end: u32, generation: u64| {
-            rows.extend_from_slice(&segment.to_be_bytes());
-            rows.extend_from_slice(&end.to_be_bytes());
-            rows.extend_from_slice(&generation.to_be_bytes());
-        };
-        for (segment, entry) in self.segments.listed() {
-            row(segment, entry.end, entry.generation);
-        }
         let head = self.head.segment;
-        row(head, self.head.block, self.segments.segment(head).generation);
-        self.round.rows = rows;
+        let generation = self.segments.segment(head).generation;
+        self.round.rows = Vec::new();
+        (self.round.rows_from, self.round.rows_below) = (Some(0), generation);
         let trivial = self.map.catalogue.is_trivial();
         self.round.catalogue = if trivial { Vec::new() } else { self.map.catalogue.encode() };
         self.round.catalogue_done = 0;
         self.round.operations = self.operations.encode();
         self.round.operations_done = 0;
         self.round.next_table = (head, self.head.block, self.head.next_lsn);
+    }
+
+    /// Makes rows of the table until one more is there than a unit takes. What the other segments are does not change before the table
+    /// is whole: nothing else is appended meanwhile, and nothing becomes free.
+    fn make_rows(&mut self, unit_rows: usize) {
+        while self.round.rows.len() <= unit_rows * TABLE_ROW
+            && let Some(from) = self.round.rows_from
+        {
+            match self.segments.next_listed(from, self.round.rows_below) {
+                Some((segment, entry)) => {
+                    let (end, generation) = (entry.end, entry.generation);
+                    self.round.push_row(segment, end, generation);
+                    self.round.rows_from = Some(segment + 1);
+                }
+                None => {
+                    let (head, block, _) = self.round.next_table;
+                    self.round.push_row(head, block, self.round.rows_below);
+                    self.round.rows_from = None;
+                }
+            }
+        }
     }
 
     pub(super) fn table_written(&mut self, lsn: u64) {

@@ -77,7 +77,7 @@ impl Store {
     }
 
     pub(super) fn hole_record(&self, sequence: u64) -> Option<HoleRecord> {
-        let hole = self.map.hole(sequence)?;
+        let hole = self.map.sealed_hole(sequence)?;
         let record = hole.record.clone()?;
         Some(HoleRecord { start: Lba(hole.start), count: hole.count, record })
     }

@@ -7,11 +7,16 @@ use super::{Head, Store};
 use crate::catalogue::{Change, NodeId};
 use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
+use crate::map::Table;
 use crate::op::{OpError, Outcome};
 use crate::planted::PlantedFault;
 
+/// Fragments of older holes that a new one replaces at once; a hole over more of them is taken in in slices.
+const FRAGMENTS_AT_ONCE: usize = 256;
 /// Retained versions looked at for eviction at once.
 const EVICTED_PER_SLICE: usize = 4096;
+/// Upper bound on versions that one request with feedback releases.
+pub(super) const RELEASED_PER_REQUEST: usize = 16384;
 
 /// What a group is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +32,7 @@ pub(super) enum Update {
     Block { branch: u32, lba: u64, version: Version },
     Hole { branch: u32, hole: Box<Hole> },
     Copy { branch: u32, lba: u64, from: Version, to: Version },
-    CopyHole { branch: u32, sequence: u64, from: ItemPlace, to: ItemPlace },
+    CopyHole { branch: u32, start: u64, sequence: u64, from: ItemPlace, to: ItemPlace },
     Change { change: Box<Change>, sequence: u64 },
 }
 
@@ -76,7 +81,9 @@ impl Store {
                 Update::Block { branch, lba, version } => self.apply_block(branch, lba, version),
                 Update::Hole { branch, hole } => self.apply_hole(branch, *hole),
                 Update::Copy { branch, lba, from, to } => self.apply_copy(branch, lba, from, to),
-                Update::CopyHole { branch, sequence, from, to } => self.apply_hole_copy(branch, sequence, from, to),
+                Update::CopyHole { branch, start, sequence, from, to } => {
+                    self.apply_hole_copy(branch, start, sequence, from, to);
+                }
                 Update::Change { change, sequence } => self.apply_change(&change, sequence),
             }
         }
@@ -147,7 +154,8 @@ impl Store {
             None => {
                 let segments = &mut self.segments;
                 let gone = |hole: Hole| segments.sub_live(hole.place.segment, hole.live_bytes());
-                table.holes.trim(lba, version.sequence(), gone);
+                let Table { index, holes } = table;
+                holes.trim(lba, version.sequence(), |start, end, hole| index.is_newer(start, end, hole), gone);
             }
         }
     }
@@ -155,11 +163,18 @@ impl Store {
     fn apply_hole(&mut self, branch: u32, hole: Hole) {
         let node = self.map.catalogue.head(branch).expect("a branch with writes in flight is not deleted");
         let (range, sequence) = ((hole.start, hole.start + hole.count), hole.sequence);
+        let is_sealed = self.info.kind.is_sealed();
         let segments = &mut self.segments;
         segments.add_live(hole.place.segment, hole.live_bytes());
-        let holes = &mut self.map.table_mut(node).holes;
-        holes.insert(hole, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
-        self.cover(node, branch, range, sequence);
+        let Table { index, holes } = self.map.table_mut(node);
+        let in_slices = holes.has_more_than(FRAGMENTS_AT_ONCE, range.0, range.1);
+        if in_slices {
+            holes.begin_insert(hole);
+        } else {
+            let needless = |start, end, hole| !is_sealed && index.is_newer(start, end, hole);
+            holes.insert(hole, needless, |gone| segments.sub_live(gone.place.segment, gone.live_bytes()));
+        }
+        self.cover(node, branch, range, sequence, in_slices);
     }
 
     fn apply_copy(&mut self, branch: u32, lba: u64, from: Version, to: Version) {
@@ -170,8 +185,8 @@ impl Store {
         }
     }
 
-    fn apply_hole_copy(&mut self, branch: u32, sequence: u64, from: ItemPlace, to: ItemPlace) {
-        if let Some(bytes) = self.map.relocate_hole(branch, sequence, from, to) {
+    fn apply_hole_copy(&mut self, branch: u32, start: u64, sequence: u64, from: ItemPlace, to: ItemPlace) {
+        if let Some(bytes) = self.map.relocate_hole(branch, start, sequence, from, to) {
             self.segments.sub_live(from.segment, bytes);
             self.segments.add_live(to.segment, bytes);
         }
@@ -206,8 +221,9 @@ impl Store {
         self.evict_over_budget() || self.map.versions.len() < kept
     }
 
-    /// Feedback on one block of a view. Returns how many versions it released.
-    pub(super) fn verified(&mut self, node: NodeId, lba: u64, sequence: u64) -> u64 {
+    /// Feedback on one block of a view. Returns how many versions it released; no more than `fuel`, which are taken off it. The others
+    /// go with later feedback, or when the budget is exceeded.
+    pub(super) fn verified(&mut self, node: NodeId, lba: u64, sequence: u64, fuel: &mut usize) -> u64 {
         let found = self.map.path(node).iter().zip(self.map.catalogue.path(node)).find_map(|(table, node)| {
             let newest = table.index.find(lba).is_some_and(|version| version.sequence() == sequence);
             let hole = table.holes.covering(lba).is_some_and(|(.., hole)| hole == sequence);
@@ -229,14 +245,14 @@ impl Store {
         // Its own node, which is another one than that of the table while that is being merged.
         let own = catalogue.node_of(branch, sequence);
         let same = |branch, sequence| catalogue.node_of(branch, sequence) == own;
-        self.map.versions.release_below(lba, sequence, same, |version| released.push(version));
+        self.map.versions.release_below(lba, sequence, fuel, same, |version| released.push(version));
         for &version in &released {
             self.live_sub(version);
         }
-        if newest {
+        if newest && self.map.may_trim(of) {
             let segments = &mut self.segments;
             let gone = |hole: Hole| segments.sub_live(hole.place.segment, hole.live_bytes());
-            self.map.table_mut(of).holes.trim(lba, sequence, gone);
+            self.map.table_mut(of).holes.trim(lba, sequence, |_, _, _| false, gone);
         }
         if !released.is_empty() {
             self.note_feedback(branch, lba, sequence);

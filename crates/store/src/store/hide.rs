@@ -12,11 +12,15 @@ use super::append::Content;
 use super::gate::Gate;
 use super::group::Finished;
 use crate::catalogue::NodeId;
+use crate::holes::Hole;
+use crate::map::Table;
 
 /// What a slice costs besides its blocks, counted in blocks: it looks at chunks of the index that have none.
 const SLICE_COST: u64 = 256;
 /// Chunks of the index that one slice looks at, at most.
-const CHUNKS_PER_SLICE: u32 = 16384;
+const CHUNKS_PER_SLICE: u32 = 1024;
+/// Fragments of other holes that one slice replaces, at most.
+const FRAGMENTS_PER_SLICE: usize = 512;
 
 /// A part of a node under a hole, from which older blocks are to be taken.
 struct Covered {
@@ -26,6 +30,8 @@ struct Covered {
     end: u64,
     /// Of the hole.
     sequence: u64,
+    /// The hole itself is taken in with the slices, because it replaces many others.
+    inserts: bool,
 }
 
 /// What holes have still to hide.
@@ -58,9 +64,9 @@ impl Hiding {
 
 impl Store {
     /// A hole is in its node: what is older there goes, slice by slice.
-    pub(super) fn cover(&mut self, node: NodeId, branch: u32, range: (u64, u64), sequence: u64) {
+    pub(super) fn cover(&mut self, node: NodeId, branch: u32, range: (u64, u64), sequence: u64, inserts: bool) {
         self.hiding.taken += 1;
-        self.hiding.covered.push_back(Covered { node, branch, at: range.0, end: range.1, sequence });
+        self.hiding.covered.push_back(Covered { node, branch, at: range.0, end: range.1, sequence, inserts });
     }
 
     /// Answers a request for holes when everything that they cover is hidden.
@@ -103,11 +109,21 @@ impl Store {
 
     fn hide_slice(&mut self) -> bool {
         let Some(covered) = self.hiding.covered.front_mut() else { return false };
-        let &mut Covered { node, branch, at, end, sequence } = covered;
+        let &mut Covered { node, branch, at, end, sequence, inserts } = covered;
         let (sealed, weight, layout) = (self.info.kind.is_sealed(), self.layout.live_block_bytes(), self.layout);
-        let index = &mut self.map.table_mut(node).index;
-        let until = index.end_of_slice(at, end, self.hiding.left_in_poll, CHUNKS_PER_SLICE);
+        let Table { index, holes } = self.map.table_mut(node);
+        let mut until = index.end_of_slice(at, end, self.hiding.left_in_poll, CHUNKS_PER_SLICE);
         let (segments, mut hidden, mut seen) = (&mut self.segments, Vec::new(), 0);
+        if inserts {
+            until = holes.end_of_slice(at, until, FRAGMENTS_PER_SLICE);
+            seen += FRAGMENTS_PER_SLICE as u64;
+            let needless = |start, end, hole| !sealed && index.is_newer(start, end, hole);
+            let mut gone = |gone: Hole| segments.sub_live(gone.place.segment, gone.live_bytes());
+            holes.take_range(sequence, at, until, &needless, &mut gone);
+            if until >= end {
+                holes.finish_insert(sequence, gone);
+            }
+        }
         index.retain_range(at, until, |lba, version| {
             seen += 1;
             // What was written since stays.

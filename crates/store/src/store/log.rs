@@ -151,7 +151,7 @@ pub(super) enum Raw {
     Block { branch: u32, lba: u64, sequence: u64, item_at: u32, data_index: u32 },
     Hole { branch: u32, start: u64, count: u64, sequence: u64, record: Option<SealRecord>, item_at: u32 },
     Copy { branch: u32, lba: u64, from: Version, item_at: u32, data_index: u32 },
-    CopyHole { branch: u32, sequence: u64, from: ItemPlace, item_at: u32 },
+    CopyHole { branch: u32, start: u64, sequence: u64, from: ItemPlace, item_at: u32 },
     Change { change: Box<Change>, sequence: u64 },
 }
 
@@ -329,9 +329,13 @@ impl Store {
                 Raw::Copy { branch, lba, from, item_at, data_index } => {
                     Update::Copy { branch, lba, from, to: version(from.sequence(), item_at, data_index) }
                 }
-                Raw::CopyHole { branch, sequence, from, item_at } => {
-                    Update::CopyHole { branch, sequence, from, to: ItemPlace { segment, item_at: unit_at + item_at } }
-                }
+                Raw::CopyHole { branch, start, sequence, from, item_at } => Update::CopyHole {
+                    branch,
+                    start,
+                    sequence,
+                    from,
+                    to: ItemPlace { segment, item_at: unit_at + item_at },
+                },
                 Raw::Change { change, sequence } => Update::Change { change, sequence },
             })
             .collect()

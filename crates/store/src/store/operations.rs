@@ -169,7 +169,7 @@ impl Store {
                 // Each hole has a sequence of its own. What is newer in its range stays, without being counted.
                 if range
                     .clone()
-                    .any(|sequence| nodes.iter().any(|&node| self.map.table(node).holes.hole(sequence).is_some()))
+                    .any(|sequence| nodes.iter().any(|&node| self.map.table(node).holes.sealed(sequence).is_some()))
                 {
                     return Err(OpError::ReplayRefused(TAKEN));
                 }

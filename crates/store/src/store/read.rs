@@ -466,11 +466,7 @@ impl Store {
         match owner {
             Owner::Caller { token, bytes } => self.complete(token, bytes, extents.map(Outcome::Read)),
             Owner::Gate(ticket) => self.gate_read_finished(ticket, extents),
-            Owner::Scrub => {
-                if let Err(OpError::Medium { lba, .. }) = extents {
-                    self.scrub_read_failed(lba.0);
-                }
-            }
+            Owner::Scrub => self.scrub_block_read(extents),
         }
     }
 

@@ -119,13 +119,12 @@ impl Store {
         begun
             .map(|branch| {
                 // Blocks arrive by address, and what survives a crash is the beginning of what was written.
-                let mut last = None;
-                self.map.table(branch.node).index.for_each(|lba, _| last = Some(lba));
+                let end = self.map.table(branch.node).index.end();
                 ReceptionInfo {
                     id: SnapshotId(branch.receiving),
                     from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
                     name: branch.name.clone(),
-                    position: last.map_or(0, |lba| BLOCKS_FROM + lba + 1),
+                    position: if end > 0 { BLOCKS_FROM + end } else { 0 },
                 }
             })
             .collect()

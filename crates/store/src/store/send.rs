@@ -1,10 +1,11 @@
-//! Sending: what a snapshot has, or what it has that an older one has not, as a stream. Holes first, oldest first; then
-//! blocks by address. A position in that order is all that is needed to go on after an interruption.
+//! Sending: what a snapshot has, or what it has that an older one has not, as a stream. Holes first, in an order in which a newer one
+//! comes behind those that it hides; then blocks by address. After an interruption it goes on at a block, or from the start.
 
 use strongroom_block::{Lba, SealRecord};
 
 use super::Store;
 use crate::catalogue::NodeId;
+use crate::holes::HolesAt;
 use crate::index::low_bits;
 use crate::map::At;
 use crate::op::{Extent, Op, OpError, Outcome};
@@ -13,6 +14,10 @@ use crate::view::{SnapshotId, View};
 
 /// Bytes of data that are read at once.
 const SLICE_BYTES: u64 = 256 << 10;
+/// Holes that one call sends, at most.
+const HOLES_AT_ONCE: usize = 4096;
+/// Fragments of holes that one call looks at.
+const HOLES_LOOKED_AT_MAX: usize = 1 << 14;
 /// Chunks of 64 blocks that one call looks at when it finds nothing to send, in whichever nodes.
 const CHUNKS_LOOKED_AT_MAX: usize = 1 << 14;
 
@@ -23,6 +28,8 @@ pub struct Sender {
     to: SnapshotId,
     sealing: Option<StreamSealing>,
     position: u64,
+    /// The next holes: of which node, and where in it.
+    holes: (NodeId, HolesAt),
     chain: Chain,
     begun: bool,
     done: bool,
@@ -32,7 +39,16 @@ impl Sender {
     /// Of the snapshot `to`; if `from` is given, only what it does not have. `position`: 0, or where an interrupted
     /// reception says that it stands.
     pub fn new(from: Option<SnapshotId>, to: SnapshotId, position: u64) -> Sender {
-        Sender { from, to, sealing: None, position, chain: Chain::START, begun: false, done: false }
+        Sender {
+            from,
+            to,
+            sealing: None,
+            position,
+            holes: (0, HolesAt::START),
+            chain: Chain::START,
+            begun: false,
+            done: false,
+        }
     }
 
     /// The stream tells how new blocks of the volume are sealed, so that one made for it seals them likewise.
@@ -142,18 +158,33 @@ impl Store {
         Ok(catalogue.path(node).take_while(|&node| node != base).collect())
     }
 
-    /// Holes with larger sequences than the position, in their order.
+    /// The next holes: those of older nodes first, so that a newer one wins; of a sealed volume those of one node by sequence, for the same
+    /// reason. `None`: there are no more. Nothing to send where enough was looked at.
     fn send_holes(&self, nodes: &[NodeId], sender: &mut Sender) -> Option<Vec<u8>> {
-        let all = nodes.iter().flat_map(|&node| self.map.table(node).holes.iter());
-        let mut left: Vec<_> = all.filter(|hole| hole.sequence > sender.position).collect();
-        left.sort_unstable_by_key(|hole| hole.sequence);
-        left.truncate(4096);
-        let mut out = Vec::new();
-        for hole in left {
-            sender.position = hole.sequence;
-            let (start, count, record) = (hole.start, hole.count, hole.record.clone());
-            let frame = Frame::Hole { start, count, record };
-            out.extend_from_slice(&frame.encode(sender.position, &mut sender.chain));
+        let (mut out, mut fuel, mut left) = (Vec::new(), HOLES_LOOKED_AT_MAX, HOLES_AT_ONCE);
+        // Parents have smaller numbers. One that is gone was merged into another, which comes later.
+        while let Some(&node) = nodes.iter().filter(|&&node| node >= sender.holes.0).min() {
+            if node > sender.holes.0 {
+                sender.holes = (node, HolesAt::START);
+            }
+            let (position, chain) = (&mut sender.position, &mut sender.chain);
+            let next = self.map.table(node).holes.visit(sender.holes.1, &mut fuel, |hole| {
+                if left == 0 {
+                    return false;
+                }
+                left -= 1;
+                *position = hole.sequence.max(*position);
+                let frame = Frame::Hole { start: hole.start, count: hole.count, record: hole.record };
+                out.extend_from_slice(&frame.encode(*position, chain));
+                true
+            });
+            match next {
+                Some(next) => {
+                    sender.holes.1 = next;
+                    return Some(out);
+                }
+                None => sender.holes = (node + 1, HolesAt::START),
+            }
         }
         (!out.is_empty()).then_some(out)
     }

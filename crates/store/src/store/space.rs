@@ -145,6 +145,7 @@ impl Store {
     /// A write was taken (or, if not, refused for want of space).
     pub(super) fn space_taken(&mut self, taken: bool) {
         self.space.asked_again = false;
+        self.cleaner.tried_again = false;
         self.space.quiet = false;
         if self.space.refused == taken {
             self.space.refused = !taken;

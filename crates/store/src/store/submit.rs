@@ -6,6 +6,7 @@ use strongroom_block::{Buffer, HoleRecord, Lba, SealRecord, Token};
 use super::Store;
 use super::append::{Addresses, Content, WriteOp};
 use super::gate::Gate;
+use super::group::RELEASED_PER_REQUEST;
 use super::read::{Owner, Wanted};
 use crate::catalogue::NodeId;
 use crate::op::{Completion, Op, OpError, Origin, Outcome};
@@ -103,7 +104,9 @@ impl Store {
             }
             Op::Verified { pairs } => {
                 check(pairs.len() <= Op::VERIFIED_MAX, "more than Op::VERIFIED_MAX pairs of feedback")?;
-                let released = pairs.iter().map(|(lba, sequence)| self.verified(node, lba.0, sequence.0)).sum();
+                let mut fuel = RELEASED_PER_REQUEST;
+                let released = pairs.iter().map(|(lba, sequence)| self.verified(node, lba.0, sequence.0, &mut fuel));
+                let released = released.sum();
                 self.complete(token, bytes, Ok(Outcome::Verified { released }));
             }
             Op::Grow { blocks } => self.start_grow(token, blocks, bytes)?,

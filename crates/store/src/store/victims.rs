@@ -30,8 +30,13 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
+    #[cfg(test)]
     pub(super) fn whole(bytes: Buffer) -> Pieces {
         Pieces { piece_bytes: bytes.len().max(1), len: bytes.len(), pieces: vec![bytes] }
+    }
+
+    pub(super) fn new(pieces: Vec<Buffer>, piece_bytes: usize, len: usize) -> Pieces {
+        Pieces { pieces, piece_bytes, len }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use strongroom_block::{BlockSize, Geometry, Lba, Token, VolumeId};
 
 use super::*;
-use crate::op::Op;
+use crate::op::{Op, OpError};
 use crate::options::{CreateOptions, OpenOptions, UnitKind};
 
 const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 64, block_bytes: 4096, item_bytes: 8 };
@@ -103,4 +103,21 @@ fn segments_that_copies_will_fill_are_kept_for_them() {
     store.cleaner.pool.add(1, Pieces::whole(Buffer::copy_from(&[0])), blocks(1, &sequences));
     let kept = reserved / POOL_RESERVE_SHARE - reserved / POOL_RESERVE_SHARE_LOW;
     assert_eq!(store.kept_for_copies(), kept);
+}
+
+/// A segment that could not be read, and is not worth cleaning either, holds up no request: with no space left it is told so.
+#[test]
+fn a_request_does_not_wait_for_a_segment_that_cleaning_will_not_take() {
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 4096 };
+    let create = CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain);
+    let create = CreateOptions { segment_bytes: 64 << 10, segments: Some(280), ..create };
+    let mut store = Store::open_in_memory(&create, &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    let refused = (0..4096).find_map(|lba| {
+        // The head is no victim.
+        store.cleaner.unread.insert(store.head.segment, u64::MAX);
+        store.cleaner.tried_again = false;
+        let data = vec![Buffer::copy_from(&[1; 4096])];
+        store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).err()
+    });
+    assert_eq!(refused, Some(OpError::NoSpace));
 }
