@@ -478,6 +478,7 @@ mod tests {
             ("root = '/srv'\n[limits]\nmemory_bytes = 1", "limits.memory_bytes"),
             ("root = '/srv'\n[limits]\ndiscovery_timeout_s = 0", "limits.discovery_timeout_s"),
             ("root = '/srv'\n[limits]\nread_memory_bytes = 1", "limits.read_memory_bytes"),
+            ("root = '/srv'\n[limits]\nscrub_share = 51", "limits.scrub_share"),
             ("root = '/srv'\n[limits]\nrekey_tags = 0", "limits.rekey_tags"),
             ("root = '/srv'\n[limits]\nrekey_bytes = 68719476737", "limits.rekey_bytes"),
             ("root = '/srv'\n[[plain]]\ninitiators = []\nvolumes = ['a']", "plain[0].initiators"),

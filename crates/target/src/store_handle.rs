@@ -296,11 +296,24 @@ impl StoreHandle {
         self.shared.borrow().store.bad_blocks().into_iter().map(|lba| lba.0).collect()
     }
 
-    /// Nothing was asked for a while: looks for rot in one segment. How many times the whole store was read.
-    pub(crate) fn scrub(&mut self) -> u64 {
-        let mut store = self.store();
-        store.scrub();
-        store.stats().scrub_passes
+    /// Nothing was asked for a while: looks for rot in one segment.
+    pub(crate) fn scrub(&mut self) {
+        self.store().scrub();
+    }
+
+    /// Looks for rot in one segment although requests are in flight.
+    pub(crate) fn scrub_beside(&mut self) {
+        self.store().scrub_beside();
+    }
+
+    /// Whether a segment is being read for that.
+    pub(crate) fn is_scrubbing(&self) -> bool {
+        self.shared.borrow().store.is_scrubbing()
+    }
+
+    /// How many times the whole store was read for that.
+    pub(crate) fn scrub_passes(&self) -> u64 {
+        self.shared.borrow().store.scrub_passes()
     }
 
     fn store(&self) -> RefMut<'_, Store> {

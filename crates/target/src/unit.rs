@@ -513,9 +513,24 @@ impl Unit {
         self.store.idle();
     }
 
-    /// Nothing was asked for a while: looks for rot a little. How many times the whole store was read.
-    pub(crate) fn scrub(&mut self) -> u64 {
-        self.store.scrub()
+    /// Nothing was asked for a while: looks for rot in one segment.
+    pub(crate) fn scrub(&mut self) {
+        self.store.scrub();
+    }
+
+    /// Looks for rot in one segment although requests are in flight.
+    pub(crate) fn scrub_beside(&mut self) {
+        self.store.scrub_beside();
+    }
+
+    /// Whether a segment is being read for that.
+    pub(crate) fn is_scrubbing(&self) -> bool {
+        self.store.is_scrubbing()
+    }
+
+    /// How many times the whole store was read for that.
+    pub(crate) fn scrub_passes(&self) -> u64 {
+        self.store.scrub_passes()
     }
 
     /// Addresses of blocks that scrubbing found to be bad.

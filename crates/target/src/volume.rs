@@ -94,6 +94,10 @@ pub struct Access {
     /// Sealed volumes: initiators may choose to read an older version of a block that does not open.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub previous_versions: bool,
+    /// If the part of its log that opening replays is damaged, the volume is opened read-only and some blocks may be missing or old; else it
+    /// is not opened at all.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub read_only_if_damaged: bool,
     /// What the sessions that use it must have.
     pub protection: Protection,
 }
@@ -211,7 +215,14 @@ impl Volume {
 
     /// How its store is opened, with so much for its caches of records and of data, in bytes.
     pub(crate) fn open_options(&self, (record_cache_bytes, data_cache_bytes): (usize, usize)) -> OpenOptions {
-        OpenOptions { io: self.io, record_cache_bytes, data_cache_bytes, ..OpenOptions::default() }
+        let read_only_if_damaged = self.access.read_only_if_damaged;
+        OpenOptions {
+            io: self.io,
+            record_cache_bytes,
+            data_cache_bytes,
+            read_only_if_damaged,
+            ..OpenOptions::default()
+        }
     }
 
     /// Whether a store's superblock belongs to this description; otherwise what contradicts.

@@ -13,6 +13,7 @@ mod memory;
 mod opening;
 mod orders;
 mod places;
+mod scrubbing;
 mod session;
 mod sessions;
 mod sliced;

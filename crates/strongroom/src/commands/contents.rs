@@ -123,6 +123,10 @@ pub(crate) struct AccessArgs {
     /// can damage blocks on the way or in the store then has a say in which version is read.
     #[arg(long)]
     previous_versions: bool,
+    /// If the log is so damaged that the volume does not open, open it read-only, so that what is left can be copied. Blocks may then be
+    /// missing or old: `strongroom store damage` says which.
+    #[arg(long)]
+    read_only_if_damaged: bool,
     #[command(flatten)]
     protection: ProtectionArgs,
     #[command(flatten)]
@@ -242,7 +246,8 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
 
 /// Runs `volume access`.
 pub(crate) fn access(args: AccessArgs) -> Result<()> {
-    let AccessArgs { name, peers, initiators, read_only, previous_versions, protection, target } = args;
+    let AccessArgs { name, peers, initiators, read_only, previous_versions, read_only_if_damaged, protection, target } =
+        args;
     let catalogue = target.open()?;
     let before = catalogue.show(&name)?.volume;
     if before.sealed.is_some() && !initiators.is_empty() {
@@ -253,7 +258,8 @@ pub(crate) fn access(args: AccessArgs) -> Result<()> {
             "a plain volume has no seals by which a good version could be told from a bad one; leave --previous-versions out"
         );
     }
-    let access = Access { peers, initiators, read_only, previous_versions, protection: protection.into() };
+    let protection = protection.into();
+    let access = Access { peers, initiators, read_only, previous_versions, read_only_if_damaged, protection };
     catalogue.set_access(&name, access)?;
     if let Some(mut client) = Client::connect(&target.admin_socket()?)?
         && let Reply::Sessions(count @ 1..) = ask(&mut client, &Request::Refresh { volume: name.clone() })?

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
-use strongroom_store::{CheckReport, OpenOptions, RepairOptions, Store, StoreError, Survey};
+use strongroom_store::{CheckReport, OpenOptions, RepairOptions, Store, StoreError, Survey, SuspectBlocks};
 
 use crate::units::show_size;
 
@@ -24,6 +24,12 @@ pub(crate) enum StoreCommand {
     /// Show superblocks, layout and contents of a store in any state. Changes nothing.
     #[command(after_help = "Example: strongroom store info /srv/strongroom/vault/store")]
     Info(StoreArgs),
+    /// Say what of a damaged log cannot be read, and which blocks may be missing or old without it. Changes nothing.
+    #[command(after_help = "Example: strongroom store damage /srv/strongroom/vault/store\n\n\
+        For a store that does not open. To copy what is left: strongroom volume access VOLUME --read-only-if-damaged, with the peers that \
+        may read it; then attach the volume --read-only, or copy it.\n\
+        Exit code 0: nothing is damaged that opening needs. 1: something is. 2: it could not be read.")]
+    Damage(StoreArgs),
     /// Say what can be repaired; with --apply, repair it.
     #[command(after_help = "Examples:\n  \
         strongroom store repair /srv/strongroom/vault/store\n  \
@@ -69,6 +75,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<ExitCode> {
     match command {
         StoreCommand::Check(args) => check(&args),
         StoreCommand::Info(args) => info(&args),
+        StoreCommand::Damage(args) => damage(&args),
         StoreCommand::Repair(args) => repair(&args),
     }
 }
@@ -106,6 +113,37 @@ fn check(args: &StoreArgs) -> Result<ExitCode> {
             Ok(ExitCode::from(2))
         }
     }
+}
+
+/// Runs of blocks that are listed, at most.
+const SUSPECTS_LISTED_MAX: usize = 1000;
+
+fn damage(args: &StoreArgs) -> Result<ExitCode> {
+    let report = match Store::damage_of(&args.dir, SUSPECTS_LISTED_MAX) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("strongroom: cannot read {}: {error}", args.dir.display());
+            return Ok(ExitCode::from(2));
+        }
+    };
+    if args.json {
+        let view = |view: &SuspectBlocks| {
+            let runs: Vec<_> =
+                view.runs.iter().map(|(first, count)| json!({ "lba": first.0, "blocks": count })).collect();
+            json!({ "of": view.of, "runs": runs, "blocks": view.blocks, "blocks_total": view.blocks_total })
+        };
+        let suspects: Vec<_> = report.suspects.iter().map(view).collect();
+        println!("{:#}", json!({ "places": report.damage.places, "suspect_blocks": suspects }));
+    } else if report.damage.is_none() {
+        println!("nothing is damaged that opening needs");
+    } else {
+        report.damage.places.iter().for_each(|place| println!("cannot be read: {place}"));
+        for SuspectBlocks { of, runs, blocks, blocks_total } in &report.suspects {
+            println!("{of}: {blocks} of {blocks_total} blocks may be missing or old");
+            runs.iter().for_each(|(first, count)| println!("  {count} from block {first} on"));
+        }
+    }
+    Ok(ExitCode::from(u8::from(!report.damage.is_none())))
 }
 
 /// How much has been read, of how much.

@@ -325,6 +325,7 @@ fn create(args: CreateArgs) -> Result<()> {
             initiators: args.initiators,
             read_only: args.read_only,
             previous_versions: false,
+            read_only_if_damaged: false,
             protection: args.protection.into(),
         },
     };
@@ -482,6 +483,9 @@ fn show(args: &ShowArgs) -> Result<()> {
     }
     if volume.access.previous_versions {
         line("damaged blocks", "initiators may choose to read older versions of them".to_owned());
+    }
+    if volume.access.read_only_if_damaged {
+        line("damaged log", "opened read-only; blocks may be missing or old".to_owned());
     }
     line("read only", if volume.access.read_only { "yes" } else { "no" }.to_owned());
     line("medium", medium_text(&volume.medium));

@@ -44,6 +44,9 @@ pub struct Limits {
     pub record_cache_bytes: usize,
     /// Data that each open volume may keep in memory, in bytes; 0: none. Where I/O is not direct the kernel caches instead.
     pub data_cache_bytes: usize,
+    /// Of the time of a volume that is never idle, how much scrubbing may take, in percent, at most 50; 0: only idle volumes are
+    /// scrubbed.
+    pub scrub_share: u8,
     /// A connection on which nothing moved for so long is pinged, in seconds; as long again without an answer ends it.
     pub ping_after_s: u64,
     /// A volume that no session uses is closed after so many seconds (and can then be deleted while the target runs).
@@ -57,6 +60,9 @@ pub struct Limits {
     /// How long a graceful stop waits for initiators to finish, in seconds.
     pub stop_timeout_s: u64,
 }
+
+/// Most that `scrub_share` may be, in percent.
+const SCRUB_SHARE_MAX: u8 = 50;
 
 impl Default for Limits {
     fn default() -> Limits {
@@ -74,6 +80,7 @@ impl Default for Limits {
             memory_bytes: None,
             record_cache_bytes: OpenOptions::RECORD_CACHE_BYTES_DEFAULT,
             data_cache_bytes: OpenOptions::DATA_CACHE_BYTES_DEFAULT,
+            scrub_share: 5,
             ping_after_s: 30,
             idle_close_s: 10,
             rekey_tags: ChannelLimits::default().rekey_tags,
@@ -125,6 +132,10 @@ impl Limits {
         if self.memory_bytes.is_some_and(|bytes| bytes < BUDGET_BYTES_MIN) {
             let problem = format!("must be at least {BUDGET_BYTES_MIN}; leave it out for half of the machine's memory");
             return Err(ConfigError::value("limits.memory_bytes", problem));
+        }
+        if self.scrub_share > SCRUB_SHARE_MAX {
+            let problem = format!("must be 0 to {SCRUB_SHARE_MAX} (percent of time); 0 scrubs only idle volumes");
+            return Err(ConfigError::value("limits.scrub_share".to_owned(), problem));
         }
         let at_most = [
             ("rekey_tags", self.rekey_tags, GENERATION_TAGS_CAP / 2),

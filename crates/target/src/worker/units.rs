@@ -11,6 +11,7 @@ use strongroom_store::Admission;
 
 use super::held::Held;
 use super::opening::{OpenedUnit, close, derive, open, wake};
+use super::scrubbing::ScrubSchedule;
 use super::{ConnectionKey, Flow, Message, Worker};
 use crate::budget::Charge;
 use crate::error::CatalogueError;
@@ -19,8 +20,6 @@ use crate::unit::{Finished, Job, SessionKey, Unit};
 
 /// After so long without a command the store may tidy up.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// How long scrubbing rests after it went through a store. In between it reads one segment a second, while nothing else is asked for.
-const SCRUB_PAUSE: Duration = Duration::from_secs(24 * 3600);
 
 /// A volume, open or on the way.
 pub(super) enum Slot {
@@ -58,9 +57,7 @@ pub(super) struct OpenUnit {
     pub(super) submitted: bool,
     last_activity: Instant,
     told_idle: bool,
-    /// When scrubbing goes on, if nothing is asked for; and how many times it went through the store.
-    scrub_at: Instant,
-    scrub_passes: u64,
+    scrubs: ScrubSchedule,
     /// When background verification goes on, if nothing is asked for.
     verify_at: Instant,
     /// Since when no session uses it.
@@ -104,8 +101,7 @@ impl OpenUnit {
             submitted: true,
             last_activity: now,
             told_idle: false,
-            scrub_at: now + IDLE_AFTER,
-            scrub_passes: 0,
+            scrubs: ScrubSchedule::new(now),
             verify_at: now + IDLE_AFTER,
             unused_since: None,
             replacing: Vec::new(),
@@ -123,6 +119,23 @@ impl OpenUnit {
         self.told_idle = false;
     }
 
+    /// Looks for rot in a segment, if one is due.
+    fn scrub(&mut self, now: Instant, share_percent: u8) {
+        if now >= self.last_activity + IDLE_AFTER {
+            if !self.scrubs.is_due(now) {
+                return;
+            }
+            self.unit.scrub();
+            self.scrubs.begun_idle(now);
+        } else if self.scrubs.is_due_beside(now, self.unit.is_scrubbing(), share_percent) {
+            self.unit.scrub_beside();
+        } else {
+            return;
+        }
+        self.scrubs.passed(now, self.unit.scrub_passes());
+        self.submitted = true;
+    }
+
     pub(super) fn unit_in_use(&mut self) {
         self.unused_since = None;
     }
@@ -138,11 +151,11 @@ impl OpenUnit {
         }
     }
 
-    fn deadline(&self, idle_close: Duration) -> Option<Instant> {
+    fn deadline(&self, idle_close: Duration, scrub_share: u8) -> Option<Instant> {
         let idle = (!self.told_idle).then(|| self.last_activity + IDLE_AFTER);
         // What keeps it from being idle wakes the worker when it ends.
         let close = self.unused_since.filter(|_| self.unit.is_idle()).map(|since| since + idle_close);
-        let scrub = self.held.is_some().then(|| self.scrub_at.max(self.last_activity + IDLE_AFTER));
+        let scrub = self.held.is_some().then(|| self.scrubs.deadline(self.last_activity + IDLE_AFTER, scrub_share));
         let verify = self.unit.verifies().then(|| self.verify_at.max(self.last_activity + IDLE_AFTER));
         [idle, close, scrub, verify].into_iter().flatten().min()
     }
@@ -327,11 +340,8 @@ impl Worker {
                 open.submitted = true;
             }
             // A clone or a snapshot is scrubbed with the volume that holds its store.
-            if open.held.is_some() && self.now >= open.scrub_at.max(open.last_activity + IDLE_AFTER) {
-                let passes = open.unit.scrub();
-                let pause = if passes > open.scrub_passes { SCRUB_PAUSE } else { IDLE_AFTER };
-                (open.scrub_at, open.scrub_passes) = (self.now + pause, passes);
-                open.submitted = true;
+            if open.held.is_some() {
+                open.scrub(self.now, self.settings.config.limits.scrub_share);
             }
             if open.unit.verifies() && self.now >= open.verify_at.max(open.last_activity + IDLE_AFTER) {
                 open.verify_at = self.now + open.unit.verify_step();
@@ -353,9 +363,9 @@ impl Worker {
 
     /// When [`Worker::tend_units`] has something to do next.
     pub(super) fn unit_deadline(&self) -> Option<Instant> {
-        let idle_close = self.idle_close();
+        let (idle_close, scrub_share) = (self.idle_close(), self.settings.config.limits.scrub_share);
         let deadline = |slot: &Slot| match slot {
-            Slot::Open(open) => open.deadline(idle_close),
+            Slot::Open(open) => open.deadline(idle_close, scrub_share),
             Slot::Opening { .. } | Slot::Closing { .. } => None,
         };
         self.units.values().filter_map(deadline).min()
