@@ -7,6 +7,7 @@ mod conformance;
 mod copies;
 mod crypto_erase;
 mod digests;
+mod floods;
 mod flow;
 mod idle;
 mod interop;

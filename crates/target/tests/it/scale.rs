@@ -10,26 +10,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use strongroom_block::Buffer;
 use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer};
 use strongroom_target::VolumeSpec;
 
 use crate::support::keeper::status;
-use crate::support::{BOB, Host, Initiator, MIB, eventually, normal, pattern, target_name};
+use crate::support::{BOB, Host, Initiator, MIB, eventually, normal, pattern, raise_file_limit, target_name};
 
 /// Threads that log in at the same time.
 const CLIENTS: usize = 8;
 
 fn from_environment(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |value| value.parse().expect("a number"))
-}
-
-fn raise_file_limit() {
-    let mut files = getrlimit(Resource::Nofile);
-    files.current = files.maximum;
-    setrlimit(Resource::Nofile, files).unwrap();
 }
 
 /// A number in a line of `/proc/self/status`.

@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use strongroom_block::Buffer;
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_iscsi::initiator::{
@@ -395,6 +396,13 @@ impl Initiator {
 /// Recognisable bytes: each block is different.
 pub(crate) fn pattern(seed: u8, blocks: usize) -> Vec<u8> {
     (0..blocks * BLOCK).map(|at| seed ^ (at / BLOCK) as u8 ^ (at % 251) as u8).collect()
+}
+
+/// As many open files as the machine lets this process have.
+pub(crate) fn raise_file_limit() {
+    let mut files = getrlimit(Resource::Nofile);
+    files.current = files.maximum;
+    setrlimit(Resource::Nofile, files).unwrap();
 }
 
 /// Waits until `condition` holds.
