@@ -318,12 +318,12 @@ impl Hole {
 
     /// Appends the segment.
     pub fn push(&self, out: &mut Vec<u8>) {
-        let mut content = Vec::with_capacity(Self::PREFIX_BYTES + 128);
-        content.push(0);
-        content.extend_from_slice(&self.covered_blocks.to_be_bytes());
-        content.extend_from_slice(&self.store_sequence.to_be_bytes());
-        self.record.encode(&mut content);
-        push(out, AhsKind::HOLE, &[&content]);
+        let (covered_blocks, sequence) = (self.covered_blocks.to_be_bytes(), self.store_sequence.to_be_bytes());
+        let (start, count) = (self.record.start.0.to_be_bytes(), self.record.count.to_be_bytes());
+        // In one piece, and the record from where it is: what grows or is put together elsewhere leaves a copy of a block key behind.
+        let record = self.record.record.as_bytes();
+        out.reserve_exact(4 + Self::PREFIX_BYTES + HoleRecord::PREFIX_BYTES + record.len() + 3);
+        push(out, AhsKind::HOLE, &[&[0], &covered_blocks, &sequence, &start, &count, record]);
     }
 }
 

@@ -155,10 +155,13 @@ pub fn encode_holes(holes: &[HoleRecord]) -> Vec<u8> {
 /// [`ParameterError`].
 pub fn decode_holes(bytes: &[u8], record_bytes: usize) -> Result<Vec<HoleRecord>, ParameterError> {
     let entry_bytes = HoleRecord::PREFIX_BYTES + record_bytes;
-    whole_entries(bytes, entry_bytes)?
-        .enumerate()
-        .map(|(index, entry)| HoleRecord::decode(entry).map_err(|_| ParameterError::Entry { index }))
-        .collect()
+    let entries = whole_entries(bytes, entry_bytes)?;
+    // Never grows: that would leave copies of block keys behind.
+    let mut holes = Vec::with_capacity(entries.len());
+    for (index, entry) in entries.enumerate() {
+        holes.push(HoleRecord::decode(entry).map_err(|_| ParameterError::Entry { index })?);
+    }
+    Ok(holes)
 }
 
 /// The Data-Out of VERIFIED.

@@ -222,15 +222,32 @@ impl Command {
         match self.data.as_slice() {
             [] => Buffer::empty(),
             [only] => only.data.clone(),
-            segments => {
-                let len_bytes = segments.iter().map(|segment| segment.data.len()).sum();
-                let mut all = BufferMut::zeroed(len_bytes);
-                for segment in segments {
-                    let at = segment.offset as usize;
-                    all[at..at + segment.data.len()].copy_from_slice(&segment.data);
-                }
+            _ => {
+                let mut all = BufferMut::zeroed(self.data_bytes());
+                self.copy_data(&mut all);
                 all.freeze()
             }
+        }
+    }
+
+    /// The same, where it may hold block keys: a copy is wiped when its last reference is dropped.
+    pub fn gather_wiped(&self) -> Buffer {
+        if self.data.len() < 2 {
+            return self.gather();
+        }
+        let mut all = vec![0; self.data_bytes()];
+        self.copy_data(&mut all);
+        Buffer::from(strongroom_block::wiped(all))
+    }
+
+    fn data_bytes(&self) -> usize {
+        self.data.iter().map(|segment| segment.data.len()).sum()
+    }
+
+    fn copy_data(&self, all: &mut [u8]) {
+        for segment in &self.data {
+            let at = segment.offset as usize;
+            all[at..at + segment.data.len()].copy_from_slice(&segment.data);
         }
     }
 }

@@ -232,12 +232,7 @@ impl Unit {
 
     /// Parameter data of exactly `bytes`, in one piece.
     pub(super) fn gather(&self, request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
-        let all = request.gather();
-        let len = usize::try_from(bytes).map_err(|_| Sense::INVALID_FIELD_IN_CDB)?;
-        if all.len() < len {
-            return Err(Sense::NOT_ENOUGH_DATA);
-        }
-        Ok(all.slice(..len))
+        leading(&request.gather(), bytes)
     }
 
     /// The same, where a transfer of another length means that the initiator meant another command.
@@ -250,6 +245,15 @@ impl Unit {
     pub(super) fn slice_blocks(&self) -> u32 {
         SLICE_BYTES >> self.volume.geometry.block_size.shift()
     }
+}
+
+/// The first `bytes` of what arrived.
+pub(super) fn leading(all: &Buffer, bytes: u64) -> Result<Buffer, Sense> {
+    let len = usize::try_from(bytes).map_err(|_| Sense::INVALID_FIELD_IN_CDB)?;
+    if all.len() < len {
+        return Err(Sense::NOT_ENOUGH_DATA);
+    }
+    Ok(all.slice(..len))
 }
 
 /// The first `bytes` of a write's data, as they arrived: never copied.

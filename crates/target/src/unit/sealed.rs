@@ -9,13 +9,11 @@ use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op, Origin};
 
+use super::blocks::leading;
 use super::work::Work;
 use super::{Plan, SessionKey, Unit};
 use crate::protection::Service;
 use crate::volume::Sealed;
-
-/// More than one HOLE segment takes, so that its buffer never grows.
-const HOLE_BYTES_MAX: usize = 192;
 
 impl Unit {
     /// Whether the command's Data-Out is block data that its seal records protect.
@@ -52,7 +50,7 @@ impl Unit {
                     tracing::warn!(volume = %self.volume.name, "a block does not fit its keyless checksum on arrival");
                     return Err(Sense::CHECKSUM_ON_ARRIVAL);
                 }
-                records.push(self.for_rest(sealed, record)?);
+                records.push(self.for_rest(sealed, &record)?);
             }
         }
         if records.len() < blocks as usize {
@@ -75,12 +73,12 @@ impl Unit {
     }
 
     /// Checks that a record belongs to this unit, and wraps its block key if it has one.
-    fn for_rest(&self, sealed: &Sealed, record: SealRecord) -> Result<SealRecord, Sense> {
+    fn for_rest(&self, sealed: &Sealed, record: &SealRecord) -> Result<SealRecord, Sense> {
         if record.suite() != sealed.suite || record.mode() != sealed.mode {
             return Err(Sense::INVALID_SEAL_RECORD);
         }
         let Some(wrap) = &self.wrap else {
-            return if record.flags().has_block_key() { Err(Sense::INVALID_SEAL_RECORD) } else { Ok(record) };
+            return if record.flags().has_block_key() { Err(Sense::INVALID_SEAL_RECORD) } else { Ok(record.clone()) };
         };
         let key = record.raw_block_key().ok_or(Sense::INVALID_SEAL_RECORD)?;
         let wrapped = wrap.wrap(key).map_err(|error| self.key_trouble(&error))?;
@@ -88,13 +86,22 @@ impl Unit {
     }
 
     /// A record as the channel carries it: its block key, if it has one, unwrapped.
-    pub(super) fn for_channel(&self, record: SealRecord) -> Result<SealRecord, Sense> {
-        let Some(wrap) = &self.wrap else { return Ok(record) };
+    pub(super) fn for_channel(&self, record: &SealRecord) -> Result<SealRecord, Sense> {
+        let Some(wrap) = &self.wrap else { return Ok(record.clone()) };
         let wrapped = record.wrapped_block_key().ok_or(Sense::INTERNAL_FAILURE)?;
         let mut key = wrap.unwrap(wrapped).map_err(|error| self.key_trouble(&error))?;
         let record = record.with_block_key(&key);
         zeroize::Zeroize::zeroize(&mut key);
         Ok(record)
+    }
+
+    /// Records as the channel carries them. In memory that never grows: that would leave copies of block keys behind.
+    fn all_for_channel(&self, records: &[SealRecord]) -> Result<Vec<SealRecord>, Sense> {
+        let mut unwrapped = Vec::with_capacity(records.len());
+        for record in records {
+            unwrapped.push(self.for_channel(record)?);
+        }
+        Ok(unwrapped)
     }
 
     /// Header segments on their way: wiped where they hold block keys, which takes longer than filling them.
@@ -123,8 +130,7 @@ impl Unit {
                 Extent::Blocks { lba, data, sequences, records } => {
                     let (data, mut records) = self.as_it_arrived(lba, data, records)?;
                     if self.wrap.is_some() {
-                        records =
-                            records.into_iter().map(|record| self.for_channel(record)).collect::<Result<_, _>>()?;
+                        records = self.all_for_channel(&records)?;
                     }
                     let mut entries = sequences.into_iter().zip(&records);
                     for first in (0..records.len()).step_by(per_segment) {
@@ -137,9 +143,9 @@ impl Unit {
                 }
                 Extent::Hole { count, sequence, hole, .. } => {
                     let hole = hole.ok_or(Sense::INTERNAL_FAILURE)?;
-                    let record = self.for_channel(hole.record)?;
+                    let record = self.for_channel(&hole.record)?;
                     let covered_blocks = u32::try_from(count).map_err(|_| Sense::INTERNAL_FAILURE)?;
-                    let mut header = Vec::with_capacity(HOLE_BYTES_MAX);
+                    let mut header = Vec::new();
                     let record = HoleRecord { start: hole.start, count: hole.count, record };
                     ahs::Hole { covered_blocks, store_sequence: sequence.0, record }.push(&mut header);
                     segments.push(DataSegment::hole(self.carried(header), covered_blocks << block_size.shift()));
@@ -194,12 +200,13 @@ impl Unit {
                 vendor::ParameterError::Length { .. } => Sense::PARAMETER_LIST_LENGTH,
                 vendor::ParameterError::Entry { .. } => Sense::INVALID_SEAL_RECORD,
             })?;
-        let check = |hole: HoleRecord| {
+        // By reference: what is moved out of a vector leaves its bytes, and so block keys, in it.
+        let check = |hole: &HoleRecord| {
             self.check_range(hole.start, hole.count)?;
-            self.opens_hole(&hole)?;
-            Ok(HoleRecord { record: self.for_rest(sealed, hole.record)?, ..hole })
+            self.opens_hole(hole)?;
+            Ok(HoleRecord { record: self.for_rest(sealed, &hole.record)?, ..*hole })
         };
-        let mut holes = holes.into_iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
+        let mut holes = holes.iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
         let origin = self.origin_of(request, &holes[0].record)?;
         let op = match ahs::expected_stamp(&request.ahs) {
             None => Op::Hole { holes, origin },
@@ -284,7 +291,8 @@ impl Unit {
         if len > PARAMETER_LIST_BYTES_MAX {
             return Err(Sense::PARAMETER_LIST_LENGTH);
         }
-        self.gather(request, len.into())
+        let list = if self.wrap.is_some() { request.gather_wiped() } else { request.gather() };
+        leading(&list, len.into())
     }
 
     fn sealed(&self) -> Result<&Sealed, Sense> {

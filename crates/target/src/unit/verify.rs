@@ -144,7 +144,7 @@ impl Unit {
             let Extent::Blocks { lba: first, data, sequences, records } = extent else { continue };
             let blocks = data.chunks_exact(block_len).zip(sequences).zip(records);
             for (lba, ((sealed, sequence), record)) in (first.0..).map(Lba).zip(blocks) {
-                let Ok(record) = self.for_channel(record) else {
+                let Ok(record) = self.for_channel(&record) else {
                     self.found_bad(lba, "its key does not unwrap");
                     continue;
                 };
