@@ -69,6 +69,12 @@ impl Scene {
         Scene { wire, device, scheme }
     }
 
+    /// Has the target register the attach id that this connection's writes have: the first write waits for that, alone, and what is done to
+    /// it would be noticed only by the next ping.
+    fn register(&self) {
+        write(&self.device, AT, 3);
+    }
+
     /// How many sessions there have been.
     fn sessions(&self) -> u64 {
         self.device.status().connections

@@ -158,6 +158,7 @@ fn attack_reorder() {
     let host = host();
     for &scheme in Scheme::ALL {
         let scene = Scene::new(&host, scheme);
+        scene.register();
         let mut held: Option<Vec<u8>> = None;
         let mut is_done = false;
         scene.wire.tamper_towards_target(move |message| match held.take() {
@@ -177,8 +178,10 @@ fn attack_drop_silently() {
     let host = host();
     for &scheme in Scheme::ALL {
         let scene = Scene::new(&host, scheme);
+        scene.register();
         scene.once_to_target(any_frame, |message| message.bytes.clear());
         scene.ends_session(true, || scene.write_twice(5));
+        scene.register();
         // The other way round what follows is the answer to the second write.
         scene.once_to_initiator(any_frame, |message| message.bytes.clear());
         scene.ends_session(true, || scene.write_twice(6));
@@ -191,8 +194,10 @@ fn attack_truncate() {
     let host = host();
     for &scheme in Scheme::ALL {
         let scene = Scene::new(&host, scheme);
+        scene.register();
         scene.once_to_target(any_frame, |message| message.bytes.truncate(message.bytes.len() - 5));
         scene.ends_session(true, || scene.write_twice(5));
+        scene.register();
         scene.once_to_initiator(any_frame, |message| message.bytes.truncate(message.bytes.len() - 5));
         scene.ends_session(true, || scene.write_twice(6));
     }
