@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Buffer, Custody, DeviceErrorKind, Lba};
+use strongroom_block::{BlockDevice, Buffer, BufferMut, Custody, DeviceErrorKind, Lba, Request, Token};
 use strongroom_initiator::{
     AttachError, AttachOptions, Erased, KeyRequest, KeySource, KeySourceError, KeyStatus, RemoteDevice, VolumeKeys,
     discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking,
@@ -258,22 +258,27 @@ fn attack_key_what_a_wire_holds_back_does_not_arrive_after_the_lease() {
             let _ = is_let_go.recv_timeout(PATIENCE);
         }
     });
-    std::thread::scope(|scope| {
-        // What is behind this one is not read from the socket.
-        scope.spawn(|| drop(read_blocking(&device, Lba(0), 1)));
-        is_held.recv_timeout(PATIENCE).expect("something is sent");
-        let before = device.status().engine.commands_sent;
-        let writing =
-            scope.spawn(|| write_blocking(&device, Lba(100), Buffer::copy_from(&vec![9; HELD * BLOCK]), false));
-        eventually("it is on its way", || device.status().engine.commands_sent > before);
-        server.change(|says| says.lease = Duration::from_secs(1));
-        eventually("it is lent for less", || keys(&device).lease_left <= Duration::from_secs(1));
-        server.change(|says| says.is_away = true);
-        eventually("the lease ends", || keys(&device).epochs.is_empty());
-        eventually("it was cut", || device.status().last_loss.is_some_and(|why| why.contains("the keys are gone")));
-        let_go.send(()).unwrap();
-        assert_eq!(writing.join().unwrap().unwrap_err().kind, DeviceErrorKind::NoKey);
-    });
+    // What is behind this one is not read from the socket. Both are submitted from here: a device has one consumer of its completions.
+    device.submit(Token(1), Request::Read { lba: Lba(0), buffer: BufferMut::zeroed(BLOCK) });
+    is_held.recv_timeout(PATIENCE).expect("something is sent");
+    let before = device.status().engine.commands_sent;
+    let data = Buffer::copy_from(&vec![9; HELD * BLOCK]);
+    device.submit(Token(2), Request::Write { lba: Lba(100), data, fua: false });
+    eventually("it is on its way", || device.status().engine.commands_sent > before);
+    server.change(|says| says.lease = Duration::from_secs(1));
+    eventually("it is lent for less", || keys(&device).lease_left <= Duration::from_secs(1));
+    server.change(|says| says.is_away = true);
+    eventually("the lease ends", || keys(&device).epochs.is_empty());
+    eventually("it was cut", || device.status().last_loss.is_some_and(|why| why.contains("the keys are gone")));
+    let_go.send(()).unwrap();
+    let mut completions = Vec::new();
+    while completions.len() < 2 {
+        assert!(device.wait(Some(PATIENCE)), "nothing completes");
+        device.poll_completions(&mut completions);
+    }
+    for completion in completions {
+        assert_eq!(completion.result.unwrap_err().kind, DeviceErrorKind::NoKey, "{:?}", completion.token);
+    }
     wire.behave();
     server.change(|says| (says.is_away, says.lease) = (false, LONG));
     eventually("there are keys again", || !keys(&device).epochs.is_empty());
