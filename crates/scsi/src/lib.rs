@@ -49,6 +49,8 @@ pub fn fuzz_decode(bytes: &[u8]) {
     let _ = inquiry::BlockLimits::parse(bytes);
     let _ = vendor::UnitPage::parse(bytes);
     let _ = vendor::decode_attach_id(bytes);
+    let _ = vendor::lease::Claim::parse(bytes);
+    let _ = vendor::lease::parse_writers(bytes);
     let _ = capacity::ReadCapacity16::parse(bytes);
     let _ = capacity::parse_read_capacity_10(bytes);
     let _ = luns::parse(bytes);

@@ -160,3 +160,9 @@ pub const SA_CONDITIONAL_WRITE: u8 = 0x04;
 pub const SA_TAKE_PLACE: u8 = 0x05;
 /// Service action of REGISTER ATTACHMENT under [`STRONGROOM`].
 pub const SA_REGISTER_ATTACHMENT: u8 = 0x06;
+/// Service action of CLAIM WRITER LEASE under [`STRONGROOM`].
+pub const SA_CLAIM_LEASE: u8 = 0x07;
+/// Service action of RELEASE WRITER LEASE under [`STRONGROOM`].
+pub const SA_RELEASE_LEASE: u8 = 0x08;
+/// Service action of REPORT WRITERS under [`STRONGROOM`].
+pub const SA_REPORT_WRITERS: u8 = 0x09;

@@ -163,6 +163,7 @@ fn access_of(command: &Command) -> Access {
         | Command::GetLbaStatus { .. }
         | Command::ReadDefectData { .. }
         | Command::ModeSense { .. } => Access::Read,
+        Command::Vendor(vendor) if vendor.is_about_leases() => Access::Any,
         Command::Vendor(_) if !command.writes_medium() => Access::Read,
         _ => Access::Write,
     }

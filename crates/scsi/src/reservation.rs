@@ -39,6 +39,7 @@ impl Reservation {
     pub fn allows(&self, nexus: &NexusId, command: &Command) -> bool {
         let Some(holder) = &self.holder else { return true };
         holder == nexus
+            || matches!(command, Command::Vendor(vendor) if vendor.is_about_leases())
             || matches!(
                 command,
                 // SPC-2 table 9: what anybody may do.

@@ -231,6 +231,24 @@ const TABLE: &[Row] = &[
         Units::Sealed,
         &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA],
     ),
+    action(
+        op::STRONGROOM,
+        op::SA_CLAIM_LEASE as u16,
+        Units::Both,
+        &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA],
+    ),
+    action(
+        op::STRONGROOM,
+        op::SA_RELEASE_LEASE as u16,
+        Units::Both,
+        &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NACA],
+    ),
+    action(
+        op::STRONGROOM,
+        op::SA_REPORT_WRITERS as u16,
+        Units::Both,
+        &[0xc1, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0, F, F, F, F, 0, NACA],
+    ),
 ];
 
 impl Row {
@@ -279,7 +297,7 @@ impl UnitKind {
             Command::Sanitize { action: op::SA_SANITIZE_CRYPTO_ERASE, .. } => self.erases_by_key(),
             // A blind target holds nothing that the initiator's plaintext could be compared with.
             Command::Verify { byte_check, .. } => *byte_check == 0 || self == UnitKind::Plain,
-            Command::Vendor(_) => self != UnitKind::Plain,
+            Command::Vendor(vendor) => vendor.is_about_leases() || self != UnitKind::Plain,
             _ => true,
         }
     }

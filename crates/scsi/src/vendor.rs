@@ -4,6 +4,8 @@ use strongroom_block::{
     AttachId, BlockSize, Custody, HoleRecord, Lba, Mode, SealingDomain, StoreSequence, Suite, VolumeId,
 };
 
+pub mod lease;
+
 use crate::bytes::{array, be16, be32, be64};
 use crate::cdb::{Cdb, long};
 use crate::command::DataDirection;
@@ -55,6 +57,19 @@ pub enum VendorCommand {
         /// Bytes of Data-Out: [`ATTACH_ID_BYTES`].
         parameter_list_len: u32,
     },
+    /// Says what the session wants of the unit, and gives it the lease that this takes; the Data-Out is a [`lease::Claim`]. Plain units
+    /// have it too.
+    ClaimLease {
+        /// Bytes of Data-Out.
+        parameter_list_len: u32,
+    },
+    /// Ends the lease that the session has; no data. Plain units have it too.
+    ReleaseLease,
+    /// Who writes, and who else is logged in; the Data-In is [`lease::encode_writers`]. Plain units have it too.
+    ReportWriters {
+        /// Most bytes of Data-In.
+        allocation_len: u32,
+    },
 }
 
 impl VendorCommand {
@@ -67,6 +82,9 @@ impl VendorCommand {
             op::SA_CONDITIONAL_WRITE => VendorCommand::ConditionalWrite { lba, count },
             op::SA_TAKE_PLACE if lba == Lba(0) && count == 0 => VendorCommand::TakePlace,
             op::SA_REGISTER_ATTACHMENT => VendorCommand::RegisterAttachment { parameter_list_len: count },
+            op::SA_CLAIM_LEASE => VendorCommand::ClaimLease { parameter_list_len: count },
+            op::SA_RELEASE_LEASE if lba == Lba(0) && count == 0 => VendorCommand::ReleaseLease,
+            op::SA_REPORT_WRITERS => VendorCommand::ReportWriters { allocation_len: count },
             _ => return None,
         })
     }
@@ -88,6 +106,13 @@ impl VendorCommand {
             VendorCommand::RegisterAttachment { parameter_list_len } => {
                 long(op::STRONGROOM, op::SA_REGISTER_ATTACHMENT, Lba(0), parameter_list_len)
             }
+            VendorCommand::ClaimLease { parameter_list_len } => {
+                long(op::STRONGROOM, op::SA_CLAIM_LEASE, Lba(0), parameter_list_len)
+            }
+            VendorCommand::ReleaseLease => long(op::STRONGROOM, op::SA_RELEASE_LEASE, Lba(0), 0),
+            VendorCommand::ReportWriters { allocation_len } => {
+                long(op::STRONGROOM, op::SA_REPORT_WRITERS, Lba(0), allocation_len)
+            }
         }
     }
 
@@ -100,6 +125,9 @@ impl VendorCommand {
             VendorCommand::ConditionalWrite { .. } => op::SA_CONDITIONAL_WRITE,
             VendorCommand::TakePlace => op::SA_TAKE_PLACE,
             VendorCommand::RegisterAttachment { .. } => op::SA_REGISTER_ATTACHMENT,
+            VendorCommand::ClaimLease { .. } => op::SA_CLAIM_LEASE,
+            VendorCommand::ReleaseLease => op::SA_RELEASE_LEASE,
+            VendorCommand::ReportWriters { .. } => op::SA_REPORT_WRITERS,
         }
     }
 
@@ -108,11 +136,19 @@ impl VendorCommand {
         match *self {
             VendorCommand::SealHole { parameter_list_len }
             | VendorCommand::Verified { parameter_list_len }
-            | VendorCommand::RegisterAttachment { parameter_list_len } => DataDirection::Out(parameter_list_len.into()),
+            | VendorCommand::RegisterAttachment { parameter_list_len }
+            | VendorCommand::ClaimLease { parameter_list_len } => DataDirection::Out(parameter_list_len.into()),
+            VendorCommand::ReportWriters { allocation_len } => DataDirection::In(allocation_len.into()),
             VendorCommand::ReadVersion { .. } => DataDirection::In(block_size.bytes().into()),
             VendorCommand::ConditionalWrite { count, .. } => DataDirection::Out(u64::from(count) << block_size.shift()),
-            VendorCommand::TakePlace => DataDirection::None,
+            VendorCommand::TakePlace | VendorCommand::ReleaseLease => DataDirection::None,
         }
+    }
+
+    /// Whether it is about writer leases: units of every kind have these, and they obey no reservation.
+    pub fn is_about_leases(&self) -> bool {
+        use VendorCommand as V;
+        matches!(self, V::ClaimLease { .. } | V::ReleaseLease | V::ReportWriters { .. })
     }
 
     /// Whether the Data-Out or Data-In is sealed block data (frame type SEALED in a channel), not parameters.
@@ -203,6 +239,8 @@ const ALLOWS_PREVIOUS: u8 = 1;
 const CONDITIONAL_HOLES: u8 = 1 << 1;
 /// SANITIZE, CRYPTOGRAPHIC ERASE heeds a KEYS DESTROYED segment.
 const KEYS_DESTROYED: u8 = 1 << 2;
+/// The unit keeps writer leases; plain units too.
+const WRITER_LEASES: u8 = 1 << 3;
 
 /// How a sealed unit is sealed, as far as its target knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,6 +287,8 @@ pub struct UnitPage {
     /// Changes when the store may have lost acknowledged writes that were not flushed, and only then; it orders nothing. After a
     /// lost connection an initiator compares it and sends such writes again only if it has changed.
     pub incarnation: u64,
+    /// CLAIM WRITER LEASE works, and keeps others from writing.
+    pub has_leases: bool,
 }
 
 impl UnitPage {
@@ -264,7 +304,8 @@ impl UnitPage {
             Some(sealing) => (sealing.custody as u8, sealing.suite as u8, sealing.mode as u8),
             None => (0, 0, 0),
         };
-        let policy = self.sealing.map_or(0, |sealing| sealing.policy());
+        let leases = if self.has_leases { WRITER_LEASES } else { 0 };
+        let policy = self.sealing.map_or(0, |sealing| sealing.policy()) | leases;
         let [views_high, views_low] = self.other_views.to_be_bytes();
         page.extend_from_slice(&[self.sealing.is_some().into(), custody, suite, mode, views_high, views_low, policy]);
         page.extend_from_slice(&self.sealing.map_or([0; 16], |sealing| sealing.domain.0));
@@ -313,7 +354,8 @@ impl UnitPage {
             return None;
         }
         let incarnation = u64::from_be_bytes(array(page, 56)?);
-        Some(UnitPage { volume, block_size, sealing, other_views: be16(page, 9)?, incarnation })
+        let has_leases = page[11] & WRITER_LEASES != 0;
+        Some(UnitPage { volume, block_size, sealing, other_views: be16(page, 9)?, incarnation, has_leases })
     }
 }
 

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::names::VolumeName;
 use crate::neighbours::Origin;
 use crate::store_handle::StoreHandle;
-use crate::unit::{self, Keeper, SessionKey, Surroundings};
+use crate::unit::{self, SessionKey, Surroundings, UnitMemory};
 use crate::volume::{Access, Sealed, Volume};
 
 /// A sealed volume of custody `keyfile`.
@@ -101,7 +101,7 @@ impl Unit {
         let config = Config::new("/nonexistent");
         let target_name = crate::names::target_name(&config.base_name, &volume.name);
         let surroundings = Arc::new(Surroundings::of(&config));
-        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, None, Keeper::nowhere(), surroundings);
+        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, None, UnitMemory::nowhere(), surroundings);
         Unit { unit, own }
     }
 

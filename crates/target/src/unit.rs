@@ -7,10 +7,12 @@
 mod admission;
 mod answers;
 mod blocks;
+mod claims;
 mod copy;
 mod jobs;
 mod keep;
 mod key_erase;
+mod leases;
 mod modify;
 mod opened;
 mod reserve;
@@ -23,6 +25,7 @@ mod work;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
+use std::time::Instant;
 
 use strongroom_block::{BlockKeyWrap, Resealer, Token};
 use strongroom_iscsi::target as iscsi;
@@ -30,8 +33,7 @@ use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_scsi::copy::CopyStatus;
 use strongroom_scsi::log::Counters;
 use strongroom_scsi::mode::ModeState;
-pub(crate) use strongroom_scsi::persistent::Kept;
-use strongroom_scsi::persistent::PersistentReservations;
+use strongroom_scsi::persistent::{Kept, PersistentReservations};
 use strongroom_scsi::reservation::Reservation;
 use strongroom_scsi::{NexusId, Sense, Status, UnitAttention, UnitAttentions};
 use strongroom_store::{Completion, SpaceState};
@@ -40,13 +42,17 @@ use crate::access::Identity;
 use crate::neighbours::{ErrandResult, Origin};
 use crate::store_handle::StoreHandle;
 use crate::volume::Volume;
+use claims::LeaseChange;
 pub(crate) use copy::OutwardErrand;
 use jobs::RunningJob;
 pub(crate) use jobs::{Job, StoreContents};
-pub(crate) use keep::Keeper;
+use keep::Keeper;
+pub(crate) use keep::UnitMemory;
+pub(crate) use keep::leases::LEASES_FILE;
 pub(crate) use key_erase::{KeyRenewal, KeyRenewer, Renewed};
+use leases::{LeaseRecord, SessionStanding, WriterLeases};
 use modify::Sanitize;
-use reserve::{Changes, Delayed};
+use reserve::{Change, Changes, Delayed};
 pub(crate) use rest::Resting;
 pub(crate) use surroundings::Surroundings;
 pub(crate) use work::SLICE_BYTES;
@@ -83,8 +89,11 @@ pub(crate) struct Unit {
     /// RESERVE (6) and (10).
     reservation: Reservation,
     persistent: PersistentReservations,
-    keeper: Keeper,
-    changes: Changes,
+    keeper: Keeper<Kept>,
+    changes: Changes<Change>,
+    leases: WriterLeases,
+    lease_keeper: Keeper<Vec<LeaseRecord>>,
+    lease_changes: Changes<LeaseChange>,
     mode: ModeState,
     /// Cleared by START STOP UNIT.
     started: bool,
@@ -122,6 +131,7 @@ struct User {
     origin: Origin,
     read_only: bool,
     attentions: UnitAttentions,
+    standing: SessionStanding,
 }
 
 /// What the store is working on for whom.
@@ -193,7 +203,7 @@ impl Unit {
         target_name: String,
         store: StoreHandle,
         wrap: Option<Arc<dyn BlockKeyWrap>>,
-        (keeper, kept): (Keeper, Kept),
+        UnitMemory { reservations: (keeper, kept), leases: (lease_keeper, leases) }: UnitMemory,
         surroundings: Arc<Surroundings>,
     ) -> Unit {
         let ports = Arc::clone(&surroundings.ports);
@@ -215,6 +225,9 @@ impl Unit {
             persistent: PersistentReservations::restore(kept).with_ports(ports),
             keeper,
             changes: Changes::default(),
+            leases: WriterLeases::restore(leases),
+            lease_keeper,
+            lease_changes: Changes::default(),
             mode: ModeState::default(),
             started: true,
             preventing: HashSet::new(),
@@ -238,7 +251,8 @@ impl Unit {
 
     /// A session begins to use the unit: whose it is, and where it comes from.
     pub(crate) fn attach(&mut self, connection: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
-        let user = User { nexus, origin, read_only, attentions: UnitAttentions::at_power_on() };
+        let standing = SessionStanding::default();
+        let user = User { nexus, origin, read_only, attentions: UnitAttentions::at_power_on(), standing };
         self.users.insert(connection, user);
     }
 
@@ -247,9 +261,19 @@ impl Unit {
         let Some(user) = self.users.remove(&connection) else { return };
         self.reservation.release(&user.nexus);
         self.preventing.remove(&connection);
+        if let Some(id) = user.standing.lease
+            && !self.users.values().any(|other| other.standing.lease == Some(id))
+        {
+            self.leases.left(id);
+        }
         if !self.abort(connection, None).is_empty() {
             self.leaving.insert(connection, user.nexus);
         }
+    }
+
+    /// It is that late: writer leases count from it.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        self.leases.tick(now);
     }
 
     /// The session's nexus counts as lost for a moment (I_T NEXUS RESET): what hangs on it alone is gone, and it is told so.
@@ -317,8 +341,8 @@ impl Unit {
 
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        let at_rest =
-            self.running.is_empty() && self.jobs.is_empty() && !self.keeper.is_busy() && !self.is_renewing_key();
+        let is_writing = self.keeper.is_busy() || self.lease_keeper.is_busy();
+        let at_rest = self.running.is_empty() && self.jobs.is_empty() && !is_writing && !self.is_renewing_key();
         // An erase that the medium stopped goes on when the store is opened anew.
         let erases = self.store.erase_progress().is_some() && !self.store.stats().writes_refused;
         self.users.is_empty() && at_rest && !erases
@@ -327,13 +351,16 @@ impl Unit {
     /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
     pub(crate) fn abort(&mut self, connection: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
         self.changes.withdraw(connection, task);
+        self.lease_changes.withdraw(connection, task);
         self.end_tasks(connection, task, Ending::Silence)
     }
 
     /// Another session ends the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
     /// Returns those that are still running.
     pub(crate) fn abort_for_others(&mut self, connection: SessionKey) -> Vec<TaskId> {
-        for task in self.changes.withdraw(connection, None) {
+        let mut withdrawn = self.changes.withdraw(connection, None);
+        withdrawn.extend(self.lease_changes.withdraw(connection, None));
+        for task in withdrawn {
             self.answer_aborted(connection, task);
         }
         self.end_tasks(connection, None, Ending::TaskAborted)
@@ -426,7 +453,7 @@ impl Unit {
                 break;
             }
         }
-        if !self.delayed.is_empty() || !self.changes.is_empty() {
+        if !self.delayed.is_empty() || !self.changes.is_empty() || !self.lease_changes.is_empty() {
             self.poll_delayed(finished);
         }
         self.watch_space();

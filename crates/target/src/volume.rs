@@ -145,6 +145,8 @@ impl Volume {
             }),
             other_views,
             incarnation,
+            // Nobody writes to a snapshot.
+            has_leases: self.name.snapshot().is_none(),
         }
     }
 

@@ -131,8 +131,8 @@ fn what_is_not_supported_says_where() {
     assert_eq!(Command::decode(&[0xff; 16]), Err(CdbError::UnknownOpcode(0xff)));
     assert_eq!(Command::decode(&[0x28; 9]), Err(CdbError::TooShort { opcode: 0x28, len_bytes: 9 }));
     assert_eq!(Command::decode(&[]).unwrap_err().sense(), Sense::INVALID_OPCODE);
-    let error = Command::decode(&[0xc1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err();
-    assert_eq!(error, CdbError::UnknownServiceAction { opcode: 0xc1, service_action: 9 });
+    let error = Command::decode(&[0xc1, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err();
+    assert_eq!(error, CdbError::UnknownServiceAction { opcode: 0xc1, service_action: 0x0a });
     // An INQUIRY page code without EVPD.
     assert!(Command::decode(&[0x12, 0, 0x83, 0, 36, 0]).is_err());
 }

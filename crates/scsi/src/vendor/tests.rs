@@ -24,6 +24,11 @@ fn golden_cdbs() {
     assert_eq!(VendorCommand::TakePlace.encode()[..], [0xc1, 0x05, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     let cdb = VendorCommand::RegisterAttachment { parameter_list_len: ATTACH_ID_BYTES }.encode();
     assert_eq!(cdb, [0xc1, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]);
+    let cdb = VendorCommand::ClaimLease { parameter_list_len: 28 }.encode();
+    assert_eq!(cdb, [0xc1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 28, 0, 0]);
+    assert_eq!(VendorCommand::ReleaseLease.encode()[..], [0xc1, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let cdb = VendorCommand::ReportWriters { allocation_len: 0x1_0000 }.encode();
+    assert_eq!(cdb, [0xc1, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
     let cdb = VendorCommand::ConditionalWrite { lba: Lba(9), count: 1 }.encode();
     assert_eq!(cdb, [0xc1, 4, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0]);
 }
@@ -46,6 +51,7 @@ fn golden_unit_page() {
         }),
         other_views: 0x0102,
         incarnation: 9,
+        has_leases: false,
     };
     let mut golden = vec![0, 0xc0, 0, 60, 2, 1, 1, 1, 1, 1, 2, 0];
     golden.extend_from_slice(&[0x11; 16]);
@@ -63,8 +69,12 @@ fn golden_unit_page() {
     let heeding = UnitPage { sealing: page.sealing.map(heeding), ..page };
     assert_eq!((heeding.encode(), UnitPage::parse(&golden)), (golden.clone(), Some(heeding)));
 
+    for sealing in [None, page.sealing] {
+        let leasing = UnitPage { sealing, has_leases: true, ..page };
+        assert_eq!((leasing.encode()[11], UnitPage::parse(&leasing.encode())), (8, Some(leasing)));
+    }
     let plain = UnitPage { sealing: None, ..page };
-    assert_eq!(UnitPage::parse(&plain.encode()), Some(plain));
+    assert_eq!((plain.encode()[11], UnitPage::parse(&plain.encode())), (0, Some(plain)));
     for (at, value) in [(1, 0xb0), (3, 59), (4, 1), (4, 3), (5, 2), (6, 9), (7, 9), (8, 3), (47, 1), (51, 57)] {
         let mut bad = golden.clone();
         bad[at] = value;
@@ -108,6 +118,9 @@ proptest! {
             VendorCommand::ConditionalWrite { lba: Lba(lba), count: number },
             VendorCommand::TakePlace,
             VendorCommand::RegisterAttachment { parameter_list_len: number },
+            VendorCommand::ClaimLease { parameter_list_len: number },
+            VendorCommand::ReleaseLease,
+            VendorCommand::ReportWriters { allocation_len: number },
         ] {
             prop_assert_eq!(Command::decode(&command.encode()), Ok(Command::Vendor(command)));
         }

@@ -11,6 +11,7 @@
 //! starts. Absent: the contents, which only an initiator can open and seal.
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ use super::{
 };
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
+use crate::unit::LEASES_FILE;
 use crate::volume::{Access, Volume};
 
 /// What a successor's name ends with.
@@ -166,6 +168,13 @@ impl Catalogue {
             remove_if_there(&doomed)?;
             fs::rename(&old_dir, &doomed).map_err(CatalogueError::io("delete", &old_dir))?;
             sync_dir(&self.root)?;
+        }
+        // Who filled it had it to itself; that keeps nobody out of the volume.
+        match fs::remove_file(next_dir.join(LEASES_FILE)) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(CatalogueError::Io { what: "delete", path: next_dir.join(LEASES_FILE), source });
+            }
+            _ => {}
         }
         fs::rename(&next_dir, &old_dir).map_err(CatalogueError::io("rename", &next_dir))?;
         sync_dir(&self.root)?;

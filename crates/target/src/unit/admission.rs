@@ -54,6 +54,7 @@ impl Unit {
             Command::ModeSelect { ten, page_format, save, parameter_list_len } => {
                 self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
             }
+            Command::Vendor(vendor) if vendor.is_about_leases() => self.plan_lease(connection, vendor, command),
             Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
             Command::Inquiry { vpd_page, allocation_len } => self.plan_inquiry(connection, vpd_page, allocation_len),
             other => self.plan_answer(connection, other),
@@ -88,6 +89,7 @@ impl Unit {
         if !self.reservation.allows(&user.nexus, command) || !self.persistent.allows(&user.nexus, command) {
             return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
         }
+        let read_only = user.read_only;
         let touches_medium = command.reads_medium() || command.writes_medium();
         let sanitizes = matches!(command, Command::Sanitize { .. });
         // Also one that was ordered at the target, or that goes on from before a restart.
@@ -114,12 +116,12 @@ impl Unit {
                 | Command::PreventAllowMediumRemoval { prevent: 1.. }
                 | Command::ModeSelect { .. }
         );
-        if user.read_only && (command.writes_medium() || holds_up) {
+        if read_only && (command.writes_medium() || holds_up) {
             return refuse(Sense::WRITE_PROTECTED);
         }
         if self.mode.write_protect && command.writes_medium() {
             return refuse(Sense::SOFTWARE_WRITE_PROTECTED);
         }
-        Ok(())
+        self.check_lease(connection, command).map_err(|refusal| Box::new(Plan::Answer(status(refusal))))
     }
 }

@@ -56,20 +56,21 @@ pub(super) fn on_report_luns_unit(command: &Command) -> Plan {
 
 /// What goes on during a SANITIZE (SBC-3 §4.11.2).
 pub(super) fn while_sanitizing(command: &Command) -> bool {
-    matches!(
-        command,
-        Command::Inquiry { .. }
-            | Command::ReportLuns { .. }
-            | Command::RequestSense { .. }
-            | Command::LogSense { .. }
-            | Command::ModeSense { .. }
-            | Command::ReportSupportedOperationCodes { .. }
-            | Command::ReportSupportedTmfs { .. }
-            | Command::ReportTargetPortGroups { .. }
-            | Command::PersistentReserveIn { .. }
-            | Command::ReadCapacity10
-            | Command::ReadCapacity16 { .. }
-    )
+    matches!(command, Command::Vendor(vendor) if vendor.is_about_leases())
+        || matches!(
+            command,
+            Command::Inquiry { .. }
+                | Command::ReportLuns { .. }
+                | Command::RequestSense { .. }
+                | Command::LogSense { .. }
+                | Command::ModeSense { .. }
+                | Command::ReportSupportedOperationCodes { .. }
+                | Command::ReportSupportedTmfs { .. }
+                | Command::ReportTargetPortGroups { .. }
+                | Command::PersistentReserveIn { .. }
+                | Command::ReadCapacity10
+                | Command::ReadCapacity16 { .. }
+        )
 }
 
 fn report_luns(select: u8, allocation_len: u32) -> Plan {

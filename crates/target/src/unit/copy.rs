@@ -231,7 +231,11 @@ impl Unit {
     /// Does something for a command that another unit works on, if a session of whoever asks may do the same here.
     pub(crate) fn take_errand(&mut self, errand: Errand, may_write: bool) {
         let Errand { asker, mut op, reply, .. } = errand;
-        let Some(connection) = self.session_for(&asker, &op, may_write) else { return };
+        let connection = match self.session_for(&asker, &op, may_write) {
+            Ok(Some(connection)) => connection,
+            Ok(None) => return,
+            Err(busy) => return reply.tell(Err(ErrandError::Store(busy))),
+        };
         if self.running.values().filter(|running| matches!(running.work, Work::Errand(_))).count() >= ERRANDS_MAX {
             return reply.tell(Err(ErrandError::Store(OpError::Busy)));
         }
@@ -244,12 +248,12 @@ impl Unit {
         self.start(Running { connection, task, work, ending: Ending::Background }, op);
     }
 
-    /// A session of the same initiator that could do `op` now by a command of its own.
-    fn session_for(&self, asker: &Asker, op: &Op, may_write: bool) -> Option<SessionKey> {
+    /// A session of the same initiator that could do `op` now by a command of its own; or that it could a little later.
+    fn session_for(&mut self, asker: &Asker, op: &Op, may_write: bool) -> Result<Option<SessionKey>, OpError> {
         let writes = match op {
             Op::Read { .. } => false,
             Op::Write { .. } | Op::Discard { .. } => true,
-            _ => return None,
+            _ => return Ok(None),
         };
         let open = self.started
             && self.sanitize == Sanitize::Idle
@@ -257,17 +261,25 @@ impl Unit {
             && self.store.erase_progress().is_none()
             && self.volume.unit_kind() == UnitKind::Plain;
         if !open || writes && (!may_write || self.mode.write_protect) {
-            return None;
+            return Ok(None);
         }
         let like = if writes { cdb::write_16(Lba(0), 1, false) } else { cdb::read_16(Lba(0), 1) };
-        let like = Command::decode(&like).ok()?;
+        let Ok(like) = Command::decode(&like) else { return Ok(None) };
         let own = self.users.iter().filter(|(_, user)| {
             user.nexus.initiator_name == asker.initiator_name
                 && user.origin.identity == asker.origin.identity
                 && !(writes && user.read_only)
         });
         let allowed = |nexus: &NexusId| self.reservation.allows(nexus, &like) && self.persistent.allows(nexus, &like);
-        own.filter(|(_, user)| allowed(&user.nexus)).map(|(key, _)| *key).next()
+        let own: Vec<SessionKey> = own.filter(|(_, user)| allowed(&user.nexus)).map(|(key, _)| *key).collect();
+        let mut is_busy = false;
+        for key in own {
+            match self.check_lease(key, &like) {
+                Ok(()) => return Ok(Some(key)),
+                Err(refusal) => is_busy |= refusal == Status::Busy,
+            }
+        }
+        if is_busy { Err(OpError::Busy) } else { Ok(None) }
     }
 
     /// An errand's operation is over. Without a write cache a discard is made durable before it is told.

@@ -1,7 +1,11 @@
-//! Persistent reservations on disk: `reservations.toml` beside the volume's description, replaced whole, and synced before PERSISTENT RESERVE
-//! OUT is answered. Writing is done by a thread of its own, one after the other, so that a sync holds up no other command.
+//! What a unit remembers on disk beside its volume's description: persistent reservations and writer leases, a file each, replaced whole,
+//! and synced before the command that changed them is answered. Writing is done by a thread of its own, one after the other, so that a sync
+//! holds up no other command.
 //!
-//! A file that cannot be read keeps the volume from being opened: reservations fence nodes off, and forgetting them could let two write.
+//! A file that cannot be read keeps the volume from being opened: it says who is kept from writing, and forgetting that could let two write.
+
+pub(super) mod leases;
+mod reservations;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -9,71 +13,104 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
-use serde::{Deserialize, Serialize};
-use strongroom_scsi::NexusId;
-use strongroom_scsi::persistent::{Held, Kept, Registration, ReservationType};
-
 use crate::catalogue::modes;
 use crate::error::CatalogueError;
+use strongroom_scsi::persistent::Kept;
 
-const FILE: &str = "reservations.toml";
-/// The version of the file that this build writes.
-const VERSION: u32 = 1;
+use super::leases::LeaseRecord;
+
 /// Largest file that is read, in bytes: 256 registrations take less than a quarter of it.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Keeps the reservations of one volume.
-pub(crate) struct Keeper {
+/// What is kept in a file of its own.
+pub(crate) trait KeptState: Clone + Default + PartialEq + Send + 'static {
+    /// The file's name, in the volume's directory.
+    const FILE: &'static str;
+    /// What it is, for people.
+    const WHAT: &'static str;
+    /// What a person can do who finds it damaged.
+    const REMEDY: &'static str;
+
+    /// The file's text; `None`: nothing is to be kept, and there is no file.
+    fn to_toml(&self) -> Option<String>;
+
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// What is wrong with it, for people.
+    fn from_toml(text: &str) -> Result<Self, String>;
+}
+
+/// All that a unit remembers, and what keeps it.
+pub(crate) struct UnitMemory {
+    pub(super) reservations: (Keeper<Kept>, Kept),
+    pub(super) leases: (Keeper<Vec<LeaseRecord>>, Vec<LeaseRecord>),
+}
+
+impl UnitMemory {
+    /// Reads what was kept in `dir`. `wake` is called when something was written.
+    ///
+    /// # Errors
+    /// [`CatalogueError`] for a file that is there and cannot be understood.
+    pub(crate) fn open(dir: &Path, wake: &Arc<dyn Fn() + Send + Sync>) -> Result<UnitMemory, CatalogueError> {
+        let reservations = Keeper::open(dir.to_owned(), Arc::clone(wake))?;
+        let leases = Keeper::open(dir.to_owned(), Arc::clone(wake))?;
+        Ok(UnitMemory { reservations, leases })
+    }
+
+    /// For a unit that nobody may write to, and so nobody can reserve.
+    pub(crate) fn nowhere() -> UnitMemory {
+        UnitMemory { reservations: Keeper::nowhere(), leases: Keeper::nowhere() }
+    }
+}
+
+/// Keeps one of these of one volume.
+pub(crate) struct Keeper<T> {
     /// `None`: nothing is ever kept.
     dir: Option<PathBuf>,
     /// Called by the thread when it is done.
     wake: Arc<dyn Fn() + Send + Sync>,
     /// What is on disk, as far as is known; asking for the same again writes nothing. After a write that failed anything may be there.
-    on_disk: Option<Kept>,
+    on_disk: Option<T>,
     /// What the thread writes.
-    writing: Option<(Kept, Receiver<io::Result<()>>)>,
+    writing: Option<(T, Receiver<io::Result<()>>)>,
 }
 
-impl Keeper {
-    /// Reads what was kept in `dir`.
-    ///
-    /// # Errors
-    /// [`CatalogueError`] for a file that is there and cannot be understood.
-    pub(crate) fn open(dir: PathBuf, wake: Arc<dyn Fn() + Send + Sync>) -> Result<(Keeper, Kept), CatalogueError> {
-        let kept = read(&dir.join(FILE))?;
+impl<T: KeptState> Keeper<T> {
+    fn open(dir: PathBuf, wake: Arc<dyn Fn() + Send + Sync>) -> Result<(Keeper<T>, T), CatalogueError> {
+        let kept: T = read(&dir.join(T::FILE))?;
         let keeper = Keeper { dir: Some(dir), wake, on_disk: Some(kept.clone()), writing: None };
         Ok((keeper, kept))
     }
 
-    /// For a unit that nobody may write to, and so nobody can reserve.
-    pub(crate) fn nowhere() -> (Keeper, Kept) {
+    fn nowhere() -> (Keeper<T>, T) {
         let keeper = Keeper { dir: None, wake: Arc::new(|| {}), on_disk: None, writing: None };
-        (keeper, Kept::default())
+        (keeper, T::default())
     }
 
     /// Has `kept` written instead of what was kept before. Whether that must be waited for: otherwise it is on disk already. One write at a
     /// time: the caller waits for [`Keeper::poll`] in between.
-    pub(super) fn keep(&mut self, kept: Kept) -> bool {
-        assert!(self.writing.is_none(), "one change of reservations is written at a time");
+    pub(super) fn keep(&mut self, kept: T) -> bool {
+        assert!(self.writing.is_none(), "one change is written at a time");
         let Some(dir) = self.dir.clone().filter(|_| self.on_disk.as_ref() != Some(&kept)) else { return false };
         let (done, outcome) = mpsc::channel();
-        let (text, wake) = (to_toml(&kept), Arc::clone(&self.wake));
+        let (text, wake) = (kept.to_toml(), Arc::clone(&self.wake));
         let before = self.on_disk.take();
         self.writing = Some((kept, outcome));
         let body = move || {
-            let written = replace(&dir, text.as_deref());
+            let written = replace(&dir, T::FILE, text.as_deref());
             // What is refused must not be there after a restart, if that can be helped.
             if let (Err(_), Some(before)) = (&written, before)
-                && let Err(error) = replace(&dir, to_toml(&before).as_deref())
+                && let Err(error) = replace(&dir, T::FILE, before.to_toml().as_deref())
             {
-                tracing::error!(dir = %dir.display(), %error, "a refused change of reservations may come back after a restart: look at {FILE}");
+                tracing::error!(dir = %dir.display(), %error, "a refused change of {} may come back after a restart: look at {}", T::WHAT, T::FILE);
             }
             let _ = done.send(written);
             wake();
         };
         // If there is no thread the channel is closed, which `poll` takes for the failure that it is.
-        if let Err(error) = std::thread::Builder::new().name("reservations".to_owned()).spawn(body) {
-            tracing::error!(%error, "no thread to write reservations");
+        if let Err(error) = std::thread::Builder::new().name(T::WHAT.to_owned()).spawn(body) {
+            tracing::error!(%error, "no thread to write {}", T::WHAT);
         }
         true
     }
@@ -98,7 +135,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl<T> Drop for Keeper<T> {
     fn drop(&mut self) {
         if let Some((_, outcome)) = self.writing.take() {
             let _ = outcome.recv();
@@ -106,12 +143,12 @@ impl Drop for Keeper {
     }
 }
 
-/// Replaces the file whole; without text it goes.
-fn replace(dir: &Path, text: Option<&str>) -> io::Result<()> {
-    let path = dir.join(FILE);
+/// Replaces a file whole; without text it goes.
+fn replace(dir: &Path, name: &str, text: Option<&str>) -> io::Result<()> {
+    let path = dir.join(name);
     match text {
         Some(text) => {
-            let temporary = dir.join(format!(".{FILE}"));
+            let temporary = dir.join(format!(".{name}"));
             let mut file = modes::make_file(&temporary)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
@@ -125,173 +162,37 @@ fn replace(dir: &Path, text: Option<&str>) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-fn read(path: &Path) -> Result<Kept, CatalogueError> {
+fn read<T: KeptState>(path: &Path) -> Result<T, CatalogueError> {
+    let broken = |problem: &str| CatalogueError::Description {
+        path: path.to_owned(),
+        problem: format!("{problem}; {}", T::REMEDY),
+    };
     match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(T::default()),
         Err(source) => return Err(CatalogueError::Io { what: "read", path: path.to_owned(), source }),
-        Ok(metadata) if metadata.len() > FILE_BYTES_MAX => return Err(broken(path, "it is far too large")),
+        Ok(metadata) if metadata.len() > FILE_BYTES_MAX => return Err(broken("it is far too large")),
         Ok(_) => {}
     }
     let text = fs::read_to_string(path).map_err(CatalogueError::io("read", path))?;
-    from_toml(&text).map_err(|problem| broken(path, &problem))
-}
-
-fn broken(path: &Path, problem: &str) -> CatalogueError {
-    let problem = format!(
-        "{problem}; it says which nodes are fenced off: restore it, or delete it if no cluster relies on reservations of this volume"
-    );
-    CatalogueError::Description { path: path.to_owned(), problem }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    version: u32,
-    reservation: Option<ReservationEntry>,
-    #[serde(default, rename = "registration")]
-    registrations: Vec<RegistrationEntry>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NexusEntry {
-    initiator: String,
-    /// Twelve hexadecimal digits.
-    isid: String,
-    portal_group: u16,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReservationEntry {
-    /// SPC-4's number of the type.
-    kind: u8,
-    holder: NexusEntry,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RegistrationEntry {
-    /// Sixteen hexadecimal digits.
-    key: String,
-    all_target_ports: bool,
-    nexus: NexusEntry,
-}
-
-impl NexusEntry {
-    fn of(nexus: &NexusId) -> NexusEntry {
-        NexusEntry {
-            initiator: nexus.initiator_name.to_string(),
-            isid: nexus.isid.iter().map(|byte| format!("{byte:02x}")).collect(),
-            portal_group: nexus.target_portal_group,
-        }
-    }
-
-    fn parse(self) -> Result<NexusId, String> {
-        let digits = u64::from_str_radix(&self.isid, 16).ok().filter(|_| self.isid.len() == 12);
-        let isid = digits.ok_or_else(|| format!("'{}' is no ISID of twelve hexadecimal digits", self.isid))?;
-        let isid = isid.to_be_bytes()[2..].try_into().expect("six of eight bytes");
-        Ok(NexusId { initiator_name: self.initiator.into(), isid, target_portal_group: self.portal_group })
-    }
-}
-
-/// `None`: nothing is to be kept.
-fn to_toml(kept: &Kept) -> Option<String> {
-    if *kept == Kept::default() {
-        return None;
-    }
-    let document = Document {
-        version: VERSION,
-        reservation: kept
-            .held
-            .as_ref()
-            .map(|held| ReservationEntry { kind: held.kind as u8, holder: NexusEntry::of(&held.by) }),
-        registrations: kept
-            .registrations
-            .iter()
-            .map(|one| RegistrationEntry {
-                key: format!("{:016x}", one.key),
-                all_target_ports: one.all_target_ports,
-                nexus: NexusEntry::of(&one.nexus),
-            })
-            .collect(),
-    };
-    let body = toml::to_string(&document).expect("strings and numbers are representable");
-    Some(format!("# SCSI persistent reservations (APTPL) of this volume; written by the target.\n{body}"))
-}
-
-fn from_toml(text: &str) -> Result<Kept, String> {
-    let document: Document = toml::from_str(text).map_err(|error| error.to_string())?;
-    if document.version != VERSION {
-        return Err(format!("its version is {} and this build knows {VERSION}", document.version));
-    }
-    let registrations = document
-        .registrations
-        .into_iter()
-        .map(|one| {
-            let key = u64::from_str_radix(&one.key, 16).ok().filter(|&key| key != 0 && one.key.len() == 16);
-            let key = key.ok_or_else(|| format!("'{}' is no reservation key", one.key))?;
-            Ok(Registration { nexus: one.nexus.parse()?, key, all_target_ports: one.all_target_ports })
-        })
-        .collect::<Result<Vec<_>, String>>()?;
-    let held = match document.reservation {
-        None => None,
-        Some(entry) => {
-            let kind = ReservationType::from_bits(entry.kind)
-                .ok_or_else(|| format!("{} is no type of reservation", entry.kind))?;
-            Some(Held { by: entry.holder.parse()?, kind })
-        }
-    };
-    Ok(Kept { registrations, held })
+    T::from_toml(&text).map_err(|problem| broken(&problem))
 }
 
 #[cfg(test)]
 mod tests {
+    //! Proves that what is kept is found again, that what cannot be written leaves what was there, and that a damaged file is refused.
+    use super::reservations::tests::{GOLDEN, sample};
     use super::*;
 
-    fn sample() -> Kept {
-        let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0x40, 0, 1, 2, 3, 4], target_portal_group: 1 };
-        let held = Held { by: nexus.clone(), kind: ReservationType::WriteExclusiveRegistrantsOnly };
-        Kept {
-            registrations: vec![Registration { nexus, key: 0xfedc_ba98_7654_3210, all_target_ports: false }],
-            held: Some(held),
-        }
-    }
-
-    const GOLDEN: &str = r#"# SCSI persistent reservations (APTPL) of this volume; written by the target.
-version = 1
-
-[reservation]
-kind = 5
-
-[reservation.holder]
-initiator = "iqn.a"
-isid = "400001020304"
-portal_group = 1
-
-[[registration]]
-key = "fedcba9876543210"
-all_target_ports = false
-
-[registration.nexus]
-initiator = "iqn.a"
-isid = "400001020304"
-portal_group = 1
-"#;
-
-    #[test]
-    fn golden_file() {
-        assert_eq!(to_toml(&sample()).unwrap(), GOLDEN);
-        assert_eq!(from_toml(GOLDEN), Ok(sample()));
-        assert_eq!(to_toml(&Kept::default()), None);
+    fn open(dir: &Path) -> Result<(Keeper<Kept>, Kept), CatalogueError> {
+        Keeper::open(dir.to_owned(), Arc::new(|| {}))
     }
 
     #[test]
     fn a_damaged_file_is_refused_not_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         for (from, to) in [("version = 1", "version = 2"), ("kind = 5", "kind = 2"), ("4000", "40xx"), ("fedc", "")] {
-            fs::write(dir.path().join(FILE), GOLDEN.replace(from, to)).unwrap();
-            let opened = Keeper::open(dir.path().to_owned(), Arc::new(|| {}));
+            fs::write(dir.path().join(Kept::FILE), GOLDEN.replace(from, to)).unwrap();
+            let opened = open(dir.path());
             assert!(matches!(opened, Err(CatalogueError::Description { .. })), "{to}");
         }
     }
@@ -299,7 +200,7 @@ portal_group = 1
     #[test]
     fn keeps_and_forgets() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Keeper::open(dir.path().to_owned(), Arc::new(|| {})).unwrap();
+        let open = || open(dir.path()).unwrap();
         let (mut keeper, before) = open();
         assert_eq!(before, Kept::default());
         assert!(!keeper.keep(Kept::default()), "nothing to write");
@@ -315,7 +216,7 @@ portal_group = 1
         keep(sample()).unwrap();
         assert_eq!(open().1, sample());
         // What cannot be written leaves what was there, and is written when it can.
-        let in_the_way = dir.path().join(format!(".{FILE}"));
+        let in_the_way = dir.path().join(format!(".{}", Kept::FILE));
         fs::create_dir(&in_the_way).unwrap();
         let other = Kept { held: None, ..sample() };
         assert!(keep(other.clone()).is_err());
@@ -325,6 +226,6 @@ portal_group = 1
         assert_eq!(open().1, other);
         keep(Kept::default()).unwrap();
         assert_eq!(open().1, Kept::default());
-        assert!(!dir.path().join(FILE).exists());
+        assert!(!dir.path().join(Kept::FILE).exists());
     }
 }

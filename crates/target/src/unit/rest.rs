@@ -8,7 +8,7 @@ use strongroom_block::VolumeId;
 use strongroom_scsi::mode::ModeState;
 use strongroom_scsi::persistent::PersistentReservations;
 
-use super::{Sanitize, Unit};
+use super::{Sanitize, Unit, WriterLeases};
 use crate::names::VolumeName;
 use crate::volume::Volume;
 
@@ -19,6 +19,8 @@ pub(crate) struct Rest {
     mode: ModeState,
     started: bool,
     sanitize: Sanitize,
+    /// Since when which holders of leases are gone.
+    leases: WriterLeases,
 }
 
 /// How many of these are checked for each that is closed: as more are forgotten than are added, no more stay than about twice as many as
@@ -36,8 +38,9 @@ pub(crate) struct Resting {
 impl Unit {
     /// What is to be remembered when the unit is closed.
     pub(crate) fn rest(&self) -> Rest {
-        let Unit { persistent, mode, started, sanitize, .. } = self;
-        Rest { persistent: persistent.clone(), mode: *mode, started: *started, sanitize: *sanitize }
+        let Unit { persistent, mode, started, sanitize, leases, .. } = self;
+        let (persistent, leases) = (persistent.clone(), leases.clone());
+        Rest { persistent, mode: *mode, started: *started, sanitize: *sanitize, leases }
     }
 
     /// Goes on as it was when it was closed.
@@ -46,6 +49,7 @@ impl Unit {
         if rest.persistent.to_keep() == self.persistent.to_keep() {
             self.persistent = rest.persistent;
         }
+        self.leases.resume(rest.leases);
         (self.mode, self.started, self.sanitize) = (rest.mode, rest.started, rest.sanitize);
         // What failed goes on.
         if self.store.erase_progress().is_some() {
@@ -99,6 +103,7 @@ mod tests {
             mode: ModeState::default(),
             started: true,
             sanitize: Sanitize::default(),
+            leases: WriterLeases::default(),
         }
     }
 

@@ -168,6 +168,10 @@ impl Unit {
             VendorCommand::ConditionalWrite { lba, count } => self.plan_conditional_write(lba, count, request),
             VendorCommand::TakePlace => self.plan_take_place(),
             VendorCommand::RegisterAttachment { parameter_list_len } => self.plan_register(parameter_list_len, request),
+            // These are planned elsewhere (`claims`).
+            VendorCommand::ClaimLease { .. } | VendorCommand::ReleaseLease | VendorCommand::ReportWriters { .. } => {
+                Err(Sense::INVALID_OPCODE)
+            }
         };
         planned.unwrap_or_else(Plan::from)
     }

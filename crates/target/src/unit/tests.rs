@@ -1,6 +1,7 @@
 //! Proves, without sockets or sessions, that a unit does what a disk does (against a model of bytes in memory), and that no command,
 //! however malformed, makes it panic, hang, or lose a task.
 
+mod claims;
 mod commands;
 mod errands;
 mod key_erase;
@@ -54,13 +55,14 @@ impl Bench {
         let catalogue = Catalogue::open(dir.path()).unwrap();
         let volume = catalogue.create(spec).unwrap();
         let store = open(&catalogue, &volume);
-        let keeper = Keeper::open(catalogue.volume_dir(&volume.name), Arc::new(|| {})).unwrap();
+        let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(|| {});
+        let memory = UnitMemory::open(&catalogue.volume_dir(&volume.name), &wake).unwrap();
         let mut unit = Unit::new(
             Arc::new(volume),
             "iqn.2026-11.org.strongroom:disk".into(),
             StoreHandle::new(store),
             None,
-            keeper,
+            memory,
             Arc::new(Surroundings::of(&crate::Config::new(dir.path()))),
         );
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };

@@ -16,7 +16,7 @@ use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
 use crate::store_handle::StoreHandle;
-use crate::unit::{Keeper, Kept, KeyRenewal, Renewed, Unit};
+use crate::unit::{KeyRenewal, Renewed, Unit, UnitMemory};
 use crate::volume::Volume;
 
 /// How long opening a volume waits for its lock, and how often it looks.
@@ -33,7 +33,7 @@ pub(crate) struct OpenedUnit {
     key_survived: bool,
     opener: Option<Arc<dyn Opener>>,
     resealer: Option<Arc<dyn Resealer>>,
-    keeper: (Keeper, Kept),
+    memory: UnitMemory,
     lock: VolumeLock,
     ready: Arc<AtomicBool>,
     cache_bytes_max: (usize, usize),
@@ -43,13 +43,13 @@ impl OpenedUnit {
     /// The unit, to be served.
     pub(super) fn into_open(self, shared: &Arc<Shared>, waker: &strongroom_net::Waker, now: Instant) -> OpenUnit {
         let OpenedUnit { volume: described, target_name, store, wrap, .. } = self;
-        let OpenedUnit { key_survived, opener, resealer, keeper, lock, ready, cache_bytes_max, .. } = self;
+        let OpenedUnit { key_survived, opener, resealer, memory, lock, ready, cache_bytes_max, .. } = self;
         let store = StoreHandle::new(store);
         let rest = shared.resting().take(&described);
         let surroundings = Arc::clone(&shared.surroundings);
         let renewer = shared.key_renewer().filter(|_| wrap.is_some());
         let renewal = renewer.map(|renewer| KeyRenewal::new(renewer, wake(&ready, waker)));
-        let unit = Unit::new(Arc::new(described), target_name, store, wrap, keeper, surroundings);
+        let unit = Unit::new(Arc::new(described), target_name, store, wrap, memory, surroundings);
         let mut unit = unit.with_key_renewal(renewal);
         if let Some(rest) = rest {
             unit.resume(rest);
@@ -106,7 +106,7 @@ pub(super) fn open(
         }
     };
     let dir = shared.catalogue.store_dir(name);
-    let keeper = Keeper::open(shared.catalogue.volume_dir(name), Arc::clone(&waker))?;
+    let memory = UnitMemory::open(&shared.catalogue.volume_dir(name), &waker)?;
     let volumes = shared.counters.volumes_open.load(Ordering::Relaxed) + 1;
     let cache_bytes_max = shared.budget.cache_bytes(&shared.settings().config.limits, volumes);
     let options = volume.open_options(cache_bytes_max);
@@ -146,7 +146,7 @@ pub(super) fn open(
         key_survived,
         opener,
         resealer,
-        keeper,
+        memory,
         lock,
         ready,
         cache_bytes_max,
@@ -204,10 +204,10 @@ pub(super) fn derive(
     let too_many = || CatalogueError::TooManyViews { name: described.store_name().to_string() };
     let store = base.unit.store().another(view).ok_or_else(too_many)?;
     let ready = Arc::new(AtomicBool::new(true));
-    let keeper = match described.name.snapshot() {
+    let memory = match described.name.snapshot() {
         // Nobody who may only read reserves anything.
-        Some(_) => Keeper::nowhere(),
-        None => Keeper::open(shared.catalogue.volume_dir(&described.name), wake(&ready, waker))?,
+        Some(_) => UnitMemory::nowhere(),
+        None => UnitMemory::open(&shared.catalogue.volume_dir(&described.name), &wake(&ready, waker))?,
     };
     let surroundings = Arc::clone(&shared.surroundings);
     let mut described_here = described.clone();
@@ -215,7 +215,7 @@ pub(super) fn derive(
         // As large as it was when it was taken; of nothing at all one block, which cannot be read.
         described_here.geometry.blocks = store.readable_blocks().max(1);
     }
-    let mut unit = Unit::new(Arc::new(described_here), target_name, store, base.unit.wrap(), keeper, surroundings);
+    let mut unit = Unit::new(Arc::new(described_here), target_name, store, base.unit.wrap(), memory, surroundings);
     if let Some(opener) = opener_of(shared, described) {
         unit.verify_with(opener);
     }

@@ -227,8 +227,11 @@ pub(super) fn queue_bytes(command: &iscsi::Command) -> Option<u64> {
         Direction::None | Direction::Read => 0,
     };
     match command.cdb[0] {
-        // It waits for the reservations to be written, and is not heard of again when it is withdrawn.
+        // They wait for reservations or leases to be written, and are not heard of again when they are withdrawn.
         opcode::PERSISTENT_RESERVE_OUT => None,
+        opcode::STRONGROOM if matches!(command.cdb[1] & 0x1f, opcode::SA_CLAIM_LEASE | opcode::SA_RELEASE_LEASE) => {
+            None
+        }
         opcode::WRITE_SAME_10 | opcode::WRITE_SAME_16 | opcode::EXTENDED_COPY => Some(SLICE_BYTES.into()),
         _ => Some(cost(command).max(written)),
     }

@@ -114,6 +114,7 @@ impl OpenUnit {
 
     /// A command was submitted.
     pub(super) fn activity(&mut self, now: Instant) {
+        self.unit.tick(now);
         self.submitted = true;
         self.last_activity = now;
         self.told_idle = false;
@@ -271,6 +272,7 @@ impl Worker {
     pub(super) fn detach(&mut self, volume: &VolumeName, key: SessionKey) {
         self.abroad.remove(&key);
         let Some(Slot::Open(open)) = self.units.get_mut(volume) else { return };
+        open.unit.tick(self.now);
         open.unit.detach(key);
         open.submitted = true;
         if open.unit.connections().is_empty() {

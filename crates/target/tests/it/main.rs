@@ -12,6 +12,7 @@ mod flow;
 mod idle;
 mod interop;
 mod joins;
+mod leases;
 mod memory;
 mod neighbours;
 mod operations;
