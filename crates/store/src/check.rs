@@ -158,6 +158,7 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
             ));
         }
     }
+    report.notes.extend(recovered.notes.iter().cloned());
     let layout = recovered.superblock.layout();
     let used: Vec<(u32, u32)> = recovered.segments.listed().map(|(at, segment)| (at, segment.end)).collect();
     let total = used.iter().map(|&(_, end)| u64::from(end) * RECORD_BLOCK as u64).sum();
@@ -183,6 +184,12 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
         if report.unopenable.is_some() {
             missed.extend(damaged_behind(backend, &recovered, segment, end, generation));
         }
+        // What is left of a segment table that is not whole: a note tells of it.
+        let passed_over = |block: u32| {
+            let at = layout.block_at(segment, block);
+            recovered.fillers.iter().any(|filler| (filler.offset..filler.end()).contains(&at))
+        };
+        missed.retain(|&block| report.unopenable.is_some() || !passed_over(block));
         if !missed.is_empty() {
             look_at_missed(backend, &recovered, segment, &missed, &mut report);
         }
@@ -205,7 +212,7 @@ fn recovered_or_rebuilt(backend: &mut dyn Backend) -> Result<(Recovered, Option<
     let whole = superblocks(backend).into_iter().enumerate().filter_map(|(copy, read)| Some((copy, read.ok()?)));
     let better: Option<(usize, Superblock)> = whole.max_by_key(|(_, superblock)| superblock.serial);
     let (copy, superblock) = better.expect("a log is found to be damaged by what a superblock says");
-    let Rebuilt { recovered, losses, .. } = rebuild(backend, &superblock, copy, 0)?;
+    let Rebuilt { recovered, losses } = rebuild(backend, &superblock, copy, 0)?;
     Ok((recovered, Some(error.to_string()), losses))
 }
 

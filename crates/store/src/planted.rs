@@ -18,6 +18,8 @@ pub enum PlantedFault {
     VersionReclaimedTooSoon,
     /// A dead segment is used again before the table without it is durable.
     SegmentReusedTooSoon,
+    /// A dead segment is used again when one copy of the superblock names the table without it. (Only damage to that copy shows it.)
+    OneSuperblockForBoth,
     /// Recovery trusts the data of units that are not known to be synced.
     TailUnchecked,
     /// The superblock names a checkpoint that is not known to be durable.
@@ -48,13 +50,14 @@ impl PlantedFault {
     ];
 
     /// All others.
-    pub const ALL: [PlantedFault; 9] = [
+    pub const ALL: [PlantedFault; 10] = [
         PlantedFault::CheckpointTooEarly,
         PlantedFault::SyncLeftOut,
         PlantedFault::TableTooEarly,
         PlantedFault::StaleUnitReplayed,
         PlantedFault::VersionReclaimedTooSoon,
         PlantedFault::SegmentReusedTooSoon,
+        PlantedFault::OneSuperblockForBoth,
         PlantedFault::TailUnchecked,
         PlantedFault::GroupCut,
         PlantedFault::ConditionIgnored,

@@ -10,26 +10,27 @@ mod load;
 mod reader;
 mod rebuild;
 mod scan;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 pub use damage::Damage;
 use load::Loader;
-pub(crate) use rebuild::{Rebuilt, rebuild};
+pub(crate) use rebuild::{Filler, Rebuilt, rebuild};
 use scan::Found;
 pub(crate) use scan::{Scanner, Unit};
 
 use crate::backend::{Backend, Io};
-use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change, Replay};
+use crate::catalogue::{Catalogue, Change, Replay};
 use crate::error::StoreError;
-use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT, be_u32, be_u64};
-use crate::operations::{OPERATIONS_BYTES_MAX, Operations};
+use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT};
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
 use crate::store::{Checkpoints, Head, Recovered};
 use crate::superblock::Superblock;
-use crate::unit::{Entry, NO_SEGMENT, TABLE_ROW, flag};
+use crate::unit::{Entry, NO_SEGMENT, flag};
+use tables::{Rows, Table, TableGap, read_tables};
 
 /// A segment that counts, and how far.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +64,11 @@ pub(crate) fn recover_with(
     scanner.planted = planted;
     scanner.damage = pass_over.then(Damage::default);
     scanner.check_no_newer_opening()?;
-    let Table { end_lsn, rows: listed, catalogue, operations } = read_table(&mut scanner)?;
+    let (Table { end_lsn, rows: listed, catalogue, operations }, mut notes) = read_tables(&mut scanner)?;
     let tail = follow_tail(&mut scanner, end_lsn)?;
+    notes.extend(
+        tail.gaps.iter().map(|gap| gap.note(&superblock)).filter(|note| !notes.contains(note)).collect::<Vec<_>>(),
+    );
 
     let catalogue = apply_changes(&mut scanner, &tail, catalogue)?;
     let listed = in_order_of_log(listed);
@@ -75,7 +79,7 @@ pub(crate) fn recover_with(
     }
     let (mut loader, checkpoint, checkpoint_bytes) = load_checkpoint(&mut scanner, &segments, catalogue);
     loader.planted = planted;
-    let (mut begin_generation, mut replayed) = (0, 0);
+    let (mut begin_generation, mut replayed, mut before_table) = (0, 0, None);
     if let Some(description) = &checkpoint {
         begin_generation = description.begin_generation;
         loader.begin_lsn = description.begin_lsn;
@@ -83,7 +87,8 @@ pub(crate) fn recover_with(
     let to_load = listed.iter().copied().filter(|(_, row)| row.generation >= begin_generation);
     scanner.expect(to_load.clone().map(|(segment, _)| segment));
     for (segment, row) in to_load {
-        load_segment(&mut scanner, &mut loader, segment, row)?;
+        let last_lsn = load_segment(&mut scanner, &mut loader, segment, row)?;
+        before_table = last_lsn.filter(|_| segment == superblock.table_segment).or(before_table);
         replayed += u64::from(row.end) * RECORD_BLOCK as u64;
     }
     scanner.expect_chain();
@@ -98,6 +103,7 @@ pub(crate) fn recover_with(
     let mut state = Segments::new(superblock.layout());
     state.adopt(used);
     let head = head_after(&superblock, &scanner, &tail, loader.next_sequence, open_id);
+    let fillers = tables::fillers(&scanner, &tail, before_table);
     let mut superblock = superblock;
     if checkpoint.is_none() {
         superblock.checkpoint = None;
@@ -110,7 +116,8 @@ pub(crate) fn recover_with(
     let mut damage = scanner.damage.take().unwrap_or_default();
     damage.end();
     let (map, operations) = loader.finish(&mut state);
-    let recovered = Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints };
+    let recovered =
+        Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints, fillers, notes };
     Ok((recovered, damage))
 }
 
@@ -177,72 +184,6 @@ fn check_size(backend: &mut dyn Backend, superblock: &Superblock) -> Result<(), 
     Err(StoreError::Damaged { segment, offset: within % u64::from(layout.segment_bytes), what })
 }
 
-/// Segments that a table lists, and how far they count.
-type Rows = Vec<(u32, Extent)>;
-
-/// A segment table.
-struct Table {
-    /// The number of its last unit.
-    end_lsn: u64,
-    rows: Rows,
-    catalogue: Catalogue,
-    operations: Operations,
-}
-
-/// Reads the segment table that the superblock names.
-fn read_table(scanner: &mut Scanner<'_>) -> Result<Table, StoreError> {
-    let (mut rows, mut catalogue, mut windows) = (Vec::new(), Vec::new(), Vec::new());
-    let mut chain = scanner.chain();
-    loop {
-        let Some(unit) = scanner.next(&mut chain)? else {
-            return Err(chain.damaged("the segment table that the superblock names"));
-        };
-        if !unit.header.has(flag::TABLE)
-            || unit.header.has(flag::FIRST) != (unit.header.lsn == scanner.superblock.table_lsn)
-        {
-            return Err(chain.damaged("a unit of the segment table"));
-        }
-        for entry in unit.entries(&scanner.layout) {
-            if let Entry::Catalogue { at, total, bytes } = entry {
-                if at != catalogue.len() as u64 || total > CATALOGUE_BYTES_MAX as u64 {
-                    return Err(chain.damaged("the next piece of the catalogue"));
-                }
-                catalogue.extend_from_slice(bytes);
-            }
-            if let Entry::Windows { at, total, bytes } = entry {
-                if at != windows.len() as u64 || total > OPERATIONS_BYTES_MAX as u64 {
-                    return Err(chain.damaged("the next piece of the operation windows"));
-                }
-                windows.extend_from_slice(bytes);
-            }
-            let Entry::Table { rows: bytes } = entry else { continue };
-            for row in bytes.chunks_exact(TABLE_ROW) {
-                let (segment, end, generation) = (be_u32(row, 0), be_u32(row, 4), be_u64(row, 8));
-                if segment >= scanner.layout.segments || end > scanner.layout.segment_blocks() {
-                    return Err(chain.damaged("a possible row of the segment table"));
-                }
-                rows.push((segment, Extent { generation, end }));
-            }
-        }
-        if rows.len() > scanner.layout.segments as usize {
-            return Err(chain.damaged("a segment table without repetitions"));
-        }
-        if unit.header.has(flag::LAST) {
-            rows.sort_unstable_by_key(|&(segment, _): &(u32, Extent)| segment);
-            if rows.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-                return Err(chain.damaged("a segment table without repetitions"));
-            }
-            let catalogue = match &catalogue[..] {
-                [] => Catalogue::new(scanner.superblock.volume_id),
-                bytes => Catalogue::decode(bytes).ok_or_else(|| chain.damaged("a possible catalogue"))?,
-            };
-            let operations = Operations::decode(&windows, scanner.layout.segment_bytes);
-            let operations = operations.ok_or_else(|| chain.damaged("possible operation windows"))?;
-            return Ok(Table { end_lsn: unit.header.lsn, rows, catalogue, operations });
-        }
-    }
-}
-
 /// What units of the tail tell may take so much memory until it is loaded, in bytes; more is read again. In tests it is little, so that
 /// both are.
 const TOLD_BYTES_MAX: usize = if cfg!(test) { 1 << 10 } else { 64 << 20 };
@@ -254,6 +195,8 @@ struct Tail {
     told: Vec<u8>,
     /// Units with changes of the catalogue; not all of them accepted.
     changes: Vec<u64>,
+    /// Segment tables that were passed over.
+    gaps: Vec<TableGap>,
     accepted_lsn: u64,
     durable_lsn: u64,
 }
@@ -279,15 +222,24 @@ impl Tail {
 /// Follows the log from the table on, and decides how much of it counts.
 fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, StoreError> {
     let mut chain = scanner.chain();
-    let (mut found, mut told, mut changes) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut found, mut told, mut changes, mut gaps) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut durable = scanner.superblock.durable_lsn.max(table_end_lsn);
+    durable = durable.max(scanner.superblock.second_table.map_or(0, |second| second.end.lsn));
     scanner.expect_chain();
     loop {
-        let Some(unit) = scanner.next(&mut chain)? else {
-            if !scanner.pass_over(&mut chain, durable)? {
-                break;
+        let unit = match scanner.next(&mut chain) {
+            Ok(Some(unit)) => unit,
+            stopped => {
+                if let Some(gap) = scanner.pass_table(&mut chain) {
+                    gaps.push(gap);
+                    continue;
+                }
+                stopped?;
+                if !scanner.pass_over(&mut chain, durable)? {
+                    break;
+                }
+                continue;
             }
-            continue;
         };
         scanner.intact(&unit.header);
         durable = durable.max(unit.header.durable_lsn);
@@ -322,6 +274,8 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
             accepted_lsn = unit.header.lsn;
         }
     }
+    // Tables were passed over as a whole: what is behind them counts, or there is nothing.
+    accepted_lsn = accepted_lsn.max(gaps.last().map_or(0, |gap: &TableGap| gap.last_lsn));
     if accepted_lsn < durable && scanner.damage.is_some() {
         // What was synced counts, although groups of it may not be whole.
         whole = whole.max(found.iter().take_while(|unit| unit.found.header.lsn <= durable).count());
@@ -342,7 +296,7 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
         // What was told to be durable stays: a later recovery, when the rest is overwritten, would miss it.
         found.retain(|unit| unit.found.header.lsn <= durable);
     }
-    Ok(Tail { accepted: found, told, changes, accepted_lsn, durable_lsn: durable })
+    Ok(Tail { accepted: found, told, changes, gaps, accepted_lsn, durable_lsn: durable })
 }
 
 /// Takes changes of the catalogue since the table in.
@@ -376,7 +330,13 @@ fn in_order_of_log(mut listed: Rows) -> Rows {
     listed
 }
 
-fn load_segment(scanner: &mut Scanner<'_>, loader: &mut Loader, segment: u32, row: Extent) -> Result<(), StoreError> {
+/// Returns the number of its last unit.
+fn load_segment(
+    scanner: &mut Scanner<'_>,
+    loader: &mut Loader,
+    segment: u32,
+    row: Extent,
+) -> Result<Option<u64>, StoreError> {
     let mut block = 0;
     let mut lsn = None;
     while block < row.end {
@@ -406,7 +366,7 @@ fn load_segment(scanner: &mut Scanner<'_>, loader: &mut Loader, segment: u32, ro
     if block > row.end && !scanner.planted.has(PlantedFault::StaleUnitReplayed) {
         return Err(scan::damaged(segment, row.end, "the end of a segment, as the segment table has it"));
     }
-    Ok(())
+    Ok(lsn)
 }
 
 fn head_after(superblock: &Superblock, scanner: &Scanner<'_>, tail: &Tail, next_sequence: u64, open_id: u64) -> Head {

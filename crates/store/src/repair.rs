@@ -140,7 +140,7 @@ impl Store {
         options: RepairOptions,
         save: Save<'_>,
     ) -> Result<RepairStep, StoreError> {
-        let Rebuilt { recovered, fillers, mut losses } = rebuilt;
+        let Rebuilt { mut recovered, mut losses } = rebuilt;
         losses.push("blocks written there go back to what they held before; which ones is not known".to_owned());
         let what = format!("{error}. The segment table is made anew from the units that are intact");
         let mut step = RepairStep { what, loses: losses, done: false };
@@ -154,7 +154,7 @@ impl Store {
             let layout = recovered.superblock.layout();
             save_old(backend.as_mut(), layout.segment_at(segment), layout.segment_bytes as usize, save)?;
         }
-        for filler in fillers {
+        for filler in std::mem::take(&mut recovered.fillers) {
             replace(backend.as_mut(), filler.offset, filler.bytes, save)?;
         }
         blocking(backend.as_mut(), Io::Sync).map_err(StoreError::io("syncing the repaired log"))?;

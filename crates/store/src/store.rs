@@ -26,6 +26,7 @@ mod scrub;
 mod send;
 mod space;
 mod submit;
+mod table;
 mod victims;
 
 use std::collections::VecDeque;
@@ -56,7 +57,7 @@ use branches::Feedback;
 pub(crate) use branches::Verified;
 pub(crate) use checkpoint::Checkpoints;
 use clean::Cleaner;
-pub(crate) use create::{blocking, random};
+pub(crate) use create::{Recovered, blocking, random};
 pub use damaged::{DamageReport, SuspectBlocks};
 use durable::{Round, Syncs};
 use erase::Erasing;
@@ -105,17 +106,6 @@ enum Purpose {
     Scrub,
     Checkpoint,
     Erase,
-}
-
-/// What recovery found: everything that a store in memory is made of.
-pub(crate) struct Recovered {
-    pub(crate) superblock: Superblock,
-    pub(crate) superblock_copy: usize,
-    pub(crate) map: BlockMap,
-    pub(crate) segments: Segments,
-    pub(crate) operations: Operations,
-    pub(crate) head: Head,
-    pub(crate) checkpoints: Checkpoints,
 }
 
 /// One volume, open.
@@ -231,6 +221,9 @@ impl Store {
             return Store::erase_on(backend, options, waker, open_id);
         }
         let (recovered, damage) = recovered?;
+        if damage.is_none() {
+            recovered.fill_tables(backend.as_mut())?;
+        }
         let mut store = Store::from_recovered(backend, options.clone(), waker, recovered);
         if damage.is_none() {
             store.begin_epoch()?;
@@ -246,7 +239,7 @@ impl Store {
         waker: Waker,
         recovered: Recovered,
     ) -> Store {
-        let Recovered { mut superblock, superblock_copy, map, segments, operations, head, checkpoints } = recovered;
+        let Recovered { mut superblock, superblock_copy, map, segments, operations, head, checkpoints, .. } = recovered;
         let opened_from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
         let constant = options.planted.has(PlantedFault::ConstantIncarnation);

@@ -13,6 +13,7 @@ use crate::layout::{
     SUPERBLOCK_AT, be_u32, be_u64, countable,
 };
 use crate::options::{StoreId, UnitKind, VolumeInfo};
+use crate::unit::NO_SEGMENT;
 
 /// First bytes of a superblock.
 const MAGIC: [u8; 8] = *b"SRoomLog";
@@ -25,11 +26,17 @@ const FEATURES_AT: usize = 184;
 const FEATURE_ERASING: u64 = 1;
 /// The feature that the superblock has an incarnation, and the log operations.
 const FEATURE_OPERATIONS: u64 = 2;
+/// The feature that the superblock names a second segment table.
+const FEATURE_SECOND_TABLE: u64 = 4;
 /// Where the incarnation is.
 const INCARNATION_AT: usize = 216;
+/// Where the second segment table is named.
+const SECOND_TABLE_AT: usize = 224;
+/// Behind that.
+const SECOND_TABLE_END: usize = 268;
 
 /// Bytes that are zeros in this version.
-const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, 224..RECORD_BLOCK];
+const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, SECOND_TABLE_END..RECORD_BLOCK];
 
 /// Where the newest whole checkpoint is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +48,34 @@ pub(crate) struct CheckpointAt {
     pub(crate) generation: u64,
     /// Every unit up to this one is in the checkpoint; also its name.
     pub(crate) begin_lsn: u64,
+}
+
+/// A second segment table with the same rows as the first, written directly behind it, and where the log goes on behind both. So each
+/// of them can be read without the other, and the log can be followed without either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SecondTable {
+    pub(crate) segment: u32,
+    /// In 4 KiB blocks.
+    pub(crate) block: u32,
+    /// Number of its first unit.
+    pub(crate) lsn: u64,
+    /// Behind its last unit.
+    pub(crate) end: TableEnd,
+}
+
+/// Where the log goes on behind a segment table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TableEnd {
+    /// The segment of the table's last unit.
+    pub(crate) segment: u32,
+    /// Where in it that unit ends, in 4 KiB blocks.
+    pub(crate) block: u32,
+    /// Number of that unit.
+    pub(crate) lsn: u64,
+    /// Generation of the segment.
+    pub(crate) generation: u64,
+    /// The segment that the unit names as the next one, or `NO_SEGMENT`.
+    pub(crate) next_segment: u32,
 }
 
 /// One superblock.
@@ -64,6 +99,8 @@ pub(crate) struct Superblock {
     /// In 4 KiB blocks.
     pub(crate) table_block: u32,
     pub(crate) table_lsn: u64,
+    /// None in a new store, in one of an older build, and where there was no room for it.
+    pub(crate) second_table: Option<SecondTable>,
     /// Every store sequence handed out is smaller.
     pub(crate) sequence_limit: u64,
     /// Every generation handed out before the table was written is smaller.
@@ -110,13 +147,24 @@ impl Superblock {
         put(168, &self.durable_lsn.to_be_bytes());
         put(176, &[u8::from(self.clean)]);
         let erasing = if self.erasing { FEATURE_ERASING } else { 0 };
-        put(FEATURES_AT, &(FEATURE_OPERATIONS | erasing).to_be_bytes());
+        let second = if self.second_table.is_some() { FEATURE_SECOND_TABLE } else { 0 };
+        put(FEATURES_AT, &(FEATURE_OPERATIONS | erasing | second).to_be_bytes());
         put(INCARNATION_AT, &self.incarnation.to_be_bytes());
         if let Some(at) = self.checkpoint {
             put(192, &at.segment.to_be_bytes());
             put(196, &at.block.to_be_bytes());
             put(200, &at.generation.to_be_bytes());
             put(208, &at.begin_lsn.to_be_bytes());
+        }
+        if let Some(SecondTable { segment, block, lsn, end }) = self.second_table {
+            put(SECOND_TABLE_AT, &segment.to_be_bytes());
+            put(SECOND_TABLE_AT + 4, &block.to_be_bytes());
+            put(SECOND_TABLE_AT + 8, &lsn.to_be_bytes());
+            put(SECOND_TABLE_AT + 16, &end.segment.to_be_bytes());
+            put(SECOND_TABLE_AT + 20, &end.block.to_be_bytes());
+            put(SECOND_TABLE_AT + 24, &end.lsn.to_be_bytes());
+            put(SECOND_TABLE_AT + 32, &end.generation.to_be_bytes());
+            put(SECOND_TABLE_AT + 40, &end.next_segment.to_be_bytes());
         }
         let sum = checksum(&block, copy);
         block[CHECKSUM_AT..CHECKSUM_AT + 8].copy_from_slice(&sum.to_be_bytes());
@@ -141,7 +189,7 @@ impl Superblock {
             return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
         }
         let features = be_u64(block, FEATURES_AT);
-        if features & !(FEATURE_ERASING | FEATURE_OPERATIONS) != 0 {
+        if features & !(FEATURE_ERASING | FEATURE_OPERATIONS | FEATURE_SECOND_TABLE) != 0 {
             // The version of the format is the same, but something was switched on that this build would misread.
             return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
         }
@@ -150,6 +198,10 @@ impl Superblock {
         }
         let incarnation = be_u64(block, INCARNATION_AT);
         if features & FEATURE_OPERATIONS == 0 && incarnation != 0 {
+            return Err(bad("a reserved byte is not zero"));
+        }
+        let has_second_table = features & FEATURE_SECOND_TABLE != 0;
+        if !has_second_table && block[SECOND_TABLE_AT..SECOND_TABLE_END].iter().any(|&byte| byte != 0) {
             return Err(bad("a reserved byte is not zero"));
         }
         let kind = match block[80] {
@@ -175,6 +227,18 @@ impl Superblock {
             table_segment: be_u32(block, 136),
             table_block: be_u32(block, 140),
             table_lsn: be_u64(block, 144),
+            second_table: has_second_table.then(|| SecondTable {
+                segment: be_u32(block, SECOND_TABLE_AT),
+                block: be_u32(block, SECOND_TABLE_AT + 4),
+                lsn: be_u64(block, SECOND_TABLE_AT + 8),
+                end: TableEnd {
+                    segment: be_u32(block, SECOND_TABLE_AT + 16),
+                    block: be_u32(block, SECOND_TABLE_AT + 20),
+                    lsn: be_u64(block, SECOND_TABLE_AT + 24),
+                    generation: be_u64(block, SECOND_TABLE_AT + 32),
+                    next_segment: be_u32(block, SECOND_TABLE_AT + 40),
+                },
+            }),
             sequence_limit: be_u64(block, 152),
             next_generation: be_u64(block, 160),
             durable_lsn: be_u64(block, 168),
@@ -224,6 +288,21 @@ impl Superblock {
         }
         if self.table_segment >= self.segments || self.table_block >= self.segment_bytes / RECORD_BLOCK as u32 {
             return Err("the segment table lies outside the log");
+        }
+        if let Some(SecondTable { segment, block, lsn, end }) = self.second_table {
+            let blocks = self.segment_bytes / RECORD_BLOCK as u32;
+            let next = end.next_segment < self.segments || end.next_segment == NO_SEGMENT;
+            if segment >= self.segments
+                || block >= blocks
+                || end.segment >= self.segments
+                || end.block > blocks
+                || !next
+            {
+                return Err("the second segment table lies outside the log");
+            }
+            if lsn <= self.table_lsn || end.lsn < lsn || end.lsn.max(end.generation) >= COUNTER_MAX {
+                return Err("an impossible second segment table");
+            }
         }
         if let Some(at) = self.checkpoint
             && (at.segment >= self.segments || at.block >= self.segment_bytes / RECORD_BLOCK as u32)
@@ -318,6 +397,12 @@ mod tests {
             table_segment: 2,
             table_block: 1,
             table_lsn: 99,
+            second_table: Some(SecondTable {
+                segment: 2,
+                block: 2,
+                lsn: 100,
+                end: TableEnd { segment: 2, block: 3, lsn: 100, generation: 11, next_segment: NO_SEGMENT },
+            }),
             sequence_limit: 1 << 33,
             next_generation: 12,
             durable_lsn: 98,
@@ -338,7 +423,7 @@ mod tests {
     #[test]
     fn any_flipped_bit_is_noticed() {
         let good = sample().encode(0);
-        for at in 0..230 {
+        for at in 0..272 {
             let mut bad = good.to_vec();
             bad[at] ^= 0x10;
             assert!(Superblock::decode(&bad, 0).is_err(), "byte {at}");
@@ -360,18 +445,19 @@ mod tests {
     #[test]
     fn an_unknown_feature_is_a_newer_format() {
         for at in FEATURES_AT..FEATURES_AT + 8 {
-            let block = patched(&sample(), 0, at, 4);
+            let block = patched(&sample(), 0, at, 8);
             assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
         }
         let erasing = Superblock { erasing: true, ..sample() };
         let block = erasing.encode(0);
-        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 3u64.to_be_bytes());
+        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 7u64.to_be_bytes());
         assert_eq!(Superblock::decode(&block, 0).unwrap(), erasing);
         // As builds wrote it that knew no incarnation.
-        let without = Superblock { incarnation: 0, ..sample() };
+        let without = Superblock { incarnation: 0, second_table: None, ..sample() };
         let block = patched(&without, 0, FEATURES_AT + 7, 0);
         assert_eq!(Superblock::decode(&block, 0).unwrap(), without);
         assert!(Superblock::decode(&patched(&sample(), 0, FEATURES_AT + 7, 0), 0).is_err(), "bytes without their bit");
+        assert!(Superblock::decode(&patched(&sample(), 0, FEATURES_AT + 7, 2), 0).is_err(), "bytes without their bit");
     }
 
     /// A whole copy with one byte changed.
@@ -400,7 +486,7 @@ mod tests {
 
     #[test]
     fn reserved_bytes_are_zeros() {
-        for at in [12, 82, 108, 177, 224, 4095] {
+        for at in [12, 82, 108, 177, 268, 4095] {
             assert!(Superblock::decode(&patched(&sample(), 0, at, 1), 0).is_err(), "byte {at}");
         }
     }
@@ -416,6 +502,12 @@ mod tests {
         refused(|superblock| superblock.open_epoch = u64::MAX);
         refused(|superblock| superblock.table_lsn = u64::MAX);
         refused(|superblock| superblock.table_lsn = 0);
+        refused(|superblock| superblock.second_table.as_mut().unwrap().lsn = 99);
+        refused(|superblock| superblock.second_table.as_mut().unwrap().segment = 40);
+        refused(|superblock| superblock.second_table.as_mut().unwrap().end.lsn = 99);
+        refused(|superblock| superblock.second_table.as_mut().unwrap().end.block = 17);
+        refused(|superblock| superblock.second_table.as_mut().unwrap().end.next_segment = 40);
+        refused(|superblock| superblock.second_table.as_mut().unwrap().end.generation = 1 << 62);
         refused(|superblock| superblock.next_generation = 1 << 62);
         refused(|superblock| superblock.durable_lsn = 1 << 62);
         refused(|superblock| superblock.geometry.blocks = u64::MAX >> 17);

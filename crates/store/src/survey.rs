@@ -23,6 +23,8 @@ pub struct SuperblockSummary {
     pub clean: bool,
     /// Where the segment table begins, in bytes of the log.
     pub table_offset: u64,
+    /// Where the second one begins, if there is one.
+    pub second_table_offset: Option<u64>,
     /// The volume.
     pub info: VolumeInfo,
 }
@@ -86,6 +88,9 @@ impl Store {
                 open_epoch: superblock.open_epoch,
                 clean: superblock.clean,
                 table_offset: superblock.layout().block_at(superblock.table_segment, superblock.table_block),
+                second_table_offset: superblock
+                    .second_table
+                    .map(|second| superblock.layout().block_at(second.segment, second.block)),
                 info: superblock.info(),
             })
         });

@@ -5,6 +5,7 @@
 
 mod answers;
 mod conditions;
+mod damage;
 mod erase;
 mod initiators;
 mod replica;

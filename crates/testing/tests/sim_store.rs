@@ -49,12 +49,13 @@ const ERASES: [&str; 3] = ["erases", "erases_resumed", "refused_while_erasing"];
 /// Erases in between, and writes, discards and taking space that fail: still nothing is lost, and after an erase nothing is left.
 #[test]
 fn sim_an_erase_leaves_nothing_and_all_else_loses_nothing() {
-    let never = ["strays", "refused_to_open", "bad_blocks", "repairs", "versions_made_way"];
+    let elsewhere = ["strays", "refused_to_open", "bad_blocks", "repairs", "versions_made_way"];
+    let never = [&elsewhere[..], &["damaged_tables", "damaged_superblocks"]].concat();
     all_pass(&seeds(300), &never, simulate_extremes);
 }
 
 /// What only comes with crashes, or with another store.
-const CRASHES_AND_MORE: [&str; 14] = [
+const CRASHES_AND_MORE: [&str; 16] = [
     "reopenings",
     "cut_offs_while_opening",
     "from_checkpoints",
@@ -69,6 +70,8 @@ const CRASHES_AND_MORE: [&str; 14] = [
     "checks",
     "ios",
     "repairs",
+    "damaged_tables",
+    "damaged_superblocks",
 ];
 
 #[test]

@@ -23,10 +23,16 @@ pub(crate) struct Filler {
     pub(crate) bytes: strongroom_block::BufferMut,
 }
 
+impl Filler {
+    /// Behind its last byte.
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
 /// What can be made of a log without its table.
 pub(crate) struct Rebuilt {
     pub(crate) recovered: Recovered,
-    pub(crate) fillers: Vec<Filler>,
     /// What is given up, in words.
     pub(crate) losses: Vec<String>,
 }
@@ -100,8 +106,10 @@ pub(crate) fn rebuild(
     // All was read from the log, and what is missing may have been acknowledged.
     let superblock = Superblock { checkpoint: None, clean: false, ..superblock.clone() };
     let checkpoints = Checkpoints::default();
-    let recovered = Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints };
-    Ok(Rebuilt { recovered, fillers, losses })
+    let notes = Vec::new();
+    let recovered =
+        Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints, fillers, notes };
+    Ok(Rebuilt { recovered, losses })
 }
 
 /// Every intact unit of the newest generation of each segment, in the order of the log.
@@ -248,27 +256,40 @@ fn close_gaps(scanner: &Scanner<'_>, units: &[Found], fillers: &mut Vec<Filler>)
         if gap == 0 && !joins || gap > 0 && first_lsn <= last_lsn.unwrap_or(0) {
             return index;
         }
-        let mut lsn = first_lsn;
-        while at < unit.block {
-            let blocks = (unit.block - at).min(RECORD_BLOCKS_MAX as u32);
-            let header = UnitHeader {
-                lsn,
-                prev_lsn: last_lsn.unwrap_or(lsn - 1),
-                durable_lsn: 0,
-                flags: flag::FIRST | flag::LAST,
-                prev_segment: NO_SEGMENT,
-                prev_end: 0,
-                next_segment: NO_SEGMENT,
-                ..unit.header
-            };
-            let place = Place { store_id: scanner.superblock.store_id, segment: unit.segment, block: at };
-            let (_, bytes) = UnitBuilder::filler(scanner.layout, blocks).finish(header, place);
-            debug_assert_eq!(bytes.len(), blocks as usize * RECORD_BLOCK);
-            fillers.push(Filler { offset: scanner.layout.block_at(unit.segment, at), bytes });
-            (at, last_lsn) = (at + blocks, Some(lsn));
-            lsn += 1;
-        }
+        fill(scanner, unit, at, last_lsn, fillers);
         (at, last_lsn) = (unit.block + unit.header.blocks(), Some(unit.header.lsn));
     }
     units.len()
+}
+
+/// Plans fillers from a block of a segment up to a unit in it. Their numbers are the last ones before its own; there must be as many
+/// behind `last_lsn`, the unit before the gap.
+pub(super) fn fill(
+    scanner: &Scanner<'_>,
+    behind: &Found,
+    mut from: u32,
+    mut last_lsn: Option<u64>,
+    fillers: &mut Vec<Filler>,
+) {
+    let needed = u64::from(behind.block - from).div_ceil(RECORD_BLOCKS_MAX as u64);
+    let mut lsn = (behind.header.prev_lsn + 1).saturating_sub(needed);
+    while from < behind.block {
+        let blocks = (behind.block - from).min(RECORD_BLOCKS_MAX as u32);
+        let header = UnitHeader {
+            lsn,
+            prev_lsn: last_lsn.unwrap_or(lsn - 1),
+            durable_lsn: 0,
+            flags: flag::FIRST | flag::LAST,
+            prev_segment: NO_SEGMENT,
+            prev_end: 0,
+            next_segment: NO_SEGMENT,
+            ..behind.header
+        };
+        let place = Place { store_id: scanner.superblock.store_id, segment: behind.segment, block: from };
+        let (_, bytes) = UnitBuilder::filler(scanner.layout, blocks).finish(header, place);
+        debug_assert_eq!(bytes.len(), blocks as usize * RECORD_BLOCK);
+        fillers.push(Filler { offset: scanner.layout.block_at(behind.segment, from), bytes });
+        (from, last_lsn) = (from + blocks, Some(lsn));
+        lsn += 1;
+    }
 }

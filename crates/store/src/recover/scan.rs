@@ -11,7 +11,7 @@ use crate::error::StoreError;
 use crate::layout::{LOG_START, Layout, RECORD_BLOCK};
 use crate::planted::Planted;
 use crate::store::item_checksum;
-use crate::superblock::Superblock;
+use crate::superblock::{SecondTable, Superblock};
 use crate::unit::{Entry, NO_SEGMENT, Place, UnitHeader, decode_entries, decode_header, flag, intact_entries};
 
 /// Where a unit was found.
@@ -62,6 +62,8 @@ impl Unit {
 pub(crate) struct Chain {
     pub(super) segment: u32,
     pub(super) block: u32,
+    /// Number of the first unit, if it begins with a segment table.
+    pub(super) start_lsn: u64,
     /// Generation of the segment and number of the last unit; `None` before the first.
     pub(super) last: Option<(u64, u64)>,
     /// The segment that the last unit names as the next.
@@ -71,7 +73,12 @@ pub(crate) struct Chain {
 impl Chain {
     /// At a place, behind the unit `lsn`.
     pub(super) fn at(segment: u32, block: u32, generation: u64, lsn: u64, next_segment: Option<u32>) -> Chain {
-        Chain { segment, block, last: Some((generation, lsn)), next_segment }
+        Chain { segment, block, start_lsn: 0, last: Some((generation, lsn)), next_segment }
+    }
+
+    /// Number of the unit before the next one, if none was passed by.
+    pub(super) fn last_lsn(&self) -> u64 {
+        self.last.map_or(self.start_lsn.saturating_sub(1), |(_, lsn)| lsn)
     }
 
     pub(crate) fn damaged(&self, what: impl Into<String>) -> StoreError {
@@ -252,10 +259,16 @@ impl<'a> Scanner<'a> {
         self.expect(segments.iter().map(|&(_, segment)| segment));
     }
 
-    /// The chain of units that begins with the superblock's table.
+    /// The chain of units that begins with the superblock's first table.
     pub(crate) fn chain(&self) -> Chain {
-        let superblock = &self.superblock;
-        Chain { segment: superblock.table_segment, block: superblock.table_block, last: None, next_segment: None }
+        let &Superblock { table_segment: segment, table_block: block, table_lsn: start_lsn, .. } = &self.superblock;
+        Chain { segment, block, start_lsn, last: None, next_segment: None }
+    }
+
+    /// The chain of units that begins with the superblock's second table.
+    pub(super) fn second_chain(&self) -> Option<Chain> {
+        let SecondTable { segment, block, lsn: start_lsn, .. } = self.superblock.second_table?;
+        Some(Chain { segment, block, start_lsn, last: None, next_segment: None })
     }
 
     /// The next unit of the chain, here or at the start of the segment that was opened next.
@@ -266,12 +279,9 @@ impl<'a> Scanner<'a> {
             None => self.next_segment(chain)?,
         };
         if let Some(unit) = &unit {
-            *chain = Chain {
-                segment: unit.segment,
-                block: unit.block + unit.header.blocks(),
-                last: Some((unit.header.generation, unit.header.lsn)),
-                next_segment: Some(unit.header.next_segment).filter(|&segment| segment != NO_SEGMENT),
-            };
+            let next_segment = Some(unit.header.next_segment).filter(|&segment| segment != NO_SEGMENT);
+            let end = unit.block + unit.header.blocks();
+            *chain = Chain::at(unit.segment, end, unit.header.generation, unit.header.lsn, next_segment);
         }
         Ok(unit)
     }
@@ -279,7 +289,7 @@ impl<'a> Scanner<'a> {
     fn continues(&self, chain: &Chain, header: &UnitHeader) -> bool {
         header.open_id == self.superblock.open_id
             && match chain.last {
-                None => header.lsn == self.superblock.table_lsn,
+                None => header.lsn == chain.start_lsn,
                 Some((generation, lsn)) => header.generation == generation && header.prev_lsn == lsn,
             }
     }
@@ -288,8 +298,11 @@ impl<'a> Scanner<'a> {
         let Some(&segment) = chain.last.and_then(|(_, lsn)| self.by_prev_lsn.get(&lsn)) else {
             // Where the log would go on: what cannot be read there may be what was flushed last.
             let Some(next) = chain.next_segment.filter(|next| self.unreadable.remove(next)) else { return Ok(None) };
-            let first = self.reader.read_now(next, 0, 1)?;
-            self.looked(next, Some(first));
+            let first = self.reader.read_now(next, 0, 1);
+            if first.is_err() {
+                self.unreadable.insert(next);
+            }
+            self.looked(next, Some(first?));
             return self.next_segment(chain);
         };
         let first = self.first_units[&segment];

@@ -94,7 +94,7 @@ impl Store {
                 GroupKind::Writes | GroupKind::Cleaning => self.append_writes(),
             };
         }
-        if self.wants_table() {
+        if self.is_writing_tables() || self.wants_table() {
             return self.append_table();
         }
         if let Some(progress) = self.copies_first() {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::Buffer;
 
 use super::erase::Erasing;
-use super::{Checkpoints, Head, Recovered, Store};
+use super::{Checkpoints, Head, Store};
 use crate::backend::{Backend, Chosen, FileBackend, Io, IoChoice, MemoryBackend, backend_on};
 use crate::catalogue::Catalogue;
 use crate::error::StoreError;
@@ -19,6 +19,7 @@ use crate::map::BlockMap;
 use crate::medium::Medium;
 use crate::operations::Operations;
 use crate::options::{CreateOptions, OpenOptions, StoreId, VolumeInfo};
+use crate::recover::Filler;
 use crate::segments::Segments;
 use crate::superblock::{Superblock, segment_bytes_valid};
 use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
@@ -33,6 +34,21 @@ const LOCK_NAME: &str = "lock";
 /// How long the last I/O of a killed process may take to arrive, and how often to look.
 const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(5);
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(2);
+
+/// What recovery found: everything that a store in memory is made of.
+pub(crate) struct Recovered {
+    pub(crate) superblock: Superblock,
+    pub(crate) superblock_copy: usize,
+    pub(crate) map: BlockMap,
+    pub(crate) segments: Segments,
+    pub(crate) operations: Operations,
+    pub(crate) head: Head,
+    pub(crate) checkpoints: Checkpoints,
+    /// What an opening writes in the place of segment tables that were damaged, before anything else.
+    pub(crate) fillers: Vec<Filler>,
+    /// What is not as it was written, and costs nothing.
+    pub(crate) notes: Vec<String>,
+}
 
 impl Store {
     /// Makes a store in the directory `dir` (made if missing) and closes it again. The volume reads as zeros if plain,
@@ -242,7 +258,8 @@ pub(super) fn fresh(superblock: Superblock, superblock_copy: usize, open_id: u64
         open_epoch: superblock.open_epoch + 1,
     };
     let (operations, checkpoints) = (Operations::new(superblock.segment_bytes), Checkpoints::default());
-    Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints }
+    let (fillers, notes) = (Vec::new(), Vec::new());
+    Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints, fillers, notes }
 }
 
 /// Makes the log as a file in the store's directory.
@@ -348,6 +365,7 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
         table_segment: 0,
         table_block: 0,
         table_lsn: 1,
+        second_table: None,
         sequence_limit: 2,
         next_generation: 2,
         durable_lsn: if options.kind.is_sealed() { 1 } else { 2 },

@@ -1,20 +1,20 @@
-//! Being durable: syncs and who waits for them, and rounds: a segment table, a sync, a superblock, a sync; then the
-//! segments that the table does not list any more are free.
+//! Being durable: syncs and who waits for them, and rounds: two segment tables, a sync, a superblock, a sync, its other copy, a sync;
+//! then the segments that the tables do not list any more are free.
 
 use std::collections::VecDeque;
 use std::io;
 
 use strongroom_block::Token;
 
-use super::group::GroupKind;
+use super::table::{TableWriter, Tables};
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::error::StoreError;
-use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
+use crate::layout::SUPERBLOCK_AT;
 use crate::op::{OpError, Outcome};
 use crate::planted::PlantedFault;
 use crate::superblock::Superblock;
-use crate::unit::{TABLE_ROW, UnitBuilder};
+use crate::unit::TABLE_ROW;
 
 /// How many segments may be opened before a new table: bounds what recovery has to follow unit by unit. A large table comes more seldom.
 const SEGMENTS_PER_TABLE: u32 = 256;
@@ -64,44 +64,32 @@ impl Syncs {
 enum Phase {
     #[default]
     Idle,
-    /// The table is on its way.
+    /// The tables are on their way.
     Table,
-    /// The table must become durable.
+    /// The tables must become durable.
     TableSync { lsn: u64 },
-    /// A superblock that points to it is on its way.
-    Superblock,
+    /// A superblock that names them is on its way; `other`: into the other copy, after the first.
+    Superblock { other: bool },
     /// That must become durable.
-    SuperblockSync,
+    SuperblockSync { other: bool },
 }
 
 /// A round: what makes dead segments free.
 #[derive(Default)]
 pub(super) struct Round {
     phase: Phase,
-    /// The first round of an opening: it also writes both superblocks, so that neither tells of an older opening.
+    /// The first round of an opening.
     pub(super) opening: bool,
     /// Nothing else is going on: whatever a round frees beyond what its table takes is worth it.
     pub(super) idle: bool,
     /// There was no space for a table; not again in this poll.
     pub(super) blocked: bool,
-    /// Rows of the table that are not in a unit yet, for about one unit.
-    pub(super) rows: Vec<u8>,
-    /// The segment from which on rows are still to be made; `None`: all were.
-    rows_from: Option<u32>,
-    /// Generation of the segment in which the table begins. Later ones were opened for the table, and are not in it.
-    rows_below: u64,
-    /// The catalogue that comes with the table, and how much of it is in units.
-    catalogue: Vec<u8>,
-    catalogue_done: usize,
-    /// The same of the operation windows.
-    operations: Vec<u8>,
-    operations_done: usize,
+    /// What is being written.
+    pub(super) tables: TableWriter,
     /// How long the catalogue is now.
     pub(super) catalogue_bytes: u64,
-    /// Where the newest durable table begins: segment, block, number of its first unit.
-    table: (u32, u32, u64),
-    /// Where the table on its way begins. It may yet fail.
-    next_table: (u32, u32, u64),
+    /// Where the newest durable tables are.
+    named: Tables,
     dying: Vec<u32>,
     /// Free but for reads in flight.
     pub(super) releasing: VecDeque<u32>,
@@ -128,14 +116,6 @@ impl Round {
         self.phase == Phase::Idle && self.writing.is_none()
     }
 
-    fn push_row(&mut self, segment: u32, end: u32, generation: u64) {
-        self.rows.extend_from_slice(&segment.to_be_bytes());
-        self.rows.extend_from_slice(&end.to_be_bytes());
-        self.rows.extend_from_slice(&generation.to_be_bytes());
-    }
-}
-
-impl Round {
     /// How many segments are on their way to be free.
     pub(super) fn coming(&self) -> u32 {
         (self.dying.len() + self.releasing.len()) as u32 + self.discards_in_flight
@@ -189,7 +169,7 @@ impl Store {
         }
         let round = match self.round.phase {
             Phase::TableSync { lsn } => lsn > self.head.durable_lsn,
-            Phase::SuperblockSync => self.syncs.superblock_dirty,
+            Phase::SuperblockSync { .. } => self.syncs.superblock_dirty,
             _ => false,
         };
         let wanted = round || self.syncs.force || self.syncs.waiters.iter().any(|w| w.lsn > self.head.durable_lsn);
@@ -217,22 +197,26 @@ impl Store {
         for waiter in ready {
             self.complete(waiter.token, waiter.bytes, Ok(waiter.outcome));
         }
-        if self.round.phase == Phase::SuperblockSync && superblock {
-            let twice = self.grow_synced();
-            if std::mem::take(&mut self.round.opening) || twice {
-                self.round.phase = Phase::Superblock;
-                self.write_superblock(false);
+        if let Phase::SuperblockSync { other } = self.round.phase
+            && superblock
+        {
+            self.grow_synced();
+            if other || self.options.planted.has(PlantedFault::OneSuperblockForBoth) {
+                self.end_round();
             } else {
-                self.round.phase = Phase::Idle;
-                self.round.idle = false;
-                let dying = std::mem::take(&mut self.round.dying);
-                self.round.releasing.extend(dying);
-                self.checkpoint_named();
-                // The other copy follows, so that the loss of one does not matter; the next sync will do for it.
-                self.round.note = true;
+                self.round.phase = Phase::Superblock { other: true };
                 self.write_superblock(false);
             }
         }
+    }
+
+    /// Both copies of the superblock name the new tables, durably: what only older ones list is free.
+    fn end_round(&mut self) {
+        self.round.phase = Phase::Idle;
+        (self.round.opening, self.round.idle) = (false, false);
+        let dying = std::mem::take(&mut self.round.dying);
+        self.round.releasing.extend(dying);
+        self.checkpoint_named();
     }
 
     /// Whether a segment table should be the next thing appended.
@@ -258,13 +242,13 @@ impl Store {
                 && !(self.copies_have_room() && self.cleaning_possible())
     }
 
-    /// How many 4 KiB blocks a table takes.
-    fn table_blocks(&self) -> u64 {
+    /// How many 4 KiB blocks the two tables of a round take.
+    pub(super) fn table_blocks(&self) -> u64 {
         let rows = u64::from(self.segments.used_count() + 1) * TABLE_ROW as u64;
-        (rows + self.round.catalogue_bytes + self.operations.encoded_bytes()).div_ceil(TABLE_BLOCK_BYTES)
+        2 * (rows + self.round.catalogue_bytes + self.operations.encoded_bytes()).div_ceil(TABLE_BLOCK_BYTES)
     }
 
-    /// How many whole segments a table takes; none in most stores.
+    /// How many whole segments these take; none in most stores.
     pub(super) fn table_segments(&self) -> u32 {
         (self.table_blocks() / u64::from(self.layout.segment_blocks() - 1)) as u32
     }
@@ -317,32 +301,13 @@ impl Store {
             || self.cleaning_possible()
     }
 
-    pub(super) fn append_table(&mut self) -> bool {
-        let Some(limit) = self.unit_limit(2) else { return true };
-        if !self.group.open {
-            self.begin_table();
-        }
-        let mut unit = UnitBuilder::new(self.layout, limit);
-        self.make_rows(limit as usize * RECORD_BLOCK / TABLE_ROW);
-        let taken = unit.push_table(&self.round.rows);
-        self.round.rows.drain(..taken * TABLE_ROW);
-        if self.round.rows.is_empty() {
-            debug_assert!(self.round.rows_from.is_none(), "one row more than fits was made");
-            let (done, total) = (self.round.catalogue_done, self.round.catalogue.len());
-            self.round.catalogue_done += unit.push_catalogue(done, total, &self.round.catalogue[done..]);
-        }
-        let mut last = self.round.rows.is_empty() && self.round.catalogue_done == self.round.catalogue.len();
-        if last {
-            let (done, total) = (self.round.operations_done, self.round.operations.len());
-            self.round.operations_done += unit.push_windows(done, total, &self.round.operations[done..]);
-            last = self.round.operations_done == total;
-        }
-        self.append_unit(unit, Vec::new(), Vec::new(), GroupKind::Table, last);
-        true
+    /// Whether the tables of a round are being written: then nothing else is appended.
+    pub(super) fn is_writing_tables(&self) -> bool {
+        self.round.phase == Phase::Table
     }
 
-    /// Lists every segment that is needed, up to where this table begins. What is dead is left out.
-    fn begin_table(&mut self) {
+    /// The tables are on their way. What is dead is left out of them.
+    pub(super) fn round_begins(&mut self) {
         self.round.phase = Phase::Table;
         self.checkpoint_at_table();
         self.grow_at_table();
@@ -350,47 +315,18 @@ impl Store {
         self.round.dying = self.segments.take_dead();
         let whole = u64::from(self.table_segments()) * u64::from(self.layout.segment_bytes);
         self.cleaner.copied_for_front += TABLE_FUTILE_SHARE * whole;
-        let head = self.head.segment;
-        let generation = self.segments.segment(head).generation;
-        self.round.rows = Vec::new();
-        (self.round.rows_from, self.round.rows_below) = (Some(0), generation);
-        let trivial = self.map.catalogue.is_trivial();
-        self.round.catalogue = if trivial { Vec::new() } else { self.map.catalogue.encode() };
-        self.round.catalogue_done = 0;
-        self.round.operations = self.operations.encode();
-        self.round.operations_done = 0;
-        self.round.next_table = (head, self.head.block, self.head.next_lsn);
     }
 
-    /// Makes rows of the table until one more is there than a unit takes. What the other segments are does not change before the table
-    /// is whole: nothing else is appended meanwhile, and nothing becomes free.
-    fn make_rows(&mut self, unit_rows: usize) {
-        while self.round.rows.len() <= unit_rows * TABLE_ROW
-            && let Some(from) = self.round.rows_from
-        {
-            match self.segments.next_listed(from, self.round.rows_below) {
-                Some((segment, entry)) => {
-                    let (end, generation) = (entry.end, entry.generation);
-                    self.round.push_row(segment, end, generation);
-                    self.round.rows_from = Some(segment + 1);
-                }
-                None => {
-                    let (head, block, _) = self.round.next_table;
-                    self.round.push_row(head, block, self.round.rows_below);
-                    self.round.rows_from = None;
-                }
-            }
-        }
-    }
-
-    pub(super) fn table_written(&mut self, lsn: u64) {
+    /// The tables are written, up to this unit.
+    pub(super) fn tables_written(&mut self, lsn: u64) {
         if self.options.planted.has(PlantedFault::SegmentReusedTooSoon) {
             self.round.releasing.extend(std::mem::take(&mut self.round.dying));
         }
         self.round.phase = Phase::TableSync { lsn };
     }
 
-    pub(super) fn table_failed(&mut self) {
+    /// There was no room even for one.
+    pub(super) fn round_failed(&mut self) {
         self.round.phase = Phase::Idle;
         self.grow_table_failed();
         for segment in std::mem::take(&mut self.round.dying) {
@@ -404,8 +340,8 @@ impl Store {
             let free = !self.syncs.superblock_dirty && self.round.writing.is_none();
             let too_early = self.options.planted.has(PlantedFault::TableTooEarly);
             if (lsn <= self.head.durable_lsn || too_early) && free && self.refused.is_none() {
-                self.round.phase = Phase::Superblock;
-                self.round.table = self.round.next_table;
+                self.round.phase = Phase::Superblock { other: false };
+                self.round.named = self.round.tables.written();
                 self.write_superblock(false);
                 progress = true;
             } else if lsn <= self.head.durable_lsn && self.syncs.superblock_dirty {
@@ -416,7 +352,7 @@ impl Store {
     }
 
     fn write_superblock(&mut self, clean: bool) {
-        let (table_segment, table_block, table_lsn) = self.round.table;
+        let Tables { first, second } = self.round.named;
         let ahead = if clean { 0 } else { SEQUENCES_AHEAD };
         let note = self.round.note;
         let note = note && !self.options.planted.has(PlantedFault::CheckpointTooEarly);
@@ -426,9 +362,10 @@ impl Store {
             serial: self.superblock.serial + 1,
             open_epoch: self.head.open_epoch,
             open_id: self.head.open_id,
-            table_segment,
-            table_block,
-            table_lsn,
+            table_segment: first.segment,
+            table_block: first.block,
+            table_lsn: first.lsn,
+            second_table: second,
             sequence_limit: self.head.next_sequence + ahead,
             next_generation: self.head.next_generation,
             durable_lsn: self.head.durable_lsn,
@@ -456,8 +393,11 @@ impl Store {
             self.info = self.superblock.info();
         }
         self.syncs.superblock_dirty = true;
-        if !std::mem::take(&mut self.round.note) {
-            self.round.phase = Phase::SuperblockSync;
+        if std::mem::take(&mut self.round.note) {
+            return;
+        }
+        if let Phase::Superblock { other } = self.round.phase {
+            self.round.phase = Phase::SuperblockSync { other };
         }
     }
 

@@ -448,6 +448,7 @@ impl Store {
             table_segment: 0,
             table_block: 0,
             table_lsn: 1,
+            second_table: None,
             durable_lsn: 2 - u64::from(old.kind.is_sealed()),
             open_id: 0,
             clean: true,

@@ -114,11 +114,11 @@ impl Store {
         }
     }
 
-    /// A superblock is durable. True if the other copy must follow now.
-    pub(super) fn grow_synced(&mut self) -> bool {
-        let Some(growing) = &mut self.growing else { return false };
+    /// A superblock of a round is durable: the first copy, then the other one.
+    pub(super) fn grow_synced(&mut self) {
+        let Some(growing) = &mut self.growing else { return };
         match growing.step {
-            Step::Wanted | Step::InRound => return false,
+            Step::Wanted | Step::InRound => {}
             Step::FirstCopy => growing.step = Step::SecondCopy,
             Step::SecondCopy => {
                 self.layout.segments = growing.segments;
@@ -126,10 +126,8 @@ impl Store {
                 let Growing { token, bytes, .. } = self.growing.take().expect("just seen");
                 self.info = self.superblock.info();
                 self.complete(token, bytes, Ok(Outcome::Changed));
-                return false;
             }
         }
-        true
     }
 
     /// What a growth on its way comes to if it cannot go on. One that has reached a superblock may yet be found after a crash.

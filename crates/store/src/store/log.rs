@@ -226,7 +226,7 @@ impl Store {
         self.cleaner.blocked = true;
         let group = std::mem::take(&mut self.group);
         self.void_groups(vec![group]);
-        self.round.rows.clear();
+        self.tables_out_of_space();
         self.grow_out_of_space();
         while let Some(op) = self.queue.pop_front() {
             self.complete(op.token, op.bytes, Err(OpError::NoSpace));

@@ -229,12 +229,13 @@ fn print_survey(survey: &Survey) {
     for (copy, superblock) in survey.superblocks.iter().enumerate() {
         match superblock {
             Ok(summary) => println!(
-                "superblock {copy}: at byte {}, serial {}, opening {}, {}, segment table at byte {}",
+                "superblock {copy}: at byte {}, serial {}, opening {}, {}, segment table at byte {}{}",
                 summary.offset,
                 summary.serial,
                 summary.open_epoch,
                 if summary.clean { "closed in order" } else { "not closed" },
-                summary.table_offset
+                summary.table_offset,
+                summary.second_table_offset.map_or(String::new(), |at| format!(", and once more at byte {at}"))
             ),
             Err(error) => println!("superblock {copy}: not whole: {}", error.reason()),
         }
@@ -286,6 +287,7 @@ fn survey_as_json(survey: &Survey) -> Value {
                 "open_epoch": summary.open_epoch,
                 "clean": summary.clean,
                 "table_offset": summary.table_offset,
+                "second_table_offset": summary.second_table_offset,
             }),
             Err(error) => json!({ "error": error.to_string() }),
         })

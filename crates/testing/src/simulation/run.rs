@@ -263,6 +263,9 @@ impl Run {
             drop(store);
         }
         self.power_cut();
+        if self.random.once_in(3) && self.erases.is_none() {
+            self.damage_one_of_two();
+        }
     }
 
     /// Some requests and whatever else goes on, then a look at what was answered.

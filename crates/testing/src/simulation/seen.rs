@@ -109,6 +109,10 @@ counters! {
     not_formatted,
     /// Offline checks.
     checks,
+    /// Segment tables that were damaged after a crash.
+    damaged_tables,
+    /// Superblock copies that were.
+    damaged_superblocks,
     /// I/Os of the disk.
     ios,
 }
