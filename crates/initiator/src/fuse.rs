@@ -26,6 +26,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use strongroom_block::{BlockDevice, DeviceError};
 
 use crate::blocking::flush_blocking;
+use crate::mounts::FUSE_SOURCE_PREFIX;
 use filesystem::{FILE, VolumeFile};
 use pending::Pending;
 
@@ -312,7 +313,7 @@ fn unless_unmounted(served: io::Result<()>) -> io::Result<()> {
 fn session_config(options: &FuseOptions) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName(format!("strongroom:{}", options.file_name.replace(',', "_"))),
+        MountOption::FSName(format!("{FUSE_SOURCE_PREFIX}{}", options.file_name.replace(',', "_"))),
         MountOption::Subtype("strongroom".into()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,

@@ -72,9 +72,11 @@ pub mod fuse;
 mod key_server_source;
 mod key_source;
 mod known;
+pub mod leftovers;
 pub mod loopdev;
 mod memory;
 pub mod model;
+pub mod mounts;
 mod options;
 mod path;
 pub mod pipeline;
@@ -94,7 +96,8 @@ pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
     ConnectionStatus, EngineCounters, Erased, Growth, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
-    ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport, inquire,
+    ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport, WriteLosses,
+    inquire,
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;

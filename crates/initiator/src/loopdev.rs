@@ -22,10 +22,14 @@ const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
+/// Blocks of a new ext4, in bytes: the largest that every machine mounts.
+const EXT_BLOCK_BYTES: u32 = 4096;
+/// How much of a device's end is looked at before a file system is made on it, in bytes: there are signatures of RAID and ZFS there.
+const END_BYTES: u64 = 1 << 20;
 /// How often to look for another free loop device when somebody was faster.
 const GET_FREE_TRIES: u32 = 32;
 /// Major number of loop devices.
-const LOOP_MAJOR: u32 = 7;
+pub(crate) const LOOP_MAJOR: u32 = 7;
 
 /// `struct loop_config` of linux/loop.h, with `struct loop_info64` in the middle.
 #[repr(C)]
@@ -73,14 +77,33 @@ pub enum LoopError {
     },
     /// Nothing known on the volume.
     #[error(
-        "no ext4, xfs or btrfs on {path}; make a file system (for instance mkfs.ext4 {path}), or name its type with --fstype"
+        "no ext4, xfs or btrfs on {volume}; to make one add --mkfs ext4, or name the type of another one with --fstype"
     )]
     NoFileSystem {
-        /// The loop device.
-        path: PathBuf,
+        /// The volume's file.
+        volume: PathBuf,
+    },
+    /// A file system is to be made where there may be something.
+    #[error(
+        "there is {found} on {volume}, which making a file system would destroy; leave --mkfs out to mount it, or make every block \
+         absent first (strongroom volume format)"
+    )]
+    NotBlank {
+        /// The volume's file.
+        volume: PathBuf,
+        /// What is there.
+        found: String,
+    },
+    /// `mkfs` failed.
+    #[error("cannot make a file system: {command}: {problem}")]
+    Make {
+        /// The program and its arguments.
+        command: String,
+        /// What it said.
+        problem: String,
     },
     /// The first blocks could not be read.
-    #[error("cannot read {path}: {source}; the attach log says which block failed and why")]
+    #[error("cannot read {path}: {source}")]
     Read {
         /// The loop device.
         path: PathBuf,
@@ -117,6 +140,8 @@ pub enum LoopError {
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
+    /// What it is on.
+    volume: PathBuf,
     device: File,
     sector_bytes: u32,
 }
@@ -153,7 +178,7 @@ impl LoopDevice {
             match configure(&device, backing, path, sector_bytes_max, read_only) {
                 Ok(sector_bytes) => {
                     tracing::info!(device = %device_path.display(), sector_bytes, "loop device on the volume");
-                    return Ok(LoopDevice { path: device_path, device, sector_bytes });
+                    return Ok(LoopDevice { path: device_path, volume: path.to_owned(), device, sector_bytes });
                 }
                 // Somebody else took this number between the two calls.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = error,
@@ -179,7 +204,39 @@ impl LoopDevice {
     /// [`LoopError`] if its blocks cannot be read or hold nothing known.
     pub fn detect_file_system(&self) -> Result<&'static str, LoopError> {
         let start = read_start(&self.device).map_err(|source| LoopError::Read { path: self.path.clone(), source })?;
-        file_system_magic(&start).ok_or_else(|| LoopError::NoFileSystem { path: self.path.clone() })
+        file_system_magic(&start).ok_or_else(|| LoopError::NoFileSystem { volume: self.volume.clone() })
+    }
+
+    /// Makes a file system of that type (`mkfs.TYPE`) on a device that is blank at its start and its end.
+    ///
+    /// # Errors
+    /// [`LoopError::NotBlank`] if anything is there; if there is no such program, or it fails.
+    pub fn make_file_system(&self, file_system: &str) -> Result<(), LoopError> {
+        let not_blank = |found: &str| LoopError::NotBlank { volume: self.volume.clone(), found: found.to_owned() };
+        let failed = |source| LoopError::Read { path: self.volume.clone(), source };
+        let start = read_start(&self.device).map_err(failed)?;
+        if let Some(found) = file_system_magic(&start) {
+            return Err(not_blank(&format!("a file system ({found})")));
+        }
+        let end = read_end(&self.device).map_err(failed)?;
+        if start.iter().chain(&end).any(|&byte| byte != 0) {
+            return Err(not_blank("something"));
+        }
+        let program = format!("mkfs.{file_system}");
+        let mut command = std::process::Command::new(&program);
+        command.arg("-q");
+        if matches!(file_system, "ext3" | "ext4") && self.sector_bytes <= EXT_BLOCK_BYTES {
+            // A small one would get blocks of 1 KiB, and every write would read first.
+            command.args(["-b", &EXT_BLOCK_BYTES.to_string()]);
+        }
+        command.arg(&self.path).stdin(std::process::Stdio::null());
+        tracing::info!(file_system, device = %self.path.display(), "making a file system");
+        let made = |problem: String| LoopError::Make { command: format!("{program} {}", self.path.display()), problem };
+        let output = command.output().map_err(|error| made(format!("{error}; is {program} installed?")))?;
+        if !output.status.success() {
+            return Err(made(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+        }
+        Ok(())
     }
 }
 
@@ -190,6 +247,43 @@ impl Drop for LoopDevice {
             let error = io::Error::last_os_error();
             tracing::warn!(device = %self.path.display(), %error, "the loop device keeps its file; losetup -d frees it");
         }
+    }
+}
+
+/// The loop devices on files directly in `directory`, with their numbers.
+pub(crate) fn on_files_in(directory: &Path) -> io::Result<Vec<(u32, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/sys/class/block")? {
+        let name = entry?.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.strip_prefix("loop")?.parse().ok()) else { continue };
+        if backing_file(number).is_some_and(|file| file.parent() == Some(directory)) {
+            found.push((number, PathBuf::from(format!("/dev/loop{number}"))));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The file under a loop device; `None` if it has none.
+pub(crate) fn backing_file(number: u32) -> Option<PathBuf> {
+    let file = std::fs::read_to_string(format!("/sys/class/block/loop{number}/loop/backing_file")).ok()?;
+    let file = file.trim_end_matches('\n');
+    Some(PathBuf::from(file.strip_suffix(" (deleted)").unwrap_or(file)))
+}
+
+/// Takes the file from a loop device: at once, or when nobody has it open any more.
+///
+/// # Errors
+/// What the kernel says; not if it has no file.
+pub(crate) fn release(path: &Path) -> io::Result<()> {
+    let device = File::open(path)?;
+    // SAFETY: LOOP_CLR_FD takes no argument; the descriptor is open.
+    if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD) } == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+        error => Err(error),
     }
 }
 
@@ -268,10 +362,21 @@ impl FileSystemMount {
         &self.device
     }
 
+    /// Takes the file system from its directory at once. Programs that use it go on until they close it; then the kernel frees the loop
+    /// device too.
+    pub fn unmount_lazily(self) {
+        if let Err(error) = unmount(&self.directory, UnmountFlags::DETACH)
+            && error != Errno::INVAL
+        {
+            tracing::warn!(directory = %self.directory.display(), %error, "cannot unmount");
+        }
+    }
+
     /// Unmounts the file system (which writes everything back), then frees the loop device.
     ///
     /// # Errors
     /// [`LoopError::Busy`] hands it back in working order.
+    #[expect(clippy::result_large_err, reason = "once at the end of a mount; the caller gets the whole mount back")]
     pub fn unmount(self) -> Result<(), (FileSystemMount, LoopError)> {
         match unmount(&self.directory, UnmountFlags::empty()) {
             // Not mounted any more: somebody was faster.
@@ -310,6 +415,16 @@ fn read_start(device: &File) -> io::Result<Vec<u8>> {
     }
     start.truncate(filled);
     Ok(start)
+}
+
+/// The end of a device.
+fn read_end(device: &File) -> io::Result<Vec<u8>> {
+    use std::io::{Seek, SeekFrom};
+    let mut device = device;
+    let bytes = device.seek(SeekFrom::End(0))?;
+    let mut end = vec![0; bytes.min(END_BYTES) as usize];
+    device.read_exact_at(&mut end, bytes - bytes.min(END_BYTES))?;
+    Ok(end)
 }
 
 /// The smallest unit, in bytes, that the file system whose first bytes these are reads and writes: the kernel mounts it

@@ -19,6 +19,7 @@ mod erase;
 mod grow;
 mod intake;
 mod keeper;
+mod losses;
 pub(crate) mod machine;
 mod nexus;
 mod note;
@@ -52,6 +53,7 @@ use crate::pipeline::ahead::ReadAhead;
 use crate::{AttachError, AttachOptions, DamagedReads, Pipeline};
 use driver::{Attached, Driver, Purpose};
 use intake::Intake;
+use losses::LostRequest;
 use previous::Previous;
 use sealing::Sealing;
 use versions::Versions;
@@ -63,6 +65,7 @@ pub use engine::EngineCounters;
 pub use erase::Erased;
 pub use grow::Growth;
 pub use keeper::KeyStatus;
+pub use losses::WriteLosses;
 pub use previous::PreviousReads;
 pub use recover::{RecoverError, Recovered};
 pub use reseal::{ResealProgress, ResealReport};
@@ -203,6 +206,11 @@ impl RemoteDevice {
     /// How the connection is doing.
     pub fn status(&self) -> ConnectionStatus {
         lock(&self.status).clone()
+    }
+
+    /// Users' writes and flushes that failed since it was attached.
+    pub fn losses(&self) -> WriteLosses {
+        self.intake.losses()
     }
 
     /// How it stands with keys that a server lends; `None` for others, and for plain volumes.
@@ -382,6 +390,19 @@ impl RemoteDevice {
         Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message))
     }
 
+    /// What is lost if a request fails.
+    fn loss_of(&self, request: &Request) -> Option<LostRequest> {
+        match request {
+            Request::Write { lba, data, .. } => {
+                let blocks = (data.len() / self.unit.geometry.block_size.len()) as u64;
+                Some(LostRequest::Write { lba: *lba, blocks })
+            }
+            Request::WritePart { lba, .. } => Some(LostRequest::Write { lba: *lba, blocks: 1 }),
+            Request::Flush => Some(LostRequest::Flush),
+            Request::Read { .. } | Request::Discard { .. } => None,
+        }
+    }
+
     /// What a request costs of the queue's limit in bytes, once it is found to make sense.
     fn check(&self, request: &Request) -> Result<usize, DeviceError> {
         match request {
@@ -474,19 +495,20 @@ impl BlockDevice for RemoteDevice {
             // Nothing was written here, and the target might refuse even to be asked.
             return self.intake.completions.push(Completion { token, result: Ok(None) });
         }
+        let loss = self.loss_of(&request);
         let cost_bytes = match self.check(&request) {
             Ok(cost_bytes) => cost_bytes,
-            Err(error) => return self.intake.fail(token, error),
+            Err(error) => return self.intake.fail(token, loss, error),
         };
         let Some(request) = self.look_ahead(token, request) else { return };
         if let Err(error) = self.intake.admit(cost_bytes) {
-            return self.intake.fail(token, error);
+            return self.intake.fail(token, loss, error);
         }
         match self.prepare(request) {
             Ok(work) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
             Err(error) => {
                 self.intake.release(cost_bytes);
-                self.intake.fail(token, error);
+                self.intake.fail(token, loss, error);
             }
         }
     }

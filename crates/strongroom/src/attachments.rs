@@ -1,19 +1,25 @@
-//! Which volumes are attached on this machine: one small file per attachment, so that `detach` finds the process.
+//! Which volumes are attached on this machine: one small file per attachment, so that `detach` finds the process. It outlives a process
+//! that died, or that ended after writes had failed, until `detach` has reported that.
 //!
-//! Absent: attaching; the directory of these files (`runtime_dir`).
+//! Absent: attaching; the directory of these files (`runtime_dir`); what a dead process leaves in the kernel (`initiator::leftovers`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use strongroom_initiator::leftovers::Leftovers;
 
 use crate::runtime_dir::RuntimeDir;
 
 /// How often to look whether an attachment has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long a process may take to end that is killed.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+/// Logs of attachments that failed and are not listed any more: so many are kept.
+const OLD_LOGS_MAX: usize = 16;
 
 /// One attached volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,16 +34,47 @@ pub(crate) struct Attachment {
     pub(crate) directory: PathBuf,
     /// Where the file system on it is mounted.
     pub(crate) mount: Option<PathBuf>,
-    /// Why the last wish to detach was refused.
-    pub(crate) refused: Option<String>,
-    /// How many wishes to detach were refused.
-    pub(crate) refusals: u64,
-    /// How its keys stand, for people, if a server lends them.
+    /// Where its log is, if it has one of its own.
     #[serde(default)]
-    pub(crate) keys: Option<String>,
+    pub(crate) log: Option<PathBuf>,
+    /// Why the last request to detach was refused.
+    pub(crate) refused: Option<String>,
+    /// How many requests to detach were refused.
+    pub(crate) refusals: u64,
+    /// What may change while it serves.
+    #[serde(flatten)]
+    pub(crate) health: Health,
+    /// It is detached; only what was lost is still to be reported.
+    #[serde(default)]
+    pub(crate) is_detached: bool,
 }
 
-/// The file of one attachment; removed when dropped.
+/// How an attachment is doing, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Health {
+    /// How its keys stand, if a server lends them.
+    #[serde(default)]
+    pub(crate) keys: Option<String>,
+    /// Why it is not connected to its target.
+    #[serde(default)]
+    pub(crate) disconnected: Option<String>,
+    /// Writes that were lost.
+    #[serde(default)]
+    pub(crate) losses: Option<String>,
+}
+
+/// What there is of an attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttachmentState {
+    /// Its process serves it.
+    Serving,
+    /// It has ended, and writes had failed.
+    EndedWithLosses,
+    /// Its process ended without detaching.
+    Died,
+}
+
+/// The file of this process's attachment; removed when dropped.
 pub(crate) struct Registration {
     dir: RuntimeDir,
     name: String,
@@ -47,12 +84,21 @@ pub(crate) struct Registration {
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Field 22; the name, field 2, may hold anything but ends at the last parenthesis.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    let fields = stat.rsplit_once(')')?.1;
+    let mut fields = fields.split_ascii_whitespace();
+    // A zombie serves nothing.
+    let is_alive = !matches!(fields.next()?, "Z" | "X");
+    is_alive.then(|| fields.nth(18)?.parse().ok()).flatten()
 }
 
 impl Registration {
     /// Registers this process.
-    pub(crate) fn new(url: String, directory: &Path, mount: Option<&Path>) -> Result<Registration> {
+    pub(crate) fn new(
+        url: String,
+        directory: &Path,
+        mount: Option<&Path>,
+        log: Option<PathBuf>,
+    ) -> Result<Registration> {
         let pid = std::process::id();
         let attachment = Attachment {
             pid,
@@ -60,32 +106,44 @@ impl Registration {
             url,
             directory: directory.to_owned(),
             mount: mount.map(Path::to_owned),
+            log,
             refused: None,
             refusals: 0,
-            keys: None,
+            health: Health::default(),
+            is_detached: false,
         };
-        let registration = Registration { dir: RuntimeDir::open()?, name: format!("{pid}.json"), attachment };
+        let registration = Registration { dir: RuntimeDir::open()?, name: file_name(pid), attachment };
         registration.write()?;
         Ok(registration)
     }
 
-    /// Tells whoever asked to detach why that cannot be now.
+    /// Reports why it cannot be detached now.
     pub(crate) fn refuse(&mut self, reason: String) {
         self.attachment.refused = Some(reason);
         self.attachment.refusals += 1;
         if let Err(error) = self.write() {
-            tracing::warn!(error = format!("{error:#}"), "cannot tell why detaching was refused");
+            tracing::warn!(error = format!("{error:#}"), "cannot report why detaching was refused");
         }
     }
 
-    /// Notes how the attachment's keys stand.
-    pub(crate) fn note_keys(&mut self, keys: Option<String>) {
-        if self.attachment.keys != keys {
-            self.attachment.keys = keys;
+    /// Notes how the attachment is doing.
+    pub(crate) fn note(&mut self, health: Health) {
+        if self.attachment.health != health {
+            self.attachment.health = health;
             if let Err(error) = self.write() {
-                tracing::warn!(error = format!("{error:#}"), "cannot tell how the keys stand");
+                tracing::warn!(error = format!("{error:#}"), "cannot report how the attachment is doing");
             }
         }
+    }
+
+    /// Ends the registration. What was lost stays there until `detach` has reported it.
+    pub(crate) fn end(mut self, losses: Option<String>) -> Result<()> {
+        let Some(losses) = losses else { return Ok(()) };
+        self.attachment.health = Health { losses: Some(losses), ..Health::default() };
+        self.attachment.is_detached = true;
+        let written = self.write();
+        std::mem::forget(self);
+        written
     }
 
     fn write(&self) -> Result<()> {
@@ -99,35 +157,72 @@ impl Drop for Registration {
     }
 }
 
-/// All live attachments of this user; files of dead ones are removed.
+fn file_name(pid: u32) -> String {
+    format!("{pid}.json")
+}
+
+/// All attachments of this user, by directory; one that died and left nothing is forgotten.
 pub(crate) fn list() -> Result<Vec<Attachment>> {
     let Some(dir) = RuntimeDir::find()? else { return Ok(Vec::new()) };
     let mut attachments = Vec::new();
     for name in dir.names("json")? {
         let Ok(content) = dir.read(&name) else { continue };
         let Ok(attachment) = serde_json::from_slice::<Attachment>(&content) else { continue };
-        if attachment.is_alive() {
-            attachments.push(attachment);
-        } else {
+        let leaves_nothing = || attachment.leftovers().is_ok_and(|leftovers| leftovers.is_empty());
+        if attachment.state() == AttachmentState::Died && attachment.health.losses.is_none() && leaves_nothing() {
             dir.remove(&name);
+        } else {
+            attachments.push(attachment);
         }
     }
     attachments.sort_by(|a, b| a.directory.cmp(&b.directory));
     Ok(attachments)
 }
 
+/// Removes the oldest logs of attachments that are not listed any more.
+pub(crate) fn prune_logs(dir: &RuntimeDir) -> Result<()> {
+    let listed = list()?;
+    let mut logs = Vec::new();
+    for name in dir.names("log")? {
+        let path = dir.path_of(&name);
+        let Ok(modified) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else { continue };
+        if !listed.iter().any(|attachment| attachment.log.as_ref() == Some(&path)) {
+            logs.push((modified, name));
+        }
+    }
+    logs.sort_unstable();
+    let excess = logs.len().saturating_sub(OLD_LOGS_MAX);
+    logs.iter().take(excess).for_each(|(_, name)| dir.remove(name));
+    Ok(())
+}
+
 /// What came of asking an attachment to end.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Detached {
-    /// It has ended.
+    /// It has ended, and everything written is at the target.
     Ended,
+    /// It has ended, and this was lost.
+    EndedWithLosses(String),
     /// It goes on, for this reason.
     Refused(String),
+    /// Its process ended without detaching.
+    Died,
     /// It neither ended nor refused in time.
     TimedOut,
 }
 
 impl Attachment {
+    /// What there is of it.
+    pub(crate) fn state(&self) -> AttachmentState {
+        if self.is_detached {
+            AttachmentState::EndedWithLosses
+        } else if self.is_alive() {
+            AttachmentState::Serving
+        } else {
+            AttachmentState::Died
+        }
+    }
+
     /// Whether the process is still the one that registered.
     fn is_alive(&self) -> bool {
         start_ticks(self.pid) == Some(self.started)
@@ -135,32 +230,90 @@ impl Attachment {
 
     /// Whether a person may mean this one by `name`: its directory, its mount point, its file, or its URL.
     pub(crate) fn is_called(&self, name: &str) -> bool {
-        let path = fs::canonicalize(name).unwrap_or_else(|_| PathBuf::from(name));
+        let path = absolute(name);
         self.url == name
             || self.directory == path
             || self.mount.as_deref() == Some(path.as_path())
             || path.parent() == Some(self.directory.as_path())
     }
 
+    /// What it leaves in the kernel, if its process is dead.
+    pub(crate) fn leftovers(&self) -> std::io::Result<Leftovers> {
+        Leftovers::of(&self.directory)
+    }
+
+    /// Forgets it: its file, and its log if nothing was lost.
+    pub(crate) fn forget(&self) -> Result<()> {
+        if let Some(dir) = RuntimeDir::find()? {
+            dir.remove(&file_name(self.pid));
+        }
+        if self.health.losses.is_none()
+            && let Some(log) = &self.log
+        {
+            let _ = fs::remove_file(log);
+        }
+        Ok(())
+    }
+
+    /// Removes what its dead process has left, and forgets it. Returns what was done, for people.
+    pub(crate) fn clean_up(&self) -> Result<Vec<String>> {
+        let done = self.leftovers().and_then(|leftovers| leftovers.remove());
+        let done = done.with_context(|| format!("cannot remove what process {} left", self.pid))?;
+        self.forget()?;
+        Ok(done)
+    }
+
+    fn signal(&self, signal: Signal) -> bool {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        self.is_alive() && pid.is_some_and(|pid| kill_process(pid, signal).is_ok())
+    }
+
     /// Asks the process to detach, and waits for what comes of it. `force`: without writing back what cannot be now.
     pub(crate) fn detach(&self, timeout: Duration, force: bool) -> Detached {
-        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Detached::Ended };
-        if kill_process(pid, if force { Signal::USR1 } else { Signal::TERM }).is_err() {
-            return Detached::Ended;
-        }
+        self.signal(if force { Signal::USR1 } else { Signal::TERM });
         let asked = Instant::now();
         while asked.elapsed() < timeout {
-            if !self.is_alive() {
-                return Detached::Ended;
+            // In this order: what a process writes, it writes before it ends.
+            let is_alive = self.is_alive();
+            match self.read_again() {
+                Some(now) if now.is_detached && !is_alive => {
+                    return Detached::EndedWithLosses(now.health.losses.unwrap_or_default());
+                }
+                Some(now) if now.refusals > self.refusals && !force => {
+                    return Detached::Refused(now.refused.unwrap_or_default());
+                }
+                Some(_) if !is_alive => return Detached::Died,
+                None if !is_alive => return Detached::Ended,
+                _ => std::thread::sleep(LOOK_EVERY),
             }
-            let now = list().unwrap_or_default().into_iter().find(|other| other.pid == self.pid);
-            if let Some(now) = now
-                && now.refusals > self.refusals
-            {
-                return Detached::Refused(now.refused.unwrap_or_default());
-            }
-            std::thread::sleep(LOOK_EVERY);
         }
         Detached::TimedOut
     }
+
+    /// What its file says now; `None` if it is gone.
+    fn read_again(&self) -> Option<Attachment> {
+        let content = RuntimeDir::find().ok()??.read(&file_name(self.pid)).ok()?;
+        serde_json::from_slice(&content).ok()
+    }
+
+    /// Ends the process whatever it does, and removes what it leaves. Returns what was done, for people.
+    pub(crate) fn kill(&self) -> Result<Vec<String>> {
+        // Requests that the kernel waits for would keep the process from ending.
+        let _ = strongroom_initiator::leftovers::abort_fuse(&self.directory);
+        self.signal(Signal::KILL);
+        let asked = Instant::now();
+        while self.is_alive() && asked.elapsed() < KILL_PATIENCE {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        self.clean_up()
+    }
+}
+
+/// A path as the kernel's tables have it. What is dead cannot be resolved: of that the parent is.
+pub(crate) fn absolute(name: &str) -> PathBuf {
+    let path = std::path::absolute(name).unwrap_or_else(|_| PathBuf::from(name));
+    fs::canonicalize(&path).unwrap_or_else(|_| match (path.parent().map(fs::canonicalize), path.file_name()) {
+        (Some(Ok(parent)), Some(last)) => parent.join(last),
+        _ => path.clone(),
+    })
 }

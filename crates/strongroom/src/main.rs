@@ -27,7 +27,7 @@ mod wrapping;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use strongroom_block::with_foreign_parts;
 
 /// Secure network block storage: the initiator seals each block, the target stores it as is.
@@ -63,7 +63,7 @@ enum Command {
     Session(commands::session::SessionCommand),
     Drain(commands::drain::DrainArgs),
     Reload(commands::drain::ReloadArgs),
-    Attach(commands::attach::AttachArgs),
+    Attach(Box<commands::attach::AttachCommand>),
     Detach(commands::detach::DetachArgs),
     Copy(commands::copy::CopyArgs),
     Discover(commands::discover::DiscoverArgs),
@@ -113,11 +113,44 @@ fn end_quietly_without_a_reader() {
     }));
 }
 
+/// Where a volume's keys are is said by one of these; a flag takes precedence over the other one's environment variable.
+const KEY_FLAGS: [(&[&str], &str); 2] = [(&["--key-file", "--key"], "key_servers"), (&["--key-server"], "key_file")];
+
+fn parse() -> Cli {
+    let given: Vec<_> = std::env::args_os().skip(1).collect();
+    let is_given = |flag: &str| {
+        given.iter().any(|argument| {
+            let argument = argument.as_encoded_bytes();
+            argument == flag.as_bytes()
+                || (argument.starts_with(flag.as_bytes()) && argument.get(flag.len()) == Some(&b'='))
+        })
+    };
+    let mut command = Cli::command();
+    for (flags, other) in KEY_FLAGS {
+        if flags.iter().any(|flag| is_given(flag)) {
+            command = without_environment(command, other);
+        }
+    }
+    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// The command and those under it, with an argument that no environment variable stands for.
+fn without_environment(mut command: clap::Command, argument: &str) -> clap::Command {
+    let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    for name in names {
+        command = command.mut_subcommand(name, |sub| without_environment(sub, argument));
+    }
+    if command.get_arguments().any(|known| known.get_id() == argument) {
+        command = command.mut_arg(argument, |known| known.env(None::<&'static str>));
+    }
+    command
+}
+
 fn main() -> ExitCode {
     // What any command makes is for its user alone, unless it says otherwise. Before there are threads and children.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     end_quietly_without_a_reader();
-    let cli = Cli::parse();
+    let cli = parse();
     if let Err(error) = logging::start(
         &cli.logging,
         matches!(cli.command, Command::Serve(_) | Command::KeyServer(_) | Command::Attach(_)),
@@ -143,8 +176,8 @@ fn main() -> ExitCode {
         Command::Session(command) => commands::session::run(command),
         Command::Drain(args) => commands::drain::run(args),
         Command::Reload(args) => commands::drain::reload(&args),
-        Command::Attach(args) => commands::attach::run(args),
-        Command::Detach(args) => commands::detach::run(&args),
+        Command::Attach(command) => commands::attach::run(*command),
+        Command::Detach(args) => return commands::detach::run(&args).unwrap_or_else(|error| failed(&error)),
         Command::Copy(args) => commands::copy::run(args),
         Command::Discover(args) => commands::discover::run(args),
         Command::Plan(args) => commands::plan::run(&args),

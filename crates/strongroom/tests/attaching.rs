@@ -178,7 +178,9 @@ fn a_detach_does_not_wait_for_a_target_that_is_away() {
         "strongroom detach --force",
     ]);
     assert!(!waiting.is_finished(), "nothing was given up by that");
-    run(&["detach", "--force", &attachment.directory]).ok();
+    let said = run(&["detach", "--force", &attachment.directory]);
+    assert_eq!(said.status, Some(3), "{}", said.stderr);
+    said.failed(&["is detached, but", "1 write (blocks 0) failed"]);
     waiting.join().unwrap().expect_err("what waited is lost, and told so");
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     let mounts = fs::read_to_string("/proc/mounts").unwrap();

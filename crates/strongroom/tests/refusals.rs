@@ -76,6 +76,24 @@ fn a_wrong_or_missing_volume_key_gives_no_data() {
 }
 
 #[test]
+fn a_flag_for_the_keys_takes_precedence_over_the_other_ones_variable() {
+    let (world, server) = World::sealed("vault", "16MiB");
+    let url = world.url("vault");
+    let verify = ["volume", "verify", &url, "--quiet"];
+    let finish = |mut command: std::process::Command| {
+        command.env("STRONGROOM_KEY_SERVER", "nowhere.invalid");
+        world.finish(command)
+    };
+    finish(world.alice_command(&verify)).ok();
+    let mut both = world.alice_command_without_key(&verify);
+    both.env("STRONGROOM_KEY_FILE", world.text("volume.key"));
+    finish(both).failed(&["in a file or at a key server", "STRONGROOM_KEY_SERVER"]);
+    finish(world.alice_command(&[&verify[..], &["--key-server", "nowhere.invalid"]].concat()))
+        .failed(&["in a file or at a key server"]);
+    server.stop();
+}
+
+#[test]
 fn a_target_cannot_talk_anybody_out_of_sealing() {
     let (world, server) = World::sealed("vault", "16MiB");
     server.stop();

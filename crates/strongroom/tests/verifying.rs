@@ -33,7 +33,19 @@ fn a_volume_is_verified_and_what_cannot_be_is_refused() {
     world.alice(&["volume", "verify", &world.url("blank")]).failed(&["strongroom volume format"]);
     // Recorded, but still without a sealed block.
     world.alice(&["key", "record", &world.url("blank")]).ok();
-    world.alice(&["volume", "verify", &world.url("blank")]).failed(&["volume recover"]);
+    world.alice(&["volume", "verify", &world.url("blank")]).failed(&["not formatted", "--keep-going"]);
+    let said = world.alice(&["volume", "verify", &world.url("blank"), "--keep-going"]);
+    assert!(said.stdout.contains("blocks 0 to 4095 do not open"), "{}", said.stdout);
+    said.failed(&["volume recover"]);
+    // Another key than the volume's is not reported block by block.
+    run(&["key", "new", "--out", &world.text("wrong.key")]).ok();
+    let with_wrong_key = |arguments: &[&str]| {
+        world.finish(world.initiator("alice.identity", "iqn.2026-11.test:alice", "wrong.key", arguments))
+    };
+    with_wrong_key(&["key", "record", &world.url("vault")]).ok();
+    let said = with_wrong_key(&["volume", "verify", &world.url("vault")]);
+    assert!(said.stdout.lines().count() + said.stderr.lines().count() < 32, "{}{}", said.stdout, said.stderr);
+    said.failed(&["probably not the volume's key"]);
     server.stop();
 }
 

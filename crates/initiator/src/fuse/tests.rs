@@ -339,7 +339,7 @@ fn an_empty_volume_has_no_file_system() {
     if let Ok(loop_device) = LoopDevice::attach(&backing, mount.file_path(), 4096, false) {
         drop(backing);
         let error = FileSystemMount::mount(loop_device, Path::new("/mnt"), None, false).unwrap_err();
-        assert!(error.to_string().contains("mkfs.ext4"), "{error}");
+        assert!(error.to_string().contains("--mkfs ext4"), "{error}");
         finished(mount);
     }
 }

@@ -44,7 +44,7 @@ impl RemoteDevice {
         let SealedWrite { unit, lba, data, records } = write;
         if !Arc::ptr_eq(&unit, &self.unit) {
             let message = "the blocks were sealed for another attachment; submit them there, or seal them anew";
-            return self.intake.fail(token, device_error(DeviceErrorKind::Refused, Some(lba), message));
+            return self.intake.fail(token, None, device_error(DeviceErrorKind::Refused, Some(lba), message));
         }
         let cost_bytes = data.len();
         self.intake.writing(token, lba, (cost_bytes / self.unit.geometry.block_size.len()) as u64);
@@ -55,7 +55,7 @@ impl RemoteDevice {
     /// told that they do. Completes without data.
     pub fn submit_fetch(&self, token: Token, lba: Lba, count: u32) {
         if let Err(error) = self.check_range(lba, u64::from(count)) {
-            return self.intake.fail(token, error);
+            return self.intake.fail(token, None, error);
         }
         let cost_bytes = (count as usize) << self.unit.geometry.block_size.shift();
         self.submit_work(token, cost_bytes, Work::Fetch { lba, count });
@@ -64,7 +64,7 @@ impl RemoteDevice {
     fn submit_work(&self, token: Token, cost_bytes: usize, work: Work) {
         match self.intake.admit(cost_bytes) {
             Ok(()) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
-            Err(error) => self.intake.fail(token, error),
+            Err(error) => self.intake.fail(token, None, error),
         }
     }
 }

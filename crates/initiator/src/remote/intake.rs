@@ -7,8 +7,9 @@ use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use strongroom_block::{BufferMut, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Token};
 use strongroom_net::Waker;
 
+use super::losses::{LostRequest, WriteLosses};
 use super::previous::{FailedRead, Previous};
-use super::work::{Answer, FinishedOp, NewOp, Reply, Work};
+use super::work::{Answer, FailedRequest, FinishedOp, NewOp, Reply, Work};
 use crate::completion::{CompletionQueue, device_error, lock};
 use crate::pipeline::ahead::{Fetch, Read, ReadAhead, Served, Settled};
 use crate::{Limits, Pipeline};
@@ -28,6 +29,8 @@ pub(super) struct Intake {
     seal_here_bytes_max: AtomicUsize,
     /// What the device has grown to since it was attached, in blocks; 0: it has not.
     grown_blocks: AtomicU64,
+    /// What users' writes and flushes came to that failed.
+    losses: Mutex<WriteLosses>,
 }
 
 #[derive(Default)]
@@ -90,6 +93,7 @@ impl Intake {
             limits,
             seal_here_bytes_max: AtomicUsize::new(seal_here_bytes_max),
             grown_blocks: AtomicU64::new(0),
+            losses: Mutex::default(),
         }
     }
 
@@ -263,8 +267,16 @@ impl Intake {
         receiver.recv().unwrap_or_else(|_| Err(detached()))
     }
 
+    /// What users' writes and flushes came to that failed.
+    pub(super) fn losses(&self) -> WriteLosses {
+        lock(&self.losses).clone()
+    }
+
     /// A request that ended without reaching the engine.
-    pub(super) fn fail(&self, token: Token, error: DeviceError) {
+    pub(super) fn fail(&self, token: Token, lost: Option<LostRequest>, error: DeviceError) {
+        if let Some(request) = lost {
+            lock(&self.losses).record(request, &error);
+        }
         if let Some(ahead) = self.ahead.get() {
             let settled = lock(ahead).written(token);
             self.settle(settled);
@@ -285,7 +297,10 @@ impl Intake {
         let mut completions = Vec::with_capacity(finished.len());
         let mut is_woken = false;
         let mut state = lock(&self.state);
-        for FinishedOp { reply, cost_bytes, result, failed_read } in finished {
+        for FinishedOp { reply, cost_bytes, result, failed } in finished {
+            if let (Err(error), Some(FailedRequest::Lost(request)), Reply::Token(_)) = (&result, &failed, &reply) {
+                lock(&self.losses).record(*request, error);
+            }
             match reply {
                 Reply::Nobody => continue,
                 Reply::Ahead(id) => {
@@ -306,7 +321,7 @@ impl Intake {
                         Answer::Read(buffer) => Some(buffer),
                         _ => None,
                     });
-                    completions.extend(self.look_further(token, result, failed_read));
+                    completions.extend(self.look_further(token, result, failed));
                 }
                 Reply::Caller(sender) => {
                     // The caller may have gone.
@@ -330,10 +345,12 @@ impl Intake {
         &self,
         token: Token,
         result: Result<Option<BufferMut>, DeviceError>,
-        failed_read: Option<(Lba, BufferMut)>,
+        failed: Option<FailedRequest>,
     ) -> Option<Completion> {
-        match (result, failed_read, self.previous.get()) {
-            (Err(error), Some((lba, buffer)), Some(previous)) if error.kind == DeviceErrorKind::Medium => {
+        match (result, failed, self.previous.get()) {
+            (Err(error), Some(FailedRequest::Read(lba, buffer)), Some(previous))
+                if error.kind == DeviceErrorKind::Medium =>
+            {
                 let refused = previous.take(FailedRead { token, lba, buffer, error }).err();
                 refused.map(|FailedRead { token, error, .. }| Completion { token, result: Err(error) })
             }

@@ -47,7 +47,8 @@ pub struct VerifyReport {
 }
 
 impl RemoteDevice {
-    /// Reads every block from `from` on and looks whether its newest version opens. `progress` is told after every step and can
+    /// Reads every block from `from` on and looks whether its newest version opens. `progress` is called after every step, and after every
+    /// block that does not open, and can
     /// stop it.
     ///
     /// # Errors
@@ -66,15 +67,23 @@ impl RemoteDevice {
         let mut bad_blocks = Vec::new();
         let mut done = VerifyProgress { next: from, blocks, opened: 0, absent: 0, bad: 0 };
         while done.next.0 < blocks && progress(&done).is_continue() {
-            self.verify_step(&mut done, &mut bad_blocks)?;
+            let goes_on = self.verify_step(&mut done, &mut bad_blocks, progress)?;
             self.wait_for_feedback(FEEDBACK_MAX);
+            if goes_on.is_break() {
+                break;
+            }
         }
         self.wait_for_feedback(0);
         Ok(VerifyReport { progress: done, bad_blocks })
     }
 
-    /// Looks at what is next: an absence, or a megabyte of data.
-    fn verify_step(&self, done: &mut VerifyProgress, bad_blocks: &mut Vec<Lba>) -> Result<(), DeviceError> {
+    /// Looks at what is next: an absence, or a megabyte of data. Asks whether to go on after each block that does not open.
+    fn verify_step(
+        &self,
+        done: &mut VerifyProgress,
+        bad_blocks: &mut Vec<Lba>,
+        progress: &mut dyn FnMut(&VerifyProgress) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, DeviceError> {
         let left = done.blocks - done.next.0;
         // What cannot be read as an absence is looked at as data.
         let absent = match self.hole_at(done.next, left) {
@@ -85,26 +94,36 @@ impl RemoteDevice {
         if absent > 0 {
             done.absent += absent;
             done.next.0 += absent;
-            return Ok(());
+            return Ok(ControlFlow::Continue(()));
         }
         let block_size = self.unit.geometry.block_size;
         let count = left.min((READ_BYTES >> block_size.shift()).max(1));
         let bytes = (count as usize) << block_size.shift();
         match self.intake.ask(Work::Read { lba: done.next, buffer: BufferMut::to_fill(bytes) }, bytes) {
-            Ok(_) => done.opened += count,
+            Ok(_) => {
+                done.opened += count;
+                done.next.0 += count;
+            }
             Err(error) if error.kind == DeviceErrorKind::Medium => {
                 let mut opened = Vec::new();
+                let mut goes_on = ControlFlow::Continue(());
                 for lba in (done.next.0..done.next.0 + count).map(Lba) {
+                    let bad = done.bad;
                     opened.extend(self.verify_block(lba, done, bad_blocks)?.map(|sequence| (lba, sequence)));
+                    done.next.0 += 1;
+                    if done.bad > bad && progress(done).is_break() {
+                        goes_on = ControlFlow::Break(());
+                        break;
+                    }
                 }
                 if self.gives_feedback && !opened.is_empty() {
                     self.intake.ask(Work::Verified { pairs: opened }, 0)?;
                 }
+                return Ok(goes_on);
             }
             Err(error) => return Err(error),
         }
-        done.next.0 += count;
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Looks at one block; the version that opened, unless it is an absence.
@@ -122,7 +141,7 @@ impl RemoteDevice {
             }
             Step::Good { block: None, .. } => done.absent += 1,
             Step::Bad { .. } | Step::Unreadable | Step::None => {
-                tracing::error!(%lba, "a block does not open");
+                tracing::debug!(%lba, "a block does not open");
                 done.bad += 1;
                 if bad_blocks.len() < BAD_BLOCKS_MAX {
                     bad_blocks.push(lba);

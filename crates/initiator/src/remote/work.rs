@@ -7,6 +7,7 @@ use strongroom_block::{
 };
 use strongroom_scsi::provisioning::LbaStatus;
 
+use super::losses::LostRequest;
 use super::sealing::Records;
 use crate::pipeline::ahead::FetchId;
 
@@ -203,12 +204,21 @@ pub(super) struct SurveyedHole {
     pub(super) epoch: u32,
 }
 
+/// A request that failed.
+#[derive(Debug)]
+pub(super) enum FailedRequest {
+    /// Where it began, and its buffer.
+    Read(Lba, BufferMut),
+    /// A write or a flush.
+    Lost(LostRequest),
+}
+
 /// A request that has ended: the caller's side tells whoever waits and gives its limits back.
 #[derive(Debug)]
 pub(super) struct FinishedOp {
     pub(super) reply: Reply,
     pub(super) cost_bytes: usize,
     pub(super) result: Result<Answer, DeviceError>,
-    /// Of a read that failed: where it began, and its buffer.
-    pub(super) failed_read: Option<(Lba, BufferMut)>,
+    /// What it was, if it failed and that matters to anybody.
+    pub(super) failed: Option<FailedRequest>,
 }

@@ -6,21 +6,25 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use rustix::process::{Signal, getpid, kill_process};
 use strongroom_initiator::fuse::{FuseMount, FuseOptions};
+use strongroom_initiator::leftovers::Leftovers;
 use strongroom_initiator::loopdev::{self, FileSystemMount, LoopDevice};
+use strongroom_initiator::mounts;
 use strongroom_initiator::safety::{self, Memory};
 use strongroom_initiator::{KeyStatus, RemoteDevice, VolumeUrl};
 
+use super::detach;
 use crate::access::AccessArgs;
-use crate::attachments::Registration;
+use crate::attachments::{self, AttachmentState, Health, Registration};
 use crate::memory;
 use crate::runtime_dir::RuntimeDir;
 use crate::sd_notify;
@@ -32,23 +36,44 @@ const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
 
 /// Attach a volume: as a file that any program can use, and if wanted with the file system on it mounted.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct AttachCommand {
+    #[command(subcommand)]
+    list: Option<ListCommand>,
+    #[command(flatten)]
+    args: AttachArgs,
+}
+
+#[derive(Subcommand)]
+enum ListCommand {
+    /// List what is attached, how it is doing, and what is left of attachments that ended badly.
+    List,
+}
+
+/// What `attach` needs to know.
+#[derive(Args)]
 #[command(after_help = "Examples:\n  \
+    strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault --mount /mnt/vault --mkfs ext4\n  \
+    strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault --mount /mnt/vault\n  \
     strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault\n  \
-    mkfs.ext4 -b 4096 /run/vault/vault\n  \
-    strongroom attach strongroom://storage/vault --key-file ~/vault.key --to /run/vault --mount /mnt/vault\n\n\
+    strongroom attach list\n\n\
     End it with: strongroom detach /run/vault")]
 pub(crate) struct AttachArgs {
     /// The volume: strongroom://HOST/VOLUME, or iscsi://HOST/TARGET/LUN for a plain one; HOST can have a :PORT.
-    url: VolumeUrl,
+    #[arg(required = true)]
+    url: Option<VolumeUrl>,
     /// An empty directory, in which the volume appears as a file; made if missing.
-    #[arg(long, value_name = "DIR")]
-    to: PathBuf,
+    #[arg(long, value_name = "DIR", required = true)]
+    to: Option<PathBuf>,
     /// Also make a loop device and mount the file system in the volume here; made if missing; needs root.
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
     /// The type of the file system, if it is not recognised.
     #[arg(long, value_name = "TYPE", requires = "mount")]
     fstype: Option<String>,
+    /// Make a file system of this type (ext4, xfs, …) before it is mounted. Refused unless the volume is blank.
+    #[arg(long, value_name = "TYPE", requires = "mount", conflicts_with_all = ["fstype", "read_only"])]
+    mkfs: Option<String>,
     /// Nobody may write. A snapshot is always so; of a file system that was in use when it was taken, what was written last may be missing
     /// (clone the snapshot to mount all of it).
     #[arg(long)]
@@ -89,26 +114,39 @@ enum ReadaheadArg {
 const CLUSTER_FILE_SYSTEMS: [&str; 3] = ["gfs2", "ocfs2", "lustre"];
 
 impl AttachArgs {
+    fn url(&self) -> &VolumeUrl {
+        self.url.as_ref().expect("required, but for `attach list`")
+    }
+
+    fn to(&self) -> &Path {
+        self.to.as_deref().expect("required, but for `attach list`")
+    }
+
     fn fetches_ahead(&self) -> bool {
         let is_of_a_cluster = self.fstype.as_deref().is_some_and(|name| CLUSTER_FILE_SYSTEMS.contains(&name));
         match self.readahead {
             ReadaheadArg::On => true,
             ReadaheadArg::Off => false,
-            ReadaheadArg::Auto => self.url.is_snapshot() || (self.mount.is_some() && !is_of_a_cluster),
+            ReadaheadArg::Auto => self.url().is_snapshot() || (self.mount.is_some() && !is_of_a_cluster),
         }
     }
 }
 
 /// Runs the command.
-pub(crate) fn run(args: AttachArgs) -> Result<()> {
+pub(crate) fn run(command: AttachCommand) -> Result<()> {
+    let AttachCommand { list: None, args } = command else { return detach::list() };
     if args.foreground { serve(args) } else { start_in_background(&args) }
 }
 
-/// How often `detach --list` can be told something new of keys.
-const LOOK_AT_KEYS_EVERY: Duration = Duration::from_secs(1);
+/// How often what `attach list` shows is written anew.
+const NOTE_HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether a device has been given up, and how many times at most.
 const ABANDON_LOOK_EVERY: Duration = Duration::from_millis(10);
 const ABANDON_LOOKS_MAX: u32 = 500;
+/// How long a forced detach waits for the kernel to end the mount.
+const FORCED_PATIENCE: Duration = Duration::from_millis(500);
+/// How long it waits for a target that is there to make everything durable.
+const FORCED_FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is attached; undone in the reverse order, each step only if the one before it went well.
 struct Attached {
@@ -138,80 +176,125 @@ fn serve(args: AttachArgs) -> Result<()> {
     }
     safety::prepare_process(memory);
     make_directories(&args)?;
-    args.access.forget_if_asked(&args.url)?;
-    let mut options = args.access.options(&args.url)?;
+    args.access.forget_if_asked(args.url())?;
+    let mut options = args.access.options(args.url())?;
     options.read_only = args.read_only;
     options.readahead = args.fetches_ahead();
     let counters = options.counters.clone();
     let device = args.access.attach_for_use(options)?;
     let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;
-    end_when_forced(force, &device)?;
+    let forced = end_when_forced(force, &device)?;
     let attached = show(&args, device)?;
-    if !args.url.is_snapshot() {
+    if !args.url().is_snapshot() {
         attached.follow_growth()?;
     }
     let directory = attached.fuse.mount_point().to_owned();
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
-    let mut registration = Registration::new(args.url.place(), &directory, mount.as_deref())?;
-    tracing::info!(url = %args.url, file = %attached.fuse.file_path().display(), "attached");
+    let log = std::env::var_os(LOG_VARIABLE).map(PathBuf::from);
+    let mut registration = Registration::new(args.url().place(), &directory, mount.as_deref(), log.clone())?;
+    tracing::info!(url = %args.url(), file = %attached.fuse.file_path().display(), "attached");
     sd_notify::notify("READY=1");
-    let ended = wait_and_detach(attached, &signals, &mut registration);
+    let ended = wait_and_detach(attached, &signals, &forced, &mut registration);
     drop(stats);
-    drop(registration);
-    if let (Ok(()), Some(log)) = (&ended, std::env::var_os(LOG_VARIABLE)) {
-        // What went well needs no log any more.
-        let _ = fs::remove_file(log);
-    }
-    ended
+    let losses = match ended {
+        Ok(None) => {
+            if let Some(log) = log {
+                // What went well needs no log any more.
+                let _ = fs::remove_file(log);
+            }
+            return Ok(());
+        }
+        Ok(Some(losses)) => losses,
+        Err(error) => format!("{error:#}"),
+    };
+    registration.end(Some(losses.clone()))?;
+    bail!("detached, but {losses}");
 }
 
 fn make_directories(args: &AttachArgs) -> Result<()> {
-    for directory in std::iter::once(&args.to).chain(&args.mount) {
-        fs::create_dir_all(directory).with_context(|| {
-            let directory = directory.display();
-            format!("cannot make the directory {directory} (if an attachment died there, first: umount -l {directory})")
-        })?;
+    for directory in std::iter::once(args.to()).chain(args.mount.as_deref()) {
+        refuse_mounted(directory)?;
+        fs::create_dir_all(directory).with_context(|| format!("cannot make the directory {}", directory.display()))?;
     }
-    let mut inside = fs::read_dir(&args.to).with_context(|| format!("cannot look into {}", args.to.display()))?;
+    let mut inside = fs::read_dir(args.to()).with_context(|| format!("cannot look into {}", args.to().display()))?;
     if inside.next().is_some() {
         bail!(
-            "{} is not empty: something is attached there already (see `strongroom detach --list`), or it holds files that \
-             the volume would hide; choose an empty directory",
-            args.to.display()
+            "{} is not empty: it holds files that the volume would hide; choose an empty directory",
+            args.to().display()
         );
     }
     Ok(())
+}
+
+/// A second mount would hide the first one, and what is written to either would be in the way of the other.
+fn refuse_mounted(directory: &Path) -> Result<()> {
+    let directory = attachments::absolute(&directory.to_string_lossy());
+    let shown = directory.display();
+    let Some(mount) = mounts::mounts_on(&directory).context("cannot read the table of mounts")?.pop() else {
+        return Ok(());
+    };
+    let attachment =
+        attachments::list()?.into_iter().find(|attachment| attachment.is_called(&directory.to_string_lossy()));
+    match attachment {
+        Some(attachment) if attachment.state() == AttachmentState::Serving => bail!(
+            "{} is attached at {shown} already, by process {}; end that first: strongroom detach {shown}",
+            attachment.url,
+            attachment.pid
+        ),
+        Some(attachment) => bail!(
+            "process {}, which had {} attached at {shown}, has died; remove what it left: strongroom detach {shown}",
+            attachment.pid,
+            attachment.url
+        ),
+        None if Leftovers::directory_of(&directory)?.is_some() => {
+            bail!(
+                "an attachment is mounted on {shown} that another user made or whose process has died; end it: strongroom detach {shown}"
+            )
+        }
+        None => {
+            bail!("{shown} is in use: {} is mounted there; choose another directory, or unmount it", mount.file_system)
+        }
+    }
 }
 
 /// Shows the device as a file, and mounts what is on it if that is wanted.
 fn show(args: &AttachArgs, device: Arc<RemoteDevice>) -> Result<Attached> {
     let geometry = device.unit().geometry;
     // Nobody writes to a snapshot, and what is mounted must know that.
-    let read_only = args.read_only || args.url.is_snapshot();
-    let mut options = FuseOptions::new(args.url.file_name());
+    let read_only = args.read_only || args.url().is_snapshot();
+    let mut options = FuseOptions::new(args.url().file_name());
     options.read_only = read_only;
     options.allow_other = args.allow_other;
-    let fuse = FuseMount::start(device.clone(), &args.to, &options)?;
+    let fuse = FuseMount::start(device.clone(), args.to(), &options)?;
     let mut attached = Attached { file_system: None, fuse, device, read_only: args.read_only };
     if let Some(directory) = &args.mount {
         let file = attached.fuse.open_file(read_only).context("cannot open the volume's file")?;
         let path = attached.fuse.file_path().to_owned();
         let device = LoopDevice::attach(&file, &path, geometry.block_size.bytes(), read_only)?;
+        if let Some(file_system) = &args.mkfs {
+            device.make_file_system(file_system)?;
+        }
         let mounted = FileSystemMount::mount(device, directory, args.fstype.as_deref(), read_only)?;
         attached.file_system = Some(mounted);
     }
     Ok(attached)
 }
 
-/// Serves until somebody wants it to end and it can.
-fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: &mut Registration) -> Result<()> {
+/// Serves until it is asked to end, and can. Returns what was lost, for people; an error is a loss as well.
+fn wait_and_detach(
+    mut attached: Attached,
+    signals: &StopSignals,
+    forced: &AtomicBool,
+    registration: &mut Registration,
+) -> Result<Option<String>> {
     let mut is_unmounted = false;
     loop {
-        match signals.wait_or(attached.fuse.ended_fd().as_fd(), LOOK_AT_KEYS_EVERY) {
+        match signals.wait_or(attached.fuse.ended_fd().as_fd(), NOTE_HEALTH_EVERY) {
             Waited::Signal(signal) => tracing::info!(signal = signal.name(), "asked to detach"),
-            // It stays so while the target is away: that was told.
+            // It stays so while the target is away: that was reported.
             Waited::Ended if is_unmounted && attached.would_wait().is_some() => {
-                std::thread::sleep(LOOK_AT_KEYS_EVERY);
+                registration.note(attached.health());
+                std::thread::sleep(NOTE_HEALTH_EVERY);
                 continue;
             }
             Waited::Ended => {
@@ -219,9 +302,13 @@ fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: 
                 is_unmounted = true;
             }
             Waited::InVain => {
-                registration.note_keys(attached.device.key_status().map(|keys| in_words(&keys)));
+                registration.note(attached.health());
                 continue;
             }
+        }
+        if forced.load(Ordering::Acquire) {
+            sd_notify::notify("STOPPING=1");
+            return Ok(attached.detach_by_force());
         }
         if let Some(reason) = attached.would_wait() {
             tracing::warn!(%reason, "still attached");
@@ -229,13 +316,20 @@ fn wait_and_detach(mut attached: Attached, signals: &StopSignals, registration: 
             continue;
         }
         sd_notify::notify("STOPPING=1");
-        let Some((still, reason)) = attached.detach()? else {
-            tracing::info!("detached");
-            return Ok(());
-        };
-        tracing::warn!(%reason, "still attached");
-        registration.refuse(crate::in_words(&reason));
-        attached = still;
+        match attached.detach() {
+            Ended::Detached(losses) => {
+                match &losses {
+                    None => tracing::info!("detached"),
+                    Some(losses) => tracing::error!(losses, "detached, but writes were lost"),
+                }
+                return Ok(losses);
+            }
+            Ended::Refused(still, reason) => {
+                tracing::warn!(%reason, "still attached");
+                registration.refuse(crate::in_words(&reason));
+                attached = *still;
+            }
+        }
     }
 }
 
@@ -252,25 +346,54 @@ fn in_words(keys: &KeyStatus) -> String {
     format!("epoch {} (of {all}), lent until {clock}{trouble}", keys.epoch)
 }
 
-/// Lets `strongroom detach --force` through, even while an ordinary detach hangs.
-fn end_when_forced(force: ForceSignal, device: &Arc<RemoteDevice>) -> Result<()> {
+/// Lets `strongroom detach --force` through, even while an ordinary detach hangs. The flag is set once that was asked for.
+fn end_when_forced(force: ForceSignal, device: &Arc<RemoteDevice>) -> Result<Arc<AtomicBool>> {
     let device = Arc::downgrade(device);
+    let forced = Arc::new(AtomicBool::new(false));
+    let is_forced = forced.clone();
     std::thread::Builder::new().name("force".into()).spawn(move || {
-        force.wait();
-        if let Some(device) = device.upgrade() {
+        loop {
+            force.wait();
             tracing::warn!("asked to detach by force: what is not written is lost");
-            device.abandon();
-            // The device's own thread has to have seen it, or the detach would still be refused.
-            for _ in 0..ABANDON_LOOKS_MAX {
-                if device.status().is_abandoned {
-                    break;
-                }
-                std::thread::sleep(ABANDON_LOOK_EVERY);
+            if let Some(device) = device.upgrade() {
+                give_up(&device);
             }
+            is_forced.store(true, Ordering::Release);
+            let _ = kill_process(getpid(), Signal::TERM);
         }
-        let _ = kill_process(getpid(), Signal::TERM);
     })?;
-    Ok(())
+    Ok(forced)
+}
+
+/// Fails all requests of a device, from now on. What a target that is there has acknowledged is made durable before.
+fn give_up(device: &Arc<RemoteDevice>) {
+    let status = device.status();
+    if status.is_connected && status.unflushed_bytes > 0 {
+        let (sender, flushed) = std::sync::mpsc::channel();
+        let flushing = device.clone();
+        std::thread::spawn(move || sender.send(flushing.flush()));
+        let _ = flushed.recv_timeout(FORCED_FLUSH_PATIENCE);
+    }
+    let unflushed_bytes = device.status().unflushed_bytes;
+    if unflushed_bytes > 0 {
+        tracing::warn!(unflushed_bytes, "the target acknowledged these writes, and may not have made them durable");
+    }
+    device.abandon();
+    // The device's own thread has to have seen it, or the detach would still be refused.
+    for _ in 0..ABANDON_LOOKS_MAX {
+        if device.status().is_abandoned {
+            break;
+        }
+        std::thread::sleep(ABANDON_LOOK_EVERY);
+    }
+}
+
+/// What came of detaching.
+enum Ended {
+    /// It has ended; what was lost meanwhile, for people.
+    Detached(Option<String>),
+    /// Something still uses it: it works on, for that reason.
+    Refused(Box<Attached>, anyhow::Error),
 }
 
 impl Attached {
@@ -310,36 +433,67 @@ impl Attached {
         Ok(())
     }
 
-    /// Undoes the attachment. If something still uses it, hands it back in working order, with the reason.
-    ///
-    /// # Errors
-    /// If it has ended, but badly: what was written last may not be durable.
-    fn detach(mut self) -> Result<Option<(Attached, anyhow::Error)>> {
+    /// How it is doing, for `attach list`.
+    fn health(&self) -> Health {
+        let status = self.device.status();
+        let disconnected =
+            (!status.is_connected).then(|| status.last_loss.unwrap_or_else(|| "the connection is lost".to_owned()));
+        Health {
+            keys: self.device.key_status().map(|keys| in_words(&keys)),
+            disconnected,
+            losses: losses(&self.device),
+        }
+    }
+
+    /// Undoes the attachment, unless something still uses it.
+    fn detach(mut self) -> Ended {
         if let Some(file_system) = self.file_system.take()
             && let Err((file_system, reason)) = file_system.unmount()
         {
             self.file_system = Some(file_system);
-            return Ok(Some((self, reason.into())));
+            return Ended::Refused(Box::new(self), reason.into());
         }
         let Attached { fuse, device, read_only, .. } = self;
-        match fuse.finish() {
-            Ok(()) => {
-                // The front end has flushed; this one ends the session.
-                device.detach()?;
-                Ok(None)
-            }
+        let finished = match fuse.finish() {
+            // The front end has flushed; this one ends the session.
+            Ok(()) => device.detach().map_err(anyhow::Error::from),
             Err((Some(fuse), reason)) => {
-                Ok(Some((Attached { file_system: None, fuse, device, read_only }, reason.into())))
+                let attached = Attached { file_system: None, fuse, device, read_only };
+                return Ended::Refused(Box::new(attached), reason.into());
             }
             Err((None, error)) => Err(error.into()),
-        }
+        };
+        Ended::Detached(losses(&device).or_else(|| Some(crate::in_words(&finished.err()?))))
     }
+
+    /// Undoes the attachment whatever still uses it, after the device was given up: mounts leave their directories at once, and programs
+    /// that use what was on them get errors.
+    fn detach_by_force(mut self) -> Option<String> {
+        if let Some(file_system) = self.file_system.take() {
+            file_system.unmount_lazily();
+        }
+        let Attached { fuse, device, .. } = self;
+        if let Err(error) = fuse.request_unmount(true) {
+            tracing::warn!(%error, "cannot unmount");
+        }
+        // What nobody uses any more ends by itself; the rest when this process does.
+        fuse.wait_ended(Some(FORCED_PATIENCE));
+        let _ = device.detach();
+        tracing::info!("detached by force");
+        losses(&device)
+    }
+}
+
+/// Writes that a device has lost, for people.
+fn losses(device: &RemoteDevice) -> Option<String> {
+    let losses = device.losses();
+    (!losses.is_empty()).then(|| losses.to_string())
 }
 
 /// Starts a copy of this program that stays, and waits until the volume is there.
 fn start_in_background(args: &AttachArgs) -> Result<()> {
     let directory = RuntimeDir::open()?;
-    let log_name = format!("{}-{}.log", args.url.file_name(), std::process::id());
+    let log_name = format!("{}-{}.log", args.url().file_name(), std::process::id());
     let log_path = directory.path_of(&log_name);
     let socket_path = directory.path_of(&format!("{}.notify", std::process::id()));
     let _ = fs::remove_file(&socket_path);
@@ -357,6 +511,9 @@ fn start_in_background(args: &AttachArgs) -> Result<()> {
         .process_group(0)
         .spawn()
         .context("cannot start the serving process")?;
+    if let Err(error) = attachments::prune_logs(&directory) {
+        tracing::debug!(error = format!("{error:#}"), "old logs stay");
+    }
     let outcome = loop {
         let mut message = [0; 64];
         if socket.recv(&mut message).is_ok() && message.starts_with(b"READY=1") {
@@ -369,12 +526,11 @@ fn start_in_background(args: &AttachArgs) -> Result<()> {
     let _ = fs::remove_file(&socket_path);
     if outcome.is_err() {
         let log = fs::read_to_string(&log_path).unwrap_or_default();
-        let _ = fs::remove_file(&log_path);
         // The copy has said what is wrong in its last line; the same words serve here.
         let reason = log.lines().rev().find_map(|line| line.strip_prefix("strongroom: ")).unwrap_or(log.trim());
-        bail!("{reason}");
+        bail!("{reason}\nits log is {}", log_path.display());
     }
-    println!("{}", args.to.join(args.url.file_name()).display());
+    println!("{}", args.to().join(args.url().file_name()).display());
     if let Some(mount) = &args.mount {
         println!("{}", mount.display());
     }

@@ -1,55 +1,151 @@
-//! `strongroom detach`: ends an attachment, cleanly or not at all.
+//! `strongroom detach`: ends an attachment, cleanly or not at all, and says what was lost while there was one.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
+use strongroom_block::with_foreign_parts;
+use strongroom_initiator::leftovers::Leftovers;
 
-use crate::attachments::{self, Detached};
-use crate::units::parse_duration;
+use crate::attachments::{self, Attachment, AttachmentState, Detached};
+use crate::units::{parse_duration, show_duration};
+
+/// The exit status of a detach after which something is not at the target that programs had written.
+const DATA_LOST: u8 = 3;
+/// How long a forced detach may take before the process is killed.
+const FORCED_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Detach a volume: unmount its file system, write everything back, end the session.
+///
+/// The exit status is 0 if everything that was written is at the target, 3 if the volume is detached and some of it is not, and 1 if it is
+/// still attached.
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  strongroom detach /mnt/vault\n  strongroom detach --list\n  strongroom detach --force /mnt/vault"
+    after_help = "Examples:\n  strongroom detach /mnt/vault\n  strongroom attach list\n  strongroom detach --force /mnt/vault"
 )]
 pub(crate) struct DetachArgs {
     /// The attachment: its directory, its mount point, or its URL.
     #[arg(required_unless_present = "list")]
     name: Option<String>,
-    /// Do not wait for a target that is away: what was not written to it is lost, and programs that use the volume get errors.
+    /// Do not wait for a target that is away, nor for programs that use the volume: what was not written to it is lost, and they get errors.
     #[arg(long, conflicts_with = "list")]
     force: bool,
     /// How long to wait for what is still to be written.
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     timeout: Duration,
-    /// List what is attached instead.
+    /// List what is attached instead, as `strongroom attach list` does.
     #[arg(long, conflicts_with = "name")]
     list: bool,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &DetachArgs) -> Result<()> {
-    let attached = attachments::list()?;
-    let Some(name) = &args.name else {
-        for attachment in attached {
-            let mount = attachment.mount.map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
-            println!("{} at {}{mount} (process {})", attachment.url, attachment.directory.display(), attachment.pid);
-            attachment.keys.iter().for_each(|keys| println!("  keys: {keys}"));
+/// Shows what is attached, and what is left of attachments that ended badly.
+pub(crate) fn list() -> Result<()> {
+    for attachment in attachments::list()? {
+        let directory = attachment.directory.display();
+        let mount =
+            attachment.mount.as_ref().map(|mount| format!(", mounted on {}", mount.display())).unwrap_or_default();
+        println!("{} at {directory}{mount} (process {})", attachment.url, attachment.pid);
+        match attachment.state() {
+            AttachmentState::Serving => {}
+            AttachmentState::EndedWithLosses => {
+                println!("  detached; to confirm what was lost: strongroom detach {directory}")
+            }
+            AttachmentState::Died => {
+                println!("  its process has died; to remove what it left: strongroom detach {directory}")
+            }
         }
-        return Ok(());
+        let health = &attachment.health;
+        let lines = [("keys", &health.keys), ("not connected", &health.disconnected), ("data lost", &health.losses)];
+        for (name, text) in lines {
+            text.iter().for_each(|text| println!("  {name}: {}", with_foreign_parts(text)));
+        }
+        if let (Some(_), Some(log)) = (&health.losses, &attachment.log) {
+            println!("  log: {}", log.display());
+        }
+    }
+    Ok(())
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &DetachArgs) -> Result<ExitCode> {
+    let Some(name) = &args.name else {
+        list()?;
+        return Ok(ExitCode::SUCCESS);
     };
-    let Some(attachment) = attached.into_iter().find(|attachment| attachment.is_called(name)) else {
-        bail!("nothing is attached as '{name}'; `strongroom detach --list` shows what is");
+    let found = attachments::list()?.into_iter().find(|attachment| attachment.is_called(name));
+    let Some(attachment) = found else {
+        return clean_up_unlisted(name);
     };
-    match attachment.detach(args.timeout, args.force) {
-        Detached::Ended => Ok(()),
+    match attachment.state() {
+        AttachmentState::Serving => {}
+        AttachmentState::EndedWithLosses => return ended_with_losses(&attachment, attachment.health.losses.as_deref()),
+        AttachmentState::Died => return clean_up(&attachment),
+    }
+    let timeout = if args.force { args.timeout.min(FORCED_TIMEOUT) } else { args.timeout };
+    match attachment.detach(timeout, args.force) {
+        Detached::Ended => Ok(ExitCode::SUCCESS),
+        Detached::EndedWithLosses(losses) => ended_with_losses(&attachment, Some(&losses)),
         Detached::Refused(reason) => bail!("still attached: {reason}"),
+        Detached::Died => clean_up(&attachment),
+        Detached::TimedOut if args.force => {
+            eprintln!("process {} did not end within {}; it is killed", attachment.pid, show_duration(timeout));
+            report(&attachment.kill()?);
+            ended_with_losses(&attachment, attachment.health.losses.as_deref())
+        }
         Detached::TimedOut => bail!(
-            "process {} is still writing back after {:?}; the target may be unreachable. Wait and detach again, or give \
-             up what is not written with: strongroom detach --force {name}",
+            "process {} is still writing back after {}; the target may be unreachable. Wait and detach again, or give up what is not \
+             written with: strongroom detach --force {name}",
             attachment.pid,
-            args.timeout,
+            show_duration(args.timeout),
         ),
     }
+}
+
+/// Says what was lost. Whoever has been told need not be told again.
+fn ended_with_losses(attachment: &Attachment, losses: Option<&str>) -> Result<ExitCode> {
+    let losses = losses.map_or_else(
+        || "what was not written to the target before is lost".into(),
+        |losses| with_foreign_parts(losses).to_string(),
+    );
+    eprintln!("strongroom: {} is detached, but {losses}", attachment.url);
+    if let Some(log) = attachment.log.as_ref().filter(|log| log.exists()) {
+        eprintln!("strongroom: its log is {}", log.display());
+    }
+    attachment.forget()?;
+    Ok(ExitCode::from(DATA_LOST))
+}
+
+/// Removes what an attachment left whose process died.
+fn clean_up(attachment: &Attachment) -> Result<ExitCode> {
+    eprintln!(
+        "strongroom: process {}, which served {}, has died; what programs had written and not flushed (fsync) may be lost",
+        attachment.pid, attachment.url
+    );
+    report(&attachment.clean_up()?);
+    match &attachment.health.losses {
+        Some(losses) => ended_with_losses(attachment, Some(losses)),
+        None => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// The same, where nothing but the kernel knows of it any more.
+fn clean_up_unlisted(name: &str) -> Result<ExitCode> {
+    let path = attachments::absolute(name);
+    let directory = Leftovers::directory_of(&path).context("cannot read the table of mounts")?;
+    let dead = directory.filter(|directory| !answers(directory));
+    let Some(directory) = dead else {
+        bail!("nothing is attached as '{name}'; `strongroom attach list` shows what is");
+    };
+    report(&Leftovers::of(&directory)?.remove()?);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a process serves a FUSE mount. One that hangs answers late, but not with this error.
+fn answers(directory: &std::path::Path) -> bool {
+    !matches!(std::fs::read_dir(directory), Err(error) if error.raw_os_error() == Some(libc::ENOTCONN))
+}
+
+fn report(done: &[String]) {
+    done.iter().for_each(|step| eprintln!("strongroom: {step}"));
 }

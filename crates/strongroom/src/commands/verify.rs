@@ -17,6 +17,8 @@ use crate::state_file::StateArgs;
 
 /// How often the position is written to a state file.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// Blocks at the beginning none of which opens: then it is the key that is wrong, most likely.
+const WRONG_KEY_BLOCKS: u64 = 16;
 /// The version of a state file that this build writes.
 const STATE_VERSION: u32 = 1;
 
@@ -39,6 +41,9 @@ pub(crate) struct VerifyArgs {
     /// Change nothing at the target: it is not told what opened, and keeps older versions.
     #[arg(long)]
     read_only: bool,
+    /// Go on although nothing at all opens at the beginning.
+    #[arg(long)]
+    keep_going: bool,
     /// No progress bar.
     #[arg(long)]
     quiet: bool,
@@ -73,6 +78,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     }
     let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
     let mut saved = Instant::now();
+    let mut is_wrong_key = false;
     let report = device.verify(Lba(state.next), &mut |progress| {
         show(&bar, progress, earlier_bad.len());
         state.next = progress.next.0;
@@ -83,18 +89,32 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
                 tracing::warn!(error = format!("{error:#}"), "the position was not saved");
             }
         }
-        if signals.wait(Duration::ZERO).is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        let opens_nothing = progress.opened == 0 && progress.absent == 0 && progress.bad >= WRONG_KEY_BLOCKS;
+        is_wrong_key = opens_nothing && !args.keep_going;
+        let is_stopped = is_wrong_key || signals.wait(Duration::ZERO).is_some();
+        if is_stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
     let report = report?;
+    if is_wrong_key {
+        bail!(
+            "none of the first {} blocks opens: this is probably not the volume's key, or the volume is not formatted yet. If the key is \
+             right, add --keep-going",
+            report.progress.bad
+        );
+    }
     let told = if args.read_only { Ok(()) } else { device.detach() };
     state.next = report.progress.next.0;
     state.bad.extend(report.bad_blocks.iter().map(|lba| lba.0));
     let VerifyProgress { opened, absent, blocks, .. } = report.progress;
     let is_whole = state.next == blocks;
     if is_whole { args.state.remove() } else { save(&args.state, &state) }?;
-    for lba in &state.bad {
-        println!("block {lba} does not open");
+    for (first, last) in ranges(&state.bad) {
+        if first == last {
+            println!("block {first} does not open");
+        } else {
+            println!("blocks {first} to {last} do not open");
+        }
     }
     println!("{opened} blocks open, {absent} are absent, {} do not open", state.bad.len());
     told?;
@@ -109,6 +129,18 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Adjacent ones together, as first and last.
+fn ranges(blocks: &[u64]) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for &block in blocks {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == block => *last = block,
+            _ => ranges.push((block, block)),
+        }
+    }
+    ranges
 }
 
 fn load(file: &StateArgs, volume: &str) -> Result<Option<State>> {
@@ -146,6 +178,12 @@ fn show(bar: &ProgressBar, progress: &VerifyProgress, earlier_bad: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn adjacent_blocks_are_named_together() {
+        assert_eq!(ranges(&[]), []);
+        assert_eq!(ranges(&[3, 4, 5, 9, 11, 12]), [(3, 5), (9, 9), (11, 12)]);
+    }
 
     #[test]
     fn a_state_is_for_its_own_volume() {

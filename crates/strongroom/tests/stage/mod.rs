@@ -38,6 +38,8 @@ pub(crate) struct Server {
 /// What a finished command said.
 pub(crate) struct Said {
     pub(crate) success: bool,
+    /// Its exit status, unless a signal ended it.
+    pub(crate) status: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
@@ -46,6 +48,7 @@ impl Said {
     fn from(output: Output) -> Said {
         Said {
             success: output.status.success(),
+            status: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }

@@ -15,10 +15,11 @@ use super::refetch::ReadFault;
 use super::seal::SealingState;
 use super::{CommandId, Engine, Op, OpWork};
 use crate::completion::device_error;
+use crate::remote::losses::LostRequest;
 use crate::remote::order::Range;
 use crate::remote::replay::{Entry, Logged, Stored};
 use crate::remote::verdict::{Verdict, judge};
-use crate::remote::work::{Answer, FinishedOp, Reply, Survey, Work};
+use crate::remote::work::{Answer, FailedRequest, FinishedOp, Reply, Survey, Work};
 
 impl Engine {
     /// A command has ended.
@@ -265,12 +266,14 @@ impl Engine {
         if matches!(reply, Reply::Nobody) {
             self.own_op_ended(&work, is_replay);
         } else {
-            let (result, failed_read) = match (error, work) {
-                (Some(error), OpWork::Plain(Work::Read { lba, buffer })) => (Err(error), Some((lba, buffer))),
-                (Some(error), _) => (Err(error), None),
+            let (result, failed) = match (error, work) {
+                (Some(error), OpWork::Plain(Work::Read { lba, buffer })) => {
+                    (Err(error), Some(FailedRequest::Read(lba, buffer)))
+                }
+                (Some(error), work) => (Err(error), lost_request(&work, self.block_bytes()).map(FailedRequest::Lost)),
                 (None, work) => (Ok(answer(work)), None),
             };
-            self.finished.push(FinishedOp { reply, cost_bytes, result, failed_read });
+            self.finished.push(FinishedOp { reply, cost_bytes, result, failed });
         }
         if let Some(range) = holds {
             for granted in self.order.release(range) {
@@ -378,4 +381,16 @@ fn unexpected(verdict: &Verdict, lba: Option<Lba>) -> DeviceError {
 pub(super) fn lost(error: &DeviceError) -> DeviceError {
     let message = format!("writes since the last flush may be lost: {}", error.message);
     DeviceError { message, ..error.clone() }
+}
+
+/// What is lost if a request fails.
+pub(super) fn lost_request(work: &OpWork, block_bytes: usize) -> Option<LostRequest> {
+    match work {
+        OpWork::Plain(Work::Write { lba, data, .. }) => {
+            Some(LostRequest::Write { lba: *lba, blocks: (data.len() / block_bytes) as u64 })
+        }
+        OpWork::Part(part) => Some(LostRequest::Write { lba: part.lba, blocks: 1 }),
+        OpWork::Plain(Work::Flush) => Some(LostRequest::Flush),
+        _ => None,
+    }
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use strongroom_block::{DeviceError, Lba};
 
 use super::command::CommandKind;
+use super::finish::lost_request;
 use super::{Engine, Op, OpWork, Phase, Ready};
 use crate::remote::order::{Range, WriteOrder};
 use crate::remote::replay::{Piece, PieceContent, Stored};
 use crate::remote::unit::UnitDescription;
-use crate::remote::work::{FinishedOp, Reply, Work};
+use crate::remote::work::{FailedRequest, FinishedOp, Reply, Work};
 
 impl Engine {
     /// A connection to the unit stands. `restarted`: the target may have lost what was not flushed.
@@ -171,9 +172,11 @@ impl Engine {
         self.writes.clear();
         self.reads.clear();
         self.order = WriteOrder::default();
+        let block_bytes = self.block_bytes();
         for op in std::mem::take(&mut self.ops) {
-            let (_, Op { reply, cost_bytes, .. }) = op;
-            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()), failed_read: None });
+            let (_, Op { reply, cost_bytes, work, .. }) = op;
+            let failed = lost_request(&work, block_bytes).map(FailedRequest::Lost);
+            self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error.clone()), failed });
         }
     }
 
