@@ -1,20 +1,23 @@
 //! The process that gets killed: writes, discards and flushes at random on a store, and tells on standard output what it
 //! submitted and what was answered, in that order.
 //!
-//! `crash-writer DIR SEED FIRST-OP`. Lines: `S op lba count fua` submitted, `W op sequence` written, `H op sequence`
+//! `crash-writer DIR SEED FIRST-OP [MEDIUM]`; see [`Medium`]. Lines: `S op lba count fua` submitted, `W op sequence` written, `H op sequence`
 //! became a hole (0: was one), `P` flush submitted, `F` flush answered (of the oldest `P`), `T op` snapshot submitted, `N op snapshot` taken,
 //! `D snapshot` its deletion submitted, `X op` no space.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use crate::{Random, block_bytes, record_for};
 use strongroom_block::{Buffer, HoleRecord, Lba, Token};
-use strongroom_store::{Completion, Op, OpError, OpenOptions, Outcome, Store};
+use strongroom_store::backend::{Backend, FileBackend, Io, IoDone};
+use strongroom_store::{Completion, Op, OpError, OpenOptions, Outcome, Store, StoreError, Waker};
 
 enum Asked {
     Write,
@@ -23,16 +26,88 @@ enum Asked {
     Snapshot,
 }
 
+/// What the store of a crash writer lies on.
+enum Medium {
+    /// As the store chooses.
+    Chosen,
+    /// `buffered`: its file, through the page cache.
+    Buffered,
+    /// `without-syncs`: the same, but a sync is answered and not done. The crash test must find that.
+    WithoutSyncs,
+}
+
+impl Medium {
+    fn open(&self, dir: &Path, waker: Waker) -> Result<Store, StoreError> {
+        let options = OpenOptions::default();
+        let backend = || {
+            let file = File::options().read(true).write(true).open(dir.join("log")).expect("the log is there");
+            FileBackend::new(file).expect("a file that can be read")
+        };
+        match self {
+            Medium::Chosen => Store::open(dir, &options, waker),
+            Medium::Buffered => Store::open_on(Box::new(backend()), &options, waker),
+            Medium::WithoutSyncs => {
+                let backend = WithoutSyncs { file: backend(), left_out: Vec::new() };
+                Store::open_on(Box::new(backend), &options, waker)
+            }
+        }
+    }
+}
+
+/// A file whose syncs are answered and left out.
+struct WithoutSyncs {
+    file: FileBackend,
+    left_out: Vec<u64>,
+}
+
+impl Backend for WithoutSyncs {
+    fn set_waker(&mut self, waker: Waker) {
+        self.file.set_waker(waker);
+    }
+
+    fn size_bytes(&mut self) -> io::Result<Option<u64>> {
+        self.file.size_bytes()
+    }
+
+    fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        self.file.grow(bytes)
+    }
+
+    fn submit(&mut self, token: u64, io: Io) {
+        match io {
+            Io::Sync => self.left_out.push(token),
+            io => self.file.submit(token, io),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<IoDone>) -> usize {
+        let syncs = self.left_out.len();
+        done.extend(self.left_out.drain(..).map(|token| IoDone { token, result: Ok(None) }));
+        syncs + self.file.poll(done)
+    }
+
+    fn wait(&mut self) {
+        if self.left_out.is_empty() {
+            self.file.wait();
+        }
+    }
+}
+
 /// The whole process; see the crash test.
 pub fn crash_writer() {
-    let arguments: Vec<String> = std::env::args().collect();
-    let [_, dir, seed, first_op] = &arguments[..] else {
-        eprintln!("usage: crash-writer DIR SEED FIRST-OP; the crash test starts it");
-        std::process::exit(2);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (dir, seed, first_op, medium) = match arguments[..] {
+        [dir, seed, first_op] => (dir, seed, first_op, Medium::Chosen),
+        [dir, seed, first_op, "buffered"] => (dir, seed, first_op, Medium::Buffered),
+        [dir, seed, first_op, "without-syncs"] => (dir, seed, first_op, Medium::WithoutSyncs),
+        _ => {
+            eprintln!("usage: crash-writer DIR SEED FIRST-OP [buffered|without-syncs]; the crash test starts it");
+            std::process::exit(2);
+        }
     };
     let (wake, woken) = channel();
-    let waker = Arc::new(waker(wake));
-    let mut store = match Store::open(dir.as_ref(), &OpenOptions::default(), waker) {
+    let mut store = match medium.open(dir.as_ref(), Arc::new(waker(wake))) {
         Ok(store) => store,
         Err(error) => {
             println!("E {error}");

@@ -12,15 +12,8 @@ use strongroom_block::Buffer;
 pub(super) const GATHER_MAX: usize = 1024;
 
 /// Makes durable what was written.
-#[cfg(not(feature = "planted-no-sync"))]
 pub(super) fn sync(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(file)?)
-}
-
-/// The planted fault: says it synced, and did not. The crash tests must find a build that has it.
-#[cfg(feature = "planted-no-sync")]
-pub(super) fn sync(_file: &File) -> io::Result<()> {
-    Ok(())
 }
 
 /// Fills `buffer` from `offset`; past the end are zeros.

@@ -243,16 +243,8 @@ fn advance(slices: &mut [libc::iovec], first: &mut usize, mut count: usize) {
     }
 }
 
-#[cfg(not(feature = "planted-no-sync"))]
 fn sync_entry(fd: Fd) -> squeue::Entry {
     opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()
-}
-
-/// The planted fault: says it synced, and did not. The crash tests must find a build that has it.
-#[cfg(feature = "planted-no-sync")]
-fn sync_entry(_fd: Fd) -> squeue::Entry {
-    let _ = FsyncFlags::DATASYNC;
-    opcode::Nop::new().build()
 }
 
 impl Backend for UringBackend {
