@@ -71,6 +71,9 @@ pub struct AttachOptions {
     /// response arrives, not when it was sent.
     #[doc(hidden)]
     pub marks_flushes_late: bool,
+    /// Another one: a request that is sealed again does not keep its operation id, so that the target takes it for a new one.
+    #[doc(hidden)]
+    pub forgets_operations: bool,
     /// What a read does with a block that does not open.
     pub damaged_reads: DamagedReads,
     /// When we change the keys of what we send through a channel.
@@ -108,6 +111,7 @@ impl AttachOptions {
             timeouts: Timeouts::default(),
             verified_feedback: true,
             marks_flushes_late: false,
+            forgets_operations: false,
             damaged_reads: DamagedReads::default(),
             rekey: Rekey::default(),
             counters: Arc::new(CryptoCounters::new()),

@@ -3,7 +3,9 @@
 //! They are compiled in only with the feature `planted-faults`, which nothing but the tests of `strongroom-testing` enables
 //! (the tidy test checks that); without it every question here is answered `false` at compile time.
 
-use crate::op::{Completion, Outcome};
+use strongroom_block::Token;
+
+use crate::view::View;
 
 /// A mistake that a store could make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,12 @@ pub enum PlantedFault {
     ConstantIncarnation,
     /// What was read for one view is delivered to another. (The simulation of the whole system finds it: the store's own has one caller.)
     CompletionToAnotherView,
+    /// A read of a block that does not match its checksum is answered with the version before. (As above.)
+    OlderForDamaged,
+    /// A snapshot shows what the volume holds now. (As above.)
+    SnapshotFollowsVolume,
+    /// What a hole hides is hidden in one go, however much it is. (As above.)
+    UnslicedHiding,
 }
 
 impl PlantedFault {
@@ -80,13 +88,11 @@ impl Planted {
         cfg!(feature = "planted-faults") && self.0 == Some(fault)
     }
 
-    /// [`PlantedFault::CompletionToAnotherView`]: now and then a read is answered to another caller. The upper bits of a token name
-    /// the caller, and the simulation's first two views are callers 0 and 2.
-    pub(crate) fn misdeliver(self, done: &mut [Completion]) {
-        if !self.has(PlantedFault::CompletionToAnotherView) {
-            return;
-        }
-        let is_due = |one: &&mut Completion| matches!(one.result, Ok(Outcome::Read(_))) && one.token.0 % 16 == 5;
-        done.iter_mut().filter(is_due).for_each(|one| one.token.0 ^= 2 << 48);
+    /// The view whose contents the request of this token gets. [`PlantedFault::SnapshotFollowsVolume`]: a snapshot's are the volume's.
+    /// [`PlantedFault::CompletionToAnotherView`]: now and then a clone gets what was read for the volume.
+    pub(crate) fn shown(self, token: Token, view: View, is_read: bool) -> View {
+        let follows = self.has(PlantedFault::SnapshotFollowsVolume) && matches!(view, View::Snapshot(_));
+        let strays = self.has(PlantedFault::CompletionToAnotherView) && token.0 % 16 == 5;
+        if is_read && (follows || strays) { View::default() } else { view }
     }
 }

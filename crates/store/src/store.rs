@@ -393,7 +393,6 @@ impl Store {
         self.drive();
         self.stats.poll_steps_max = self.stats.poll_steps_max.max(crate::steps::steps_taken() - before);
         let count = self.done.len();
-        self.options.planted.misdeliver(&mut self.done);
         completions.append(&mut self.done);
         count
     }
@@ -480,7 +479,8 @@ impl Store {
         self.round.blocked = false;
         self.checkpoints.may_write = true;
         self.scrub.new_poll();
-        self.hiding.new_poll(self.options.hide_blocks_per_poll);
+        let unsliced = self.options.planted.has(PlantedFault::UnslicedHiding);
+        self.hiding.new_poll(if unsliced { u64::MAX } else { self.options.hide_blocks_per_poll });
         if let Some(erasing) = &mut self.erasing {
             erasing.new_poll();
         }

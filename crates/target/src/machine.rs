@@ -1,16 +1,17 @@
 //! A logical unit as a machine, for simulations: SCSI commands of sessions in, answers out, on a store that the simulation opened.
 //!
-//! Deliberately absent: what the worker does around a unit (sockets, logins, sessions, opening and closing volumes), and reservations that
-//! outlive a power loss, which are written by a thread.
+//! Deliberately absent: what the worker does around a unit (sockets, logins, sessions, opening and closing volumes), and the files of
+//! reservations and writer leases: they are kept in memory that outlives the unit.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use strongroom_block::{Custody, Geometry, Mode, SealingDomain, Suite, Token, VolumeId};
 use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::target::{Command, Response, TaskId};
 use strongroom_scsi::NexusId;
+use strongroom_scsi::persistent::Kept;
 use strongroom_store::{
     BranchInfo, Completion, CreateOptions, IoChoice, Medium, Op, OpError, Outcome, SnapshotInfo, Store, View,
 };
@@ -20,7 +21,7 @@ use crate::config::Config;
 use crate::names::VolumeName;
 use crate::neighbours::Origin;
 use crate::store_handle::StoreHandle;
-use crate::unit::{self, SessionKey, Surroundings, UnitMemory};
+use crate::unit::{self, SessionKey, SharedMemory, Surroundings, UnitMemory};
 use crate::volume::{Access, Sealed, Volume};
 
 /// A sealed volume of custody `keyfile`.
@@ -58,6 +59,17 @@ pub fn create_options(volume: &Volume) -> CreateOptions {
     volume.create_options()
 }
 
+/// What outlives a unit beside its store, and a power loss: persistent reservations and writer leases.
+#[derive(Clone, Debug, Default)]
+pub struct Memory(SharedMemory);
+
+impl Memory {
+    /// Forgets the reservations: what a target must not do.
+    pub fn forget_reservations(&self) {
+        *self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner) = Kept::default();
+    }
+}
+
 /// What became of a command.
 #[derive(Debug)]
 pub enum Verdict {
@@ -87,21 +99,21 @@ impl std::fmt::Debug for Unit {
 
 impl Unit {
     /// The unit of a volume, on its open store.
-    pub fn new(volume: Volume, store: Store) -> Unit {
-        Unit::on(volume, StoreHandle::new(store))
+    pub fn new(volume: Volume, store: Store, memory: &Memory) -> Unit {
+        Unit::on(volume, StoreHandle::new(store), UnitMemory::shared(&memory.0))
     }
 
     /// The unit of a clone or a snapshot of the same store.
     pub fn of_view(&self, volume: Volume, view: View) -> Unit {
-        Unit::on(volume, self.unit.store().another(view).expect("a simulation has few views"))
+        Unit::on(volume, self.unit.store().another(view).expect("a simulation has few views"), UnitMemory::nowhere())
     }
 
-    fn on(volume: Volume, handle: StoreHandle) -> Unit {
+    fn on(volume: Volume, handle: StoreHandle, memory: UnitMemory) -> Unit {
         let own = handle.another(handle.view()).expect("a simulation has few views");
         let config = Config::new("/nonexistent");
         let target_name = crate::names::target_name(&config.base_name, &volume.name);
         let surroundings = Arc::new(Surroundings::of(&config));
-        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, None, UnitMemory::nowhere(), surroundings);
+        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, None, memory, surroundings);
         Unit { unit, own }
     }
 

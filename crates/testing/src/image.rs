@@ -105,6 +105,18 @@ impl Forgetful {
         self.durable.write(offset, bytes);
     }
 
+    /// Where these bytes lie, within one page and at whole sectors.
+    pub(crate) fn places_of(&self, bytes: &[u8]) -> Vec<u64> {
+        let mut places = Vec::new();
+        for (page, data) in &self.live.0 {
+            let sectors = (0..PAGE - (bytes.len() - 1)).step_by(SECTOR);
+            let here = sectors.filter(|at| data[*at..].starts_with(bytes));
+            places.extend(here.map(|at| page * PAGE as u64 + at as u64));
+        }
+        places.sort_unstable();
+        places
+    }
+
     /// Makes the first `count` unsynced changes durable.
     pub(crate) fn sync(&mut self, count: usize, random: &mut Random) {
         for change in self.unsynced.drain(..count.min(self.unsynced.len())) {

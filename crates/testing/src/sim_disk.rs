@@ -174,6 +174,11 @@ impl SimDisk {
         self.overwrite(offset, &[byte[0] ^ 1 << bit]);
     }
 
+    /// Where the disk holds these bytes now, at whole sectors.
+    pub fn places_of(&self, bytes: &[u8]) -> Vec<u64> {
+        self.state().bytes.places_of(bytes)
+    }
+
     /// Reads what the disk holds now.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.state().bytes.read(offset, bytes);

@@ -15,10 +15,14 @@
 pub mod checker;
 mod client;
 mod content;
+mod contents;
+mod fencing;
 pub mod history;
+mod keys;
 mod network;
 mod seen;
 mod target;
+mod troubles;
 mod world;
 
 pub use seen::Seen;
@@ -35,6 +39,10 @@ pub struct Planted {
     pub directory_not_synced: bool,
     /// Initiators take the mark of a flush when its response arrives, not when it is sent.
     pub late_flush_marks: bool,
+    /// Initiators seal a request again under a new operation id.
+    pub forgets_operations: bool,
+    /// A crash of the target takes persistent reservations that were to be kept (APTPL).
+    pub forgets_reservations: bool,
 }
 
 /// What goes wrong in a run.
@@ -50,8 +58,20 @@ pub enum Profile {
     Closes,
     /// Several initiators, and a target that crashes.
     Crashes,
-    /// An initiator of the volume and one of its clone; nothing goes wrong.
+    /// As `Crashes`, with many crashes, many flushes and a slow network.
+    Flushes,
+    /// An initiator of the volume and one of its clone; nothing goes wrong but that snapshots come and go.
     Clones,
+    /// Blocks rot on the disk, and the target crashes.
+    Rot,
+    /// Initiators keep each other out with persistent reservations; the target crashes.
+    Reservations,
+    /// Key epochs begin, and connections are cut.
+    Keys,
+    /// Initiators write halves of blocks too.
+    Halves,
+    /// A volume that is large, of which only a few blocks are looked at.
+    Large,
 }
 
 /// How many seeds `make test` runs.

@@ -201,6 +201,8 @@ pub(super) struct Engine {
     lost: Option<DeviceError>,
     /// A planted fault, for tests of tests: a flush covers what was acknowledged before its response.
     marks_flushes_late: bool,
+    /// Another one: what is sealed again goes out under a new operation id.
+    forgets_operations: bool,
     verified: Option<VerifiedFeedback>,
     lba_status_works: bool,
     finished: Vec<FinishedOp>,
@@ -252,6 +254,7 @@ impl Engine {
             own_flush: false,
             lost: None,
             marks_flushes_late: false,
+            forgets_operations: false,
             verified,
             lba_status_works: true,
             finished: Vec::new(),
@@ -272,9 +275,10 @@ impl Engine {
         Engine { patience: Some(patience).filter(|patience| !patience.is_zero()), ..self }
     }
 
-    /// The same with a planted fault, or without: the mark of a flush is taken when its response arrives, not when it is sent.
-    pub(super) fn with_late_flush_marks(self, marks_flushes_late: bool) -> Engine {
-        Engine { marks_flushes_late, ..self }
+    /// The same with planted faults, or without: the mark of a flush is taken when its response arrives, not when it is sent; a request
+    /// that is sealed again goes out under a new operation id.
+    pub(super) fn with_planted(self, marks_flushes_late: bool, forgets_operations: bool) -> Engine {
+        Engine { marks_flushes_late, forgets_operations, ..self }
     }
 
     fn geometry(&self) -> Geometry {

@@ -262,7 +262,8 @@ impl Initiator {
         let engine = self.engine.get_or_insert_with(|| {
             let engine =
                 Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, self.options.verified_feedback);
-            engine.with_pipeline(self.options.pipeline).with_late_flush_marks(self.options.marks_flushes_late)
+            let engine = engine.with_pipeline(self.options.pipeline);
+            engine.with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
         });
         engine.connected(unit.clone(), restarted);
         if let Some(nexus) = &mut self.nexus {

@@ -13,8 +13,10 @@ use crate::index::Version;
 use crate::layout::{RECORD_BLOCK, be_u64};
 use crate::map::At;
 use crate::op::{Extent, OpError, Outcome};
+use crate::planted::PlantedFault;
 use crate::segments::State;
 use crate::unit::{Place, record_block_generation, record_block_intact};
+use crate::view::View;
 
 /// Upper bound on one read from the medium, in bytes.
 const READ_BYTES_MAX: usize = 4 << 20;
@@ -454,6 +456,12 @@ impl Store {
             if let Part::Blocks { segment, .. } = part {
                 self.segments.unpin(*segment);
             }
+        }
+        if self.options.planted.has(PlantedFault::OlderForDamaged)
+            && let (Err(OpError::Medium { lba, .. }), [Part::Blocks { versions, .. }]) = (&extents, &read.parts[..])
+            && let (Some(node), [version]) = (self.map.catalogue.node(View::default()), &versions[..])
+        {
+            return self.start_version_read(read.owner, node, lba.0, version.sequence());
         }
         if let Err(OpError::Medium { lba, reason }) = &extents {
             self.stats.medium_errors += 1;

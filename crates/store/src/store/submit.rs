@@ -42,7 +42,8 @@ impl Store {
         if let Some(answer) = self.while_erasing(token, &op, bytes) {
             return answer;
         }
-        let node = self.map.catalogue.node(view).ok_or(OpError::NoSuchView)?;
+        let shown = self.options.planted.shown(token, view, matches!(op, Op::Read { .. }));
+        let node = self.map.catalogue.node(shown).ok_or(OpError::NoSuchView)?;
         let branch = match view {
             View::Head(BranchId(branch)) => Some(branch),
             View::Snapshot(_) => None,

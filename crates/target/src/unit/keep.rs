@@ -10,8 +10,8 @@ mod reservations;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::catalogue::modes;
 use crate::error::CatalogueError;
@@ -58,16 +58,38 @@ impl UnitMemory {
         Ok(UnitMemory { reservations, leases })
     }
 
+    /// For simulations: reads what was kept in memory, and keeps it there.
+    pub(crate) fn shared(memory: &SharedMemory) -> UnitMemory {
+        let SharedMemory { reservations, leases } = memory;
+        UnitMemory { reservations: Keeper::in_memory(reservations), leases: Keeper::in_memory(leases) }
+    }
+
     /// For a unit that nobody may write to, and so nobody can reserve.
     pub(crate) fn nowhere() -> UnitMemory {
         UnitMemory { reservations: Keeper::nowhere(), leases: Keeper::nowhere() }
     }
 }
 
+/// What stands for the files of a unit in a simulation, and outlives the unit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedMemory {
+    pub(crate) reservations: Arc<Mutex<Kept>>,
+    leases: Arc<Mutex<Vec<LeaseRecord>>>,
+}
+
+/// Where it is kept.
+enum Place<T> {
+    /// Nothing is ever kept.
+    Nowhere,
+    /// In a file in this directory.
+    Directory(PathBuf),
+    /// In memory. What is to be written is there when the keeper was polled, and told through the sender.
+    Memory(Arc<Mutex<T>>, Option<Sender<io::Result<()>>>),
+}
+
 /// Keeps one of these of one volume.
 pub(crate) struct Keeper<T> {
-    /// `None`: nothing is ever kept.
-    dir: Option<PathBuf>,
+    place: Place<T>,
     /// Called by the thread when it is done.
     wake: Arc<dyn Fn() + Send + Sync>,
     /// What is on disk, as far as is known; asking for the same again writes nothing. After a write that failed anything may be there.
@@ -79,12 +101,18 @@ pub(crate) struct Keeper<T> {
 impl<T: KeptState> Keeper<T> {
     fn open(dir: PathBuf, wake: Arc<dyn Fn() + Send + Sync>) -> Result<(Keeper<T>, T), CatalogueError> {
         let kept: T = read(&dir.join(T::FILE))?;
-        let keeper = Keeper { dir: Some(dir), wake, on_disk: Some(kept.clone()), writing: None };
+        let keeper = Keeper { place: Place::Directory(dir), wake, on_disk: Some(kept.clone()), writing: None };
         Ok((keeper, kept))
     }
 
+    fn in_memory(memory: &Arc<Mutex<T>>) -> (Keeper<T>, T) {
+        let kept = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let place = Place::Memory(Arc::clone(memory), None);
+        (Keeper { place, wake: Arc::new(|| {}), on_disk: Some(kept.clone()), writing: None }, kept)
+    }
+
     fn nowhere() -> (Keeper<T>, T) {
-        let keeper = Keeper { dir: None, wake: Arc::new(|| {}), on_disk: None, writing: None };
+        let keeper = Keeper { place: Place::Nowhere, wake: Arc::new(|| {}), on_disk: None, writing: None };
         (keeper, T::default())
     }
 
@@ -92,8 +120,19 @@ impl<T: KeptState> Keeper<T> {
     /// time: the caller waits for [`Keeper::poll`] in between.
     pub(super) fn keep(&mut self, kept: T) -> bool {
         assert!(self.writing.is_none(), "one change is written at a time");
-        let Some(dir) = self.dir.clone().filter(|_| self.on_disk.as_ref() != Some(&kept)) else { return false };
+        if self.on_disk.as_ref() == Some(&kept) {
+            return false;
+        }
         let (done, outcome) = mpsc::channel();
+        let dir = match &mut self.place {
+            Place::Nowhere => return false,
+            Place::Directory(dir) => dir.clone(),
+            Place::Memory(_, written) => {
+                *written = Some(done);
+                self.writing = Some((kept, outcome));
+                return true;
+            }
+        };
         let (text, wake) = (kept.to_toml(), Arc::clone(&self.wake));
         let before = self.on_disk.take();
         self.writing = Some((kept, outcome));
@@ -122,7 +161,14 @@ impl<T: KeptState> Keeper<T> {
 
     /// What has become of the writing.
     pub(super) fn poll(&mut self) -> Option<io::Result<()>> {
-        let result = match self.writing.as_ref()?.1.try_recv() {
+        let (kept, outcome) = self.writing.as_ref()?;
+        if let Place::Memory(memory, written) = &mut self.place
+            && let Some(written) = written.take()
+        {
+            *memory.lock().unwrap_or_else(PoisonError::into_inner) = kept.clone();
+            let _ = written.send(Ok(()));
+        }
+        let result = match outcome.try_recv() {
             Ok(result) => result,
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => Err(io::Error::other("the thread that writes it is gone")),
@@ -137,6 +183,9 @@ impl<T: KeptState> Keeper<T> {
 
 impl<T> Drop for Keeper<T> {
     fn drop(&mut self) {
+        if let Place::Memory(_, written) = &mut self.place {
+            *written = None;
+        }
         if let Some((_, outcome)) = self.writing.take() {
             let _ = outcome.recv();
         }

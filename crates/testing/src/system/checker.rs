@@ -1,9 +1,10 @@
-//! Decides whether a history of one block can be explained: is it linearizable, with what flushes promise and with what a crash may take?
+//! Decides whether a history of one register can be explained: is it linearizable, with what flushes promise and with what a crash may take?
 //!
-//! The model of a block is the order of its writes, and a position in it. Without crashes the position is the last write. A crash puts
+//! The model of a register is the order of its writes, and a position in it. Without crashes the position is the last write. A crash puts
 //! it anywhere from the last durable write on; from there it may only move forward (initiators replay writes that were acknowledged),
 //! and a new write comes behind all. A write whose outcome its initiator did not learn takes effect at any later time, once or never;
-//! if a crash comes while it waits for its answer, once before the crash and, if that was lost, once after it.
+//! if a crash comes while it waits for its answer, once before the crash and, if that was lost, once after it; but never while a
+//! reservation keeps its initiator out.
 //!
 //! Operations are put into the order when they return, as late as possible ("just in time", G. Lowe, "Testing for linearizability",
 //! Concurrency and Computation 29 (4), 2017). Values are unique, so that a read names its write, and what is left to choice is where a
@@ -12,7 +13,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use super::history::{Action, History, Moment, Operation, Value};
+use super::history::{Action, Fence, History, Look, Moment, Operation, Value};
 
 #[cfg(test)]
 mod tests;
@@ -27,42 +28,47 @@ const CHOICES_MAX: usize = 5_000;
 pub struct Violation {
     /// Of which view.
     pub view: usize,
-    /// Which block.
-    pub block: u64,
+    /// Which register: a block, or half of one.
+    pub register: u64,
     /// What has no explanation.
     pub what: String,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "view {}, block {}: {}", self.view, self.block, self.what)
+        write!(f, "view {}, register {}: {}", self.view, self.register, self.what)
     }
 }
 
-/// Checks every block, and that no command was torn by a crash. How many blocks had too many choices.
+/// Checks every register, that no command was torn by a crash or a snapshot, and that only what was damaged cannot be read. How many registers
+/// had too many choices.
 ///
 /// # Errors
 /// What has no explanation.
 pub fn check(history: &History) -> Result<u64, Violation> {
-    let mut blocks: Vec<(usize, u64)> = history.operations.iter().map(|one| (one.view, one.block)).collect();
-    blocks.sort_unstable();
-    blocks.dedup();
+    let mut registers: Vec<(usize, u64)> = history.operations.iter().map(|one| (one.view, one.register)).collect();
+    registers.sort_unstable();
+    registers.dedup();
     let mut undecided = 0;
-    for (view, block) in blocks {
-        undecided += u64::from(!check_block(history, view, block)?);
+    for (view, register) in registers {
+        undecided += u64::from(!check_register(history, view, register)?);
     }
     check_atomicity(history)?;
+    check_failed_reads(history)?;
     Ok(undecided)
 }
 
-/// A write's place in the order of a block.
+/// A write's place in the order of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Element {
-    /// Its operation; `None`: what the block held at first.
+    /// Its operation; `None`: what the register held at first.
     write: Option<usize>,
     value: Value,
     /// When it was put into the order: it took effect by then.
     added: Moment,
+    /// The latest time at which a read began that saw it: nothing that is behind it had taken effect before then. Noted only where a
+    /// reservation may say that a write did.
+    seen: Moment,
 }
 
 /// One way to explain what was seen so far.
@@ -94,7 +100,7 @@ impl Explanation {
 
     fn add_last(&self, write: usize, value: Value, now: Moment) -> Explanation {
         let mut next = self.clone();
-        next.order.push(Element { write: Some(write), value, added: now });
+        next.order.push(Element { write: Some(write), value, added: now, seen: 0 });
         let last = next.order.len() - 1;
         next.raise(now, last);
         next
@@ -103,7 +109,7 @@ impl Explanation {
     /// Puts a write right before another one, which hides it.
     fn hide_before(&self, write: usize, value: Value, at: usize) -> Explanation {
         let mut next = self.clone();
-        next.order.insert(at, Element { write: Some(write), value, added: self.order[at].added });
+        next.order.insert(at, Element { write: Some(write), value, added: self.order[at].added, seen: 0 });
         next.make_room(at);
         next
     }
@@ -112,8 +118,19 @@ impl Explanation {
     fn add_before_crash(&self, write: usize, value: Value, crash: Moment) -> Explanation {
         let at = self.order.iter().position(|element| element.added > crash).unwrap_or(self.order.len());
         let mut next = self.clone();
-        next.order.insert(at, Element { write: Some(write), value, added: crash - 1 });
+        next.order.insert(at, Element { write: Some(write), value, added: crash - 1, seen: 0 });
         next.make_room(at);
+        next
+    }
+
+    /// Puts a write somewhere; it took effect by `added`.
+    fn insert(&self, write: usize, value: Value, at: usize, added: Moment, now: Moment) -> Explanation {
+        let mut next = self.clone();
+        next.order.insert(at, Element { write: Some(write), value, added, seen: 0 });
+        next.make_room(at);
+        if at + 1 == next.order.len() {
+            next.raise(now, at);
+        }
         next
     }
 
@@ -161,37 +178,45 @@ impl Explanation {
     }
 }
 
+/// A time within which a write may take effect.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    since: Moment,
+    /// `None`: until now, and on.
+    until: Option<Moment>,
+}
+
 enum Step {
     Return(usize),
     Flushed(usize),
     Crash,
 }
 
-struct Block<'a> {
+struct Register<'a> {
     operations: Vec<&'a Operation>,
-    crashes: Vec<Moment>,
+    crashes: &'a [Moment],
+    fences: &'a [Fence],
 }
 
 /// Whether it was decided (it may have too many explanations to follow); an error if it has none.
-fn check_block(history: &History, view: usize, block: u64) -> Result<bool, Violation> {
+fn check_register(history: &History, view: usize, register: u64) -> Result<bool, Violation> {
     let operations: Vec<&Operation> =
-        history.operations.iter().filter(|one| (one.view, one.block) == (view, block)).collect();
+        history.operations.iter().filter(|one| (one.view, one.register) == (view, register)).collect();
     let flushes: Vec<_> = history.flushes.iter().filter(|flush| flush.view == view).collect();
-    let crashes: Vec<Moment> = history.crashes.iter().map(|crash| crash.at).collect();
     let mut steps: Vec<(Moment, Step)> = Vec::new();
     steps.extend(operations.iter().enumerate().filter_map(|(at, one)| Some((one.returned?, Step::Return(at)))));
     let succeeded = flushes.iter().enumerate().filter(|(_, flush)| flush.succeeded);
     steps.extend(succeeded.map(|(at, flush)| (flush.returned, Step::Flushed(at))));
-    steps.extend(crashes.iter().map(|&at| (at, Step::Crash)));
+    steps.extend(history.crashes.iter().map(|&at| (at, Step::Crash)));
     steps.sort_by_key(|(at, _)| *at);
-    let block_model = Block { operations, crashes };
-    let first = Element { write: None, value: Value::Zeros, added: 0 };
+    let model = Register { operations, crashes: &history.crashes, fences: &history.fences };
+    let first = Element { write: None, value: history.initial_of(view, register), added: 0, seen: 0 };
     let mut explanations = HashSet::from([Explanation { order: vec![first], durable: 0, least: vec![(0, 0)] }]);
     for (now, step) in steps {
         let mut next = HashSet::with_capacity(explanations.len());
         for explanation in &explanations {
             match &step {
-                Step::Return(at) => block_model.returned(explanation, *at, now, &mut next),
+                Step::Return(at) => model.returned(explanation, *at, now, &mut next),
                 Step::Flushed(at) => {
                     let flush = flushes[*at];
                     let earlier = flushes.iter().filter(|one| one.initiator == flush.initiator && !one.succeeded);
@@ -200,7 +225,7 @@ fn check_block(history: &History, view: usize, block: u64) -> Result<bool, Viola
                         one.initiator == flush.initiator
                             && one.returned.is_some_and(|at| (since..flush.invoked).contains(&at))
                     };
-                    next.insert(block_model.made_durable(explanation.clone(), now, covered));
+                    next.insert(model.made_durable(explanation.clone(), now, covered));
                 }
                 Step::Crash => {
                     let mut after = explanation.clone();
@@ -211,14 +236,14 @@ fn check_block(history: &History, view: usize, block: u64) -> Result<bool, Viola
         }
         if next.is_empty() {
             let Step::Return(at) = step else { unreachable!("only answers can have no explanation") };
-            let mut what = block_model.describe(at, &explanations);
+            let mut what = model.describe(at, &explanations);
             for flush in flushes.iter().filter(|flush| flush.invoked < now) {
                 what += &format!("\n    {}..{}: flush by {}", flush.invoked, flush.returned, flush.initiator);
             }
-            return Err(Violation { view, block, what });
+            return Err(Violation { view, register, what });
         }
-        let oldest = block_model.oldest_under_way(now);
-        let is_over = |write: usize| block_model.operations[write].returned.is_some_and(|at| at <= now);
+        let oldest = model.oldest_under_way(now);
+        let is_over = |write: usize| model.operations[write].returned.is_some_and(|at| at <= now);
         let forgets = next.len() > EXACT_CHOICES_MAX;
         explanations.clear();
         for mut explanation in next {
@@ -235,18 +260,17 @@ fn check_block(history: &History, view: usize, block: u64) -> Result<bool, Viola
     Ok(true)
 }
 
-impl Block<'_> {
+impl Register<'_> {
     fn returned(&self, before: &Explanation, at: usize, now: Moment, next: &mut HashSet<Explanation>) {
         let operation = self.operations[at];
         match operation.action {
             Action::Write(value) => {
                 let mut found = Vec::new();
-                let earliest = self.may_take_effect_since(before, at, now);
                 if before.last_of(at).is_some() {
                     found.push(before.clone());
                 }
-                if let Some(since) = earliest {
-                    self.place(before, at, value, since, now, &mut found);
+                for window in self.windows(before, at, now) {
+                    self.place(before, at, value, window, now, &mut found);
                 }
                 for after in found {
                     next.insert(match operation.durable {
@@ -265,12 +289,42 @@ impl Block<'_> {
         under_way.map(|one| one.invoked).min().map_or(now, |at| at.min(now))
     }
 
-    /// From when on a write that was not over until now may take effect (once more); `None`: not any more.
-    fn may_take_effect_since(&self, before: &Explanation, at: usize, now: Moment) -> Option<Moment> {
-        let Some(place) = before.last_of(at) else { return Some(self.operations[at].invoked) };
-        // A crash may have undone it, and it was sent again.
-        let added = before.order[place].added;
-        self.crashes.iter().rev().find(|crash| (added + 1..now).contains(crash)).copied()
+    /// When a write that was not over until now may take effect (once more): while no reservation keeps its initiator out.
+    fn windows(&self, before: &Explanation, at: usize, now: Moment) -> Vec<Window> {
+        let operation = self.operations[at];
+        let mut since = match before.last_of(at) {
+            None => operation.invoked,
+            // A crash may have undone it, and it was sent again.
+            Some(place) => {
+                let added = before.order[place].added;
+                match self.crashes.iter().rev().find(|crash| (added + 1..now).contains(crash)) {
+                    Some(crash) => *crash,
+                    None => return Vec::new(),
+                }
+            }
+        };
+        let mut windows = Vec::new();
+        for fence in self.fences.iter().filter(|fence| fence.initiator == operation.initiator && fence.from < now) {
+            if since < fence.from {
+                windows.push(Window { since, until: Some(fence.from) });
+            }
+            match fence.until.filter(|until| *until <= now) {
+                Some(until) => since = since.max(until),
+                None => return windows,
+            }
+        }
+        windows.push(Window { since, until: None });
+        windows
+    }
+
+    /// Where in the order a write can be that took effect in a window that is over.
+    fn places_within(&self, before: &Explanation, since: Moment, until: Moment) -> Vec<usize> {
+        let may_precede = |element: &Element| {
+            element.seen <= until && element.write.is_none_or(|write| self.operations[write].invoked < until)
+        };
+        let first = before.order.iter().rposition(|element| element.added <= since).map_or(0, |at| at + 1);
+        let last = before.order.iter().take_while(|element| may_precede(element)).count();
+        (first.max(1)..=last).collect()
     }
 
     /// Every place that a write can take, of which nobody has seen anything yet.
@@ -279,14 +333,18 @@ impl Block<'_> {
         before: &Explanation,
         write: usize,
         value: Value,
-        since: Moment,
+        Window { since, until }: Window,
         now: Moment,
         found: &mut Vec<Explanation>,
     ) {
-        found.push(before.add_last(write, value, now));
         // It took effect before a crash, which undid it; its initiator has the answer all the same, and replays it.
         let crashes = self.crashes.iter().filter(|crash| (since + 1..now).contains(crash));
         found.extend(crashes.map(|crash| before.add_before_crash(write, value, *crash)));
+        if let Some(until) = until {
+            let places = self.places_within(before, since, until).into_iter();
+            return found.extend(places.map(|at| before.insert(write, value, at, until, now)));
+        }
+        found.push(before.add_last(write, value, now));
         let hides = |at: &usize| before.order[*at].added > since;
         found.extend((1..before.order.len()).filter(hides).map(|at| before.hide_before(write, value, at)));
     }
@@ -301,15 +359,18 @@ impl Block<'_> {
     ) {
         let least = before.least_since(operation.invoked);
         let crashed_meanwhile = self.crashes.iter().any(|at| (operation.invoked..now).contains(at));
-        let mut saw = |mut after: Explanation, at: usize| {
-            if !crashed_meanwhile {
+        let mut saw = |mut after: Explanation, at: Option<usize>| {
+            if let Some(at) = at.filter(|_| !crashed_meanwhile) {
                 after.raise(now, at);
+                if !self.fences.is_empty() {
+                    after.order[at].seen = after.order[at].seen.max(operation.invoked);
+                }
             }
             next.insert(after);
         };
         for at in least..before.order.len() {
             if before.order[at].value == value {
-                saw(before.clone(), at);
+                saw(before.clone(), Some(at));
             }
         }
         // A write that is under way, or whose outcome nobody knows.
@@ -318,18 +379,27 @@ impl Block<'_> {
             if !is_it || one.returned.is_some_and(|at| at < now) {
                 continue;
             }
-            let Some(since) = self.may_take_effect_since(before, write, now) else { continue };
-            let last = before.add_last(write, value, now);
-            let at = last.order.len() - 1;
-            saw(last, at);
-            for at in (least + 1..before.order.len()).filter(|at| before.order[*at].added > since) {
-                saw(before.hide_before(write, value, at), at);
-            }
-            // It was read before a crash, which perhaps undid it.
-            let from = since.max(operation.invoked) + 1;
-            let crashes = self.crashes.iter().filter(|crash| (from..now).contains(crash));
-            for crash in crashes {
-                saw(before.add_before_crash(write, value, *crash), 0);
+            for Window { since, until } in self.windows(before, write, now) {
+                match until {
+                    Some(until) => {
+                        let places = self.places_within(before, since, until).into_iter();
+                        for at in places.filter(|at| *at > least || *at == before.order.len()) {
+                            saw(before.insert(write, value, at, until, now), Some(at));
+                        }
+                    }
+                    None => {
+                        saw(before.add_last(write, value, now), Some(before.order.len()));
+                        for at in (least + 1..before.order.len()).filter(|at| before.order[*at].added > since) {
+                            saw(before.hide_before(write, value, at), Some(at));
+                        }
+                    }
+                }
+                // It was read before a crash, which perhaps undid it.
+                let from = since.max(operation.invoked) + 1;
+                let crashes = self.crashes.iter().filter(|crash| (from..now).contains(crash));
+                for crash in crashes {
+                    saw(before.add_before_crash(write, value, *crash), None);
+                }
             }
         }
     }
@@ -381,50 +451,73 @@ impl Block<'_> {
     }
 }
 
-/// After a crash a command is there as a whole or not at all, but for what later ones wrote over it.
+/// After a crash, and in a snapshot, a command is there as a whole or not at all, but for what later ones wrote over it.
 fn check_atomicity(history: &History) -> Result<(), Violation> {
-    for crash in &history.crashes {
-        for (view, found) in crash.found.iter().enumerate() {
-            for (block, value) in found.iter().enumerate() {
-                let Some(Value::Written(number)) = *value else { continue };
-                check_command(history, (view, found), number, block, crash.at)?;
-            }
+    for look in &history.looks {
+        for (register, value) in look.found.iter().enumerate() {
+            let Some(Value::Written(number)) = *value else { continue };
+            check_command(history, look, number, register)?;
         }
     }
     Ok(())
 }
 
-/// Of a write that is there in one block, looks at all other blocks that it wrote.
-fn check_command(
-    history: &History,
-    (view, found): (usize, &[Option<Value>]),
-    number: u64,
-    block: usize,
-    at: Moment,
-) -> Result<(), Violation> {
+/// Of a write that is there in one register, looks at all other registers that it wrote.
+fn check_command(history: &History, look: &Look, number: u64, register: usize) -> Result<(), Violation> {
+    let Look { view, at, found } = look;
     let written = Action::Write(Value::Written(number));
-    let in_view = || history.operations.iter().filter(|one| one.view == view);
+    let in_view = || history.operations.iter().filter(|one| one.view == *view);
     for part in in_view().filter(|one| one.action == written) {
-        let Some(instead) = found[part.block as usize].filter(|value| *value != Value::Written(number)) else {
+        let Some(instead) = found[part.register as usize].filter(|value| *value != Value::Written(number)) else {
             continue;
         };
         // What lies there must not be older for sure.
         let may_be_newer = |one: &Operation| one.returned.is_none_or(|at| at > part.invoked);
-        let is_it = |one: &&Operation| one.block == part.block && one.action == Action::Write(instead);
+        let is_it = |one: &&Operation| one.register == part.register && one.action == Action::Write(instead);
         // Its replay after an earlier crash left this block out if something newer was written there, which this crash may have taken.
-        let is_replayed = history.crashes.iter().any(|crash| (part.invoked..at).contains(&crash.at));
+        let is_replayed = history.crashes.iter().any(|crash| (part.invoked..*at).contains(crash));
         let hides = |one: &&Operation| {
             let is_write = matches!(one.action, Action::Write(_)) && one.action != written;
-            one.block == part.block && is_write && one.invoked < at && may_be_newer(one)
+            one.register == part.register && is_write && one.invoked < *at && may_be_newer(one)
         };
         if is_replayed && in_view().any(|one| hides(&one)) {
             continue;
         }
         if !in_view().filter(is_it).any(may_be_newer) {
+            let what =
+                format!("at {at} write {number} is there in register {register}, and here the older {instead:?}");
+            return Err(Violation { view: *view, register: part.register, what });
+        }
+    }
+    Ok(())
+}
+
+/// A block that cannot be read was damaged, and not written since.
+fn check_failed_reads(history: &History) -> Result<(), Violation> {
+    for read in &history.failed_reads {
+        let is_here = |view: usize, register: u64| (view, register) == (read.view, read.register);
+        let rots = history.rots.iter().filter(|rot| is_here(rot.view, rot.register) && rot.at < read.returned);
+        let Some(rot) = rots.map(|rot| rot.at).max() else {
             let what = format!(
-                "after the crash at {at} write {number} is there in block {block}, and here the older {instead:?}"
+                "initiator {} cannot read it at {}..{}, and it was never damaged",
+                read.initiator, read.invoked, read.returned
             );
-            return Err(Violation { view, block: part.block, what });
+            return Err(Violation { view: read.view, register: read.register, what });
+        };
+        let is_rewritten = |one: &&Operation| {
+            let no_crash = |returned| !history.crashes.iter().any(|crash| (one.invoked..returned).contains(crash));
+            is_here(one.view, one.register)
+                && matches!(one.action, Action::Write(_))
+                && one.invoked > rot
+                && one.returned.is_some_and(|at| at < read.invoked)
+                && no_crash(read.returned)
+        };
+        if let Some(write) = history.operations.iter().find(is_rewritten) {
+            let what = format!(
+                "initiator {} cannot read it at {}..{}: it was damaged at {rot}, but {:?} was written at {}..{:?}",
+                read.initiator, read.invoked, read.returned, write.action, write.invoked, write.returned
+            );
+            return Err(Violation { view: read.view, register: read.register, what });
         }
     }
     Ok(())

@@ -4,17 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strongroom_block::{Buffer, BufferMut, Custody, DeviceError, DeviceErrorKind, Lba, Request, Token};
+use strongroom_block::{Buffer, BufferMut, DeviceError, DeviceErrorKind, Lba, Request, Token};
 use strongroom_initiator::machine::Initiator;
-use strongroom_initiator::{
-    AttachOptions, KeyRequest, KeySource, KeySourceError, Limits, Pipeline, Scheme, VolumeKeys,
-};
-use strongroom_seal::{KeyPurpose, VolumeKeyFile};
+use strongroom_initiator::{AttachOptions, Limits, Pipeline, Scheme};
 
-use super::content;
-use super::history::{Action, Flush, History, Moment, Operation, Value};
+use super::content::{self, HALVES};
+use super::history::{Action, FailedRead, Flush, History, Moment, Operation, Value};
+use super::keys::{KeyServer, Lease};
 use super::network::{MICRO, MILLI, Time};
-use super::target::{BLOCK_BYTES, KEY, VIEWS};
+use super::target::{BLOCK_BYTES, VIEWS};
 use crate::Random;
 
 /// Requests that one initiator has under way at once, at most.
@@ -22,29 +20,29 @@ const DEPTH_MAX: usize = 4;
 /// Blocks of one request, at most: each is one command.
 const BLOCKS_MAX: u64 = 4;
 
-/// The volume's key, for anybody.
-struct Keys;
-
-impl KeySource for Keys {
-    fn custody(&self) -> Custody {
-        Custody::KeyFile
-    }
-
-    fn volume_keys(&self, _: &KeyRequest) -> Result<VolumeKeys, KeySourceError> {
-        let keys = VolumeKeyFile::new(KeyPurpose::Volume, &KEY);
-        Ok(VolumeKeys { keys, domain: None, current_epoch: 1, may_seal: true, revision: 1, lease: None })
-    }
-
-    fn changed_keys(&self, _: &KeyRequest, _: u64, _: Duration) -> Result<Option<VolumeKeys>, KeySourceError> {
-        Ok(None)
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    Read { lba: u64, count: u64 },
-    Write { write: u64, lba: u64, count: u64, fua: bool },
-    Discard { lba: u64, count: u64 },
+    Read {
+        lba: u64,
+        count: u64,
+    },
+    Write {
+        write: u64,
+        lba: u64,
+        count: u64,
+        fua: bool,
+    },
+    /// Half of a block.
+    WriteHalf {
+        write: u64,
+        lba: u64,
+        half: u64,
+        fua: bool,
+    },
+    Discard {
+        lba: u64,
+        count: u64,
+    },
     Flush,
 }
 
@@ -54,12 +52,21 @@ struct Pending {
 }
 
 /// What all initiators of a run have in common.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) scheme: Scheme,
     /// Of 24 requests, so many are flushes.
     pub(super) flushes: u64,
+    /// Initiators write halves of blocks too.
+    pub(super) halves: bool,
     pub(super) late_flush_marks: bool,
+    pub(super) forgets_operations: bool,
+    pub(super) key_server: KeyServer,
+}
+
+/// The ISID of an initiator's sessions.
+pub(super) fn isid_of(number: u64) -> [u8; 6] {
+    [0x80, 0, 0, 0, (number >> 8) as u8, number as u8]
 }
 
 /// One initiator.
@@ -72,18 +79,16 @@ pub(super) struct Client {
     pub(super) next_request_at: Time,
     /// Requests that it will still make.
     pub(super) requests_left: u64,
-    /// When its keys come back.
-    pub(super) keys_back_at: Option<Time>,
+    /// How long it may use the volume's keys, once it is attached.
+    pub(super) lease: Option<Lease>,
     /// Which view it uses.
     pub(super) view: usize,
-    flushes: u64,
+    setup: Setup,
     random: Random,
     blocks: u64,
     pending: BTreeMap<u64, Pending>,
     next_token: u64,
     think_max: Time,
-    /// Errors that reads may have.
-    pub(super) tolerates_damage: bool,
 }
 
 impl Client {
@@ -91,9 +96,10 @@ impl Client {
         let url = format!("strongroom://simulation/{}", VIEWS[view]);
         let mut options = AttachOptions::new(url.parse().expect("a URL"));
         options.initiator_name = format!("iqn.2026-11.org.strongroom:simulation.{number}");
-        options.key_source = Some(Arc::new(Keys));
+        options.key_source = Some(Arc::new(setup.key_server.clone()));
         options.scheme = Some(setup.scheme);
         options.marks_flushes_late = setup.late_flush_marks;
+        options.forgets_operations = setup.forgets_operations;
         options.verified_feedback = random.once_in(2);
         if random.once_in(3) {
             options.pipeline = Pipeline::Fixed { depth: 1 + random.below(4) as u32, workers: 1 };
@@ -102,24 +108,22 @@ impl Client {
             options.limits = Limits { unflushed_bytes_max: 8 * BLOCK_BYTES, ..Limits::default() };
         }
         options.timeouts.connect = Duration::from_millis(200);
-        let isid = [0x80, 0, 0, 0, (number >> 8) as u8, number as u8];
         let think_max = [200 * MICRO, MILLI, 4 * MILLI][random.below(3) as usize];
         Client {
             number,
-            machine: Initiator::new(options, isid),
+            machine: Initiator::new(options, isid_of(number)),
             connection: None,
             retry_at: 0,
             next_request_at: 0,
             requests_left: 0,
-            keys_back_at: None,
+            lease: None,
             view,
-            flushes: setup.flushes,
+            setup,
             random,
             blocks,
             pending: BTreeMap::new(),
             next_token: 0,
             think_max,
-            tolerates_damage: false,
         }
     }
 
@@ -146,7 +150,12 @@ impl Client {
         let lba = self.random.below(self.blocks);
         let count = 1 + self.random.below(BLOCKS_MAX.min(self.blocks - lba));
         let what = match self.random.below(24) {
-            kind if kind < self.flushes => What::Flush,
+            kind if kind < self.setup.flushes => What::Flush,
+            6..10 if self.setup.halves => {
+                *next_write += 1;
+                let (half, fua) = (self.random.below(HALVES), self.random.once_in(12));
+                What::WriteHalf { write: *next_write, lba, half, fua }
+            }
             6..14 => {
                 *next_write += 1;
                 What::Write { write: *next_write, lba, count, fua: self.random.once_in(12) }
@@ -160,6 +169,11 @@ impl Client {
     /// Writes nothing but zeros everywhere: a new sealed volume cannot be read before.
     pub(super) fn format(&mut self, history: &mut History) {
         self.submit(What::Discard { lba: 0, count: self.blocks }, history);
+    }
+
+    /// Discards the volume, with so many blocks that nobody looks at.
+    pub(super) fn discard_all(&mut self, more_blocks: u64, history: &mut History) {
+        self.submit(What::Discard { lba: 0, count: self.blocks + more_blocks }, history);
     }
 
     /// Asks for everything to be durable.
@@ -183,6 +197,12 @@ impl Client {
                 let data: Vec<u8> = (lba..lba + count).flat_map(|block| content::of_block(write, block)).collect();
                 Request::Write { lba: Lba(lba), data: Buffer::copy_from(&data), fua }
             }
+            What::WriteHalf { write, lba, half, fua } => Request::WritePart {
+                lba: Lba(lba),
+                offset_bytes: content::range_of_half(half).start as u32,
+                data: Buffer::copy_from(&content::of_half(write, lba, half)),
+                fua,
+            },
             What::Discard { lba, count } => Request::Discard { lba: Lba(lba), count },
             What::Flush => Request::Flush,
         };
@@ -212,15 +232,17 @@ impl Client {
         history: &mut History,
     ) {
         if let Err(error) = &result {
-            let is_damage = matches!(error.kind, DeviceErrorKind::Medium | DeviceErrorKind::Hardware);
-            assert!(!is_damage || self.tolerates_damage, "initiator {}: {what:?} failed: {error}", self.number);
+            self.failed(what, (invoked, returned), error, history);
         }
         match (what, result) {
             (What::Read { lba, .. }, Ok(Some(buffer))) => {
                 for (block, data) in (lba..).zip(buffer.chunks(BLOCK_BYTES)) {
-                    let value = content::value_of(block, data);
-                    let value = value.unwrap_or_else(|| panic!("block {block} reads as what was never written there"));
-                    history.operations.push(self.operation(block, Action::Read(value), invoked, Some(returned)));
+                    let values = content::values_of(block, data).and_then(|values| history.split(block, values));
+                    let values =
+                        values.unwrap_or_else(|| panic!("block {block} reads as what was never written there"));
+                    let read =
+                        |(register, value)| self.operation(register, Action::Read(value), invoked, Some(returned));
+                    history.operations.extend(values.into_iter().map(read));
                 }
             }
             (What::Read { .. }, Ok(None)) => panic!("a read brought nothing"),
@@ -234,18 +256,54 @@ impl Client {
         }
     }
 
-    fn operation(&self, block: u64, action: Action, invoked: Moment, returned: Option<Moment>) -> Operation {
-        Operation { initiator: self.number, view: self.view, block, action, durable: false, invoked, returned }
+    /// What cannot be read is named, and is one of the blocks that were asked for; nothing else fails for the disk's sake.
+    fn failed(&self, what: What, (invoked, returned): (Moment, Moment), error: &DeviceError, history: &mut History) {
+        let asked = match what {
+            What::Read { lba, count } => lba..lba + count,
+            // The rest of the block is read.
+            What::WriteHalf { lba, .. } => lba..lba + 1,
+            _ => 0..0,
+        };
+        let is_named = || error.lba.is_some_and(|lba| asked.contains(&lba.0));
+        match error.kind {
+            DeviceErrorKind::Medium if is_named() => {
+                let block = error.lba.expect("it is named").0;
+                let (initiator, view, register) = (self.number, self.view, history.registers_of(block).start);
+                history.failed_reads.push(FailedRead { initiator, view, register, invoked, returned });
+            }
+            // It has not asked the key server since the key epoch of that block began.
+            DeviceErrorKind::NoKey if is_named() => {
+                let epoch = self.lease.as_ref().map(|lease| lease.epoch);
+                let current = self.setup.key_server.epoch();
+                assert!(epoch.is_some_and(|epoch| epoch < current), "initiator {}: {what:?}: {error}", self.number);
+            }
+            DeviceErrorKind::Medium | DeviceErrorKind::Hardware => {
+                panic!("initiator {}: {what:?} failed: {error}", self.number)
+            }
+            _ => {}
+        }
+    }
+
+    fn operation(&self, register: u64, action: Action, invoked: Moment, returned: Option<Moment>) -> Operation {
+        Operation { initiator: self.number, view: self.view, register, action, durable: false, invoked, returned }
     }
 
     fn wrote(&self, what: What, invoked: Moment, returned: Option<Moment>, history: &mut History) {
-        let (lba, count, value, durable) = match what {
-            What::Write { write, lba, count, fua } => (lba, count, Value::Written(write), fua),
-            What::Discard { lba, count } => (lba, count, Value::Zeros, false),
+        let registers = |lba: u64, count: u64| {
+            history.registers_of(lba).start..history.registers_of(self.blocks.min(lba + count)).start
+        };
+        let (registers, value, durable) = match what {
+            What::Write { write, lba, count, fua } => (registers(lba, count), Value::Written(write), fua),
+            // Flushed before it is answered.
+            What::WriteHalf { write, lba, half, .. } => {
+                let register = history.registers_of(lba).start + half;
+                (register..register + 1, Value::Written(write), true)
+            }
+            What::Discard { lba, count } => (registers(lba, count), Value::Zeros, false),
             What::Read { .. } | What::Flush => return,
         };
-        for block in lba..lba + count {
-            let operation = self.operation(block, Action::Write(value), invoked, returned);
+        for register in registers {
+            let operation = self.operation(register, Action::Write(value), invoked, returned);
             history.operations.push(Operation { durable, ..operation });
         }
     }
@@ -261,6 +319,7 @@ impl Client {
     pub(super) fn poll_timeout(&self, base: Instant) -> Option<Time> {
         let machine = self.machine.poll_timeout().map(|at| at.saturating_duration_since(base).as_nanos() as Time);
         let retry = self.connection.is_none().then_some(self.retry_at);
-        [machine, retry, self.next_request(), self.keys_back_at].into_iter().flatten().min()
+        let lease = self.lease.as_ref().map(Lease::poll_timeout);
+        [machine, retry, self.next_request(), lease].into_iter().flatten().min()
     }
 }

@@ -1,8 +1,12 @@
 //! What initiators asked and what they were answered: all that the checker sees.
+//!
+//! The checker knows registers, not blocks: a block is one register, or two where initiators write halves of blocks too.
 
 use std::fmt;
 
-/// What a block holds.
+use super::content::HALVES;
+
+/// What a register holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Value {
     /// Zeros: it was discarded, or never written.
@@ -20,27 +24,27 @@ impl fmt::Debug for Value {
     }
 }
 
-/// A moment: moments are numbered in the order in which things happened, and no two things share one.
+/// A moment: moments are numbered in the order in which things happened.
 pub type Moment = u64;
 
-/// What an operation did to a block.
+/// What an operation did to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The block became this.
+    /// It became this.
     Write(Value),
-    /// The block was this.
+    /// It was this.
     Read(Value),
 }
 
-/// One operation, as far as one block is concerned.
+/// One operation, as far as one register is concerned.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     /// Which initiator asked. One that was replaced after it died has another number.
     pub initiator: u64,
     /// Of which view of the volume.
     pub view: usize,
-    /// Which block.
-    pub block: u64,
+    /// Which register.
+    pub register: u64,
     /// What it did.
     pub action: Action,
     /// A write that was durable when it returned (force unit access).
@@ -49,6 +53,32 @@ pub struct Operation {
     pub invoked: Moment,
     /// When it was answered; `None`: never, or with an error: it may have taken effect, or may yet do so.
     pub returned: Option<Moment>,
+}
+
+/// A read that failed because a block could not be read. Reads that failed for other reasons say nothing and are nowhere.
+#[derive(Clone, Copy, Debug)]
+pub struct FailedRead {
+    /// Which initiator asked.
+    pub initiator: u64,
+    /// Of which view.
+    pub view: usize,
+    /// A register of the block that the error names.
+    pub register: u64,
+    /// When it was asked.
+    pub invoked: Moment,
+    /// When it was answered.
+    pub returned: Moment,
+}
+
+/// What a register held was damaged on the disk.
+#[derive(Clone, Copy, Debug)]
+pub struct Rot {
+    /// In which view.
+    pub view: usize,
+    /// Which register.
+    pub register: u64,
+    /// When.
+    pub at: Moment,
 }
 
 /// A flush.
@@ -66,24 +96,49 @@ pub struct Flush {
     pub succeeded: bool,
 }
 
-/// A crash of the target, and what the blocks of its views held when the store was open again, before any initiator was back.
+/// A persistent reservation keeps an initiator from writing: what it has under way took effect before, or does after.
+#[derive(Clone, Copy, Debug)]
+pub struct Fence {
+    /// Whom.
+    pub initiator: u64,
+    /// PREEMPT AND ABORT was answered.
+    pub from: Moment,
+    /// It was about to be let in again; `None`: never.
+    pub until: Option<Moment>,
+}
+
+/// What all registers of a view held at one moment.
 #[derive(Clone, Debug)]
-pub struct Crash {
+pub struct Look {
+    /// Which view.
+    pub view: usize,
     /// When.
     pub at: Moment,
-    /// By view and block, as far as they could be looked at.
-    pub found: Vec<Vec<Option<Value>>>,
+    /// By register, as far as they could be read.
+    pub found: Vec<Option<Value>>,
 }
 
 /// Everything that happened.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// Reads that failed are not here: they say nothing.
+    /// Reads that failed are not here.
     pub operations: Vec<Operation>,
     /// In any order.
+    pub failed_reads: Vec<FailedRead>,
+    /// In any order.
+    pub rots: Vec<Rot>,
+    /// In any order.
     pub flushes: Vec<Flush>,
-    /// In their order.
-    pub crashes: Vec<Crash>,
+    /// In any order.
+    pub fences: Vec<Fence>,
+    /// When the target crashed, in order.
+    pub crashes: Vec<Moment>,
+    /// After a crash before any initiator was back, and of snapshots.
+    pub looks: Vec<Look>,
+    /// What views held at first, by register; zeros where nothing is said.
+    pub initial: Vec<Vec<Value>>,
+    /// Whether a block is two registers.
+    pub has_halves: bool,
     pub(super) last: Moment,
 }
 
@@ -92,5 +147,23 @@ impl History {
     pub fn now(&mut self) -> Moment {
         self.last += 1;
         self.last
+    }
+
+    /// The registers of a block.
+    pub(super) fn registers_of(&self, block: u64) -> std::ops::Range<u64> {
+        let each = if self.has_halves { HALVES } else { 1 };
+        block * each..(block + 1) * each
+    }
+
+    /// The registers of a block and what they hold; `None`: the halves of a block that is only ever written whole are of two writes.
+    pub(super) fn split(&self, block: u64, values: [Value; HALVES as usize]) -> Option<Vec<(u64, Value)>> {
+        let is_possible = self.has_halves || values[0] == values[1];
+        is_possible.then(|| self.registers_of(block).zip(values).collect())
+    }
+
+    /// What a register of a view held at first.
+    pub(super) fn initial_of(&self, view: usize, register: u64) -> Value {
+        let of_view = self.initial.get(view).and_then(|values| values.get(register as usize));
+        of_view.copied().unwrap_or(Value::Zeros)
     }
 }

@@ -9,7 +9,9 @@ macro_rules! seen {
         impl Seen {
             /// Adds those of another run.
             pub fn merge(&mut self, other: Seen) {
+                let steps_of_a_call_max = self.steps_of_a_call_max.max(other.steps_of_a_call_max);
                 $(self.$name += other.$name;)*
+                self.steps_of_a_call_max = steps_of_a_call_max;
             }
 
             /// What never happened.
@@ -45,22 +47,38 @@ seen! {
     restarts,
     /// Resets of the unit.
     resets,
+    /// Tasks of all initiators aborted.
+    aborts,
     /// Initiators that died.
     deaths,
     /// Leases of keys that ended.
     leases_ended,
+    /// Key epochs that began.
+    key_epochs,
     /// Histories with a clone.
     clones,
-    /// Snapshots taken and deleted.
+    /// Histories in which halves of blocks were written.
+    halves,
+    /// Snapshots taken, looked at and deleted.
     snapshot_changes,
+    /// Snapshots whose contents were checked.
+    snapshots_checked,
+    /// Initiators that a reservation kept out.
+    fences,
+    /// Blocks damaged on the disk.
+    rotten_blocks,
+    /// Reads that failed because of that.
+    failed_reads,
     /// Openings at which the disk failed to read.
     openings_failed,
     /// Commands that were sent again.
     resent,
     /// Blocks that were replayed.
     replayed,
-    /// Blocks whose histories were checked.
-    blocks,
-    /// Blocks whose histories had too many explanations to follow.
+    /// The most steps of one call of a unit.
+    steps_of_a_call_max,
+    /// Registers whose histories were checked: blocks, or halves of them.
+    registers,
+    /// Registers whose histories had too many explanations to follow.
     undecided,
 }

@@ -1,6 +1,7 @@
 //! The target: logins, sessions and task management around the units of one store, on the simulated disk. As the worker does it, with one
 //! connection for each session, and without sockets.
 
+mod reservations;
 mod views;
 
 use std::collections::{BTreeMap, HashSet};
@@ -16,27 +17,37 @@ use strongroom_iscsi::target::{
 use strongroom_iscsi::{CloseReason, LoginStatus, Offer};
 use strongroom_net::{Link, LinkEvent};
 use strongroom_scsi::NexusId;
-use strongroom_store::{CreateOptions, OpenOptions, Planted, Store, StoreError, StoreId};
+use strongroom_store::{CreateOptions, OpenOptions, Planted, Store, StoreError, StoreId, steps_taken};
 use strongroom_target::Volume;
-use strongroom_target::machine::{Finished, Unit, Verdict, create_options, sealed_volume};
+use strongroom_target::machine::{Finished, Memory, Unit, Verdict, create_options, sealed_volume};
 
+use super::history::Moment;
+use super::keys::KeyServer;
 use crate::{Random, SimDisk};
+pub(super) use reservations::{Reserve, Reserved};
+pub(super) use views::{Sighted, TakenSnapshot};
 
 /// The names of the volume and of its clone: the views that initiators use.
 pub(super) const VIEWS: [&str; 2] = ["vault", "clone"];
 /// Bytes of a block.
 pub(super) const BLOCK_BYTES: usize = 512;
-/// The volume's key.
-pub(super) const KEY: [u8; 32] = [7; 32];
 const DOMAIN: SealingDomain = SealingDomain([9; 16]);
 /// Bytes of a data-in entry beside a block: its sequence and its record.
 const ENTRY_BYTES: usize = 8 + 56;
+/// Steps that one call of a unit may take in the store: what is in proportion to the volume is done in slices.
+const STEPS_MAX: u64 = 12_000;
 
 /// What the simulation wants of a store.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Settings {
+    /// Blocks that initiators use.
     pub(super) blocks: u64,
+    /// Blocks behind them, which nobody looks at.
+    pub(super) more_blocks: u64,
     pub(super) planted: Planted,
+    pub(super) key_server: KeyServer,
+    /// A planted fault: persistent reservations do not outlive a crash.
+    pub(super) forgets_reservations: bool,
 }
 
 enum Stage {
@@ -87,16 +98,27 @@ pub(super) struct Target {
     sessions: BTreeMap<u64, ServedSession>,
     managements: Vec<Management>,
     finished: Vec<Finished>,
+    memory: Memory,
+    reserved: Vec<Reserved>,
+    next_reserve: u64,
+    /// Snapshots that were asked for and not answered, by token.
+    asked_snapshots: BTreeMap<u64, Moment>,
+    /// Those that were answered since they were asked for last.
+    taken_snapshots: Vec<TakenSnapshot>,
+    next_own: u64,
     next_session: u64,
     next_tsih: u16,
     output: Vec<Output>,
     /// Commands that units were given.
     pub(super) commands: u64,
+    /// The most steps of one call of a unit.
+    pub(super) steps_max: u64,
 }
 
-fn volume(settings: Settings, view: usize) -> Volume {
+fn volume(settings: &Settings, view: usize) -> Volume {
     let block_size = BlockSize::new(BLOCK_BYTES as u64).expect("possible");
-    sealed_volume(VIEWS[view], Geometry { block_size, blocks: settings.blocks }, DOMAIN)
+    let blocks = settings.blocks + settings.more_blocks;
+    sealed_volume(VIEWS[view], Geometry { block_size, blocks }, DOMAIN)
 }
 
 fn view_of(target_name: &str) -> Option<usize> {
@@ -106,7 +128,7 @@ fn view_of(target_name: &str) -> Option<usize> {
 impl Target {
     /// A target with a new volume, not formatted yet.
     pub(super) fn new(disk: SimDisk, settings: Settings, mut random: Random) -> Target {
-        let mut options: CreateOptions = create_options(&volume(settings, 0));
+        let mut options: CreateOptions = create_options(&volume(&settings, 0));
         options.segment_bytes = [64 << 10, 64 << 10, 256 << 10][random.below(3) as usize];
         options.retention_percent = [10, 100][random.below(2) as usize];
         options.store_id = Some(StoreId([8; 16]));
@@ -120,10 +142,17 @@ impl Target {
             sessions: BTreeMap::new(),
             managements: Vec::new(),
             finished: Vec::new(),
+            memory: Memory::default(),
+            reserved: Vec::new(),
+            next_reserve: 0,
+            asked_snapshots: BTreeMap::new(),
+            taken_snapshots: Vec::new(),
+            next_own: 1 << 32,
             next_session: 1,
             next_tsih: 1,
             output: Vec::new(),
             commands: 0,
+            steps_max: 0,
         }
     }
 
@@ -145,7 +174,7 @@ impl Target {
             ..OpenOptions::default()
         };
         let store = Store::open_on(Box::new(self.disk.backend(false)), &options, Arc::new(|| {}))?;
-        self.units = vec![Unit::new(volume(self.settings, 0), store)];
+        self.units = vec![Unit::new(volume(&self.settings, 0), store, &self.memory)];
         self.serve_clone();
         Ok(())
     }
@@ -177,6 +206,10 @@ impl Target {
         self.managements.clear();
         self.finished.clear();
         self.output.clear();
+        self.asked_snapshots.clear();
+        if self.settings.forgets_reservations {
+            self.memory.forget_reservations();
+        }
     }
 
     /// A connection from a node.
@@ -245,6 +278,14 @@ impl Target {
 
     /// LOGICAL UNIT RESET, as if another initiator had asked for it: every task is aborted, and its initiator is told so.
     pub(super) fn reset(&mut self) {
+        self.clear_task_set();
+        if let Some(unit) = self.units.first_mut() {
+            unit.reset();
+        }
+    }
+
+    /// CLEAR TASK SET, as if another initiator had asked for it.
+    pub(super) fn clear_task_set(&mut self) {
         let Some(unit) = self.units.first_mut() else { return };
         for key in unit.sessions_at_work() {
             unit.abort_for_others(key);
@@ -252,7 +293,6 @@ impl Target {
                 session.machine.abort_tasks(None);
             }
         }
-        unit.reset();
     }
 
     /// Ends one session, as an administrator may.
@@ -436,7 +476,8 @@ impl Target {
                     let task = command.task;
                     let blocks_max = session.machine.sealed_blocks_max(BLOCK_BYTES as u32, ENTRY_BYTES);
                     let unit = self.units.get_mut(session.view).expect("sessions end before their store is closed");
-                    match unit.submit(key, command, blocks_max) {
+                    let verdict = counted(&mut self.steps_max, || unit.submit(key, command, blocks_max));
+                    match verdict {
                         Verdict::Answer(response) => drop(session.machine.complete(task, response)),
                         Verdict::Later => {}
                         Verdict::Violation(what) => panic!("our initiator broke the frame discipline: {what}"),
@@ -477,11 +518,14 @@ impl Target {
 
     fn poll_units(&mut self) -> bool {
         for unit in &mut self.units {
-            unit.poll(&mut self.finished);
-            unit.poll_own();
+            counted(&mut self.steps_max, || unit.poll(&mut self.finished));
         }
+        self.take_own_answers();
         let moved = !self.finished.is_empty();
         for (key, task, response) in std::mem::take(&mut self.finished) {
+            if self.is_reserved(task, response.as_ref()) {
+                continue;
+            }
             for management in &mut self.managements {
                 management.waits_for.remove(&(key, task));
             }
@@ -500,6 +544,16 @@ impl Target {
         }
         moved || !done.is_empty()
     }
+}
+
+/// Counts the steps of one call of a unit.
+fn counted<T>(steps_max: &mut u64, call: impl FnOnce() -> T) -> T {
+    let before = steps_taken();
+    let result = call();
+    let steps = steps_taken() - before;
+    *steps_max = steps.max(*steps_max);
+    assert!(steps <= STEPS_MAX, "one call of a unit took {steps} steps in the store: it is to be done in slices");
+    result
 }
 
 fn transmit(

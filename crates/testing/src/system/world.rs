@@ -9,9 +9,13 @@ use strongroom_net::{Link, LinkOptions};
 
 use super::checker;
 use super::client::{Client, Setup};
-use super::history::{Action, Crash, History, Operation, Value};
+use super::contents::Contents;
+use super::fencing::Fencing;
+use super::history::{Action, History, Operation, Value};
+use super::keys::{KeyServer, Lease};
 use super::network::{Arrival, End, MICRO, MILLI, Network, Time};
-use super::target::{Output, Settings, Target, VIEWS};
+use super::target::{Output, Settings, Target};
+use super::troubles::{Trouble, Troubles};
 use super::{Planted, Profile, Seen};
 use crate::{Faults, Random, SimDisk};
 
@@ -19,44 +23,10 @@ use crate::{Faults, Random, SimDisk};
 const PATIENCE: Time = 600_000 * MILLI;
 /// So long things go wrong.
 const TROUBLED: Time = 400 * MILLI;
-/// Names whoever looks at the blocks after a crash.
-const INSPECTOR: u64 = u64::MAX;
 /// Names who writes what initiators of ours do not.
 const FORGER: u64 = u64::MAX - 1;
-
-/// How often what goes wrong, in nanoseconds on average; `None`: never.
-#[derive(Clone, Copy, Debug, Default)]
-struct Troubles {
-    cut: Option<Time>,
-    silence: Option<Time>,
-    damage: Option<Time>,
-    crash: Option<Time>,
-    /// The target closes its store in order, as soon as no session uses it, and opens it at the next login.
-    idle_close: bool,
-    /// The target ends all sessions, closes its store and begins again.
-    restart: Option<Time>,
-    reset: Option<Time>,
-    end_session: Option<Time>,
-    death: Option<Time>,
-    keys_lost: Option<Time>,
-    snapshots: Option<Time>,
-    failing_reads: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
-    Cut,
-    Silence,
-    Damage,
-    Crash,
-    Restart,
-    Reset,
-    EndSession,
-    Death,
-    KeysLost,
-    Snapshots,
-    Idle,
-}
+/// Blocks of a large volume that initiators discard and do not look at.
+const MORE_BLOCKS: u64 = 16 << 10;
 
 /// Where the target is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,23 +61,47 @@ pub(super) struct World {
     closes_when_idle_at: Option<Time>,
     seen: Seen,
     blocks: u64,
+    more_blocks: u64,
+    key_server: KeyServer,
+    /// Keys are lent for a time only.
+    lends_keys: bool,
+    /// Nothing goes wrong any more.
+    is_healed: bool,
+    fencing: Fencing,
+    contents: Contents,
 }
 
 impl World {
     pub(super) fn new(seed: u64, profile: Profile, planted: Planted) -> World {
         let mut random = Random::new(seed);
-        let blocks = 2 + random.below(8);
+        let blocks = if profile == Profile::Flushes { 30 } else { 2 + random.below(8) };
         let disk = SimDisk::new(random.number());
-        let settings = Settings { blocks, planted: planted.store };
+        let key_server = KeyServer::new();
+        let more_blocks = if profile == Profile::Large { MORE_BLOCKS } else { 0 };
+        let settings = Settings {
+            blocks,
+            more_blocks,
+            planted: planted.store,
+            key_server: key_server.clone(),
+            forgets_reservations: planted.forgets_reservations,
+        };
         let target = Target::new(disk.clone(), settings, random.fork());
-        let delay_max = [50 * MICRO, 150 * MICRO, 500 * MICRO][random.below(3) as usize];
+        let delay_max = match profile {
+            Profile::Flushes => 500 * MICRO,
+            _ => [50 * MICRO, 150 * MICRO, 500 * MICRO][random.below(3) as usize],
+        };
         let network = Network::new(random.fork(), delay_max);
-        let troubles = Troubles::choose(&mut random).within(profile);
+        let troubles = Troubles::choose(&mut random, profile);
         let scheme = Scheme::ALL[random.below(Scheme::ALL.len() as u64) as usize];
         if planted.directory_not_synced {
             disk.leave_out_directory_sync();
         }
-        let flushes = 1 + random.below(6);
+        let flushes = if profile == Profile::Flushes { 4 } else { 1 + random.below(6) };
+        let halves = match profile {
+            Profile::Halves => true,
+            Profile::Everything | Profile::OneInitiator => random.once_in(4),
+            _ => false,
+        };
         disk.set_faults(Faults { wrong_resumption: planted.wrong_resumption, ..Faults::default() });
         let mut world = World {
             random,
@@ -119,15 +113,28 @@ impl World {
             phase: Phase::Serving,
             clients: Vec::new(),
             next_client: 1,
-            history: History::default(),
+            history: History { has_halves: halves, ..History::default() },
             next_write: 0,
-            setup: Setup { scheme, flushes, late_flush_marks: planted.late_flush_marks },
+            setup: Setup {
+                scheme,
+                flushes,
+                halves,
+                late_flush_marks: planted.late_flush_marks,
+                forgets_operations: planted.forgets_operations,
+                key_server: key_server.clone(),
+            },
             troubles: Troubles::default(),
             due: Vec::new(),
             tick_at: None,
             closes_when_idle_at: None,
             seen: Seen::default(),
             blocks,
+            more_blocks,
+            key_server,
+            lends_keys: troubles.lends_keys(),
+            is_healed: false,
+            fencing: Fencing::new(),
+            contents: Contents::default(),
         };
         world.target.open().expect("nothing goes wrong yet");
         world.begin(troubles, profile);
@@ -144,19 +151,29 @@ impl World {
         self.run_until(|world| world.clients[0].is_quiet());
         self.clients[0].flush(&mut self.history);
         self.run_until(|world| world.clients[0].is_quiet());
+        if self.more_blocks > 0 {
+            self.target.fill();
+            self.clients[0].discard_all(self.more_blocks, &mut self.history);
+        }
         self.clients[0].requests_left = requests;
         let others = match profile {
-            Profile::OneInitiator => 0,
+            Profile::OneInitiator | Profile::Flushes | Profile::Large => 0,
             Profile::Everything => self.random.below(3),
             Profile::Clones => 1,
-            Profile::Cuts | Profile::Closes | Profile::Crashes => 1 + self.random.below(2),
+            _ => 1 + self.random.below(2),
         };
         let cloned = match profile {
             Profile::Clones => true,
             _ => profile == Profile::Everything && self.random.once_in(3),
         };
         if cloned {
+            // While the volume is written to.
+            let until = self.now + self.random.below(10 * MILLI);
+            self.run_until(|world| world.now >= until);
+            let invoked = self.history.now();
             self.target.make_clone();
+            let returned = self.history.now();
+            self.contents.note_clone((invoked, returned), &mut self.target, &mut self.history);
             self.seen.clones += 1;
         }
         if profile == Profile::Everything {
@@ -168,7 +185,7 @@ impl World {
             self.clients.push(client);
         }
         self.troubles = troubles;
-        for (trouble, every) in troubles.all() {
+        for (trouble, every) in troubles.timed() {
             let at = self.now + self.random.below(2 * every);
             self.due.push((at, trouble));
         }
@@ -183,10 +200,11 @@ impl World {
         assert!(answered[0], "the first one is like any other");
         for at in 0..2 {
             let returned = Some(self.history.now()).filter(|_| answered[at]);
-            for block in 0..=at as u64 {
+            for register in 0..self.history.registers_of(at as u64).end {
                 let action = Action::Write(Value::Written(writes[at]));
                 let invoked = invoked[at];
-                let forger = Operation { initiator: FORGER, view: 0, block, action, durable: false, invoked, returned };
+                let (initiator, durable) = (FORGER, false);
+                let forger = Operation { initiator, view: 0, register, action, durable, invoked, returned };
                 self.history.operations.push(forger);
             }
         }
@@ -195,7 +213,7 @@ impl World {
     fn client(&mut self, view: usize, requests: u64) -> Client {
         let number = self.next_client;
         self.next_client += 1;
-        let mut client = Client::new(number, view, self.random.fork(), self.blocks, self.setup);
+        let mut client = Client::new(number, view, self.random.fork(), self.blocks, self.setup.clone());
         client.requests_left = requests;
         client.retry_at = self.now + self.random.below(MILLI);
         client
@@ -206,7 +224,7 @@ impl World {
         let until = self.now + TROUBLED;
         self.run_until(|world| world.clients.iter().all(Client::is_done) || world.now >= until);
         self.heal();
-        self.run_until(|world| world.clients.iter().all(Client::is_done));
+        self.run_until(|world| world.clients.iter().all(Client::is_done) && world.fencing.is_free());
         self.run_until(|world| world.clients.iter().all(|client| client.machine.is_attached()));
         for client in &mut self.clients {
             client.read_all(&mut self.history);
@@ -221,7 +239,12 @@ impl World {
         self.seen.requests += self.history.operations.len() as u64;
         self.seen.commands += self.target.commands;
         self.seen.histories += 1;
-        self.seen.blocks += self.blocks;
+        self.seen.registers += self.history.registers_of(self.blocks).start;
+        self.seen.steps_of_a_call_max = self.target.steps_max;
+        self.seen.snapshots_checked += self.contents.snapshots_checked;
+        self.seen.fences += self.fencing.fences;
+        self.seen.failed_reads += self.history.failed_reads.len() as u64;
+        self.seen.halves += u64::from(self.history.has_halves);
         for client in &self.clients {
             let counters = client.machine.counters();
             self.seen.resent += counters.commands_resent;
@@ -236,9 +259,14 @@ impl World {
 
     /// Nothing goes wrong from now on.
     fn heal(&mut self) {
+        self.is_healed = true;
+        for lease in self.clients.iter_mut().filter_map(|client| client.lease.as_mut()) {
+            lease.goes_away(0);
+        }
         self.troubles = Troubles::default();
         self.due.clear();
         self.disk.set_failing_reads(0);
+        self.due.push((self.now, Trouble::Reservations));
     }
 
     fn instant(&self) -> Instant {
@@ -276,6 +304,7 @@ impl World {
         self.seen.steps += 1;
         self.move_phase();
         self.make_trouble();
+        self.fencing.drive(&mut self.target, &mut self.history);
         let now = self.instant();
         for (id, end, arrival) in self.network.arrived(self.now) {
             self.arrive(now, id, end, arrival);
@@ -290,6 +319,7 @@ impl World {
                 Output::Close(id) => self.network.close(self.now, id, End::Target),
             }
         }
+        self.contents.take_snapshots(&mut self.target, &mut self.history);
         self.tick_at = self.target.is_working().then(|| self.now + 5 * MICRO + self.random.below(200 * MICRO));
     }
 
@@ -311,9 +341,11 @@ impl World {
         let is_serving = self.phase == Phase::Serving;
         let client = &mut self.clients[at];
         client.machine.handle_timeout(now);
-        if client.keys_back_at.is_some_and(|at| at <= self.now) {
-            client.keys_back_at = None;
-            client.machine.lease_renewed().expect("there is a key");
+        client.take_answers(&mut self.history);
+        if self.lends_keys && client.machine.is_attached() {
+            let lease =
+                client.lease.get_or_insert_with(|| Lease::new(self.key_server.clone(), self.now, &mut self.random));
+            self.seen.leases_ended += u64::from(lease.handle_timeout(self.now, &mut client.machine));
         }
         while client.next_request().is_some_and(|at| at <= self.now) {
             client.request(self.now, &mut self.history, &mut self.next_write);
@@ -401,7 +433,7 @@ impl World {
                         return;
                     }
                     self.set_disk_faults(false);
-                    self.look_around();
+                    self.contents.look_around(&mut self.target, &self.disk, &mut self.history);
                 }
                 self.phase = Phase::Serving;
             }
@@ -426,35 +458,14 @@ impl World {
         self.set_disk_faults(true);
     }
 
-    /// What the blocks hold after a crash is the last word of the store, and is checked like what initiators read.
-    fn look_around(&mut self) {
-        for view in 0..VIEWS.len() {
-            let invoked = self.history.now();
-            let found = self.target.look(view);
-            let returned = self.history.now();
-            for (block, value) in (0..).zip(&found) {
-                let value = value.expect("the store reads what it has after a crash");
-                self.history.operations.push(Operation {
-                    initiator: INSPECTOR,
-                    view,
-                    block,
-                    action: Action::Read(value),
-                    durable: false,
-                    invoked,
-                    returned: Some(returned),
-                });
-            }
-            self.history.crashes.last_mut().expect("there was one").found.push(found);
-        }
-    }
-
     fn crash(&mut self) {
         if matches!(self.phase, Phase::Down { crashed: true, .. }) {
             return;
         }
         let at = self.history.now();
-        self.history.crashes.push(Crash { at, found: Vec::new() });
+        self.history.crashes.push(at);
         self.target.crash();
+        self.fencing.target_crashed();
         self.disk.crash();
         self.network.target_crashed(self.now);
         self.seen.crashes += 1;
@@ -467,7 +478,7 @@ impl World {
         self.due = later;
         for (_, trouble) in due {
             self.cause(trouble);
-            if let Some((_, every)) = self.troubles.all().find(|(one, _)| *one == trouble) {
+            if let Some((_, every)) = self.troubles.timed().find(|(one, _)| *one == trouble) {
                 self.due.push((self.now + self.random.below(2 * every), trouble));
             }
         }
@@ -499,13 +510,23 @@ impl World {
                 self.target.reset();
                 self.seen.resets += 1;
             }
+            (Trouble::Abort, _) => {
+                self.target.clear_task_set();
+                self.seen.aborts += 1;
+            }
             (Trouble::EndSession, _) => self.target.end_session(),
             (Trouble::Death, _) => self.replace_client(),
-            (Trouble::KeysLost, _) => self.lose_keys(),
+            (Trouble::KeyServerAway, _) => self.lose_key_server(),
+            (Trouble::KeyEpoch, _) => self.seen.key_epochs += u64::from(self.key_server.begin_epoch()),
             (Trouble::Idle, _) => self.target.idle(),
             (Trouble::Snapshots, _) => {
-                self.target.change_snapshots();
-                self.seen.snapshot_changes += 1;
+                let changed = self.contents.change_snapshots(&mut self.target, &mut self.history, &mut self.random);
+                self.seen.snapshot_changes += u64::from(changed);
+            }
+            (Trouble::Reservations, _) => self.change_reservations(),
+            (Trouble::Rot, _) => {
+                let hit = self.contents.rot(&self.disk, &mut self.history, &mut self.random);
+                self.seen.rotten_blocks += u64::from(hit);
             }
             _ => {}
         }
@@ -523,81 +544,23 @@ impl World {
         self.seen.deaths += 1;
     }
 
-    /// The lease of an initiator's keys ends; they come back later.
-    fn lose_keys(&mut self) {
-        let back = self.now + self.random.below(5 * MILLI);
+    /// An initiator does not reach the key server for a while.
+    fn lose_key_server(&mut self) {
+        let until = self.now + self.random.below(40 * MILLI);
         let at = self.random.below(self.clients.len() as u64) as usize;
-        let client = &mut self.clients[at];
-        if client.machine.is_attached() && client.keys_back_at.is_none() {
-            client.machine.lease_ends();
-            client.keys_back_at = Some(back);
-            self.seen.leases_ended += 1;
-        }
-    }
-}
-
-impl Troubles {
-    /// Some of everything.
-    fn choose(random: &mut Random) -> Troubles {
-        let mut every = |once_in: u64, least: Time, most: Time| {
-            let chosen = random.once_in(once_in);
-            let average = least + random.below(most - least);
-            chosen.then_some(average)
-        };
-        let cut = every(2, 3 * MILLI, 20 * MILLI);
-        let silence = every(6, 20 * MILLI, 100 * MILLI);
-        let damage = every(6, 3 * MILLI, 30 * MILLI);
-        let crash = every(2, 10 * MILLI, 80 * MILLI);
-        let restart = every(5, 10 * MILLI, 60 * MILLI);
-        let reset = every(6, 5 * MILLI, 50 * MILLI);
-        let end_session = every(6, 5 * MILLI, 50 * MILLI);
-        let death = every(6, 10 * MILLI, 80 * MILLI);
-        let keys_lost = every(8, 10 * MILLI, 80 * MILLI);
-        let snapshots = every(4, 2 * MILLI, 20 * MILLI);
-        let idle_close = random.once_in(2);
-        let failing_reads = random.once_in(5);
-        Troubles {
-            cut,
-            silence,
-            damage,
-            crash,
-            idle_close,
-            restart,
-            reset,
-            end_session,
-            death,
-            keys_lost,
-            snapshots,
-            failing_reads,
+        if let Some(lease) = &mut self.clients[at].lease {
+            lease.goes_away(until);
         }
     }
 
-    /// Those of a profile, which has them in every run.
-    fn within(self, profile: Profile) -> Troubles {
-        let cut = Some(self.cut.unwrap_or(8 * MILLI));
-        match profile {
-            Profile::Everything | Profile::OneInitiator => self,
-            Profile::Clones => Troubles { snapshots: Some(4 * MILLI), ..Troubles::default() },
-            Profile::Cuts => Troubles { cut, ..Troubles::default() },
-            Profile::Closes => Troubles { cut, restart: Some(15 * MILLI), idle_close: true, ..Troubles::default() },
-            Profile::Crashes => Troubles { crash: Some(self.crash.unwrap_or(20 * MILLI)), ..Troubles::default() },
+    /// Who uses the volume keeps others out, or lets them in again.
+    fn change_reservations(&mut self) {
+        let users = self.clients.iter().filter(|client| client.view == 0 && self.target.has_session(client.number));
+        let users: Vec<u64> = users.map(|client| client.number).collect();
+        let ends = self.is_healed;
+        self.fencing.change(&users, ends, &mut self.random);
+        if ends && !self.fencing.is_free() {
+            self.due.push((self.now + MILLI, Trouble::Reservations));
         }
-    }
-
-    fn all(&self) -> impl Iterator<Item = (Trouble, Time)> + use<> {
-        let all = [
-            (Trouble::Cut, self.cut),
-            (Trouble::Silence, self.silence),
-            (Trouble::Damage, self.damage),
-            (Trouble::Crash, self.crash),
-            (Trouble::Restart, self.restart),
-            (Trouble::Reset, self.reset),
-            (Trouble::EndSession, self.end_session),
-            (Trouble::Death, self.death),
-            (Trouble::KeysLost, self.keys_lost),
-            (Trouble::Snapshots, self.snapshots),
-            (Trouble::Idle, Some(30 * MILLI)),
-        ];
-        all.into_iter().filter_map(|(trouble, every)| Some((trouble, every?)))
     }
 }

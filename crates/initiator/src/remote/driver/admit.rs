@@ -166,7 +166,9 @@ impl Driver {
             let feedback = self.options.verified_feedback && !self.options.read_only;
             let engine = Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback);
             let engine = engine.with_patience(self.options.timeouts.give_up);
-            engine.with_pipeline(self.options.pipeline).with_late_flush_marks(self.options.marks_flushes_late)
+            engine
+                .with_pipeline(self.options.pipeline)
+                .with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
         });
         engine.connected(unit.clone(), restarted);
         if let State::Active(nexus) = &mut self.state {

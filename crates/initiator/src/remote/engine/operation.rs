@@ -163,7 +163,7 @@ impl Engine {
         if !is_forgotten && !sealing.is_stale(epoch)? {
             return Ok(());
         }
-        let keeps_id = !is_forgotten && (command.may_be_done || is_replay);
+        let keeps_id = !is_forgotten && (command.may_be_done || is_replay) && !self.forgets_operations;
         let Some(content) = self.content(key) else { return Ok(()) };
         let content = content.seal_again(sealing)?;
         self.commands[key].operation = keeps_id.then_some(operation);

@@ -1,12 +1,12 @@
 //! Proves that the checker takes what the model allows, and refuses each kind of failure that it is there for.
 
 use super::*;
-use crate::system::history::{Crash, Flush};
+use crate::system::history::{FailedRead, Flush, Look, Rot};
 
 use Value::{Written as W, Zeros as Z};
 
 fn operation(initiator: u64, action: Action, invoked: Moment, returned: impl Into<Option<Moment>>) -> Operation {
-    Operation { initiator, view: 0, block: 0, action, durable: false, invoked, returned: returned.into() }
+    Operation { initiator, view: 0, register: 0, action, durable: false, invoked, returned: returned.into() }
 }
 
 fn write(initiator: u64, number: u64, invoked: Moment, returned: impl Into<Option<Moment>>) -> Operation {
@@ -22,7 +22,7 @@ fn flush(initiator: u64, invoked: Moment, returned: Moment) -> Flush {
 }
 
 fn judge(operations: &[Operation], flushes: &[Flush], crashes: &[Moment]) -> Result<u64, Violation> {
-    let crashes = crashes.iter().map(|&at| Crash { at, found: Vec::new() }).collect();
+    let crashes = crashes.to_vec();
     check(&History { operations: operations.to_vec(), flushes: flushes.to_vec(), crashes, ..History::default() })
 }
 
@@ -196,13 +196,16 @@ fn what_was_read_before_a_crash_and_undone_is_done_again() {
     allowed(&history, &[flush(3, 87, 95)], &[61, 200]);
 }
 
+fn look(at: Moment, found: [Value; 2]) -> Look {
+    Look { view: 0, at, found: found.into_iter().map(Some).collect() }
+}
+
 #[test]
 fn a_torn_command_is_refused() {
-    let part = |block, number, invoked, returned| Operation { block, ..write(1, number, invoked, returned) };
+    let part = |register, number, invoked, returned| Operation { register, ..write(1, number, invoked, returned) };
     let operations = vec![part(0, 1, 1, 2), part(1, 1, 1, 2), part(0, 2, 3, 4), part(1, 2, 3, 4)];
     let judge = |found: [Value; 2]| {
-        let crashes = vec![Crash { at: 9, found: vec![found.into_iter().map(Some).collect()] }];
-        check(&History { operations: operations.clone(), crashes, ..History::default() })
+        check(&History { operations: operations.clone(), looks: vec![look(9, found)], ..History::default() })
     };
     for whole in [[Z, Z], [W(1), W(1)], [W(2), W(2)]] {
         judge(whole).unwrap();
@@ -214,13 +217,12 @@ fn a_torn_command_is_refused() {
 
 #[test]
 fn a_command_whose_replay_was_superseded_in_part_may_lose_that_part() {
-    let part = |block, number, invoked, returned| Operation { block, ..write(1, number, invoked, returned) };
+    let part = |register, number, invoked, returned| Operation { register, ..write(1, number, invoked, returned) };
     let judge = |overwritten: Option<Operation>| {
         let mut operations = vec![part(0, 1, 1, 2), part(1, 1, 1, 2)];
         operations.extend(overwritten);
-        let found = |values: [Value; 2]| vec![values.into_iter().map(Some).collect()];
-        let crashes = vec![Crash { at: 3, found: found([Z, Z]) }, Crash { at: 9, found: found([Z, W(1)]) }];
-        check(&History { operations, crashes, ..History::default() })
+        let looks = vec![look(3, [Z, Z]), look(9, [Z, W(1)])];
+        check(&History { operations, looks, crashes: vec![3, 9], ..History::default() })
     };
     judge(Some(part(0, 2, 5, 6))).unwrap();
     assert!(judge(None).is_err());
@@ -239,4 +241,74 @@ fn views_are_apart() {
     let elsewhere = Operation { view: 1, ..write(1, 1, 1, 2) };
     allowed(&[elsewhere, read(2, Z, 3, 4)], &[], &[]);
     refused(&[elsewhere, read(2, W(1), 3, 4)], &[], &[]);
+}
+
+#[test]
+fn a_view_begins_with_what_it_was_made_from() {
+    let judge = |value: Value| {
+        let initial = vec![vec![W(9)]];
+        check(&History { operations: vec![read(1, value, 1, 2)], initial, ..History::default() })
+    };
+    judge(W(9)).unwrap();
+    assert!(judge(Z).is_err());
+}
+
+/// B2 under a reservation: initiator 2 is kept out from 10 on, and let in again at 20.
+#[track_caller]
+fn fenced(operations: &[Operation], is_allowed: bool) {
+    for until in [None, Some(20)] {
+        let fences = vec![Fence { initiator: 2, from: 10, until }];
+        let judged = check(&History { operations: operations.to_vec(), fences, ..History::default() });
+        assert_eq!(judged.is_ok(), is_allowed, "{judged:?}");
+    }
+}
+
+#[test]
+fn who_is_kept_out_writes_nothing() {
+    // What it had under way took effect before, and is seen then or later, or never.
+    fenced(&[write(2, 1, 5, None), read(1, W(1), 6, 7), read(1, W(1), 11, 12)], true);
+    fenced(&[write(2, 1, 5, None), read(1, W(1), 11, 12)], true);
+    fenced(&[write(2, 1, 5, 12), read(1, W(1), 13, 14)], true);
+    fenced(&[write(2, 1, 5, None), read(1, Z, 11, 12)], true);
+    // It had not when it was kept out, and has now.
+    fenced(&[write(2, 1, 5, None), read(1, Z, 11, 12), read(1, W(1), 13, 14)], false);
+    fenced(&[write(2, 1, 5, None), write(1, 2, 11, 12), read(1, W(1), 13, 14)], false);
+    // What it asks for meanwhile is not done at all.
+    fenced(&[write(2, 1, 11, 12), read(1, W(1), 13, 14)], false);
+    fenced(&[write(2, 1, 11, 12)], false);
+    fenced(&[write(2, 1, 11, None), read(1, W(1), 13, 14)], false);
+    fenced(&[write(2, 1, 11, None), read(1, Z, 13, 14)], true);
+    // Others write.
+    fenced(&[write(1, 1, 11, 12), read(2, W(1), 13, 14)], true);
+}
+
+#[test]
+fn who_is_let_in_again_may_finish_what_it_had_begun() {
+    let judge = |operations: &[Operation]| {
+        let fences = vec![Fence { initiator: 2, from: 10, until: Some(20) }];
+        check(&History { operations: operations.to_vec(), fences, ..History::default() })
+    };
+    judge(&[write(2, 1, 5, 22), read(1, Z, 11, 12), read(1, W(1), 23, 24)]).unwrap();
+    judge(&[write(2, 1, 11, 22), write(1, 2, 13, 14), read(1, W(1), 23, 24)]).unwrap();
+    assert!(judge(&[write(2, 1, 5, 22), read(1, Z, 11, 12), write(1, 2, 13, 14), read(1, W(1), 15, 16)]).is_err());
+}
+
+#[test]
+fn only_what_was_damaged_and_not_written_since_cannot_be_read() {
+    let judge = |rots: &[Moment], operations: &[Operation], crashes: &[Moment]| {
+        check(&History {
+            operations: operations.to_vec(),
+            failed_reads: vec![FailedRead { initiator: 1, view: 0, register: 0, invoked: 10, returned: 11 }],
+            rots: rots.iter().map(|&at| Rot { view: 0, register: 0, at }).collect(),
+            crashes: crashes.to_vec(),
+            ..History::default()
+        })
+    };
+    judge(&[5], &[], &[]).unwrap();
+    judge(&[5], &[write(1, 1, 3, 6)], &[]).unwrap();
+    assert!(judge(&[], &[], &[]).is_err());
+    assert!(judge(&[12], &[], &[]).is_err());
+    assert!(judge(&[5], &[write(1, 1, 6, 7)], &[]).is_err());
+    // A crash may have taken what was written over it.
+    judge(&[5], &[write(1, 1, 6, 7)], &[8]).unwrap();
 }
