@@ -48,11 +48,12 @@ use opening::OpenedUnit;
 pub(crate) use orders::{Order, Which, WorkerReport};
 use session::Session;
 use sliced::SlicedOrder;
-use units::Slot;
+use units::{Slot, UnitPass};
 
 /// How long streams may take to hand over their last bytes when the target stops.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How many connections or sessions are driven between two looks at the clock.
+/// How many sessions are driven, or events taken, between two looks at the clock. Of a connection that logs in it is looked at each time:
+/// a step of its handshake, or reading what its volume is, takes a good part of a millisecond.
 const DRIVEN_PER_LOOK: usize = 16;
 
 /// What a worker is told from outside.
@@ -125,7 +126,7 @@ pub(crate) struct Worker {
     /// Sessions of units here that other workers have, and which.
     abroad: HashMap<SessionKey, usize>,
     /// Logins that waited for something that has happened.
-    retries: Vec<ConnectionKey>,
+    retries: VecDeque<ConnectionKey>,
     /// What the keeper of the target wants of volumes that are being opened.
     waiting_jobs: HashMap<VolumeName, Vec<Job>>,
     timers: BTreeSet<(Instant, Timer)>,
@@ -133,6 +134,8 @@ pub(crate) struct Worker {
     touched_sessions: VecDeque<SessionKey>,
     /// The last iteration left something that could go on.
     is_unfinished: bool,
+    /// Goes through all units that have something to do.
+    unit_pass: UnitPass,
     /// Orders that take many iterations, the oldest first.
     sliced_orders: VecDeque<SlicedOrder>,
     finished: Vec<Finished>,
@@ -173,12 +176,13 @@ impl Worker {
             discoveries: BTreeSet::new(),
             units: HashMap::new(),
             abroad: HashMap::new(),
-            retries: Vec::new(),
+            retries: VecDeque::new(),
             waiting_jobs: HashMap::new(),
             timers: BTreeSet::new(),
             touched: VecDeque::new(),
             touched_sessions: VecDeque::new(),
             is_unfinished: false,
+            unit_pass: UnitPass::default(),
             sliced_orders: VecDeque::new(),
             finished: Vec::new(),
             stores_bounded_at: Instant::now(),
@@ -196,7 +200,7 @@ impl Worker {
                 break;
             }
             self.now = Instant::now();
-            self.take_events();
+            self.take_events(&clock);
             while let Ok(message) = self.inbox.try_recv() {
                 self.take_message(message);
             }
@@ -222,34 +226,46 @@ impl Worker {
         loop {
             let mut driven = 0;
             self.is_unfinished = loop {
+                let mut logs_in = false;
                 if let Some(key) = self.touched.pop_front() {
+                    logs_in = self.logs_in(key);
                     self.drive(key);
                 } else if let Some(key) = self.touched_sessions.pop_front() {
                     self.drive_session(key);
+                } else if let Some(key) = self.retries.pop_front() {
+                    logs_in = true;
+                    self.login_again(key);
                 } else {
                     break false;
                 }
                 driven += 1;
-                if driven % DRIVEN_PER_LOOK == 0 && clock.is_over() {
+                if (logs_in || driven % DRIVEN_PER_LOOK == 0) && clock.is_over() {
                     break true;
                 }
             };
-            self.poll_units();
-            let retries = std::mem::take(&mut self.retries);
-            self.login_again(&retries);
-            let is_done = self.touched.is_empty() && self.touched_sessions.is_empty() && !self.has_mail();
+            self.is_unfinished |= !self.poll_units(clock);
+            let is_quiet = self.touched.is_empty() && self.touched_sessions.is_empty() && self.retries.is_empty();
+            let is_done = is_quiet && !self.has_mail();
             if is_done || self.is_unfinished {
                 return;
             }
         }
     }
 
-    fn take_events(&mut self) {
+    fn logs_in(&self, key: ConnectionKey) -> bool {
+        self.connections.get(&key).is_some_and(|connection| connection.stage.session().is_none())
+    }
+
+    /// Takes what has happened, until this iteration has taken its time. The runtime keeps the rest, and does not wait then.
+    fn take_events(&mut self, clock: &IterationClock) {
+        let mut taken = 0;
         while let Some(event) = self.runtime.next_event() {
+            let mut logs_in = false;
             match event {
                 Event::Received { stream, bytes } => {
                     let Some(key) = self.by_stream.get(&stream) else { continue };
                     if let Some(connection) = self.connections.get_mut(key) {
+                        logs_in = connection.stage.session().is_none();
                         connection.receive(bytes);
                         connection.touch(&mut self.touched);
                     }
@@ -265,6 +281,10 @@ impl Worker {
                 }
                 Event::Accepted { listener, stream, peer } => self.accept_stream(listener, stream, peer),
                 Event::Connected { .. } | Event::Woken => {}
+            }
+            taken += 1;
+            if (logs_in || taken % DRIVEN_PER_LOOK == 0) && clock.is_over() {
+                return;
             }
         }
     }

@@ -160,7 +160,7 @@ impl Worker {
         self.count_vacant(&mut session, true);
         self.discoveries.remove(&session.key);
         set_timer(&mut self.timers, Timer::Session(session.key), &mut session.armed, None);
-        self.retries.append(&mut session.joining);
+        self.retries.extend(session.joining.drain(..));
         if let Some(place) = &session.place {
             self.leave_unit(place, session.key);
         }

@@ -172,7 +172,7 @@ impl Worker {
         if managed.closes {
             session.machine.close("target cold reset");
         }
-        self.retries.append(&mut session.joining);
+        self.retries.extend(session.joining.drain(..));
     }
 }
 

@@ -15,6 +15,7 @@ use super::scrubbing::ScrubSchedule;
 use super::{ConnectionKey, Flow, Message, Worker};
 use crate::budget::Charge;
 use crate::error::CatalogueError;
+use crate::iterations::IterationClock;
 use crate::names::VolumeName;
 use crate::unit::{Finished, Job, SessionKey, Unit};
 
@@ -55,6 +56,8 @@ pub(super) struct OpenUnit {
     held: Option<Held>,
     /// Something was submitted since it was polled last.
     pub(super) submitted: bool,
+    /// In which pass it was.
+    polled_in: u64,
     last_activity: Instant,
     told_idle: bool,
     scrubs: ScrubSchedule,
@@ -67,6 +70,37 @@ pub(super) struct OpenUnit {
     pub(super) managements: Vec<PendingManagement>,
     /// Of a store that this unit opened.
     pub(super) memory: Option<StoreMemory>,
+}
+
+/// A pass through the units that have something to do, which may take several iterations: each unit has its turn once in a pass, so that
+/// none waits for others that always have something to do.
+#[derive(Debug)]
+pub(super) struct UnitPass {
+    number: u64,
+    /// An iteration ended within it.
+    is_interrupted: bool,
+}
+
+impl Default for UnitPass {
+    fn default() -> UnitPass {
+        // Units begin with 0.
+        UnitPass { number: 1, is_interrupted: false }
+    }
+}
+
+impl UnitPass {
+    /// Whether a unit had its turn, if it was polled last in the pass of that number.
+    fn had(&self, polled_in: u64) -> bool {
+        self.number == polled_in
+    }
+
+    /// An iteration ends. `is_whole`: all units that had something to do had their turn in this pass; whether no unit can have got
+    /// something to do behind its turn.
+    fn end(&mut self, is_whole: bool) -> bool {
+        self.number += u64::from(is_whole);
+        let was_interrupted = std::mem::replace(&mut self.is_interrupted, !is_whole);
+        is_whole && !was_interrupted
+    }
 }
 
 /// What an open store is charged, and the bounds that hold for it.
@@ -99,6 +133,7 @@ impl OpenUnit {
             ready,
             held,
             submitted: true,
+            polled_in: 0,
             last_activity: now,
             told_idle: false,
             scrubs: ScrubSchedule::new(now),
@@ -216,7 +251,7 @@ impl Worker {
                 for job in self.waiting_jobs.remove(&volume).unwrap_or_default() {
                     self.take_job(&volume, job);
                 }
-                self.login_again(&waiting);
+                self.retries.extend(waiting);
             }
             Err(error) => {
                 self.shared.disown(&volume);
@@ -255,15 +290,13 @@ impl Worker {
         }
     }
 
-    pub(super) fn login_again(&mut self, waiting: &[ConnectionKey]) {
-        for &key in waiting {
-            let Some(mut connection) = self.connections.remove(&key) else { continue };
-            match self.try_login(&mut connection) {
-                Flow::Move(worker) => self.hand_over(connection, worker),
-                Flow::Stay | Flow::Over => {
-                    connection.touch(&mut self.touched);
-                    self.connections.insert(key, connection);
-                }
+    pub(super) fn login_again(&mut self, key: ConnectionKey) {
+        let Some(mut connection) = self.connections.remove(&key) else { return };
+        match self.try_login(&mut connection) {
+            Flow::Move(worker) => self.hand_over(connection, worker),
+            Flow::Stay | Flow::Over => {
+                connection.touch(&mut self.touched);
+                self.connections.insert(key, connection);
             }
         }
     }
@@ -280,8 +313,10 @@ impl Worker {
         }
     }
 
-    /// Moves every store that has something to do forward, and its answers to the sessions.
-    pub(super) fn poll_units(&mut self) {
+    /// Moves every store that has something to do forward, and its answers to the sessions, until this iteration has taken its time.
+    /// Whether all had their turn.
+    pub(super) fn poll_units(&mut self, clock: &IterationClock) -> bool {
+        let (mut polled, mut is_whole) = (0, true);
         let mut finished = std::mem::take(&mut self.finished);
         let mut done = Vec::new();
         let mut again = Vec::new();
@@ -291,9 +326,17 @@ impl Worker {
             // Completions of I/O wake the worker, and do not say whose they are.
             let called = open.ready.swap(false, Ordering::AcqRel) || open.unit.store().has_mail();
             let ready = called || open.unit.ios_in_flight() > 0;
-            if !ready && !std::mem::take(&mut open.submitted) {
+            if !(ready || open.submitted) || self.unit_pass.had(open.polled_in) {
+                open.ready.fetch_or(called, Ordering::AcqRel);
                 continue;
             }
+            if polled > 0 && clock.is_over() {
+                open.ready.fetch_or(called, Ordering::AcqRel);
+                is_whole = false;
+                break;
+            }
+            polled += 1;
+            open.polled_in = self.unit_pass.number;
             open.submitted = false;
             let before = finished.len();
             open.unit.poll(&mut finished);
@@ -321,7 +364,8 @@ impl Worker {
         self.finished = finished;
         errands.into_iter().for_each(|(name, opening, errand)| self.send_errand(&name, opening, errand));
         done.iter().for_each(|pending| self.management_done(pending));
-        self.login_again(&again);
+        self.retries.extend(again);
+        self.unit_pass.end(is_whole)
     }
 
     /// Whether a unit got completions while another one of its store was polled.
@@ -351,7 +395,9 @@ impl Worker {
             }
             let unused = open.unused_since.is_some_and(|since| self.now >= since + idle_close);
             let depended = open.held.is_some() && bases.contains(name);
-            if unused && open.unit.is_idle() && open.replacing.is_empty() && !depended {
+            // A login that waited until it was open may be about to use it.
+            let awaited = !open.replacing.is_empty() || !self.retries.is_empty();
+            if unused && open.unit.is_idle() && !awaited && !depended {
                 close.push(name.clone());
             } else if unused {
                 // Not now: looked at again after as long, and not in every turn.
@@ -410,7 +456,7 @@ impl Worker {
         }
         let waiting = std::mem::take(&mut open.replacing);
         self.close_unit(export);
-        self.login_again(&waiting);
+        self.retries.extend(waiting);
     }
 
     /// A volume's store was closed.

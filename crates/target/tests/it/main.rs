@@ -11,6 +11,7 @@ mod floods;
 mod flow;
 mod idle;
 mod interop;
+mod iterations;
 mod joins;
 mod leases;
 mod memory;
