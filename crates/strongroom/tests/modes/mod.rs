@@ -22,9 +22,11 @@ fn is_own(path: &Path) -> bool {
 
 /// Everything below `root`, with what it is and its mode.
 fn walk(root: &Path, found: &mut Vec<(PathBuf, &'static str, u32)>) {
-    for entry in fs::read_dir(root).unwrap() {
-        let path = entry.unwrap().path();
-        // What a process at work has renamed meanwhile.
+    // What a process at work has removed meanwhile, or renamed.
+    let Ok(entries) = fs::read_dir(root) else { return };
+    for entry in entries {
+        let Ok(entry) = entry else { continue };
+        let path = entry.path();
         let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
         let kind = metadata.file_type();
         let what = match () {
@@ -106,13 +108,21 @@ fn nobody_else_can_reach_what_a_command_makes() {
     server.stop();
     let config = world.text("strongroom.toml");
     run(&["volume", "reseal", "trusted", "--to", "keyfile", "--peer", "alice", "--config", &config]).ok();
+    let [moved, state] = ["moved.key", "state"].map(|name| world.text(name));
+    run(&["key", "new", "--for", "volume", "--out", &moved]).ok();
+    let server = world.serve();
+    let to = format!("keyfile={moved}");
+    world.alice_without_key(&["volume", "reseal", &trusted, "--to", &to, "--state", &state, "--quiet"]).ok();
+    server.stop();
     // A repair saves what it replaces.
     let log = fs::File::options().write(true).open(world.path("volumes/scratch/store/log")).unwrap();
     log.write_all_at(&[0x5a; 4096], SUPERBLOCK_1).unwrap();
     run(&["store", "repair", &format!("{root}/scratch/store"), "--apply"]).ok();
+    assert_bench_is_private(&world);
     run(&["plan", "--rtt", "128ms", "--rate", "1Gbit", "--plot", &world.text("plan.svg")]).ok();
     let made = assert_private(world.path(".").as_path());
-    for part in ["out", "medium", "stream", "there/vault/store/log", "volumes/trusted.resealed", "plan.svg", ".saved"] {
+    for part in ["out", "medium", "stream", "there/vault/store/log", "results.jsonl", "page.html", "plan.svg", ".saved"]
+    {
         assert!(made.iter().any(|path| path.ends_with(part)), "{part} is not among {made:?}");
     }
     // What a version before made, or a person, is named when the target starts, and how to end it.
@@ -123,6 +133,28 @@ fn nobody_else_can_reach_what_a_command_makes() {
     for cure in [format!("chmod -R go= {root}"), format!("chmod go= {}", world.text("medium"))] {
         assert!(server_log(&world).contains(&cure), "'{cure}' is missing in {}", server_log(&world));
     }
+}
+
+/// While it works, and what it leaves.
+fn assert_bench_is_private(world: &World) {
+    let [work, results, html, plots] = ["work", "results.jsonl", "page.html", "plots"].map(|name| world.text(name));
+    fs::create_dir(&work).unwrap();
+    fs::set_permissions(&work, fs::Permissions::from_mode(0o700)).unwrap();
+    let grid = ["--schemes", "S2-5", "--patterns", "randread", "--sizes", "4k", "--initiators", "1", "--depths", "1"];
+    let small = ["--volume-size", "8MiB", "--medium", "directory", "--seconds", "1", "--warm-up", "0", "--runs", "1"];
+    let files = ["--work-dir", &work, "--json", &results, "--quiet"];
+    let bench = std::thread::spawn({
+        let arguments: Vec<String> =
+            ["bench", "rawio"].iter().chain(&grid).chain(&small).chain(&files).map(|part| (*part).to_owned()).collect();
+        move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).ok()
+    });
+    let mut has_seen_a_store = false;
+    while !bench.is_finished() {
+        has_seen_a_store |= assert_private(Path::new(&work)).iter().any(|path| path.ends_with("store/log"));
+    }
+    bench.join().unwrap();
+    assert!(has_seen_a_store, "its volume was looked at");
+    run(&["bench", "report", &results, "--html", &html, "--plots", &plots]).ok();
 }
 
 fn server_log(world: &World) -> String {
