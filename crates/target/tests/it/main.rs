@@ -21,6 +21,7 @@ mod plain;
 mod portals;
 mod reservations;
 mod scale;
+mod scrubbing;
 mod sealed;
 mod space;
 mod spread;
