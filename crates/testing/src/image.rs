@@ -105,6 +105,13 @@ impl Forgetful {
         self.durable.write(offset, bytes);
     }
 
+    /// Where the pages that hold data begin, in bytes.
+    pub(crate) fn written_pages(&self) -> Vec<u64> {
+        let mut pages: Vec<u64> = self.live.0.keys().map(|page| page * PAGE as u64).collect();
+        pages.sort_unstable();
+        pages
+    }
+
     /// Where these bytes lie, within one page and at whole sectors.
     pub(crate) fn places_of(&self, bytes: &[u8]) -> Vec<u64> {
         let mut places = Vec::new();

@@ -179,6 +179,15 @@ impl SimDisk {
         self.state().bytes.places_of(bytes)
     }
 
+    /// Flips one bit somewhere in what was written, live and durable.
+    pub fn flip_anywhere(&self, chance: u64) {
+        let pages = self.state().bytes.written_pages();
+        let mut random = Random::new(chance);
+        if let Some(page) = pages.get(random.below(pages.len().max(1) as u64) as usize) {
+            self.flip(page + random.below(PAGE as u64), random.below(8) as u8);
+        }
+    }
+
     /// Reads what the disk holds now.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.state().bytes.read(offset, bytes);

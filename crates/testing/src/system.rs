@@ -64,6 +64,8 @@ pub enum Profile {
     Clones,
     /// Blocks rot on the disk, and the target crashes.
     Rot,
+    /// Any bit on the disk of a store that is closed may flip: its units, tables, checkpoints and superblocks too. It need not open then.
+    RotAnywhere,
     /// Initiators keep each other out with persistent reservations; the target crashes.
     Reservations,
     /// Key epochs begin, and connections are cut.
@@ -72,6 +74,24 @@ pub enum Profile {
     Halves,
     /// A volume that is large, of which only a few blocks are looked at.
     Large,
+}
+
+impl Profile {
+    /// All of them but the one whose histories are long and alike.
+    pub const ALL: [Profile; 12] = [
+        Profile::Everything,
+        Profile::OneInitiator,
+        Profile::Cuts,
+        Profile::Closes,
+        Profile::Crashes,
+        Profile::Flushes,
+        Profile::Clones,
+        Profile::Rot,
+        Profile::RotAnywhere,
+        Profile::Reservations,
+        Profile::Keys,
+        Profile::Halves,
+    ];
 }
 
 /// How many seeds `make test` runs.

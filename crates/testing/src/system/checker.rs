@@ -283,9 +283,19 @@ impl Register<'_> {
         }
     }
 
-    /// When the oldest of what will still be answered was asked.
+    /// When the oldest of what will still be answered, or seen for the first time, was asked.
     fn oldest_under_way(&self, now: Moment) -> Moment {
-        let under_way = self.operations.iter().filter(|one| one.returned.is_some_and(|at| at > now));
+        let is_read_later = |value: Value| {
+            let is_it = |one: &&Operation| one.action == Action::Read(value) && one.returned.is_some_and(|at| at > now);
+            self.operations.iter().any(|one| is_it(&one))
+        };
+        // Whose outcome nobody knows may come to light after a crash, behind what hid it.
+        let is_under_way = |one: &&Operation| match (one.returned, one.action) {
+            (Some(at), _) => at > now,
+            (None, Action::Write(value)) => value != Value::Zeros && one.invoked < now && is_read_later(value),
+            (None, Action::Read(_)) => false,
+        };
+        let under_way = self.operations.iter().filter(|one| is_under_way(one));
         under_way.map(|one| one.invoked).min().map_or(now, |at| at.min(now))
     }
 
@@ -369,7 +379,7 @@ impl Register<'_> {
             next.insert(after);
         };
         for at in least..before.order.len() {
-            if before.order[at].value == value {
+            if before.order[at].value == value && !self.appears_in_a_fence(before, at, now) {
                 saw(before.clone(), Some(at));
             }
         }
@@ -402,6 +412,14 @@ impl Register<'_> {
                 }
             }
         }
+    }
+
+    /// Whether a write was not to be seen when its initiator was kept out already, and is now: it was replayed.
+    fn appears_in_a_fence(&self, before: &Explanation, at: usize, now: Moment) -> bool {
+        let Some(write) = before.order[at].write else { return false };
+        let of_it = self.fences.iter().filter(|fence| fence.initiator == self.operations[write].initiator);
+        let mut in_force = of_it.filter(|fence| fence.from < now && fence.until.is_none_or(|until| now < until));
+        in_force.any(|fence| before.order[..at].iter().any(|earlier| earlier.seen > fence.from))
     }
 
     /// The last of these writes, and so everything before it, survives crashes from now on.

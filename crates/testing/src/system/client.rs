@@ -49,6 +49,8 @@ enum What {
 struct Pending {
     what: What,
     invoked: Moment,
+    /// The key epoch that it knew of when it asked.
+    epoch: Option<u32>,
 }
 
 /// What all initiators of a run have in common.
@@ -211,29 +213,31 @@ impl Client {
         let invoked = history.now();
         // Without keys nothing is done.
         if self.machine.submit(Token(token), request).is_ok() {
-            self.pending.insert(token, Pending { what, invoked });
+            let epoch = self.lease.as_ref().map(|lease| lease.epoch);
+            self.pending.insert(token, Pending { what, invoked, epoch });
         }
     }
 
     /// Takes what was answered into the history.
     pub(super) fn take_answers(&mut self, history: &mut History) {
         for (token, result) in self.machine.take_finished() {
-            let Pending { what, invoked } = self.pending.remove(&token.0).expect("a request ends once");
+            let pending = self.pending.remove(&token.0).expect("a request ends once");
             let returned = history.now();
-            self.answered(what, (invoked, returned), result, history);
+            self.answered(pending, returned, result, history);
         }
     }
 
     fn answered(
         &self,
-        what: What,
-        (invoked, returned): (Moment, Moment),
+        pending: Pending,
+        returned: Moment,
         result: Result<Option<BufferMut>, DeviceError>,
         history: &mut History,
     ) {
         if let Err(error) = &result {
-            self.failed(what, (invoked, returned), error, history);
+            self.failed(&pending, returned, error, history);
         }
+        let Pending { what, invoked, .. } = pending;
         match (what, result) {
             (What::Read { lba, .. }, Ok(Some(buffer))) => {
                 for (block, data) in (lba..).zip(buffer.chunks(BLOCK_BYTES)) {
@@ -257,7 +261,8 @@ impl Client {
     }
 
     /// What cannot be read is named, and is one of the blocks that were asked for; nothing else fails for the disk's sake.
-    fn failed(&self, what: What, (invoked, returned): (Moment, Moment), error: &DeviceError, history: &mut History) {
+    fn failed(&self, pending: &Pending, returned: Moment, error: &DeviceError, history: &mut History) {
+        let &Pending { what, invoked, epoch } = pending;
         let asked = match what {
             What::Read { lba, count } => lba..lba + count,
             // The rest of the block is read.
@@ -273,7 +278,6 @@ impl Client {
             }
             // It has not asked the key server since the key epoch of that block began.
             DeviceErrorKind::NoKey if is_named() => {
-                let epoch = self.lease.as_ref().map(|lease| lease.epoch);
                 let current = self.setup.key_server.epoch();
                 assert!(epoch.is_some_and(|epoch| epoch < current), "initiator {}: {what:?}: {error}", self.number);
             }
@@ -310,7 +314,7 @@ impl Client {
 
     /// It dies, and its memory with it: what it asked for may have happened, or may yet.
     pub(super) fn die(&mut self, history: &mut History) {
-        for Pending { what, invoked } in std::mem::take(&mut self.pending).into_values() {
+        for Pending { what, invoked, .. } in std::mem::take(&mut self.pending).into_values() {
             self.wrote(what, invoked, None, history);
         }
     }

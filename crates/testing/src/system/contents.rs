@@ -187,6 +187,17 @@ impl Contents {
         self.snapshots[at].found.get_or_insert(values);
     }
 
+    /// One bit flips anywhere on the disk of a store that was closed in order: from now on any block may be unreadable.
+    pub(super) fn rot_anywhere(&mut self, blocks: u64, disk: &SimDisk, history: &mut History, random: &mut Random) {
+        disk.flip_anywhere(random.number());
+        let at = history.now();
+        self.rotten.extend(0..blocks);
+        for view in 0..VIEWS.len() {
+            let registers = 0..history.registers_of(blocks).start;
+            history.rots.extend(registers.map(|register| Rot { view, register, at }));
+        }
+    }
+
     /// One bit of a block flips on the disk, wherever it lies; whether one did.
     pub(super) fn rot(&mut self, disk: &SimDisk, history: &mut History, random: &mut Random) -> bool {
         if self.stored.is_empty() {

@@ -67,6 +67,8 @@ seen! {
     fences,
     /// Blocks damaged on the disk.
     rotten_blocks,
+    /// Histories that ended because a damaged store did not open.
+    refused_openings,
     /// Reads that failed because of that.
     failed_reads,
     /// Openings at which the disk failed to read.

@@ -188,14 +188,12 @@ impl Target {
         self.sessions.is_empty() && self.is_open() && self.units.iter().all(Unit::is_idle)
     }
 
-    /// Closes the store in order. What the unit has in flight is finished first.
-    pub(super) fn close_store(&mut self) {
+    /// Closes the store in order. What the unit has in flight is finished first. Whether that went well.
+    pub(super) fn close_store(&mut self) -> bool {
         // The last handle takes the store.
         let store = self.units.drain(..).rev().fold(None, |_, unit| unit.into_store());
-        if let Some(store) = store {
-            // A store whose disk has failed cannot; it will be opened as after a crash.
-            let _ = store.close();
-        }
+        // A store whose disk has failed cannot; it will be opened as after a crash.
+        store.is_some_and(|store| store.close().is_ok())
     }
 
     /// The process is gone, with everything that it had in memory.

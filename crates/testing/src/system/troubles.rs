@@ -24,6 +24,8 @@ pub(super) struct Troubles {
     snapshots: Option<Time>,
     reservations: Option<Time>,
     rot: Option<Time>,
+    /// Bits flip anywhere on the disk while the store is closed.
+    pub(super) rots_anywhere: bool,
     /// The disk fails to read while the store is opened.
     pub(super) failing_reads: bool,
 }
@@ -78,6 +80,7 @@ impl Troubles {
             snapshots: every(4, 2 * MILLI, 20 * MILLI),
             reservations: every(5, MILLI, 8 * MILLI),
             rot: every(6, 5 * MILLI, 40 * MILLI),
+            rots_anywhere: false,
             idle_close: random.once_in(2),
             failing_reads: random.once_in(5),
         }
@@ -95,6 +98,14 @@ impl Troubles {
             Profile::Crashes => Troubles { crash, ..Troubles::default() },
             Profile::Flushes => Troubles { crash: Some(20 * MILLI), ..Troubles::default() },
             Profile::Rot => Troubles { crash, rot: Some(6 * MILLI), ..Troubles::default() },
+            Profile::RotAnywhere => Troubles {
+                rots_anywhere: true,
+                restart: Some(12 * MILLI),
+                idle_close: true,
+                crash,
+                snapshots: self.snapshots,
+                ..Troubles::default()
+            },
             Profile::Reservations => Troubles {
                 cut: self.cut,
                 crash,
@@ -111,9 +122,14 @@ impl Troubles {
                 key_server_away: self.key_server_away,
                 ..Troubles::default()
             },
-            Profile::Halves => Troubles { cut: self.cut, crash: self.crash, ..Troubles::default() },
+            Profile::Halves => Troubles { cut, crash: self.crash.filter(|_| self.idle_close), ..Troubles::default() },
             Profile::Large => Troubles::default(),
         }
+    }
+
+    /// Whether the target crashes amid requests.
+    pub(super) fn crashes(&self) -> bool {
+        self.crash.is_some()
     }
 
     /// Whether the key server lends keys for a time only.

@@ -6,6 +6,7 @@ use strongroom_channel::{ChannelKeys, Role};
 use strongroom_handshake::PublicKey;
 use strongroom_initiator::Scheme;
 use strongroom_net::{Link, LinkOptions};
+use strongroom_store::StoreError;
 
 use super::checker;
 use super::client::{Client, Setup};
@@ -19,8 +20,8 @@ use super::troubles::{Trouble, Troubles};
 use super::{Planted, Profile, Seen};
 use crate::{Faults, Random, SimDisk};
 
-/// After so much virtual time without faults every request must have been answered.
-const PATIENCE: Time = 600_000 * MILLI;
+/// After so much virtual time without faults every request must have been answered: an initiator takes a command for lost after 600 s.
+const PATIENCE: Time = 1_300_000 * MILLI;
 /// So long things go wrong.
 const TROUBLED: Time = 400 * MILLI;
 /// Names who writes what initiators of ours do not.
@@ -67,6 +68,10 @@ pub(super) struct World {
     lends_keys: bool,
     /// Nothing goes wrong any more.
     is_healed: bool,
+    /// The disk was damaged anywhere: the store need not open.
+    is_damaged: bool,
+    /// It did not.
+    is_over: bool,
     fencing: Fencing,
     contents: Contents,
 }
@@ -133,6 +138,8 @@ impl World {
             key_server,
             lends_keys: troubles.lends_keys(),
             is_healed: false,
+            is_damaged: false,
+            is_over: false,
             fencing: Fencing::new(),
             contents: Contents::default(),
         };
@@ -157,6 +164,9 @@ impl World {
         }
         self.clients[0].requests_left = requests;
         let others = match profile {
+            // Whoever writes half of a block right after a crash writes the rest as the crash left it, and behind what another initiator has
+            // still to replay: that one is superseded as a whole.
+            _ if self.history.has_halves && troubles.crashes() => 0,
             Profile::OneInitiator | Profile::Flushes | Profile::Large => 0,
             Profile::Everything => self.random.below(3),
             Profile::Clones => 1,
@@ -225,17 +235,12 @@ impl World {
         self.run_until(|world| world.clients.iter().all(Client::is_done) || world.now >= until);
         self.heal();
         self.run_until(|world| world.clients.iter().all(Client::is_done) && world.fencing.is_free());
-        self.run_until(|world| world.clients.iter().all(|client| client.machine.is_attached()));
-        for client in &mut self.clients {
-            client.read_all(&mut self.history);
+        if !self.is_over {
+            self.look_last();
         }
-        self.run_until(|world| world.clients.iter().all(Client::is_quiet));
         for client in &mut self.clients {
-            client.flush(&mut self.history);
+            client.die(&mut self.history);
         }
-        self.run_until(|world| world.clients.iter().all(Client::is_quiet));
-        self.crash();
-        self.run_until(|world| world.phase == Phase::Serving);
         self.seen.requests += self.history.operations.len() as u64;
         self.seen.commands += self.target.commands;
         self.seen.histories += 1;
@@ -257,6 +262,24 @@ impl World {
         self.seen
     }
 
+    /// Everybody reads everything, and then the target crashes once more.
+    fn look_last(&mut self) {
+        self.run_until(|world| world.clients.iter().all(|client| client.machine.is_attached()));
+        if self.is_over {
+            return;
+        }
+        for client in &mut self.clients {
+            client.read_all(&mut self.history);
+        }
+        self.run_until(|world| world.clients.iter().all(Client::is_quiet));
+        for client in &mut self.clients {
+            client.flush(&mut self.history);
+        }
+        self.run_until(|world| world.clients.iter().all(Client::is_quiet));
+        self.crash();
+        self.run_until(|world| world.phase == Phase::Serving);
+    }
+
     /// Nothing goes wrong from now on.
     fn heal(&mut self) {
         self.is_healed = true;
@@ -275,7 +298,7 @@ impl World {
 
     fn run_until(&mut self, done: impl Fn(&World) -> bool) {
         let begun = self.now;
-        while !done(self) {
+        while !self.is_over && !done(self) {
             self.step();
             if self.now - begun > PATIENCE {
                 let waiting: Vec<_> = self.clients.iter().map(|one| (one.number, one.machine.last_loss())).collect();
@@ -381,9 +404,8 @@ impl World {
 
     fn connect(&mut self, now: Instant, at: usize) {
         // The target opens its volume at the first login.
-        if self.target.open().is_err() {
-            assert!(self.troubles.failing_reads, "the store does not open");
-            self.seen.openings_failed += 1;
+        if let Err(error) = self.target.open() {
+            self.not_opened(&error);
             return;
         }
         self.set_disk_faults(false);
@@ -407,6 +429,17 @@ impl World {
         self.seen.connections += 1;
     }
 
+    /// The store does not open now: the disk fails to read, or it is damaged and never will.
+    fn not_opened(&mut self, error: &StoreError) {
+        if self.troubles.failing_reads {
+            self.seen.openings_failed += 1;
+            return;
+        }
+        assert!(self.is_damaged, "the store does not open: {error}");
+        self.seen.refused_openings += 1;
+        self.is_over = true;
+    }
+
     fn set_disk_faults(&mut self, opening: bool) {
         let failing = opening && self.troubles.failing_reads && self.random.once_in(2);
         self.disk.set_failing_reads(if failing { 8 + self.random.below(60) } else { 0 });
@@ -426,9 +459,8 @@ impl World {
             Phase::Down { until, crashed } if until <= self.now => {
                 self.set_disk_faults(true);
                 if crashed {
-                    if self.target.open().is_err() {
-                        assert!(self.troubles.failing_reads, "the store does not open after a crash");
-                        self.seen.openings_failed += 1;
+                    if let Err(error) = self.target.open() {
+                        self.not_opened(&error);
                         self.phase = Phase::Down { until: self.now + MILLI, crashed };
                         return;
                     }
@@ -453,8 +485,13 @@ impl World {
     }
 
     fn close_store(&mut self) {
-        self.target.close_store();
+        let is_whole = self.target.close_store();
         self.seen.orderly_closes += 1;
+        if is_whole && self.troubles.rots_anywhere && self.random.once_in(4) {
+            self.contents.rot_anywhere(self.blocks, &self.disk, &mut self.history, &mut self.random);
+            self.seen.rotten_blocks += 1;
+            self.is_damaged = true;
+        }
         self.set_disk_faults(true);
     }
 

@@ -312,3 +312,31 @@ fn only_what_was_damaged_and_not_written_since_cannot_be_read() {
     // A crash may have taken what was written over it.
     judge(&[5], &[write(1, 1, 6, 7)], &[8]).unwrap();
 }
+
+/// A crash takes what a reservation's victim had written; it may not bring that back.
+#[test]
+fn who_is_kept_out_replays_nothing() {
+    let judge = |operations: &[Operation], until: Option<Moment>| {
+        let fences = vec![Fence { initiator: 2, from: 10, until }];
+        check(&History { operations: operations.to_vec(), fences, crashes: vec![12], ..History::default() })
+    };
+    let lost = [write(2, 1, 5, 6), read(3, Z, 13, 14)];
+    let back = [&lost[..], &[read(3, W(1), 17, 18)]].concat();
+    judge(&lost, None).unwrap();
+    assert!(judge(&back, None).is_err());
+    assert!(judge(&back, Some(20)).is_err());
+    judge(&back, Some(15)).unwrap();
+    // It was not lost.
+    judge(&[write(2, 1, 5, 6), read(3, W(1), 13, 14)], None).unwrap();
+    // Others do replay.
+    judge(&[write(1, 1, 5, 6), read(3, Z, 13, 14), read(3, W(1), 17, 18)], None).unwrap();
+}
+
+/// The later of two writes was undone by a crash, which so showed the earlier one, of which nobody had learned; then it was replayed.
+/// Seed 1795419917503 once took that for an error of the store.
+#[test]
+fn what_nobody_knew_of_may_come_to_light_after_a_crash() {
+    let history = [write(2, 1, 1, None), write(1, 2, 3, 4), read(3, W(1), 8, 9), read(3, W(2), 10, 11)];
+    allowed(&history, &[], &[6]);
+    refused(&history, &[], &[]);
+}
