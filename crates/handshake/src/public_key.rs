@@ -44,6 +44,13 @@ impl PublicKey {
     }
 }
 
+impl PublicKey {
+    /// Its first eight bytes as sixteen hexadecimal digits: enough to tell the keys that one meets apart, and no proof of anything.
+    pub fn fingerprint(&self) -> String {
+        self.0[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 impl fmt::Display for PublicKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{WORD} {}", STANDARD.encode(self.0))

@@ -14,6 +14,7 @@ use strongroom_iscsi::initiator::{Config, Event, Session, SessionKind};
 use strongroom_net::{Link, LinkEvent, LinkOptions, resolve};
 
 use crate::chap::ChapAccount;
+use crate::error::refusal;
 use crate::{AttachError, DiscoverOptions};
 
 /// Bytes read from the socket at a time.
@@ -148,11 +149,13 @@ impl Conversation {
         let event = session.poll_event();
         match &event {
             Some(Event::LoggedIn { agreed, .. }) => self.link.login_finished(agreed.digests),
-            Some(Event::LoginFailed { status, redirect: Some(address) }) => {
+            Some(Event::LoginFailed { status, redirect: Some(address), .. }) => {
                 let is_permanent = *status == LoginStatus::TARGET_MOVED_PERMANENTLY;
                 return Err(AttachError::Moved { address: address.clone(), is_permanent });
             }
-            Some(Event::LoginFailed { status, .. }) => return Err(AttachError::LoginRefused(status.to_string())),
+            Some(Event::LoginFailed { status, reason, .. }) => {
+                return Err(AttachError::LoginRefused(refusal(*status, reason.as_deref())));
+            }
             Some(Event::Closed(_)) => self.link.close(),
             _ => {}
         }

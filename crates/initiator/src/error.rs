@@ -1,6 +1,7 @@
 //! Why there is no attachment: the world failed, the target refused, or it is not what it was.
 
 use strongroom_block::foreign;
+use strongroom_iscsi::LoginStatus;
 
 use crate::{KeySourceError, UnitMismatch};
 
@@ -55,6 +56,14 @@ pub enum AttachError {
     /// The key could not be had.
     #[error(transparent)]
     Key(#[from] KeySourceError),
+}
+
+/// A refused login for people: what the target says of it where it says anything, else what the status means.
+pub(crate) fn refusal(status: LoginStatus, reason: Option<&str>) -> String {
+    match reason {
+        Some(reason) => format!("{} ({status:?})", foreign(reason)),
+        None => status.to_string(),
+    }
 }
 
 impl AttachError {

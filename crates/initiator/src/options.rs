@@ -90,7 +90,7 @@ impl AttachOptions {
         AttachOptions {
             url,
             base_iqn: DEFAULT_BASE_IQN.to_owned(),
-            initiator_name: default_initiator_name(),
+            initiator_name: default_initiator_name(None),
             node_key: None,
             chap: None,
             digests: DigestOffer::Allow,
@@ -148,12 +148,14 @@ pub fn first_burst_bytes() -> u64 {
     u64::from(strongroom_iscsi::Offer::default().first_burst_bytes)
 }
 
-/// `iqn.2026-11.org.strongroom:initiator.HOSTNAME`.
-pub fn default_initiator_name() -> String {
+/// `iqn.2026-11.org.strongroom:initiator.HOSTNAME`, and behind a dot the fingerprint of the identity that proves it, if there is one: several
+/// users of a machine have names of their own.
+pub fn default_initiator_name(identity: Option<&PublicKey>) -> String {
     let node = rustix::system::uname();
     let host = node.nodename().to_string_lossy().to_lowercase();
     let host: String = host.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
-    format!("{DEFAULT_BASE_IQN}:initiator.{host}")
+    let fingerprint = identity.map(|key| format!(".{}", key.fingerprint())).unwrap_or_default();
+    format!("{DEFAULT_BASE_IQN}:initiator.{host}{fingerprint}")
 }
 
 /// Named limits of the queues; each is counted before work is done for a request. Where [`Pipeline::Auto`] finds a way whose product

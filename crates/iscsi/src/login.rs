@@ -12,6 +12,11 @@ use crate::text::Pairs;
 pub const LOGIN_SEGMENT_BYTES: u32 = 8192;
 /// Requests that one login may take, continued text included.
 pub const LOGIN_ROUNDS_MAX: u32 = 64;
+/// Ours (RFC 7143 §6.1, `X-`): why a login is refused, for people, in the response that refuses it.
+pub(crate) const REASON_KEY: &str = "X-org.strongroom.Reason";
+/// Longest reason that we give, in characters, and that we show, in bytes.
+pub(crate) const REASON_CHARS_MAX: usize = 400;
+pub(crate) const REASON_BYTES_MAX: usize = 2048;
 
 /// RFC 7143 §13: lengths of segments and bursts.
 const LENGTH_RANGE: std::ops::RangeInclusive<u32> = 512..=0xff_ffff;

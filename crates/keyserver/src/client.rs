@@ -259,6 +259,7 @@ impl Client {
     /// [`ClientError`].
     pub fn audit(&self, from: u64) -> Result<AuditPage, ClientError> {
         match self.call(&Request::Audit { from }, self.options.timeout)? {
+            Answer::Failure(Failure::Refused) => Err(ClientError::NotAdministrator),
             Answer::Lines { start, head, lines } => {
                 let start = AuditHead { lines: from.saturating_sub(1), hash: start };
                 Ok(AuditPage { start, lines, head })
@@ -283,7 +284,10 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; also what `sink` gives back.
     pub fn backup(&self, mut sink: impl FnMut(&[u8]) -> Result<(), std::io::Error>) -> Result<(), ClientError> {
-        self.pieces(&Request::Backup, &mut |piece| sink(piece).map_err(ClientError::Output))
+        match self.pieces(&Request::Backup, &mut |piece| sink(piece).map_err(ClientError::Output)) {
+            Err(ClientError::Refused) => Err(ClientError::NotAdministrator),
+            outcome => outcome,
+        }
     }
 
     /// Makes a standby the primary.
@@ -292,6 +296,7 @@ impl Client {
     /// [`ClientError`].
     pub fn promote(&self) -> Result<ServerStatus, ClientError> {
         match self.call(&Request::Promote, self.options.timeout)? {
+            Answer::Failure(Failure::Refused) => Err(ClientError::NotAdministrator),
             Answer::Status(status) => Ok(status),
             other => Err(unexpected(&other)),
         }

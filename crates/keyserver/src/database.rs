@@ -127,6 +127,12 @@ pub enum DatabaseError {
         /// Where it was once, at least.
         shred: u64,
     },
+    /// There is none yet.
+    #[error("there is no key database in {path} yet; the first start makes one")]
+    Missing {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The directory holds something else.
     #[error(
         "{path} is not empty and holds no key database; give the right directory, or an empty one for a new database"

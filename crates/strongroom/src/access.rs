@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use strongroom_block::{Custody, DeviceErrorKind, Lba, Mode, SealingDomain, Suite};
-use strongroom_handshake::PublicKey;
+use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_initiator::chap::{ChapAccount, Credentials};
 use strongroom_initiator::{
     AttachOptions, DamagedReads, DigestOffer, DiscoverOptions, ExpectedUnit, KeyFileSource, KeyServerSource, KeySource,
@@ -74,7 +74,7 @@ pub(crate) struct AccessArgs {
     /// other without overlap; 8/2 also says how many threads seal. A URL can say it too: ?pipeline=8 [default: auto].
     #[arg(long, value_name = "DEPTH", env = "STRONGROOM_PIPELINE")]
     pub(crate) pipeline: Option<Pipeline>,
-    /// The iSCSI name to log in by [default: one made from this machine's name].
+    /// The iSCSI name to log in by [default: one made from this machine's name and the identity's fingerprint].
     #[arg(long, value_name = "IQN")]
     pub(crate) initiator_name: Option<String>,
     /// The name to prove ourselves by with CHAP, at an iscsi:// target that wants it.
@@ -169,7 +169,6 @@ impl AccessArgs {
 
     /// The part that has nothing to do with one volume.
     fn fill_session(&self, options: &mut AttachOptions) -> Result<()> {
-        options.initiator_name = self.initiator_name.clone().unwrap_or_else(default_initiator_name);
         if let Some(base) = &self.base_name {
             options.base_iqn.clone_from(base);
         }
@@ -200,7 +199,14 @@ impl AccessArgs {
             options.node_key = Some(Arc::new(keys::read_identity(&identity)?));
             options.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
         }
+        options.initiator_name = self.initiator_name_as(options.node_key.as_deref());
         Ok(())
+    }
+
+    /// The name to log in by, with this identity.
+    fn initiator_name_as(&self, identity: Option<&NodeKey>) -> String {
+        let usual = || default_initiator_name(identity.map(NodeKey::public).as_ref());
+        self.initiator_name.clone().unwrap_or_else(usual)
     }
 
     /// What a question to the portal of `url` needs, through a channel or over plain iSCSI.
@@ -214,7 +220,7 @@ impl AccessArgs {
         Ok(DiscoverOptions {
             host: url.host().to_owned(),
             port: url.port(),
-            initiator_name: self.initiator_name.clone().unwrap_or_else(default_initiator_name),
+            initiator_name: self.initiator_name_as(node_key.as_deref()),
             node_key,
             chap: self.chap()?,
             target_keys,

@@ -28,7 +28,9 @@ pub(crate) fn default_known_targets() -> PathBuf {
 pub(crate) fn read_identity(path: &Path) -> Result<NodeKey> {
     if !path.exists() {
         bail!(
-            "there is no identity {path}; make one with: strongroom identity new --out {path}",
+            "there is no identity {path}. If there was one, bring it back from its backup. Else make one with: strongroom identity new --out \
+             {path}; a new one has to be made known: an initiator's to the targets ([[peer]] of their configuration) and key servers (strongroom \
+             key grant) that it uses, a server's to those who use it (their known_targets)",
             path = path.display()
         );
     }

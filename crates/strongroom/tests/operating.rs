@@ -51,7 +51,7 @@ fn a_target_is_watched_drained_and_reloaded() {
     // Away, and back.
     run(&["drain", "--wait", "--grace", "2s", "--root", &root]).ok();
     assert!(run(&["status", "--root", &root]).ok().contains("every volume: logins are refused"));
-    world.alice(&["copy", &world.url("vault"), &world.text("out")]).failed(&["not serving now"]);
+    world.alice(&["copy", &world.url("vault"), &world.text("out")]).failed(&["the volume is being drained"]);
     run(&["drain", "--end", "--root", &root]).ok();
     run(&["drain", "--end", "--root", &root]).failed(&["nothing of that"]);
     world.alice(&["copy", &world.url("vault"), &world.text("out")]).ok();

@@ -20,15 +20,63 @@ fn strangers_and_disguises() {
     assert!(said.contains(&world.public_key("mallory")), "names the key to be added: {said}");
     // A known key under a name that it may not use.
     let disguise = world.initiator("alice.identity", "iqn.2026-11.test:bob", "volume.key", &copy);
-    world.finish(disguise).failed(&["refused the login"]);
+    // It has proven who it is, and learns why.
+    world.finish(disguise).failed(&["refused the login", "'alice'", "it may use iqn.2026-11.test:alice"]);
     // The sealed volume over plain iSCSI, and a volume that is not there.
-    world.alice(&["copy", &world.plain_url("vault"), &world.text("out"), "--overwrite"]).failed(&["refused the login"]);
+    let said = world.alice(&["copy", &world.plain_url("vault"), &world.text("out"), "--overwrite"]);
+    assert!(
+        !said.failed(&["refused the login"]).contains("'vault' is sealed"),
+        "who has proven nothing learns nothing"
+    );
     world.alice(&["copy", &world.url("nothing"), &world.text("out"), "--overwrite"]).failed(&["refused the login"]);
     let log = server.log();
     for reason in ["iqn.2026-11.test:bob", "sealed"] {
         assert!(log.contains(reason), "the log says why ({reason}): {log}");
     }
     world.alice(&copy).ok();
+    server.stop();
+}
+
+/// Two users of one machine, who have set no name: each has one of its own, which is bound to its key without being listed.
+#[test]
+fn two_users_of_a_machine_have_names_of_their_own() {
+    let world = World::new();
+    run(&["identity", "new", "--out", &world.text("bob.identity")]).ok();
+    let rule = |name: &str| {
+        format!("[[peer]]\nname = \"{name}\"\nkey = \"{}\"\nvolumes = [\"vault\"]\n", world.public_key(name))
+    };
+    world.write_config(&(rule("alice") + &rule("bob")));
+    world.create(&["vault", "--size", "16MiB"]).ok();
+    let server = world.serve();
+    let command = |name: &str, arguments: &[&str]| {
+        let mut command = stage::strongroom(arguments);
+        command
+            .args(["--identity", &world.text(&format!("{name}.identity")), "--key-file", &world.text("volume.key")])
+            .args(["--target-key", &world.public_key("target"), "--connect-timeout", "60s"])
+            .env("XDG_CONFIG_HOME", world.path("config"));
+        command
+    };
+    let url = world.url("vault");
+    world.finish(command("alice", &["volume", "format", &url, "--yes"])).ok();
+    let verify = |name: &str| {
+        let mut command = command(name, &["volume", "verify", &url, "--read-only"]);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    for child in [verify("alice"), verify("bob")] {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let name_of = |name: &str| {
+        let said = run(&["identity", "show", "--initiator-name", &world.text(&format!("{name}.identity"))]).ok();
+        said.lines().nth(1).unwrap().to_owned()
+    };
+    let (alice, bob) = (name_of("alice"), name_of("bob"));
+    assert_ne!(alice, bob);
+    let log = server.log();
+    assert!(log.contains(&alice) && log.contains(&bob), "{log}");
+    // Neither can take the other's.
+    let disguised = command("alice", &["volume", "verify", &url, "--initiator-name", &bob]);
+    world.finish(disguised).failed(&["refused the login", "may use any that ends in"]);
     server.stop();
 }
 
@@ -109,7 +157,7 @@ fn a_target_cannot_talk_anybody_out_of_sealing() {
     std::fs::write(&description, readable).unwrap();
     let server = world.serve();
     // A target that tells the truth refuses the usual scheme for such a volume; under another it may be admitted.
-    world.alice(&copy).failed(&["0x0202", "--scheme"]);
+    world.alice(&copy).failed(&["0x0202", "cannot be used so", "S2-1"]);
     world.alice(&[&copy[..], &["--scheme", "S2-1"]].concat()).failed(&["could read", "--authenticate-only"]);
     server.stop();
     // It claims to be plain: to one who brings a key, and to one who only remembers.
@@ -152,7 +200,7 @@ fn configurations_with_mistakes_say_where() {
         run(&["serve", "--config", &config]).failed(parts);
     }
     run(&["serve", "--config", "/nonexistent.toml"]).failed(&["examples/strongroom.toml"]);
-    run(&["serve", "--root", "/nonexistent", "--listen", "127.0.0.1:0"]).failed(&["volume create"]);
+    run(&["serve", "--root", "/nonexistent/volumes", "--listen", "127.0.0.1:0"]).failed(&["`root`"]);
 }
 
 #[test]
@@ -213,4 +261,52 @@ fn discovery_shows_what_one_may_use() {
     let stranger = world.initiator("mallory.identity", "iqn.2026-11.test:m", "volume.key", &["discover", &address]);
     world.finish(stranger).failed(&["does not know this node"]);
     server.stop();
+}
+
+#[test]
+fn a_wrong_chap_secret_is_logged_with_its_user_and_volume() {
+    let world = World::new();
+    for (file, secret) in [("right.secret", "correct horse battery"), ("wrong.secret", "incorrect horse battery")] {
+        std::fs::write(world.path(file), secret).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(world.path(file), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    world.write_config(&format!(
+        "[[chap]]\nuser = \"bob\"\nsecret_file = \"{}\"\n\n[[plain]]\ninitiators = [\"*\"]\nvolumes = [\"*\"]\nchap = [\"bob\"]\n",
+        world.text("right.secret")
+    ));
+    world.create(&["scratch", "--size", "16MiB", "--plain"]).ok();
+    let server = world.serve();
+    let copy = |user: &str, secret: &str| {
+        let (url, out, secret) = (world.plain_url("scratch"), world.text("out"), world.text(secret));
+        run(&["copy", &url, &out, "--overwrite", "--quiet", "--chap-user", user, "--chap-secret-file", &secret])
+    };
+    copy("bob", "right.secret").ok();
+    let said = copy("bob", "wrong.secret").failed(&["authentication failed"]);
+    assert!(!said.contains("secret is wrong"), "whether there is such a user is not told: {said}");
+    copy("eve", "wrong.secret").failed(&["authentication failed"]);
+    let log = server.log();
+    let line = |what: &str| {
+        let found =
+            log.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("'{what}' is missing: {log}"));
+        assert!(found.contains("scratch") && !found.contains("misbehaved"), "{found}");
+        found.to_owned()
+    };
+    assert!(line("the CHAP secret is wrong").contains("user=\"bob\""));
+    assert!(line("no CHAP user of that name").contains("user=\"eve\""));
+    assert!(!log.contains("horse"), "no secret is logged");
+    server.stop();
+}
+
+#[test]
+fn a_target_without_volumes_starts_and_says_what_to_do() {
+    let world = World::new();
+    std::fs::remove_dir(world.path("volumes")).unwrap();
+    let server = world.serve();
+    let log = server.log();
+    assert!(log.contains("no volumes") && log.contains("strongroom volume create NAME"), "{log}");
+    server.stop();
+    let nowhere = world.text("no/such/directory");
+    run(&["serve", "--root", &nowhere, "--listen", "127.0.0.1:1"])
+        .failed(&["cannot make the directory of volumes", "`root`"]);
 }

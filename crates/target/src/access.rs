@@ -56,14 +56,16 @@ pub enum Refusal {
     UnknownPeer(PublicKey),
     /// A known node under another's name.
     #[error(
-        "the peer '{peer}' used the initiator name '{initiator}', which its key is not bound to; add the name to its \
-         `initiators` if it is right, and look into it if not"
+        "the peer '{peer}' used the initiator name '{initiator}', which its key is not bound to ({bound}); have the name added to the \
+         peer's `initiators` if it is right, and look into it if not"
     )]
     ForeignName {
         /// The peer's name in the configuration.
         peer: String,
         /// The name that it used.
         initiator: String,
+        /// Which names it is bound to.
+        bound: String,
     },
     /// The volume is not for this peer.
     #[error("the peer '{peer}' may not use the volume '{volume}'; add the volume to its `volumes` if it should")]
@@ -272,11 +274,19 @@ impl AccessRules {
 
     fn peer_under_name(&self, key: PublicKey, initiator: &str) -> Result<&PeerRule, Refusal> {
         let peer = self.peers.get(&key).ok_or(Refusal::UnknownPeer(key))?;
-        if lists(&peer.initiators, initiator) {
-            Ok(peer)
-        } else {
-            Err(Refusal::ForeignName { peer: peer.name.clone(), initiator: for_log(initiator) })
+        let own = format!(".{}", key.fingerprint());
+        let is_bound = match peer.initiators.as_slice() {
+            [] => initiator.ends_with(&own),
+            listed => lists(listed, initiator),
+        };
+        if is_bound {
+            return Ok(peer);
         }
+        let bound = match peer.initiators.as_slice() {
+            [] => format!("it may use any that ends in {own}"),
+            listed => format!("it may use {}", listed.join(", ")),
+        };
+        Err(Refusal::ForeignName { peer: peer.name.clone(), initiator: for_log(initiator), bound })
     }
 }
 
@@ -368,6 +378,30 @@ mod tests {
         assert!(rules.admit(&alice, HERE, name, &other).is_ok());
         let stranger = Identity::Channel(PublicKey::from_bytes([9; 32]));
         assert!(matches!(rules.admit(&stranger, HERE, name, &volume("data", true)), Err(Refusal::UnknownPeer(_))));
+    }
+
+    #[test]
+    fn a_peer_without_listed_names_has_those_with_its_fingerprint() {
+        let mut config = Config::new("/srv");
+        for (name, bytes) in [("alice", ALICE_BYTES), ("bob", [2; 32])] {
+            let key = PublicKey::from_bytes(bytes).to_string();
+            let (initiators, volumes) = (Vec::new(), vec!["data".into()]);
+            config.peers.push(PeerRule { name: name.into(), key, initiators, volumes, read_only: false });
+        }
+        config.check().unwrap();
+        let rules = AccessRules::new(&config, &ChapSecrets::default()).unwrap();
+        let alice = Identity::Channel(PublicKey::from_bytes(ALICE_BYTES));
+        let named =
+            |bytes| format!("iqn.2026-11.org.strongroom:initiator.host.{}", PublicKey::from_bytes(bytes).fingerprint());
+        assert!(rules.admit(&alice, HERE, &named(ALICE_BYTES), &volume("data", true)).is_ok());
+        for foreign in [
+            named([2; 32]),
+            "iqn.2026-11.org.strongroom:initiator.host".into(),
+            "iqn.2026-11.org.strongroom:0101010101010101".into(),
+        ] {
+            let refusal = rules.admit(&alice, HERE, &foreign, &volume("data", true)).unwrap_err();
+            assert!(refusal.to_string().contains("any that ends in .0101010101010101"), "{foreign}: {refusal}");
+        }
     }
 
     #[test]

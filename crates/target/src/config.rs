@@ -136,7 +136,9 @@ pub struct PeerRule {
     pub name: String,
     /// Its public key, as `strongroom identity show` prints it.
     pub key: String,
-    /// The iSCSI initiator names that this key may use; `*` for any.
+    /// The iSCSI initiator names that this key may use; `*` for any. Empty: names that end in the key's fingerprint, as those do that our
+    /// initiators have unless told otherwise.
+    #[serde(default)]
     pub initiators: Vec<String>,
     /// The volumes it may use; `*` for all. A volume can name further peers itself.
     #[serde(default)]
@@ -325,7 +327,9 @@ impl Config {
             if earlier.iter().any(|other| other.key.trim() == peer.key.trim()) {
                 return Err(ConfigError::value(at, "another peer has the same key; merge the two"));
             }
-            check_initiators(&at, &peer.initiators)?;
+            if !peer.initiators.is_empty() {
+                check_initiators(&at, &peer.initiators)?;
+            }
             check_volumes(&at, &peer.volumes)?;
         }
         self.check_chap()

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use strongroom_iscsi::target::{ConnectionId, Login, LoginEvent, TargetEntry};
+use strongroom_iscsi::target::{ConnectionId, Login, LoginEvent, SessionKind, TargetEntry};
 use strongroom_iscsi::{CloseReason, Offer, target as iscsi};
 use strongroom_net::{Event, LinkEvent, Listener, ListenerId, NetError, Runtime, StreamId, Waker};
 
@@ -441,9 +441,16 @@ impl Worker {
     fn login_failed(&self, connection: &Connection, reason: &CloseReason) {
         let (peer, initiator) = (connection.peer, connection.initiator_name());
         match (&connection.stage, reason) {
-            (Stage::Proving { .. }, CloseReason::Misbehaved(_)) => {
+            (Stage::Proving { request, .. }, CloseReason::Misbehaved(why)) => {
                 Counters::count(&self.shared.counters.logins_refused);
-                tracing::warn!(%peer, initiator = %for_log(initiator), %reason, "refused a login: it proved nothing");
+                let target = match &request.kind {
+                    SessionKind::Normal { target_name } => for_log(target_name),
+                    SessionKind::Discovery => "discovery".into(),
+                };
+                let user =
+                    connection.login.as_ref().and_then(|login| login.chap_name()).map(for_log).unwrap_or_default();
+                let initiator = for_log(initiator);
+                tracing::warn!(%peer, initiator, target, user, reason = %why, "refused a login: CHAP failed");
             }
             (_, CloseReason::Misbehaved(_)) => {
                 Counters::count(&self.shared.counters.misbehaved);

@@ -19,6 +19,7 @@ use super::probe::{Probe, Step};
 use super::unit::UnitDescription;
 use super::wire::Wire;
 use crate::chap::ChapAccount;
+use crate::error::refusal;
 use crate::{AttachError, AttachOptions};
 
 /// From how many bytes on what was made is handed to the socket before more is made.
@@ -421,7 +422,9 @@ impl Nexus {
                         return Some(notice);
                     }
                 }
-                Event::LoginFailed { status, redirect } => self.login_failure = Some(login_error(status, redirect)),
+                Event::LoginFailed { status, redirect, reason } => {
+                    self.login_failure = Some(login_error(status, redirect, reason.as_deref()));
+                }
                 Event::DataIn(data_in) => match self.tasks.get(&data_in.task) {
                     Some(Task::Probe) => {
                         if let Some(probe) = &mut self.probe {
@@ -574,11 +577,11 @@ fn recovery_level(options: &AttachOptions) -> u8 {
     })
 }
 
-fn login_error(status: LoginStatus, redirect: Option<String>) -> AttachError {
+fn login_error(status: LoginStatus, redirect: Option<String>, reason: Option<&str>) -> AttachError {
     if let Some(address) = redirect {
         return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
     }
-    let message = status.to_string();
+    let message = refusal(status, reason);
     // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
     if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
 }

@@ -8,7 +8,7 @@ use strongroom_block::Buffer;
 
 use super::chap::{Exchange, Outcome};
 use super::{Config, Event, Phase, Session, SessionKind, TEXT_BYTES_MAX};
-use crate::login::{Agreed, LOGIN_ROUNDS_MAX, Negotiation, stage};
+use crate::login::{Agreed, LOGIN_ROUNDS_MAX, Negotiation, REASON_BYTES_MAX, REASON_KEY, stage};
 use crate::pdu::{Answer, LoginRequest, LoginResponse, Pdu};
 use crate::text::{Collector, Pairs};
 use crate::{CloseReason, LoginStatus, PeerMisbehaved, Serial};
@@ -122,14 +122,14 @@ impl Session {
                     Outcome::Goes => wants_transit = false,
                     Outcome::Done => {}
                     Outcome::Failed => {
-                        self.fail_login(now, at, LoginStatus::AUTHENTICATION_FAILED, None);
+                        self.fail_login(now, at, LoginStatus::AUTHENTICATION_FAILED, None, None);
                         return Ok(());
                     }
                 }
             }
             Some(_) => {}
             None if pairs.value("AuthMethod").is_some_and(|method| method != "None") => {
-                self.fail_login(now, at, LoginStatus::AUTHENTICATION_FAILED, None);
+                self.fail_login(now, at, LoginStatus::AUTHENTICATION_FAILED, None, None);
                 return Ok(());
             }
             None => {}
@@ -201,13 +201,23 @@ impl Session {
             1 => Pairs::parse(&pdu.data)?.value("TargetAddress").map(str::to_owned),
             _ => None,
         };
-        self.fail_login(now, at, response.status, redirect);
+        // Other targets may send anything along with a refusal.
+        let reason = Pairs::parse(&pdu.data).ok().and_then(|pairs| pairs.value(REASON_KEY).map(str::to_owned));
+        let reason = reason.filter(|reason| reason.len() <= REASON_BYTES_MAX);
+        self.fail_login(now, at, response.status, redirect, reason);
         Ok(())
     }
 
-    fn fail_login(&mut self, now: Instant, at: usize, status: LoginStatus, redirect: Option<String>) {
+    fn fail_login(
+        &mut self,
+        now: Instant,
+        at: usize,
+        status: LoginStatus,
+        redirect: Option<String>,
+        reason: Option<String>,
+    ) {
         if self.phase == Phase::Login {
-            self.events.push_back(Event::LoginFailed { status, redirect });
+            self.events.push_back(Event::LoginFailed { status, redirect, reason });
         }
         self.lose(now, at, CloseReason::LoginRefused(status));
     }

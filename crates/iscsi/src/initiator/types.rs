@@ -212,6 +212,8 @@ pub enum Event {
         status: LoginStatus,
         /// Where to go instead, when the status says that the target has moved.
         redirect: Option<String>,
+        /// What the target says of it beside the status, if it says anything: text from a peer.
+        reason: Option<String>,
     },
     /// Part of what a read returns, in order and without gaps.
     DataIn(DataIn),

@@ -32,6 +32,8 @@ pub struct ChapUser {
 pub(super) struct Exchange {
     policy: ChapPolicy,
     step: Step,
+    /// What the initiator calls itself.
+    name: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ fn refused(why: &'static str) -> Refusal {
 
 impl Exchange {
     pub(super) fn new(policy: ChapPolicy) -> Exchange {
-        Exchange { policy, step: Step::Method }
+        Exchange { policy, step: Step::Method, name: None }
     }
 
     pub(super) fn is_required(&self) -> bool {
@@ -109,17 +111,26 @@ impl Exchange {
         Ok(Progress::Goes)
     }
 
-    fn verify(&self, algorithm: Algorithm, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
-        let policy = &self.policy;
+    /// The name that the initiator gave, once it has.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    fn verify(&mut self, algorithm: Algorithm, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
         let (Some(name), Some(response)) = (pairs.value("CHAP_N"), pairs.value("CHAP_R")) else {
             return Err(refused("no CHAP_N or no CHAP_R"));
         };
+        self.name = Some(name.to_owned());
+        let policy = &self.policy;
         // A name that nobody has takes as long as one with a wrong response.
         let user = policy.users.iter().find(|user| user.initiator.name == name);
         let asked = user.or(policy.users.first()).ok_or_else(|| refused("nobody may log in by CHAP"))?;
         let is_right = policy.challenge.is_answered_by(algorithm, &asked.initiator.secret, response);
         if !is_right || user.is_none() {
-            return Err(refused("a CHAP name that is not known here, or a wrong secret"));
+            return Err(refused(match user {
+                Some(_) => "the CHAP secret is wrong",
+                None => "no CHAP user of that name may log in here",
+            }));
         }
         match (pairs.value("CHAP_I"), pairs.value("CHAP_C")) {
             (None, None) => {}

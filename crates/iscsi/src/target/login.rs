@@ -11,7 +11,7 @@ use strongroom_block::Buffer;
 use super::chap::{ChapPolicy, Exchange, Progress};
 use super::outbox::{AnswerKind, Outbox, Window};
 use super::{Config, LoginEvent, LoginRequested, Session, SessionKind, TASKS_MAX, TEXT_BYTES_MAX};
-use crate::login::{Agreed, LOGIN_ROUNDS_MAX, LOGIN_SEGMENT_BYTES, Negotiation, stage};
+use crate::login::{Agreed, LOGIN_ROUNDS_MAX, LOGIN_SEGMENT_BYTES, Negotiation, REASON_CHARS_MAX, REASON_KEY, stage};
 use crate::pdu::{LoginRequest, LoginResponse, Pdu, PduError, Request, Sequence};
 use crate::text::{Collector, Pairs};
 use crate::{CloseReason, LoginStatus, NAME_BYTES_MAX, PeerMisbehaved, Serial};
@@ -190,6 +190,11 @@ impl Login {
         }
     }
 
+    /// The name that the initiator gave for CHAP, proven or not.
+    pub fn chap_name(&self) -> Option<&str> {
+        self.exchange.as_ref()?.name()
+    }
+
     /// Sends the initiator of `Requested` elsewhere, to `address` (`host:port`, or `host:port,portal-group`; an IPv6 host in
     /// brackets), for good or for a while (RFC 7143 §11.13.5, class 1); `Closed` follows.
     pub fn redirect(&mut self, address: &str, is_permanent: bool) {
@@ -205,6 +210,13 @@ impl Login {
     /// Refuses the initiator; `Closed` follows.
     pub fn reject(&mut self, status: LoginStatus) {
         self.refuse_last(status, Buffer::empty());
+    }
+
+    /// As [`Login::reject`], and tells the initiator why, in the key `X-org.strongroom.Reason`. Only for peers that have proven who they are.
+    pub fn reject_because(&mut self, status: LoginStatus, reason: &str) {
+        let mut pairs = Pairs::default();
+        pairs.push(REASON_KEY, reason.chars().filter(|c| !c.is_control()).take(REASON_CHARS_MAX).collect::<String>());
+        self.refuse_last(status, Buffer::from(Bytes::from(pairs.encode())));
     }
 
     fn refuse_last(&mut self, status: LoginStatus, text: Buffer) {

@@ -306,7 +306,7 @@ fn a_login_is_sent_elsewhere() {
         pair.target.login().redirect("[2001:db8::1]:3260,1", permanent);
         pair.settle();
         match pair.initiator.poll_event() {
-            Some(initiator::Event::LoginFailed { status, redirect }) => {
+            Some(initiator::Event::LoginFailed { status, redirect, .. }) => {
                 assert_eq!((status, redirect.as_deref()), (expected, Some("[2001:db8::1]:3260,1")));
             }
             other => panic!("{other:?}"),

@@ -17,6 +17,12 @@ pub enum ClientError {
          the volume for `strongroom key grant`"
     )]
     Refused,
+    /// What concerns the whole server is for its administrators.
+    #[error(
+        "this needs the role \"administrator\" at the key server, which this identity has not; add it to `roles` of its [[identity]] in \
+         the key server's configuration, and reload that (SIGHUP)"
+    )]
+    NotAdministrator,
     /// The server does not know this node at all.
     #[error(
         "no key server admits this node; ask who administers the volume for: strongroom key grant VOLUME '{own}' --rights open,seal"
@@ -92,7 +98,11 @@ impl ClientError {
         // Only what the server itself has said, proven, takes keys away.
         !matches!(
             self,
-            ClientError::Refused | ClientError::NotAdmitted { .. } | ClientError::Conflict(_) | ClientError::Invalid(_)
+            ClientError::Refused
+                | ClientError::NotAdministrator
+                | ClientError::NotAdmitted { .. }
+                | ClientError::Conflict(_)
+                | ClientError::Invalid(_)
         )
     }
 }

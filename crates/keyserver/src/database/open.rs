@@ -73,6 +73,9 @@ impl Database {
         master: &dyn MasterKey,
         full: Option<Arc<AtomicBool>>,
     ) -> Result<Database, DatabaseError> {
+        if is_vacant(directory)? {
+            return Err(DatabaseError::Missing { path: directory.to_owned() });
+        }
         if !directory.join(DATABASE_FILE).exists() {
             return Err(DatabaseError::Foreign { path: directory.to_owned() });
         }

@@ -54,7 +54,7 @@ pub(crate) fn run(command: IdentityCommand) -> Result<()> {
             let key = keys::read_identity(&args.file.unwrap_or_else(keys::default_identity))?;
             println!("{}", key.public());
             if args.initiator_name {
-                println!("{}", strongroom_initiator::default_initiator_name());
+                println!("{}", strongroom_initiator::default_initiator_name(Some(&key.public())));
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use strongroom_keyserver::{Config, Database, KeyServer, LocalMasterKey, Role, ServerOptions};
+use strongroom_keyserver::{Config, Database, DatabaseError, KeyServer, LocalMasterKey, Role, ServerOptions};
 
 use crate::signals::StopSignals;
 use crate::{keys, process, sd_notify, stats_file};
@@ -54,7 +54,13 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     // Each connection needs two descriptors.
     process::raise_file_limit();
     if args.check {
-        let database = Database::inspect(&config.directory, &master)?;
+        let database = match Database::inspect(&config.directory, &master) {
+            Err(missing @ DatabaseError::Missing { .. }) => {
+                println!("configuration, identity and master key are in order; {missing}");
+                return Ok(());
+            }
+            inspected => inspected?,
+        };
         println!("{} volumes, audit log {}", database.volumes(), database.head());
         return Ok(());
     }

@@ -27,7 +27,7 @@ use super::volume::RootArgs;
 use crate::access::AccessArgs;
 use crate::signals::StopSignals;
 use crate::state_file::StateArgs;
-use crate::units::parse_size;
+use crate::units::{parse_size, show_duration};
 
 /// How often the position is written to a state file.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
@@ -124,7 +124,7 @@ struct Run<'a> {
     domain: SealingDomain,
     signals: StopSignals,
     bar: ProgressBar,
-    sealed_anew: u64,
+    resealed: u64,
 }
 
 /// Runs the command.
@@ -155,18 +155,19 @@ fn end_epochs(args: &ResealArgs, url: VolumeUrl) -> Result<()> {
         bail!("the keys of {url} are not at a key server: they have no epochs that move on; to seal it anew: --to");
     };
     let bar = progress_bar(args.quiet, device.unit().geometry.blocks);
-    let mut run = Run { args, url, device, client, domain, signals, bar, sealed_anew: 0 };
+    let mut run = Run { args, url, device, client, domain, signals, bar, resealed: 0 };
     let older = run.older_epochs(keys.epoch)?;
     if older.is_empty() {
         run.args.state.remove()?;
         println!("nothing to do: epoch {} is the only one that has a key", keys.epoch);
         return Ok(run.device.detach()?);
     }
-    let report = run.seal_all_anew()?;
+    run.announce_waiting()?;
+    let report = run.reseal_all()?;
     run.bar.finish_and_clear();
     println!(
-        "{} blocks were sealed anew; nothing of the volume is under an epoch older than {}",
-        run.sealed_anew, report.epoch
+        "{} blocks were resealed; nothing of the volume is under an epoch older than {}",
+        run.resealed, report.epoch
     );
     if !args.keep_epochs {
         run.destroy(&report)?;
@@ -183,7 +184,7 @@ impl Run<'_> {
     }
 
     /// Passes until one that began after the last older lease has left nothing.
-    fn seal_all_anew(&mut self) -> Result<ResealReport> {
+    fn reseal_all(&mut self) -> Result<ResealReport> {
         let mut state = self.load()?;
         loop {
             let epoch = self.device.key_status().map_or(0, |keys| keys.epoch);
@@ -216,14 +217,33 @@ impl Run<'_> {
         }
     }
 
-    /// Whoever cannot reach the key server may seal under an older epoch as long as his keys are lent.
+    /// Says before anything is done how long it will take at least, and why.
+    fn announce_waiting(&self) -> Result<()> {
+        let settles_in = self.client.info(self.domain)?.settles_in;
+        if !self.args.keep_epochs && !settles_in.is_zero() {
+            eprintln!(
+                "it will wait until the last lease of an older epoch has ended, in {}: until then an initiator that does not reach the key \
+                 server may still write under that epoch. (`lease_s` at the key server is how long keys are lent; --keep-epochs reseals now, \
+                 does not wait, and destroys nothing.)",
+                show_duration(settles_in)
+            );
+        }
+        Ok(())
+    }
+
+    /// An initiator that cannot reach the key server may seal under an older epoch as long as its keys are lent.
     fn wait_for_leases(&self) -> Result<()> {
+        let mut is_announced = false;
         loop {
             let left = self.client.info(self.domain)?.settles_in;
             if left.is_zero() {
                 return Ok(());
             }
-            self.bar.set_message(format!("waiting for older leases to end, {} s", left.as_secs() + 1));
+            let wait = show_duration(left + Duration::from_secs(1));
+            self.bar.set_message(format!("waiting for older leases to end, {wait}"));
+            if !std::mem::replace(&mut is_announced, true) && self.bar.is_hidden() {
+                eprintln!("waiting for older leases to end, {wait}");
+            }
             if self.signals.wait(left.min(ASK_EVERY)).is_some() {
                 bail!("stopped while waiting for older leases to end; the same command goes on from there");
             }
@@ -251,7 +271,7 @@ impl Run<'_> {
             stopped = signals.wait(due.saturating_sub(started.elapsed())).is_some();
             if stopped { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
-        self.sealed_anew += report.progress.resealed;
+        self.resealed += report.progress.resealed;
         if !stopped {
             return Ok(report);
         }

@@ -2,17 +2,19 @@
 //!
 //! Reads the files that the target itself must not know (identities and wrapping keys) and hands on what is in them.
 
+use std::fs::DirBuilder;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use strongroom_block::{CryptoCounters, Opener, Resealer};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
-use strongroom_target::{Config, ConfigReader, Target, TargetOptions, Volume};
+use strongroom_target::{Catalogue, Config, ConfigReader, Target, TargetOptions, Volume};
 
 use super::volume::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
@@ -141,12 +143,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         println!("the configuration is in order");
         return Ok(());
     }
-    if !config.root.exists() {
-        bail!(
-            "there is no directory {}; make a volume first (strongroom volume create), or correct `root`",
-            config.root.display()
-        );
-    }
+    make_root(&config.root)?;
+    let root = config.root.clone();
     // Each connection needs a descriptor, each open volume several.
     process::raise_file_limit();
     let options = TargetOptions {
@@ -163,6 +161,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     for address in handle.local_addresses() {
         println!("serving on {address}");
     }
+    if Catalogue::open(&root)?.names()?.is_empty() {
+        println!(
+            "there are no volumes in {root} yet; make one with: strongroom volume create NAME --size 10GiB --root {root}",
+            root = root.display()
+        );
+    }
     sd_notify::notify("READY=1");
     let signal = loop {
         write_stats(args.stats_file.as_deref(), &handle);
@@ -176,6 +180,19 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     sd_notify::notify("STOPPING=1");
     write_stats(args.stats_file.as_deref(), &handle);
     handle.stop();
+    Ok(())
+}
+
+/// A target that starts for the first time makes its directory; not those above it, which a slip of the pen would make too.
+fn make_root(root: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(root) {
+        Ok(()) => println!("made {}", root.display()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            return Err(error)
+                .with_context(|| format!("cannot make the directory of volumes, {}; correct `root`", root.display()));
+        }
+    }
     Ok(())
 }
 

@@ -19,6 +19,10 @@ fn a_key_server_is_administered_by_commands() {
     let seen = site.key("alice", &["show", "vault"]).ok();
     assert!(seen.contains(&format!("open+seal: {alice}")) && !seen.contains(&bob), "{seen}");
     site.key("alice", &["rotate", "vault"]).failed(&["not granted"]);
+    // What concerns the whole server is no volume's right.
+    site.key("alice", &["audit"]).failed(&["role \"administrator\"", "[[identity]]"]);
+    site.key("alice", &["backup", &site.text("stolen.backup")]).failed(&["role \"administrator\""]);
+    assert!(!site.path("stolen.backup").exists());
     assert_eq!(site.key("admin", &["revoke", "vault", &bob]).ok(), "epoch 2\n");
     site.key("bob", &["show", "vault"]).failed(&["strongroom key grant"]);
     assert_eq!(site.key("admin", &["rotate", "vault"]).ok(), "epoch 3\n");
@@ -124,9 +128,11 @@ fn roles_are_read_again_without_a_restart() {
 #[test]
 fn a_master_key_that_others_can_read_or_that_is_another_one_is_refused() {
     let site = KeySite::new();
+    let config = site.text("keyserver.toml");
+    let said = run(&["keyserver", "--config", &config, "--check"]).ok();
+    assert!(said.contains("in order") && said.contains("the first start makes one"), "{said}");
     let server = site.start();
     site.key("admin", &["create", "vault"]).ok();
-    let config = site.text("keyserver.toml");
     run(&["keyserver", "--config", &config, "--check"]).failed(&["open; stop that key server"]);
     server.stop();
     assert!(run(&["keyserver", "--config", &config, "--check"]).ok().starts_with("1 volumes, audit log "));

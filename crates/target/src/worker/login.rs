@@ -365,8 +365,13 @@ impl Worker {
             reason,
             "refused a login"
         );
+        let is_proven = matches!(connection.identity, Identity::Channel(_));
         if let Some(login) = &mut connection.login {
-            login.reject(status);
+            match is_proven {
+                true => login.reject_because(status, reason),
+                // Strangers learn nothing.
+                false => login.reject(status),
+            }
         }
     }
 

@@ -126,7 +126,7 @@ fn a_drain_sends_initiators_elsewhere_until_it_ends() {
     let mut again = Initiator::connect(&host, None, normal(ALICE, "data"));
     let redirect = again.pump_until(|again| {
         again.events.drain(..).find_map(|event| match event {
-            Event::LoginFailed { status, redirect } => Some((status.class(), redirect)),
+            Event::LoginFailed { status, redirect, .. } => Some((status.class(), redirect)),
             _ => None,
         })
     });
