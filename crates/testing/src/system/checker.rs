@@ -286,8 +286,8 @@ impl Register<'_> {
     /// When the oldest of what will still be answered, or seen for the first time, was asked.
     fn oldest_under_way(&self, now: Moment) -> Moment {
         let is_read_later = |value: Value| {
-            let is_it = |one: &&Operation| one.action == Action::Read(value) && one.returned.is_some_and(|at| at > now);
-            self.operations.iter().any(|one| is_it(&one))
+            let mut reads = self.operations.iter().filter(|one| one.action == Action::Read(value));
+            reads.any(|one| one.returned.is_some_and(|at| at > now))
         };
         // Whose outcome nobody knows may come to light after a crash, behind what hid it.
         let is_under_way = |one: &&Operation| match (one.returned, one.action) {
