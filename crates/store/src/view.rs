@@ -47,7 +47,7 @@ pub struct SnapshotInfo {
     pub name: String,
     /// Of which branch.
     pub branch: BranchId,
-    /// When it was taken, in seconds since 1970 by the storage host's clock. For people; nothing is ordered by it.
+    /// When it was taken, in seconds since 1970 by the storage host's clock. For people, and for pruning.
     pub created_seconds: u64,
     /// Bytes of blocks and records written between the snapshot before and this one that are still kept.
     pub bytes_written: u64,
@@ -70,4 +70,6 @@ pub struct BranchInfo {
     pub created_seconds: u64,
     /// Bytes of blocks and records written to it since its newest snapshot.
     pub bytes_written: u64,
+    /// A snapshot has exactly what it has now, or nothing was ever written: another snapshot would hold nothing new.
+    pub is_kept: bool,
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use strongroom_target::calendar::CivilTime;
+
 /// A size in bytes from text such as `4096`, `512K`, `10GiB` or `1.5T`. Units are powers of 1024.
 ///
 /// # Errors
@@ -51,16 +53,7 @@ pub(crate) fn show_size(bytes: u64) -> String {
 
 /// A moment for people, from seconds since 1970: `2026-11-21 13:09 UTC`.
 pub(crate) fn show_time(seconds: u64) -> String {
-    // Days to a date by the civil calendar (Howard Hinnant's algorithm), from 0000-03-01 on.
-    let days = seconds / 86_400 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute) = (seconds % 86_400 / 3_600, seconds % 3_600 / 60);
+    let CivilTime { year, month, day, hour, minute, .. } = CivilTime::from_seconds(seconds);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 

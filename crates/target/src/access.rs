@@ -328,6 +328,7 @@ mod tests {
             io: strongroom_store::IoChoice::Auto,
             clone_of: None,
             snapshots: Vec::new(),
+            schedule: None,
             successor: None,
             succeeds: None,
             access: Access::default(),

@@ -16,12 +16,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::operate::{CloneReport, Description, Operation, SnapshotReport};
+pub use crate::operate::{CloneReport, Description, Operation, Pruned, PrunedSnapshot, SnapshotReport};
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
 pub use report::{
-    ConnectionReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport, VolumeReport,
+    ConnectionReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport,
+    VolumeReport,
 };
+pub(crate) use send::SendsUnderWay;
 pub(crate) use socket::AdminSocket;
 
 /// Upper bound on one request, its newline included, in bytes.

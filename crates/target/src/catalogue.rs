@@ -15,6 +15,7 @@ use strongroom_store::{CreateOptions, IoChoice, Medium, Store};
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
 use crate::operate::Operation;
+use crate::schedule::Schedule;
 use crate::volume::{Access, Sealed, Volume};
 
 mod clones;
@@ -305,6 +306,15 @@ impl Catalogue {
         self.change(&name, |volume| volume.access = access)
     }
 
+    /// Sets when snapshots of a volume are taken by themselves; `None`: no longer.
+    ///
+    /// # Errors
+    /// [`CatalogueError`].
+    pub fn set_schedule(&self, name: &str, schedule: Option<Schedule>) -> Result<Volume, CatalogueError> {
+        schedule.iter().try_for_each(Schedule::check).map_err(CatalogueError::Schedule)?;
+        self.change(&VolumeName::new(name)?, |volume| volume.schedule = schedule)
+    }
+
     /// Deletes a volume and everything in it.
     ///
     /// # Errors
@@ -440,6 +450,7 @@ fn describe(spec: &VolumeSpec, root: &Path) -> Result<Volume, CatalogueError> {
         io: spec.io,
         clone_of: None,
         snapshots: Vec::new(),
+        schedule: None,
         successor: None,
         succeeds: None,
         access,

@@ -126,6 +126,9 @@ pub enum CatalogueError {
     /// What the volume asks of connections cannot be had.
     #[error("what the volume asks of its sessions cannot be had: {0}")]
     Protection(String),
+    /// Its schedule of snapshots cannot be kept to.
+    #[error("that schedule cannot be: {0}")]
+    Schedule(String),
     /// Its description cannot be read.
     #[error("{}: {problem}; restore the file from a backup, or delete the volume", path.display())]
     Description {
@@ -189,6 +192,9 @@ pub enum StartError {
     /// A port, or the kernel.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// A thread.
+    #[error("cannot start a thread: {0}; raise the limit of processes (ulimit -u, TasksMax)")]
+    Thread(io::Error),
     /// The admin socket.
     #[error("cannot listen for the keeper's commands at {}: {source}", path.display())]
     AdminSocket {

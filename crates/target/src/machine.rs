@@ -48,6 +48,7 @@ pub fn sealed_volume(name: &str, geometry: Geometry, domain: SealingDomain) -> V
         io: IoChoice::Auto,
         clone_of: None,
         snapshots: Vec::new(),
+        schedule: None,
         successor: None,
         succeeds: None,
         access: Access::default(),

@@ -18,10 +18,17 @@ use crate::admin::StoreReport;
 use crate::catalogue::{Catalogue, OpenVolume, random_id};
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
+use crate::retention::Retention;
 use crate::server::Shared;
 use crate::unit::{Job, StoreContents};
 use crate::volume::{Access, CloneOf, Volume, of_branch};
 use crate::worker::{Message, Order};
+
+mod prune;
+mod scheduled;
+
+pub use prune::{Pruned, PrunedSnapshot};
+pub(crate) use scheduled::{ScheduledRun, run_scheduled};
 
 /// How long a store may take for one step; opening it first included.
 const STEP_PATIENCE: Duration = Duration::from_secs(300);
@@ -46,6 +53,17 @@ pub enum Operation {
     SnapshotDelete {
         /// The snapshot's name.
         snapshot: String,
+    },
+    /// Deletes the snapshots that no rule keeps, and tells what stays and why.
+    Prune {
+        /// What to keep; not empty.
+        keep: Retention,
+        /// Only snapshots whose names begin so; others stay, and do not count.
+        #[serde(default)]
+        prefix: Option<String>,
+        /// Only tell.
+        #[serde(default)]
+        dry_run: bool,
     },
     /// Makes it what it was when a snapshot was taken.
     Rollback {
@@ -79,6 +97,9 @@ pub struct Description {
     pub snapshots: Vec<SnapshotReport>,
     /// The clones that share it.
     pub clones: Vec<CloneReport>,
+    /// After pruning: what became of each snapshot, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pruned: Vec<PrunedSnapshot>,
 }
 
 /// A snapshot, for people.
@@ -121,6 +142,8 @@ trait StoreAccess {
     fn pinned(&mut self) -> Result<PinnedCount, String>;
     /// How many sessions use a volume or snapshot now.
     fn sessions(&self, export: &VolumeName) -> usize;
+    /// Whether a snapshot is being sent now, or another one as what was written since it.
+    fn is_sent(&self, snapshot: SnapshotId) -> bool;
     /// A clone or snapshot is no more: who serves it lets go of it, before another one of its name can be made.
     fn gone(&self, export: &VolumeName);
 }
@@ -175,13 +198,9 @@ fn operate(
     operation: &Operation,
 ) -> Result<Description, String> {
     let head = View::Head(volume.branch());
+    let mut pruned = Vec::new();
     if *operation != Operation::Describe {
-        // With the store open, which keeps it from being frozen, and by what is written down now.
-        access.contents()?;
-        let now = catalogue.load(&volume.name).map_err(|error| error.to_string())?;
-        if let Some(other) = now.successor.as_ref().or(now.succeeds.as_ref()) {
-            return Err(CatalogueError::Moving { name: now.name.to_string(), other: other.to_string() }.to_string());
-        }
+        not_moving(catalogue, access, volume)?;
     }
     if let Operation::Resize { .. } | Operation::SnapshotCreate { .. } | Operation::Clone { .. } = operation {
         // What is done in the store cannot be taken back, or takes space: not where it could not be written down.
@@ -201,6 +220,13 @@ fn operate(
             without_clones(catalogue, &found, &export, &*access.contents()?)?;
             access.run(head, Op::SnapshotDelete { id: found.id })?;
             access.gone(&export);
+        }
+        Operation::Prune { keep, prefix, dry_run } => {
+            if keep.is_empty() {
+                return Err("say what to keep: without a rule every snapshot would go".to_owned());
+            }
+            let concerns = |name: &str| prefix.as_deref().is_none_or(|prefix| name.starts_with(prefix));
+            pruned = prune::prune(catalogue, access, volume, keep, &concerns, *dry_run)?;
         }
         Operation::Rollback { snapshot } => {
             let found = find(access, volume, snapshot)?;
@@ -232,7 +258,18 @@ fn operate(
         }
         _ => {}
     }
-    Ok(describe(volume, &contents, &access.pinned()?))
+    Ok(Description { pruned, ..describe(volume, &contents, &access.pinned()?) })
+}
+
+/// Refuses what would change a volume whose contents are being sealed anew.
+fn not_moving(catalogue: &Catalogue, access: &mut dyn StoreAccess, volume: &Volume) -> Result<(), String> {
+    // With the store open, which keeps it from being frozen, and by what is written down now.
+    access.contents()?;
+    let now = catalogue.load(&volume.name).map_err(|error| error.to_string())?;
+    match now.successor.as_ref().or(now.succeeds.as_ref()) {
+        None => Ok(()),
+        Some(other) => Err(CatalogueError::Moving { name: now.name.to_string(), other: other.to_string() }.to_string()),
+    }
 }
 
 fn export(volume: &Volume, snapshot: &str) -> Result<VolumeName, String> {
@@ -325,6 +362,7 @@ fn clone(
         id,
         clone_of: Some(clone_of),
         snapshots: Vec::new(),
+        schedule: None,
         successor: None,
         succeeds: None,
         // Whoever else may use the clone needs no less protection: it has the same blocks.
@@ -439,7 +477,12 @@ fn describe(volume: &Volume, contents: &StoreContents, pinned: &PinnedCount) -> 
         created_seconds: info.created_seconds,
         bytes_written: info.bytes_written,
     });
-    Description { store: contents.stats.into(), snapshots: snapshots.collect(), clones: clones.collect() }
+    Description {
+        store: contents.stats.into(),
+        snapshots: snapshots.collect(),
+        clones: clones.collect(),
+        pruned: Vec::new(),
+    }
 }
 
 impl StoreAccess for Served<'_> {
@@ -465,6 +508,10 @@ impl StoreAccess for Served<'_> {
     fn sessions(&self, export: &VolumeName) -> usize {
         let sessions = self.shared.counters.sessions();
         sessions.iter().filter(|session| session.volume.as_deref() == Some(export.as_str())).count()
+    }
+
+    fn is_sent(&self, snapshot: SnapshotId) -> bool {
+        self.shared.sends.concern(snapshot)
     }
 
     fn gone(&self, export: &VolumeName) {
@@ -530,6 +577,10 @@ impl StoreAccess for OpenVolume {
 
     fn sessions(&self, _export: &VolumeName) -> usize {
         0 // The lock says so.
+    }
+
+    fn is_sent(&self, _snapshot: SnapshotId) -> bool {
+        false // Likewise.
     }
 
     fn gone(&self, _export: &VolumeName) {}

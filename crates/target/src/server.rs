@@ -14,7 +14,7 @@ use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_net::{Admission, FlavourChoice, LinkOptions, Listener, RuntimeOptions, Waker, affinity};
 
 use crate::access::{AccessRules, ChapSecrets};
-use crate::admin::{self, AdminSocket, Drain, Reloaded};
+use crate::admin::{self, AdminSocket, Drain, Reloaded, SendsUnderWay};
 use crate::budget::MemoryBudget;
 use crate::catalogue::{Catalogue, CatalogueIndex};
 use crate::config::{Config, Portal, RuntimeKind};
@@ -23,6 +23,7 @@ use crate::iterations::{IterationCounts, IterationTimes};
 use crate::names::VolumeName;
 use crate::places::Places;
 use crate::pool::Pool;
+use crate::scheduler::Scheduler;
 use crate::stats::{Counters, SessionInfo, Stats};
 use crate::turns::VolumeTurns;
 use crate::unit::{KeyRenewer, Resting, SessionKey, Surroundings};
@@ -130,6 +131,8 @@ pub(crate) struct Shared {
     pub(crate) reloading: Mutex<()>,
     /// Taken while an operation on a volume as a whole is on its way.
     pub(crate) turns: VolumeTurns,
+    pub(crate) sends: SendsUnderWay,
+    pub(crate) scheduler: Scheduler,
     /// Opens and closes stores.
     pub(crate) store_pool: Pool,
     /// Answers what takes a look at every volume.
@@ -200,6 +203,8 @@ impl Target {
             reread,
             reloading: Mutex::new(()),
             turns: VolumeTurns::default(),
+            sends: SendsUnderWay::default(),
+            scheduler: Scheduler::default(),
             store_pool: Pool::new("volume-open", OPENERS_MAX),
             query_pool: Pool::new("catalogue", 1),
             places: Arc::new(Places::new(workers)),
@@ -223,8 +228,9 @@ impl Target {
         });
         let workers = start_workers(&shared, &listeners)?;
         // Dropped with an error, it stops the workers.
-        let mut handle = TargetHandle { shared, workers, admin: None };
+        let mut handle = TargetHandle { shared, workers, admin: None, scheduler: None };
         handle.admin = Some(AdminSocket::start(&admin_path, Arc::clone(&handle.shared))?);
+        handle.scheduler = Some(Scheduler::start(&handle.shared).map_err(StartError::Thread)?);
         let shared = &handle.shared;
         tracing::info!(
             root = %shared.catalogue.root().display(),
@@ -308,6 +314,7 @@ pub struct TargetHandle {
     pub(crate) shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     admin: Option<AdminSocket>,
+    scheduler: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for TargetHandle {
@@ -361,6 +368,10 @@ impl TargetHandle {
             return;
         }
         self.admin = None;
+        self.shared.scheduler.stop();
+        if let Some(thread) = self.scheduler.take() {
+            let _ = thread.join();
+        }
         self.shared.tell_all(|| Message::Stop { grace });
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {

@@ -14,6 +14,7 @@ use strongroom_store::{BranchId, CreateOptions, IoChoice, Medium, OpenOptions, S
 
 use crate::names::VolumeName;
 use crate::protection::Protection;
+use crate::schedule::Schedule;
 
 /// The version of `volume.toml` that this build writes.
 const FILE_VERSION: u32 = 1;
@@ -45,6 +46,8 @@ pub struct Volume {
     pub successor: Option<VolumeName>,
     /// The volume whose successor it is.
     pub succeeds: Option<VolumeName>,
+    /// When snapshots of it are taken by themselves.
+    pub schedule: Option<Schedule>,
     /// Who may use it, beyond what the target's configuration says.
     pub access: Access,
 }
@@ -279,6 +282,7 @@ impl Volume {
             snapshots: self.snapshots.clone(),
             successor: self.successor.as_ref().map(ToString::to_string),
             succeeds: self.succeeds.as_ref().map(ToString::to_string),
+            schedule: self.schedule,
             access: self.access.clone(),
         };
         let body = toml::to_string_pretty(&file).expect("strings and numbers are representable");
@@ -305,6 +309,7 @@ impl Volume {
         let (successor, succeeds) = (other(file.successor), other(file.succeeds));
         let protection = &file.access.protection;
         protection.check(file.sealed.is_some()).map_err(|error| format!("access.protection.schemes: {error}"))?;
+        file.schedule.iter().try_for_each(Schedule::check).map_err(|error| format!("schedule: {error}"))?;
         Ok(Volume {
             name: VolumeName::new(&file.name).map_err(|error| error.to_string())?,
             id: file.volume_id.parse().map_err(|error| format!("volume_id: {error}"))?,
@@ -318,6 +323,7 @@ impl Volume {
             snapshots: file.snapshots,
             successor: successor.map_err(|error| format!("successor: {error}"))?,
             succeeds: succeeds.map_err(|error| format!("succeeds: {error}"))?,
+            schedule: file.schedule,
             access: file.access,
         })
     }
@@ -351,6 +357,9 @@ struct File {
     successor: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     succeeds: Option<String>,
+    /// Builds that do not know it refuse the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    schedule: Option<Schedule>,
     #[serde(default)]
     access: Access,
 }
@@ -430,6 +439,7 @@ fn mode_name(mode: Mode) -> &'static str {
 pub(crate) mod tests {
     use super::*;
     use crate::protection::Service;
+    use crate::retention::Retention;
 
     pub(crate) fn sample(custody: Custody) -> Volume {
         Volume {
@@ -451,6 +461,7 @@ pub(crate) mod tests {
             io: IoChoice::Auto,
             clone_of: None,
             snapshots: Vec::new(),
+            schedule: None,
             successor: None,
             succeeds: None,
             access: Access { peers: vec!["alice".into()], ..Access::default() },
@@ -492,11 +503,16 @@ pub(crate) mod tests {
             assert!(volume.to_toml().contains(&format!("io = \"{io}\"")));
             assert_eq!(Volume::from_toml(&volume.to_toml()), Ok(volume));
         }
+        let keep = Retention { last: 2, monthly: 12, ..Retention::default() };
+        let scheduled = Volume { schedule: Some(Schedule { every_s: 3600, keep }), ..plain.clone() };
+        assert_eq!(Volume::from_toml(&scheduled.to_toml()), Ok(scheduled.clone()));
+        assert!(Volume::from_toml(&scheduled.to_toml().replace("every_s = 3600", "every_s = 0")).is_err());
         let roomy = Volume { spare_percent: 100, ..plain.clone() };
         assert_eq!(Volume::from_toml(&roomy.to_toml()), Ok(roomy.clone()));
         assert_eq!(roomy.create_options().spare_percent, 100);
-        let new =
-            ["io =", "spare", "previous_versions", "opened_with"].iter().any(|field| plain.to_toml().contains(field));
+        let new = ["io =", "spare", "previous_versions", "opened_with", "schedule"]
+            .iter()
+            .any(|field| plain.to_toml().contains(field));
         assert!(!new, "as before there was a choice");
         let old = plain.to_toml().replace("medium = \"directory\"\n", "");
         assert_eq!(Volume::from_toml(&old), Ok(plain), "volumes were made before there was a choice");

@@ -9,7 +9,7 @@ use super::Store;
 use super::append::{Content, WriteOp};
 use super::gate::Gate;
 use super::group::GroupKind;
-use crate::catalogue::Change;
+use crate::catalogue::{Change, NodeId};
 use crate::index::Version;
 use crate::map::Gone;
 use crate::op::{Op, OpError};
@@ -69,8 +69,17 @@ impl Store {
             from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
             created_seconds: branch.created,
             bytes_written: self.map.table(branch.node).index.len() * weight,
+            is_kept: self.is_kept(branch.node),
         })
         .collect()
+    }
+
+    /// Whether nothing was written to the node of a branch, neither blocks nor holes, and a snapshot has what is below it.
+    fn is_kept(&self, node: NodeId) -> bool {
+        let (catalogue, table) = (&self.map.catalogue, self.map.table(node));
+        let is_empty = table.index.len() == 0 && table.holes.len() == 0;
+        let has_snapshot = |parent| catalogue.snapshots.iter().any(|snapshot| snapshot.node == parent);
+        is_empty && catalogue.parent(node).is_none_or(has_snapshot)
     }
 
     /// Takes in a change of the catalogue. Its answer waits until it is durable.

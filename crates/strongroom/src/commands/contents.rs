@@ -27,6 +27,8 @@ pub(crate) enum SnapshotCommand {
     /// Delete a snapshot. What only it kept is freed in the background.
     #[command(after_help = "Example: strongroom volume snapshot delete vault@monday")]
     Delete(SnapshotArgs),
+    Prune(super::snapshots::PruneArgs),
+    Schedule(super::snapshots::ScheduleArgs),
     /// Make a volume what it was when a snapshot was taken. What was written since is lost; later snapshots stay.
     #[command(after_help = "Example: strongroom volume snapshot rollback vault@monday --yes\n\n\
         Nobody may use the volume meanwhile: detach it first.")]
@@ -164,6 +166,8 @@ pub(crate) fn snapshot(command: SnapshotCommand) -> Result<()> {
             operate(&target, &volume, Operation::SnapshotDelete { snapshot: snapshot.clone() })?;
             println!("deleted the snapshot {volume}@{snapshot}");
         }
+        SnapshotCommand::Prune(args) => super::snapshots::prune(&args)?,
+        SnapshotCommand::Schedule(args) => super::snapshots::schedule(&args)?,
         SnapshotCommand::Rollback(RollbackArgs { snapshot: (volume, snapshot), yes, target }) => {
             if !yes {
                 bail!("everything written to '{volume}' since {volume}@{snapshot} will be lost; say --yes to go on");

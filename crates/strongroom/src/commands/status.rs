@@ -10,7 +10,7 @@ use strongroom_target::admin::{Client, Reply, Request, SessionReport, StatusRepo
 
 use crate::admin::{AdminArgs, ask};
 use crate::table::Table;
-use crate::units::{parse_duration, show_size};
+use crate::units::{parse_duration, show_duration, show_size, show_time};
 
 /// Show a running target: sessions, what they negotiated, volumes, stores, rates.
 #[derive(Args)]
@@ -210,6 +210,24 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
     }
     println!();
     print_volumes(report);
+    print_schedules(report);
+}
+
+fn print_schedules(report: &StatusReport) {
+    if report.schedules.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&["SNAPSHOTS OF", ">EVERY", "KEEPS", "NEXT", "LAST RUN"]);
+    for schedule in &report.schedules {
+        table.row(vec![
+            schedule.volume.clone(),
+            show_duration(Duration::from_secs(schedule.schedule.every_s)),
+            schedule.schedule.keep.to_string(),
+            show_time(schedule.next_seconds),
+            super::snapshots::last_run(schedule),
+        ]);
+    }
+    print!("\n{table}");
 }
 
 /// The table of sessions; with an earlier report also their rates.

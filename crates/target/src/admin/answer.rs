@@ -42,6 +42,7 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
         })),
         Request::Refresh { volume } => in_words(parse(&volume).map(|volume| {
             let (ended, changed) = recheck(shared, Some(volume));
+            shared.scheduler.look_again();
             Reply::Sessions(ended + changed)
         })),
     }
@@ -83,6 +84,7 @@ fn status(shared: &Shared) -> StatusReport {
         workers: shared.workers(),
         channels: shared.has_identity(),
         drains: shared.drain().report(),
+        schedules: shared.scheduler.report(),
         memory: shared.budget.report(),
         counters: shared.stats(),
         sessions: Vec::new(),
@@ -133,6 +135,7 @@ impl Shared {
         let (config, secrets) = read()?;
         let (changed, needs_restart) = self.replace_settings(config, &secrets).map_err(|error| error.to_string())?;
         let (sessions_ended, sessions_changed) = recheck(self, None);
+        self.scheduler.look_again();
         tracing::info!(?changed, ?needs_restart, sessions_ended, sessions_changed, "read the configuration again");
         Ok(Reloaded { changed, needs_restart, sessions_ended, sessions_changed })
     }

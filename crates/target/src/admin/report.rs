@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_store::SpaceState;
 
 use crate::budget::MemoryReport;
+use crate::schedule::Schedule;
 use crate::stats::Stats;
 
 /// A target at one moment.
@@ -28,6 +29,9 @@ pub struct StatusReport {
     pub channels: bool,
     /// What is being drained, and where to.
     pub drains: Vec<DrainReport>,
+    /// Schedules of snapshots, by volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedules: Vec<ScheduleReport>,
     /// The memory budget and what is used of it.
     #[serde(default)]
     pub memory: MemoryReport,
@@ -46,6 +50,26 @@ pub struct DrainReport {
     pub volume: Option<String>,
     /// Where initiators are sent; `None`: away.
     pub to: Option<String>,
+}
+
+/// The schedule of snapshots of one volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScheduleReport {
+    /// The volume.
+    pub volume: String,
+    /// What it says.
+    pub schedule: Schedule,
+    /// When it is looked at next, in seconds since 1970.
+    pub next_seconds: u64,
+    /// When it was looked at last, in seconds since 1970; `None`: not since the target started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_seconds: Option<u64>,
+    /// What came of that, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_outcome: Option<String>,
+    /// Why it failed, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// One session.

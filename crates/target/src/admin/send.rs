@@ -5,7 +5,7 @@
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use strongroom_store::{Sender, SnapshotId};
@@ -17,6 +17,43 @@ use crate::server::Shared;
 /// How long to leave a busy store alone.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// The snapshots that streams are being made of, each as often as it is: those that are sent, and those that what is sent builds on.
+#[derive(Debug, Default)]
+pub(crate) struct SendsUnderWay(Mutex<Vec<SnapshotId>>);
+
+impl SendsUnderWay {
+    /// Whether a stream would end if this snapshot were deleted.
+    pub(crate) fn concern(&self, snapshot: SnapshotId) -> bool {
+        self.list().contains(&snapshot)
+    }
+
+    /// Notes these until the answer is dropped.
+    fn note(&self, snapshots: Vec<SnapshotId>) -> NotedSend<'_> {
+        self.list().extend(&snapshots);
+        NotedSend { all: self, snapshots }
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<SnapshotId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct NotedSend<'a> {
+    all: &'a SendsUnderWay,
+    snapshots: Vec<SnapshotId>,
+}
+
+impl Drop for NotedSend<'_> {
+    fn drop(&mut self) {
+        let mut list = self.all.list();
+        for snapshot in &self.snapshots {
+            if let Some(at) = list.iter().position(|noted| noted == snapshot) {
+                list.swap_remove(at);
+            }
+        }
+    }
+}
+
 /// Sends it all. The reply ends it; an error says that the client is gone.
 pub(super) fn send(
     client: &mut UnixStream,
@@ -25,7 +62,7 @@ pub(super) fn send(
     resume: Option<&Resume>,
 ) -> io::Result<Reply> {
     let started = start(shared, volume, snapshot, from, resume);
-    let (served, mut stream, size_bytes, block_bytes) = match started {
+    let (served, mut stream, size_bytes, block_bytes, _noted) = match started {
         Ok(started) => started,
         Err(problem) => return Ok(Reply::Error(problem)),
     };
@@ -52,14 +89,15 @@ pub(super) fn send(
     Ok(reply)
 }
 
-/// The store, the stream at its beginning, the volume's size and that of its blocks.
+/// The store, the stream at its beginning, the volume's size and that of its blocks, and the note that keeps its snapshots.
+#[allow(clippy::type_complexity)]
 fn start<'a>(
     shared: &'a Arc<Shared>,
     volume: &str,
     snapshot: &str,
     from: Option<&str>,
     resume: Option<&Resume>,
-) -> Result<(Served<'a>, Box<Sender>, u64, u64), String> {
+) -> Result<(Served<'a>, Box<Sender>, u64, u64, NotedSend<'a>), String> {
     let described = load(&shared.catalogue, volume)?;
     described.may_be_sent()?;
     let names: Vec<&str> = [snapshot].into_iter().chain(from).collect();
@@ -81,5 +119,6 @@ fn start<'a>(
         Some(resume) => (resume.from.map(SnapshotId), resume.position),
     };
     let stream = Sender::new(base, to, position).sealed_as(described.stream_sealing());
-    Ok((served, Box::new(stream), info.geometry.bytes(), info.geometry.block_size.bytes().into()))
+    let noted = shared.sends.note([to].into_iter().chain(base).collect());
+    Ok((served, Box::new(stream), info.geometry.bytes(), info.geometry.block_size.bytes().into(), noted))
 }

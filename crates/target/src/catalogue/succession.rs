@@ -143,6 +143,7 @@ impl Catalogue {
             let previous_versions = before.access.previous_versions && is_sealed;
             let access = Access { initiators, previous_versions, ..before.access.clone() };
             (volume.name, volume.succeeds, volume.access) = (name.clone(), None, access);
+            volume.schedule = before.schedule;
             match Volume::from_toml(&volume.to_toml()) {
                 Ok(_) => Ok(()),
                 Err(problem) => Err(refused(&problem)),

@@ -23,6 +23,7 @@ mod reservations;
 mod scale;
 mod scrubbing;
 mod sealed;
+mod snapshots;
 mod space;
 mod spread;
 mod support;
