@@ -4,8 +4,10 @@
 mod stage;
 
 use std::fs;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
-use stage::{World, noise, run};
+use stage::{World, noise, run, strongroom};
 
 /// Takes some blocks of the volume's contents anew.
 fn change(contents: &mut [u8], seed: u64) {
@@ -162,4 +164,57 @@ fn a_volume_made_for_a_stream_is_sealed_as_the_one_that_was_sent() {
     at(&there, &["receive", "secret", "--in", &stream, "--authenticate-only"])
         .failed(&["leave --authenticate-only out"]);
     at(&there, &["receive", "secret", "--in", &stream]).ok();
+}
+
+/// As a nightly job does it: a target serves the volume, keeps it open for long after its last session, and somebody reads.
+#[test]
+fn a_served_volume_takes_in_a_stream_when_its_readers_let_go() {
+    let world = World::new();
+    let origin = world.text("origin");
+    let there = |arguments: &[&str]| run(&[&["volume"], arguments, &["--root", &origin]].concat());
+    let receive = |file: &str, more: &[&str]| {
+        let (file, config) = (world.text(file), world.text("strongroom.toml"));
+        let arguments = ["volume", "receive", "scratch", "--in", &file, "--config", &config];
+        strongroom(&[&arguments[..], more].concat()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let said = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    there(&["create", "scratch", "--size", "1MiB", "--plain"]).ok();
+    let mut from = None;
+    for day in ["monday", "tuesday", "wednesday"] {
+        there(&["snapshot", "create", &format!("scratch@{day}")]).ok();
+        let (snapshot, out) = (format!("scratch@{day}"), world.text(day));
+        let base = from.map(|from| vec!["--from", from]).unwrap_or_default();
+        there(&[&["send", &snapshot, "--out", &out], &base[..]].concat()).ok();
+        from = Some(day);
+    }
+    let server = world.serve_with(&["--idle-close", "10m"]);
+    assert!(said(receive("monday", &[])).0);
+    world.alice(&["copy", &world.plain_url("scratch"), &world.text("out")]).ok();
+    let of_snapshot = format!("iscsi://127.0.0.1:{}/iqn.2026-11.org.strongroom:scratch:monday/0", world.port());
+    world.alice(&["copy", &of_snapshot, &world.text("out-of-monday")]).ok();
+    // Nobody uses it any more, nor the snapshot: it need not be waited for.
+    let started = Instant::now();
+    let (success, stderr) = said(receive("tuesday", &["--wait", "0"]));
+    assert!(success && started.elapsed() < Duration::from_secs(60), "{stderr}");
+    assert!(server.log().matches("closed volume=scratch").count() > 0, "{}", server.log());
+    let shown = run(&["volume", "snapshot", "list", "scratch", "--config", &world.text("strongroom.toml")]).ok();
+    assert!(shown.contains("scratch@tuesday"), "{shown}");
+
+    if stage::can_mount() {
+        let directory = world.text("attached");
+        world.alice_without_key(&["attach", &of_snapshot, "--to", &directory]).ok();
+        let (success, stderr) = said(receive("wednesday", &["--wait", "0"]));
+        assert!(!success && stderr.contains("with 'scratch@monday'") && stderr.contains("--wait"), "{stderr}");
+        let waiting = receive("wednesday", &[]);
+        std::thread::sleep(Duration::from_secs(1));
+        run(&["detach", &directory]).ok();
+        let (success, stderr) = said(waiting);
+        assert!(success && stderr.contains("waiting for"), "{stderr}");
+        let shown = run(&["volume", "snapshot", "list", "scratch", "--config", &world.text("strongroom.toml")]).ok();
+        assert!(shown.contains("scratch@wednesday"), "{shown}");
+    }
+    server.stop();
 }

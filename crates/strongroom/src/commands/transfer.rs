@@ -22,8 +22,9 @@ use strongroom_target::admin::{Client, Request, Resume};
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
 use super::contents::parse_snapshot;
+use super::opening;
 use super::volume::{RootArgs, spare_range, usable_wrapping_key, warn_of_unknown_peers};
-use crate::units::show_size;
+use crate::units::{parse_duration, show_size};
 
 /// How long a target may take to open a volume.
 const OPEN_PATIENCE: Duration = Duration::from_secs(300);
@@ -67,13 +68,17 @@ pub(crate) struct SendArgs {
     strongroom volume receive vault --position\n\n\
     Everything is checked on arrival, and the snapshot is there whole or not at all. The volume opens with the key of the one that \
     was sent. One that is there already must be what it was at the snapshot that the stream builds on: roll back to that if it was \
-    written to. Nobody may use it meanwhile.")]
+    written to. While somebody has it or a snapshot of it attached, `receive` waits (--wait); while it takes the stream in, logins to \
+    the volume are refused.")]
 pub(crate) struct ReceiveArgs {
     /// The volume's name.
     name: String,
     /// The file with the stream. Without it the stream comes from standard input.
     #[arg(long = "in", value_name = "FILE")]
     input: Option<PathBuf>,
+    /// How long to wait for those who use the volume or a snapshot of it. A target that runs closes a volume that nobody uses at once.
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
+    wait: Duration,
     /// Print where an interrupted transfer goes on: a token for `volume send --resume-from`.
     #[arg(long, conflicts_with = "input")]
     position: bool,
@@ -152,7 +157,7 @@ pub(crate) fn send(args: &SendArgs) -> Result<()> {
     if let Some(client) = Client::connect(&args.target.admin_socket()?)? {
         return send_served(args, client);
     }
-    let mut volume = open(&args.target, &args.target.open()?, name)?;
+    let mut volume = opening::open(&args.target, &args.target.open()?, name, Duration::ZERO)?;
     let may = volume.volume().may_be_sent().map_err(anyhow::Error::msg);
     let sent = may.and_then(|()| start(args, &volume)).and_then(|sender| {
         let (mut out, made) = output(args.out.as_deref())?;
@@ -295,7 +300,7 @@ pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     let (info, start) = beginning(input.as_mut())?;
     let catalogue = Catalogue::open_or_create(args.target.root()?)?;
     make_if_missing(args, &catalogue, &info)?;
-    let mut volume = open(&args.target, &catalogue, &args.name)?;
+    let mut volume = opening::open(&args.target, &catalogue, &args.name, args.wait)?;
     if volume.volume().clone_of.is_some() {
         bail!("'{}' is a clone, which takes in no stream; receive into a new volume, under another name", args.name);
     }
@@ -487,7 +492,7 @@ fn take(
 /// `--position` and `--abandon`.
 fn unfinished(args: &ReceiveArgs) -> Result<()> {
     let name = &args.name;
-    let mut volume = open(&args.target, &args.target.open()?, name)?;
+    let mut volume = opening::open(&args.target, &args.target.open()?, name, args.wait)?;
     let receptions = volume.store().receptions();
     let mut abandoned = Ok(());
     if args.abandon {
@@ -506,21 +511,6 @@ fn unfinished(args: &ReceiveArgs) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Opens a volume, or says who has it.
-fn open(target: &RootArgs, catalogue: &Catalogue, name: &str) -> Result<OpenVolume> {
-    catalogue.open_volume(name).map_err(|error| match error {
-        CatalogueError::InUse { name } => {
-            let config = target.configuration().ok().flatten();
-            let seconds = config.map_or_else(|| "10 unless it is told otherwise".to_owned(), |c| c.limits.idle_close_s.to_string());
-            anyhow!(
-                "the volume '{name}' is open in a target or another command. A target closes a volume that no session uses \
-                 after idle_close_s ({seconds}) seconds: detach its initiators and try again then, or stop the target"
-            )
-        }
-        other => other.into(),
-    })
 }
 
 fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {

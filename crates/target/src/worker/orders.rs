@@ -95,12 +95,7 @@ impl Worker {
             }
             Order::Job { volume, job } => self.take_job(&volume, *job),
             Order::Resized { store } => self.resized(&store),
-            Order::Close { volume } => {
-                let is_unused = |open: &OpenUnit| open.unit.is_idle() && open.replacing.is_empty();
-                if matches!(self.units.get(&volume), Some(Slot::Open(open)) if is_unused(open)) {
-                    self.close_unit(&volume);
-                }
-            }
+            Order::Close { volume } => self.close_unused(&volume),
             Order::Gone { export } => {
                 // None was there a moment ago, but one may have come in between.
                 let users = match self.units.get(&export) {

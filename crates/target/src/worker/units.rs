@@ -38,6 +38,12 @@ impl Slot {
         }
     }
 
+    /// Nobody uses it, and nothing would be lost if it were closed now.
+    fn is_unused(&self) -> bool {
+        let unused = |open: &OpenUnit| open.unused_since.is_some() && open.unit.is_idle() && open.replacing.is_empty();
+        matches!(self, Slot::Open(open) if unused(open))
+    }
+
     /// A thread works on it, or it has work in flight.
     pub(super) fn is_busy(&self) -> bool {
         match self {
@@ -421,6 +427,21 @@ impl Worker {
 
     fn idle_close(&self) -> Duration {
         Duration::from_secs(self.settings.config.limits.idle_close_s)
+    }
+
+    /// Closes a store that nobody uses, and the clones and snapshots of it that are open; nothing of that if one of them is in use.
+    pub(super) fn close_unused(&mut self, store: &VolumeName) {
+        let of_store = |(name, slot): &(&VolumeName, &Slot)| *name == store || slot.base().as_ref() == Some(store);
+        if self.units.iter().filter(of_store).any(|(_, slot)| !slot.is_unused()) {
+            return;
+        }
+        // Clones and snapshots first: the last handle takes the store.
+        let views: Vec<VolumeName> =
+            self.units.iter().filter(of_store).map(|(name, _)| name.clone()).filter(|name| name != store).collect();
+        views.iter().for_each(|name| self.close_unit(name));
+        if self.units.contains_key(store) {
+            self.close_unit(store);
+        }
     }
 
     pub(super) fn close_unit(&mut self, volume: &VolumeName) {
