@@ -150,6 +150,8 @@ struct History {
     /// How many deletions gave back what was told, and how many counts were not zero.
     deletions: u32,
     nonzero: u32,
+    /// How many branches had to be told as kept.
+    kept: u32,
 }
 
 impl History {
@@ -253,6 +255,26 @@ impl History {
         }
     }
 
+    /// A branch is said to be kept only where a snapshot has all that it has, or nothing was written; and always while nothing was
+    /// written to it since a snapshot that is there.
+    fn check_kept(&mut self) {
+        let contents =
+            |node| (0..self.blocks).map(|lba| self.tree.find(node, lba).and_then(|(_, byte)| byte)).collect();
+        let snapshots: Vec<Vec<Option<u8>>> = self.tree.snapshots.values().map(|&(node, _)| contents(node)).collect();
+        for info in self.store.branches() {
+            let (head, _) = self.tree.heads[&info.id.0];
+            let (has, node) = (contents(head), &self.tree.nodes[head]);
+            if info.is_kept {
+                assert!(snapshots.contains(&has) || has.iter().all(Option::is_none), "{info:?}");
+            }
+            let is_snapshot = |parent| self.tree.snapshots.values().any(|&(node, _)| Some(node) == parent);
+            if node.blocks.is_empty() && is_snapshot(node.parent) {
+                assert!(info.is_kept, "{info:?}");
+                self.kept += 1;
+            }
+        }
+    }
+
     fn step(&mut self, backend: &SharedMemory) {
         match self.random.below(24) {
             0..=8 => self.put(true),
@@ -268,8 +290,10 @@ impl History {
             }
             _ => {
                 self.check_views();
+                self.check_kept();
                 settle(&mut self.store);
                 self.check_views();
+                self.check_kept();
                 let (count, _) = pinned(&self.store);
                 for (&id, &(node, _)) in &self.tree.snapshots {
                     let expected = self.tree.pinned(node, self.blocks);
@@ -283,19 +307,22 @@ impl History {
 
 #[test]
 fn a_snapshot_pins_what_no_other_view_has() {
-    let (mut deletions, mut nonzero) = (0, 0);
+    let (mut deletions, mut nonzero, mut kept) = (0, 0, 0);
     for seed in 0..40 {
         println!("seed {seed}");
         // Some within a chunk of the index, some over several.
         let blocks = [40, 200][usize::from(seed % 2 == 1)];
         let backend = made(blocks);
         let (store, tree, random) = (open(&backend), Tree::new(), Random::new(seed));
-        let mut history = History { random, store, tree, blocks, weight: weight(), made: 0, deletions: 0, nonzero: 0 };
+        let mut history =
+            History { random, store, tree, blocks, weight: weight(), made: 0, deletions: 0, nonzero: 0, kept: 0 };
         for _ in 0..150 {
             history.step(&backend);
         }
         (deletions, nonzero) = (deletions + history.deletions, nonzero + history.nonzero);
+        kept += history.kept;
     }
+    assert!(kept > 300, "{kept} branches had nothing new");
     assert!(deletions > 100 && nonzero > 300, "{deletions} deletions gave something back, {nonzero} counts");
 }
 

@@ -10,7 +10,7 @@ use super::Worker;
 use super::connection::{Connection, ConnectionKey, Stage};
 use super::crossing::Request;
 use super::session::{Admitted, Session};
-use super::units::{OpenUnit, Slot};
+use super::units::Slot;
 use crate::access::Identity;
 use crate::admin::{ConnectionReport, SessionReport, VerificationReport, VolumeReport};
 use crate::names::{VolumeName, for_log};

@@ -6,7 +6,7 @@ use strongroom_target::VolumeSpec;
 use strongroom_target::admin::{Pruned, PrunedSnapshot, Request};
 use strongroom_target::operate::Operation;
 
-use crate::support::keeper::{client, operate};
+use crate::support::keeper::{ask, client, operate};
 use crate::support::*;
 
 fn snapshot(host: &Host, name: &str) {
@@ -92,4 +92,23 @@ fn a_prefix_and_a_clone_limit_what_pruning_is_about() {
     assert_eq!(names(&host), ["by-hand", "nightly-2"]);
     let of_clone = host.handle().catalogue().show("copy").unwrap().volume.snapshots;
     assert_eq!(of_clone, ["nightly-of-the-clone"]);
+}
+
+/// Closing a volume takes along what shares its store: else its lock would be free while the store is still open.
+#[test]
+fn a_volume_is_closed_with_its_snapshots_or_not_at_all() {
+    let host = Host::start_with(&[VolumeSpec::plain("data", MIB)], |config| config.limits.idle_close_s = 600);
+    host.plain("data").write(0, &pattern(1, 1));
+    snapshot(&host, "s");
+    let mut reader = host.plain("data:s");
+    let (catalogue, close) = (host.handle().catalogue(), Request::Close { volume: "data".into() });
+    ask(&host, &close).unwrap();
+    assert_eq!(reader.read(0, 1), pattern(1, 1));
+    assert!(catalogue.show("data").unwrap().in_use, "somebody uses a snapshot of it");
+    reader.log_out();
+    eventually("it is closed", || {
+        ask(&host, &close).unwrap();
+        !catalogue.show("data").unwrap().in_use
+    });
+    catalogue.open_volume("data").expect("the store is closed, too").close().unwrap();
 }
