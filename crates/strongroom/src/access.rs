@@ -25,25 +25,30 @@ use crate::key_server::KeyServerArgs;
 use crate::units::{parse_duration, parse_size};
 use crate::{keys, secret_file};
 
+/// Under which headings `--help` shows what every command with a URL takes.
+pub(crate) const KEYS: &str = "Keys and identities";
+const CONNECTION: &str = "Connection";
+
 /// As whom, with which keys, and how patiently.
 #[derive(Args, Clone)]
+#[command(next_help_heading = CONNECTION)]
 pub(crate) struct AccessArgs {
     /// The file with this node's identity [default: ~/.config/strongroom/identity].
-    #[arg(long, value_name = "FILE", env = "STRONGROOM_IDENTITY")]
+    #[arg(long, value_name = "FILE", env = "STRONGROOM_IDENTITY", help_heading = KEYS)]
     pub(crate) identity: Option<PathBuf>,
     /// The target's public line, as `strongroom identity show` prints it there; can be repeated.
-    #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key)]
+    #[arg(long = "target-key", value_name = "KEY", value_parser = parse_public_key, help_heading = KEYS)]
     pub(crate) target_keys: Vec<PublicKey>,
     /// The file that lists known targets, one `HOST[:PORT] KEY` a line [default: ~/.config/strongroom/known_targets].
-    #[arg(long = "known", value_name = "FILE", env = "STRONGROOM_KNOWN_TARGETS")]
+    #[arg(long = "known", value_name = "FILE", env = "STRONGROOM_KNOWN_TARGETS", help_heading = KEYS)]
     pub(crate) known_targets: Option<PathBuf>,
     /// The file with the volume's key, for a sealed volume of custody `keyfile`.
-    #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE")]
+    #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE", help_heading = KEYS)]
     pub(crate) key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) key_server: KeyServerArgs,
     /// What the key server calls the volume's keys, if not as the URL calls the volume: for clones.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = KEYS)]
     pub(crate) key_name: Option<String>,
     /// The volume is one that was made with `--authenticate-only`: the target can read what is written to it.
     ///

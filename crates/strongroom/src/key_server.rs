@@ -9,12 +9,13 @@ use clap::Args;
 use strongroom_handshake::PublicKey;
 use strongroom_keyserver::{Client, ClientOptions, DEFAULT_PORT};
 
-use crate::access::parse_public_key;
+use crate::access::{KEYS, parse_public_key};
 use crate::keys;
 use crate::units::parse_duration;
 
 /// Where the keys are.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = KEYS)]
 pub(crate) struct KeyServerArgs {
     /// The key server, for volumes of custody `keyserver`; can be repeated: the primary first, then its standby.
     #[arg(

@@ -9,6 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How to log.
 #[derive(Args)]
+#[command(next_help_heading = "Logging")]
 pub(crate) struct LoggingArgs {
     /// What to log: error, warn, info, debug, trace, or a filter such as `info,strongroom_target=debug`.
     ///
