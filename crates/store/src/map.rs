@@ -106,7 +106,8 @@ impl BlockMap {
 
     fn way_up(&self, node: NodeId) -> impl Iterator<Item = &Table> {
         let mut tables = Descent::new(&self.tables);
-        self.catalogue.path(node).map(move |node| tables.find(node).expect("every node has its table"))
+        let path = self.catalogue.path(node).inspect(|_| steps::count(1));
+        path.map(move |node| tables.find(node).expect("every node has its table"))
     }
 
     /// The only table that a view looks into, if there is only one.
@@ -141,14 +142,19 @@ impl BlockMap {
         found
     }
 
-    /// The sequence of the newest that a view has at a block, a block or a hole; 0 if it has nothing.
-    pub(crate) fn newest(&self, node: NodeId, lba: u64) -> u64 {
-        let of = |table: &Table| {
-            let block = table.index.find(lba).map(Version::sequence);
-            // A hole may be newer than the block, until it has hidden it.
-            block.max(table.holes.covering(lba).map(|(.., sequence)| sequence))
-        };
-        self.way_up(node).find_map(of).unwrap_or(0)
+    /// The sequence of the newest that a node has of its own at a block, a block or a hole; 0 if it has nothing.
+    pub(crate) fn newest_in(&self, node: NodeId, lba: u64) -> u64 {
+        steps::count(1);
+        let table = self.table(node);
+        let block = table.index.find(lba).map_or(0, Version::sequence);
+        // A hole may be newer than the block, until it has hidden it.
+        block.max(table.holes.covering(lba).map_or(0, |(.., sequence)| sequence))
+    }
+
+    /// Those of some nodes that have data of their own among the blocks of a range.
+    pub(crate) fn with_data_in(&self, nodes: &[NodeId], start: u64, end: u64) -> Vec<NodeId> {
+        steps::count(nodes.len() as u64);
+        nodes.iter().copied().filter(|&node| self.table(node).index.any_in(start, end)).collect()
     }
 
     /// Mapped blocks of all nodes.

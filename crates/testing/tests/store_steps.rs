@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use strongroom_block::{BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, SealingDomain, VolumeId};
+use strongroom_block::{
+    BlockSize, Buffer, Custody, Geometry, HoleRecord, Lba, SealingDomain, Stamp, StoreSequence, VolumeId,
+};
 use strongroom_store::{
-    BranchId, CreateOptions, Op, OpenOptions, Outcome, SnapshotId, Store, UnitKind, View, steps_taken,
+    BranchId, CreateOptions, Op, OpError, OpenOptions, Origin, Outcome, SnapshotId, Store, UnitKind, View, steps_taken,
 };
 use strongroom_testing::{SimDisk, record_for};
 
@@ -108,6 +110,50 @@ fn a_damaged_segment_is_searched_in_slices() {
     }
     assert!(store.stats().scrub_bad_blocks > 0, "blocks whose record block is damaged are found");
     assert!(most <= STEPS_MAX, "{most} steps in one call");
+}
+
+/// A chain of snapshots may be long: a replay is of the head, and what the head has of its own is enough to judge it by.
+#[test]
+fn a_replay_below_many_snapshots_takes_no_longer_than_one_below_none() {
+    const BLOCKS: u64 = 4096;
+    const SNAPSHOTS: u64 = 500;
+    let disk = SimDisk::new(1);
+    Store::create_on(Box::new(disk.backend(true)), &create(SEALED, BLOCKS)).unwrap();
+    let open = || Store::open_on(Box::new(disk.backend(true)), &OpenOptions::default(), Arc::new(|| {})).unwrap();
+    let mut store = open();
+    let attach_id = record_for(1, 0, None).stamp().attach_id;
+    let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(1, 0, None) };
+    store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
+    store.execute(Op::RegisterAttachment { attach_id }).unwrap();
+    for at in 0..SNAPSHOTS {
+        // Each node has something, but not where the replay goes.
+        store.execute(write(SEALED, 2, BLOCKS - 1, 1)).unwrap();
+        snapshot(&mut store, &format!("{at}"));
+    }
+    let written = store.execute(write(SEALED, 3, 2048, 4)).unwrap();
+    let Outcome::Written { first, .. } = written else { panic!("{written:?}") };
+    store.execute(Op::Flush).unwrap();
+    drop(store);
+    disk.crash();
+
+    // As if 512 blocks had been acknowledged, of which the first four are there.
+    let mut store = open();
+    let Op::Write { lba, data, records, fua, .. } = write(SEALED, 4, 2048, 512) else { unreachable!() };
+    let origin =
+        |first| Some(Origin { operation: Stamp { attach_id, counter: 1 << 40 }, replay: Some(StoreSequence(first)) });
+    let early = Op::Write { lba, data: data.clone(), records: records.clone(), fua, origin: origin(first.0 - 2) };
+    assert!(matches!(store.execute(early), Err(OpError::ReplayRefused(_))), "it begins before the last snapshot");
+    let before = steps_taken();
+    store.submit(strongroom_block::Token(1), Op::Write { lba, data, records, fua, origin: origin(first.0) });
+    let mut done = Vec::new();
+    store.poll_completions(&mut done);
+    let steps = steps_taken() - before;
+    while done.is_empty() {
+        store.poll_completions(&mut done);
+    }
+    assert!(matches!(done[0].result, Ok(Outcome::Written { superseded: 4, .. })), "{done:?}");
+    println!("{steps} steps");
+    assert!(steps <= 4 * 512, "{steps} steps for 512 blocks");
 }
 
 /// A discard of each block of `lbas`, many at a time.

@@ -11,6 +11,7 @@ use crate::catalogue::NodeId;
 use crate::op::{OpError, Origin, Outcome};
 use crate::operations::Standing;
 use crate::planted::PlantedFault;
+use crate::steps;
 
 /// What becomes of the first queued request.
 pub(super) enum Verdict {
@@ -205,16 +206,22 @@ impl Store {
         let item_bytes = self.layout.item_bytes as usize;
         let mut replayed = Replayed { sequences: Vec::new(), first: StoreSequence(range.start), superseded: 0 };
         let (mut lbas, mut left, mut left_items) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut nearby, end) = (Vec::new(), lba + (range.end - range.start));
         for (at, sequence) in range.enumerate() {
             let lba = lba + at as u64;
-            let newest = self.map.newest(node, lba);
+            if at == 0 || lba % LOOKED_AT_ONCE == 0 {
+                nearby = self.map.with_data_in(nodes, lba, end.min(lba + LOOKED_AT_ONCE));
+            }
+            // The nodes above have nothing as new: the head began when they ended.
+            let newest = self.map.newest_in(node, lba);
             if newest >= sequence && !self.options.planted.has(PlantedFault::StaleReplay) {
                 replayed.superseded += 1;
                 continue;
             }
             let is_here =
                 |&node: &NodeId| self.map.table(node).index.find(lba).is_some_and(|it| it.sequence() == sequence);
-            if nodes.iter().any(is_here) || self.map.versions.find(lba, sequence).is_some() {
+            steps::count(nearby.len() as u64);
+            if nearby.iter().any(is_here) || self.map.versions.find(lba, sequence).is_some() {
                 return Err(OpError::ReplayRefused(TAKEN));
             }
             lbas.push(lba);
@@ -227,6 +234,9 @@ impl Store {
         Ok((replayed, Some(Content::Blocks { addresses, pieces: left, items: left_items, count })))
     }
 }
+
+/// Blocks of a replay for which the nodes of other branches are looked through at once.
+const LOOKED_AT_ONCE: u64 = 64;
 
 /// Sequences name versions, in all branches: a forged one must not meet what another branch has.
 const TAKEN: &str = "its sequence names something else";
