@@ -151,6 +151,21 @@ impl BlockMap {
         block.max(table.holes.covering(lba).map_or(0, |(.., sequence)| sequence))
     }
 
+    /// Whether a node has data of its own at every block of a range.
+    pub(crate) fn has_all_of(&self, node: NodeId, start: u64, end: u64) -> bool {
+        let index = &self.table(node).index;
+        let mut base = start - start % 64;
+        while base < end {
+            steps::count(1);
+            let wanted = low_bits(end.min(base + 64) - base) & !low_bits(start.max(base) - base);
+            if index.chunk_at(base) & wanted != wanted {
+                return false;
+            }
+            base += 64;
+        }
+        true
+    }
+
     /// Those of some nodes that have data of their own among the blocks of a range.
     pub(crate) fn with_data_in(&self, nodes: &[NodeId], start: u64, end: u64) -> Vec<NodeId> {
         steps::count(nodes.len() as u64);

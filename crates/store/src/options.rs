@@ -290,6 +290,14 @@ pub struct Stats {
     pub scrub_bad_blocks: u64,
     /// How much space is left.
     pub space: SpaceState,
+    /// Bytes that may still be written to blocks that hold nothing, about: what both the log and the host beneath it have room for.
+    pub room_bytes: u64,
+    /// What the log alone has room for.
+    pub log_free_bytes: u64,
+    /// What the host's file system has left, as of the last look; `None`: all space was taken when the store was made.
+    pub host_free_bytes: Option<u64>,
+    /// See [`Store::space_percent`](crate::Store::space_percent).
+    pub space_percent: u8,
     /// How far an erase is, in 65536ths; `None`: there is none.
     pub erasing: Option<u16>,
     /// Whether writes are refused because a sync or write failed.

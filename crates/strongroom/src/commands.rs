@@ -20,6 +20,7 @@ pub(crate) mod reseal;
 pub(crate) mod serve;
 pub(crate) mod session;
 mod snapshots;
+mod space;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod transfer;

@@ -183,6 +183,10 @@ impl StoreHandle {
         self.shared.borrow().store.space()
     }
 
+    pub(crate) fn space_percent(&self) -> u8 {
+        self.shared.borrow().store.space_percent()
+    }
+
     /// How far an erase of the store is, in 65536ths; `None`: there is none.
     pub(crate) fn erase_progress(&self) -> Option<u16> {
         self.shared.borrow().store.erase_progress()

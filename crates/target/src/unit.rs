@@ -118,6 +118,8 @@ pub(crate) struct Unit {
     completions: Vec<Completion>,
     /// What users were told last about space.
     space: SpaceState,
+    /// Of the percentages that are logged, the last one that was reached.
+    space_level: u8,
     /// What the keeper of the target wants of the store.
     jobs: HashMap<Token, RunningJob>,
     /// Custody `target`, where the target was given what opens blocks.
@@ -246,6 +248,7 @@ impl Unit {
             jobs: HashMap::new(),
             verifier: None,
             space: SpaceState::Ample,
+            space_level: 0,
         }
     }
 

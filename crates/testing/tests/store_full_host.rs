@@ -87,6 +87,12 @@ fn write(store: &mut Store, lba: u64, round: u8) -> Result<Outcome, OpError> {
     store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None })
 }
 
+/// 64 blocks in one request.
+fn write_large(store: &mut Store, lba: u64) -> Result<Outcome, OpError> {
+    let data = (lba..lba + 64).map(|lba| Buffer::copy_from(&[fill_of(lba, 0); 4096])).collect();
+    store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None })
+}
+
 fn check(store: &mut Store, blocks: std::ops::Range<u64>, round: u8) {
     for lba in blocks {
         match store.execute(Op::Read { lba: Lba(lba), count: 1 }) {
@@ -108,13 +114,32 @@ fn a_full_host(host: &Host) {
     let mut store = host.open();
     store.idle();
     assert_ne!(store.space(), SpaceState::Full);
-    let mut taken =
-        (0..BLOCKS).find(|&lba| write(&mut store, lba, 0) == Err(OpError::NoSpace)).expect("the host is smaller");
-    assert!(taken > 2000, "most of the host is of use: {taken} blocks, {:?}", store.stats());
+    let stats = store.stats();
+    assert!(stats.space_percent < 80 && (4 << 20..25 << 20).contains(&stats.room_bytes), "{stats:?}");
+    let large = (0..BLOCKS).step_by(64).find(|&lba| write_large(&mut store, lba) == Err(OpError::NoSpace));
+    let large = large.expect("the host is smaller");
+    assert!(large > 1500, "most of the host is of use: {large} blocks, {:?}", store.stats());
     assert_eq!(store.space(), SpaceState::Full);
+    let stats = store.stats();
+    assert!(stats.space_percent >= 95 && stats.room_bytes < 2 << 20, "{stats:?}");
+    // A file system can still write down where its files are: small writes go on where large ones are refused, ...
+    let mut taken = (large..BLOCKS).find(|&lba| write(&mut store, lba, 0) == Err(OpError::NoSpace)).expect("as above");
+    assert!(taken - large > 200, "only {} blocks in small writes", taken - large);
+    assert_eq!(write_large(&mut store, taken), Err(OpError::NoSpace));
     store.execute(Op::Flush).unwrap();
     host.fill("rest");
-    assert_eq!(write(&mut store, 0, 1), Err(OpError::NoSpace));
+    // ... and what has been written can be written again, as often as one likes: a journal is replayed.
+    for round in 1..6 {
+        for lba in (0..1000).chain((0..taken).step_by(7)).chain((large..taken).rev()) {
+            write(&mut store, lba, 0).unwrap_or_else(|error| panic!("block {lba} again in round {round}: {error}"));
+        }
+    }
+    // Compaction has gained a little on the way.
+    let before = taken;
+    while write(&mut store, taken, 0) != Err(OpError::NoSpace) {
+        taken += 1;
+    }
+    assert!(taken - before < 1000, "{} blocks more than there was room for", taken - before);
     check(&mut store, 0..taken, 0);
     // Closed and opened while there is nothing left, as often as one likes.
     for _ in 0..3 {

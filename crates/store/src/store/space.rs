@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::append::{MakesRoom, WriteOp};
+use super::append::{Addresses, Content, MakesRoom, WriteOp};
 use super::clean::POOL_RESERVE_SHARE_LOW;
 use super::log::is_no_space;
 use super::{Purpose, Store};
@@ -22,6 +22,15 @@ const HOST_RESERVE: u32 = 4;
 const HOST_RESERVE_CLEANING: u32 = 3;
 /// And deleting and cleaning as many to tables: each frees at least the segment that it takes.
 const HOST_RESERVE_TABLES: u32 = 2;
+/// Where the host is nearly full there are, besides, two kinds of free segments with host space, as many of each as so many segments of
+/// the log call for, ...
+const EMERGENCY_SHARE: u32 = 32;
+/// ... but no more than these. The first are for blocks that hold data already and are written again: what a file system on the
+/// volume does when it replays its journal, checks itself and deletes, and what takes no space for long, because the old data makes
+/// room. The second are for small writes to blocks that hold nothing.
+const EMERGENCY_MAX: u32 = 2;
+/// A write of no more bytes is small: file systems write what tells where data is in such pieces.
+const SMALL_WRITE_BYTES: u64 = 128 << 10;
 /// Share of the log that may be live before space counts as nearly full, in percent. A volume written full, without snapshots,
 /// stays below.
 const NEARLY_FULL_PERCENT: u64 = 85;
@@ -44,8 +53,12 @@ pub(super) struct Space {
     refused: bool,
     /// Nothing was written since the store was last called idle: free segments keep less host space.
     quiet: bool,
+    /// What the host has left, as of the last look, if that can be told.
+    host_free: Option<u64>,
     /// The host has little left, as of the last look.
     host_low: bool,
+    /// The host has little left, or refused space and has not given all that is kept ahead since.
+    scarce: bool,
     state: SpaceState,
 }
 
@@ -55,10 +68,68 @@ impl Store {
         self.space.state
     }
 
+    /// How full the store is of what it can have, in percent; 0 while there is room for all of the volume. The host's file system counts with
+    /// what it has left for others too.
+    pub fn space_percent(&self) -> u8 {
+        let (live, room) = (self.segments.live_bytes(), self.room_bytes());
+        let volume = self.info.geometry.blocks.saturating_mul(self.layout.live_block_bytes());
+        match live.checked_mul(100) {
+            _ if room >= volume.saturating_sub(live) => 0,
+            Some(percent) => (percent / (live + room).max(1)) as u8,
+            None => 100,
+        }
+    }
+
+    /// What the host's file system has left, as of the last look.
+    pub(super) fn host_free_bytes(&self) -> Option<u64> {
+        self.space.host_free
+    }
+
+    /// What the log has room for, however little the host has.
+    pub(super) fn log_free_bytes(&self) -> u64 {
+        usable_bytes(&self.layout).saturating_sub(self.segments.live_bytes())
+    }
+
+    /// What may still be written to blocks that hold nothing, about.
+    pub(super) fn room_bytes(&self) -> u64 {
+        let log = self.log_free_bytes();
+        let Some(host) = self.space.host_free else { return log };
+        // A write asks for one more than it fills.
+        let kept = HOST_RESERVE + self.table_segments() + 2 * self.emergency_segments() + 1;
+        let segment = u64::from(self.layout.segment_bytes);
+        let segments = u64::from(self.segments.warm_ahead()) + host / segment;
+        // What is dead comes back when it is cleaned, for the most part.
+        let dead = (u64::from(self.segments.used_count()) * segment).saturating_sub(self.segments.live_bytes());
+        (segments.saturating_sub(kept.into()) * segment + dead / 2).min(log)
+    }
+
+    /// How many free segments of each of the two kinds keep their host space.
+    fn emergency_segments(&self) -> u32 {
+        if self.space.scarce { (self.layout.segments / EMERGENCY_SHARE).clamp(1, EMERGENCY_MAX) } else { 0 }
+    }
+
+    /// How many of the two kinds a write leaves alone: neither, if nothing is live that was not before.
+    fn leaves_kinds(&self, op: &WriteOp) -> u32 {
+        let (lba, count) = match &op.content {
+            Content::Blocks { addresses: Addresses::From(lba), count, .. } => (*lba, u64::from(*count)),
+            // What was acknowledged before a crash.
+            Content::Blocks { .. } if op.replayed.is_some() => return 0,
+            Content::Holes(_) => return 0,
+            _ => return 2,
+        };
+        let head = self.map.catalogue.head(op.branch);
+        match () {
+            () if head.is_some_and(|node| self.map.has_all_of(node, lba, lba + count)) => 0,
+            () if count * u64::from(self.layout.block_bytes) <= SMALL_WRITE_BYTES => 1,
+            () => 2,
+        }
+    }
+
     /// Before the first append of an opening: puts the free segments first that have their host space, or get it. On a full host these
     /// are those that an earlier opening kept.
     pub(super) fn find_reserve(&mut self) -> Result<(), StoreError> {
-        let wanted = 1 + (HOST_RESERVE + self.table_segments()) as usize;
+        self.measure_host();
+        let wanted = 1 + (HOST_RESERVE + self.table_segments() + 2 * self.emergency_segments()) as usize;
         let mut found = Vec::new();
         for segment in self.segments.free_list() {
             if found.len() == wanted {
@@ -67,7 +138,7 @@ impl Store {
             let (offset, len) = (self.layout.segment_at(segment), u64::from(self.layout.segment_bytes));
             match super::create::blocking(self.backend.as_mut(), Io::Allocate { offset, len }) {
                 Ok(_) => found.push(segment),
-                Err(error) if is_no_space(&error) => self.space.host_full = true,
+                Err(error) if is_no_space(&error) => (self.space.host_full, self.space.scarce) = (true, true),
                 Err(error) => return Err(StoreError::io("allocating a segment")(error)),
             }
         }
@@ -79,8 +150,12 @@ impl Store {
     /// Asks for host space ahead of need, one segment at a time.
     pub(super) fn drive_reserve(&mut self) -> bool {
         let may = !self.space.asking && !self.space.host_full && self.refused.is_none() && !self.round.opening;
-        let ahead = HOST_RESERVE + self.table_segments() + self.kept_for_copies();
-        if !may || self.segments.warm_ahead() >= ahead + self.wanted_for_front() {
+        let ahead = HOST_RESERVE + self.table_segments() + 2 * self.emergency_segments() + self.kept_for_copies();
+        if !may {
+            return false;
+        }
+        if self.segments.warm_ahead() >= ahead + self.wanted_for_front() {
+            self.space.scarce = self.space.host_low;
             return false;
         }
         let Some(segment) = self.segments.first_cold() else { return false };
@@ -100,6 +175,9 @@ impl Store {
         match result {
             Ok(()) => {
                 self.segments.warm_up(segment);
+                if self.space.scarce && !self.emergency_is_touched() {
+                    self.space.refused = false;
+                }
                 // Here too: while much is written nobody calls the store idle.
                 self.measure_host();
             }
@@ -109,7 +187,7 @@ impl Store {
                 if self.space.state != SpaceState::Full {
                     tracing::warn!(volume = %self.info.volume_id, %error, "the host has no space left for the store");
                 }
-                self.space.host_full = true;
+                (self.space.host_full, self.space.scarce) = (true, true);
             }
         }
         self.look_at_space();
@@ -131,7 +209,7 @@ impl Store {
 
     /// Opening a segment found no space on the host.
     pub(super) fn space_refused(&mut self) {
-        self.space.host_full = true;
+        (self.space.host_full, self.space.scarce) = (true, true);
         self.space.refused = true;
         self.look_at_space();
     }
@@ -139,7 +217,16 @@ impl Store {
     /// A segment became free, or gave its space back to the host: there may be room again.
     pub(super) fn space_came(&mut self) {
         self.space.host_full = false;
+        if self.space.scarce && !self.emergency_is_touched() {
+            self.space.refused = false;
+        }
         self.look_at_space();
+    }
+
+    /// Whether the host gave no more than what is kept for discards, cleaning and what is written again: then other writes are refused.
+    fn emergency_is_touched(&self) -> bool {
+        let kept = HOST_RESERVE + self.table_segments() + 2 * self.emergency_segments();
+        self.space.scarce && self.segments.warm_ahead() <= kept
     }
 
     /// A write was taken (or, if not, refused for want of space).
@@ -147,7 +234,8 @@ impl Store {
         self.space.asked_again = false;
         self.cleaner.tried_again = false;
         self.space.quiet = false;
-        if self.space.refused == taken {
+        // What may use the reserve tells nothing of what may not.
+        if self.space.refused == taken && !(taken && self.emergency_is_touched()) {
             self.space.refused = !taken;
             self.look_at_space();
         }
@@ -169,7 +257,8 @@ impl Store {
     pub(super) fn host_has(&self, op: &WriteOp, more: u32) -> bool {
         let all_warm = self.segments.warm_ahead() == self.segments.free_count();
         let kept = match op.makes_room() {
-            MakesRoom::No => HOST_RESERVE,
+            MakesRoom::No if !self.space.scarce => HOST_RESERVE,
+            MakesRoom::No => HOST_RESERVE + self.leaves_kinds(op) * self.emergency_segments(),
             MakesRoom::Perhaps => HOST_RESERVE_CLEANING,
             MakesRoom::Surely => HOST_RESERVE_TABLES,
         };
@@ -215,7 +304,8 @@ impl Store {
 
     /// How many freed segments keep their host space when nothing is going on.
     fn warm_max_idle(&self) -> usize {
-        self.round_segments().min(self.reserved_segments()).max(HOST_RESERVE + self.table_segments() + 1) as usize
+        let ahead = HOST_RESERVE + self.table_segments() + 2 * self.emergency_segments() + 1;
+        self.round_segments().min(self.reserved_segments()).max(ahead) as usize
     }
 
     /// How many do now. While much is written what is freed is soon wanted again, and space given back to the host and taken anew costs
@@ -246,17 +336,15 @@ impl Store {
         let log = u64::from(self.layout.segments) * u64::from(self.layout.segment_bytes);
         let used = u64::from(self.segments.used_count()) * u64::from(self.layout.segment_bytes);
         let least = HOST_NEARLY_FULL_BYTES.min(log / 20).min(log - used);
-        self.space.host_low = self.backend.host_free_bytes().is_some_and(|free| free < least);
+        self.space.host_free = self.backend.host_free_bytes();
+        self.space.host_low = self.space.host_free.is_some_and(|free| free < least);
+        self.space.scarce |= self.space.host_low;
     }
 
     pub(super) fn look_at_space(&mut self) {
         let usable = usable_bytes(&self.layout);
         let state = match () {
-            () if self.space.refused
-                || (self.space.host_full && self.segments.warm_ahead() <= HOST_RESERVE + self.table_segments()) =>
-            {
-                SpaceState::Full
-            }
+            () if self.space.refused || (self.space.host_full && self.emergency_is_touched()) => SpaceState::Full,
             () if self.space.host_low || self.segments.live_bytes() > usable / 100 * NEARLY_FULL_PERCENT => {
                 SpaceState::NearlyFull
             }

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use strongroom_target::admin::{Client, Description, Operation, Reply, Request};
 use strongroom_target::{Access, Catalogue, Volume};
 
+use super::space::warn_of_little_space;
 use super::volume::{ProtectionArgs, RootArgs};
 use crate::admin::ask;
 use crate::table::Table;
@@ -237,6 +238,7 @@ pub(crate) fn resize(args: &ResizeArgs) -> Result<()> {
     let before = args.target.open()?.show(&args.name)?.volume;
     operate(&args.target, &args.name, Operation::Resize { size_bytes: args.size })?;
     println!("'{}' has {} now", args.name, show_size(args.size));
+    warn_of_little_space(&before.medium, args.size.saturating_sub(before.geometry.bytes()), &args.target.root()?);
     if before.geometry.bytes() < args.size {
         let once = if before.sealed.is_some() { ", once that is sealed" } else { "" };
         println!("who has it attached sees the new part within seconds{once}");

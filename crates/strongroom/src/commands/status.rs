@@ -8,6 +8,7 @@ use clap::Args;
 use serde_json::json;
 use strongroom_target::admin::{Client, Reply, Request, SessionReport, StatusReport, VolumeReport};
 
+use super::space::space_text;
 use crate::admin::{AdminArgs, ask};
 use crate::table::Table;
 use crate::units::{parse_duration, show_duration, show_size, show_time};
@@ -310,7 +311,9 @@ fn print_volumes(report: &StatusReport) {
         ">BUSY",
         ">MAPPED",
         ">VERSIONS",
-        ">FREE",
+        ">VOLUME FREE",
+        ">STORE FREE",
+        ">HOST FREE",
         "SPACE",
         ">AMPLIFIED",
         ">SYNCS",
@@ -332,7 +335,9 @@ fn print_volumes(report: &StatusReport) {
             volume.in_flight.to_string(),
             show_size(store.blocks_mapped * u64::from(volume.block_size)),
             store.versions_retained.to_string(),
-            format!("{} %", store.segments_free * 100 / store.segments_total.max(1)),
+            show_size(volume.size_bytes.saturating_sub(store.blocks_mapped * u64::from(volume.block_size))),
+            show_size(store.log_free_bytes),
+            store.host_free_bytes.map_or("-".to_owned(), show_size),
             store.space.to_string(),
             amplified,
             store.syncs.to_string(),
@@ -342,6 +347,9 @@ fn print_volumes(report: &StatusReport) {
     print!("{table}");
     print_memory(report);
     for volume in &report.volumes {
+        if let Some(told) = space_text(&volume.store) {
+            println!("{}: {told}", volume.name);
+        }
         if let Some(progress) = volume.store.erasing {
             println!("{}: being erased, {} % done", volume.name, u32::from(progress) * 100 / 65536);
         }

@@ -15,6 +15,7 @@ use strongroom_target::{
     Access, Catalogue, Config, Protection, Sealed, SealedSpec, Service, Volume, VolumeSpec, VolumeStatus,
 };
 
+use super::space::{free_text, space_text, warn_of_little_space};
 use super::{check, contents, erase, format, recover, reseal, transfer, verify};
 use crate::admin::ask;
 use crate::table::Table;
@@ -329,6 +330,7 @@ fn create(args: CreateArgs) -> Result<()> {
             protection: args.protection.into(),
         },
     };
+    let at = root.clone();
     let volume = match Catalogue::open_or_create(root).and_then(|catalogue| catalogue.create(&spec)) {
         Ok(volume) => volume,
         Err(error) => {
@@ -343,6 +345,7 @@ fn create(args: CreateArgs) -> Result<()> {
         volume.name,
         show_size(volume.geometry.bytes())
     );
+    warn_of_little_space(&volume.medium, volume.geometry.bytes(), &at);
     if !volume.medium.is_durable() {
         println!("it is in memory: everything in it is lost whenever the target stops; for benchmarks and tests only");
     }
@@ -534,6 +537,10 @@ fn show_served(served: &VolumeReport, line: &dyn Fn(&str, String)) {
     line("I/O now", format!("{}{because}", served.io));
     let store = &served.store;
     line("space", store.space.to_string());
+    line("store", free_text(store));
+    if let Some(told) = space_text(store) {
+        line("", told);
+    }
     if let Some(progress) = store.erasing {
         line("erasing", format!("{} %", u32::from(progress) * 100 / 65536));
     }

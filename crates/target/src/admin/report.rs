@@ -186,6 +186,14 @@ pub struct VerificationReport {
 #[allow(missing_docs)] // As in `strongroom_store::Stats`.
 pub struct StoreReport {
     pub space: SpaceReport,
+    #[serde(default)]
+    pub space_percent: u8,
+    #[serde(default)]
+    pub room_bytes: u64,
+    #[serde(default)]
+    pub log_free_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_free_bytes: Option<u64>,
     /// How far an erase is, in 65536ths.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub erasing: Option<u16>,
@@ -268,6 +276,10 @@ impl From<strongroom_store::Stats> for StoreReport {
     fn from(stats: strongroom_store::Stats) -> StoreReport {
         StoreReport {
             space: stats.space.into(),
+            space_percent: stats.space_percent,
+            room_bytes: stats.room_bytes,
+            log_free_bytes: stats.log_free_bytes,
+            host_free_bytes: stats.host_free_bytes,
             erasing: stats.erasing,
             writes_refused: stats.writes_refused,
             blocks_mapped: stats.blocks_mapped,

@@ -17,6 +17,11 @@ use crate::volume::{Access, Volume};
 const KEY_SURVIVED: &str = "the key that wraps the volume's block keys could not be destroyed (the target's log says why); everything in the \
     volume is overwritten instead, but what was copied elsewhere opens with that key: destroy its file, and every copy of it";
 
+/// How full a store is when that is logged, in percent of what it can have.
+const SPACE_LEVELS: [u8; 2] = [95, 80];
+/// It has to become so much emptier before that is logged again.
+const SPACE_LEVELS_APART: u8 = 5;
+
 /// What a store has in it.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreContents {
@@ -162,6 +167,7 @@ impl Unit {
 
     /// Tells users when space becomes scarce (SBC-3 §4.7.3.7), once each time that it gets worse.
     pub(super) fn watch_space(&mut self) {
+        self.watch_space_percent();
         let now = self.store.space();
         if now == self.space {
             return;
@@ -171,13 +177,34 @@ impl Unit {
         match now {
             SpaceState::Full => tracing::error!(
                 %volume,
-                "the store is full, writes fail: make room on its file system or medium, discard blocks (fstrim), or delete snapshots"
+                host_free_bytes = self.store.stats().host_free_bytes,
+                log_free_bytes = self.store.stats().log_free_bytes,
+                "the store is full, and new data is refused. What is written can be read, written again and discarded, so a file system on \
+                 the volume can still be mounted: delete files there and run fstrim, or delete snapshots, or make room where the store is \
+                 (docs/admin.md, \"Space\")"
             ),
             SpaceState::NearlyFull => tracing::warn!(%volume, "the store is nearly full: make room before writes fail"),
             SpaceState::Ample => tracing::info!(%volume, "the store has room again"),
         }
         if before == SpaceState::Ample {
             self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::SpaceThreshold));
+        }
+    }
+
+    /// Logs when the store has filled 80 and 95 percent of what it can have, once each time.
+    fn watch_space_percent(&mut self) {
+        let percent = self.store.space_percent();
+        let level = SPACE_LEVELS.into_iter().find(|&level| percent >= level).unwrap_or(0);
+        if level > self.space_level {
+            let (volume, room_bytes) = (&self.volume.name, self.store.stats().room_bytes);
+            tracing::warn!(
+                %volume, percent, room_bytes,
+                "the store is nearly full: make room where it is, or delete files on the volume and run fstrim, before writes fail"
+            );
+        }
+        // Not again for going back and forth.
+        if level > self.space_level || percent.saturating_add(SPACE_LEVELS_APART) < self.space_level {
+            self.space_level = level;
         }
     }
 
