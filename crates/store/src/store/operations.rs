@@ -209,7 +209,7 @@ impl Store {
         let (mut nearby, end) = (Vec::new(), lba + (range.end - range.start));
         for (at, sequence) in range.enumerate() {
             let lba = lba + at as u64;
-            if at == 0 || lba % LOOKED_AT_ONCE == 0 {
+            if at == 0 || lba.is_multiple_of(LOOKED_AT_ONCE) {
                 nearby = self.map.with_data_in(nodes, lba, end.min(lba + LOOKED_AT_ONCE));
             }
             // The nodes above have nothing as new: the head began when they ended.
