@@ -18,7 +18,7 @@ use strongroom_block::{
     BlockDevice, BlockSize, BufferMut, Completion, CryptoCounters, Geometry, Lba, Mode, Request, Suite, Token,
 };
 use strongroom_handshake::NodeKey;
-use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice};
+use strongroom_initiator::{AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, describe_process};
 
 use crate::btio;
 use crate::grid::{DEPTH_MAX, SIZE_MAX};
@@ -370,6 +370,8 @@ fn attach_ours(how: &How) -> Result<Attached, String> {
     }
     options.key_source = how.key_file.clone().map(|path| Arc::new(KeyFileSource::new(path)) as Arc<_>);
     options.read_only = how.read_only;
+    // Several processes load one volume.
+    options.lease = LeaseOptions { description: describe_process("bench"), ..LeaseOptions::shared() };
     options.connections = how.connections.max(1);
     if let Some(pipeline) = &how.pipeline {
         options.pipeline = pipeline.parse().map_err(|error| format!("{error}"))?;

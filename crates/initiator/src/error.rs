@@ -3,7 +3,7 @@
 use strongroom_block::foreign;
 use strongroom_iscsi::LoginStatus;
 
-use crate::{KeySourceError, UnitMismatch};
+use crate::{KeySourceError, UnitMismatch, WriterConflict};
 
 /// Why a volume could not be attached, or was given up after it had been.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,9 @@ pub enum AttachError {
     /// The volume is sealed and no key was given.
     #[error("the volume is sealed; give its key with --key-file, or the server that has it with --key-server")]
     KeyNeeded,
+    /// Others write to the volume, or use it where nobody else was to.
+    #[error(transparent)]
+    InUse(Box<WriterConflict>),
     /// The key could not be had.
     #[error(transparent)]
     Key(#[from] KeySourceError),

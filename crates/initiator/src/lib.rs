@@ -72,6 +72,7 @@ pub mod fuse;
 mod key_server_source;
 mod key_source;
 mod known;
+mod lease;
 pub mod leftovers;
 pub mod loopdev;
 mod memory;
@@ -90,17 +91,19 @@ pub use error::AttachError;
 pub use key_server_source::KeyServerSource;
 pub use key_source::{KeyFileSource, KeyRequest, KeySource, KeySourceError, VolumeKeys};
 pub use known::{ExpectedUnit, KnownVolumes, KnownVolumesError, SealedClaims, UnitMismatch};
+pub use lease::{LeaseOptions, WriterConflict, describe as describe_writer, describe_process};
 pub use memory::{MemoryCounts, MemoryDevice};
 pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name, first_burst_bytes};
 pub use path::{PathLimits, PathMeasurement, measure_path};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
 pub use remote::{
     ConnectionStatus, EngineCounters, Erased, Growth, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
-    ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport, WriteLosses,
-    inquire,
+    ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport,
+    VolumeContents, WriteLosses, inquire, writers,
 };
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;
+pub use strongroom_scsi::vendor::lease::{LeaseMode, Standing, Writer, WriterRole};
 /// The initiator as a machine without sockets, threads and clock, for simulations.
 #[doc(hidden)]
 pub mod machine {

@@ -12,7 +12,7 @@ use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_iscsi::DigestOffer;
 
 use crate::chap::ChapAccount;
-use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, Pipeline, VolumeUrl};
+use crate::{DEFAULT_BASE_IQN, ExpectedUnit, KeySource, LeaseOptions, Pipeline, VolumeUrl};
 
 /// Everything that [`crate::RemoteDevice::attach`] needs.
 #[derive(Clone)]
@@ -55,6 +55,8 @@ pub struct AttachOptions {
     pub mode: Mode,
     /// Refuse every write here already.
     pub read_only: bool,
+    /// How the volume is to be had for writing, where it is not `read_only`.
+    pub lease: LeaseOptions,
     /// How many writes and reads are under way at once, and how many threads seal ahead.
     pub pipeline: Pipeline,
     /// Fetch blocks ahead of sequential reads, as many as the way there and back holds. Only for who is alone, or reads what does not
@@ -105,6 +107,7 @@ impl AttachOptions {
             expected: ExpectedUnit::default(),
             mode: Mode::Encrypt,
             read_only: false,
+            lease: LeaseOptions::default(),
             pipeline,
             readahead: false,
             limits: Limits::default(),

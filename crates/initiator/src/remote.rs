@@ -13,12 +13,14 @@
 //! read instead (`previous`).
 
 mod beforehand;
+mod contents;
 mod driver;
 mod engine;
 mod erase;
 mod grow;
 mod intake;
 mod keeper;
+mod lease;
 mod losses;
 pub(crate) mod machine;
 mod nexus;
@@ -47,6 +49,7 @@ use std::time::Duration;
 
 use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token};
 use strongroom_net::Waker;
+use strongroom_scsi::vendor::lease::Writer;
 
 use crate::completion::{device_error, lock};
 use crate::pipeline::ahead::ReadAhead;
@@ -60,6 +63,7 @@ use versions::Versions;
 use work::{Answer, NewOp, Reply, Work};
 
 pub use beforehand::SealedWrite;
+pub use contents::VolumeContents;
 pub use driver::ConnectionStatus;
 pub use engine::EngineCounters;
 pub use erase::Erased;
@@ -109,6 +113,17 @@ pub fn inquire(options: AttachOptions) -> Result<UnitDescription, AttachError> {
     let (attached, _, _, thread) = start(options, Purpose::Inquire)?;
     let _ = thread.join();
     Ok(Arc::unwrap_or_clone(attached.unit))
+}
+
+/// Asks who writes to the volume behind a URL, and who else is logged in to it, without attaching it. Empty for a target that keeps no writer
+/// leases: nobody can tell there.
+///
+/// # Errors
+/// As [`inquire`].
+pub fn writers(options: AttachOptions) -> Result<Vec<Writer>, AttachError> {
+    let (attached, _, _, thread) = start(options, Purpose::AskWriters)?;
+    let _ = thread.join();
+    Ok(attached.writers)
 }
 
 type Started = (Attached, Arc<Intake>, Arc<Mutex<ConnectionStatus>>, JoinHandle<()>);
@@ -171,7 +186,7 @@ impl RemoteDevice {
         // One at a time means it of reads as well.
         let readahead = options.readahead && !matches!(options.pipeline, Pipeline::Fixed { depth: 1, .. });
         let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
-        let Attached { unit, sealing } = attached;
+        let Attached { unit, sealing, .. } = attached;
         tracing::info!(
             target = unit.target_name,
             bytes = unit.geometry.bytes(),

@@ -23,6 +23,7 @@ use strongroom_keyserver::Client;
 use crate::key_record::{self, Domain, Others};
 use crate::key_server::KeyServerArgs;
 use crate::units::{parse_duration, parse_size};
+use crate::writer::{self, WayOut};
 use crate::{keys, secret_file};
 
 /// Under which headings `--help` shows what every command with a URL takes.
@@ -261,8 +262,13 @@ impl AccessArgs {
 
     /// Attaches, and remembers what a sealed volume claims to be, so that the next time it cannot claim otherwise.
     pub(crate) fn attach(&self, options: AttachOptions) -> Result<Arc<RemoteDevice>> {
+        self.attach_with(options, WayOut::of("then try again"))
+    }
+
+    /// The same, where somebody else may have the volume.
+    pub(crate) fn attach_with(&self, options: AttachOptions, way_out: WayOut) -> Result<Arc<RemoteDevice>> {
         let url = options.url.clone();
-        let device = RemoteDevice::attach(options).with_context(|| format!("cannot attach {url}"))?;
+        let device = writer::attach(options, way_out)?;
         if let Some(sealed) = device.unit().sealed {
             let mut known = self.known_volumes()?;
             if known.remember(&url.place(), sealed.claims) {
@@ -274,8 +280,8 @@ impl AccessArgs {
 
     /// Attaches for reading and writing: a sealed volume must open with our key in at least one of a few places. What was
     /// written with another key than the rest would be lost to everybody who has the right one.
-    pub(crate) fn attach_for_use(&self, options: AttachOptions) -> Result<Arc<RemoteDevice>> {
-        let device = self.attach(options)?;
+    pub(crate) fn attach_for_use(&self, options: AttachOptions, way_out: WayOut) -> Result<Arc<RemoteDevice>> {
+        let device = self.attach_with(options, way_out)?;
         let unit = device.unit();
         if unit.sealed.is_none() {
             return Ok(device);

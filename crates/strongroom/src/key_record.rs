@@ -77,6 +77,19 @@ pub(crate) fn forget_others(path: &Path, names: &[&str], claimed: SealingDomain)
     })
 }
 
+/// Whether a key file records a volume of this name.
+pub(crate) fn is_recorded(path: &Path, name: &str) -> Result<bool> {
+    Ok(keys::read_key_file(path)?.volumes().iter().any(|known| known.name == name))
+}
+
+/// Forgets what has this name: it was recorded for something that did not come about.
+pub(crate) fn forget(path: &Path, name: &str) -> Result<()> {
+    change(path, |file| {
+        file.retain_volumes(|known| known.name != name);
+        Ok(())
+    })
+}
+
 fn choose(file: &VolumeKeyFile, claimed: SealingDomain, names: &[&str], domain: Domain<'_>) -> Result<SealingDomain> {
     let is_another = |known: &&VolumeRecord| !names.contains(&known.name.as_str());
     let as_another =

@@ -8,6 +8,7 @@ mod admin;
 mod attachments;
 mod commands;
 mod config;
+mod confirmation;
 mod demo;
 mod key_record;
 mod key_server;
@@ -24,6 +25,7 @@ mod stats_file;
 mod table;
 mod units;
 mod wrapping;
+mod writer;
 
 use std::process::ExitCode;
 

@@ -3,9 +3,9 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends `state`, such as `READY=1`, to the socket that `NOTIFY_SOCKET` names. A failure is not worth failing for.
-pub(crate) fn notify(state: &str) {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+/// Sends `state`, such as `READY=1`, to the socket that `NOTIFY_SOCKET` names; whether there is one. A failure is not worth failing for.
+pub(crate) fn notify(state: &str) -> bool {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return false };
     let bytes = name.as_encoded_bytes();
     let address = match bytes.strip_prefix(b"@") {
         Some(abstract_name) => SocketAddr::from_abstract_name(abstract_name),
@@ -15,4 +15,5 @@ pub(crate) fn notify(state: &str) {
     if let Err(error) = sent {
         tracing::warn!(%error, "cannot tell the service manager: {state}");
     }
+    true
 }

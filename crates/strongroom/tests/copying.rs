@@ -232,7 +232,7 @@ fn a_copy_goes_on_after_its_process_was_killed() {
     let way = Way::to(world.port(), 20 << 20);
     let url = format!("strongroom://127.0.0.1:{}/vault", way.port);
     let (from, note) = (world.text("in"), world.text("note"));
-    let arguments = ["copy", &from, &url, "--resume", &note, "--resume-every", "1MiB"];
+    let arguments = ["copy", &from, &url, "--resume", &note, "--resume-every", "1MiB", "--lease", "2s"];
     let mut copying = world.alice_command(&arguments).stdout(Stdio::null()).spawn().unwrap();
     // The way is blocked before the copy can be whole.
     stage::eventually("something is noted", || world.path("note").exists());

@@ -105,8 +105,9 @@ impl Unit {
     }
 
     /// The unit of a clone or a snapshot of the same store.
-    pub fn of_view(&self, volume: Volume, view: View) -> Unit {
-        Unit::on(volume, self.unit.store().another(view).expect("a simulation has few views"), UnitMemory::nowhere())
+    pub fn of_view(&self, volume: Volume, view: View, memory: &Memory) -> Unit {
+        let store = self.unit.store().another(view).expect("a simulation has few views");
+        Unit::on(volume, store, UnitMemory::shared(&memory.0))
     }
 
     fn on(volume: Volume, handle: StoreHandle, memory: UnitMemory) -> Unit {

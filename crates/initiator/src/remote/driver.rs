@@ -6,6 +6,7 @@
 //! has nothing else to do at that moment: its session is gone. Further connections of a session go to the first one's address.
 
 mod admit;
+mod claim;
 mod keys;
 mod pace;
 
@@ -16,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{DeviceError, DeviceErrorKind, foreign};
 use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
+use strongroom_scsi::vendor::lease::Writer;
 
 use super::engine::{Engine, EngineCounters};
 use super::intake::{Intake, abandoned, detached};
+use super::lease::WriterLease;
 use super::nexus::{Identity, Nexus, Notice};
 use super::sealers::Sealers;
 use super::sealing::Sealing;
@@ -44,6 +47,8 @@ const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) struct Attached {
     pub(super) unit: Arc<UnitDescription>,
     pub(super) sealing: Option<Arc<Sealing>>,
+    /// Who writes, if that was asked.
+    pub(super) writers: Vec<Writer>,
 }
 
 /// How the connection is doing, for people and metrics.
@@ -67,6 +72,8 @@ pub struct ConnectionStatus {
     pub is_abandoned: bool,
     /// Why the last one ended.
     pub last_loss: Option<String>,
+    /// Why nothing more may be written, if somebody else has the volume by now.
+    pub lease_lost: Option<String>,
     /// What the engine did.
     pub engine: EngineCounters,
     /// What the pipeline is at.
@@ -78,6 +85,8 @@ pub struct ConnectionStatus {
 pub(super) enum Purpose {
     /// Ask what the unit is, then leave.
     Inquire,
+    /// Ask who writes to it, then leave.
+    AskWriters,
     Attach,
 }
 
@@ -110,6 +119,9 @@ pub(super) struct Driver {
     sealing: Option<Arc<Sealing>>,
     sealers: Sealers,
     pace: Pace,
+    lease: WriterLease,
+    /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
+    claiming: Option<(Arc<UnitDescription>, bool)>,
     unit: Option<Arc<UnitDescription>>,
     first: Option<SyncSender<Result<Attached, AttachError>>>,
     backoff: Duration,
@@ -155,6 +167,8 @@ impl Driver {
             sealing: None,
             sealers,
             pace: Pace::default(),
+            lease: WriterLease::new(&options),
+            claiming: None,
             unit: None,
             first: Some(first),
             backoff: options.timeouts.backoff_min,
@@ -209,6 +223,7 @@ impl Driver {
         }
         self.handle_timeouts(now);
         self.process(now);
+        self.look_at_lease();
         self.call_further(now);
         self.adapt(now);
         self.seal();
@@ -240,9 +255,7 @@ impl Driver {
                     // Requests from before the detach are answered first; new ones are refused at the door.
                     self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
                 } else if !nexus.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers) {
-                    nexus.log_out(now);
-                    self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
-                    self.transmit(now);
+                    self.say_goodbye(now);
                 }
                 self.logout_deadline.is_some_and(|deadline| deadline <= now)
             }
@@ -482,6 +495,11 @@ impl Driver {
                     self.lose(now, error);
                 }
             }
+            Notice::Lease(outcome) => {
+                if let Err(error) = self.lease_answered(outcome) {
+                    self.lose(now, error);
+                }
+            }
         }
     }
 
@@ -514,6 +532,7 @@ impl Driver {
             hang_up(&mut self.runtime, nexus);
         }
         self.state = State::Idle { retry_at: now + pause };
+        self.claiming = None;
         if let Some(engine) = &mut self.engine {
             engine.disconnected();
         }

@@ -16,6 +16,7 @@ mod command;
 mod fetch;
 mod finish;
 mod keys;
+mod lease;
 mod operation;
 mod part;
 mod ready;
@@ -38,11 +39,13 @@ use super::sealing::Sealing;
 use super::unit::UnitDescription;
 use super::verdict::Retries;
 use super::verified::VerifiedFeedback;
-use super::work::{FinishedOp, NewOp, Reply, SurveyedBlock, SurveyedHole, Work};
+use super::work::{FailedRequest, FinishedOp, NewOp, Reply, SurveyedBlock, SurveyedHole, Work};
 use crate::completion::device_error;
 use crate::pipeline::Window;
 use crate::{Limits, Pipeline};
 use command::{Command, CommandKind};
+use finish::lost_request;
+use lease::LeaseWatch;
 use operation::Registrations;
 use part::Part;
 use ready::Ready;
@@ -204,6 +207,7 @@ pub(super) struct Engine {
     /// Another one: what is sealed again goes out under a new operation id.
     forgets_operations: bool,
     verified: Option<VerifiedFeedback>,
+    lease: LeaseWatch,
     lba_status_works: bool,
     finished: Vec<FinishedOp>,
     /// The latest time that we were told.
@@ -256,6 +260,7 @@ impl Engine {
             marks_flushes_late: false,
             forgets_operations: false,
             verified,
+            lease: LeaseWatch::default(),
             lba_status_works: true,
             finished: Vec::new(),
             now: None,
@@ -292,6 +297,7 @@ impl Engine {
     /// Takes a request in. What it may do was checked by the caller's side.
     pub(super) fn submit(&mut self, op: NewOp) {
         let NewOp { reply, cost_bytes, work } = op;
+        let kept_from = self.lease.lost().filter(|_| work.changes()).cloned();
         let block_bytes = self.block_bytes();
         let blocks = |bytes: usize| (bytes / block_bytes) as u64;
         let (range, writes) = match &work {
@@ -324,6 +330,10 @@ impl Engine {
             | Work::ResealHole(_) => OpWork::Asking(work, Box::default()),
             _ => OpWork::Plain(work),
         };
+        if let Some(error) = kept_from {
+            let failed = lost_request(&work, block_bytes).map(FailedRequest::Lost);
+            return self.finished.push(FinishedOp { reply, cost_bytes, result: Err(error), failed });
+        }
         if let OpWork::Asking(Work::ProbeHole { .. }, found) = &mut work {
             found.asked_blocks = self.probe_blocks(range.end - range.start);
         }

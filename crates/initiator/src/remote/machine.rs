@@ -14,6 +14,7 @@ use strongroom_seal::{SealContext, VolumeSealer};
 
 use super::engine::{Engine, EngineCounters};
 use super::keeper::BootTime;
+use super::lease::{LeaseOutcome, WriterLease};
 use super::nexus::{Identity, Nexus, Notice};
 use super::sealing::Sealing;
 use super::unit::UnitDescription;
@@ -32,6 +33,9 @@ pub struct Initiator {
     engine: Option<Engine>,
     sealing: Option<Arc<Sealing>>,
     unit: Option<Arc<UnitDescription>>,
+    lease: WriterLease,
+    /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
+    claiming: Option<(Arc<UnitDescription>, bool)>,
     /// Why the last connection ended.
     last_loss: Option<AttachError>,
     connections: u32,
@@ -49,6 +53,8 @@ impl Initiator {
         let target_name = options.url.target_name(&options.base_iqn);
         Initiator {
             identity: Identity { isid, target_name },
+            lease: WriterLease::new(&options),
+            claiming: None,
             options,
             nexus: None,
             engine: None,
@@ -230,6 +236,12 @@ impl Initiator {
         if let Some(nexus) = &mut self.nexus {
             nexus.take_ended();
         }
+        if let (Some(nexus), Some(engine), Some(unit)) = (&mut self.nexus, &self.engine, &self.unit)
+            && engine.doubts_lease()
+            && !nexus.talks_of_lease()
+        {
+            nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
+        }
     }
 
     fn act(&mut self, now: Instant, notice: Notice) {
@@ -237,6 +249,11 @@ impl Initiator {
             Notice::Lost(error) => self.lose(error),
             Notice::Probed(unit) => {
                 if let Err(error) = self.probed(now, *unit) {
+                    self.lose(error);
+                }
+            }
+            Notice::Lease(outcome) => {
+                if let Err(error) = self.lease_answered(now, outcome) {
                     self.lose(error);
                 }
             }
@@ -252,12 +269,37 @@ impl Initiator {
             }
             Some(before) => before.incarnation.is_none() || before.incarnation != unit.incarnation,
         };
+        let unit = Arc::new(unit);
+        match (self.lease.begin(&unit), &mut self.nexus) {
+            (Some(talk), Some(nexus)) => {
+                nexus.talk_of_lease(now, talk, unit.custody());
+                self.claiming = Some((unit, restarted));
+            }
+            _ => return self.opened(now, unit, restarted),
+        }
+        Ok(())
+    }
+
+    fn lease_answered(&mut self, now: Instant, outcome: LeaseOutcome) -> Result<(), AttachError> {
+        self.lease.concluded(outcome)?;
+        if let Some((unit, restarted)) = self.claiming.take() {
+            return self.opened(now, unit, restarted);
+        } else if let Some(engine) = &mut self.engine {
+            match self.lease.lost() {
+                Some(error) => engine.lease_lost(error),
+                None => engine.lease_held(),
+            }
+        }
+        Ok(())
+    }
+
+    fn opened(&mut self, now: Instant, unit: Arc<UnitDescription>, restarted: bool) -> Result<(), AttachError> {
         match &self.sealing {
             Some(sealing) => sealing.renew(None),
             None if unit.sealed.is_some() => self.sealing = Some(Arc::new(Sealing::new(self.sealer(&unit)?))),
             None => {}
         }
-        let unit = Arc::new(unit);
+        // Not before: whether the target was restarted is told once, and what follows from it is done here.
         self.unit = Some(unit.clone());
         let engine = self.engine.get_or_insert_with(|| {
             let engine =
@@ -265,9 +307,14 @@ impl Initiator {
             let engine = engine.with_pipeline(self.options.pipeline);
             engine.with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
         });
+        match self.lease.lost() {
+            Some(error) => engine.lease_lost(error),
+            None if self.lease.is_held() => engine.lease_held(),
+            None => {}
+        }
         engine.connected(unit.clone(), restarted);
         if let Some(nexus) = &mut self.nexus {
-            nexus.open(now, unit.sealed.map(|sealed| sealed.custody()));
+            nexus.open(now, unit.custody());
         }
         Ok(())
     }
@@ -298,6 +345,7 @@ impl Initiator {
 
     fn lose(&mut self, error: AttachError) {
         self.nexus = None;
+        self.claiming = None;
         self.last_loss = Some(error);
         if let Some(engine) = &mut self.engine {
             engine.disconnected();

@@ -5,6 +5,8 @@
 //! several connections per session, further wires are asked for ([`Nexus::wants_wire`]) once the unit has answered by the first,
 //! and again when one was lost; at error recovery level 2 the session survives that, else it ends with any of them.
 
+mod lease;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,7 @@ use strongroom_iscsi::{Agreed, CloseReason, DigestOffer, LoginStatus};
 use strongroom_net::{LinkEnd, LinkEvent, StreamId};
 
 use super::engine::{CommandId, Engine};
+use super::lease::{LeaseOutcome, LeaseTalk};
 use super::probe::{Probe, Step};
 use super::unit::UnitDescription;
 use super::wire::Wire;
@@ -35,6 +38,8 @@ const RETAIN_S: u16 = 60;
 pub(super) enum Notice {
     /// The unit has answered all questions; commands may flow once [`Nexus::open`] is called.
     Probed(Box<UnitDescription>),
+    /// What was to be said about the writer lease was answered.
+    Lease(LeaseOutcome),
     /// The last connection is gone and the session is not: the tasks wait for a new one.
     Suspended(CloseReason),
     /// The session goes on.
@@ -46,6 +51,7 @@ pub(super) enum Notice {
 #[derive(Debug)]
 enum Task {
     Probe,
+    Lease,
     Engine(CommandId),
 }
 
@@ -71,6 +77,10 @@ pub(super) struct Nexus {
     probe: Option<Probe>,
     /// When the next question is due: it was answered with "later".
     ask_at: Option<Instant>,
+    /// What is being said about the writer lease.
+    lease: Option<LeaseTalk>,
+    /// When it is to be said again.
+    claim_at: Option<Instant>,
     tasks: HashMap<TaskId, Task>,
     /// Until the unit has answered.
     deadline: Option<Instant>,
@@ -103,6 +113,8 @@ impl Nexus {
             session: None,
             probe: None,
             ask_at: None,
+            lease: None,
+            claim_at: None,
             tasks: HashMap::new(),
             deadline: Some(now + options.timeouts.connect),
             connect_timeout: options.timeouts.connect,
@@ -225,10 +237,14 @@ impl Nexus {
         }
     }
 
-    /// Commands of the engine may flow from now on.
-    pub(super) fn open(&mut self, now: Instant, custody: Option<Custody>) {
+    fn set_custody(&mut self, custody: Option<Custody>) {
         self.custody = custody;
         self.wires.iter_mut().for_each(|wire| Nexus::protect(wire, custody));
+    }
+
+    /// Commands of the engine may flow from now on.
+    pub(super) fn open(&mut self, now: Instant, custody: Option<Custody>) {
+        self.set_custody(custody);
         self.is_open = true;
         self.deadline = None;
         self.call_at = Some(now);
@@ -259,12 +275,16 @@ impl Nexus {
             self.ask_at = None;
             self.ask();
         }
+        if self.claim_at.is_some_and(|at| at <= now) {
+            self.claim_at = None;
+            self.say(now);
+        }
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let session = self.session.as_ref().and_then(Session::poll_timeout);
         let links = self.wires.iter().filter_map(|wire| wire.link.poll_timeout()).min();
-        [links, session, self.ask_at, self.deadline, self.call_due()].into_iter().flatten().min()
+        [links, session, self.ask_at, self.claim_at, self.deadline, self.call_due()].into_iter().flatten().min()
     }
 
     /// Moves everything that has arrived upwards.
@@ -299,6 +319,7 @@ impl Nexus {
             let doing = match (&self.session, &self.probe) {
                 (None, _) => "making the channel",
                 (Some(_), None) => "logging in",
+                _ if self.lease.is_some() => "claiming the writer lease",
                 _ => "asking the unit what it is",
             };
             let seconds = self.connect_timeout.as_secs();
@@ -431,6 +452,11 @@ impl Nexus {
                             probe.data(&data_in.data);
                         }
                     }
+                    Some(Task::Lease) => {
+                        if let Some(lease) = &mut self.lease {
+                            lease.data(&data_in.data);
+                        }
+                    }
                     Some(&Task::Engine(id)) => {
                         if let Some(engine) = &mut engine {
                             engine.data_in(now, id, &data_in);
@@ -446,6 +472,11 @@ impl Nexus {
                         Some(Step::Failed(error)) => return Some(Notice::Lost(error)),
                         None => {}
                     },
+                    Some(Task::Lease) => {
+                        if let Some(notice) = self.lease_answered(now, &completed) {
+                            return Some(notice);
+                        }
+                    }
                     Some(Task::Engine(id)) => {
                         if let Some(engine) = &mut engine {
                             engine.completed(now, id, &completed);

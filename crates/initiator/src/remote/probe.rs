@@ -63,6 +63,7 @@ impl Probe {
             unmap_blocks_max: None,
             other_views: 0,
             incarnation: None,
+            has_leases: false,
         };
         Probe {
             lun,
@@ -72,6 +73,12 @@ impl Probe {
             pages: Vec::new(),
             unit,
         }
+    }
+
+    /// What is known so far.
+    #[cfg(test)]
+    pub(super) fn into_unit(self) -> UnitDescription {
+        self.unit
     }
 
     /// The command of the question at hand.
@@ -147,6 +154,7 @@ impl Probe {
                     .ok_or_else(|| unsupported("it describes itself in a way that this build does not know; update"))?;
                 self.unit.incarnation = Some(page.incarnation);
                 self.unit.other_views = page.other_views;
+                self.unit.has_leases = page.has_leases;
                 self.unit.sealed = page.sealing.map(|sealing| SealedUnit {
                     claims: SealedClaims {
                         volume_id: page.volume,

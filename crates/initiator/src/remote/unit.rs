@@ -36,6 +36,8 @@ pub struct UnitDescription {
     pub other_views: u16,
     /// Changes whenever the store was opened anew; `None` where the target does not say.
     pub incarnation: Option<u64>,
+    /// The target keeps a second writer out, if it is asked to.
+    pub has_leases: bool,
 }
 
 /// How a unit is sealed.
@@ -63,6 +65,11 @@ impl SealedUnit {
 }
 
 impl UnitDescription {
+    /// Who holds its keys, if it is sealed.
+    pub(crate) fn custody(&self) -> Option<Custody> {
+        self.sealed.as_ref().map(SealedUnit::custody)
+    }
+
     pub(crate) fn wire_lun(&self) -> Lun {
         Lun::single_level(self.lun)
     }

@@ -127,6 +127,20 @@ impl Work {
         matches!(self, Work::Read { .. } | Work::Fetch { .. } | Work::Write { .. } | Work::Discard { .. })
     }
 
+    /// Whether the volume, or what the target keeps of it, is another after it, or is to last by it.
+    pub(super) fn changes(&self) -> bool {
+        let maintains = matches!(
+            self,
+            Work::ResealBlock { .. }
+                | Work::ResealHole(_)
+                | Work::Flush
+                | Work::Verified { .. }
+                | Work::TakePlace
+                | Work::Register { .. }
+        );
+        maintains || self.writes()
+    }
+
     /// Whether blocks are others after it.
     pub(super) fn writes(&self) -> bool {
         match self {

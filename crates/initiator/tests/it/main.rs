@@ -13,6 +13,7 @@ mod epochs;
 mod file_system;
 mod growing;
 mod hostile_peers;
+mod leases;
 mod open_at_target;
 mod pipelined;
 mod redirects;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use strongroom_block::{Buffer, DeviceErrorKind, Lba};
 use strongroom_channel::Scheme;
 use strongroom_initiator::{
-    AttachOptions, KeyFileSource, RemoteDevice, read_blocking, write_blocking, write_part_blocking,
+    AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, read_blocking, write_blocking, write_part_blocking,
 };
 use strongroom_iscsi::Lun;
 use strongroom_iscsi::initiator::{Command as ScsiCommand, Event, WriteSource};
@@ -80,6 +80,7 @@ fn round(device: &RemoteDevice, who: u64, mut tell: impl FnMut(&str, Lba, u64)) 
 fn be_bob(settings: &str) {
     let [url, key_file, scheme, rounds] = settings.split(' ').collect::<Vec<_>>()[..] else { panic!("{settings}") };
     let mut options = AttachOptions::new(url.parse().unwrap());
+    options.lease = LeaseOptions::shared();
     options.initiator_name = BOB.into();
     options.node_key = Some(key_of(0xb0));
     options.target_keys = vec![key_of(0x7a).public()];

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::net;
 use strongroom_block::{BlockKeyWrap, Custody, WrapError};
 use strongroom_handshake::NodeKey;
-use strongroom_initiator::{AttachError, AttachOptions, KeyFileSource, RemoteDevice, Timeouts, VolumeUrl};
+use strongroom_initiator::{
+    AttachError, AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, Timeouts, VolumeUrl,
+};
 use strongroom_net::NetError;
 use strongroom_seal::{KeyPurpose, KeyWrapper, SealContext, VolumeKeyFile, VolumeSealer, WrappingKey};
 use strongroom_target::config::{PeerRule, PlainRule};
@@ -106,6 +108,8 @@ impl Host {
     pub(crate) fn options(&self, url: VolumeUrl) -> AttachOptions {
         let mut options = AttachOptions::new(url);
         options.initiator_name = ALICE.into();
+        // Most tests have several attachments of a volume; those about writer leases (`leases`) say otherwise.
+        options.lease = LeaseOptions::shared();
         options.node_key = Some(key_of(0xa1));
         options.target_keys = vec![key_of(0x7a).public()];
         options.key_source = Some(Arc::new(KeyFileSource::new(self.dir.path().join("volume.key"))));

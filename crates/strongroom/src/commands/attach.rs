@@ -30,6 +30,7 @@ use crate::runtime_dir::RuntimeDir;
 use crate::sd_notify;
 use crate::signals::{ForceSignal, StopSignals, Waited};
 use crate::stats_file::AttachmentStatsFile;
+use crate::writer::WriterArgs;
 
 /// Tells the process in the background where its log is, so that it can remove it at a clean end.
 const LOG_VARIABLE: &str = "STRONGROOM_ATTACH_LOG";
@@ -96,6 +97,8 @@ pub(crate) struct AttachArgs {
     #[arg(long)]
     no_memory_lock: bool,
     #[command(flatten)]
+    writer: WriterArgs,
+    #[command(flatten)]
     access: AccessArgs,
 }
 
@@ -120,6 +123,14 @@ impl AttachArgs {
 
     fn to(&self) -> &Path {
         self.to.as_deref().expect("required, but for `attach list`")
+    }
+
+    /// For people at another initiator who want the volume too.
+    fn purpose(&self) -> String {
+        match &self.mount {
+            Some(mount) => format!("attach, mounted on {}", mount.display()),
+            None => format!("attach, as a file in {}", self.to().display()),
+        }
     }
 
     fn fetches_ahead(&self) -> bool {
@@ -180,8 +191,9 @@ fn serve(args: AttachArgs) -> Result<()> {
     let mut options = args.access.options(args.url())?;
     options.read_only = args.read_only;
     options.readahead = args.fetches_ahead();
+    options.lease = args.writer.options(&args.purpose());
     let counters = options.counters.clone();
-    let device = args.access.attach_for_use(options)?;
+    let device = args.access.attach_for_use(options, args.writer.way_out())?;
     let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;
     let forced = end_when_forced(force, &device)?;
     let attached = show(&args, device)?;
@@ -515,9 +527,14 @@ fn start_in_background(args: &AttachArgs) -> Result<()> {
         tracing::debug!(error = format!("{error:#}"), "old logs stay");
     }
     let outcome = loop {
-        let mut message = [0; 64];
-        if socket.recv(&mut message).is_ok() && message.starts_with(b"READY=1") {
-            break Ok(());
+        let mut message = [0; 4096];
+        if let Ok(len) = socket.recv(&mut message) {
+            if message.starts_with(b"READY=1") {
+                break Ok(());
+            }
+            if let Some(status) = message[..len].strip_prefix(b"STATUS=") {
+                eprintln!("{}", String::from_utf8_lossy(status));
+            }
         }
         if let Some(status) = child.try_wait()? {
             break Err(status);

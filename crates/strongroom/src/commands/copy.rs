@@ -20,6 +20,7 @@ use crate::access::AccessArgs;
 use crate::keys;
 use crate::signals::StopSignals;
 use crate::units::{parse_size, show_duration, show_size};
+use crate::writer::WriterArgs;
 
 /// Blocks that are named in one line.
 const PREVIOUS_NAMED_MAX: usize = 20;
@@ -66,6 +67,8 @@ pub(crate) struct CopyArgs {
     /// The key of the destination volume, if `--key-file` is not right for both.
     #[arg(long, value_name = "FILE")]
     destination_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    writer: WriterArgs,
     #[command(flatten)]
     access: AccessArgs,
 }
@@ -211,7 +214,8 @@ fn open(args: &CopyArgs, place: &Place, read_only: bool) -> Result<(Endpoint, Op
     if !read_only {
         options.damaged_reads = DamagedReads::Fail;
     }
-    let device = access.attach_for_use(options).map_err(|error| args.explain(error))?;
+    options.lease = args.writer.options("copy");
+    let device = access.attach_for_use(options, args.writer.way_out()).map_err(|error| args.explain(error))?;
     Ok((Endpoint::Volume(Arc::clone(&device) as Arc<dyn SparseDevice>), Some(device)))
 }
 

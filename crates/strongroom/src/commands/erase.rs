@@ -10,14 +10,16 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use strongroom_block::Token;
-use strongroom_initiator::VolumeUrl;
+use strongroom_initiator::{AttachError, VolumeUrl};
 use strongroom_store::Op;
 use strongroom_target::admin::{Client, Operation, StoreReport};
 use strongroom_target::{OpenVolume, Volume};
 
 use super::contents::operate;
+use super::format::attach_alone;
 use super::volume::RootArgs;
 use crate::access::AccessArgs;
+use crate::confirmation::{Confirmation, ForceArgs};
 use crate::wrapping;
 
 /// How often a target is asked how far it is.
@@ -32,7 +34,7 @@ const WHOLE: u64 = 1 << 16;
     strongroom volume erase strongroom://storage/vault --crypto --yes --key-server keys\n\n\
     With a URL, for custody keyserver: a new key epoch begins, the keys of all before are destroyed, the target gives the space back \
     (SANITIZE, CRYPTOGRAPHIC ERASE), and the volume is formatted under the new epoch. It needs the right 'administer'; what is destroyed \
-    needs no help of the target's.\n\n\
+    needs no help of the target's. Refused while anybody is attached, unless --force names them.\n\n\
     Everything that its store ever held is overwritten and given back, older versions and what was deleted included. No session \
     may use it meanwhile, and it may have neither snapshots nor clones. A plain volume reads as zeros afterwards; a sealed one \
     must be formatted again: strongroom volume format URL --yes. Once begun it cannot be stopped: interrupted, it goes on when \
@@ -48,6 +50,8 @@ pub(crate) struct EraseArgs {
     /// volume's block keys (custody target), but not copies of that file; by URL all keys that the key server has of it.
     #[arg(long)]
     crypto: bool,
+    #[command(flatten)]
+    force: ForceArgs,
     #[command(flatten)]
     target: RootArgs,
     #[command(flatten)]
@@ -135,6 +139,7 @@ fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
              go on"
         );
     }
+    let confirmation = be_alone(args, url)?;
     let epoch = client.destroy_keys(info.domain)?;
     println!("the keys of '{name}' are destroyed; key epoch {epoch} begins");
     let settles_in = client.info(info.domain)?.settles_in;
@@ -145,14 +150,14 @@ fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
             settles_in.as_secs() + 1
         );
     }
-    let erased = args.access.attach(args.access.options(url)?).and_then(|device| {
+    let erased = attach_alone(&args.access, url, confirmation, "volume erase --crypto").and_then(|device| {
         let erased = device.forget_destroyed(epoch)?;
         device.detach()?;
         Ok(erased)
     });
     let erased = erased.context(
         "the keys are destroyed, and nothing that was sealed with them opens any more; but the volume was not formatted under the new \
-         ones: strongroom volume format URL --yes",
+         ones: strongroom volume format URL --yes --reformat",
     )?;
     println!("{url} is formatted again");
     if !erased.is_given_back {
@@ -163,6 +168,29 @@ fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Nobody else uses the volume, or those who do were named. Asked before the keys go: there is no way back.
+fn be_alone(args: &EraseArgs, url: &VolumeUrl) -> Result<Confirmation> {
+    if args.force.is_forced() {
+        return match args.force.ask(&args.access, url) {
+            // The keys need no target to be destroyed, and a target that is stolen does not answer.
+            Err(error) if is_out_of_reach(&error) => {
+                args.force.ask_blindly(url.file_name())?;
+                Ok(Confirmation::Given)
+            }
+            asked => asked,
+        };
+    }
+    let device = attach_alone(&args.access, url, Confirmation::NotForced, "volume erase --crypto").context(
+        "who uses the volume is asked of its target before its keys are destroyed (a target that is away cannot be asked: --force)",
+    )?;
+    device.detach()?;
+    Ok(Confirmation::NotForced)
+}
+
+fn is_out_of_reach(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref()).any(AttachError::is_temporary)
 }
 
 /// `renew`: destroys the wrapping key, if it is the volume's own.

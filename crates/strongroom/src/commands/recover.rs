@@ -3,9 +3,10 @@
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_block::Lba;
-use strongroom_initiator::{Recovered, VolumeUrl};
+use strongroom_initiator::{LeaseMode, Recovered, VolumeUrl, WriterRole, writers};
 
 use crate::access::AccessArgs;
+use crate::writer;
 
 /// Most blocks of one call: a recovery is for damage that a person knows of.
 const BLOCKS_MAX: u64 = 1 << 20;
@@ -44,7 +45,13 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<()> {
         );
     }
     let end = args.lba.checked_add(args.count).context("that is past the end of every volume")?;
-    let device = args.access.attach(args.access.options(&args.url)?)?;
+    let mut options = args.access.options(&args.url)?;
+    // Beside a writer each block is only replaced if it is still what was read. What the target itself cannot read takes more.
+    let others = writers(options.clone()).with_context(|| format!("cannot ask who uses {}", args.url))?;
+    let is_alone = !others.iter().any(|writer| matches!(writer.role, WriterRole::Holder(_)));
+    let mode = if is_alone { LeaseMode::Exclusive } else { LeaseMode::Maintenance };
+    options.lease = writer::lease(mode, "volume recover");
+    let device = args.access.attach(options)?;
     for lba in args.lba..end {
         match device.recover(Lba(lba), args.accept_absence).with_context(|| format!("block {lba} was not recovered"))? {
             Recovered::NothingToDo { .. } => println!("block {lba}: its newest version opens; nothing was changed"),

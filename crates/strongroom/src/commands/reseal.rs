@@ -18,7 +18,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use strongroom_block::{Lba, SealingDomain, Suite};
-use strongroom_initiator::{RemoteDevice, ResealProgress, ResealReport, VolumeUrl, inquire};
+use strongroom_initiator::{LeaseMode, RemoteDevice, ResealProgress, ResealReport, VolumeUrl, inquire};
 use strongroom_keyserver::Client;
 use strongroom_store::Medium;
 
@@ -28,6 +28,7 @@ use crate::access::AccessArgs;
 use crate::signals::StopSignals;
 use crate::state_file::StateArgs;
 use crate::units::{parse_size, show_duration};
+use crate::writer;
 
 /// How often the position is written to a state file.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
@@ -147,7 +148,10 @@ pub(crate) fn run(args: &ResealArgs) -> Result<()> {
 fn end_epochs(args: &ResealArgs, url: VolumeUrl) -> Result<()> {
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let client = args.access.key_client()?;
-    let device = args.access.attach(args.access.options(&url)?)?;
+    let mut options = args.access.options(&url)?;
+    // Each block, and each absence, only if it is still what it was.
+    options.lease = writer::lease(LeaseMode::Maintenance, "volume reseal");
+    let device = args.access.attach(options)?;
     let Some(domain) = device.unit().sealed.map(|sealed| sealed.claims.domain) else {
         bail!("{url} is plain: nothing in it is sealed; to seal it: --to");
     };

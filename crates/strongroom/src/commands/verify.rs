@@ -9,11 +9,12 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use strongroom_block::Lba;
-use strongroom_initiator::{VerifyProgress, VolumeUrl};
+use strongroom_initiator::{LeaseMode, VerifyProgress, VolumeUrl};
 
 use crate::access::AccessArgs;
 use crate::signals::StopSignals;
 use crate::state_file::StateArgs;
+use crate::writer;
 
 /// How often the position is written to a state file.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
@@ -67,6 +68,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let signals = StopSignals::block().context("cannot wait for signals")?;
     let mut options = args.access.options(&args.url)?;
     options.read_only = args.read_only;
+    // It says which versions opened, and writes nothing.
+    options.lease = writer::lease(LeaseMode::Maintenance, "volume verify");
     let device = args.access.attach(options)?;
     let volume = device.unit().sealed.map(|sealed| sealed.claims.volume_id.to_string()).unwrap_or_default();
     let before = load(&args.state, &volume)?;

@@ -204,6 +204,18 @@ fn reseal_ends_an_epoch_and_erase_ends_them_all() {
     place.run("admin", &["volume", "erase", &url, "--yes"]).failed(&["--crypto"]);
     place.run("admin", &["volume", "erase", &url, "--crypto"]).failed(&["--yes"]);
     place.run("alice", &["volume", "erase", &url, "--crypto", "--yes"]).failed(&["key server"]);
+    if crate::stage::can_mount() {
+        // Somebody uses it: the keys stay, whoever asks.
+        let to = place.world.text("attached");
+        place.run("alice", &["attach", &url, "--to", &to]).ok();
+        let contents = fs::read(format!("{to}/vault")).unwrap();
+        let erase = ["volume", "erase", &url, "--crypto", "--yes"];
+        place.run("admin", &erase).failed(&["in use by", "alice", "attach, as a file in"]);
+        place.run("admin", &[&erase[..], &["--force"]].concat()).failed(&["--confirm"]);
+        place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+        assert!(fs::read(&out).unwrap() == contents && contents.starts_with(&noise(3, 8 << 20)));
+        crate::stage::run(&["detach", &to]).ok();
+    }
     let said = place.run("admin", &["volume", "erase", &url, "--crypto", "--yes"]).ok();
     assert!(said.contains("formatted again") && !said.contains("keeps"), "its target has given the space back: {said}");
     place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();

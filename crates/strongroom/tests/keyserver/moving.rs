@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use strongroom_block::{Buffer, Lba};
 use strongroom_handshake::NodeKey;
-use strongroom_initiator::{AttachOptions, KeyFileSource, RemoteDevice, write_blocking};
+use strongroom_initiator::{AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, write_blocking};
 
 use super::{KeyProcess, KeySite};
 use crate::stage::{Said, Server, World, eventually, noise, run};
@@ -128,6 +128,7 @@ impl Site {
     /// In this process, for reading and writing.
     fn attach(&self, file: &str) -> RemoteDevice {
         let mut options = AttachOptions::new(self.url().parse().unwrap());
+        options.lease = LeaseOptions::shared();
         options.initiator_name = "iqn.2026-11.test:alice".to_owned();
         let text = fs::read_to_string(self.world.path("alice.identity")).unwrap();
         options.node_key = Some(Arc::new(NodeKey::parse(&text).unwrap()));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use strongroom_block::{Buffer, DeviceErrorKind, Lba};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{
-    AttachOptions, KeyServerSource, RemoteDevice, flush_blocking, read_blocking, write_blocking,
+    AttachOptions, KeyServerSource, LeaseOptions, RemoteDevice, flush_blocking, read_blocking, write_blocking,
 };
 use strongroom_keyserver::{Client, ClientOptions};
 
@@ -44,6 +44,7 @@ impl Access {
             timeout: Duration::from_secs(10),
         });
         let mut options = AttachOptions::new(self.url.parse().unwrap());
+        options.lease = LeaseOptions::shared();
         options.initiator_name = format!("iqn.2026-11.test:{}", self.name);
         options.node_key = Some(node_key);
         options.target_keys = vec![self.target_key.parse().unwrap()];

@@ -110,6 +110,7 @@ impl Client {
             options.limits = Limits { unflushed_bytes_max: 8 * BLOCK_BYTES, ..Limits::default() };
         }
         options.timeouts.connect = Duration::from_millis(200);
+        options.lease.is_claimed = false;
         let think_max = [200 * MICRO, MILLI, 4 * MILLI][random.below(3) as usize];
         Client {
             number,

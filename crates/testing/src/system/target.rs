@@ -99,6 +99,7 @@ pub(super) struct Target {
     managements: Vec<Management>,
     finished: Vec<Finished>,
     memory: Memory,
+    clone_memory: Memory,
     reserved: Vec<Reserved>,
     next_reserve: u64,
     /// Snapshots that were asked for and not answered, by token.
@@ -143,6 +144,7 @@ impl Target {
             managements: Vec::new(),
             finished: Vec::new(),
             memory: Memory::default(),
+            clone_memory: Memory::default(),
             reserved: Vec::new(),
             next_reserve: 0,
             asked_snapshots: BTreeMap::new(),

@@ -31,9 +31,16 @@ impl Driver {
             self.options.expected.check(&sealed.claims)?;
         }
         self.check_protection(&unit)?;
-        if self.purpose == Purpose::Inquire {
-            self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None }));
-            return Ok(());
+        match self.purpose {
+            Purpose::Inquire => {
+                self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None, writers: Vec::new() }));
+                return Ok(());
+            }
+            Purpose::AskWriters => {
+                self.ask_writers(Arc::new(unit));
+                return Ok(());
+            }
+            Purpose::Attach => {}
         }
         let before = self.unit.as_deref().cloned();
         // As large as it was shown to be: what is smaller than that is not the same.
@@ -76,7 +83,7 @@ impl Driver {
             (Some(before), Some(now)) => before != now,
             _ => true,
         });
-        self.opened(Arc::new(unit), restarted);
+        self.claim(Arc::new(unit), restarted);
         Ok(())
     }
 
@@ -160,7 +167,7 @@ impl Driver {
     }
 
     /// Commands may flow.
-    fn opened(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
+    pub(super) fn opened(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
         self.unit = Some(unit.clone());
         let engine = self.engine.get_or_insert_with(|| {
             let feedback = self.options.verified_feedback && !self.options.read_only;
@@ -170,9 +177,15 @@ impl Driver {
                 .with_pipeline(self.options.pipeline)
                 .with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
         });
+        match self.lease.lost() {
+            // Before anything is sent again.
+            Some(error) => engine.lease_lost(error),
+            None if self.lease.is_held() => engine.lease_held(),
+            None => {}
+        }
         engine.connected(unit.clone(), restarted);
         if let State::Active(nexus) = &mut self.state {
-            nexus.open(Instant::now(), unit.sealed.as_ref().map(|sealed| sealed.claims.custody));
+            nexus.open(Instant::now(), unit.custody());
         }
         self.backoff = self.options.timeouts.backoff_min;
         self.hops = 0;
@@ -180,9 +193,10 @@ impl Driver {
         let mut status = lock(&self.status);
         status.is_connected = true;
         status.connections += 1;
+        status.lease_lost = self.lease.lost().map(|error| error.message.clone());
         drop(status);
         let sealing = self.sealing.clone();
-        self.tell_first(Ok(Attached { unit, sealing }));
+        self.tell_first(Ok(Attached { unit, sealing, writers: Vec::new() }));
     }
 
     /// Commands flow again: requests are taken, and need not wait.

@@ -174,6 +174,10 @@ impl Engine {
     pub(in crate::remote) fn next_command(&mut self) -> Option<(CommandId, ScsiCommand)> {
         loop {
             let key = self.next_ready()?;
+            if let Some(error) = self.kept_from(self.commands[key].kind) {
+                self.fail_command(key, error);
+                continue;
+            }
             self.read_again_if_stale(key);
             let fresh = self.freshen(key);
             if fresh.is_ok() && self.registers_first(key) {

@@ -40,8 +40,17 @@ impl Engine {
         }
         let lba = kind.lba(&self.ops[op_key]);
         self.was_reset = self.in_flight > 0 && (self.was_reset || says_reset(completed));
-        self.counters.size_changes += u64::from(tell_of_change(completed));
+        let change = tell_of_change(completed);
+        self.counters.size_changes += u64::from(change == Some(Change::Size));
+        if change == Some(Change::Reservations) {
+            self.lease.doubt();
+        }
         let mut verdict = judge(completed, lba, &mut command.retries);
+        if verdict != Verdict::Done
+            && let Some(error) = self.lease.lost().filter(|_| kind.changes())
+        {
+            verdict = Verdict::Fail(error.clone());
+        }
         if verdict == Verdict::Done {
             verdict = match command.error.take() {
                 Some(ReadFault::Error(error)) => Verdict::Fail(error),
@@ -69,6 +78,12 @@ impl Engine {
                 Ok(()) => return,
                 Err(error) => verdict = Verdict::Fail(error),
             }
+        }
+        if let Verdict::Fail(error) = &verdict
+            && error.kind == DeviceErrorKind::ReservationConflict
+            && self.waits_for_lease(id.0, error)
+        {
+            return;
         }
         if let Verdict::Fail(error) = &verdict
             && error.kind == DeviceErrorKind::NoKey
@@ -323,22 +338,34 @@ fn says_reset(completed: &Completed) -> bool {
         })
 }
 
-/// Tells people of a unit attention that concerns them: the command itself is only tried again. Whether it is about the unit's size.
-fn tell_of_change(completed: &Completed) -> bool {
+/// What a unit attention says has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Size,
+    /// Or a writer lease.
+    Reservations,
+}
+
+/// Tells people of a unit attention that concerns them: the command itself is only tried again.
+fn tell_of_change(completed: &Completed) -> Option<Change> {
     if completed.status != Status::CheckCondition as u8 {
-        return false;
+        return None;
     }
-    let Some(sense) = Sense::parse(&completed.sense).filter(|sense| sense.key == SenseKey::UnitAttention) else {
-        return false;
-    };
+    let sense = Sense::parse(&completed.sense).filter(|sense| sense.key == SenseKey::UnitAttention)?;
     match (sense.asc, sense.ascq) {
-        (0x2a, 0x09) => tracing::info!("the volume's size has changed"),
-        (0x2a, 0x03..=0x05) => {
-            tracing::warn!("somebody changed the reservations of the volume, perhaps ours with them")
+        (0x2a, 0x09) => {
+            tracing::info!("the volume's size has changed");
+            Some(Change::Size)
         }
-        (asc, ascq) => tracing::debug!(asc, ascq, "the unit asks for attention"),
+        (0x2a, 0x03..=0x05) => {
+            tracing::warn!("somebody changed the reservations of the volume, perhaps ours with them");
+            Some(Change::Reservations)
+        }
+        (asc, ascq) => {
+            tracing::debug!(asc, ascq, "the unit asks for attention");
+            None
+        }
     }
-    (sense.asc, sense.ascq) == (0x2a, 0x09)
 }
 
 fn answer(work: OpWork) -> Answer {

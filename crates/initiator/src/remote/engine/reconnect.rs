@@ -101,6 +101,7 @@ impl Engine {
         self.writing_bytes = 0;
         self.delayed.clear();
         self.awaiting_keys.clear();
+        self.lease.disconnected();
         self.refetching.disconnected();
         self.replay_ready.clear();
         self.registrations.disconnected();

@@ -70,6 +70,7 @@ fn description(sealed: bool) -> UnitDescription {
         unmap_blocks_max: (!sealed).then_some(16),
         other_views: 0,
         incarnation: None,
+        has_leases: true,
     }
 }
 

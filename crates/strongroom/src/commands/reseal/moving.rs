@@ -15,7 +15,7 @@ use strongroom_block::{Custody, DeviceErrorKind, Lba, SealingDomain};
 use strongroom_initiator::copy::{
     self, CopyError, CopyOptions, Endpoint, NodeMac, NodeMacError, Progress, Resume, SparseDevice,
 };
-use strongroom_initiator::{ExpectedUnit, RemoteDevice, SealedClaims, VolumeUrl, read_blocking};
+use strongroom_initiator::{ExpectedUnit, LeaseMode, RemoteDevice, SealedClaims, VolumeUrl, read_blocking};
 use strongroom_target::SUCCESSOR_SUFFIX;
 
 use super::ResealArgs;
@@ -26,6 +26,7 @@ use crate::key_record::{Domain, Others};
 use crate::keys;
 use crate::signals::StopSignals;
 use crate::units::show_size;
+use crate::writer::{self, WayOut};
 
 const STATE_VERSION: u32 = 1;
 const KEY_LABEL: &str = "reseal state";
@@ -205,7 +206,14 @@ impl Move<'_> {
         let mut options = self.new.options(&self.next_url)?;
         options.expected = ExpectedUnit::default();
         options.timeouts.give_up = give_up;
-        Ok(Arc::new(RemoteDevice::attach(options).with_context(|| format!("cannot attach {}", self.next_url))?))
+        options.lease = writer::lease(LeaseMode::Exclusive, "volume reseal");
+        // Nobody but this peer may use it: whoever was killed is soon followed by the same command.
+        options.lease.duration = Duration::from_secs(1);
+        let way_out = WayOut {
+            wait: Duration::MAX,
+            advice: "another process of this peer fills it; end that one, then try again",
+        };
+        Ok(Arc::new(writer::attach(options, way_out)?))
     }
 
     /// Everything from the one to the other, and read back. `None`: it was only to be said what would be done.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use strongroom_block::{AttachId, BlockSize, Buffer, CryptoCounters, HoleRecord, Lba, Stamp, VolumeId};
 use strongroom_seal::{SealContext, VolumeSealer};
 use strongroom_store::{BranchId, Extent, Op, OpError, Origin, Outcome, SnapshotId, View};
-use strongroom_target::machine::Unit;
+use strongroom_target::machine::{Memory, Unit};
 
 use super::{BLOCK_BYTES, DOMAIN, Target, VIEWS, volume};
 use crate::system::content::{self, HALVES};
@@ -38,7 +38,7 @@ impl Target {
     pub(super) fn serve_clone(&mut self) {
         let clone = self.units[0].branches().into_iter().find(|branch| branch.id != BranchId::VOLUME);
         if let Some(clone) = clone {
-            let unit = self.units[0].of_view(volume(&self.settings, 1), View::Head(clone.id));
+            let unit = self.units[0].of_view(volume(&self.settings, 1), View::Head(clone.id), &self.clone_memory);
             self.units.push(unit);
         }
     }
@@ -168,7 +168,7 @@ impl Target {
 
     /// The same of a snapshot.
     pub(in crate::system) fn look_at_snapshot(&mut self, id: SnapshotId) -> Vec<Option<Sighted>> {
-        let mut unit = self.units[0].of_view(volume(&self.settings, 0), View::Snapshot(id));
+        let mut unit = self.units[0].of_view(volume(&self.settings, 0), View::Snapshot(id), &Memory::default());
         self.look_through(&mut unit)
     }
 

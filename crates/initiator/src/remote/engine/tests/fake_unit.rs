@@ -305,7 +305,10 @@ impl FakeUnit {
                 }
                 Ok(Vec::new())
             }
-            VendorCommand::TakePlace => Err(Sense::INVALID_OPCODE),
+            VendorCommand::TakePlace
+            | VendorCommand::ClaimLease { .. }
+            | VendorCommand::ReleaseLease
+            | VendorCommand::ReportWriters { .. } => Err(Sense::INVALID_OPCODE),
             VendorCommand::RegisterAttachment { .. } => {
                 let id = vendor::decode_attach_id(out).expect("well-formed");
                 self.registrations.push(id);

@@ -1,0 +1,108 @@
+//! Who writes to a volume, as commands ask for it: the arguments, waiting for a holder that is away, and what to do about one that is there.
+//!
+//! Absent: what a writer lease is (the target's), and how it is claimed (the initiator's).
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use strongroom_initiator::{
+    AttachError, AttachOptions, LeaseMode, LeaseOptions, RemoteDevice, WriterConflict, describe_process,
+};
+
+use crate::sd_notify;
+use crate::units::{parse_duration, show_duration};
+
+/// A holder that is away is looked for so often while it is waited for.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Longer than its lease said: clocks differ, and so does what passed on the way.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// One writer is the rule.
+#[derive(Args, Clone)]
+pub(crate) struct WriterArgs {
+    /// Others may write to the volume at the same time, if all of them say so: for file systems of clusters, and programs that coordinate. An
+    /// ordinary file system that is mounted twice is destroyed.
+    #[arg(long)]
+    shared: bool,
+    /// Whoever writes to the volume now loses it: what is not written there yet fails, and nothing more is written from there.
+    #[arg(long)]
+    take_over: bool,
+    /// How long to wait for an initiator that has the volume and is away [default: until its lease ends]; 0 does not wait.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    wait: Option<Duration>,
+    /// How long the target keeps the volume for this initiator while it does not hear of it; at most 1h.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
+    lease: Duration,
+}
+
+impl WriterArgs {
+    /// What is asked of the target. `purpose`: what this process is for, for people elsewhere.
+    pub(crate) fn options(&self, purpose: &str) -> LeaseOptions {
+        let mode = if self.shared { LeaseMode::Shared } else { LeaseMode::Exclusive };
+        LeaseOptions { mode, take_over: self.take_over, duration: self.lease, ..lease(mode, purpose) }
+    }
+
+    /// What to do where the volume is not to be had.
+    pub(crate) fn way_out(&self) -> WayOut {
+        WayOut {
+            wait: self.wait.unwrap_or(Duration::MAX),
+            advice: "to write from both: --shared on both (an ordinary file system that is \
+            mounted twice is destroyed); to take it over from there: --take-over",
+        }
+    }
+}
+
+/// What is asked of the target by a command that has no such arguments.
+pub(crate) fn lease(mode: LeaseMode, purpose: &str) -> LeaseOptions {
+    LeaseOptions { mode, description: describe_process(purpose), ..LeaseOptions::default() }
+}
+
+/// What to do where somebody else has the volume.
+#[derive(Clone, Copy)]
+pub(crate) struct WayOut {
+    /// How long to wait for one that is away, at most.
+    pub(crate) wait: Duration,
+    /// What a person can do.
+    pub(crate) advice: &'static str,
+}
+
+impl WayOut {
+    /// Of a command that does not wait.
+    pub(crate) fn of(advice: &'static str) -> WayOut {
+        WayOut { wait: Duration::ZERO, advice }
+    }
+
+    fn refusal(self, conflict: &WriterConflict) -> anyhow::Error {
+        anyhow!("{conflict}. Detach it there; {}", self.advice)
+    }
+}
+
+/// Attaches; waits for the lease of a holder that is away to end.
+pub(crate) fn attach(options: AttachOptions, way_out: WayOut) -> Result<RemoteDevice> {
+    let (url, began) = (options.url.clone(), Instant::now());
+    let mut patience = None;
+    loop {
+        let conflict = match RemoteDevice::attach(options.clone()) {
+            Err(AttachError::InUse(conflict)) => conflict,
+            outcome => return outcome.with_context(|| format!("cannot attach {url}")),
+        };
+        let Some(left) = conflict.ends_in().filter(|_| !way_out.wait.is_zero()) else {
+            return Err(way_out.refusal(&conflict)).with_context(|| format!("cannot attach {url}"));
+        };
+        let patience = *patience.get_or_insert_with(|| way_out.wait.min(left + SLACK));
+        let Some(rest) = patience.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) else {
+            return Err(way_out.refusal(&conflict)).with_context(|| format!("cannot attach {url}"));
+        };
+        tell(&format_args!("{conflict}; waiting for it up to {}", show_duration(rest)));
+        std::thread::sleep(LOOK_EVERY.min(rest));
+    }
+}
+
+/// Where somebody sees it: here, or at the command that started this process in the background.
+fn tell(what: &dyn Display) {
+    if !sd_notify::notify(&format!("STATUS={what}")) {
+        eprintln!("{what}");
+    }
+}
