@@ -32,7 +32,8 @@ impl Paths {
 
     /// The process that serves it, and its log.
     fn attach(&self, world: &World, more: &[&str]) -> (Pid, String) {
-        let said = world.alice(&[&["attach", &world.url("vault"), "--to", &self.directory], more].concat());
+        let said =
+            world.alice(&[&["attach", &world.url("vault"), "--to", &self.directory, "--lease", "2s"], more].concat());
         assert!(said.success, "{}", said.stderr);
         let words: Vec<&str> = said.stderr.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "process").expect("it names its process");

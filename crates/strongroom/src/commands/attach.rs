@@ -196,7 +196,10 @@ fn serve(args: AttachArgs) -> Result<()> {
     let device = args.access.attach_for_use(options, args.writer.way_out())?;
     let stats = args.stats_file.clone().map(|path| AttachmentStatsFile::start(path, &device, counters)).transpose()?;
     let forced = end_when_forced(force, &device)?;
-    let attached = show(&args, device)?;
+    let attached = show(&args, device.clone()).inspect_err(|_| {
+        // Ends the session, and with it the lease: the next attachment would wait for that.
+        let _ = device.detach();
+    })?;
     if !args.url().is_snapshot() {
         attached.follow_growth()?;
     }
@@ -204,6 +207,7 @@ fn serve(args: AttachArgs) -> Result<()> {
     let mount = args.mount.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
     let log = std::env::var_os(LOG_VARIABLE).map(PathBuf::from);
     let mut registration = Registration::new(args.url().place(), &directory, mount.as_deref(), log.clone())?;
+    registration.note(attached.health());
     tracing::info!(url = %args.url(), file = %attached.fuse.file_path().display(), "attached");
     sd_notify::notify("READY=1");
     let ended = wait_and_detach(attached, &signals, &forced, &mut registration);

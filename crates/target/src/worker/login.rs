@@ -365,11 +365,11 @@ impl Worker {
             reason,
             "refused a login"
         );
-        let is_proven = matches!(connection.identity, Identity::Channel(_));
+        // Strangers learn nothing, and nobody learns what is wrong inside, paths among it.
+        let may_know = matches!(connection.identity, Identity::Channel(_)) && status != LoginStatus::TARGET_ERROR;
         if let Some(login) = &mut connection.login {
-            match is_proven {
+            match may_know {
                 true => login.reject_because(status, reason),
-                // Strangers learn nothing.
                 false => login.reject(status),
             }
         }
