@@ -14,7 +14,7 @@ pub struct LeaseOptions {
     pub is_claimed: bool,
     /// For what.
     pub mode: LeaseMode,
-    /// Whoever has the volume now loses it: what it has not written yet fails there.
+    /// The current holder loses the lease: what it has not written yet fails there.
     pub take_over: bool,
     /// Refused while any other session is logged in to the volume, readers too.
     pub sole: bool,

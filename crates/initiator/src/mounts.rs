@@ -16,7 +16,7 @@ pub struct Mount {
     pub directory: PathBuf,
     /// What kind of file system it is.
     pub file_system: String,
-    /// What is mounted, as whoever mounted it said.
+    /// What is mounted, as the mount call named it.
     pub source: String,
     /// Major and minor number of its device.
     pub device: (u32, u32),

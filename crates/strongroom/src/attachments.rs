@@ -18,7 +18,7 @@ use crate::runtime_dir::RuntimeDir;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long a process may take to end that is killed.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
-/// Logs of attachments that failed and are not listed any more: so many are kept.
+/// How many logs are kept of attachments that failed and are not listed any more.
 const OLD_LOGS_MAX: usize = 16;
 
 /// One attached volume.

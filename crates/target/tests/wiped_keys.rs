@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use it::support;
-use strongroom_block::{BlockKeyWrap, Custody, HoleRecord, Lba, OpenError, Opener, SealRecord, Stamp, WrapError};
+use strongroom_block::{Custody, HoleRecord, Lba, OpenError, Opener, SealRecord, Stamp};
 use strongroom_channel::Scheme;
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command, Session};
@@ -27,7 +27,7 @@ use strongroom_net::{Link, LinkOptions};
 use strongroom_scsi::{VendorCommand, cdb, vendor};
 use strongroom_target::{Catalogue, SealedSpec, Target, TargetOptions, VolumeSpec};
 use support::sealed::{
-    ATTACH_ID, hole, read, read_version, records, registration, returned, seal_hole, sealed_write, stamp,
+    ATTACH_ID, Mask, hole, read, read_version, records, registration, returned, seal_hole, sealed_write, stamp,
 };
 use support::{ALICE, BLOCK, Host, Initiator, LUN, MIB, alice_key, eventually, keeper, normal, pattern};
 
@@ -83,21 +83,6 @@ fn key() -> [u8; 32] {
     let mut key = [0; 32];
     key.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&WORD.to_ne_bytes()));
     key
-}
-
-/// Wraps by a known mask.
-struct Mask;
-
-impl BlockKeyWrap for Mask {
-    fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
-        let mut wrapped = [0x77; 40];
-        wrapped.iter_mut().zip(key).for_each(|(out, byte)| *out = byte ^ 0x3c);
-        Ok(wrapped)
-    }
-
-    fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
-        Ok(std::array::from_fn(|at| wrapped[at] ^ 0x3c))
-    }
 }
 
 /// Opens whatever comes with its key.

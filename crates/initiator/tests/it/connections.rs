@@ -3,23 +3,15 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use strongroom_block::{BlockDevice, Buffer, BufferMut, DeviceErrorKind, Lba, Request, Token};
 use strongroom_initiator::{RemoteDevice, flush_blocking, read_blocking, write_blocking};
 use strongroom_target::VolumeSpec;
 
-use crate::support::{Host, SIZE, Wire};
+use crate::support::{Host, SIZE, Wire, eventually};
 
 const BLOCK: usize = 4096;
-
-fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 fn block(mark: u8) -> Buffer {
     Buffer::copy_from(&[mark; BLOCK])

@@ -2,35 +2,21 @@
 //! of the target lose nothing, what lapsed goes on if nobody wrote meanwhile and fails if somebody did, and who is taken over from writes nothing
 //! more and says who it was.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use strongroom_block::{Buffer, DeviceErrorKind, Lba};
 use strongroom_initiator::{
     AttachError, AttachOptions, LeaseMode, LeaseOptions, RemoteDevice, WriterConflict, WriterRole, flush_blocking,
-    read_blocking, write_blocking, writers,
+    write_blocking, writers,
 };
 use strongroom_target::VolumeSpec;
 
-use crate::support::{ALICE, BOB, Host, SIZE, Wire};
+use crate::support::{ALICE, BOB, Host, SIZE, Wire, eventually, mark};
 
 const BLOCK: usize = 4096;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 fn data(mark: u8) -> Buffer {
     Buffer::copy_from(&vec![mark; BLOCK])
-}
-
-fn mark(device: &RemoteDevice, lba: u64) -> u8 {
-    read_blocking(device, Lba(lba), 1).unwrap()[0]
-}
-
-#[track_caller]
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn alone(options: AttachOptions, seconds: u64) -> AttachOptions {
@@ -106,7 +92,7 @@ fn a_cut_connection_and_a_restart_of_the_target_keep_the_lease() {
     assert_eq!(refused(bobs.clone()).ends_in(), None);
     host.stop();
     host.start_again();
-    // Whoever is first: the lease is on the disk.
+    // Whichever comes first: the lease is on the disk.
     let conflict = refused(bobs.clone());
     assert!(conflict.to_string().contains(ALICE), "{conflict}");
     write_blocking(&alice, Lba(2), data(3), false).unwrap();

@@ -14,7 +14,7 @@ use strongroom_initiator::{
 };
 use strongroom_target::{Config, VolumeSpec};
 
-use crate::support::{Host, SIZE, Wire};
+use crate::support::{Host, SIZE, Wire, eventually, mark};
 
 const BLOCK: usize = 4096;
 /// Nothing here takes so long unless it hangs.
@@ -22,19 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn blocks(mark: u8, count: usize) -> Buffer {
     Buffer::copy_from(&vec![mark; count * BLOCK])
-}
-
-fn mark(device: &RemoteDevice, lba: u64) -> u8 {
-    read_blocking(device, Lba(lba), 1).unwrap()[0]
-}
-
-#[track_caller]
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn start(change: fn(&mut Config)) -> Host {

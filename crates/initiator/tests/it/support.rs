@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::net;
-use strongroom_block::{BlockKeyWrap, Custody, WrapError};
+use strongroom_block::{BlockKeyWrap, Custody, Lba, WrapError};
 use strongroom_handshake::NodeKey;
 use strongroom_initiator::{
-    AttachError, AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, Timeouts, VolumeUrl,
+    AttachError, AttachOptions, KeyFileSource, LeaseOptions, RemoteDevice, Timeouts, VolumeUrl, read_blocking,
 };
 use strongroom_net::NetError;
 use strongroom_seal::{KeyPurpose, KeyWrapper, SealContext, VolumeKeyFile, VolumeSealer, WrappingKey};
@@ -471,4 +471,19 @@ pub(crate) fn keep_the_checksum(block: &mut [u8], checksum: impl Fn(&[u8]) -> u6
         rows.sort_unstable_by_key(|row| std::cmp::Reverse(row.0));
     }
     unreachable!("65 vectors of 64 bits are dependent");
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The first byte of a block.
+pub(crate) fn mark(device: &RemoteDevice, lba: u64) -> u8 {
+    read_blocking(device, Lba(lba), 1).unwrap()[0]
 }

@@ -189,11 +189,11 @@ pub enum WriterRole {
 pub enum Standing {
     /// A session has it.
     Connected,
-    /// No session has it: since so many seconds; in so many it ends. 0: it ends as soon as somebody else wants to write.
+    /// No session has it any more. It ends when its time is over and another session claims it or writes.
     Gone {
         /// Since when, in seconds.
         since_s: u32,
-        /// How long it goes on, in seconds.
+        /// How long it goes on, in seconds; 0: it ends as soon as another session claims it or writes.
         left_s: u32,
     },
 }

@@ -56,7 +56,7 @@ fn note(superblock: &Superblock, first: bool) -> String {
     let at = superblock.layout().block_at(segment, block);
     let which = if first { "first" } else { "second" };
     format!(
-        "the {which} segment table, at byte {at} of the log, is not whole; the other one is, and the next opening writes both anew"
+        "the {which} segment table, at byte {at} of the log, is not whole; the other one is, and the next opening rewrites both"
     )
 }
 

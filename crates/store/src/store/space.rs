@@ -22,8 +22,8 @@ const HOST_RESERVE: u32 = 4;
 const HOST_RESERVE_CLEANING: u32 = 3;
 /// And deleting and cleaning as many to tables: each frees at least the segment that it takes.
 const HOST_RESERVE_TABLES: u32 = 2;
-/// Where the host is nearly full there are, besides, two kinds of free segments with host space, as many of each as so many segments of
-/// the log call for, ...
+/// Where the host is nearly full, two further kinds of free segments with host space are kept: one segment of each kind for this many
+/// segments of the log, ...
 const EMERGENCY_SHARE: u32 = 32;
 /// ... but no more than these. The first are for blocks that hold data already and are written again: what a file system on the
 /// volume does when it replays its journal, checks itself and deletes, and what takes no space for long, because the old data makes

@@ -149,7 +149,7 @@ pub(crate) fn run(command: AttachCommand) -> Result<()> {
     if args.foreground { serve(args) } else { start_in_background(&args) }
 }
 
-/// How often what `attach list` shows is written anew.
+/// How often the state that `attach list` shows is updated.
 const NOTE_HEALTH_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether a device has been given up, and how many times at most.
 const ABANDON_LOOK_EVERY: Duration = Duration::from_millis(10);

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &DetachArgs) -> Result<ExitCode> {
     }
 }
 
-/// Says what was lost. Whoever has been told need not be told again.
+/// Reports what was lost, and forgets the attachment: it is reported once.
 fn ended_with_losses(attachment: &Attachment, losses: Option<&str>) -> Result<ExitCode> {
     let losses = losses.map_or_else(
         || "what was not written to the target before is lost".into(),

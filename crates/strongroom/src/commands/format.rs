@@ -58,7 +58,7 @@ pub(crate) struct GrowArgs {
 /// Runs `volume grow`.
 pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
     let mut options = args.access.options(&args.url)?;
-    // Beside whoever uses what was there before.
+    // Beside the writer that uses the part from before.
     options.lease = writer::lease(LeaseMode::Maintenance, "volume grow");
     let device = args.access.attach(options)?;
     let unit = device.unit();
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<()> {
     Ok(())
 }
 
-/// What destroys everything is done by whoever is alone with the volume; or against all others, if that was confirmed.
+/// A command that destroys everything needs the volume to itself, or takes it from all others, if that was confirmed.
 pub(super) fn attach_alone(
     access: &AccessArgs,
     url: &VolumeUrl,

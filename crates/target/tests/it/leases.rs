@@ -11,14 +11,12 @@ use strongroom_scsi::vendor::lease::{
     Claim, LeaseId, LeaseMode, REPORT_BYTES_MAX, Standing, Writer, WriterRole, parse_writers,
 };
 use strongroom_scsi::{Sense, VendorCommand, cdb};
+use strongroom_target::VolumeSpec;
 use strongroom_target::config::PeerRule;
 use strongroom_target::operate::Operation;
-use strongroom_target::{Target, TargetOptions, VolumeSpec};
 
 use crate::support::keeper::operate;
-use crate::support::{
-    ALICE, BLOCK, BOB, CONFLICT, Host, Initiator, LUN, MIB, alice_key, config, eventually, normal, pattern,
-};
+use crate::support::{ALICE, BLOCK, BOB, CONFLICT, Host, Initiator, LUN, MIB, alice_key, eventually, normal, pattern};
 
 fn claim(id: u8) -> Claim {
     Claim {
@@ -73,19 +71,6 @@ fn plain(host: &Host, name: &str) -> Initiator {
 
 fn disk() -> Host {
     Host::start(&[VolumeSpec::plain("disk", 16 * MIB)])
-}
-
-/// Stops the target and starts another on the same volumes.
-fn restart(host: &mut Host) {
-    host.target.take().unwrap().stop();
-    host.target = Some(
-        Target::start(TargetOptions::new({
-            let mut config = config(host.dir.path());
-            config.peers.clear();
-            config
-        }))
-        .unwrap(),
-    );
 }
 
 #[test]
@@ -196,7 +181,7 @@ fn one_that_lapsed_is_resumed_until_somebody_else_writes() {
     assert!(statuses[..statuses.len() - 1].iter().all(|status| [CONFLICT, BUSY].contains(status)), "{statuses:?}");
     assert!(!host.dir.path().join("disk/leases.toml").exists(), "before that write took effect");
     drop(stock);
-    restart(&mut host);
+    host.restart_without_peers();
     let mut alice = plain(&host, ALICE);
     assert_eq!((try_claim(&mut alice, &resume(1)), write(&mut alice)), (CONFLICT, CONFLICT));
 }
@@ -211,7 +196,7 @@ fn it_survives_a_restart_of_the_target_and_a_close_of_the_volume() {
     let mut bob = plain(&host, BOB);
     assert_eq!((try_claim(&mut bob, &claim(2)), write(&mut bob)), (CONFLICT, CONFLICT));
     drop(bob);
-    restart(&mut host);
+    host.restart_without_peers();
     let mut bob = plain(&host, BOB);
     assert_eq!((try_claim(&mut bob, &claim(2)), write(&mut bob)), (CONFLICT, CONFLICT));
     let mut alice = plain(&host, ALICE);
@@ -219,7 +204,7 @@ fn it_survives_a_restart_of_the_target_and_a_close_of_the_volume() {
     // A take-over survives it too: the old one does not come back with the target.
     assert_eq!(try_claim(&mut bob, &take_over(2)), 0);
     drop((alice, bob));
-    restart(&mut host);
+    host.restart_without_peers();
     let mut alice = plain(&host, ALICE);
     assert_eq!((try_claim(&mut alice, &resume(1)), write(&mut alice)), (CONFLICT, CONFLICT));
     let mut bob = plain(&host, BOB);

@@ -4,9 +4,9 @@
 use strongroom_block::{Buffer, Lba};
 use strongroom_iscsi::initiator::{Command, Config as SessionConfig, WriteSource};
 use strongroom_scsi::cdb;
-use strongroom_target::{Target, TargetOptions, VolumeSpec};
+use strongroom_target::VolumeSpec;
 
-use crate::support::{ALICE, BLOCK, BOB, CONFLICT, Host, Initiator, LUN, config, normal, pattern};
+use crate::support::{ALICE, BLOCK, BOB, CONFLICT, Host, Initiator, LUN, normal, pattern};
 
 const REGISTER: u8 = 0;
 const RESERVE: u8 = 1;
@@ -37,19 +37,6 @@ fn read_status(session: &mut Initiator) -> u8 {
     session.run(Command::read(LUN, cdb::read_16(Lba(0), 1), BLOCK as u32)).status
 }
 
-/// Stops the target and starts another on the same volumes.
-fn restart(host: &mut Host) {
-    host.target.take().unwrap().stop();
-    host.target = Some(
-        Target::start(TargetOptions::new({
-            let mut config = config(host.dir.path());
-            config.peers.clear();
-            config
-        }))
-        .unwrap(),
-    );
-}
-
 #[test]
 fn a_fenced_node_stays_fenced_over_a_restart() {
     let mut host = Host::start(&[VolumeSpec::plain("disk", 16 << 20)]);
@@ -60,7 +47,7 @@ fn a_fenced_node_stays_fenced_over_a_restart() {
     assert_eq!(reserve_out(&mut alice, RESERVE, EXCLUSIVE, (0xa11ce, 0), false), 0);
     alice.synchronize();
     drop(alice);
-    restart(&mut host);
+    host.restart_without_peers();
     // Bob comes first; the reservation was there before him.
     let mut fenced = Initiator::log_in(&host, None, bob()).unwrap();
     assert_eq!(fenced.try_write(0, &pattern(2, 1)).status, CONFLICT);
@@ -75,7 +62,7 @@ fn a_fenced_node_stays_fenced_over_a_restart() {
     assert_eq!((told.asc, told.ascq), (0x2a, 0x05), "REGISTRATIONS PREEMPTED");
     assert_eq!(read_status(&mut alice), CONFLICT);
     drop((alice, fenced));
-    restart(&mut host);
+    host.restart_without_peers();
     let mut alice = host.plain("disk");
     assert_eq!(read_status(&mut alice), CONFLICT, "the takeover is kept too");
     let mut bob = Initiator::log_in(&host, None, bob()).unwrap();
@@ -95,7 +82,7 @@ fn what_was_not_to_be_kept_is_gone_after_a_restart() {
     let mut other = Initiator::log_in(&host, None, bob()).unwrap();
     assert_eq!(read_status(&mut other), CONFLICT);
     drop(other);
-    restart(&mut host);
+    host.restart_without_peers();
     let mut other = Initiator::log_in(&host, None, bob()).unwrap();
     assert_eq!(read_status(&mut other), 0);
     assert!(keys(&mut other).is_empty());

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use strongroom_block::{
-    BlockKeyWrap, Buffer, Custody, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite, WrapError,
-    keyless_checksum,
+    Buffer, Custody, Lba, Mode, RecordFlags, SealRecord, Stamp, StoreSequence, Suite, keyless_checksum,
 };
 use strongroom_handshake::NodeKey;
 use strongroom_iscsi::initiator::{Command, WriteSource};
@@ -21,7 +20,7 @@ use strongroom_target::{SealedSpec, Target, TargetOptions, VolumeSpec};
 
 use crate::support::keeper;
 use crate::support::sealed::{
-    ATTACH_ID, format, hole, hole_of, read, read_version, record, records, registration, returned, seal_hole,
+    ATTACH_ID, Mask, format, hole, hole_of, read, read_version, record, records, registration, returned, seal_hole,
     sealed_write, stamp,
 };
 use crate::support::{self, ALICE, BLOCK, Host, Initiator, LUN, MIB, Refused, alice_key, normal, pattern};
@@ -283,24 +282,6 @@ fn without_a_node_key_there_are_no_channels() {
     let target = Target::start(TargetOptions::new(config)).unwrap();
     let host = Host { target: Some(target), dir, node: support::target_key().public() };
     assert!(Initiator::log_in(&host, Some(alice_key()), normal(ALICE, "vault")).is_err());
-}
-
-/// Wraps by a known mask: what matters here is where a key is raw and where it is wrapped.
-struct Mask;
-
-impl BlockKeyWrap for Mask {
-    fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
-        let mut wrapped = [0x77; 40];
-        wrapped.iter_mut().zip(key).for_each(|(out, byte)| *out = byte ^ 0x3c);
-        Ok(wrapped)
-    }
-
-    fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
-        if wrapped[32..] != [0x77; 8] {
-            return Err(WrapError);
-        }
-        Ok(std::array::from_fn(|at| wrapped[at] ^ 0x3c))
-    }
 }
 
 fn custody_target_host(wraps: Option<strongroom_target::WrapFactory>) -> Host {

@@ -68,6 +68,14 @@ pub(crate) fn config(root: &std::path::Path) -> Config {
 }
 
 impl Host {
+    /// Stops the target, and starts another one on the same volumes, whose configuration names no peers.
+    pub(crate) fn restart_without_peers(&mut self) {
+        self.target.take().unwrap().stop();
+        let mut config = config(self.dir.path());
+        config.peers.clear();
+        self.target = Some(Target::start(TargetOptions::new(config)).unwrap());
+    }
+
     pub(crate) fn start(volumes: &[VolumeSpec]) -> Host {
         Host::start_with(volumes, |_| {})
     }

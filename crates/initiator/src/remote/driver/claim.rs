@@ -22,7 +22,7 @@ impl Driver {
         }
     }
 
-    /// Asks who writes, and tells whoever waits for that.
+    /// Asks the target who writes, and passes the answer to the callers that wait for it.
     pub(super) fn ask_writers(&mut self, unit: Arc<UnitDescription>) {
         if let (true, State::Active(nexus)) = (unit.has_leases, &mut self.state) {
             nexus.talk_of_lease(Instant::now(), LeaseTalk::report(&unit), unit.custody());

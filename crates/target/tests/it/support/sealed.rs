@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use strongroom_block::{
-    AttachId, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite, keyless_checksum,
+    AttachId, BlockKeyWrap, Buffer, HoleRecord, Lba, Mode, RecordFlags, SealRecord, Stamp, Suite, WrapError,
+    keyless_checksum,
 };
 use strongroom_iscsi::ahs;
 use strongroom_iscsi::initiator::{Command, WriteRecords, WriteSource};
@@ -97,4 +98,22 @@ pub(crate) fn returned(outcome: &Outcome) -> (Vec<(u64, SealRecord)>, Vec<ahs::H
         holes.extend(ahs::Hole::find(&segment.ahs).unwrap());
     }
     (blocks, holes)
+}
+
+/// Wraps by a known mask: what matters here is where a key is raw and where it is wrapped.
+pub(crate) struct Mask;
+
+impl BlockKeyWrap for Mask {
+    fn wrap(&self, key: &[u8; 32]) -> Result<[u8; 40], WrapError> {
+        let mut wrapped = [0x77; 40];
+        wrapped.iter_mut().zip(key).for_each(|(out, byte)| *out = byte ^ 0x3c);
+        Ok(wrapped)
+    }
+
+    fn unwrap(&self, wrapped: &[u8; 40]) -> Result<[u8; 32], WrapError> {
+        if wrapped[32..] != [0x77; 8] {
+            return Err(WrapError);
+        }
+        Ok(std::array::from_fn(|at| wrapped[at] ^ 0x3c))
+    }
 }
