@@ -51,7 +51,7 @@ check: ## Formatting, lints, documentation, dependencies' licences and sources; 
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
-bench: build ## The experiments, about 20 minutes on an idle machine: docs/performance.md, docs/bench with its plots and page
+bench: build ## The experiments, about 20 minutes on an idle machine: docs/bench
 	@scripts/deps.sh --bench
 	@scripts/bench.sh
 
@@ -63,28 +63,28 @@ bench-full: build ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
-bench-schemes: build ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/performance.md (about 10 minutes)
+bench-schemes: build ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/bench/schemes.md (about 10 minutes)
 	@scripts/bench-schemes.sh
 
-bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls (the profile in docs/performance.md)
+bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls docs/bench/profile.md
 	@scripts/bench-profile.sh
 
 bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-bench
 	cd spikes/crypto && $(CARGO) run --release --locked
 
-bench-runtime: deps ## The runtimes that were compared (the table in docs/performance.md)
+bench-runtime: deps ## The runtimes that were compared docs/bench/runtime.md
 	cd spikes/runtime && $(CARGO) run --release --locked -- bench
 
-bench-keys: build ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/performance.md
-	@target/release/strongroom bench keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/performance.md
+bench-keys: build ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/bench/keys.md
+	@target/release/strongroom bench keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/bench/keys.md
 
-bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 26 minutes; WAN="--rate 1Gbit" for another): docs/wan.md, docs/bench
+bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 26 minutes; WAN="--rate 1Gbit" for another): docs/bench/wan.md
 	@scripts/bench-wan.sh $(WAN)
 
-bench-store: deps ## The store alone against fio on a raw file (the table in docs/performance.md); DIR=... says on which file system
+bench-store: deps ## The store alone against fio on a raw file docs/bench/store.md; DIR=... says on which file system
 	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }
-	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),target) --write docs/performance.md
+	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),target) --write docs/bench/store.md
 
 wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WAN="--delay 64ms --rate 1Gbit --loss 1%" make wan-lab
 	@target/release/strongroom bench lab $(WAN)

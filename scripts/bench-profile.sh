@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Where the time of a target and of its initiator goes, at 4 KiB and 64 KiB, for each scheme: samples by perf, and system
-# calls per I/O. Puts a table between the `profile` marks of docs/performance.md: `make bench-profile`.
+# calls per I/O. Puts a table between the `profile` marks of docs/bench/profile.md: `make bench-profile`.
 #
 #   STRONGROOM     the binary                       [target/release/strongroom]
 #   SCHEMES        what to look at                  [S0,S2-5]
-#   DOCUMENT       where the table goes             [docs/performance.md]
+#   DOCUMENT       where the table goes             [docs/bench/profile.md]
 #   LOOK_SECONDS   how long each of two looks lasts [2]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
 readonly SCHEMES="${SCHEMES:-S0,S2-5}"
-readonly DOCUMENT="${DOCUMENT:-docs/performance.md}"
+readonly DOCUMENT="${DOCUMENT:-docs/bench/profile.md}"
 readonly LOOK="${LOOK_SECONDS:-2}"
 readonly BEGIN='<!-- profile: begin (made by `make bench-profile`; do not edit) -->'
 readonly END='<!-- profile: end -->'

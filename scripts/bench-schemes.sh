@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What laziness buys, on processors with AES instructions and without, and with the lazy-crypto paper's own ciphers: `make bench-schemes`.
-# About 10 minutes on an idle machine with two processors. Writes docs/bench/schemes.jsonl and its section of docs/performance.md.
+# About 10 minutes on an idle machine with two processors. Writes docs/bench/schemes.jsonl and docs/bench/schemes.md.
 #
 #   scripts/bench-schemes.sh          all of it
 #   scripts/bench-schemes.sh --tiny   everything once, as short as it goes: is it alive? Writes nothing into docs/
@@ -80,7 +80,7 @@ measure stream --protections tcp,S1-1,S1-2,S2-1,S2-3,S2-5 --suites aes-256-gcm,p
 if [ -z "${1:-}" ]; then
   mkdir -p docs/bench
   cp "$RESULTS" docs/bench/schemes.jsonl
-  "$STRONGROOM" bench report "$RESULTS" --laziness docs/performance.md
+  "$STRONGROOM" bench report "$RESULTS" --laziness docs/bench/schemes.md
 else
   "$STRONGROOM" bench report "$RESULTS" --laziness "$OUT/schemes.md"
 fi

@@ -10,7 +10,7 @@
 #
 # STRONGROOM  the binary                        [target/release/strongroom]
 # BENCH_DIR   where results go                  [target/bench]
-# DOCS        where performance.md and bench/ are [docs]
+# DOCS        the directory of bench/ [docs]
 # REPORT      0: leave DOCS as it is
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -83,7 +83,7 @@ experiment wan-paper "${rate[@]}" --suites 3des "${paper[@]}"
 
 if [ "${REPORT:-1}" != 0 ]; then
   mkdir -p "$DOCS/bench"
-  "$STRONGROOM" bench report "$RESULTS" --plots "$DOCS/bench" --html "$DOCS/bench/wan.html" --wan "$DOCS/performance.md"
+  "$STRONGROOM" bench report "$RESULTS" --plots "$DOCS/bench" --html "$DOCS/bench/wan.html" --wan "$DOCS/bench/wan.md"
   cp "$RESULTS" "$DOCS/bench/wan.jsonl"
 fi
 if [ ${#failed[@]} -gt 0 ]; then

@@ -72,6 +72,6 @@ if [ "${1:-}" = "--tiny" ]; then
 else
   mkdir -p docs/bench
   cp "$RESULTS" docs/bench/results.jsonl
-  "$STRONGROOM" bench report "$RESULTS" --html docs/bench/report.html --plots docs/bench --markdown docs/performance.md
+  "$STRONGROOM" bench report "$RESULTS" --html docs/bench/report.html --plots docs/bench --markdown docs/bench/experiments.md
 fi
 [ "${#failed[@]}" -eq 0 ] || { say "with failed cells: ${failed[*]}"; exit 1; }

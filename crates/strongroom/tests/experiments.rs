@@ -155,7 +155,7 @@ fn wan_measures_every_setting_beside_its_model_and_the_report_shows_it() {
     }
     assert!(of("wan-many").iter().all(|cell| cell["targets"] == 2), "{:?}", of("wan-many"));
     let plots = path("docs/bench");
-    let section = std::fs::read_to_string(path("docs/performance.md")).unwrap();
+    let section = std::fs::read_to_string(path("docs/bench/wan.md")).unwrap();
     for part in [
         "wan: begin",
         "Figures 9 to 16",

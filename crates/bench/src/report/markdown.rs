@@ -1,4 +1,4 @@
-//! Tables and sentences as Markdown, for `docs/performance.md`, and tables for a terminal.
+//! Tables and sentences as Markdown, for the pages in `docs/bench`, and tables for a terminal.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -71,7 +71,8 @@ pub(crate) fn section(
         }
         if let Some(plots) = plots {
             for figure in summary.figures() {
-                let _ = writeln!(out, "\n![{}]({}/{}.svg)", figure.title, plots.display(), figure.name);
+                let path = plots.join(format!("{}.svg", figure.name));
+                let _ = writeln!(out, "\n![{}]({})", figure.title, path.display());
             }
         }
         let _ = writeln!(out, "\n{}", table(summary));

@@ -102,7 +102,9 @@ pub(crate) fn place_in_words(row: &Row) -> String {
         words.push(format!("depth {}", place.depth));
     }
     if place.initiators > 1 {
-        words.push(format!("{} initiators", place.initiators));
+        // dbench is one initiator with a file system on it; what is counted are dbench's client processes.
+        let of = if place.pattern.starts_with("dbench") { "clients" } else { "initiators" };
+        words.push(format!("{} {of}", place.initiators));
     }
     words.join(", ")
 }

@@ -16,7 +16,7 @@ pub enum Flavour {
 /// What to put beneath a runtime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlavourChoice {
-    /// The better one by `docs/performance.md`, with the other as the fallback; a log line tells of a fallback.
+    /// The better one by `docs/bench/runtime.md`, with the other as the fallback; a log line tells of a fallback.
     #[default]
     Auto,
     /// epoll, whatever else there is.

@@ -26,7 +26,7 @@ use crate::table::Table;
 use first_read::FirstRead;
 
 const DOMAIN: SealingDomain = SealingDomain([1; 16]);
-/// What `make bench-keys` writes of docs/performance.md.
+/// What `make bench-keys` writes of docs/bench/keys.md.
 const MARKS: [&str; 2] = ["<!-- keys: begin (made by `make bench-keys`; do not edit) -->", "<!-- keys: end -->"];
 
 /// Key fetches a second, and the time to a first read, with a key server of its own on this machine.
