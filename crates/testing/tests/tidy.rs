@@ -329,7 +329,10 @@ fn the_documents_and_the_tree_agree() {
         let is_document = path.starts_with("docs") && path.extension().is_some_and(|extension| extension == "md");
         if is_document && path.starts_with("docs/bench") {
             let name = path.file_name().unwrap().to_string_lossy();
-            assert!(name == "README.md" || results.contains(&*name), "docs/bench/README.md should say what {name} is for");
+            assert!(
+                name == "README.md" || results.contains(&*name),
+                "docs/bench/README.md should say what {name} is for"
+            );
         } else if is_document {
             let name = path.display().to_string();
             assert!(architecture.contains(&name), "ARCHITECTURE.md should say what {name} is for");
