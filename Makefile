@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build demo test test-conformance test-kernel test-ipsec check fmt bench bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build lab demo test test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ deps: ## Install the Debian packages and the Rust that are needed, once
 
 build: deps ## The binary, optimised: target/release/strongroom
 	$(CARGO) build --release --locked --package strongroom
+
+lab: deps ## The benchmarks and the link emulator, optimised: target/release/strongroom-lab
+	$(CARGO) build --release --locked --package strongroom-lab
 
 demo: build ## Serve, attach, use and prove a sealed volume, on this machine's own files (as root, under 3 minutes)
 	@$(CARGO) run --quiet --release --locked --package strongroom -- demo
@@ -36,9 +39,9 @@ test-kernel: build ## Linux's own initiator in a virtual machine: CHAP, digests,
 	@scripts/deps.sh --kernel
 	@scripts/test-kernel.sh target/release/strongroom
 
-test-ipsec: build ## scripts/ipsec.sh inside AH and ESP of a kernel that has them, in a virtual machine (minutes; not in `make test`)
+test-ipsec: lab ## scripts/ipsec.sh inside AH and ESP of a kernel that has them, in a virtual machine (minutes; not in `make test`)
 	@scripts/deps.sh --kernel
-	@scripts/test-ipsec.sh target/release/strongroom
+	@scripts/test-ipsec.sh target/release/strongroom-lab
 
 check: ## Formatting, lints, documentation, dependencies' licences and sources; every decoder fuzzed for a moment
 	@scripts/deps.sh --checks
@@ -51,43 +54,43 @@ check: ## Formatting, lints, documentation, dependencies' licences and sources; 
 fmt: ## Format the sources
 	$(CARGO) fmt --all
 
-bench: build ## The experiments, about 20 minutes on an idle machine: docs/bench
+bench: lab ## The experiments, about 20 minutes on an idle machine: docs/bench
 	@scripts/deps.sh --bench
 	@scripts/bench.sh
 
-bench-quick: build ## The same with shorter measurements, about 11 minutes
+bench-quick: lab ## The same with shorter measurements, about 11 minutes
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --quick
 
-bench-full: build ## The papers' whole grid, for hours
+bench-full: lab ## The papers' whole grid, for hours
 	@scripts/deps.sh --bench
 	@scripts/bench.sh --full
 
-bench-schemes: build ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/bench/schemes.md (about 10 minutes)
+bench-schemes: lab ## What laziness buys, with AES instructions, without, and with the paper's ciphers: docs/bench/schemes.md (about 10 minutes)
 	@scripts/bench-schemes.sh
 
-bench-profile: build ## Where the time goes at 4 KiB and 64 KiB: perf and system calls docs/bench/profile.md
+bench-profile: lab ## Where the time goes at 4 KiB and 64 KiB: perf and system calls docs/bench/profile.md
 	@scripts/bench-profile.sh
 
 bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
-	$(CARGO) bench --locked --package strongroom-bench
+	$(CARGO) bench --locked --package strongroom-lab
 	cd spikes/crypto && $(CARGO) run --release --locked
 
 bench-runtime: deps ## The runtimes that were compared docs/bench/runtime.md
 	cd spikes/runtime && $(CARGO) run --release --locked -- bench
 
-bench-keys: build ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/bench/keys.md
-	@target/release/strongroom bench keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/bench/keys.md
+bench-keys: lab ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/bench/keys.md
+	@target/release/strongroom-lab keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/bench/keys.md
 
-bench-wan: build ## The WAN paper's experiment over an emulated link (as root, about 26 minutes; WAN="--rate 1Gbit" for another): docs/bench/wan.md
+bench-wan: lab ## The WAN paper's experiment over an emulated link (as root, about 26 minutes; WAN="--rate 1Gbit" for another): docs/bench/wan.md
 	@scripts/bench-wan.sh $(WAN)
 
 bench-store: deps ## The store alone against fio on a raw file docs/bench/store.md; DIR=... says on which file system
 	@command -v fio >/dev/null || { echo "fio is missing: apt-get install fio"; exit 1; }
 	$(CARGO) run --release --locked --package strongroom-store --example bench-store -- --dir $(or $(DIR),target) --write docs/bench/store.md
 
-wan-lab: build ## A shell at one end of an emulated wide-area link (as root): WAN="--delay 64ms --rate 1Gbit --loss 1%" make wan-lab
-	@target/release/strongroom bench lab $(WAN)
+wan-lab: lab ## A shell at one end of an emulated wide-area link (as root): WAN="--delay 64ms --rate 1Gbit --loss 1%" make wan-lab
+	@target/release/strongroom-lab link $(WAN)
 
 fuzz: deps ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS (30) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -2,14 +2,14 @@
 # Where the time of a target and of its initiator goes, at 4 KiB and 64 KiB, for each scheme: samples by perf, and system
 # calls per I/O. Puts a table between the `profile` marks of docs/bench/profile.md: `make bench-profile`.
 #
-#   STRONGROOM     the binary                       [target/release/strongroom]
+#   LAB            the laboratory                   [target/release/strongroom-lab]
 #   SCHEMES        what to look at                  [S0,S2-5]
 #   DOCUMENT       where the table goes             [docs/bench/profile.md]
 #   LOOK_SECONDS   how long each of two looks lasts [2]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
+readonly LAB="${LAB:-target/release/strongroom-lab}"
 readonly SCHEMES="${SCHEMES:-S0,S2-5}"
 readonly DOCUMENT="${DOCUMENT:-docs/bench/profile.md}"
 readonly LOOK="${LOOK_SECONDS:-2}"
@@ -18,7 +18,7 @@ readonly END='<!-- profile: end -->'
 
 say() { echo "bench-profile: $*" >&2; }
 fail() { say "$*"; exit 1; }
-[ -x "$STRONGROOM" ] || fail "there is no $STRONGROOM; run: make build"
+[ -x "$LAB" ] || fail "there is no $LAB; run: make lab"
 command -v perf >/dev/null || fail "perf is missing; on Debian: apt-get install linux-perf"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -76,13 +76,13 @@ for scheme in "${schemes[@]}"; do
       say "$scheme $size $pattern"
       # Two looks, and time for perf to begin and to write down what it saw.
       seconds=$((LOOK * 2 + 8))
-      "$STRONGROOM" bench rawio --schemes "$scheme" --patterns "$pattern" --sizes "$size" --depths 16 --seconds "$seconds" \
+      "$LAB" rawio --schemes "$scheme" --patterns "$pattern" --sizes "$size" --depths 16 --seconds "$seconds" \
         --warm-up 0.5 --runs 1 --volume-size 64MiB --quiet --json "$work/cell.jsonl" 2>"$work/errors" &
       bench=$!
       # Fill and warm-up come first: looks begin once the initiator has been busy for a moment.
       target="" initiator=""
       for _ in $(seq 300); do
-        target=$(below "$bench" ' serve ') initiator=$(below "$bench" 'bench initiator')
+        target=$(below "$bench" ' serve ') initiator=$(below "$bench" ' initiator ')
         [ -n "$target" ] && [ -n "$initiator" ] && break
         sleep 0.05
       done

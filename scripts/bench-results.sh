@@ -1,10 +1,10 @@
 # Where bench.sh and bench-schemes.sh keep their results, and how they measure; each sources this.
 #
-# Sets STRONGROOM, OUT and RESULTS, goes to the repository's root, and leaves unless there is a binary.
+# Sets LAB, OUT and RESULTS, goes to the repository's root, and leaves unless there is a binary.
 # shellcheck shell=bash
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
+readonly LAB="${LAB:-target/release/strongroom-lab}"
 readonly OUT="${BENCH_DIR:-target/bench}"
 readonly RESULTS="$OUT/$1"
 readonly NAME="${0##*/}"
@@ -12,7 +12,7 @@ mkdir -p "$OUT"
 
 say() { printf '\n%s: %s\n' "${NAME%.sh}" "$*" >&2; }
 unknown_option() { say "unknown option $1; see the beginning of scripts/$NAME"; exit 2; }
-[ -x "$STRONGROOM" ] || { say "there is no $STRONGROOM; run: make build"; exit 1; }
+[ -x "$LAB" ] || { say "there is no $LAB; run: make lab"; exit 1; }
 
 # What failed, for the last word.
 failed=()
@@ -22,6 +22,6 @@ append=()
 record() {
   local called=$1
   shift
-  "$STRONGROOM" bench "$@" --json "$RESULTS" "${append[@]}" || failed+=("$called")
+  "$LAB" "$@" --json "$RESULTS" "${append[@]}" || failed+=("$called")
   append=(--append)
 }

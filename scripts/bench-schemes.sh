@@ -5,7 +5,7 @@
 #   scripts/bench-schemes.sh          all of it
 #   scripts/bench-schemes.sh --tiny   everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
-# STRONGROOM  the binary            [target/release/strongroom]
+# LAB         the laboratory        [target/release/strongroom-lab]
 # BENCH_DIR   where results go      [target/bench]
 set -euo pipefail
 . "$(dirname "$0")/bench-results.sh" schemes.jsonl
@@ -32,7 +32,7 @@ measure() { record "$*" "$@"; }
 
 # Nothing can be masked where there is nothing: the rows with AES instructions are the software rows then.
 can_mask=
-if "$STRONGROOM" bench rawio --name schemes-software --schemes S2-5 --process software --sizes 64k --patterns seqread --volume-size 64MiB \
+if "$LAB" rawio --name schemes-software --schemes S2-5 --process software --sizes 64k --patterns seqread --volume-size 64MiB \
   --quiet --seconds 0.05 --warm-up 0 --runs 1 >/dev/null; then
   can_mask=1
 fi
@@ -80,8 +80,8 @@ measure stream --protections tcp,S1-1,S1-2,S2-1,S2-3,S2-5 --suites aes-256-gcm,p
 if [ -z "${1:-}" ]; then
   mkdir -p docs/bench
   cp "$RESULTS" docs/bench/schemes.jsonl
-  "$STRONGROOM" bench report "$RESULTS" --laziness docs/bench/schemes.md
+  "$LAB" report "$RESULTS" --laziness docs/bench/schemes.md
 else
-  "$STRONGROOM" bench report "$RESULTS" --laziness "$OUT/schemes.md"
+  "$LAB" report "$RESULTS" --laziness "$OUT/schemes.md"
 fi
 [ "${#failed[@]}" -eq 0 ] || { printf 'bench-schemes: failed: %s\n' "${failed[@]}" >&2; exit 1; }

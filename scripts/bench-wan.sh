@@ -8,18 +8,18 @@
 #
 # A measurement that fails is kept and shown as such, and an experiment that cannot be made is named at the end: the others go on.
 #
-# STRONGROOM  the binary                        [target/release/strongroom]
+# LAB         the laboratory                    [target/release/strongroom-lab]
 # BENCH_DIR   where results go                  [target/bench]
 # DOCS        the directory of bench/ [docs]
 # REPORT      0: leave DOCS as it is
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly STRONGROOM="${STRONGROOM:-target/release/strongroom}"
+readonly LAB="${LAB:-target/release/strongroom-lab}"
 readonly RESULTS="${BENCH_DIR:-target/bench}/wan.jsonl"
 readonly DOCS="${DOCS:-docs}"
 mkdir -p "$(dirname "$RESULTS")"
-[ -x "$STRONGROOM" ] || { echo "bench-wan: there is no $STRONGROOM; run: make build" >&2; exit 1; }
+[ -x "$LAB" ] || { echo "bench-wan: there is no $LAB; run: make lab" >&2; exit 1; }
 
 form=quick
 case "${1:-}" in --full | --tiny) form=${1#--}; shift ;; esac
@@ -37,7 +37,7 @@ number=0
 experiment() {
   number=$((number + 1))
   printf '\nbench-wan: %d of %d, after %d:%02d: %s\n' "$number" "$count" $(((SECONDS - BEGUN) / 60)) $(((SECONDS - BEGUN) % 60)) "$*" >&2
-  "$STRONGROOM" bench wan --name "$@" "${given[@]}" --json "$RESULTS" "${append[@]}" || failed+=("$1")
+  "$LAB" wan --name "$@" "${given[@]}" --json "$RESULTS" "${append[@]}" || failed+=("$1")
   append=(--append)
 }
 
@@ -83,7 +83,7 @@ experiment wan-paper "${rate[@]}" --suites 3des "${paper[@]}"
 
 if [ "${REPORT:-1}" != 0 ]; then
   mkdir -p "$DOCS/bench"
-  "$STRONGROOM" bench report "$RESULTS" --plots "$DOCS/bench" --html "$DOCS/bench/wan.html" --wan "$DOCS/bench/wan.md"
+  "$LAB" report "$RESULTS" --plots "$DOCS/bench" --html "$DOCS/bench/wan.html" --wan "$DOCS/bench/wan.md"
   cp "$RESULTS" "$DOCS/bench/wan.jsonl"
 fi
 if [ ${#failed[@]} -gt 0 ]; then

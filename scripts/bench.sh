@@ -6,7 +6,7 @@
 #   scripts/bench.sh --full    the papers' whole grid, hours
 #   scripts/bench.sh --tiny    everything once, as short as it goes: is it alive? Writes nothing into docs/
 #
-# STRONGROOM  the binary            [target/release/strongroom]
+# LAB         the laboratory        [target/release/strongroom-lab]
 # BENCH_DIR   where results go      [target/bench]
 #
 # An experiment that cannot run here (something is not installed, no root) is skipped with a word; one that fails is kept
@@ -64,14 +64,14 @@ else
 fi
 # The kernel's IPsec, where it has it. It says so where not.
 if scripts/ipsec.sh --check; then
-  STRONGROOM="$STRONGROOM" RESULTS="$RESULTS" scripts/ipsec.sh --sizes 4k,64k "${time[@]}" || failed+=(ipsec)
+  LAB="$LAB" RESULTS="$RESULTS" scripts/ipsec.sh --sizes 4k,64k "${time[@]}" || failed+=(ipsec)
 fi
 
 if [ "${1:-}" = "--tiny" ]; then
-  "$STRONGROOM" bench report "$RESULTS" --html "$OUT/report.html" --plots "$OUT/plots"
+  "$LAB" report "$RESULTS" --html "$OUT/report.html" --plots "$OUT/plots"
 else
   mkdir -p docs/bench
   cp "$RESULTS" docs/bench/results.jsonl
-  "$STRONGROOM" bench report "$RESULTS" --html docs/bench/report.html --plots docs/bench --markdown docs/bench/experiments.md
+  "$LAB" report "$RESULTS" --html docs/bench/report.html --plots docs/bench --markdown docs/bench/experiments.md
 fi
 [ "${#failed[@]}" -eq 0 ] || { say "with failed cells: ${failed[*]}"; exit 1; }

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
 # Measures plain iSCSI inside the kernel's IPsec: the paper's S1-1 (AH) and S2-1 (ESP), beside the same path without it.
 #
-#   scripts/ipsec.sh [--ah | --esp | --none | --check] [OPTIONS OF `strongroom bench rawio`]
+#   scripts/ipsec.sh [--ah | --esp | --none | --check] [OPTIONS OF `strongroom-lab rawio`]
 #
 # Makes two network namespaces with a cable, sets transport-mode associations between them with `ip xfrm`, serves a plain
-# volume in one and runs the grid of `strongroom bench rawio` from the other. Without a mode it runs all three, one after the
+# volume in one and runs the grid of `strongroom-lab rawio` from the other. Without a mode it runs all three, one after the
 # other: they share a machine, not a moment, so compare them with care, and repeat. Needs root, iproute2, and a kernel with
 # CONFIG_INET_ESP or CONFIG_INET_AH; --check only says whether this one can, by its exit status.
 #
 #   scripts/ipsec.sh --sizes 4k,64k --patterns seqread,randwrite --runs 3
-#   STRONGROOM=target/release/strongroom RESULTS=ipsec.jsonl scripts/ipsec.sh --esp
+#   LAB=target/release/strongroom-lab RESULTS=ipsec.jsonl scripts/ipsec.sh --esp
 #
 # Between two hosts: run the `ip xfrm` lines of `associate` on both, with their addresses and the keys exchanged, then
-# `strongroom bench rawio --url iscsi://HOST/... --destroy-data`.
+# `strongroom-lab rawio --url iscsi://HOST/... --destroy-data`.
 set -euo pipefail
 
 PATH="$PATH:/usr/sbin:/sbin"
-STRONGROOM="${STRONGROOM:-target/release/strongroom}"
+LAB="${LAB:-target/release/strongroom-lab}"
 RESULTS="${RESULTS:-}"
 readonly TARGET_ADDRESS=10.215.0.2 INITIATOR_ADDRESS=10.215.0.1 PORT=3260
-# What the target's end and the initiators' are kept on, as `bench rawio` does it: the last processor, and the first.
+# What the target's end and the initiators' are kept on, as `strongroom-lab rawio` does it: the last processor, and the first.
 readonly TARGET_CPU=$(($(nproc) - 1)) INITIATOR_CPU=0
 readonly TARGET_NS="sripsec$$t" INITIATOR_NS="sripsec$$i"
 
@@ -79,9 +79,9 @@ packets() {
 }
 
 serve() {
-  "$STRONGROOM" volume create bench --plain --size 256MiB --medium memory --initiator '*' --root "$work/root" >/dev/null
+  "$LAB" product volume create bench --plain --size 256MiB --medium memory --initiator '*' --root "$work/root" >/dev/null
   : >"$work/target.log"
-  taskset -c "$TARGET_CPU" ip netns exec "$TARGET_NS" "$STRONGROOM" --log warn serve --root "$work/root" --workers 1 \
+  taskset -c "$TARGET_CPU" ip netns exec "$TARGET_NS" "$LAB" product --log warn serve --root "$work/root" --workers 1 \
     --listen "$TARGET_ADDRESS:$PORT" --plain 'initiators=*; volumes=*' >"$work/target.log" 2>&1 &
   target_pid=$!
   for _ in $(seq 100); do
@@ -99,7 +99,7 @@ measure() {
   local url="iscsi://$TARGET_ADDRESS:$PORT/iqn.2026-11.org.strongroom:bench/0" before after out=()
   [ -z "$RESULTS" ] || out=(--json "$RESULTS" --append)
   before=$(cpu_ticks "$target_pid")
-  taskset -c "$INITIATOR_CPU" ip netns exec "$INITIATOR_NS" "$STRONGROOM" bench rawio --url "$url" --destroy-data \
+  taskset -c "$INITIATOR_CPU" ip netns exec "$INITIATOR_NS" "$LAB" rawio --url "$url" --destroy-data \
     --name "ipsec-$mode" "${out[@]}" "$@"
   after=$(cpu_ticks "$target_pid")
   say "$mode: the target's process used $((after - before)) ticks of CPU; IPsec's own work is the kernel's, beside it"
@@ -116,7 +116,7 @@ esac
 
 [ "$(id -u)" -eq 0 ] || fail "network namespaces and ip xfrm need root"
 command -v ip >/dev/null 2>&1 || fail "there is no ip; install it with scripts/deps.sh --bench (Debian: iproute2)"
-[ -n "$check" ] || [ -x "$STRONGROOM" ] || fail "there is no $STRONGROOM; run make build, or set STRONGROOM"
+[ -n "$check" ] || [ -x "$LAB" ] || fail "there is no $LAB; run make lab, or set LAB"
 
 work=$(mktemp -d)
 able=""

@@ -3,10 +3,10 @@
 # TCG, so its figures say nothing: what is shown is that the associations are made, that every packet of the measurement went
 # through them, and that its data arrived). The guest's part is scripts/kernel/ipsec-init. Run by `make test-ipsec`.
 #
-#   scripts/test-ipsec.sh [PATH-OF-STRONGROOM]
+#   scripts/test-ipsec.sh [PATH-OF-STRONGROOM-LAB]
 set -euo pipefail
 
-readonly STRONGROOM=${1:-target/release/strongroom}
+readonly LAB=${1:-target/release/strongroom-lab}
 readonly WORK=$PWD/target/ipsec-test
 readonly HERE=$(cd "$(dirname "$0")" && pwd)
 readonly PATIENCE_S=${IPSEC_TEST_PATIENCE_S:-900}
@@ -16,7 +16,7 @@ readonly GUEST_PACKAGES="bash libtinfo6 libc6 libgcc-s1 iproute2 libbpf1 libbsd0
 readonly MODULES="esp4 ah4 xfrm_user veth seqiv gcm ghash_generic ctr aesni_intel ghash_clmulni_intel hmac sha256_generic sha256_ssse3 sha512_generic drbg authenc echainiv cbc"
 # shellcheck source=scripts/kernel/guest.sh
 . "$HERE/kernel/guest.sh"
-[ -x "$STRONGROOM" ] || fail "$STRONGROOM is not there: run make build"
+[ -x "$LAB" ] || fail "$LAB is not there: run make lab"
 
 cleanup() { kill -9 "${GUEST:-}" 2>/dev/null || true; }
 trap cleanup EXIT
@@ -24,7 +24,7 @@ trap cleanup EXIT
 download
 build_root "$HERE/kernel/ipsec-init"
 mkdir -p "$WORK/root/opt"
-install -m 755 "$STRONGROOM" "$WORK/root/opt/strongroom"
+install -m 755 "$LAB" "$WORK/root/opt/strongroom-lab"
 install -m 755 "$HERE/ipsec.sh" "$WORK/root/opt/ipsec.sh"
 pack_root
 start_guest "modules=${MODULES// /,}" -nic none

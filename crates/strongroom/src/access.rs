@@ -33,7 +33,7 @@ const CONNECTION: &str = "Connection";
 /// As whom, with which keys, and how patiently.
 #[derive(Args, Clone)]
 #[command(next_help_heading = CONNECTION)]
-pub(crate) struct AccessArgs {
+pub struct AccessArgs {
     /// The file with this node's identity [default: ~/.config/strongroom/identity].
     #[arg(long, value_name = "FILE", env = "STRONGROOM_IDENTITY", help_heading = KEYS)]
     pub(crate) identity: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub(crate) struct AccessArgs {
     pub(crate) known_targets: Option<PathBuf>,
     /// The file with the volume's key, for a sealed volume of custody `keyfile`.
     #[arg(long = "key-file", visible_alias = "key", value_name = "FILE", env = "STRONGROOM_KEY_FILE", help_heading = KEYS)]
-    pub(crate) key_file: Option<PathBuf>,
+    pub key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) key_server: KeyServerArgs,
     /// What the key server calls the volume's keys, if not as the URL calls the volume: for clones.
@@ -55,12 +55,12 @@ pub(crate) struct AccessArgs {
     ///
     /// Without this such a volume is only attached read-only, so that a target cannot talk anybody out of encryption.
     #[arg(long)]
-    pub(crate) authenticate_only: bool,
+    pub authenticate_only: bool,
     /// What the channel of a strongroom:// URL protects, by the paper's name or by what it does: S1-1 (mac-all), S1-2 (lazy-auth), S2-1
     /// (encrypt-all), S2-3 (lazy-decrypt+mac-all), S2-5 (lazy); S2-2, S2-4 and S2-6 are the paper's names for S2-1, S2-3 and S2-5 where
     /// hardware does the cryptography. A URL can say it too: ?scheme=S2-5 [default: S2-5; S1-2 with --authenticate-only].
     #[arg(long, value_name = "SCHEME", env = "STRONGROOM_SCHEME")]
-    pub(crate) scheme: Option<Scheme>,
+    pub scheme: Option<Scheme>,
     /// If the newest version of a block does not open, read the newest older one that does, where the volume allows it (`strongroom
     /// volume access --previous-versions`); each such block is logged and counted. Only where nothing is written: `attach --read-only`,
     /// the source of `copy`. Without this the read fails.
@@ -75,14 +75,14 @@ pub(crate) struct AccessArgs {
     /// The channel's cipher: aes-256-gcm, aes-128-gcm, or chacha20-poly1305 where a processor has no AES instructions. A URL can say it
     /// too: ?suite=aes-128-gcm. How blocks are sealed is the volume's own [default: aes-256-gcm].
     #[arg(long = "channel-suite", value_name = "SUITE", env = "STRONGROOM_CHANNEL_SUITE")]
-    pub(crate) suite: Option<Suite>,
+    pub suite: Option<Suite>,
     /// How many writes are under way at once: `auto` measures the link and finds it by itself; a number chooses it, 1 for one after the
     /// other without overlap; 8/2 also says how many threads seal. A URL can say it too: ?pipeline=8 [default: auto].
     #[arg(long, value_name = "DEPTH", env = "STRONGROOM_PIPELINE")]
-    pub(crate) pipeline: Option<Pipeline>,
+    pub pipeline: Option<Pipeline>,
     /// The iSCSI name to log in by [default: one made from this machine's name and the identity's fingerprint].
     #[arg(long, value_name = "IQN")]
-    pub(crate) initiator_name: Option<String>,
+    pub initiator_name: Option<String>,
     /// The name to prove ourselves by with CHAP, at an iscsi:// target that wants it.
     #[arg(long, value_name = "NAME", requires = "chap_secret_file")]
     pub(crate) chap_user: Option<String>,
@@ -101,14 +101,14 @@ pub(crate) struct AccessArgs {
     /// TCP connections of one session, over which commands are spread: for long ways and for several links. A target that takes
     /// fewer says so in the log.
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX))]
-    pub(crate) connections: u16,
+    pub connections: u16,
     /// The error recovery level to ask for: 1 mends damaged data within a command, 2 keeps the session when a connection is
     /// lost [default: 2 with several connections, 1 with digests, else 0].
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) recovery_level: Option<u8>,
     /// What the names of the target's volumes begin with, if not as usual.
     #[arg(long, value_name = "IQN")]
-    pub(crate) base_name: Option<String>,
+    pub base_name: Option<String>,
     /// How long requests wait for a target that is away before they fail; 0 waits for ever.
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
@@ -141,6 +141,11 @@ pub(crate) fn parse_public_key(text: &str) -> Result<PublicKey, String> {
 }
 
 impl AccessArgs {
+    /// The file with this node's identity.
+    pub fn identity_file(&self) -> PathBuf {
+        self.identity.clone().unwrap_or_else(keys::default_identity)
+    }
+
     /// What the initiator needs to attach the volume at `url`.
     pub(crate) fn options(&self, url: &VolumeUrl) -> Result<AttachOptions> {
         let mut options = AttachOptions::new(url.clone());
@@ -201,7 +206,7 @@ impl AccessArgs {
         options.timeouts.give_up = self.timeout;
         options.timeouts.connect = self.connect_timeout;
         if options.url.is_channel() {
-            let identity = self.identity.clone().unwrap_or_else(keys::default_identity);
+            let identity = self.identity_file();
             options.node_key = Some(Arc::new(keys::read_identity(&identity)?));
             options.target_keys = self.keys_of_target(options.url.host(), options.url.port())?;
         }
@@ -218,7 +223,7 @@ impl AccessArgs {
     /// What a question to the portal of `url` needs, through a channel or over plain iSCSI.
     pub(crate) fn portal(&self, url: &VolumeUrl, in_channel: bool) -> Result<DiscoverOptions> {
         let (node_key, target_keys) = if in_channel {
-            let identity = self.identity.clone().unwrap_or_else(keys::default_identity);
+            let identity = self.identity_file();
             (Some(Arc::new(keys::read_identity(&identity)?)), self.keys_of_target(url.host(), url.port())?)
         } else {
             (None, Vec::new())
@@ -252,7 +257,7 @@ impl AccessArgs {
     }
 
     /// The keys that the target may have.
-    pub(crate) fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+    pub fn keys_of_target(&self, host: &str, port: u16) -> Result<Vec<PublicKey>> {
         if !self.target_keys.is_empty() {
             return Ok(self.target_keys.clone());
         }

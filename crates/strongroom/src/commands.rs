@@ -1,7 +1,6 @@
 //! The commands, one file each.
 
 pub(crate) mod attach;
-pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod contents;
 pub(crate) mod copy;

@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 /// How to log.
 #[derive(Args)]
 #[command(next_help_heading = "Logging")]
-pub(crate) struct LoggingArgs {
+pub struct LoggingArgs {
     /// What to log: error, warn, info, debug, trace, or a filter such as `info,strongroom_target=debug`.
     ///
     /// By default info for what serves (serve, attach), and warn for the rest.
@@ -31,7 +31,7 @@ pub(crate) enum LogFormat {
 }
 
 /// Starts logging, once per process. `serves`: the command stays, and its log is how people see what it does.
-pub(crate) fn start(args: &LoggingArgs, serves: bool) -> Result<()> {
+pub fn start(args: &LoggingArgs, serves: bool) -> Result<()> {
     let usual = if serves { "warn,strongroom=info" } else { "warn" };
     let wanted = args.log.as_deref().unwrap_or(usual);
     let filter = EnvFilter::try_new(wanted)

@@ -1,7 +1,7 @@
 //! The program's allocator.
 //!
 //! mimalloc, because a target takes and frees buffers all the time, of 4 KiB up to megabytes, beside small ones for headers and
-//! records: glibc's allocator splits and joins chunks for that, a fifth of a target's time at 4 KiB (`strongroom bench rawio --sizes 4k
+//! records: glibc's allocator splits and joins chunks for that, a fifth of a target's time at 4 KiB (`strongroom-lab rawio --sizes 4k
 //! --depths 128 --initiators 2`, perf). It keeps large buffers as well, for which glibc asks the kernel each time.
 #![allow(unsafe_code)] // An allocator is unsafe, and mimalloc's options are C.
 

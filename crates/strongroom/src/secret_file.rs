@@ -17,7 +17,7 @@ const SECRET_FILE_BYTES_MAX: u64 = 256 * 1024;
 ///
 /// # Errors
 /// If the file exists already: a key is never overwritten.
-pub(crate) fn create(path: &Path, text: &str) -> Result<()> {
+pub fn create(path: &Path, text: &str) -> Result<()> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(parent).with_context(|| format!("cannot make the directory {}", parent.display()))?;
     }

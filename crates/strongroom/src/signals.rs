@@ -14,16 +14,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A signal that asks the process to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct StopSignal(u32);
+pub struct StopSignal(u32);
 
 impl StopSignal {
     /// SIGHUP: the terminal is gone, or, for a daemon, the configuration is to be read again.
-    pub(crate) fn is_hangup(self) -> bool {
+    pub fn is_hangup(self) -> bool {
         self.0 as libc::c_int == libc::SIGHUP
     }
 
     /// As people know it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self.0 as libc::c_int {
             libc::SIGINT => "SIGINT",
             libc::SIGHUP => "SIGHUP",
@@ -85,19 +85,19 @@ fn hold_back(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
 /// Holds SIGTERM, SIGINT and SIGHUP back for the whole process, so that they can be waited for.
 ///
 /// Make it before any thread is started: threads inherit the mask. Children started with `std::process` do not.
-pub(crate) struct StopSignals(OwnedFd);
+pub struct StopSignals(OwnedFd);
 
 impl StopSignals {
     /// Blocks the signals in this thread and those it starts.
     ///
     /// # Errors
     /// If the kernel has no descriptor left.
-    pub(crate) fn block() -> io::Result<StopSignals> {
+    pub fn block() -> io::Result<StopSignals> {
         hold_back(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]).map(StopSignals)
     }
 
     /// Waits until one arrives, or for `timeout`.
-    pub(crate) fn wait(&self, timeout: Duration) -> Option<StopSignal> {
+    pub fn wait(&self, timeout: Duration) -> Option<StopSignal> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         self.poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout));
         self.read()

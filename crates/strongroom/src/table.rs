@@ -3,21 +3,21 @@
 use std::fmt;
 
 /// Rows under a heading. A column whose heading begins with `>` is set to the right.
-pub(crate) struct Table {
+pub struct Table {
     right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table with these headings and no rows.
-    pub(crate) fn new(headings: &[&str]) -> Table {
+    pub fn new(headings: &[&str]) -> Table {
         let right = headings.iter().map(|heading| heading.starts_with('>')).collect();
         let heading = headings.iter().map(|heading| heading.trim_start_matches('>').to_owned()).collect();
         Table { right, rows: vec![heading] }
     }
 
     /// Adds a row; a shorter one leaves its last columns empty.
-    pub(crate) fn row(&mut self, cells: Vec<String>) {
+    pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 }

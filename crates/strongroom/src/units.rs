@@ -8,7 +8,7 @@ use strongroom_target::calendar::CivilTime;
 ///
 /// # Errors
 /// A sentence for the person who wrote it.
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("'{text}' is not a size; write for instance 4096, 512MiB, 10GiB or 2TiB");
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -36,7 +36,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// A size for people: three digits and a binary unit.
-pub(crate) fn show_size(bytes: u64) -> String {
+pub fn show_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
@@ -51,8 +51,17 @@ pub(crate) fn show_size(bytes: u64) -> String {
     }
 }
 
+/// A size for people: `512 B`, `4 KiB`, `1 MiB`.
+pub fn long_size(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        bytes if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        bytes => format!("{bytes} B"),
+    }
+}
+
 /// A moment for people, from seconds since 1970: `2026-11-21 13:09 UTC`.
-pub(crate) fn show_time(seconds: u64) -> String {
+pub fn show_time(seconds: u64) -> String {
     let CivilTime { year, month, day, hour, minute, .. } = CivilTime::from_seconds(seconds);
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
@@ -61,7 +70,7 @@ pub(crate) fn show_time(seconds: u64) -> String {
 ///
 /// # Errors
 /// A sentence for the person who wrote it.
-pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("'{text}' is not a duration; write for instance 30s, 5m, 2h or 500ms");
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -78,7 +87,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// A length of time for people: seconds, or the two largest units.
-pub(crate) fn show_duration(time: Duration) -> String {
+pub fn show_duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -91,7 +100,7 @@ pub(crate) fn show_duration(time: Duration) -> String {
 ///
 /// # Errors
 /// A sentence for the person who wrote it.
-pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+pub fn parse_rate(text: &str) -> Result<u64, String> {
     let wrong = || format!("'{text}' is not a rate; write for instance 1Gbit, 100Mbit or 64kbit");
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -110,7 +119,7 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
 ///
 /// # Errors
 /// A sentence for the person who wrote it.
-pub(crate) fn parse_share(text: &str) -> Result<f32, String> {
+pub fn parse_share(text: &str) -> Result<f32, String> {
     let wrong = || format!("'{text}' is not a share; write for instance 1% or 0.1%");
     let number: f32 = text.strip_suffix('%').and_then(|number| number.trim().parse().ok()).ok_or_else(wrong)?;
     (0.0..=100.0).contains(&number).then_some(number / 100.0).ok_or_else(wrong)

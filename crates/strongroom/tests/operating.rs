@@ -33,6 +33,19 @@ fn without_a_target_the_commands_say_so() {
     }
 }
 
+/// Whatever was asked of it, with options that only the laboratory knows.
+#[test]
+fn benchmarks_say_where_they_went() {
+    for arguments in
+        [&[][..], &["--help"], &["--version"], &["rawio", "--schemes", "S0,S2-5", "-x"], &["lab", "--", "sh"]]
+    {
+        let said = run(&[&["bench"], arguments].concat());
+        assert_eq!((said.status, said.stdout.as_str()), (Some(2), ""), "{arguments:?}: {}", said.stderr);
+        said.failed(&["strongroom-lab", "make lab", "target/release/strongroom-lab"]);
+    }
+    assert!(!run(&["--help"]).ok().contains("bench"), "it is no command any more");
+}
+
 #[test]
 fn a_target_is_watched_drained_and_reloaded() {
     let (world, server) = World::sealed("vault", "16MiB");

@@ -31,26 +31,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
     // The whole system in one process, and from one seed.
     ("testing", &["block", "channel", "handshake", "initiator", "iscsi", "net", "scsi", "seal", "store", "target"]),
-    // The binary joins the rooms, and measures them from outside.
-    ("wan", &[]),
-    ("bench", &["block", "channel", "handshake", "initiator", "seal", "wan"]),
+    // The binary joins the rooms.
     (
         "strongroom",
-        &[
-            "bench",
-            "block",
-            "channel",
-            "handshake",
-            "initiator",
-            "keyserver",
-            "net",
-            "scsi",
-            "seal",
-            "store",
-            "target",
-            "wan",
-        ],
+        &["block", "channel", "handshake", "initiator", "keyserver", "net", "scsi", "seal", "store", "target"],
     ),
+    // The laboratory measures them from outside, and is no part of the product.
+    ("wan", &[]),
+    ("lab", &["block", "channel", "handshake", "initiator", "keyserver", "seal", "strongroom", "target", "wan"]),
 ];
 
 /// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.
@@ -60,8 +48,8 @@ const IMPURE_CRATES: &[&str] =
 
 /// What only one room may use directly.
 const EXCLUSIVE: &[(&str, &[&str])] = &[
-    // The bench measures TLS's own record layer beside the channel.
-    ("rustls", &["bench", "handshake"]),
+    // The lab measures TLS's own record layer beside the channel.
+    ("rustls", &["handshake", "lab"]),
     // Sockets (net), and the log (store).
     ("io-uring", &["net", "store"]),
     ("fuser", &["initiator", "testing"]),
@@ -71,14 +59,11 @@ const EXCLUSIVE: &[(&str, &[&str])] = &[
     // The WAN paper's cipher: triple DES.
     ("des", &["cipher"]),
     ("redb", &["keyserver"]),
-    ("clap", &["strongroom"]),
-    ("anyhow", &["strongroom"]),
-    ("indicatif", &["strongroom"]),
+    ("clap", &["lab", "strongroom"]),
+    ("anyhow", &["lab", "strongroom"]),
+    ("indicatif", &["lab", "strongroom"]),
     // The audit log's chain (keyserver); CHAP's digests (iscsi); a copy's SHA-256 (initiator); the demo takes checksums and repeats a key's derivation from outside (strongroom).
-    (
-        "aws-lc-rs",
-        &["bench", "channel", "cipher", "handshake", "initiator", "iscsi", "keyserver", "seal", "strongroom"],
-    ),
+    ("aws-lc-rs", &["channel", "cipher", "handshake", "initiator", "iscsi", "keyserver", "seal", "strongroom"]),
 ];
 
 fn root() -> PathBuf {
@@ -178,8 +163,20 @@ fn rooms_depend_only_along_the_arrows() {
         assert!(extra.is_empty(), "{room} must not depend on {extra:?}; the arrows are in ARCHITECTURE.md");
     }
     for room in &graph.rooms {
-        let known = ARROWS.iter().any(|(name, _)| package(name) == *room) || room == "strongroom-bench";
+        let known = ARROWS.iter().any(|(name, _)| package(name) == *room);
         assert!(known, "{room} is a new room: give it its arrows here and in ARCHITECTURE.md");
+    }
+}
+
+/// What only experiments need is not in the product, not even through others.
+#[test]
+fn the_product_holds_no_laboratory() {
+    let graph = Graph::load();
+    let reached = graph.reach("strongroom");
+    for part in ["strongroom-lab", "strongroom-wan", "hdrhistogram", "resvg", "str0m-netem", "tun-rs", "libloading"] {
+        assert!(!reached.contains(part), "the product reaches {part}, which is for experiments alone");
+        let elsewhere = part == "strongroom-lab" || graph.reach("strongroom-lab").contains(part);
+        assert!(elsewhere, "nothing uses {part}: this test looks for what is not there");
     }
 }
 

@@ -1,6 +1,6 @@
 //! `make bench-store`: the store alone against fio on a raw file of the same file system, interleaved in one run; its write
 //! amplification; its processor time in memory; how long it takes to open after a crash. Prints a table and, with `--write FILE`, puts it between that document's
-//! marks. Deliberately absent: the network and sealing, which `strongroom bench` measures.
+//! marks. Deliberately absent: the network and sealing, which `strongroom-lab` measures.
 //!
 //! `cargo run --release -p strongroom-store --example bench-store -- [--dir DIR] [--size-mib N] [--rounds N] [--seconds N]
 //! [--ops N] [--mapped N] [--only io|amplification|memory|opening] [--cells PART-OF-A-NAME] [--spare PERCENT] [--write FILE]`

@@ -10,8 +10,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::json;
-use strongroom_bench::report::{Chart, Figure, Look, Series, Value, draw};
-use strongroom_bench::{long_size, seal_rate};
 use strongroom_block::{BlockSize, Suite};
 use strongroom_initiator::model::{
     Bottleneck, Bounds, Conditions, Depth, Paper, SEALED_BLOCK_BYTES, block_data_rate, ideal_depth,
@@ -19,7 +17,9 @@ use strongroom_initiator::model::{
 use strongroom_initiator::{PathLimits, PathMeasurement, VolumeUrl, first_burst_bytes, measure_path};
 
 use crate::access::AccessArgs;
-use crate::units::{parse_duration, parse_rate, parse_size, show_size};
+use crate::plot::{Chart, Figure, Look, Series, Value, draw};
+use crate::stopwatch::seal_rate;
+use crate::units::{long_size, parse_duration, parse_rate, parse_size, show_size};
 
 /// Payload of a full TCP segment with time stamps in an IP packet of 1500 bytes.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1500.0;

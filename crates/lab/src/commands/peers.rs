@@ -1,0 +1,247 @@
+//! `strongroom-lab peers`: our volumes beside other people's targets and beside what secures iSCSI today.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use strongroom_lab::peers::{Backing, CustomPeer, OursByStock, Peer, PeerKind, PeerOptions};
+use strongroom_lab::rawio::{self, RawioPlan};
+use strongroom_lab::{
+    BenchError, Contender, Grid, Hosts, Machine, Ours, OursOptions, Pattern, Placement, SchemeChoice, Setup,
+};
+
+use super::parse_io_size;
+use super::results::{ResultsArgs, seconds};
+use super::site::Site;
+use strongroom::units::parse_size;
+
+/// Block size of volumes, unless an I/O is smaller.
+const BLOCK_SIZE_USUAL: u64 = 4096;
+/// Our plain volume, used by the stock initiator.
+const OURS_PLAIN: &str = "strongroom";
+/// Our sealed volume, used by our own initiator.
+const OURS_SEALED: &str = "strongroom-sealed";
+
+/// Other targets, and the stacks that secure them, beside ours (the grid of `bench rawio`, by a stock initiator).
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom-lab peers --patterns seqread,randwrite --sizes 4k,64k --runs 3 --json peers.jsonl\n  \
+    strongroom-lab peers --only strongroom-sealed,stunnel,wireguard,qemu-luks --sizes 64k\n  \
+    strongroom-lab peers --only strongroom --peer 'gotgt/1=/opt/run-gotgt {file} {port} {iqn}'\n\n\
+    Peers that are not installed are left out, with a word; scripts/deps.sh --bench installs them. Plain targets are used \
+    by libiscsi; the sealed volume by our own initiator, and what QEMU offers by NBD.")]
+pub(crate) struct PeersArgs {
+    /// Whom to compare [default: all that are installed]: strongroom, strongroom-sealed, tgt-default, tgt, istgt, stunnel,
+    /// wireguard, qemu-raw, qemu-luks.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    only: Vec<String>,
+    /// A further target: NAME=COMMAND or NAME/LUN=COMMAND, a command line that serves {file} as {iqn} at {address} (or {host}
+    /// and {port}), in blocks of {block} bytes, and stays in the foreground; can be repeated.
+    #[arg(long = "peer", value_name = "NAME=COMMAND")]
+    custom: Vec<CustomPeer>,
+    /// What volumes lie on: memory, disk (in --work-dir), or both.
+    #[arg(long, default_value = "memory")]
+    backing: BackingArg,
+    /// Patterns: seqread, seqwrite, randread, randwrite.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
+    patterns: Vec<Pattern>,
+    /// Bytes of one I/O: powers of two from 512 to 16MiB.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4k,64k", value_parser = parse_io_size)]
+    sizes: Vec<u64>,
+    /// I/Os in flight for each initiator, 1 to 128.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16")]
+    depths: Vec<u32>,
+    /// Initiators at once, each a process and a session.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    initiators: Vec<u32>,
+    /// How long one measurement lasts.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// How long I/O runs before it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.3)]
+    warm_up: f64,
+    /// How often each is repeated.
+    #[arg(long, value_name = "COUNT", default_value_t = 3)]
+    runs: u32,
+    /// Compare every block that is read with what must be there, and read back what was written.
+    #[arg(long)]
+    verify: bool,
+    /// Bytes of each volume.
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size)]
+    volume_size: u64,
+    #[command(flatten)]
+    results: ResultsArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum BackingArg {
+    Memory,
+    Disk,
+    Both,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &PeersArgs) -> Result<()> {
+    let placement = args.results.placement()?;
+    let plan = args.plan(&placement)?;
+    let chosen = args.chosen()?;
+    let mut machine = Machine::look();
+    chosen.iter().for_each(|(_, whom)| whom.add_programs(&mut machine));
+    // Not in memory, as usual: that is what a disk-backed volume is for.
+    let site = args.results.site(Some(&std::env::temp_dir()))?;
+    let mut progress = args.results.progress(machine, &placement)?;
+    let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+    for (backing, whom) in &chosen {
+        match args.start(whom, *backing, &plan, &placement, &site) {
+            Ok(contender) => contenders.push(contender),
+            // Whoever was asked for by name has to take part; of all others one that does not start spoils nothing for the rest.
+            Err(error) if !args.only.is_empty() => return Err(error),
+            Err(error) => eprintln!("left out, it does not start: {error:#}"),
+        }
+    }
+    let outcome = rawio::run(&plan, &mut contenders, &mut progress);
+    drop(contenders);
+    args.results.conclude(progress, outcome)
+}
+
+/// Whom to compare.
+#[derive(Clone)]
+enum Whom {
+    OursPlain,
+    OursSealed,
+    Peer(PeerKind),
+}
+
+impl Whom {
+    fn of_word(word: &str) -> Result<Whom, BenchError> {
+        match word {
+            OURS_PLAIN => Ok(Whom::OursPlain),
+            OURS_SEALED => Ok(Whom::OursSealed),
+            word => PeerKind::of_word(word).map(Whom::Peer),
+        }
+    }
+
+    fn check(&self) -> Result<(), BenchError> {
+        match self {
+            Whom::OursPlain => strongroom_lab::libiscsi::available()
+                .map_err(|missing| BenchError::Asked(format!("{OURS_PLAIN}: {missing}"))),
+            Whom::OursSealed => Ok(()),
+            Whom::Peer(kind) => kind.check(),
+        }
+    }
+
+    fn add_programs(&self, machine: &mut Machine) {
+        if let Whom::Peer(kind) = self {
+            kind.add_programs(machine);
+        }
+    }
+}
+
+impl PeersArgs {
+    fn plan(&self, placement: &Placement) -> Result<RawioPlan> {
+        let grid = Grid {
+            patterns: self.patterns.clone(),
+            sizes: self.sizes.clone(),
+            depths: self.depths.clone(),
+            initiators: self.initiators.clone(),
+        };
+        grid.check()?;
+        if self.runs == 0 {
+            bail!("that measures nothing; give at least --runs 1");
+        }
+        Ok(RawioPlan {
+            bench: "peers".into(),
+            grid,
+            runs: self.runs,
+            time: seconds(self.seconds, "a measurement")?,
+            warm_up: seconds(self.warm_up, "a warm-up")?,
+            parts: false,
+            sealed_beforehand_bytes: None,
+            shared: false,
+            verify: self.verify,
+            placement: Some(placement.clone()),
+        })
+    }
+
+    /// Whom to compare, on what. Whoever was named must be there; of all others, those that are.
+    fn chosen(&self) -> Result<Vec<(Backing, Whom)>> {
+        let mut whom = Vec::new();
+        if self.only.is_empty() {
+            let words = [OURS_PLAIN, OURS_SEALED].into_iter().map(str::to_owned);
+            for word in words.chain(PeerKind::KNOWN.iter().map(|kind| kind.word().to_owned())) {
+                let one = Whom::of_word(&word)?;
+                match one.check() {
+                    Ok(()) => whom.push(one),
+                    Err(missing) => eprintln!("left out: {missing}"),
+                }
+            }
+        } else {
+            for word in &self.only {
+                let one = Whom::of_word(word.trim())?;
+                one.check()?;
+                whom.push(one);
+            }
+        }
+        whom.extend(self.custom.iter().cloned().map(PeerKind::Custom).map(Whom::Peer));
+        let backings: &[Backing] = match self.backing {
+            BackingArg::Memory => &[Backing::Memory],
+            BackingArg::Disk => &[Backing::Disk],
+            BackingArg::Both => &[Backing::Memory, Backing::Disk],
+        };
+        Ok(backings.iter().flat_map(|backing| whom.iter().map(|one| (*backing, one.clone()))).collect())
+    }
+
+    fn start(
+        &self,
+        whom: &Whom,
+        backing: Backing,
+        plan: &RawioPlan,
+        placement: &Placement,
+        site: &Site,
+    ) -> Result<Box<dyn Contender>> {
+        let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
+        block_sizes.sort_unstable();
+        block_sizes.dedup();
+        let options = PeerOptions {
+            lab_binary: lab_binary.clone(),
+            backing,
+            volume_bytes: self.volume_size,
+            block_sizes: block_sizes.clone(),
+            placement: placement.clone(),
+            directory: site.directory("peers")?,
+            memory: memory_directory(),
+        };
+        let ours = |scheme: SchemeChoice| {
+            let medium = match backing {
+                Backing::Memory => "memory",
+                Backing::Disk => "directory",
+            };
+            Ok::<Ours, anyhow::Error>(Ours::start(OursOptions {
+                lab_binary,
+                setup: Setup::new(scheme),
+                medium: medium.into(),
+                volume_bytes: self.volume_size,
+                block_sizes,
+                placement: placement.clone(),
+                directory: site.directory(&format!("{}-{}", scheme.name(), backing.name()))?,
+                serve_args: Vec::new(),
+                hosts: Hosts::default(),
+            })?)
+        };
+        Ok(match whom {
+            Whom::OursPlain => Box::new(OursByStock::new(ours(SchemeChoice::Plain)?, &options)?),
+            Whom::OursSealed => {
+                let sealed = SchemeChoice::list("S2-5")?[0];
+                Box::new(ours(sealed)?.named(&backing.label("Strongroom sealed"), backing.name()))
+            }
+            Whom::Peer(kind) => Box::new(Peer::start(kind, &options)?),
+        })
+    }
+}
+
+/// Where files lie in memory.
+fn memory_directory() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
+}

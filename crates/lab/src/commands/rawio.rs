@@ -1,0 +1,218 @@
+//! `strongroom-lab rawio`: the grid of patterns, sizes, depths and initiators, for every scheme or any URL.
+
+use std::num::NonZeroU32;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use strongroom_block::Custody;
+use strongroom_initiator::VolumeUrl;
+use strongroom_lab::driver::How;
+use strongroom_lab::rawio::{self, RawioPlan};
+use strongroom_lab::{Contender, Elsewhere, Grid, Hosts, Ours, OursOptions, Pattern, SchemeChoice, Setup};
+
+use super::ciphers::CipherArgs;
+use super::site::Site;
+use super::{PlacementArgs, RunArgs, parse_io_size};
+use strongroom::AccessArgs;
+use strongroom::units::parse_size;
+
+/// Block size of volumes, unless an I/O is smaller.
+const BLOCK_SIZE_USUAL: u64 = 4096;
+
+/// Sequential and random reads and writes (the lazy-crypto paper's Figure 6).
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    strongroom-lab rawio --schemes S0,S2-5 --patterns randread --sizes 4k --depths 16 --seconds 2 --runs 3\n  \
+    strongroom-lab rawio --schemes all --sizes 512,4k,8k,64k,1m --depths 1,16,128 --initiators 1,2,4,8 --json grid.jsonl\n  \
+    strongroom-lab rawio --url strongroom://storage/vault --key-file ~/vault.key --patterns randread\n\n\
+    Starts its own target in a process of its own, kept on a processor of its own, unless a --url is given.")]
+pub(crate) struct RawioArgs {
+    /// The schemes to compare, by the paper's names or by what they do, or 'all'.
+    #[arg(long, value_name = "LIST", default_value = "all", conflicts_with = "url")]
+    schemes: String,
+    #[command(flatten)]
+    ciphers: CipherArgs,
+    /// Who has the keys of sealed volumes: keyfile, target, or both. With `target` each block has a key of its own, which its seal record
+    /// carries and the target wraps and keeps: what keeping keys costs is the difference.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "keyfile", value_parser = parse_custody)]
+    custody: Vec<Custody>,
+    /// Seal so many bytes as one, whatever the size of an I/O; can be several. A smaller I/O then reads the rest of its block, and a
+    /// write changes it, seals it anew and writes it on the condition that nobody else did meanwhile.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
+    seal_bytes: Vec<u64>,
+    /// Custody target: so many consecutive blocks share a key, which its target then wraps once; can be several. Only here: whoever
+    /// learns the key of one block opens its neighbours.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    blocks_per_key: Vec<NonZeroU32>,
+    /// What the target keeps of seal records in memory, as 0 or 32MiB; can be several. Block data is not kept then.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_size)]
+    record_cache: Vec<u64>,
+    /// Patterns: seqread, seqwrite, randread, randwrite.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "seqread,seqwrite,randread,randwrite")]
+    patterns: Vec<Pattern>,
+    /// Bytes of one I/O: powers of two from 512 to 16MiB.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "4k,64k", value_parser = parse_io_size)]
+    sizes: Vec<u64>,
+    /// I/Os in flight for each initiator, 1 to 128.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "16")]
+    depths: Vec<u32>,
+    /// Initiators at once, each a process and a session.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    initiators: Vec<u32>,
+    /// Compare every block that is read with what must be there, and read back what was written.
+    #[arg(long)]
+    verify: bool,
+    /// Measure what the target can do, not how fast initiators seal: before each measurement they seal so many bytes of writes, together,
+    /// really and each for its own place, and send these; what they read they have opened once before, and only fetch. The wire and the
+    /// target see what they see otherwise. A measurement is shorter if all is sent before its time is over.
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "1GiB", value_parser = parse_size, conflicts_with = "seal_bytes")]
+    sealed_beforehand: Option<u64>,
+    /// Measure this volume, wherever it is, instead of a target of our own.
+    #[arg(long)]
+    url: Option<VolumeUrl>,
+    /// With --url: fill the volume first and allow writes. Whatever it holds is gone.
+    #[arg(long, requires = "url")]
+    destroy_data: bool,
+    /// Bytes of our own target's volumes.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
+    volume_size: u64,
+    /// How often our own target's volumes are written before the first measurement. One that has just started still takes memory for its
+    /// caches while it writes; after 1 or 2 GiB it has what it needs.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    fills: u32,
+    /// What lies beneath our own target's store, as `volume create` takes it: memory, directory (in --work-dir), file:PATH,
+    /// device:PATH. The whole store is above it in any case, its log, versions and cleaning.
+    #[arg(long, default_value = "memory")]
+    medium: String,
+    /// What results call this grid, so that a report keeps several apart.
+    #[arg(long, default_value = "rawio")]
+    name: String,
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    placement: PlacementArgs,
+    #[command(flatten)]
+    access: AccessArgs,
+}
+
+fn parse_custody(text: &str) -> Result<Custody, String> {
+    let found = [Custody::KeyFile, Custody::Target].into_iter().find(|custody| custody.to_string() == text);
+    found.ok_or_else(|| format!("'{text}' is no custody that can be measured; there are keyfile and target"))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RawioArgs) -> Result<()> {
+    let plan = args.plan()?;
+    let setups = if args.url.is_some() { Vec::new() } else { args.setups()? };
+    let mut progress = args.run.progress(plan.placement.as_ref())?;
+    let site = Site::new(args.run.work_dir.as_deref())?;
+    let mut contenders = match &args.url {
+        Some(url) => vec![args.elsewhere(url, &site)?],
+        None => args.ours(&setups, &plan, &site)?,
+    };
+    let outcome = rawio::run(&plan, &mut contenders, &mut progress);
+    drop(contenders);
+    args.run.conclude(progress, outcome)
+}
+
+impl RawioArgs {
+    fn plan(&self) -> Result<RawioPlan> {
+        let (time, warm_up) = self.run.times()?;
+        let grid = Grid {
+            patterns: self.patterns.clone(),
+            sizes: self.sizes.clone(),
+            depths: self.depths.clone(),
+            initiators: self.initiators.clone(),
+        };
+        grid.check()?;
+        if self.url.is_some() && !self.destroy_data && (self.verify || grid.patterns.iter().any(|p| p.is_write())) {
+            bail!(
+                "writing to, or verifying, the volume at --url means to overwrite all of it; if that is meant, add \
+                 --destroy-data, else read only: --patterns seqread,randread"
+            );
+        }
+        Ok(RawioPlan {
+            bench: self.name.clone(),
+            grid,
+            runs: self.run.runs,
+            time,
+            warm_up,
+            verify: self.verify,
+            parts: !self.seal_bytes.is_empty(),
+            sealed_beforehand_bytes: self.sealed_beforehand,
+            shared: false,
+            placement: if self.url.is_some() { None } else { Some(self.placement.placement()?) },
+        })
+    }
+
+    fn setups(&self) -> Result<Vec<Setup>> {
+        let schemes = SchemeChoice::list(&self.schemes)?;
+        let processes = self.ciphers.processes_for(&self.schemes)?;
+        let seal_bytes: Vec<Option<u64>> = self.seal_bytes.iter().copied().map(Some).collect();
+        let seal_bytes = if seal_bytes.is_empty() { vec![None] } else { seal_bytes };
+        for bytes in seal_bytes.iter().flatten() {
+            if !bytes.is_power_of_two() || !(512..=65536).contains(bytes) {
+                bail!("blocks of {bytes} bytes cannot be sealed; give powers of two from 512 to 64k");
+            }
+        }
+        let blocks_per_key: Vec<_> = self.blocks_per_key.iter().copied().map(Some).collect();
+        let blocks_per_key = if blocks_per_key.is_empty() { vec![None] } else { blocks_per_key };
+        if !self.blocks_per_key.is_empty() && !self.custody.contains(&Custody::Target) {
+            bail!("--blocks-per-key is about the keys that a target keeps for blocks: add --custody target");
+        }
+        let caches: Vec<Option<u64>> = self.record_cache.iter().copied().map(Some).collect();
+        let caches = if caches.is_empty() { vec![None] } else { caches };
+        let suites = &self.ciphers.suites;
+        Ok(Setup::all(&schemes, suites, &self.custody, &processes, &seal_bytes, &blocks_per_key, &caches))
+    }
+
+    fn ours(&self, setups: &[Setup], plan: &RawioPlan, site: &Site) -> Result<Vec<Box<dyn Contender>>> {
+        let mut block_sizes: Vec<u64> = plan.grid.sizes.iter().map(|size| (*size).min(BLOCK_SIZE_USUAL)).collect();
+        block_sizes.sort_unstable();
+        block_sizes.dedup();
+        let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut contenders: Vec<Box<dyn Contender>> = Vec::new();
+        for &setup in setups {
+            let ours = Ours::start(OursOptions {
+                lab_binary: lab_binary.clone(),
+                setup,
+                medium: self.medium.clone(),
+                volume_bytes: self.volume_size,
+                block_sizes: block_sizes.clone(),
+                placement: plan.placement.clone().expect("both ends are ours"),
+                directory: site.directory(&setup.file_name())?,
+                serve_args: Vec::new(),
+                hosts: Hosts::default(),
+            })?;
+            contenders.push(Box::new(ours.with_connections(self.access.connections).with_fills(self.fills)));
+        }
+        Ok(contenders)
+    }
+
+    fn elsewhere(&self, url: &VolumeUrl, site: &Site) -> Result<Box<dyn Contender>> {
+        let mut how = How {
+            url: url.to_string(),
+            initiator_name: self.access.initiator_name.clone(),
+            base_name: self.access.base_name.clone(),
+            key_file: self.access.key_file.clone(),
+            read_only: !self.destroy_data,
+            scheme: self.access.scheme.map(|scheme| scheme.name().to_owned()),
+            suite: self.access.suite.map(|suite| suite.name().to_owned()),
+            authenticate_only: self.access.authenticate_only,
+            connections: self.access.connections,
+            pipeline: self.access.pipeline.map(|pipeline| pipeline.to_string()),
+            ..How::default()
+        };
+        if how.initiator_name.is_some() && self.initiators.iter().any(|count| *count > 1) {
+            bail!("several initiators cannot go by one name; leave --initiator-name out");
+        }
+        if url.is_channel() {
+            how.identity = Some(self.access.identity_file());
+            let known = self.access.keys_of_target(url.host(), url.port())?;
+            how.target_keys = known.iter().map(ToString::to_string).collect();
+        }
+        let lab_binary = std::env::current_exe().context("cannot find this program's own file")?;
+        let directory = site.directory("elsewhere")?;
+        Ok(Box::new(Elsewhere::new(&lab_binary, &directory, how, self.destroy_data)?))
+    }
+}

@@ -1,0 +1,62 @@
+//! The lab: what Strongroom costs, measured from outside, and beside the programs that it is compared with.
+//!
+//! ```text
+//! grid, schedule      what to measure, in which order: repetitions interleave the contenders
+//! contender           whom to measure: a target in processes of its own (or elsewhere, by URL), and its initiators
+//! initiator, driver   initiators in processes of their own: the runner's end, and the process itself
+//! peers, libiscsi, nbd other people's targets and stacks as contenders, and the drivers for their initiators
+//! btio, dbench        the papers' applications
+//! wan                 the WAN paper's experiment over an emulated link, beside its model
+//! setup, processor    what a contender of ours is made of: scheme, suite, custody; with AES instructions or without
+//! window, cpu         what it cost: CPU time of each end, how busy each processor was
+//! cell                what came out: one line of JSON for each cell and run
+//! report              tables, plots and words, from such lines alone
+//! ```
+//!
+//! `benches/sealing` prints what sealing, opening and framing cost per block. Deliberately absent: the command line and the
+//! progress bar (`main.rs` and `commands`), and rival libraries and engines: those take part as processes only.
+
+pub mod btio;
+mod cell;
+mod contender;
+pub mod cpu;
+pub mod dbench;
+pub mod driver;
+mod error;
+mod grid;
+mod initiator;
+mod latency;
+pub mod libiscsi;
+mod machine;
+mod nbd;
+mod ours;
+mod pattern;
+pub mod peers;
+mod process;
+mod processor;
+mod programs;
+pub mod protocol;
+pub mod rawio;
+pub mod report;
+mod schedule;
+mod schemes;
+mod setup;
+pub mod stream;
+pub mod wan;
+mod window;
+
+pub use cell::{Cell, Line, Results, ResultsFile};
+pub use contender::{Contender, Identity, TargetWork};
+pub use cpu::Placement;
+pub use error::BenchError;
+pub use grid::{DEPTH_MAX, Grid, INITIATORS_MAX, Pattern, Point, SIZE_MAX, SIZE_MIN, short_size};
+pub use initiator::InitiatorProcess;
+pub use latency::{Latencies, LatencyCounts};
+pub use machine::Machine;
+pub use ours::{Crew, Elsewhere, Hosts, Ours, OursOptions};
+pub use process::{Background, PRODUCT};
+pub use processor::{MASKED_RATE_MAX, ProcessKind, check as check_processes};
+pub use schedule::{Step, Watch, interleaved, measure_all, pause};
+pub use schemes::SchemeChoice;
+pub use setup::Setup;
+pub use window::{Used, Window};

@@ -1,0 +1,290 @@
+//! `rawio`: the lazy-crypto paper's Figure 6. Sequential and random reads and writes of every size, depth and number of
+//! initiators, through every contender, interleaved.
+
+use std::time::{Duration, Instant};
+
+use crate::cpu::Placement;
+use crate::protocol::{Shared, Work};
+use crate::schedule::{Step, Watch, interleaved, measure_all, pause};
+use crate::{BenchError, Cell, Contender, Grid, InitiatorProcess, Latencies, Point, TargetWork, Window};
+use strongroom::units::long_size;
+
+/// How long to wait at most for targets to finish what they do in the background (cleaning) before a measurement.
+const SETTLE_MAX: Duration = Duration::from_secs(3);
+/// A target that uses less than this share of a processor is at rest.
+const SETTLED: f64 = 0.03;
+/// A measurement that ends so soon says nothing.
+const MEASURED_MIN: Duration = Duration::from_millis(20);
+/// How often it is looked whether initiators run out of what they sealed beforehand.
+const SPENT_LOOK: Duration = Duration::from_millis(2);
+/// How long to look.
+const SETTLE_LOOK: Duration = Duration::from_millis(60);
+
+/// What to measure, and for how long.
+#[derive(Clone, Debug)]
+pub struct RawioPlan {
+    /// The name in results: `rawio`, or that of the experiment that uses this grid.
+    pub bench: String,
+    /// The combinations.
+    pub grid: Grid,
+    /// Repetitions.
+    pub runs: u32,
+    /// How long each measurement lasts.
+    pub time: Duration,
+    /// How long I/O runs before it.
+    pub warm_up: Duration,
+    /// Compare data.
+    pub verify: bool,
+    /// I/Os may be smaller than what is sealed as one.
+    pub parts: bool,
+    /// Initiators together seal so many bytes of writes before each measurement, and open nothing in it; a measurement ends early when
+    /// these are used up. `None`: they seal and open as they go.
+    pub sealed_beforehand_bytes: Option<u64>,
+    /// I/Os count with the share of their time that lies in the measurement (`protocol::Shared`), not when they complete.
+    pub shared: bool,
+    /// Who runs where; `None`: not ours to say.
+    pub placement: Option<Placement>,
+}
+
+/// Measures all of it. A cell that fails is kept as one that failed.
+///
+/// # Errors
+/// [`BenchError::Asked`] for a grid that cannot be, [`BenchError::Stopped`], or what the watcher says.
+pub fn run(plan: &RawioPlan, contenders: &mut [Box<dyn Contender>], watch: &mut dyn Watch) -> Result<(), BenchError> {
+    plan.grid.check()?;
+    let points = plan.grid.points();
+    let names: Vec<String> = contenders.iter().map(|contender| contender.identity().contender.clone()).collect();
+    let steps = interleaved(points.len(), contenders.len(), plan.runs);
+    let name = |step: &Step| format!("{}: {}", names[step.contender], in_words(points[step.point]));
+    measure_all(
+        &steps,
+        watch,
+        name,
+        |_| 1.0,
+        |step, watch| {
+            settle(contenders, watch)?;
+            let point = points[step.point];
+            let contender = &mut *contenders[step.contender];
+            let empty = empty_cell(plan, contender, point, step.run);
+            match measure(plan, contender, point, empty.clone(), watch) {
+                Ok(cell) => Ok(cell),
+                Err(BenchError::Stopped) => Err(BenchError::Stopped),
+                Err(error) => Ok(empty.failed(error)),
+            }
+        },
+    )
+}
+
+/// `4 KiB randread, depth 16, 1 initiator`.
+fn in_words(point: Point) -> String {
+    let plural = if point.initiators == 1 { "" } else { "s" };
+    let Point { pattern, size, depth, initiators } = point;
+    format!("{} {pattern}, depth {depth}, {initiators} initiator{plural}", long_size(size))
+}
+
+pub(crate) fn empty_cell(plan: &RawioPlan, contender: &dyn Contender, point: Point, run: u32) -> Cell {
+    let identity = contender.identity();
+    Cell {
+        bench: plan.bench.clone(),
+        contender: identity.contender.clone(),
+        scheme: identity.scheme.clone(),
+        row: identity.row.clone(),
+        process: identity.process.clone(),
+        medium: identity.medium.clone(),
+        pattern: point.pattern.name().into(),
+        size: point.size,
+        depth: point.depth,
+        initiators: point.initiators,
+        run,
+        ..Cell::default()
+    }
+}
+
+/// Waits until no target works on what an earlier measurement left it, but not for ever.
+pub(crate) fn settle(contenders: &[Box<dyn Contender>], watch: &dyn Watch) -> Result<(), BenchError> {
+    let pids: Vec<u32> = contenders.iter().flat_map(|contender| contender.target_pids()).collect();
+    let begun = Instant::now();
+    // A target that has ended is found out, and told, by its next measurement.
+    while let Ok(window) = Window::open(&pids, &[], None) {
+        if pids.is_empty() || begun.elapsed() > SETTLE_MAX {
+            break;
+        }
+        pause(SETTLE_LOOK, watch)?;
+        let Ok(used) = window.close() else { break };
+        if used.target_cpu_s.unwrap_or(0.0) / used.wall_s < SETTLED {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// One measurement: start all initiators, warm up, count for a while, stop.
+pub(crate) fn measure(
+    plan: &RawioPlan,
+    contender: &mut dyn Contender,
+    point: Point,
+    mut cell: Cell,
+    watch: &dyn Watch,
+) -> Result<Cell, BenchError> {
+    let target_pids = contender.target_pids();
+    let side_pids = contender.initiator_side_pids();
+    let work_before = contender.target_work();
+    let initiators = contender.initiators(point.initiators, point.size)?;
+    let initiator_pids: Vec<u32> = initiators.iter().map(InitiatorProcess::pid).chain(side_pids).collect();
+    cell.suite.clone_from(&initiators[0].volume.suite);
+
+    for (index, work) in shares(plan, point, initiators[0].volume.bytes, cell.run).into_iter().enumerate() {
+        initiators[index].begin(work)?;
+    }
+    if plan.sealed_beforehand_bytes.is_some() {
+        initiators.iter_mut().try_for_each(InitiatorProcess::go)?;
+    }
+    pause(plan.warm_up, watch)?;
+    initiators.iter_mut().try_for_each(InitiatorProcess::say_mark)?;
+    initiators.iter_mut().try_for_each(InitiatorProcess::wait_marked)?;
+    let window = Window::open(&target_pids, &initiator_pids, plan.placement.as_ref())?;
+    match plan.sealed_beforehand_bytes {
+        Some(_) => pause_unless_spent(plan.time, initiators, watch)?,
+        None => pause(plan.time, watch)?,
+    }
+    let used = window.close()?;
+    initiators.iter_mut().try_for_each(InitiatorProcess::say_stop)?;
+
+    let (mut ios, mut bytes, mut elapsed_s) = (0, 0, 0.0f64);
+    let (mut errors, mut first_error) = (0, None);
+    let (mut crypto_bytes, mut encrypted_bytes, mut verified) = (Some(0), Some(0), Some(0));
+    let mut latencies = Latencies::default();
+    for initiator in initiators.iter_mut() {
+        let outcome = initiator.wait_stopped()?;
+        let completed = Shared {
+            bytes: outcome.bytes,
+            crypto_bytes: outcome.crypto_bytes.unwrap_or(0),
+            encrypted_bytes: outcome.encrypted_bytes.unwrap_or(0),
+        };
+        let moved = if plan.shared { outcome.shared } else { completed };
+        ios += outcome.ios;
+        bytes += moved.bytes;
+        elapsed_s = elapsed_s.max(outcome.elapsed_ns as f64 / 1e9);
+        errors += outcome.errors;
+        first_error = first_error.or(outcome.first_error);
+        latencies.add(&outcome.latency);
+        crypto_bytes = crypto_bytes.zip(outcome.crypto_bytes).map(|(sum, _)| sum + moved.crypto_bytes);
+        encrypted_bytes = encrypted_bytes.zip(outcome.encrypted_bytes).map(|(sum, _)| sum + moved.encrypted_bytes);
+        verified = verified.zip(outcome.verified).map(|(sum, blocks)| sum + blocks);
+    }
+    if errors > 0 {
+        let what = first_error.unwrap_or_default();
+        return Ok(cell.failed(format!("{errors} I/Os failed, the first with: {what}")));
+    }
+    if plan.sealed_beforehand_bytes.is_some() && elapsed_s < MEASURED_MIN.as_secs_f64() {
+        return Ok(cell.failed(
+            "nearly all that was sealed beforehand was sent in the warm-up; give more --sealed-beforehand, or less --warm-up",
+        ));
+    }
+    if bytes == 0 {
+        return Ok(cell.failed("no I/O completed in the time of the measurement; give more --seconds"));
+    }
+    cell.set_moved(ios, bytes, elapsed_s);
+    if plan.shared {
+        cell.iops = Some(bytes as f64 / point.size as f64 / elapsed_s);
+    }
+    cell.set_latency(&latencies);
+    cell.set_used(&used);
+    cell.verified = verified;
+    cell.initiator_crypto_per_byte = crypto_bytes.map(|crypto| crypto as f64 / bytes as f64);
+    cell.initiator_encrypted_per_byte = encrypted_bytes.map(|encrypted| encrypted as f64 / bytes as f64);
+    let work = work_before.zip(contender.target_work());
+    cell.target_crypto_per_byte = work.and_then(|work| target_crypto_per_byte(work, bytes));
+    Ok(cell)
+}
+
+/// Waits, but no longer than each initiator has something to write.
+fn pause_unless_spent(
+    time: Duration,
+    initiators: &mut [InitiatorProcess],
+    watch: &dyn Watch,
+) -> Result<(), BenchError> {
+    let end = Instant::now() + time;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        for initiator in initiators.iter_mut() {
+            if initiator.is_spent()? {
+                return Ok(());
+            }
+        }
+        pause(left.min(SPENT_LOOK), watch)?;
+    }
+}
+
+/// From what the target said before and after. Both of its numbers are of one moment, so their ratio holds whenever that was;
+/// but if that was before most of the `moved` bytes, it tells of logins, not of I/O.
+fn target_crypto_per_byte((before, after): (TargetWork, TargetWork), moved: u64) -> Option<f64> {
+    let data_bytes = after.data_bytes.checked_sub(before.data_bytes).filter(|bytes| *bytes > moved / 2)?;
+    Some(after.crypto_bytes.checked_sub(before.crypto_bytes)? as f64 / data_bytes as f64)
+}
+
+/// Each initiator has a part of the volume for itself.
+pub(crate) fn shares(plan: &RawioPlan, point: Point, volume_bytes: u64, run: u32) -> Vec<Work> {
+    // Whole I/Os, on boundaries that suit every size up to 1 MiB.
+    let unit = point.size.max(1 << 20).min(volume_bytes.max(1));
+    let len = volume_bytes / u64::from(point.initiators) / unit * unit;
+    let work = |index: u32| Work {
+        pattern: point.pattern,
+        size: point.size,
+        depth: point.depth,
+        start: u64::from(index) * len,
+        len,
+        verify: plan.verify,
+        parts: plan.parts,
+        sealed_beforehand_bytes: plan
+            .sealed_beforehand_bytes
+            .map_or(0, |bytes| bytes.div_ceil(point.initiators.into())),
+        seed: (u64::from(run) << 16) | (u64::from(index) + 1),
+    };
+    (0..point.initiators).map(work).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pattern;
+
+    #[test]
+    fn shares_do_not_overlap_and_hold_whole_ios() {
+        let grid = Grid { patterns: Pattern::ALL.to_vec(), sizes: vec![4096], depths: vec![1], initiators: vec![3] };
+        let point = grid.points()[0];
+        let plan = RawioPlan {
+            bench: "rawio".into(),
+            grid,
+            runs: 1,
+            time: Duration::ZERO,
+            warm_up: Duration::ZERO,
+            verify: false,
+            parts: false,
+            sealed_beforehand_bytes: None,
+            shared: false,
+            placement: None,
+        };
+        let shares = shares(&plan, point, 100 << 20, 2);
+        for pair in shares.windows(2) {
+            assert!(pair[0].start + pair[0].len <= pair[1].start && pair[0].seed != pair[1].seed);
+        }
+        assert!(shares.iter().all(|work| work.len.is_multiple_of(1 << 20) && work.len > 30 << 20));
+        assert_eq!(in_words(point), "4 KiB seqread, depth 1, 3 initiators");
+    }
+
+    #[test]
+    fn the_targets_cryptography_is_told_for_each_byte_of_data() {
+        let work = |crypto_bytes, data_bytes| TargetWork { crypto_bytes, data_bytes };
+        assert_eq!(target_crypto_per_byte((work(100, 1000), work(200, 3000)), 2000), Some(0.05));
+        assert_eq!(
+            target_crypto_per_byte((work(100, 1000), work(100, 1000)), 0),
+            None,
+            "it did not write them meanwhile"
+        );
+        assert_eq!(target_crypto_per_byte((work(100, 1000), work(200, 1100)), 2000), None, "it wrote them too early");
+    }
+}

@@ -1,0 +1,138 @@
+//! From lines of results to what people read: tables, plots, sentences and one page. Nothing here measures, and nothing here
+//! knows more than the lines say.
+
+mod experiment;
+mod goal;
+mod html;
+mod laziness;
+mod markdown;
+mod png;
+mod summary;
+mod wan;
+mod wan_goals;
+mod words;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use strongroom::plot::draw;
+
+use crate::{BenchError, Results};
+
+pub use experiment::{Experiment, Measure};
+pub use summary::{Row, Spread, Summary};
+
+/// Where to put what.
+#[derive(Clone, Debug, Default)]
+pub struct Outputs {
+    /// The tables and plots as a section in this Markdown file, between its two `bench` marks; made if it is not there.
+    pub markdown: Option<PathBuf>,
+    /// What laziness buys, likewise, between its two `schemes` marks.
+    pub laziness: Option<PathBuf>,
+    /// The WAN paper's experiment, likewise, between its two `wan` marks.
+    pub wan: Option<PathBuf>,
+    /// One page with everything in it.
+    pub html: Option<PathBuf>,
+    /// A directory for plots, as SVG and (if it is built in) PNG.
+    pub plots: Option<PathBuf>,
+}
+
+/// Text before which, and after which, a Markdown file is left as it is.
+const MARKS: [&str; 2] = ["<!-- bench: begin (made by `make bench`; do not edit) -->", "<!-- bench: end -->"];
+/// The same of the section about laziness.
+const LAZINESS_MARKS: [&str; 2] =
+    ["<!-- schemes: begin (made by `make bench-schemes`; do not edit) -->", "<!-- schemes: end -->"];
+
+/// The same of the WAN paper's experiment.
+const WAN_MARKS: [&str; 2] = ["<!-- wan: begin (made by `make bench-wan`; do not edit) -->", "<!-- wan: end -->"];
+
+/// Makes them; which files were written.
+///
+/// # Errors
+/// If there is nothing to report, or a file cannot be written.
+pub fn write(results: &Results, outputs: &Outputs) -> Result<Vec<PathBuf>, BenchError> {
+    if results.cells.is_empty() {
+        return Err(BenchError::Asked(
+            "there are no cells in these results; run a benchmark with --json FILE first".into(),
+        ));
+    }
+    let summaries: Vec<Summary> = results.benches().iter().map(|bench| Summary::new(results, bench)).collect();
+    let mut written = Vec::new();
+    if let Some(directory) = &outputs.plots {
+        fs::create_dir_all(directory).map_err(|error| BenchError::file(directory, error))?;
+        for summary in &summaries {
+            for figure in summary.figures() {
+                let svg = draw(&figure);
+                let path = directory.join(format!("{}.svg", figure.name));
+                put(&path, svg.as_bytes(), &mut written)?;
+                if let Some(png) = png::from_svg(&svg)? {
+                    put(&path.with_extension("png"), &png, &mut written)?;
+                }
+            }
+        }
+    }
+    if let Some(path) = &outputs.html {
+        put(path, html::page(results, &summaries).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.markdown {
+        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
+        let section =
+            markdown::section(results, &summaries, plots.as_deref(), ("What the experiments say", "make bench"), "");
+        let before = fs::read_to_string(path).unwrap_or_default();
+        put(path, replace_section(&before, &section, MARKS).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.wan {
+        let plots = outputs.plots.as_deref().map(|plots| relative(plots, path));
+        let about = ("Writes over a long way", "make bench-wan");
+        let section = markdown::section(results, &summaries, plots.as_deref(), about, &wan_goals::table(&summaries));
+        let before = fs::read_to_string(path).unwrap_or_default();
+        put(path, replace_section(&before, &section, WAN_MARKS).as_bytes(), &mut written)?;
+    }
+    if let Some(path) = &outputs.laziness {
+        let before = fs::read_to_string(path).unwrap_or_default();
+        let section = laziness::section(results, &summaries);
+        put(path, replace_section(&before, &section, LAZINESS_MARKS).as_bytes(), &mut written)?;
+    }
+    Ok(written)
+}
+
+/// The tables alone, for a terminal.
+pub fn tables(results: &Results) -> String {
+    let summaries = results.benches().iter().map(|bench| Summary::new(results, bench)).collect::<Vec<_>>();
+    summaries.iter().map(markdown::table).collect::<Vec<_>>().join("\n")
+}
+
+fn put(path: &Path, bytes: &[u8], written: &mut Vec<PathBuf>) -> Result<(), BenchError> {
+    fs::write(path, bytes).map_err(|error| BenchError::file(path, error))?;
+    written.push(path.to_owned());
+    Ok(())
+}
+
+/// How `file` names `directory`.
+fn relative(directory: &Path, file: &Path) -> PathBuf {
+    let parent = file.parent().unwrap_or(Path::new(""));
+    directory.strip_prefix(parent).unwrap_or(directory).to_owned()
+}
+
+/// A machine in a sentence, for a report.
+pub fn machine_in_words(machine: &crate::Machine) -> String {
+    words::machine_in_words(machine)
+}
+
+/// Puts `section` between the marks, or at the end.
+pub fn replace_section(text: &str, section: &str, [begin_mark, end_mark]: [&str; 2]) -> String {
+    let section = format!("{begin_mark}\n{}\n{end_mark}\n", section.trim());
+    let found = text.find(begin_mark).zip(text.find(end_mark)).filter(|(begin, end)| begin < end);
+    match found {
+        Some((begin, end)) => {
+            let rest = text[end + end_mark.len()..].trim_start_matches('\n');
+            let gap = if rest.is_empty() { "" } else { "\n" };
+            format!("{}{section}{gap}{rest}", &text[..begin])
+        }
+        None if text.trim().is_empty() => section,
+        None => format!("{}\n\n{section}", text.trim_end()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

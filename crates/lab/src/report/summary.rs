@@ -1,0 +1,194 @@
+//! Runs made into rows: the median and the spread of every number, and ratios between contenders of the same run.
+
+use std::collections::BTreeMap;
+
+use super::experiment::{Experiment, Measure};
+use crate::{Cell, Results};
+use strongroom::plot::Figure;
+
+/// A median with its smallest and largest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    /// Half of the runs were below.
+    pub median: f64,
+    /// The smallest run.
+    pub low: f64,
+    /// The largest run.
+    pub high: f64,
+}
+
+impl Spread {
+    /// Of some numbers; `None` of none.
+    pub fn of(numbers: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut sorted: Vec<f64> = numbers.into_iter().filter(|number| number.is_finite()).collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let (low, high) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median =
+            if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + sorted[middle]) / 2.0 } else { sorted[middle] };
+        Some(Spread { median, low, high })
+    }
+
+    /// How far runs lie apart, as a share of the median.
+    pub fn noise(&self) -> f64 {
+        if self.median > 0.0 { (self.high - self.low) / self.median } else { 0.0 }
+    }
+}
+
+/// What is the same in all runs and for all contenders: a place in the grid.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// See [`Cell::pattern`].
+    pub pattern: String,
+    /// See [`Cell::size`].
+    pub size: u64,
+    /// See [`Cell::depth`].
+    pub depth: u32,
+    /// See [`Cell::initiators`].
+    pub initiators: u32,
+}
+
+/// All runs of one contender at one place.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Where.
+    pub place: Place,
+    /// Of whom.
+    pub contender: String,
+    /// Its suite.
+    pub suite: String,
+    /// The runs that say something, by number.
+    pub runs: BTreeMap<u32, Cell>,
+    /// What went wrong in the others.
+    pub errors: Vec<String>,
+}
+
+impl Row {
+    /// One number over all runs.
+    pub fn spread(&self, measure: Measure) -> Option<Spread> {
+        // With errors among the runs the rest is not shown as if nothing had happened.
+        if !self.errors.is_empty() {
+            return None;
+        }
+        Spread::of(self.runs.values().filter_map(|cell| measure.of(cell)))
+    }
+
+    /// This row's number over that of `base`, run by run.
+    pub fn ratio(&self, base: &Row, measure: Measure) -> Option<Spread> {
+        if !self.errors.is_empty() || !base.errors.is_empty() {
+            return None;
+        }
+        Spread::of(self.runs.iter().filter_map(|(run, cell)| {
+            let base = measure.of(base.runs.get(run)?).filter(|base| *base > 0.0)?;
+            Some(measure.of(cell)? / base)
+        }))
+    }
+}
+
+/// One experiment's results.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// What it is about.
+    pub experiment: Experiment,
+    /// Rows in the order in which they were measured.
+    pub rows: Vec<Row>,
+    /// Contenders in the order in which they appeared.
+    pub contenders: Vec<String>,
+    /// What lies beneath, all that there is.
+    pub media: Vec<String>,
+    /// The longest measurement of a cell, in seconds, and how many runs there were.
+    pub seconds: f64,
+    /// Repetitions.
+    pub runs: usize,
+}
+
+impl Summary {
+    /// Of the cells of `bench`.
+    pub fn new(results: &Results, bench: &str) -> Summary {
+        let mut rows: Vec<Row> = Vec::new();
+        let (mut contenders, mut media) = (Vec::new(), Vec::new());
+        let mut seconds = 0.0f64;
+        for cell in results.cells.iter().filter(|cell| cell.bench == bench) {
+            let place = Place {
+                pattern: cell.pattern.clone(),
+                size: cell.size,
+                depth: cell.depth,
+                initiators: cell.initiators,
+            };
+            add_new(&mut contenders, &cell.contender);
+            add_new(&mut media, &cell.medium);
+            seconds = seconds.max(cell.elapsed_s);
+            let at = rows.iter().position(|row| row.place == place && row.contender == cell.contender);
+            let row = match at {
+                Some(at) => &mut rows[at],
+                None => {
+                    rows.push(Row {
+                        place,
+                        contender: cell.contender.clone(),
+                        suite: String::new(),
+                        runs: BTreeMap::new(),
+                        errors: Vec::new(),
+                    });
+                    rows.last_mut().expect("just added")
+                }
+            };
+            if !cell.suite.is_empty() {
+                row.suite.clone_from(&cell.suite);
+            }
+            match &cell.error {
+                Some(error) => row.errors.push(error.clone()),
+                None => drop(row.runs.insert(cell.run, cell.clone())),
+            }
+        }
+        // The paper's order: plain first, whoever happened to be measured first.
+        contenders.sort_by_key(|name: &String| (name != "S0", !name.starts_with('S')));
+        rows.sort_by_key(|row| {
+            let order = contenders.iter().position(|name| *name == row.contender);
+            (pattern_order(&row.place.pattern), row.place.initiators, row.place.depth, row.place.size, order)
+        });
+        let runs = rows.iter().map(|row| row.runs.len() + row.errors.len()).max().unwrap_or(0);
+        Summary { experiment: Experiment::named(bench), rows, contenders, media, seconds, runs }
+    }
+
+    /// The row of a contender at a place.
+    pub fn row(&self, place: &Place, contender: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.place == *place && row.contender == contender)
+    }
+
+    /// The places, in order.
+    pub fn places(&self) -> Vec<Place> {
+        let mut places: Vec<Place> = Vec::new();
+        for row in &self.rows {
+            if !places.contains(&row.place) {
+                places.push(row.place.clone());
+            }
+        }
+        places
+    }
+
+    /// How far runs of the same thing lay apart: the median over all rows, of the experiment's main number.
+    pub fn noise(&self) -> Option<f64> {
+        let noises = self.rows.iter().filter(|row| row.runs.len() > 1);
+        Spread::of(noises.filter_map(|row| row.spread(self.experiment.main).map(|spread| spread.noise())))
+            .map(|spread| spread.median)
+    }
+
+    /// Its plots.
+    pub fn figures(&self) -> Vec<Figure> {
+        self.experiment.figures(self)
+    }
+}
+
+fn add_new(list: &mut Vec<String>, name: &str) {
+    if !name.is_empty() && !list.iter().any(|known| known == name) {
+        list.push(name.to_owned());
+    }
+}
+
+/// The paper's order of patterns; others behind them, by number and name.
+fn pattern_order(pattern: &str) -> (usize, u64, String) {
+    let order = crate::Pattern::ALL.iter().position(|known| known.name() == pattern);
+    // A number in front counts as such: 8 ms are fewer than 16 ms.
+    let number = pattern.split(' ').next().and_then(|number| number.parse::<f64>().ok()).unwrap_or(0.0);
+    (order.unwrap_or(usize::MAX), (number * 1000.0) as u64, pattern.to_owned())
+}
