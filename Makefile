@@ -12,7 +12,7 @@ PROPTEST_RNG_SEED ?= 1
 
 export PATH := $(PATH):/usr/sbin:/sbin:$(HOME)/.cargo/bin
 
-.PHONY: help deps build lab demo test test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-wan wan-lab fuzz soak clean
+.PHONY: help deps build lab demo test test-product test-conformance test-kernel test-ipsec check fmt bench bench-quick bench-full bench-schemes bench-profile bench-sealing bench-runtime bench-store bench-keys bench-wan wan-lab fuzz soak clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -31,6 +31,12 @@ demo: build ## Serve, attach, use and prove a sealed volume, on this machine's o
 
 test: deps ## Every test; the properties from one seed, so that a failure says something of the sources (PROPTEST_RNG_SEED=N for others)
 	PROPTEST_RNG_SEED=$(PROPTEST_RNG_SEED) $(CARGO) test --workspace --locked --no-fail-fast
+	@$(MAKE) --no-print-directory test-product
+
+# Cargo unifies the features of what it builds together. Our own libraries are compiled a second time, once (a minute or two on two cores);
+# nearly all others are those of `make test`.
+test-product: deps ## The product built alone does not have the papers' cipher suites (part of `make test`)
+	STRONGROOM_PRODUCT_ALONE=1 $(CARGO) test --locked --package strongroom --test product
 
 test-conformance: deps ## libiscsi's conformance suite against our target, skips counted (part of `make test`)
 	$(CARGO) test --locked --package strongroom-target --test it conformance

@@ -1,5 +1,5 @@
 //! What the papers' suites have in common: a block cipher in CBC mode, then HMAC-MD5 over what it made. For their experiments and
-//! nothing else: MD5 is broken, and the rooms above refuse these suites anywhere but in a benchmark.
+//! nothing else: MD5 is broken. The product is built without them, and the rooms above refuse them anywhere but in a benchmark.
 //!
 //! The papers' IPsec pads; our frames and blocks keep their length, so what remains behind the last whole cipher block is xored
 //! with that block's ciphertext encrypted once more (residual block termination). Blocks have no remainder.

@@ -1,10 +1,15 @@
 //! The cipher room: authenticated encryption of one message, by suite. Sealing and the channel call the same code, so that a
 //! comparison of the two compares nothing else.
 //!
+//! The papers' suites (the feature `weak-suites`) are for the laboratory and for tests; the product is built without them.
+//!
 //! Deliberately absent: where keys and nonces come from (the rooms that use them), counting, randomness, I/O.
 
+#[cfg(feature = "weak-suites")]
 mod encrypt_then_mac;
+#[cfg(feature = "weak-suites")]
 mod paper;
+#[cfg(feature = "weak-suites")]
 mod triple_des;
 
 use std::fmt;
@@ -12,7 +17,9 @@ use std::fmt;
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use strongroom_block::{Suite, TAG_BYTES};
 
+#[cfg(feature = "weak-suites")]
 use paper::PaperKey;
+#[cfg(feature = "weak-suites")]
 use triple_des::TripleDesKey;
 
 /// Bytes that a key is made from, whatever its suite.
@@ -29,7 +36,9 @@ pub struct AeadKey(Kind);
 
 enum Kind {
     Library(LessSafeKey),
+    #[cfg(feature = "weak-suites")]
     Paper(Box<PaperKey>),
+    #[cfg(feature = "weak-suites")]
     TripleDes(Box<TripleDesKey>),
 }
 
@@ -51,7 +60,9 @@ impl AeadKey {
             Suite::Aes256Gcm => library(&AES_256_GCM),
             Suite::Aes128Gcm => library(&AES_128_GCM),
             Suite::ChaCha20Poly1305 => library(&CHACHA20_POLY1305),
+            #[cfg(feature = "weak-suites")]
             Suite::Aes192CbcHmacMd5 => AeadKey(Kind::Paper(Box::new(PaperKey::new(key)))),
+            #[cfg(feature = "weak-suites")]
             Suite::TripleDesCbcHmacMd5 => AeadKey(Kind::TripleDes(Box::new(TripleDesKey::new(key)))),
         }
     }
@@ -67,7 +78,9 @@ impl AeadKey {
                     .expect("blocks and frames are far below the limits of an AEAD");
                 tag.as_ref().try_into().expect("a tag is 16 bytes")
             }
+            #[cfg(feature = "weak-suites")]
             Kind::Paper(key) => key.seal(nonce, associated, text),
+            #[cfg(feature = "weak-suites")]
             Kind::TripleDes(key) => key.seal(nonce, associated, text),
         }
     }
@@ -88,10 +101,12 @@ impl AeadKey {
                     .expect("lengths are equal and far below the limits of an AEAD");
                 tag
             }
+            #[cfg(feature = "weak-suites")]
             Kind::Paper(key) => {
                 out.copy_from_slice(plain);
                 key.seal(nonce, associated, out)
             }
+            #[cfg(feature = "weak-suites")]
             Kind::TripleDes(key) => {
                 out.copy_from_slice(plain);
                 key.seal(nonce, associated, out)
@@ -115,7 +130,9 @@ impl AeadKey {
                 .open_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), Aad::from(associated), tag, text)
                 .map(|_| ())
                 .map_err(|_| NotAuthentic),
+            #[cfg(feature = "weak-suites")]
             Kind::Paper(key) => key.open(nonce, associated, tag, text),
+            #[cfg(feature = "weak-suites")]
             Kind::TripleDes(key) => key.open(nonce, associated, tag, text),
         }
     }
@@ -136,10 +153,12 @@ impl AeadKey {
             Kind::Library(key) => key
                 .open_separate_gather(Nonce::assume_unique_for_key(nonce), Aad::from(associated), sealed, tag, out)
                 .map_err(|_| NotAuthentic),
+            #[cfg(feature = "weak-suites")]
             Kind::Paper(key) => {
                 out.copy_from_slice(sealed);
                 key.open(nonce, associated, tag, out)
             }
+            #[cfg(feature = "weak-suites")]
             Kind::TripleDes(key) => {
                 out.copy_from_slice(sealed);
                 key.open(nonce, associated, tag, out)

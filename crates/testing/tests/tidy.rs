@@ -38,7 +38,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     // The laboratory measures them from outside, and is no part of the product.
     ("wan", &[]),
-    ("lab", &["block", "channel", "handshake", "initiator", "keyserver", "seal", "strongroom", "target", "wan"]),
+    (
+        "lab",
+        &["block", "channel", "cipher", "handshake", "initiator", "keyserver", "seal", "strongroom", "target", "wan"],
+    ),
 ];
 
 /// Rooms without sockets, clock, threads and operating-system randomness, and the crates that would bring them in.
@@ -232,6 +235,28 @@ fn planted_faults_are_for_tests_only() {
         let may = path.starts_with("crates/store") || path.starts_with("crates/testing");
         assert!(may || !text.contains(&word), "{} names planted faults", path.display());
     }
+}
+
+/// The papers' cipher suites are compiled into the laboratory and into tests, and into nothing else. `make test-product` looks at the
+/// product itself.
+#[test]
+fn weak_suites_are_for_the_laboratory_and_for_tests() {
+    let metadata = Graph::metadata();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut enabled_by = BTreeSet::new();
+    for package in metadata["packages"].as_array().expect("an array") {
+        for dependency in package["dependencies"].as_array().expect("an array") {
+            let mut features = dependency["features"].as_array().into_iter().flatten();
+            if features.any(|feature| feature == "weak-suites") && text(&dependency["kind"]) != "dev" {
+                enabled_by.insert(text(&package["name"]));
+            }
+        }
+        for (feature, enables) in package["features"].as_object().expect("an object") {
+            let of_its_own = feature == "weak-suites";
+            assert!(of_its_own || !enables.to_string().contains("weak-suites"), "{}: {feature}", package["name"]);
+        }
+    }
+    assert_eq!(enabled_by, BTreeSet::from(["strongroom-lab".to_owned()]));
 }
 
 /// Every file that belongs to the repository.

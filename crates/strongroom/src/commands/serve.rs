@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use strongroom_block::{CryptoCounters, Opener, Resealer};
+use strongroom_block::{CryptoCounters, Opener, Resealer, Suite};
 use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
 use strongroom_target::{Catalogue, Config, ConfigReader, Target, TargetOptions, Volume};
@@ -281,6 +281,9 @@ impl ServeArgs {
         config.chap.extend(self.chap.iter().cloned());
         config.discovery_chap.extend(self.discovery_chap.iter().cloned());
         config.send_targets_all |= self.send_targets_all;
+        if self.benchmark_suites && !Suite::ALL.into_iter().any(Suite::is_for_benchmarks_only) {
+            bail!("--benchmark-suites: this program has no cipher suites for benchmarks; strongroom-lab has");
+        }
         config.benchmark_suites = self.benchmark_suites;
         Ok(config)
     }

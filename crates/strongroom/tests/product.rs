@@ -1,0 +1,59 @@
+//! Proves that the product does not have the papers' cipher suites, which protect nothing today, and says so to whoever names one.
+//!
+//! That can be seen only in a product that was built alone, for cargo unifies the features of what it builds together, and the
+//! laboratory's ciphers are the product's too then: `make test-product`. Elsewhere this passes itself over.
+
+mod stage;
+
+use std::fs;
+
+use stage::{World, run};
+use strongroom_block::Suite;
+
+/// Set by `make test-product`: to pass over is a failure then.
+const ALONE: &str = "STRONGROOM_PRODUCT_ALONE";
+/// The papers' suites, by all of their names.
+const WEAK: [&str; 5] = ["paper", "3des", "aes192-cbc+hmac-md5", "3des-cbc+hmac-md5", "3DES-CBC+HMAC-MD5"];
+/// What is said of each.
+const REFUSAL: [&str; 3] = ["protects nothing today", "strongroom-lab", "choose from aes-256-gcm"];
+
+#[test]
+fn a_product_that_was_built_alone_refuses_the_papers_suites() {
+    if Suite::ALL.into_iter().any(Suite::is_for_benchmarks_only) {
+        assert!(std::env::var_os(ALONE).is_none(), "the product was built alone, and has the papers' suites");
+        return eprintln!("passed over: built together with the laboratory; run make test-product");
+    }
+    // Not from a record, a description or a peer either.
+    for byte in [0xf0, 0xf1] {
+        assert!(Suite::from_byte(byte).is_err());
+    }
+    let world = World::new();
+    let url = "strongroom://127.0.0.1:1/vault";
+    for suite in WEAK {
+        let refused = |said: stage::Said| {
+            said.failed(&[&REFUSAL[..], &[suite]].concat());
+        };
+        refused(world.create(&["vault", "--size", "1MiB", "--medium", "memory", "--suite", suite]));
+        refused(run(&["plan", "--rtt", "1ms", "--rate", "1Gbit", "--suite", suite]));
+        refused(world.alice(&["volume", "verify", url, "--read-only", "--channel-suite", suite]));
+        let mut command = world.alice_command(&["copy", url, &world.text("out")]);
+        command.env("STRONGROOM_CHANNEL_SUITE", suite);
+        refused(world.finish(command));
+        let in_url = format!("{url}?suite={suite}");
+        refused(world.alice(&["volume", "verify", &in_url, "--read-only"]));
+        let config = world.text("weak.toml");
+        fs::write(&config, format!("root = {:?}\nsuites = [\"{suite}\"]\n", world.text("volumes"))).unwrap();
+        refused(run(&["serve", "--config", &config, "--check"]));
+    }
+    run(&["serve", "--root", &world.text("volumes"), "--benchmark-suites"])
+        .failed(&["--benchmark-suites", "strongroom-lab"]);
+    // A volume that says that it is of such a suite is not served.
+    world.create(&["vault", "--size", "1MiB"]).ok();
+    let description = world.path("volumes/vault/volume.toml");
+    let text = fs::read_to_string(&description).unwrap();
+    let weak = text.replace("aes-256-gcm", "3des-cbc+hmac-md5");
+    assert_ne!(weak, text);
+    fs::write(&description, weak).unwrap();
+    run(&["volume", "show", "vault", "--root", &world.text("volumes")])
+        .failed(&["3des-cbc+hmac-md5", "not known to this build"]);
+}
