@@ -20,7 +20,7 @@ const KEPT_LEN: std::ops::RangeInclusive<usize> = 4096..=8 << 20;
 /// Up to this length, clearing kept memory is cheaper than page faults on fresh memory.
 const CLEARED_LEN_MAX: usize = 1 << 20;
 /// From this length on memory is kept apart: so that many small buffers do not take the place of the few large ones, which cost
-/// most to make anew.
+/// most to allocate again.
 const LARGE_LEN: usize = 1 << 20;
 /// Upper bound on what one thread keeps of each, in bytes.
 const KEPT_BYTES_MAX: usize = 16 << 20;
@@ -28,14 +28,14 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 const KEPT_LENGTHS_MAX: usize = 8;
 
 /// Freed memory of one thread, by length.
-struct Kept {
+struct FreeLists {
     lengths: Vec<(usize, Vec<NonNull<u8>>)>,
     bytes: usize,
 }
 
 thread_local! {
-    static KEPT: RefCell<[Kept; 2]> =
-        const { RefCell::new([Kept { lengths: Vec::new(), bytes: 0 }, Kept { lengths: Vec::new(), bytes: 0 }]) };
+    static KEPT: RefCell<[FreeLists; 2]> =
+        const { RefCell::new([FreeLists { lengths: Vec::new(), bytes: 0 }, FreeLists { lengths: Vec::new(), bytes: 0 }]) };
 }
 
 /// Whether small buffers or large ones.
@@ -43,7 +43,7 @@ fn kind_of(len_bytes: usize) -> usize {
     usize::from(len_bytes >= LARGE_LEN)
 }
 
-impl Kept {
+impl FreeLists {
     fn take(&mut self, len_bytes: usize) -> Option<NonNull<u8>> {
         let (_, free) = self.lengths.iter_mut().find(|(len, _)| *len == len_bytes)?;
         let pointer = free.pop()?;
@@ -77,11 +77,11 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for FreeLists {
     fn drop(&mut self) {
         for (len_bytes, free) in self.lengths.drain(..) {
             for pointer in free {
-                // SAFETY: allocated by `BufferMut` with this very layout, and owned by nobody else.
+                // SAFETY: allocated by `BufferMut` with this very layout, and not shared.
                 unsafe { dealloc(pointer.as_ptr(), BufferMut::layout(len_bytes)) }
             }
         }
@@ -118,8 +118,8 @@ impl BufferMut {
         BufferMut { pointer, len_bytes }
     }
 
-    /// Memory to be filled: what is in it is anything that was in a buffer before, or zeros. Whoever asks for it fills all
-    /// of it before showing it to anybody.
+    /// Memory to be filled: what is in it is anything that was in a buffer before, or zeros. The caller fills all
+    /// of it before passing it on.
     pub fn to_fill(len_bytes: usize) -> BufferMut {
         Self::kept(len_bytes).unwrap_or_else(|| Self::zeroed(len_bytes))
     }
@@ -154,7 +154,7 @@ impl BufferMut {
 impl Drop for BufferMut {
     fn drop(&mut self) {
         let keep = || {
-            let keep = |kept: &mut [Kept; 2]| kept[kind_of(self.len_bytes)].keep(self.len_bytes, self.pointer);
+            let keep = |kept: &mut [FreeLists; 2]| kept[kind_of(self.len_bytes)].keep(self.len_bytes, self.pointer);
             KEPT.try_with(|kept| keep(&mut kept.borrow_mut())).unwrap_or(false)
         };
         if KEPT_LEN.contains(&self.len_bytes) && keep() {
@@ -232,16 +232,16 @@ impl From<BufferMut> for Buffer {
     }
 }
 
-/// Memory that others have too: nobody can write to it as long as this is there.
+/// Memory that others have too: it cannot be written while this exists.
 impl From<Arc<BufferMut>> for Buffer {
     fn from(bytes: Arc<BufferMut>) -> Buffer {
-        struct Shared(Arc<BufferMut>);
-        impl AsRef<[u8]> for Shared {
+        struct SharedBytes(Arc<BufferMut>);
+        impl AsRef<[u8]> for SharedBytes {
             fn as_ref(&self) -> &[u8] {
                 &self.0
             }
         }
-        Buffer(Bytes::from_owner(Shared(bytes)))
+        Buffer(Bytes::from_owner(SharedBytes(bytes)))
     }
 }
 

@@ -4,7 +4,7 @@ use crc_fast::CrcAlgorithm;
 
 /// CRC-64/NVME of a block as stored (of the *ciphertext* for a sealed block).
 ///
-/// A store without keys scrubs with it. CRCs are linear, so whoever can change bytes can keep it: only the AEAD tag
+/// A store without keys scrubs with it. CRCs are linear, so an attacker who can change bytes can preserve it: only the AEAD tag
 /// stands against an attacker.
 pub fn keyless_checksum(block: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, block)

@@ -46,7 +46,7 @@ pub enum ChannelError {
     /// Peer: lengths that this type of frame cannot have.
     #[error("the peer sent a frame of type {0:#04x} with lengths that it cannot have")]
     Lengths(u8),
-    /// Peer or somebody in the middle: a tag that does not fit.
+    /// The peer or an attacker in the middle: a tag that does not match.
     #[error("a frame is not authentic: the connection was tampered with or damaged; a new connection is needed")]
     NotAuthentic,
     /// Peer: anything but a confirmation as its first frame, or a confirmation later, or from an initiator.
@@ -70,7 +70,7 @@ pub enum ChannelError {
     #[error("the peer sent data after it had closed the connection")]
     AfterClose,
     /// World: the stream ended without the peer's authenticated goodbye.
-    #[error("the connection broke off without a goodbye: the peer crashed, or somebody cut it")]
+    #[error("the connection ended without an orderly close: the peer crashed, or the connection was cut")]
     Truncated,
     /// Caller: nothing may be sent before the target's confirmation arrived.
     #[error("the target has not confirmed the connection yet")]

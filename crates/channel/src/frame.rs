@@ -24,7 +24,7 @@ pub(crate) const VERSION: u16 = 1;
 /// What is in a PDU, and so how much of it a scheme has to protect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// What nobody may read under any scheme: the login, and whatever holds a secret. Encrypted whole.
+    /// What is secret under any scheme: the login, and messages that contain a secret. Encrypted completely.
     Private,
     /// A PDU whose data, if any, is not sealed block data: both protected by the channel, as its scheme says.
     Protected,

@@ -79,7 +79,7 @@ impl ChannelKeys {
 
 /// The keys of one direction in one generation, and the secret that the next generation comes from.
 ///
-/// The ratchet goes one way: whoever takes a generation's secret from memory cannot open what earlier ones protected.
+/// The ratchet is one-way: an attacker who takes a generation's secret from memory cannot open what earlier ones protected.
 pub(crate) struct FrameKeys {
     /// In one place until it is wiped: a value that moves leaves copies behind.
     secret: Box<[u8; KEY_BYTES]>,

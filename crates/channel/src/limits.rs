@@ -5,7 +5,7 @@ pub const HEADER_BYTES_CAP: usize = 65_535;
 /// No data segment is longer, in bytes.
 pub const DATA_BYTES_CAP: usize = 16 << 20;
 /// A receiver ends the channel when one generation of keys has served for this many tags. Senders change far
-/// earlier; the bound keeps every key far below what AES-GCM allows, whatever the peer does.
+/// earlier; the bound keeps every key far below what AES-GCM allows, independently of the peer.
 pub const GENERATION_TAGS_CAP: u64 = 1 << 24;
 
 /// Limits of one end. A frame above them is refused as soon as its prefix is there, before anything is stored.

@@ -56,7 +56,7 @@ impl Scheme {
         }
     }
 
-    /// Whether nobody on the wire can read headers, nor block data that its initiator sealed.
+    /// Whether an attacker on the wire cannot read headers, nor block data that its initiator sealed.
     pub fn is_confidential(self) -> bool {
         matches!(self, Scheme::EncryptAll | Scheme::LazyDecrypt | Scheme::Lazy)
     }

@@ -22,9 +22,9 @@ use paper::PaperKey;
 #[cfg(feature = "weak-suites")]
 use triple_des::TripleDesKey;
 
-/// Bytes that a key is made from, whatever its suite.
+/// Length in bytes of the key material, the same for all suites.
 pub const KEY_BYTES: usize = 32;
-/// Bytes in a nonce, whatever the suite.
+/// Length of a nonce in bytes, the same for all suites.
 pub const NONCE_BYTES: usize = 12;
 
 /// The tag does not fit: key, nonce, associated data or message are not what was sealed.

@@ -48,8 +48,8 @@ pub enum HandshakeError {
     },
     /// At the initiator: a target with another key than the expected one.
     #[error(
-        "the target presented the key '{presented}', which is not the expected one. If the target was set up anew, \
-         compare this line with its 'strongroom identity show' and use it; otherwise somebody is in the middle"
+        "the target presented the key '{presented}', which is not the expected one. If the target was set up again, \
+         compare this line with its 'strongroom identity show' and use it; otherwise an attacker is in the middle"
     )]
     WrongTarget {
         /// What it presented.
@@ -85,7 +85,7 @@ pub enum HandshakeError {
          compatible Strongroom versions on both ends"
     )]
     NoCommonScheme,
-    /// The peer broke the rules of TLS, or somebody changed its bytes.
+    /// The peer violated TLS, or an attacker changed its bytes.
     #[error("the TLS handshake failed: {0}; try again, and look for what stands between the two nodes")]
     Tls(#[source] TlsError),
     /// Bytes that cannot be TLS.

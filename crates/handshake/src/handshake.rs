@@ -27,7 +27,7 @@ const RECORD_HEADER_BYTES: usize = 5;
 const RECORD_BYTES_MAX: usize = 16_384 + 256;
 
 /// The application protocol (RFC 7301) that stands for a scheme and a cipher suite: names the version of everything above
-/// TLS, and what the channel protects, and how. Being part of the handshake, the choice cannot be talked down by anybody
+/// TLS, and what the channel protects, and how. Being part of the handshake, nobody in the middle can downgrade the choice
 /// between the two nodes. The usual suite, AES-256-GCM, goes unsaid.
 pub fn alpn(scheme: Scheme, suite: Suite) -> Vec<u8> {
     let mut protocol = format!("strongroom/1 {}", scheme.name());

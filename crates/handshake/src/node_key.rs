@@ -28,7 +28,7 @@ const PKCS8_BYTES: usize = PKCS8_PREFIX.len() + SEED_BYTES;
 const BEGIN: &str = "-----BEGIN PRIVATE KEY-----";
 const END: &str = "-----END PRIVATE KEY-----";
 
-/// Who this node is. Whoever has the key is this node.
+/// The identity of this node. Possession of the key is the identity.
 #[derive(Clone)]
 pub struct NodeKey {
     seed: Zeroizing<[u8; SEED_BYTES]>,
@@ -69,7 +69,7 @@ impl NodeKey {
     /// Reads a node key file.
     ///
     /// # Errors
-    /// [`KeyTextError`]; never panics, whatever the text is.
+    /// [`KeyTextError`]; never panics, for any text.
     pub fn parse(text: &str) -> Result<NodeKey, KeyTextError> {
         if text.len() > NODE_KEY_FILE_BYTES_MAX {
             return Err(KeyTextError::TooLong);
@@ -94,7 +94,7 @@ impl NodeKey {
         // Sized up front: a string that grows leaves unwiped copies behind.
         let mut text = Zeroizing::new(String::with_capacity(1024));
         text.push_str(
-            "# Strongroom node key. Whoever has this file is this node: keep it secret, never copy it to another machine.\n\
+            "# Strongroom node key. Anyone who has this file can act as this node: keep it secret, never copy it to another machine.\n\
              # The public key, for the other side:\n",
         );
         text.push_str(&format!("# {}\n", self.public));

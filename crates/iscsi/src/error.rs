@@ -64,7 +64,7 @@ impl fmt::Display for LoginStatus {
             Self::UNSUPPORTED_VERSION => "the protocol version is not supported",
             Self::TOO_MANY_CONNECTIONS => "the session has as many connections as were agreed on; close one first",
             Self::MISSING_PARAMETER => "a required key was missing (InitiatorName or TargetName)",
-            Self::SESSION_DOES_NOT_EXIST => "the session to join does not exist; log in anew",
+            Self::SESSION_DOES_NOT_EXIST => "the session to join does not exist; log in again",
             Self::INVALID_DURING_LOGIN => "a request that has no place in a login",
             Self::SERVICE_UNAVAILABLE => "the target is not serving now; try again later",
             Self::OUT_OF_RESOURCES => "the target is at a limit; try again later or raise the limit",

@@ -273,7 +273,7 @@ impl PlainFramer {
         let is_block_data =
             matches!(bhs.opcode(), Some(Opcode::ScsiCommand | Opcode::DataOut | Opcode::DataIn)) && len_bytes > 0;
         let memory = if is_block_data {
-            // All of it is filled before anybody sees it.
+            // All of it is filled before it is passed on.
             Memory::Aligned(BufferMut::to_fill(len_bytes))
         } else {
             Memory::Small(vec![0; len_bytes])

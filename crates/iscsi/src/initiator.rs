@@ -114,7 +114,7 @@ struct Task {
 #[derive(Debug)]
 struct Question {
     tag: u32,
-    /// `None`: the connection was lost, and it is to be asked anew.
+    /// `None`: the connection was lost, and it is to be requested again.
     via: Option<ConnectionId>,
     text: Buffer,
     collector: Collector,

@@ -90,7 +90,7 @@ pub struct Offer {
     pub error_recovery_level: u8,
     /// MaxConnections: connections of one session.
     pub connections_max: u16,
-    /// DefaultTime2Wait: how long to wait, after a connection was lost, before it is made anew, in seconds; the larger of both
+    /// DefaultTime2Wait: how long to wait, after a connection was lost, before reconnecting, in seconds; the larger of both
     /// sides' holds.
     pub time2wait_s: u16,
     /// DefaultTime2Retain: for how long after that its tasks are kept, in seconds; the smaller of both sides' holds.
@@ -178,7 +178,7 @@ pub struct Agreed {
 }
 
 impl Default for Agreed {
-    /// What holds for a key that nobody named (RFC 7143 §13).
+    /// What applies to a key that was not negotiated (RFC 7143 §13).
     fn default() -> Agreed {
         Agreed {
             send_segment_bytes_max: LOGIN_SEGMENT_BYTES,

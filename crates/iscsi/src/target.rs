@@ -5,15 +5,15 @@
 
 mod chap;
 mod connection;
-mod held;
-mod kept;
 mod login;
 mod manage;
 mod order;
 mod outbox;
 mod question;
 mod recover;
+mod reorder;
 mod respond;
+mod retransmit;
 mod types;
 mod write;
 
@@ -25,9 +25,9 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use self::connection::{Connection, Lost};
-use self::held::HeldCommands;
 use self::manage::{Barrier, Management};
 use self::outbox::{AnswerKind, Window};
+use self::reorder::HeldCommands;
 use self::write::Receiving;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
@@ -115,11 +115,11 @@ struct Task {
     /// Memory for what it may send, or has sent, without being asked, in bytes.
     unsolicited_bytes: u64,
     r2t_count: u32,
-    state: State,
+    state: TaskState,
 }
 
 #[derive(Debug)]
-enum State {
+enum TaskState {
     /// Its write data is not there yet; the application does not know of it.
     Receiving(Receiving),
     /// With the application.
@@ -323,7 +323,7 @@ impl Session {
 
     /// Commands that the application has.
     pub fn executing(&self) -> usize {
-        self.tasks.iter().filter(|(_, task)| matches!(task.state, State::Executing)).count()
+        self.tasks.iter().filter(|(_, task)| matches!(task.state, TaskState::Executing)).count()
     }
 
     /// Counters.
@@ -401,7 +401,7 @@ impl Session {
         } else {
             self.window_taken -= 1;
         }
-        if let State::Responding(responding) = &task.state {
+        if let TaskState::Responding(responding) = &task.state {
             self.unsent_bytes -= responding.held_bytes();
         }
         self.unsolicited_bytes -= task.unsolicited_bytes;

@@ -120,7 +120,7 @@ impl Collector {
     /// Takes one PDU's text. Gives the whole once `continues` is false.
     ///
     /// # Errors
-    /// [`TextError::TooLong`] when the whole would be longer than `max_bytes`; whatever [`Pairs::parse`] finds.
+    /// [`TextError::TooLong`] when the whole would be longer than `max_bytes`; the errors of [`Pairs::parse`].
     pub fn push(&mut self, text: &[u8], continues: bool, max_bytes: usize) -> Result<Option<Pairs>, TextError> {
         if self.bytes.len() + text.len() > max_bytes {
             return Err(TextError::TooLong { max_bytes });

@@ -7,8 +7,8 @@
 //! hash(n)       = SHA-256(hash(n-1) ‖ sealed line n)
 //! ```
 //!
-//! Whoever has kept `N:hash(N)` notices any change of the first N lines, and checks that without any key. Each line has a random key, so that
-//! a standby, whose files are under another root key, has the same chain; the hash of the key in it lets nobody show another text for the same
+//! A saved `N:hash(N)` reveals any change of the first N lines, and is checked without any key. Each line has a random key, so that
+//! a standby, whose files are under another root key, has the same chain; the hash of the key in it prevents showing another text for the same
 //! ciphertext. A line of version 1, from before lines were encrypted, is its text in the chain, and has no key.
 
 use std::fmt;

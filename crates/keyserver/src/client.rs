@@ -37,7 +37,7 @@ pub struct ClientOptions {
     pub timeout: Duration,
 }
 
-/// Calls key servers. Connects at the first call and anew when a connection is lost; tries the servers in order, beginning with
+/// Calls key servers. Connects at the first call and again when a connection is lost; tries the servers in order, beginning with
 /// the one that answered last; the first call of several servers asks all of them who is the newest; heeds no server of an older generation than one that it has seen.
 pub struct Client {
     options: ClientOptions,
@@ -225,7 +225,7 @@ impl Client {
         self.done(&Request::DestroyEpoch { domain, epoch, force })
     }
 
-    /// Cryptographic erase: begins a new epoch and destroys the keys of all before it, whatever leases are out. What is in the volume is
+    /// Cryptographic erase: begins a new epoch and destroys the keys of all before it, regardless of outstanding leases. What is in the volume is
     /// lost; the volume stays. Gives back the new epoch's number.
     ///
     /// # Errors

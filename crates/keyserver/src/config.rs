@@ -31,7 +31,7 @@ pub struct Config {
     /// seconds.
     #[serde(default = "margin_default")]
     pub lease_margin_s: u32,
-    /// A file for the metrics, in the text format of Prometheus, written anew every few seconds.
+    /// A file for the metrics, in the text format of Prometheus, rewritten every few seconds.
     #[serde(default)]
     pub metrics_file: Option<PathBuf>,
     /// The primary that this server follows, `host:port`; without it, it is one itself.

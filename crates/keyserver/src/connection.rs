@@ -55,7 +55,7 @@ impl Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // Nobody else holds the buffer: the channel gave it away.
+        // The buffer is not shared: the channel passed it on.
         if let Some(Ok(mut header)) = self.header.take().map(Bytes::try_into_mut) {
             header[..].zeroize();
         }
@@ -99,7 +99,7 @@ impl Connection {
                     Ok(step) => step,
                     Err(error) => {
                         let _ = send_all(&mut stream, handshake.poll_transmit(), deadline);
-                        // Before the handshake is finished anybody on the way can say so.
+                        // Before the handshake is finished an attacker on the path can forge it.
                         let is_proven = channel.is_some();
                         return Err(match error {
                             HandshakeError::RefusedByTarget { own } if is_proven => ConnectionError::NotAdmitted(own),
@@ -152,7 +152,7 @@ impl Connection {
                     Ok(step) => taken += step,
                     Err(error) => {
                         let _ = send_all(&mut stream, handshake.poll_transmit(), deadline);
-                        // Else the alert could be lost with what the peer sent and nobody read.
+                        // Else the alert could be lost with unread bytes of the peer.
                         let _ = stream.shutdown(Shutdown::Write);
                         let deadline = deadline.min(Instant::now() + LINGER);
                         while read(&mut stream, &mut input, deadline).is_ok_and(|count| count > 0) {}

@@ -1,4 +1,4 @@
-//! Where everything is kept: an embedded transactional store (redb) and the shred file beside it. The storage seam: whoever
+//! Where everything is kept: an embedded transactional store (redb) and the shred file beside it. The storage interface: code that
 //! puts another store here gives these functions.
 //!
 //! ```text
@@ -165,7 +165,7 @@ pub enum DatabaseError {
 
 /// What is served: all volumes, and how far the log has come.
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct DatabaseState {
     pub(crate) id: [u8; 16],
     pub(crate) generation: u64,
     pub(crate) sequence: u64,
@@ -184,10 +184,10 @@ pub(crate) struct State {
     granted: BTreeMap<PublicKey, usize>,
 }
 
-impl State {
-    fn empty(id: [u8; 16], role: Role) -> State {
+impl DatabaseState {
+    fn empty(id: [u8; 16], role: Role) -> DatabaseState {
         let head = AuditHead::start(&id);
-        State {
+        DatabaseState {
             id,
             generation: 1,
             sequence: 0,
@@ -245,7 +245,7 @@ struct Head {
 }
 
 impl Head {
-    fn of(state: &State) -> Head {
+    fn of(state: &DatabaseState) -> Head {
         Head {
             generation: state.generation,
             sequence: state.sequence,
@@ -337,10 +337,10 @@ pub struct Database {
     root: Arc<RootKey>,
     /// While it is set, nothing can be written: for tests of a full disk.
     full: Option<Arc<AtomicBool>>,
-    /// `None` after an error, until it is opened anew.
+    /// `None` after an error, until it is reopened.
     store: Mutex<Option<Arc<redb::Database>>>,
     shred: RwLock<ShredFile>,
-    state: RwLock<State>,
+    state: RwLock<DatabaseState>,
     /// Where the page of the audit log ended that was read last.
     page_end: Mutex<AuditHead>,
 }
@@ -361,7 +361,7 @@ impl Database {
         &self.directory
     }
 
-    /// What it is, whatever its configuration says.
+    /// What it is, independently of its configuration.
     pub fn role(&self) -> Role {
         self.state().role
     }
@@ -376,7 +376,7 @@ impl Database {
         self.state().volumes.len()
     }
 
-    pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, DatabaseState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -447,7 +447,7 @@ impl Database {
         if let Some(source) = problem {
             return Err(DatabaseError::Audit { path: self.directory.clone(), source });
         }
-        // Whoever reads on need not wait for the chain to be computed from its beginning.
+        // Later reads need not wait for the chain to be computed from its beginning.
         *lock(&self.page_end) = head;
         Ok((start, lines))
     }
@@ -479,7 +479,7 @@ impl Database {
         let (head, changes) = self.next_head(batch, &sealed, role);
         let sealed_head = self.root.seal(HEAD_CONTEXT, &head.encode());
         if let Err(error) = write(&store, &self.root, &sealed, batch, &sealed_head) {
-            // The store takes nothing more until it is opened anew.
+            // The store takes nothing more until it is reopened.
             *lock(&self.store) = None;
             return Err(self.store_error(error));
         }

@@ -19,7 +19,7 @@ use crate::batch::{Batch, Role};
 use crate::database::{Database, DatabaseError};
 use crate::leases::Leases;
 use crate::metrics::Metrics;
-use crate::operations::{Caller, Draft, Event, LineKey, Operation, Outcome, Recent, Terms, Told};
+use crate::operations::{Caller, Draft, Event, LineKey, Operation, Outcome, Recent, RepeatCount, Terms};
 use crate::protocol::Failure;
 use crate::replication::Replication;
 
@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// Opens the database anew if it has to be. What is in it then may be more than was answered.
+    /// Reopens the database if necessary. It may then contain more than was answered.
     fn recover(&self) -> Result<(), DatabaseError> {
         if self.database.recover()? {
             let state = self.database.state();
@@ -164,7 +164,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the thread that commits has ended, although nobody asked it to.
+    /// Whether the thread that commits has ended, although it was not asked to.
     pub(crate) fn has_failed(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(JoinHandle::is_finished) && !self.is_stopping()
@@ -174,7 +174,7 @@ impl Engine {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Nobody is kept waiting any more.
+    /// No request waits any more.
     pub(crate) fn announce_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
         self.replication.close();
@@ -345,7 +345,7 @@ impl Engine {
                 for job in changes {
                     let _ = job.answer.try_send(Err(Failure::Unavailable(error.to_string())));
                 }
-                // The rest is decided anew, and stored.
+                // The rest is decided again, and stored.
                 return self.commit_group(&others, pending);
             }
             Err(error) => {
@@ -353,7 +353,7 @@ impl Engine {
                     tracing::error!(%error, "nothing can be changed; keys are given out");
                 }
                 if matches!(error, NotStored::Database(_)) {
-                    // Opening it anew reads all of it: not for each request.
+                    // Reopening reads all of it: not for each request.
                     pending.retry_at = Some(Instant::now() + pending.pause);
                     pending.pause = (pending.pause * 2).min(RETRY_MAX);
                 }
@@ -419,7 +419,7 @@ fn answer(group: &[&Job], results: Vec<Result<Outcome, Failure>>, problem: Optio
             }
             _ => result,
         };
-        // Whoever does not wait any more does not need it.
+        // A requester that does not wait any more does not need it.
         let _ = job.answer.try_send(result);
     }
 }
@@ -458,7 +458,7 @@ impl Pending {
             self.recent.retain(|_, told| now.duration_since(told.at) < RECENT_FOR);
         }
         for key in fresh {
-            self.recent.insert(key, Told { at: now, again: 0 });
+            self.recent.insert(key, RepeatCount { at: now, again: 0 });
         }
         for key in again {
             if let Some(told) = self.recent.get_mut(&key) {

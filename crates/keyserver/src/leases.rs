@@ -19,12 +19,12 @@ struct Inner {
     longest: Duration,
     longest_until: Instant,
     margin: Duration,
-    volumes: HashMap<SealingDomain, Given>,
+    volumes: HashMap<SealingDomain, LeaseTimes>,
 }
 
 #[derive(Clone, Copy)]
-struct Given {
-    /// The last time that somebody was told what the current epoch is.
+struct LeaseTimes {
+    /// The last time that any client was told the current epoch.
     last: Instant,
     /// When those who know an older one have given up.
     settled: Instant,
@@ -41,9 +41,9 @@ impl Inner {
         lease + lease / 64 + self.margin
     }
 
-    fn volume(&mut self, domain: SealingDomain, now: Instant) -> &mut Given {
+    fn volume(&mut self, domain: SealingDomain, now: Instant) -> &mut LeaseTimes {
         let settled = self.began + self.term(now);
-        self.volumes.entry(domain).or_insert(Given { last: self.began, settled })
+        self.volumes.entry(domain).or_insert(LeaseTimes { last: self.began, settled })
     }
 }
 
@@ -87,14 +87,14 @@ impl Leases {
         inner.volumes.clear();
     }
 
-    /// Somebody was told the current epoch.
+    /// A client was told the current epoch.
     pub(crate) fn given(&self, domain: SealingDomain, now: Instant) {
         let mut inner = self.lock();
         let given = inner.volume(domain, now);
         given.last = given.last.max(now);
     }
 
-    /// A new epoch began: whoever was told before knows an older one.
+    /// A new epoch began: clients that were told before know an older one.
     pub(crate) fn rotated(&self, domain: SealingDomain, now: Instant) {
         let mut inner = self.lock();
         let term = inner.term(now);
@@ -102,14 +102,14 @@ impl Leases {
         given.settled = given.settled.max(given.last + term);
     }
 
-    /// A volume is new: nobody was told anything, unless it had the domain of one that was destroyed.
+    /// A volume is new: no client was told anything, unless it had the domain of one that was destroyed.
     pub(crate) fn created(&self, domain: SealingDomain, now: Instant) {
         let mut inner = self.lock();
         let long_ago = now.checked_sub(inner.term(now)).unwrap_or(now);
-        inner.volumes.entry(domain).or_insert(Given { last: long_ago, settled: now });
+        inner.volumes.entry(domain).or_insert(LeaseTimes { last: long_ago, settled: now });
     }
 
-    /// How long until nobody writes under an older epoch any more.
+    /// How long until no client writes under an older epoch any more.
     pub(crate) fn settles_in(&self, domain: SealingDomain, now: Instant) -> Duration {
         self.lock().volume(domain, now).settled.saturating_duration_since(now)
     }
@@ -139,7 +139,7 @@ mod tests {
         let other = SealingDomain([2; 16]);
         leases.created(other, start);
         leases.rotated(other, start);
-        assert_eq!(leases.settles_in(other, start), Duration::ZERO, "nobody ever had it");
+        assert_eq!(leases.settles_in(other, start), Duration::ZERO, "no client ever had it");
         leases.given(other, start + SECOND);
         leases.rotated(other, start + 2 * SECOND);
         leases.given(other, start + 50 * SECOND);

@@ -13,7 +13,7 @@
 //! | `volume`, `batch`, `audit` | what is kept: volumes, changes of them, the log |
 //! | `database`, `shred` | where it is kept, and nothing else in the room knows how |
 //! | `operations`, `engine` | policy: who may do what; one thread that commits |
-//! | `replication`, `standby` | a second server that has everything the first one has told anybody |
+//! | `replication`, `standby` | a second server that has everything the first one has told any client |
 //! | [`KeyServer`], [`Config`] | the service |
 //!
 //! Deliberately absent: reading keys from files (the binary's), sealing blocks, the storage protocol.

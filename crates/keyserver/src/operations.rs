@@ -11,7 +11,7 @@ use strongroom_seal::{EPOCHS_MAX, KeyPurpose, VolumeKey, VolumeKeyFile};
 use crate::audit::{AuditHead, line, short};
 use crate::batch::Batch;
 use crate::config::Roles;
-use crate::database::{Database, State};
+use crate::database::{Database, DatabaseState};
 use crate::keys::{ShredKey, random};
 use crate::leases::Leases;
 use crate::protocol::{Failure, NewVolume, Request};
@@ -61,7 +61,7 @@ pub(crate) struct Caller {
 /// Changes in the making, over what is stored.
 pub(crate) struct Draft<'a> {
     database: &'a Database,
-    state: &'a State,
+    state: &'a DatabaseState,
     terms: Terms<'a>,
     changed: BTreeMap<SealingDomain, Option<Volume>>,
     /// Names of `changed`, and whether they are taken.
@@ -78,10 +78,10 @@ pub(crate) struct Draft<'a> {
 pub(crate) type LineKey = (Option<PublicKey>, String);
 
 /// Lines that were written lately.
-pub(crate) type Recent = BTreeMap<LineKey, Told>;
+pub(crate) type Recent = BTreeMap<LineKey, RepeatCount>;
 
 /// When a line was written, and how often it could have been since.
-pub(crate) struct Told {
+pub(crate) struct RepeatCount {
     pub(crate) at: Instant,
     pub(crate) again: u32,
 }
@@ -113,7 +113,12 @@ pub(crate) struct Event {
 }
 
 impl<'a> Draft<'a> {
-    pub(crate) fn new(database: &'a Database, state: &'a State, terms: Terms<'a>, recent: &'a Recent) -> Draft<'a> {
+    pub(crate) fn new(
+        database: &'a Database,
+        state: &'a DatabaseState,
+        terms: Terms<'a>,
+        recent: &'a Recent,
+    ) -> Draft<'a> {
         Draft {
             database,
             state,
@@ -133,7 +138,7 @@ impl<'a> Draft<'a> {
         self.lines.push(event);
     }
 
-    /// The same line by the same identity is written down once in a while, and counted: nobody can fill the log by asking for the
+    /// The same line by the same identity is recorded once per interval, and counted: a client cannot fill the log by asking for the
     /// same again and again.
     fn log_once(&mut self, actor: Option<PublicKey>, text: String, at_ms: u64) {
         let key = (actor, text);
@@ -218,7 +223,7 @@ impl<'a> Draft<'a> {
                 None
             }
             Ok((_, told)) => Some((format!("{} {told}", request.name()), request.is_change())),
-            // Somebody who is refused again and again must not fill the log: whoever answers writes that down, and counts.
+            // A peer that is refused repeatedly must not fill the log: refusals are recorded and counted by the caller.
             Err(Failure::Refused) => None,
             Err(_) => Some((format!("failed {}{}", request.name(), about(request)), false)),
         };

@@ -152,7 +152,7 @@ pub(crate) enum Answer {
 /// Why a request was not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// There is no such volume, or the caller has no right to it: nobody is told which.
+    /// There is no such volume, or the caller has no right to it: the answer does not say which.
     Refused,
     Conflict(String),
     Unavailable(String),

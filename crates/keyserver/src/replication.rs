@@ -1,8 +1,8 @@
 //! The primary's side of a standby: what it has stored lately, and what a required standby has to store first.
 //!
 //! A change that needs a standby is offered to it **before** it is stored here, and stored here once the standby says that it
-//! has it. So the standby is at most that one transaction ahead, of which nobody was told, and never behind anything that
-//! somebody was told.
+//! has it. So the standby is at most that one transaction ahead, which no client was told of, and never behind anything that
+//! a client was told.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use crate::audit::AuditHead;
 use crate::batch::Batch;
 
-/// Transactions that are kept for a standby that is behind; beyond it gets everything anew.
+/// Transactions that are kept for a standby that is behind; beyond it gets everything again.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 /// A standby that was not heard of for so long does not follow; it asks every [`FOLLOW_WAIT`] at least.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -28,12 +28,12 @@ pub(crate) struct Replication {
 struct Inner {
     /// The last that is stored here.
     current: (u64, AuditHead),
-    /// Whether any identity may follow: what nobody wants is not kept.
+    /// Whether any identity may follow: without a standby nothing is retained.
     enabled: bool,
-    kept: VecDeque<Kept>,
+    kept: VecDeque<RetainedTransaction>,
     kept_bytes: usize,
     /// Not stored here yet.
-    offered: Option<Kept>,
+    offered: Option<RetainedTransaction>,
     /// What the standby has, and when it was last heard of.
     followed: Option<(u64, Instant)>,
     /// The one connection that follows, and when it last asked.
@@ -44,7 +44,7 @@ struct Inner {
 }
 
 #[derive(Clone)]
-struct Kept {
+struct RetainedTransaction {
     sequence: u64,
     before: AuditHead,
     head: AuditHead,
@@ -139,7 +139,7 @@ impl Replication {
     pub(crate) fn offer(&self, batch: &Batch, before: AuditHead, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut inner = self.lock();
-        inner.offered = Some(Kept::of(batch, before));
+        inner.offered = Some(RetainedTransaction::of(batch, before));
         inner.taken = false;
         self.changed.notify_all();
         while !inner.taken && !inner.closed {
@@ -166,7 +166,7 @@ impl Replication {
             return;
         }
         let kept = inner.offered.take().filter(|offered| offered.head == batch.head);
-        let kept = kept.unwrap_or_else(|| Kept::of(batch, before));
+        let kept = kept.unwrap_or_else(|| RetainedTransaction::of(batch, before));
         inner.kept_bytes += kept.bytes.len();
         inner.kept.push_back(kept);
         while inner.kept_bytes > KEPT_BYTES_MAX {
@@ -227,8 +227,8 @@ impl Replication {
     }
 }
 
-impl Kept {
-    fn of(batch: &Batch, before: AuditHead) -> Kept {
-        Kept { sequence: batch.sequence, before, head: batch.head, bytes: Arc::new(batch.encode()) }
+impl RetainedTransaction {
+    fn of(batch: &Batch, before: AuditHead) -> RetainedTransaction {
+        RetainedTransaction { sequence: batch.sequence, before, head: batch.head, bytes: Arc::new(batch.encode()) }
     }
 }

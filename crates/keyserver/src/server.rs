@@ -61,7 +61,7 @@ pub enum StartError {
     Thread(std::io::Error),
 }
 
-struct Shared {
+struct ServerShared {
     node_key: Arc<NodeKey>,
     service: Service,
     metrics: Arc<Metrics>,
@@ -74,7 +74,7 @@ struct Shared {
 
 /// A key server that runs; ends when it is dropped or [stopped](KeyServer::stop).
 pub struct KeyServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     listeners: Vec<Arc<TcpListener>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -108,7 +108,7 @@ impl KeyServer {
             conduct: Conduct::default(),
             connections: AtomicU64::new(0),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             node_key,
             service,
             metrics,
@@ -159,7 +159,7 @@ impl KeyServer {
         self.shared.metrics.text(&self.shared.service.status())
     }
 
-    /// Whether it cannot go on, and is to be started anew: a fault of this program, which the log tells.
+    /// Whether it cannot continue and must be restarted: a fault of this program, which the log describes.
     pub fn has_failed(&self) -> bool {
         self.shared.service.engine.has_failed()
     }
@@ -197,7 +197,7 @@ impl Drop for KeyServer {
     }
 }
 
-impl Shared {
+impl ServerShared {
     fn streams(&self) -> std::sync::MutexGuard<'_, HashMap<u64, TcpStream>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -212,12 +212,12 @@ impl Shared {
         }
     }
 
-    /// After a reload: everybody connects anew, and those who lost their role are refused then.
+    /// After a reload: all clients reconnect, and those that lost their role are refused then.
     fn end_streams_without_identity(&self) {
         self.shut_down(Shutdown::Read);
     }
 
-    fn accept(self: &Arc<Shared>, listener: &TcpListener) {
+    fn accept(self: &Arc<ServerShared>, listener: &TcpListener) {
         loop {
             let accepted = listener.accept();
             if self.stopping.load(Ordering::SeqCst) {
@@ -236,7 +236,7 @@ impl Shared {
     }
 
     /// A thread for the connection, if there is room.
-    fn take(self: &Arc<Shared>, stream: TcpStream) {
+    fn take(self: &Arc<ServerShared>, stream: TcpStream) {
         let limits = self.service.config().limits.clone();
         let (Ok(kept), Ok(peer)) = (stream.try_clone(), stream.peer_addr()) else { return };
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -244,7 +244,7 @@ impl Shared {
             let (mut streams, mut half_open) = (self.streams(), self.half_open());
             let half = limits.connections_max / 2;
             let alike = half_open.values().filter(|from| **from == peer.ip()).count();
-            // The oldest one gives way: it had more time than anybody honest needs, or shares its fate with its neighbours.
+            // The oldest one gives way: it had more time than an honest client needs, or it shares the address with many others.
             let oldest = if alike > (half / 4).max(ALIKE_MIN) {
                 half_open.iter().find(|(_, from)| **from == peer.ip()).map(|(id, _)| *id)
             } else if half_open.len() >= half || streams.len() >= limits.connections_max {
@@ -290,7 +290,11 @@ impl Shared {
         self.metrics.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn shake_hands(self: &Arc<Shared>, stream: TcpStream, timeout: Duration) -> Result<Connection, ConnectionError> {
+    fn shake_hands(
+        self: &Arc<ServerShared>,
+        stream: TcpStream,
+        timeout: Duration,
+    ) -> Result<Connection, ConnectionError> {
         let shared = Arc::clone(self);
         let policy = move |key: &PublicKey| shared.service.admits(key);
         Connection::accept(stream, &self.node_key, Arc::new(policy), Instant::now() + timeout)

@@ -190,7 +190,7 @@ fn check_of(key: &[u8; KEY_BYTES], slot: u32) -> [u8; 8] {
     digest(&SHA256, &*input).as_ref()[..8].try_into().expect("eight of 32 bytes")
 }
 
-/// For the fuzzer: headers and slots, whatever stands in them.
+/// For the fuzzer: headers and slots with any content.
 pub(crate) fn fuzz_shred(bytes: &[u8]) {
     if let Some(header) = bytes.first_chunk::<HEADER_BYTES>() {
         let id = header[8..24].try_into().expect("16 bytes");

@@ -44,7 +44,7 @@ enum NotFollowed {
     Malformed,
     #[error(
         "the primary's log is not a continuation of this standby's: it was rolled back, or is another database. If the primary \
-         is right, empty this standby's directory and start it anew; if it is not, promote this standby"
+         is right, empty this standby's directory and start it again; if it is not, promote this standby"
     )]
     NotOurs,
     #[error(transparent)]

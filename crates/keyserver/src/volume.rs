@@ -22,7 +22,7 @@ const RECORD_VERSION: u8 = 1;
 
 /// What an identity may do with a volume: any of the three.
 ///
-/// Whoever can open can, cryptographically, seal: the keys are symmetric. `seal` is what an honest initiator keeps to, and
+/// A peer that can open can, cryptographically, seal: the keys are symmetric. `seal` is what an honest initiator keeps to, and
 /// what the target's access list enforces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rights {

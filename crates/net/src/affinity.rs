@@ -15,7 +15,7 @@ pub fn available_cpus() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// Keeps the calling thread on one processor: its caches, its interrupts' neighbours, and stable measurements.
+/// Keeps the calling thread on one processor: warm caches, interrupts on the same processor, and stable measurements.
 pub fn pin_current_thread(cpu: usize) -> Result<(), NetError> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(NetError::system(

@@ -83,7 +83,7 @@ impl NetError {
 /// Why a stream ended without its owner asking for it.
 #[derive(Debug, thiserror::Error)]
 pub enum StreamFailure {
-    /// Nobody listens at the address.
+    /// No process listens at the address.
     #[error("{peer} refused the connection: check that the target runs there and that the port is right")]
     Refused {
         /// Whom we called.

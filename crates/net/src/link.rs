@@ -113,7 +113,7 @@ pub enum LinkEvent {
     Ended(LinkEnd),
 }
 
-enum State {
+enum LinkState {
     /// A target before the first byte.
     Sniffing(Admission),
     Plain(Box<PlainFramer>),
@@ -133,7 +133,7 @@ struct Confirming {
 
 /// One connection's protocol below the session.
 pub struct Link {
-    state: State,
+    state: LinkState,
     options: LinkOptions,
     setup_deadline: Option<Instant>,
     /// When a channel next changes its keys for their age.
@@ -163,7 +163,7 @@ impl fmt::Debug for Link {
 impl Link {
     /// A target's end of a connection just accepted.
     pub fn target(admission: Admission, options: LinkOptions, now: Instant) -> Link {
-        Self::new(State::Sniffing(admission), options, now)
+        Self::new(LinkState::Sniffing(admission), options, now)
     }
 
     /// An initiator's end for a `strongroom://` URL: never anything but a channel, with a target that has one of the
@@ -178,7 +178,7 @@ impl Link {
         now: Instant,
     ) -> Result<Link, HandshakeError> {
         let handshake = Handshake::initiator(node, expected, options.offer())?;
-        let mut link = Self::new(State::Handshaking(Box::new(handshake), Role::Initiator), options, now);
+        let mut link = Self::new(LinkState::Handshaking(Box::new(handshake), Role::Initiator), options, now);
         link.take_handshake_output();
         Ok(link)
     }
@@ -186,7 +186,7 @@ impl Link {
     /// An initiator's end for an `iscsi://` URL: scheme S0, nothing is protected.
     pub fn initiator_plain(options: LinkOptions, now: Instant) -> Link {
         let framer = PlainFramer::new(options.data_bytes_max);
-        let mut link = Self::new(State::Plain(Box::new(framer)), options, now);
+        let mut link = Self::new(LinkState::Plain(Box::new(framer)), options, now);
         link.establish(None);
         link
     }
@@ -200,7 +200,7 @@ impl Link {
             Role::Initiator => Channel::initiator(keys, limits, counters),
             Role::Target => Channel::target(keys, limits, counters, &mut out),
         };
-        let mut link = Self::new(State::Channel(Box::new(channel)), options, now);
+        let mut link = Self::new(LinkState::Channel(Box::new(channel)), options, now);
         (link.out, link.peer) = (out, Some(peer));
         if role == Role::Target {
             link.establish(Some(peer));
@@ -208,7 +208,7 @@ impl Link {
         link
     }
 
-    fn new(state: State, options: LinkOptions, now: Instant) -> Link {
+    fn new(state: LinkState, options: LinkOptions, now: Instant) -> Link {
         Link {
             state,
             setup_deadline: Some(now + options.setup_timeout),
@@ -229,13 +229,13 @@ impl Link {
 
     /// Whether the PDUs go through a channel (known from [`LinkEvent::Established`] on).
     pub fn in_channel(&self) -> bool {
-        matches!(self.state, State::Channel(_))
+        matches!(self.state, LinkState::Channel(_))
     }
 
     /// What the channel protects; `None` on a plain stream (S0), and before [`LinkEvent::Established`].
     pub fn scheme(&self) -> Option<Scheme> {
         match &self.state {
-            State::Channel(channel) => Some(channel.scheme()),
+            LinkState::Channel(channel) => Some(channel.scheme()),
             _ => None,
         }
     }
@@ -243,7 +243,7 @@ impl Link {
     /// The channel's cipher; `None` where [`Link::scheme`] is.
     pub fn suite(&self) -> Option<Suite> {
         match &self.state {
-            State::Channel(channel) => Some(channel.suite()),
+            LinkState::Channel(channel) => Some(channel.suite()),
             _ => None,
         }
     }
@@ -255,7 +255,7 @@ impl Link {
 
     /// Whether the link is over.
     pub fn is_ended(&self) -> bool {
-        matches!(self.state, State::Ended)
+        matches!(self.state, LinkState::Ended)
     }
 
     /// Takes all of `bytes` from the peer. What they make comes from [`Link::poll_event`]; after the end they are
@@ -277,16 +277,16 @@ impl Link {
     /// The peer sends no more.
     pub fn handle_eof(&mut self) {
         let end = match &mut self.state {
-            State::Sniffing(_) => LinkEnd::NothingSaid,
-            State::Plain(framer) if framer.is_between_pdus() => LinkEnd::PeerClosed,
-            State::Plain(_) => LinkEnd::Truncated,
-            State::Handshaking(handshake, _) => handshake.handle_eof().into(),
-            State::Confirming(confirming) => confirming.handshake.handle_eof().into(),
-            State::Channel(channel) => match channel.handle_eof() {
+            LinkState::Sniffing(_) => LinkEnd::NothingSaid,
+            LinkState::Plain(framer) if framer.is_between_pdus() => LinkEnd::PeerClosed,
+            LinkState::Plain(_) => LinkEnd::Truncated,
+            LinkState::Handshaking(handshake, _) => handshake.handle_eof().into(),
+            LinkState::Confirming(confirming) => confirming.handshake.handle_eof().into(),
+            LinkState::Channel(channel) => match channel.handle_eof() {
                 Ok(()) => LinkEnd::PeerClosed,
                 Err(error) => error.into(),
             },
-            State::Ended => return,
+            LinkState::Ended => return,
         };
         self.end(end);
     }
@@ -297,7 +297,7 @@ impl Link {
             let stage = if self.established { "the login" } else { "the handshake" };
             self.end(LinkEnd::TimedOut { stage, after: self.options.setup_timeout });
         }
-        if let State::Channel(channel) = &mut self.state
+        if let LinkState::Channel(channel) = &mut self.state
             && self.rekey_at.is_some_and(|at| now >= at)
         {
             channel.rekey(&mut self.out);
@@ -314,7 +314,7 @@ impl Link {
     /// How often we and the peer have changed keys on this connection.
     pub fn rekeys(&self) -> (u64, u64) {
         match &self.state {
-            State::Channel(channel) => (channel.rekeys(), channel.peer_rekeys()),
+            LinkState::Channel(channel) => (channel.rekeys(), channel.peer_rekeys()),
             _ => (0, 0),
         }
     }
@@ -324,7 +324,7 @@ impl Link {
     pub fn login_finished(&mut self, digests: Digests) {
         self.setup_deadline = None;
         self.digests = digests;
-        if let State::Plain(framer) = &mut self.state {
+        if let LinkState::Plain(framer) = &mut self.state {
             framer.set_digests(digests);
         }
         if let Some(held) = self.held.take() {
@@ -332,7 +332,7 @@ impl Link {
         }
     }
 
-    /// The unit is sealed: whatever is sent to it that is not sealed block data is a list of parameters, which may hold block keys
+    /// The logical unit is sealed: data that is sent to it and is not sealed block data is a parameter list, which may hold block keys
     /// (SEAL HOLE, custody `target`), and is encrypted from now on even under a scheme that leaves such data readable.
     pub fn conceal_parameters(&mut self) {
         self.conceals = true;
@@ -342,7 +342,7 @@ impl Link {
     /// is wiped.
     pub fn wipe_headers(&mut self) {
         self.wipes_headers = true;
-        if let State::Channel(channel) = &mut self.state {
+        if let LinkState::Channel(channel) = &mut self.state {
             channel.wipe_headers();
         }
     }
@@ -359,11 +359,11 @@ impl Link {
             return;
         }
         let sent = match &mut self.state {
-            State::Plain(_) => {
+            LinkState::Plain(_) => {
                 PlainFramer::encode(pdu, self.digests, &mut self.out);
                 Ok(())
             }
-            State::Channel(channel) => {
+            LinkState::Channel(channel) => {
                 self.header.clear();
                 // At once: what grows in steps leaves copies behind.
                 self.header.reserve(pdu.header_bytes());
@@ -387,7 +387,7 @@ impl Link {
     /// [`Link::poll_transmit`] has, then close the stream.
     pub fn close(&mut self) {
         if !std::mem::replace(&mut self.closed, true)
-            && let State::Channel(channel) = &mut self.state
+            && let LinkState::Channel(channel) = &mut self.state
         {
             channel.close(&mut self.out);
         }
@@ -406,8 +406,8 @@ impl Link {
     /// Takes some of `bytes`, at least one.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, LinkEnd> {
         match &mut self.state {
-            State::Sniffing(_) => self.sniff(bytes[0]).map(|()| 0),
-            State::Plain(framer) => {
+            LinkState::Sniffing(_) => self.sniff(bytes[0]).map(|()| 0),
+            LinkState::Plain(framer) => {
                 let taken = framer.handle_input(bytes)?;
                 if let Some(pdu) = framer.poll_corrupt() {
                     self.events.push_back(LinkEvent::Corrupt(pdu));
@@ -419,7 +419,7 @@ impl Link {
                 }
                 Ok(taken)
             }
-            State::Handshaking(handshake, _) => {
+            LinkState::Handshaking(handshake, _) => {
                 let taken = handshake.handle_input(bytes);
                 let finished = handshake.finished();
                 self.take_handshake_output();
@@ -429,7 +429,7 @@ impl Link {
                 }
                 Ok(taken)
             }
-            State::Confirming(confirming) => {
+            LinkState::Confirming(confirming) => {
                 if !confirming.frame_begun {
                     let taken = confirming.handshake.handle_input(bytes)?;
                     if taken > 0 {
@@ -439,16 +439,16 @@ impl Link {
                 }
                 let taken = confirming.channel.handle_input(bytes)?;
                 if confirming.channel.is_confirmed() {
-                    let State::Confirming(confirming) = std::mem::replace(&mut self.state, State::Ended) else {
+                    let LinkState::Confirming(confirming) = std::mem::replace(&mut self.state, LinkState::Ended) else {
                         unreachable!("matched above");
                     };
-                    self.state = State::Channel(confirming.channel);
+                    self.state = LinkState::Channel(confirming.channel);
                     self.establish(Some(confirming.peer));
                     self.take_frame()?;
                 }
                 Ok(taken)
             }
-            State::Channel(channel) => {
+            LinkState::Channel(channel) => {
                 let taken = channel.handle_input(bytes)?;
                 // Only a simulated initiator is here before its channel is confirmed.
                 if !self.established && channel.is_confirmed() {
@@ -457,23 +457,23 @@ impl Link {
                 self.take_frame()?;
                 Ok(taken)
             }
-            State::Ended => Ok(bytes.len()),
+            LinkState::Ended => Ok(bytes.len()),
         }
     }
 
     /// A target learns from the first byte whom it has before it.
     fn sniff(&mut self, first: u8) -> Result<(), LinkEnd> {
-        let State::Sniffing(admission) = std::mem::replace(&mut self.state, State::Ended) else {
+        let LinkState::Sniffing(admission) = std::mem::replace(&mut self.state, LinkState::Ended) else {
             unreachable!("called in this state only");
         };
         match first {
             TLS_HANDSHAKE_RECORD => {
                 let identity = admission.identity.ok_or(LinkEnd::ChannelRefused)?;
                 let handshake = Handshake::target(&identity, admission.peers, self.options.offer())?;
-                self.state = State::Handshaking(Box::new(handshake), Role::Target);
+                self.state = LinkState::Handshaking(Box::new(handshake), Role::Target);
             }
             LOGIN_REQUEST if admission.allow_plain => {
-                self.state = State::Plain(Box::new(PlainFramer::new(self.options.data_bytes_max)));
+                self.state = LinkState::Plain(Box::new(PlainFramer::new(self.options.data_bytes_max)));
                 self.establish(None);
             }
             LOGIN_REQUEST => return Err(LinkEnd::PlainRefused),
@@ -483,7 +483,7 @@ impl Link {
     }
 
     fn take_handshake_output(&mut self) {
-        if let State::Handshaking(handshake, _) = &mut self.state {
+        if let LinkState::Handshaking(handshake, _) = &mut self.state {
             while let Some(bytes) = handshake.poll_transmit() {
                 self.out.push(Buffer::from(bytes::Bytes::from(bytes)));
             }
@@ -492,13 +492,13 @@ impl Link {
 
     /// Keys are there, and the record layer of TLS has served.
     fn finish_handshake(&mut self, finished: strongroom_handshake::Finished) {
-        let State::Handshaking(handshake, role) = std::mem::replace(&mut self.state, State::Ended) else {
+        let LinkState::Handshaking(handshake, role) = std::mem::replace(&mut self.state, LinkState::Ended) else {
             unreachable!("called in this state only");
         };
         let (limits, counters) = (self.options.channel, Arc::clone(&self.options.counters));
         if role == Role::Initiator {
             let channel = Channel::initiator(finished.keys, limits, counters);
-            self.state = State::Confirming(Box::new(Confirming {
+            self.state = LinkState::Confirming(Box::new(Confirming {
                 handshake: *handshake,
                 channel: Box::new(channel),
                 peer: finished.peer,
@@ -506,7 +506,7 @@ impl Link {
             }));
         } else {
             let channel = Channel::target(finished.keys, limits, counters, &mut self.out);
-            self.state = State::Channel(Box::new(channel));
+            self.state = LinkState::Channel(Box::new(channel));
             self.establish(Some(finished.peer));
         }
     }
@@ -519,7 +519,7 @@ impl Link {
 
     /// What the channel has ready: a PDU, or the peer's goodbye.
     fn take_frame(&mut self) -> Result<(), LinkEnd> {
-        let State::Channel(channel) = &mut self.state else { return Ok(()) };
+        let LinkState::Channel(channel) = &mut self.state else { return Ok(()) };
         if let Some(frame) = channel.poll_frame() {
             let pdu = Pdu::from_channel_frame(frame.header, frame.data, frame.kind == FrameKind::Sealed)?;
             self.events.push_back(LinkEvent::Pdu(pdu));
@@ -532,24 +532,24 @@ impl Link {
 
     fn end(&mut self, end: LinkEnd) {
         self.take_handshake_output(); // The alert that tells the peer why.
-        self.state = State::Ended;
+        self.state = LinkState::Ended;
         self.setup_deadline = None;
         self.events.push_back(LinkEvent::Ended(end));
     }
 
     fn stage(&self) -> &'static str {
         match self.state {
-            State::Sniffing(_) => "before the first byte",
-            State::Plain(_) => "plain",
-            State::Handshaking(..) => "handshaking",
-            State::Confirming(..) => "awaiting confirmation",
-            State::Channel(_) => "channel",
-            State::Ended => "ended",
+            LinkState::Sniffing(_) => "before the first byte",
+            LinkState::Plain(_) => "plain",
+            LinkState::Handshaking(..) => "handshaking",
+            LinkState::Confirming(..) => "awaiting confirmation",
+            LinkState::Channel(_) => "channel",
+            LinkState::Ended => "ended",
         }
     }
 }
 
-/// How much of a PDU a channel has to protect: the login whole, whatever the scheme, and what has to be concealed; of the rest,
+/// How much of a PDU a channel has to protect: the login completely in every scheme, and what has to be concealed; of the rest,
 /// what the scheme says.
 fn frame_kind(pdu: &Pdu, conceals: bool) -> FrameKind {
     match pdu.bhs.opcode() {

@@ -28,7 +28,7 @@ const UNIDENTIFIED: u8 = 3;
 /// What is to be copied. `P` names a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyList<P> {
-    /// LIST IDENTIFIER; `None`: nobody will ask what came of it.
+    /// LIST IDENTIFIER; `None`: the result will not be requested.
     pub list_id: Option<u8>,
     /// The segments, in order.
     pub segments: Vec<Segment<P>>,
@@ -218,7 +218,7 @@ mod tests {
         let there = Segment { destination: 1, ..SEGMENT };
         let list = encode(&[NAA, OTHER], 4096, &[there]);
         assert_eq!(parse(&list).unwrap().segments, [there]);
-        // One that nobody knows is no error before it is needed.
+        // An unknown one is no error until it is needed.
         let list = encode(&[NAA, [9; 8]], 4096, &[SEGMENT]);
         assert!(parse(&list).is_ok());
         let list = encode(&[NAA, [9; 8]], 4096, &[there]);

@@ -1,5 +1,5 @@
 //! Mode pages: caching and control (SBC-3 §6.5.6, SPC-4 §7.5.10). WCE, D_SENSE and SWP can be changed, for all initiators together; nothing is
-//! saved, so a unit that was reset or opened anew has its defaults.
+//! saved, so a unit that was reset or reopened has its defaults.
 
 use strongroom_block::Geometry;
 
@@ -24,7 +24,7 @@ pub struct ModeState {
     pub write_cache: bool,
     /// D_SENSE: sense is sent in descriptor format.
     pub descriptor_sense: bool,
-    /// SWP: nobody writes.
+    /// SWP: writes are refused.
     pub write_protect: bool,
 }
 

@@ -81,7 +81,7 @@ pub struct Registration {
 
 /// The reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldReservation {
     /// Who made it. With an all-registrants type every registered nexus holds it.
     pub by: NexusId,
     /// What it keeps others from.
@@ -90,11 +90,11 @@ pub struct Held {
 
 /// What survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct SavedReservations {
     /// The registrations, in order.
     pub registrations: Vec<Registration>,
     /// The reservation.
-    pub held: Option<Held>,
+    pub held: Option<HeldReservation>,
 }
 
 /// Why a PERSISTENT RESERVE OUT did nothing.
@@ -130,7 +130,7 @@ impl Effects {
 /// How a command uses the unit, as reservations see it (SPC-4 table 68, SBC-3 table 13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
-    /// Allowed whatever is reserved.
+    /// Allowed under any reservation.
     Any,
     /// Allowed unless reading is excluded too.
     Read,
@@ -175,7 +175,7 @@ pub struct PersistentReservations {
     /// PRGENERATION: counts changes of registrations since the unit was opened.
     generation: u32,
     registrations: Vec<Registration>,
-    held: Option<Held>,
+    held: Option<HeldReservation>,
     /// APTPL of the last registration: survives a restart.
     kept: bool,
     /// The target's ports, by relative identifier: what ALL_TG_PT means. Empty: the one that is asked through.
@@ -184,10 +184,10 @@ pub struct PersistentReservations {
 
 impl PersistentReservations {
     /// As it was before a restart.
-    pub fn restore(kept: Kept) -> PersistentReservations {
+    pub fn restore(kept: SavedReservations) -> PersistentReservations {
         let mut registrations = kept.registrations;
         registrations.truncate(REGISTRATIONS_MAX);
-        let known = |held: &Held| registrations.iter().any(|one| one.nexus == held.by);
+        let known = |held: &HeldReservation| registrations.iter().any(|one| one.nexus == held.by);
         let held = kept.held.filter(known);
         let kept = !registrations.is_empty();
         PersistentReservations { generation: 0, kept, registrations, held, ports: Arc::default() }
@@ -206,11 +206,11 @@ impl PersistentReservations {
     }
 
     /// What must survive a restart now; empty unless the last registration asked for it (APTPL).
-    pub fn to_keep(&self) -> Kept {
+    pub fn to_keep(&self) -> SavedReservations {
         if !self.kept {
-            return Kept::default();
+            return SavedReservations::default();
         }
-        Kept { registrations: self.registrations.clone(), held: self.held.clone() }
+        SavedReservations { registrations: self.registrations.clone(), held: self.held.clone() }
     }
 
     /// APTPL is active.
@@ -229,7 +229,7 @@ impl PersistentReservations {
     }
 
     /// The reservation.
-    pub fn held(&self) -> Option<&Held> {
+    pub fn held(&self) -> Option<&HeldReservation> {
         self.held.as_ref()
     }
 
@@ -308,7 +308,7 @@ impl PersistentReservations {
         if !ignore && registered.unwrap_or(0) != register.key {
             return Err(Refusal::Conflict);
         }
-        // SPEC_I_PT registers others along with an unregistered nexus; a registered one has nobody to speak for.
+        // SPEC_I_PT registers others along with an unregistered nexus; a registered one cannot register others.
         if registered.is_some() && !register.others.is_empty() {
             return Err(Sense::INVALID_FIELD_IN_CDB.into());
         }
@@ -372,7 +372,7 @@ impl PersistentReservations {
         match &self.held {
             Some(held) if self.holds(nexus) && held.kind == kind => {}
             Some(_) => return Err(Refusal::Conflict),
-            None => self.held = Some(Held { by: nexus.clone(), kind }),
+            None => self.held = Some(HeldReservation { by: nexus.clone(), kind }),
         }
         Ok(Effects::default())
     }
@@ -413,7 +413,8 @@ impl PersistentReservations {
         if !takes_over && !self.registrations.iter().any(|one| one.key == victim) {
             return Err(Refusal::Conflict);
         }
-        let new = if takes_over { Some(Held { by: nexus.clone(), kind: kind_of(scope_and_type)? }) } else { None };
+        let new =
+            if takes_over { Some(HeldReservation { by: nexus.clone(), kind: kind_of(scope_and_type)? }) } else { None };
         let mut effects = Effects::default();
         let (gone, stay) = std::mem::take(&mut self.registrations).into_iter().partition::<Vec<_>, _>(goes);
         self.registrations = stay;
@@ -468,7 +469,7 @@ impl PersistentReservations {
                 all_target_ports: false,
             }),
         }
-        self.held = Some(Held { by: wanted.to.clone(), kind });
+        self.held = Some(HeldReservation { by: wanted.to.clone(), kind });
         if wanted.unregister {
             self.registrations.retain(|one| one.nexus != *nexus);
         }

@@ -42,7 +42,7 @@ impl Reservation {
             || matches!(command, Command::Vendor(vendor) if vendor.is_about_leases())
             || matches!(
                 command,
-                // SPC-2 table 9: what anybody may do.
+                // SPC-2 table 9: what every initiator may do.
                 Command::Inquiry { .. }
                     | Command::ReportLuns { .. }
                     | Command::RequestSense { .. }

@@ -57,7 +57,7 @@ impl BlockKeys {
     }
 
     /// The same, with one key for up to so many consecutive blocks that are sealed one after the other (a run never crosses a
-    /// multiple of that). Whoever learns the key of one block then opens its neighbours: for benchmarks.
+    /// multiple of that). An attacker who learns the key of one block then opens the adjacent blocks: for benchmarks.
     #[must_use]
     pub fn with_blocks_per_key(self, blocks_per_key: NonZeroU32) -> BlockKeys {
         BlockKeys { blocks_per_key, ..self }
@@ -70,7 +70,7 @@ impl BlockKeys {
         self
     }
 
-    /// Wipes the keys that were drawn and not used, so that the next write gets one drawn from now on. For whoever may have been
+    /// Wipes the keys that were drawn and not used, so that the next write gets a newly drawn one. For any attacker who may have been
     /// resumed from a snapshot of its memory: another copy of it has the same unused keys, and the nonce is constant.
     pub fn forget_unused(&self) {
         self.batch().forget_unused();
@@ -395,7 +395,7 @@ mod tests {
         let elsewhere = key(10, 1, 22);
         assert_ne!(elsewhere, next_run, "a block was left out");
         let again = key(10, 1, 23);
-        assert_ne!(again, elsewhere, "the same block anew");
+        assert_ne!(again, elsewhere, "the same block again");
         assert_ne!(key(11, 2, 24), again, "another attach id counts from anywhere");
         let last = key(u64::MAX - 1, 2, 25);
         assert_eq!(key(u64::MAX, 2, 26), last);

@@ -73,7 +73,7 @@ impl KeyPurpose {
     fn comment(self) -> &'static str {
         match self {
             KeyPurpose::Volume => {
-                "# Strongroom volume key. Whoever has this file can read and change every volume sealed with it.\n\
+                "# Strongroom volume key. Anyone who has this file can read and change every volume sealed with it.\n\
                  # Keep it off the storage host, and keep a copy in a safe place: without it the data is gone.\n"
             }
             KeyPurpose::Wrapping => {
@@ -208,7 +208,7 @@ impl VolumeKeyFile {
     }
 
     /// The domain that an initiator draws for a volume that it formats under this name: from the key, so that a target can neither choose
-    /// nor foresee it, and another name gives another domain whatever the target claims; and so that a copy of the file that does not
+    /// nor foresee it, and another name gives another domain, independently of the target's claim; and so that a copy of the file that does not
     /// record the volume can be made to again.
     pub fn drawn_domain(&self, name: &str, claimed: SealingDomain) -> SealingDomain {
         let (_, secret) = self.secrets().next().expect("a key file has at least one epoch");
@@ -289,7 +289,7 @@ impl VolumeKeyFile {
     /// Reads a key file.
     ///
     /// # Errors
-    /// [`KeyFileError`]; never panics, whatever the text is.
+    /// [`KeyFileError`]; never panics, for any text.
     pub fn parse(text: &str) -> Result<VolumeKeyFile, KeyFileError> {
         if text.len() > KEY_FILE_BYTES_MAX {
             return Err(KeyFileError::TooLong);
@@ -489,7 +489,7 @@ mod tests {
         }
         let drawn = file.drawn_domain("vault", SealingDomain([1; 16]));
         assert_eq!(drawn.to_string(), "7b978fb5-0bcf-8367-6e81-ba7039893234");
-        assert_ne!(file.drawn_domain("other", SealingDomain([1; 16])), drawn, "whatever the target claims");
+        assert_ne!(file.drawn_domain("other", SealingDomain([1; 16])), drawn, "independently of the target's claim");
         let mut wrapping = VolumeKeyFile::new(KeyPurpose::Wrapping, &[1; 32]);
         assert_eq!(wrapping.record_volume(record("vault", 1, 2)), Err(KeyFileError::Volumes));
         for name in ["", "two words", "vault@monday", "a\nb"] {

@@ -1,4 +1,4 @@
-//! What a pipeline holds: one value that seals and opens for one volume, whatever its custody.
+//! What a pipeline holds: one value that seals and opens for one volume, in any custody.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use strongroom_channel::Scheme;
 use strongroom_handshake::PublicKey;
 use strongroom_iscsi::target::{Command, Response, TaskId};
 use strongroom_scsi::NexusId;
-use strongroom_scsi::persistent::Kept;
+use strongroom_scsi::persistent::SavedReservations;
 use strongroom_store::{
     BranchInfo, Completion, CreateOptions, IoChoice, Medium, Op, OpError, Outcome, SnapshotInfo, Store, View,
 };
@@ -67,7 +67,7 @@ pub struct Memory(SharedMemory);
 impl Memory {
     /// Forgets the reservations: what a target must not do.
     pub fn forget_reservations(&self) {
-        *self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner) = Kept::default();
+        *self.0.reservations.lock().unwrap_or_else(PoisonError::into_inner) = SavedReservations::default();
     }
 }
 

@@ -33,7 +33,7 @@ use strongroom_iscsi::target::{Response, TaskId};
 use strongroom_scsi::copy::CopyStatus;
 use strongroom_scsi::log::Counters;
 use strongroom_scsi::mode::ModeState;
-use strongroom_scsi::persistent::{Kept, PersistentReservations};
+use strongroom_scsi::persistent::{PersistentReservations, SavedReservations};
 use strongroom_scsi::reservation::Reservation;
 use strongroom_scsi::{NexusId, Sense, Status, UnitAttention, UnitAttentions};
 use strongroom_store::{Completion, SpaceState};
@@ -89,7 +89,7 @@ pub(crate) struct Unit {
     /// RESERVE (6) and (10).
     reservation: Reservation,
     persistent: PersistentReservations,
-    keeper: Keeper<Kept>,
+    keeper: Keeper<SavedReservations>,
     changes: Changes<Change>,
     leases: WriterLeases,
     lease_keeper: Keeper<Vec<LeaseRecord>>,

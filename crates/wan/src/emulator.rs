@@ -53,7 +53,7 @@ pub struct Counts {
 
 /// What others say to a direction, and what it says to them.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
+pub(crate) struct DirectionControl {
     pub(crate) stop: AtomicBool,
     /// Everything is lost, as if the cable were cut.
     pub(crate) down: AtomicBool,
@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     delivered_bytes: AtomicU64,
 }
 
-impl Shared {
+impl DirectionControl {
     pub(crate) fn counts(&self) -> Counts {
         Counts {
             offered_packets: self.offered_packets.load(Ordering::Relaxed),
@@ -87,7 +87,7 @@ pub(crate) struct Way {
 ///
 /// # Errors
 /// If a device fails.
-pub(crate) fn run(from: &SyncDevice, to: &SyncDevice, way: Way, shared: &Arc<Shared>) -> io::Result<()> {
+pub(crate) fn run(from: &SyncDevice, to: &SyncDevice, way: Way, shared: &Arc<DirectionControl>) -> io::Result<()> {
     from.set_nonblocking(true)?;
     // Where it may not, it is a thread like others.
     let _ = rustix::process::nice(PRECEDENCE);
@@ -109,7 +109,7 @@ pub(crate) fn run(from: &SyncDevice, to: &SyncDevice, way: Way, shared: &Arc<Sha
 struct Direction<'a> {
     from: &'a SyncDevice,
     to: &'a SyncDevice,
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<DirectionControl>,
     netem: Netem<Packet>,
     grain: Duration,
     handed_over_at: Instant,

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-use crate::emulator::{self, Counts, Shared};
+use crate::emulator::{self, Counts, DirectionControl};
 use crate::{LabError, Profile};
 
 /// Where iproute2 keeps the names of namespaces.
@@ -69,7 +69,7 @@ impl End {
 pub struct Lab {
     number: u32,
     /// From near to far, and back.
-    directions: [Arc<Shared>; 2],
+    directions: [Arc<DirectionControl>; 2],
     carriers: Vec<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -128,7 +128,7 @@ impl Lab {
             let is_there = moved.is_ok();
             let _ = told.send(moved);
             if !is_there {
-                // Nobody waits for this thread: who started it has heard why.
+                // This thread is not joined: its starter already has the error.
                 std::panic::resume_unwind(Box::new("not at its end"));
             }
             work()
@@ -151,7 +151,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Cuts the cable, or mends it: nothing crosses, and nobody is told.
+    /// Cuts or restores the link: nothing passes, and neither end is notified.
     pub fn set_down(&self, is_down: bool) {
         for shared in &self.directions {
             shared.down.store(is_down, Ordering::Relaxed);

@@ -175,7 +175,7 @@ impl Cut {
                 *flags &= !CWR;
             }
         }
-        // RFC 9293 §3.1: the pseudo-header's sum; whoever needs more than that computes it.
+        // RFC 9293 §3.1: the pseudo-header's sum; the receiver's kernel computes the rest if it needs it.
         let addresses = if is_v6 { sum(&headers[8..40]) } else { sum(&headers[12..20]) };
         let partial = folded(addresses + u64::from(self.protocol) + transport_bytes as u64);
         put(headers, self.transport_at + checksum_at, usize::from(partial));

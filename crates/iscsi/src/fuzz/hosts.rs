@@ -157,7 +157,7 @@ impl Host {
                     }
                 }
                 LoginEvent::Authenticated { user } => {
-                    assert!(user.is_none() && self.shape & 8 == 0, "nobody guesses a response");
+                    assert!(user.is_none() && self.shape & 8 == 0, "a response cannot be guessed");
                     login.accept(1);
                 }
                 LoginEvent::Done => {

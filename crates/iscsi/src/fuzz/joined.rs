@@ -1,5 +1,5 @@
 //! Both machines with several connections between them, stepped by hand: connections are made, and cut at either end or both; tasks are
-//! ended; PDUs move one at a time, and can be changed on the way. Without such changes, at error recovery level 2, every command that nobody
+//! ended; PDUs move one at a time, and can be changed on the way. Without such changes, at error recovery level 2, every command that was not
 //! ended is carried out once, completes, and moves the right data: what a step shows of that is asserted by it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -76,7 +76,7 @@ impl Joined {
         let kind = initiator::SessionKind::Normal { target_name: "t".into() };
         let mut config = initiator::Config::new("i", [0x80, 0, 0, 0, 0, 1], kind);
         (config.offer, config.in_channel) = (offer.clone(), in_channel);
-        // Longer than anybody steps: what is silent is tested elsewhere.
+        // Longer than any run: silence is tested elsewhere.
         (config.ping_after, config.login_timeout) = (Duration::from_secs(100_000), Duration::from_secs(100_000));
         let mut joined = Joined {
             now,
@@ -414,7 +414,7 @@ impl Joined {
                         continue;
                     }
                     assert!(is_good, "command {}: {done:?}", wanted.number);
-                    assert!(self.carried_out.contains(&wanted.number), "nobody did command {}", wanted.number);
+                    assert!(self.carried_out.contains(&wanted.number), "command {} was not executed", wanted.number);
                     assert!(
                         wanted.is_write || wanted.read == content(wanted.number, wanted.bytes),
                         "command {}",

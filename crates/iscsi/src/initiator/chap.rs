@@ -8,11 +8,11 @@ use crate::text::Pairs;
 #[derive(Debug)]
 pub(super) struct Exchange {
     chap: ChapLogin,
-    step: Step,
+    step: ChapStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum ChapStage {
     /// The target has not chosen a method yet.
     Method,
     /// It has chosen CHAP, and is to choose an algorithm and ask.
@@ -35,10 +35,10 @@ pub(super) enum Outcome {
 
 impl Exchange {
     pub(super) fn new(chap: ChapLogin) -> Exchange {
-        Exchange { chap, step: Step::Method }
+        Exchange { chap, step: ChapStage::Method }
     }
 
-    /// What AuthMethod offers. Whoever wants the target's proof does not go without.
+    /// What AuthMethod offers. An initiator that wants the target's proof does not accept a login without it.
     pub(super) fn methods(&self) -> &'static str {
         if self.chap.target.is_some() { "CHAP" } else { "CHAP,None" }
     }
@@ -46,19 +46,19 @@ impl Exchange {
     /// Takes an answer in the security stage, which ends with it if it `transits`, and appends what to say next.
     pub(super) fn take(&mut self, pairs: &Pairs, transits: bool, answers: &mut Pairs) -> Outcome {
         let outcome = match self.step {
-            Step::Method => self.take_method(pairs, answers),
-            Step::Challenge => self.take_challenge(pairs, answers),
-            Step::Verdict(algorithm) => self.take_verdict(algorithm, pairs),
-            Step::Done => Outcome::Done,
+            ChapStage::Method => self.take_method(pairs, answers),
+            ChapStage::Challenge => self.take_challenge(pairs, answers),
+            ChapStage::Verdict(algorithm) => self.take_verdict(algorithm, pairs),
+            ChapStage::Done => Outcome::Done,
         };
         match outcome {
-            Outcome::Done => self.step = Step::Done,
+            Outcome::Done => self.step = ChapStage::Done,
             // The stage cannot end before the exchange has.
             Outcome::Goes if transits => return Outcome::Failed,
             _ => {}
         }
         // Our answer to the challenge asks for the next stage, though the verdict is still to come.
-        if matches!(self.step, Step::Verdict(_)) && outcome == Outcome::Goes { Outcome::Done } else { outcome }
+        if matches!(self.step, ChapStage::Verdict(_)) && outcome == Outcome::Goes { Outcome::Done } else { outcome }
     }
 
     fn take_method(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Outcome {
@@ -67,7 +67,7 @@ impl Exchange {
                 let codes: Vec<String> =
                     self.chap.algorithms.iter().map(|algorithm| (*algorithm as u8).to_string()).collect();
                 answers.push("CHAP_A", codes.join(","));
-                self.step = Step::Challenge;
+                self.step = ChapStage::Challenge;
                 Outcome::Goes
             }
             None | Some("None") if self.chap.target.is_none() => Outcome::Done,
@@ -92,7 +92,7 @@ impl Exchange {
             answers.push("CHAP_I", self.chap.challenge.identifier());
             answers.push("CHAP_C", self.chap.challenge.value());
         }
-        self.step = Step::Verdict(algorithm);
+        self.step = ChapStage::Verdict(algorithm);
         Outcome::Goes
     }
 

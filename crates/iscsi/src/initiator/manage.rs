@@ -14,7 +14,7 @@ const MANAGEMENTS_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct Management {
     pub(super) tag: u32,
-    /// `None`: the connection was lost, and it is to be asked for anew.
+    /// `None`: the connection was lost, and it is to be requested again.
     pub(super) via: Option<ConnectionId>,
     pub(super) function: TaskFunction,
     pub(super) lun: Lun,
@@ -51,7 +51,7 @@ impl Session {
         };
         let referenced = key.and_then(|key| self.tasks.get(key));
         if function == TaskFunction::AbortTask && referenced.is_none_or(|task| task.cmd_sn.is_none()) {
-            // Over already, or never sent: nobody has to be asked.
+            // Over already, or never sent: the target need not be asked.
             let ended = key.filter(|key| self.forget(*key)).map(TaskId::of);
             let result = match ended {
                 Some(_) => TaskManagementResult::Complete,

@@ -28,11 +28,11 @@ pub(super) struct Lost {
     due: Instant,
     /// When the target forgets the tasks.
     ends: Instant,
-    step: Step,
+    step: ReassignmentStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum ReassignmentStage {
     /// The target is to be told.
     Waiting,
     Asked {
@@ -65,13 +65,13 @@ impl Session {
         let (due, id) = (now + wait, connection.id);
         // One that took its CID over and is lost in its turn: what still waits of the first waits with it.
         self.lost.retain(|lost| lost.id != id);
-        self.lost.push(Lost { id, due, ends: due + retain, step: Step::Waiting });
+        self.lost.push(Lost { id, due, ends: due + retain, step: ReassignmentStage::Waiting });
         self.homeless.extend(connection.waiting);
         let of_it: Vec<Key> = self.tasks.iter().filter(|(_, task)| task.is_at(id)).map(|(key, _)| key).collect();
         for key in of_it {
             self.tasks.get_mut(key).expect("just listed").is_orphan = true;
         }
-        // What it was to say, or was answered on it, nobody will know. What ends tasks of other connections has to be known.
+        // What it was to say, or was answered on it, remains unknown. What ends tasks of other connections has to be known.
         for at in (0..self.managements.len()).rev() {
             let management = &mut self.managements[at];
             match management.via == Some(id) {
@@ -82,8 +82,8 @@ impl Session {
         }
         self.reassigns.retain(|reassign| reassign.via != id);
         for lost in &mut self.lost {
-            if matches!(lost.step, Step::Asked { via, .. } if via == id) {
-                lost.step = Step::Waiting;
+            if matches!(lost.step, ReassignmentStage::Asked { via, .. } if via == id) {
+                lost.step = ReassignmentStage::Waiting;
             }
         }
         if let Some(question) = self.question.as_mut().filter(|question| question.via == Some(id)) {
@@ -126,7 +126,7 @@ impl Session {
         for at in 0..self.lost.len() {
             let lost = &self.lost[at];
             // A login that takes its CID over stands for the logout.
-            if lost.due > now || lost.step != Step::Waiting || self.index_of(lost.id).is_some() {
+            if lost.due > now || lost.step != ReassignmentStage::Waiting || self.index_of(lost.id).is_some() {
                 continue;
             }
             let cid = lost.id.0;
@@ -140,7 +140,7 @@ impl Session {
                 exp_stat_sn: Serial(0),
             };
             self.connections[via].requests.push_back((request.encode(), Buffer::empty()));
-            self.lost[at].step = Step::Asked { tag, via: via_id };
+            self.lost[at].step = ReassignmentStage::Asked { tag, via: via_id };
         }
         self.reassign_due(now);
     }
@@ -148,9 +148,9 @@ impl Session {
     /// When [`Session::recover`] has something to do.
     pub(super) fn recovery_due(&self) -> Option<Instant> {
         let step = |lost: &Lost| match lost.step {
-            Step::Asked { .. } => lost.ends,
-            Step::Waiting | Step::Removed if self.least_loaded().is_none() => lost.ends,
-            Step::Waiting | Step::Removed => lost.due.min(lost.ends),
+            ReassignmentStage::Asked { .. } => lost.ends,
+            ReassignmentStage::Waiting | ReassignmentStage::Removed if self.least_loaded().is_none() => lost.ends,
+            ReassignmentStage::Waiting | ReassignmentStage::Removed => lost.due.min(lost.ends),
         };
         self.lost.iter().map(step).min()
     }
@@ -158,19 +158,19 @@ impl Session {
     /// A connection is in full-feature phase: it may be the one that others wait for, or that was lost.
     pub(super) fn joined(&mut self, now: Instant, id: ConnectionId) {
         if let Some(lost) = self.lost.iter_mut().find(|lost| lost.id == id) {
-            lost.step = Step::Removed;
+            lost.step = ReassignmentStage::Removed;
         }
         self.recover(now);
     }
 
     /// The answer to a logout for recovery; false if it is not one.
     pub(super) fn handle_removed(&mut self, now: Instant, on: ConnectionId, answer: &LogoutResponse) -> bool {
-        let asked = Step::Asked { tag: answer.initiator_task_tag, via: on };
+        let asked = ReassignmentStage::Asked { tag: answer.initiator_task_tag, via: on };
         let Some(lost) = self.lost.iter_mut().find(|lost| lost.step == asked) else { return false };
         match answer.result {
             // Not found: it was logged out before, and the answer was lost.
             LogoutResult::Closed | LogoutResult::CidNotFound => {
-                lost.step = Step::Removed;
+                lost.step = ReassignmentStage::Removed;
                 lost.due = now + Duration::from_secs(u64::from(answer.time2wait_s));
                 self.recover(now);
             }
@@ -196,7 +196,7 @@ impl Session {
 
     /// Reassigns the tasks of connections that the target has given up.
     fn reassign_due(&mut self, now: Instant) {
-        let is_ready = |lost: &Lost| lost.step == Step::Removed && lost.due <= now;
+        let is_ready = |lost: &Lost| lost.step == ReassignmentStage::Removed && lost.due <= now;
         while self.reassigns.len() < REASSIGNS_MAX
             && let Some(id) = self.lost.iter().find(|lost| is_ready(lost)).map(|lost| lost.id)
         {
@@ -259,7 +259,7 @@ impl Session {
         true
     }
 
-    /// A task ended at the target and nobody can say how.
+    /// A task ended at the target with an unknown result.
     fn tell_unknown(&mut self, key: Key) {
         if !self.forget(key) {
             return;

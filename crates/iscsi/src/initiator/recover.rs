@@ -83,7 +83,7 @@ impl Session {
         self.tasks.get(TaskId(header.initiator_task_tag).key()).is_none()
     }
 
-    /// Nobody wants the data; its status counts all the same.
+    /// The data is not needed; its status counts all the same.
     pub(super) fn end_early(&mut self, at: usize, header: &DataIn) {
         if header.status.is_some()
             && let Err(misbehaved) = self.take_stat_sn(at, header.sequence.stat_sn)

@@ -260,7 +260,7 @@ pub enum Event {
     /// A connection is gone and the session is not: its login failed, or its tasks are moved to another one (error recovery
     /// level 2). Where none is left, make one: see [`super::Session::is_suspended`].
     ConnectionLost {
-        /// Which; it may be used anew.
+        /// Which; it may be used again.
         id: ConnectionId,
         /// Why.
         reason: CloseReason,

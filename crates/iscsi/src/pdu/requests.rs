@@ -153,7 +153,7 @@ pub enum TaskFunction {
     AbortTaskSet = 2,
     /// End an auto contingent allegiance.
     ClearAca = 3,
-    /// End everybody's tasks on a logical unit.
+    /// End all tasks on a logical unit, of every initiator.
     ClearTaskSet = 4,
     /// Reset a logical unit.
     LogicalUnitReset = 5,
@@ -488,7 +488,7 @@ impl NopOut {
 /// SNACK Request, §11.16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snack {
-    /// What is asked for again: 0 Data-In or R2T PDUs, 1 answers, 3 Data-In PDUs cut anew; 2 acknowledges data.
+    /// What is asked for again: 0 Data-In or R2T PDUs, 1 responses, 3 Data-In PDUs segmented again; 2 acknowledges data.
     pub kind: u8,
     /// That of the Data-In that is acknowledged.
     pub lun: Lun,

@@ -312,7 +312,7 @@ proptest! {
                 Request::Logout(header) => header.encode(),
                 Request::Snack(_) => bhs,
             };
-            // A login is immediate whatever the bit says.
+            // A login is immediate regardless of the bit.
             prop_assert_eq!(Request::decode(&again), Ok(request));
         }
         if let Ok(answer) = Answer::decode(&bhs) {

@@ -18,7 +18,7 @@ pub struct ChapPolicy {
     pub is_required: bool,
 }
 
-/// Somebody who may log in.
+/// A user who may log in.
 #[derive(Clone, Debug)]
 pub struct ChapUser {
     /// What the initiator proves.
@@ -31,13 +31,13 @@ pub struct ChapUser {
 #[derive(Debug)]
 pub(super) struct Exchange {
     policy: ChapPolicy,
-    step: Step,
+    step: ChapStage,
     /// What the initiator calls itself.
     name: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum ChapStage {
     Method,
     Algorithm,
     Response(Algorithm),
@@ -58,16 +58,16 @@ fn refused(why: &'static str) -> Refusal {
 
 impl Exchange {
     pub(super) fn new(policy: ChapPolicy) -> Exchange {
-        Exchange { policy, step: Step::Method, name: None }
+        Exchange { policy, step: ChapStage::Method, name: None }
     }
 
     pub(super) fn is_required(&self) -> bool {
-        self.policy.is_required || self.step != Step::Method
+        self.policy.is_required || self.step != ChapStage::Method
     }
 
     /// Takes the keys of one text in the security stage and appends the answers.
     pub(super) fn take(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
-        if self.step == Step::Method {
+        if self.step == ChapStage::Method {
             // RFC 7143 §6.2.2: the first of the list that we can.
             let offered = pairs.value("AuthMethod").unwrap_or("None");
             let is_ours = |method: &&str| *method == "CHAP" || (*method == "None" && !self.policy.is_required);
@@ -81,7 +81,7 @@ impl Exchange {
                 }
                 None => return Err(refused("the initiator does not offer CHAP, which is required here")),
             }
-            self.step = Step::Algorithm;
+            self.step = ChapStage::Algorithm;
             // Some send what belongs to the next text along with the method.
             if pairs.value("CHAP_A").is_none() {
                 return Ok(Progress::Goes);
@@ -90,9 +90,9 @@ impl Exchange {
             return Err(refused("AuthMethod for the second time"));
         }
         match self.step {
-            Step::Method => unreachable!("left above"),
-            Step::Algorithm => self.choose(pairs, answers),
-            Step::Response(algorithm) => self.verify(algorithm, pairs, answers),
+            ChapStage::Method => unreachable!("left above"),
+            ChapStage::Algorithm => self.choose(pairs, answers),
+            ChapStage::Response(algorithm) => self.verify(algorithm, pairs, answers),
         }
     }
 
@@ -107,7 +107,7 @@ impl Exchange {
         answers.push("CHAP_A", (algorithm as u8).to_string());
         answers.push("CHAP_I", self.policy.challenge.identifier());
         answers.push("CHAP_C", self.policy.challenge.value());
-        self.step = Step::Response(algorithm);
+        self.step = ChapStage::Response(algorithm);
         Ok(Progress::Goes)
     }
 
@@ -122,9 +122,9 @@ impl Exchange {
         };
         self.name = Some(name.to_owned());
         let policy = &self.policy;
-        // A name that nobody has takes as long as one with a wrong response.
+        // An unknown name takes as long as one with a wrong response.
         let user = policy.users.iter().find(|user| user.initiator.name == name);
-        let asked = user.or(policy.users.first()).ok_or_else(|| refused("nobody may log in by CHAP"))?;
+        let asked = user.or(policy.users.first()).ok_or_else(|| refused("no user may log in by CHAP"))?;
         let is_right = policy.challenge.is_answered_by(algorithm, &asked.initiator.secret, response);
         if !is_right || user.is_none() {
             return Err(refused(match user {
@@ -139,7 +139,7 @@ impl Exchange {
                     asked.target.as_ref().ok_or_else(|| refused("this target has no secret to prove itself with"))?;
                 let theirs = Challenge::parse(identifier, challenge).ok_or_else(|| refused("a malformed challenge"))?;
                 if theirs.reflects(&policy.challenge) {
-                    return Err(refused("our own challenge came back: somebody wants us to answer it"));
+                    return Err(refused("our own challenge came back: an attacker wants us to answer it"));
                 }
                 answers.push("CHAP_N", &ourselves.name);
                 answers.push("CHAP_R", theirs.answer(algorithm, &ourselves.secret));

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::Buffer;
 
-use super::kept::{KEPT_BYTES_MAX, Kept};
 use super::login::Login;
 use super::manage::Asked;
 use super::outbox::{AnswerKind, Outbox};
 use super::question::Question;
 use super::respond::{Again, Turn};
+use super::retransmit::{KEPT_BYTES_MAX, RetransmitBuffer};
 use super::{Event, ManagementFunction, Session, SessionKind};
 use crate::liveness::Liveness;
 use crate::login::Agreed;
@@ -39,7 +39,7 @@ pub(super) struct Connection {
     /// Whose turn it is to be answered.
     pub(super) responding: VecDeque<Turn>,
     /// From error recovery level 1 on.
-    pub(super) kept: Option<Box<Kept>>,
+    pub(super) kept: Option<Box<RetransmitBuffer>>,
     pub(super) question: Option<Question>,
     pub(super) ping_tag: u32,
     /// It takes nothing any more: it is over but for its last words, or will be when its tasks have ended.
@@ -54,7 +54,7 @@ pub(super) struct Lost {
     pub(super) id: ConnectionId,
     cid: u16,
     until: Instant,
-    pub(super) kept: Option<Box<Kept>>,
+    pub(super) kept: Option<Box<RetransmitBuffer>>,
     /// Answers that were on their way for the second time.
     pub(super) again: Vec<Again>,
 }

@@ -344,7 +344,7 @@ impl Login {
             Progress::Goes => {
                 self.declare_portal_group(&mut answers);
                 self.negotiation.take(&pairs, &mut answers)?;
-                // Not before it is over does the stage end, whatever the initiator would like.
+                // The stage does not end before it is over, even if the initiator asks.
                 self.send_response(&request, Buffer::from(Bytes::from(answers.encode())), false, false)
             }
             Progress::Done { user } => {
@@ -457,7 +457,7 @@ impl Login {
         self.phase = Phase::Closed;
         self.outbox.keep_last_words();
         self.parked = None;
-        // Nobody has seen it: nothing came of the login.
+        // It was never used: the login failed.
         self.events.retain(|event| !matches!(event, LoginEvent::Done));
         self.events.push_back(LoginEvent::Closed(reason));
     }

@@ -6,7 +6,7 @@ use strongroom_block::Buffer;
 use super::connection::ConnectionId;
 use super::outbox::AnswerKind;
 use super::{
-    Event, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, Session, State, TaskId, TaskManagement,
+    Event, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, Session, TaskId, TaskManagement, TaskState,
 };
 use crate::PeerMisbehaved;
 use crate::pdu::{
@@ -30,7 +30,7 @@ pub(super) enum Asked {
     Function { connection: ConnectionId, initiator_task_tag: u32, is_for_many: bool },
     /// A logout of the connection `closes`, which has or had this CID.
     Logout { connection: ConnectionId, initiator_task_tag: u32, closes: ConnectionId, cid: u16 },
-    /// Nobody that is to be answered: the connection `closes` is gone.
+    /// No response is due: the connection `closes` is gone.
     Nothing { closes: ConnectionId, cid: u16 },
 }
 
@@ -56,7 +56,7 @@ impl Session {
             (Asked::Function { connection, initiator_task_tag, .. }, result) => {
                 self.send_management_response(connection, initiator_task_tag, result, [0; 3]);
             }
-            // A connection goes whatever is said of its tasks.
+            // The connection is closed independently of the answer about its tasks.
             (asked @ (Asked::Logout { .. } | Asked::Nothing { .. }), _) => self.carried_out(asked, management.tasks),
         }
     }
@@ -130,8 +130,8 @@ impl Session {
         let mut held = Vec::new();
         for key in self.keys_of(lun) {
             match self.tasks.get(key).map(|task| &task.state) {
-                Some(State::Executing) => held.push(TaskId::of(key)),
-                Some(State::Receiving(_)) => self.fail_with(key, Response::task_aborted()),
+                Some(TaskState::Executing) => held.push(TaskId::of(key)),
+                Some(TaskState::Receiving(_)) => self.fail_with(key, Response::task_aborted()),
                 _ => {}
             }
         }
@@ -166,7 +166,7 @@ impl Session {
                         false => answer(self, TaskManagementResult::TaskDoesNotExist),
                     };
                 };
-                if !matches!(self.tasks.get(key).map(|task| &task.state), Some(State::Executing)) {
+                if !matches!(self.tasks.get(key).map(|task| &task.state), Some(TaskState::Executing)) {
                     self.abort(key);
                     return answer(self, TaskManagementResult::Complete);
                 }
@@ -249,8 +249,8 @@ impl Session {
         let mut held = Vec::new();
         for &key in keys {
             match self.tasks.get(key).map(|task| &task.state) {
-                Some(State::Receiving(_)) => self.abort(key),
-                Some(State::Executing) => held.push(TaskId::of(key)),
+                Some(TaskState::Receiving(_)) => self.abort(key),
+                Some(TaskState::Executing) => held.push(TaskId::of(key)),
                 _ => {}
             }
         }

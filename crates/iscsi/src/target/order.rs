@@ -2,10 +2,10 @@
 //! answered at once.
 
 use super::connection::ConnectionId;
-use super::held::{Held, HeldData};
 use super::outbox::AnswerKind;
+use super::reorder::{HeldData, OutOfOrderCommand};
 use super::write::Receiving;
-use super::{Direction, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, State, Task, manage};
+use super::{Direction, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, Task, TaskState, manage};
 use crate::pdu::{
     Lun, NopIn, NopOut, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE, TaskManagementRequest,
 };
@@ -88,7 +88,9 @@ impl Session {
     pub(super) fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
         loop {
             self.release_early()?;
-            let Some(Held { connection, pdu, data, .. }) = self.held.take(self.exp_cmd_sn) else { return Ok(()) };
+            let Some(OutOfOrderCommand { connection, pdu, data, .. }) = self.held.take(self.exp_cmd_sn) else {
+                return Ok(());
+            };
             self.exp_cmd_sn = self.exp_cmd_sn.next();
             let (Some(id), Some(pdu)) = (connection, pdu) else { continue };
             let request = Request::decode(&pdu.bhs)?;
@@ -201,7 +203,7 @@ impl Session {
             reserved_bytes: 0,
             unsolicited_bytes: 0,
             r2t_count: 0,
-            state: State::Receiving(Receiving::default()),
+            state: TaskState::Receiving(Receiving::default()),
         };
         self.ended.retain(|ended| *ended != tag);
         self.retire_tag(tag);

@@ -100,7 +100,7 @@ impl Session {
                     None => answers.push(key, "Reject"),
                 },
                 ("MaxRecvDataSegmentLength", value) => match number(value).filter(|max| (512..1 << 24).contains(max)) {
-                    // May be declared anew at any time (RFC 7143 §13.12).
+                    // May be declared again at any time (RFC 7143 §13.12).
                     Some(max) => {
                         if let Some(connection) = self.connection_mut(id) {
                             connection.agreed.send_segment_bytes_max = max;

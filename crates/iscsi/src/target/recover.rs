@@ -4,11 +4,11 @@
 use bytes::Bytes;
 
 use super::connection::ConnectionId;
-use super::held::HeldData;
-use super::kept::Resumed;
+use super::reorder::HeldData;
 use super::respond::{Again, Responding, sense};
+use super::retransmit::Resumed;
 use super::write::Receiving;
-use super::{Direction, Session, State};
+use super::{Direction, Session, TaskState};
 use crate::pdu::{
     Answer, DataOut, Pdu, RejectReason, Request, Snack, TAG_NONE, TaskManagementRequest, TaskManagementResult,
 };
@@ -64,7 +64,7 @@ impl Session {
     }
 
     /// R-Data SNACK (RFC 7143 §11.16.3): the initiator takes other lengths than before, and has thrown away what of a read it did not
-    /// acknowledge. It is cut anew, and the status comes in a SCSI Response that has the SNACK's tag. False if that cannot be.
+    /// acknowledge. It is segmented again, and the status comes in a SCSI Response that has the SNACK's tag. False if that cannot be.
     fn cut_anew(&mut self, id: ConnectionId, snack: &Snack) -> bool {
         let (tag, snack_tag) = (snack.initiator_task_tag, snack.target_transfer_tag);
         if [0, TAG_NONE].contains(&snack_tag) || self.is_answered_again(tag) {
@@ -74,7 +74,7 @@ impl Session {
         let Some(kept) = &mut connection.kept else { return false };
         if let Some(&key) = self.by_tag.get(&tag) {
             let Some(task) = self.tasks.get(key).filter(|task| task.connection == id) else { return false };
-            let State::Responding(responding) = &task.state else { return false };
+            let TaskState::Responding(responding) = &task.state else { return false };
             if task.direction != Direction::Read {
                 return false;
             }
@@ -122,7 +122,7 @@ impl Session {
 
     pub(super) fn receiving(&mut self, key: Key) -> Option<&mut Receiving> {
         match self.tasks.get_mut(key).map(|task| &mut task.state) {
-            Some(State::Receiving(receiving)) => Some(receiving),
+            Some(TaskState::Receiving(receiving)) => Some(receiving),
             _ => None,
         }
     }
@@ -159,9 +159,9 @@ impl Session {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let (tag, from) = (task.initiator_task_tag, std::mem::replace(&mut task.connection, to));
         match &mut task.state {
-            State::Receiving(receiving) => receiving.start_over(),
-            State::Executing => {}
-            State::Responding(responding) => {
+            TaskState::Receiving(receiving) => receiving.start_over(),
+            TaskState::Executing => {}
+            TaskState::Responding(responding) => {
                 let kept = self.lost.iter_mut().find(|lost| lost.id == from).and_then(|lost| lost.kept.as_mut());
                 let resumed = match kept {
                     // Nothing went by that connection: it goes on where it stands.

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::connection::{Connection, ConnectionId};
-use super::kept::Resumed;
-use super::{DataSegment, Direction, Response, Session, State, TaskId};
+use super::retransmit::Resumed;
+use super::{DataSegment, Direction, Response, Session, TaskId, TaskState};
 use crate::pdu::{BHS_BYTES, CHANNEL_HEADER_BYTES_MAX, DataIn, Lun, Pdu, ScsiResponse, Sequence};
 use crate::slots::Key;
 use crate::{Residual, Serial, ahs};
@@ -76,7 +76,7 @@ pub(super) struct Responding {
     burst: u32,
     next_data_sn: u32,
     residual: Residual,
-    /// Of the R-Data SNACK that had it begin anew; 0: none.
+    /// Of the R-Data SNACK that restarted it; 0: none.
     pub(super) snack_tag: u32,
 }
 
@@ -88,7 +88,7 @@ impl Session {
     pub fn complete(&mut self, task: TaskId, response: Response) -> bool {
         let key = task.key();
         let Some(found) = self.tasks.get(key) else { return false };
-        assert!(matches!(found.state, State::Executing), "a command is completed once");
+        assert!(matches!(found.state, TaskState::Executing), "a command is completed once");
         self.respond(key, response);
         true
     }
@@ -145,15 +145,15 @@ impl Session {
             snack_tag: 0,
         };
         self.unsent_bytes += responding.held_bytes();
-        task.state = State::Responding(responding);
+        task.state = TaskState::Responding(responding);
         let reserved_bytes = std::mem::take(&mut task.reserved_bytes);
-        // Nobody holds its data any more, though the answer may wait long: for a connection that takes the task over.
+        // Its data is released, though the response may wait long: for a connection that takes the task over.
         self.unsolicited_bytes -= std::mem::take(&mut task.unsolicited_bytes);
         self.take_turn(id, Turn::Task(key));
         self.release_memory(reserved_bytes);
     }
 
-    /// Nothing happens if the connection is gone: whoever takes the task over takes its answer, too.
+    /// Nothing happens if the connection is gone: the connection that takes the task over takes its response, too.
     fn take_turn(&mut self, id: ConnectionId, turn: Turn) {
         if let Some(connection) = self.connection_mut(id) {
             connection.responding.push_back(turn);
@@ -177,13 +177,15 @@ impl Session {
 
     /// Has an answer go back to what has to be sent once more.
     pub(super) fn start_anew(&mut self, key: Key, id: ConnectionId, resumed: Option<Resumed>, snack_tag: u32) {
-        let Some(State::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) else { return };
+        let Some(TaskState::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) else {
+            return;
+        };
         let before = responding.held_bytes();
         responding.resume(resumed);
         let mut after = responding.held_bytes();
         let segments = std::mem::take(&mut responding.segments);
         let fits = segments.iter().all(|segment| self.can_send(id, segment));
-        if let Some(State::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) {
+        if let Some(TaskState::Responding(responding)) = self.tasks.get_mut(key).map(|task| &mut task.state) {
             match fits {
                 true => responding.segments = segments,
                 false => (*responding, after) = (Responding::failed(sense::SEGMENT_TOO_SHORT), 0),
@@ -193,7 +195,7 @@ impl Session {
         self.unsent_bytes = self.unsent_bytes + after - before;
     }
 
-    /// Nobody will poll these any more.
+    /// These are not polled any more.
     pub(super) fn forget_turns(&mut self, turns: VecDeque<Turn>) {
         for turn in turns {
             if let Turn::Again(again) = turn {
@@ -210,7 +212,7 @@ impl Session {
     /// Whether a connection takes a segment as it is, where it cannot be cut: an initiator may declare that it takes less than
     /// a block.
     fn can_send(&self, id: ConnectionId, segment: &DataSegment) -> bool {
-        // One that is gone takes nothing; whoever takes the task over is asked then.
+        // A closed connection takes nothing; the connection that takes the task over is asked later.
         let takes = |connection: &Connection| segment.data.len() <= connection.agreed.send_segment_bytes_max as usize;
         is_plain(segment)
             || (self.config.in_channel
@@ -228,7 +230,7 @@ impl Session {
             let (responding, tag, r2t_count, stat_sn, lun) = match &mut turn {
                 Turn::Task(key) => {
                     let Some(task) = self.tasks.get_mut(*key) else { continue };
-                    let State::Responding(responding) = &mut task.state else { continue };
+                    let TaskState::Responding(responding) = &mut task.state else { continue };
                     (responding, task.initiator_task_tag, task.r2t_count, None, Some(task.lun))
                 }
                 Turn::Again(again) => {

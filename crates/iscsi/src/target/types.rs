@@ -301,7 +301,7 @@ pub enum ManagementFunction {
     AbortTaskSet(Lun),
     /// End an auto contingent allegiance.
     ClearAca(Lun),
-    /// Stop everybody's tasks on a logical unit (other sessions: `abort_tasks`).
+    /// Stop all tasks on a logical unit, of every initiator (other sessions: `abort_tasks`).
     ClearTaskSet(Lun),
     /// Reset a logical unit (other sessions: `abort_tasks`).
     LogicalUnitReset(Lun),
@@ -319,7 +319,7 @@ pub enum ManagementFunction {
     },
     /// Stop this initiator's tasks on every logical unit and do what the loss of its nexus does.
     NexusReset,
-    /// A connection is gone: stop the tasks that came by it. Nobody waits for the tasks' answers.
+    /// A connection is gone: stop the tasks that came by it. The tasks' responses are not needed.
     ConnectionEnded,
     /// Answer `Succeeded` with what waits (`answer_query`) if a unit attention does, `Complete` if not.
     QueryAsyncEvent(Lun),

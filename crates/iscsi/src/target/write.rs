@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::connection::{Connection, ConnectionId};
 use super::outbox::AnswerKind;
 use super::respond::sense;
-use super::{Command, Direction, Event, Response, Session, State, TaskId, WriteSegment};
+use super::{Command, Direction, Event, Response, Session, TaskId, TaskState, WriteSegment};
 use crate::pdu::{DataOut, Pdu, PduError, R2t, RejectReason, Request, Sequence, TAG_NONE};
 use crate::slots::{INDEX_BITS, Key};
 use crate::{PeerMisbehaved, ahs};
@@ -50,7 +50,7 @@ pub(super) struct Receiving {
 
 impl Receiving {
     /// Takes note of a PDU of a broken sequence that ends at `end`. True when no sequence is open any more: what is missing is
-    /// to be asked for anew.
+    /// to be requested again.
     pub(super) fn end_sequence(&mut self, target_transfer_tag: u32, is_final: bool, end: u64) -> bool {
         let before = self.open_sequences();
         let is_open = |burst: &Burst| {
@@ -148,7 +148,7 @@ impl Session {
         self.unsolicited_bytes += unsolicited_bytes;
         let Some(task) = self.tasks.get_mut(key) else { return };
         task.unsolicited_bytes = unsolicited_bytes;
-        let State::Receiving(receiving) = &mut task.state else { return };
+        let TaskState::Receiving(receiving) = &mut task.state else { return };
         if more_follows {
             receiving.unsolicited =
                 Some(Burst { target_transfer_tag: TAG_NONE, next_data_sn: 0, end: unsolicited_end });
@@ -174,7 +174,7 @@ impl Session {
         let key = key.filter(|key| self.tasks.get(*key).is_some_and(|task| task.connection == id));
         let task = key.and_then(|key| Some((key, self.tasks.get_mut(key)?)));
         let task = task.map(|(key, task)| (key, task.expected_bytes, task.r2t_count, &mut task.state));
-        let Some((key, expected, r2t_count, State::Receiving(receiving))) = task else {
+        let Some((key, expected, r2t_count, TaskState::Receiving(receiving))) = task else {
             return match self.ended.contains(&tag) {
                 true => Ok(()),
                 false => self.reject(id, &pdu, RejectReason::InvalidPduField),
@@ -245,7 +245,7 @@ impl Session {
     /// alone goes through.
     fn count_memory(&mut self, key: Key, is_unsolicited: bool, bytes: u64) -> bool {
         let Some(task) = self.tasks.get_mut(key) else { return false };
-        let State::Receiving(receiving) = &mut task.state else { return false };
+        let TaskState::Receiving(receiving) = &mut task.state else { return false };
         let max = self.write_memory_max;
         let (memory, of_task, of_all, max) = match is_unsolicited {
             true => (&mut receiving.unsolicited_memory, &mut task.unsolicited_bytes, &mut self.unsolicited_bytes, max),
@@ -267,7 +267,7 @@ impl Session {
     /// Hands a write over when it is complete; else asks for more, once there is memory for it.
     pub(super) fn go_on(&mut self, key: Key) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        let State::Receiving(receiving) = &mut task.state else { return };
+        let TaskState::Receiving(receiving) = &mut task.state else { return };
         if receiving.received == task.expected_bytes {
             return self.hand_over(key);
         }
@@ -288,7 +288,7 @@ impl Session {
         while let Some(&key) = self.unadmitted.front() {
             let wanted = self.tasks.get(key).map_or(0, |task| self.memory_for(task.expected_bytes));
             if let Some(task) = self.tasks.get_mut(key)
-                && let State::Receiving(receiving) = &mut task.state
+                && let TaskState::Receiving(receiving) = &mut task.state
             {
                 // A write larger than the limit alone goes through when it is alone.
                 if self.reserved_bytes > 0 && self.reserved_bytes + wanted > self.write_memory_max {
@@ -329,7 +329,7 @@ impl Session {
     /// Sends R2Ts until as many are in flight as agreed.
     fn ask(&mut self, key: Key) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        let State::Receiving(receiving) = &mut task.state else { return };
+        let TaskState::Receiving(receiving) = &mut task.state else { return };
         let id = task.connection;
         if self.connections.iter().all(|connection| connection.id != id || connection.is_leaving) {
             // Asked for when another connection takes the task over.
@@ -363,7 +363,7 @@ impl Session {
     /// Gives a command to the application.
     fn hand_over(&mut self, key: Key) {
         let Some(task) = self.tasks.get_mut(key) else { return };
-        let State::Receiving(receiving) = std::mem::replace(&mut task.state, State::Executing) else { return };
+        let TaskState::Receiving(receiving) = std::mem::replace(&mut task.state, TaskState::Executing) else { return };
         self.statistics.commands += 1;
         self.statistics.bytes_written += u64::from(receiving.received);
         self.events.push_back(Event::Command(Command {
@@ -385,7 +385,7 @@ impl Session {
         let max = self.write_memory_max;
         self.unsolicited_bytes > max - max / 4
             && self.held.is_empty()
-            && self.tasks.iter().all(|(_, task)| !matches!(task.state, State::Receiving(_)))
+            && self.tasks.iter().all(|(_, task)| !matches!(task.state, TaskState::Receiving(_)))
     }
 
     /// Whether so much is held for a command that is missing that a connection which brought some of it should wait for the slower ones:

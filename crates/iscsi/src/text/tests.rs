@@ -43,7 +43,7 @@ fn continued_text_is_joined_and_limited() {
     assert_eq!(collector.push(b"c=d", true, 100), Ok(None));
     let pairs = collector.push(b"e\0", false, 100).expect("sound").expect("whole");
     assert_eq!(pairs.value("Abc"), Some("de"));
-    // It starts anew.
+    // It starts again.
     assert!(collector.push(b"A=1\0", false, 100).expect("sound").is_some());
     assert_eq!(collector.push(&[b'a'; 60], true, 100), Ok(None));
     assert_eq!(collector.push(&[b'a'; 41], true, 100), Err(TextError::TooLong { max_bytes: 100 }));

@@ -11,7 +11,7 @@ pub enum ClientError {
         /// Each server and why not.
         tried: String,
     },
-    /// There is no such volume, or no right to it: which of the two, nobody is told.
+    /// There is no such volume, or no right to it: the answer does not say which.
     #[error(
         "the key server gives this identity nothing for this volume: it is unknown there, or not granted; ask who administers \
          the volume for `strongroom key grant`"
@@ -31,10 +31,10 @@ pub enum ClientError {
         /// Our key.
         own: PublicKey,
     },
-    /// Somebody else answered.
+    /// Another server answered.
     #[error(
         "the key server presented the key '{presented}', which is not the expected one; compare it with `strongroom identity \
-         show` on the key server: somebody may be in the middle"
+         show` on the key server: an attacker may be in the middle"
     )]
     WrongServer {
         /// What it presented.

@@ -1,4 +1,4 @@
-//! Brings a database of format 1 to this one: there the lines of the audit log were text, which told names and grants to whoever had the file.
+//! Brings a database of format 1 to this one: there the lines of the audit log were text, which revealed names and grants to anyone who had the file.
 //!
 //! All of it is written to another file, which then takes the database's place: pages that are no longer used keep what was in them.
 

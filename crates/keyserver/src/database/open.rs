@@ -13,8 +13,8 @@ use redb::{ReadableDatabase, ReadableTable};
 use strongroom_block::SealingDomain;
 
 use super::{
-    Backend, DATABASE_FILE, Database, DatabaseError, FORMAT, HEAD_CONTEXT, Head, LINES, META, SHRED_FILE, State,
-    VOLUMES, digest_of, lock, migrate, volume_context,
+    Backend, DATABASE_FILE, Database, DatabaseError, DatabaseState, FORMAT, HEAD_CONTEXT, Head, LINES, META,
+    SHRED_FILE, VOLUMES, digest_of, lock, migrate, volume_context,
 };
 use crate::audit::{AuditHead, stored};
 use crate::batch::{Role, slots_of};
@@ -113,7 +113,7 @@ impl Database {
         let root = Arc::new(RootKey::fresh(master)?);
         let shred = ShredFile::create(&directory.join(SHRED_FILE), id).map_err(io("make", SHRED_FILE))?;
         let store = open_store(directory, None)?;
-        let state = State::empty(id, role);
+        let state = DatabaseState::empty(id, role);
         let sealed_head = root.seal(HEAD_CONTEXT, &Head::of(&state).encode());
         let write = || -> Result<(), redb::Error> {
             let transaction = store.begin_write()?;
@@ -142,7 +142,7 @@ impl Database {
         })
     }
 
-    /// After a failed commit: opens the store anew and serves what is in it, and says that it did. Does nothing while all is well.
+    /// After a failed commit: reopens the store, serves its content, and returns that it did. Otherwise does nothing.
     pub(crate) fn recover(&self) -> Result<bool, DatabaseError> {
         let mut store = lock(&self.store);
         if store.is_some() {
@@ -229,7 +229,7 @@ pub(super) fn store_error(directory: &Path, error: redb::Error) -> DatabaseError
     }
 }
 
-fn open_shred(directory: &Path, state: &State) -> Result<ShredFile, DatabaseError> {
+fn open_shred(directory: &Path, state: &DatabaseState) -> Result<ShredFile, DatabaseError> {
     let path = directory.join(SHRED_FILE);
     let shred = ShredFile::open(&path, state.id).map_err(|source| DatabaseError::Io {
         what: "read",
@@ -261,7 +261,7 @@ fn load(
     directory: &Path,
     store: &redb::Database,
     root_of: impl FnOnce(&[u8]) -> Result<Arc<RootKey>, DatabaseError>,
-) -> Result<(Arc<RootKey>, State), DatabaseError> {
+) -> Result<(Arc<RootKey>, DatabaseState), DatabaseError> {
     let damaged = |what: &str| DatabaseError::Damaged { path: directory.to_owned(), what: what.to_owned() };
     let failed = |error: redb::Error| store_error(directory, error);
     let read = store.begin_read().map_err(|error| failed(error.into()))?;
@@ -279,7 +279,7 @@ fn load(
     let root = root_of(&get("root")?)?;
     let head = root.open(HEAD_CONTEXT, &get("head")?).ok_or_else(|| damaged("its head does not open"))?;
     let head = Head::decode(&head).map_err(|_| damaged("its head is malformed"))?;
-    let mut state = State::empty(id, head.role);
+    let mut state = DatabaseState::empty(id, head.role);
     (state.generation, state.sequence, state.previous) = (head.generation, head.sequence, head.previous);
     state.lease_ms = head.lease_ms;
     let volumes = read.open_table(VOLUMES).map_err(|error| failed(error.into()))?;

@@ -1,10 +1,10 @@
-//! Everything in a database, written anew in one transaction: what a restored backup and a changed master key need.
+//! Rewrites everything in a database in one transaction: for a restored backup and a changed master key.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
 
 use super::{
-    Database, DatabaseError, HEAD_CONTEXT, Head, LINES, META, SHRED_FILE, State, VOLUMES, digest_of, lock,
+    Database, DatabaseError, DatabaseState, HEAD_CONTEXT, Head, LINES, META, SHRED_FILE, VOLUMES, digest_of, lock,
     volume_context,
 };
 use crate::audit::{AuditLine, line, stored};
@@ -14,7 +14,7 @@ use crate::keys::{MasterKey, RootKey, ShredKey};
 use crate::volume::Volume;
 
 impl Database {
-    /// Draws a new root key, wraps it under another master key, and wraps every volume key and every line of the audit log anew: neither the old master key nor the
+    /// Draws a new root key, wraps it under another master key, and wraps every volume key and every line of the audit log again: neither the old master key nor the
     /// old bytes of the database file open anything then. Backups that were made before still open with the old one.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl Database {
         let (mut state, volumes) = {
             let now = self.state();
             let volumes: Vec<Volume> = now.volumes.values().map(|volume| Volume::clone(volume)).collect();
-            let mut state = State::empty(now.id, now.role);
+            let mut state = DatabaseState::empty(now.id, now.role);
             (state.generation, state.sequence, state.lease_ms) = (now.generation, now.sequence, now.lease_ms);
             (state.previous, state.head) = (now.previous, now.head);
             // A standby's log is its primary's, and so are its transactions.
@@ -66,10 +66,10 @@ impl Database {
     pub(super) fn replace_all(
         &self,
         root: &RootKey,
-        mut state: State,
+        mut state: DatabaseState,
         volumes: Vec<Volume>,
         lines: &[AuditLine],
-    ) -> Result<State, DatabaseError> {
+    ) -> Result<DatabaseState, DatabaseError> {
         let mut records = Vec::with_capacity(volumes.len());
         for volume in volumes {
             let domain = volume.domain;

@@ -19,7 +19,7 @@ use std::sync::PoisonError;
 use strongroom_seal::{KEY_BYTES, Secret};
 use zeroize::Zeroizing;
 
-use super::{Database, DatabaseError, State};
+use super::{Database, DatabaseError, DatabaseState};
 use crate::audit::{AuditHead, AuditLine, line};
 use crate::batch::{Role, slots_of};
 use crate::keys::{MasterKey, RootKey, ShredKey, random};
@@ -210,7 +210,7 @@ impl Database {
         let slots = self.to_own_slots(&mut volumes, &snapshot.slots, BTreeSet::new())?;
         let io = |source| self.io("write", super::SHRED_FILE, source);
         self.shred.write().unwrap_or_else(PoisonError::into_inner).fill(&slots, 0).map_err(io)?;
-        let mut state = State::empty(head.id, role);
+        let mut state = DatabaseState::empty(head.id, role);
         (state.generation, state.sequence, state.lease_ms) = (head.generation, head.sequence, head.lease_ms);
         (state.head, state.previous) = (head.audit, head.audit);
         let state = self.replace_all(&self.root, state, volumes, &lines)?;
@@ -358,5 +358,5 @@ pub(super) fn fuzz_snapshot(bytes: &[u8]) {
     }
     let keys = strongroom_seal::VolumeKeyFile::new(strongroom_seal::KeyPurpose::Master, &[1; KEY_BYTES]);
     let master = crate::LocalMasterKey::new(&keys).expect("it is a master key");
-    assert!(read_backup(&master, &mut &bytes[..]).is_err(), "nobody without the master key makes one");
+    assert!(read_backup(&master, &mut &bytes[..]).is_err(), "a backup cannot be made without the master key");
 }

@@ -98,7 +98,7 @@ fn edit_volumes(dir: &TempDir, edit: impl FnOnce(&mut Table<'_, &[u8], &[u8]>)) 
     transaction.commit().unwrap();
 }
 
-/// What somebody with the file does to the stored lines.
+/// What an attacker with the file does to the stored lines.
 type Edit = fn(&mut Table<'_, u64, &[u8]>);
 
 fn edit_audit(dir: &TempDir, edit: impl FnOnce(&mut Table<'_, u64, &[u8]>)) {
@@ -332,7 +332,7 @@ fn attack_key_stolen_files_without_the_master_key() {
     }
 }
 
-/// Whoever has the files and a head, but no key, sees whether the log passed through it.
+/// With the files and a head, but no key, one can check whether the log passed through that head.
 #[test]
 fn the_chain_is_checked_without_any_key() {
     let bench = Bench::new();

@@ -120,7 +120,7 @@ fn a_name_that_is_given_up_and_taken_at_once_is_found() {
     }
 }
 
-/// However often somebody asks for the same, the log has one line of it in a while.
+/// However often a client repeats a request, the log has one line for it per interval.
 #[test]
 fn the_same_again_is_one_line() {
     let group = Group::new();
@@ -139,7 +139,7 @@ fn the_same_again_is_one_line() {
     assert_eq!(pending.recent.values().map(|told| told.again).sum::<u32>(), 2);
 }
 
-/// A transaction whose last sync failed may be stored after all, and with it a rotation that nobody was told of: what was lent before it
+/// A transaction whose last sync failed may be stored after all, and with it a rotation that no client was told of: what was lent before it
 /// is waited for.
 #[test]
 fn after_a_failed_write_leases_are_counted_anew() {
@@ -147,7 +147,7 @@ fn after_a_failed_write_leases_are_counted_anew() {
     let hour = Duration::from_secs(3600);
     group.engine.leases.lend(hour, Duration::ZERO, Instant::now());
     let settles = || group.engine.leases.settles_in(domain(5), Instant::now());
-    assert!(settles().is_zero(), "nobody was ever told of it");
+    assert!(settles().is_zero(), "no client was ever told of it");
     group.full.store(true, Ordering::SeqCst);
     assert!(group.together(vec![Request::Rotate { domain: domain(5) }])[0].is_err());
     group.full.store(false, Ordering::SeqCst);

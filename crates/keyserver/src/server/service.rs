@@ -58,7 +58,7 @@ impl Service {
         roles.get(identity).copied().unwrap_or_default()
     }
 
-    /// Whether somebody may connect at all: who has a role, or a right to any volume.
+    /// Whether a peer may connect at all: it has a role, or a right to any volume.
     pub(super) fn admits(&self, identity: &PublicKey) -> bool {
         self.roles(identity) != Roles::default() || self.engine.database.state().knows(identity)
     }
@@ -195,7 +195,7 @@ impl Service {
 
     /// Counts a refusal, writes it down if there are not too many, and says whether the connection is to end.
     pub(super) fn refused(&self, identity: &PublicKey, stranger: bool, text: &str) -> bool {
-        // Strangers are as many as somebody likes to make up: they share one account.
+        // An attacker can generate any number of unknown identities: they share one account.
         const STRANGERS: PublicKey = PublicKey::from_bytes([0; 32]);
         let limits: Limits = self.config().limits.clone();
         let account = if stranger { &STRANGERS } else { identity };
@@ -296,7 +296,7 @@ impl Service {
         }))
     }
 
-    /// The volume, for somebody with any right to it.
+    /// The volume, for a peer with any right to it.
     fn volume_for(&self, peer: &PublicKey, domain: SealingDomain) -> Result<Arc<Volume>, Failure> {
         let volume = self.engine.database.state().volumes.get(&domain).cloned().ok_or(Failure::Refused)?;
         if volume.rights(peer).is_empty() { Err(Failure::Refused) } else { Ok(volume) }

@@ -89,10 +89,10 @@ fn client(address: SocketAddr, byte: u8, timeout: Duration) -> Client {
     Client::new(ClientOptions { servers, server_keys: vec![node(100).public()], node_key: node(byte), timeout })
 }
 
-/// What somebody in the middle does to one direction: the chunk, and where it begins in the stream.
+/// What an attacker in the middle does to one direction: the chunk, and where it begins in the stream.
 type Hook = Arc<dyn Fn(&mut Vec<u8>, usize) + Send + Sync>;
 
-/// Somebody in the middle.
+/// An attacker in the middle.
 fn in_the_middle(to: SocketAddr, to_server: Hook, to_client: Hook) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -319,14 +319,14 @@ fn attack_key_half_open_connections() {
     let silent: Vec<TcpStream> = (0..20).filter_map(|_| TcpStream::connect(site.address()).ok()).collect();
     let started = Instant::now();
     while site.admin().status().is_err() {
-        assert!(started.elapsed() < PATIENCE, "strangers keep everybody out");
+        assert!(started.elapsed() < PATIENCE, "unknown peers keep all others out");
         thread::sleep(Duration::from_millis(20));
     }
     assert!(!site.server.metrics().contains("connections_refused_total 0\n"));
     drop(silent);
 }
 
-/// Strangers of one address take the place of one another, not that of somebody who comes from elsewhere.
+/// Unknown peers of one address evict one another, not a peer from another address.
 #[test]
 fn attack_key_half_open_connections_of_one_address_are_bounded() {
     let site = Site::with("connections_max = 200\nsetup_timeout_s = 300");
@@ -348,11 +348,11 @@ fn attack_key_half_open_connections_of_one_address_are_bounded() {
     };
     taken(1);
     // A quarter of half of them, and one more.
-    let neighbours: Vec<TcpStream> = (0..26).map(|_| TcpStream::connect(site.address()).unwrap()).collect();
+    let same_address: Vec<TcpStream> = (0..26).map(|_| TcpStream::connect(site.address()).unwrap()).collect();
     taken(27);
     let others: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(site.address()).unwrap()).collect();
     // The oldest of their own address end, and no more connections are half-open than before.
-    let mut oldest = &neighbours[0];
+    let mut oldest = &same_address[0];
     oldest.set_read_timeout(Some(PATIENCE)).unwrap();
     assert!(!matches!(oldest.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock));
     site.admin().status().unwrap();
@@ -361,10 +361,10 @@ fn attack_key_half_open_connections_of_one_address_are_bounded() {
     elsewhere.set_nonblocking(true).unwrap();
     let waits = elsewhere.read(&mut [0]).unwrap_err();
     assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock, "who comes from elsewhere is still waited for");
-    drop((neighbours, others));
+    drop((same_address, others));
 }
 
-/// What anybody on the way can say before a server has proven who it is does not take keys away.
+/// What an attacker on the path can say before the server is authenticated does not withdraw keys.
 #[test]
 fn attack_key_what_is_not_proven_is_no_refusal() {
     let ends: [fn(TcpStream); 4] = [
@@ -392,7 +392,7 @@ fn attack_key_what_is_not_proven_is_no_refusal() {
     assert!(!client(site.address(), 2, PATIENCE).fetch(domain(1)).unwrap_err().is_temporary());
 }
 
-/// Whoever has a standby's identity gets every key: there is a line before the first byte leaves, and a second follower gets nothing.
+/// A holder of a standby's identity gets every key: an audit record is written before the first byte leaves, and a second follower gets nothing.
 #[test]
 fn attack_key_follow_without_a_trace() {
     let site = Site::with("");
@@ -423,7 +423,7 @@ fn attack_key_follow_without_a_trace() {
         assert!(started.elapsed() < PATIENCE, "the first one is gone");
         thread::sleep(Duration::from_millis(20));
     }
-    // Somebody without the role.
+    // A peer without the role.
     let mut other = site.connection(2);
     assert_eq!(follow(&mut other, 1), Answer::Failure(Failure::Refused));
 }

@@ -16,7 +16,7 @@ pub enum LinkEnd {
     #[error("the peer connected and left without a word")]
     NothingSaid,
     /// The stream ended in the midst of a PDU.
-    #[error("the connection broke off in the midst of a message: the peer crashed, or somebody cut it")]
+    #[error("the connection ended in the middle of a message: the peer crashed, or the connection was cut")]
     Truncated,
     /// Handshake or login was not finished in time.
     #[error(

@@ -1,4 +1,4 @@
-//! Proves that a link turns bytes into PDUs however they are cut, tells every kind of end apart, and that whoever stands
+//! Proves that a link turns bytes into PDUs however they are cut, distinguishes every kind of end, and that an attacker who stands
 //! in the middle can end a connection but never change a header, nor data that is not sealed.
 
 use bytes::Bytes;
@@ -402,7 +402,7 @@ proptest! {
         fuzz_link(&bytes, now());
     }
 
-    /// A man in the middle of the handshake: whatever one bit he flips, no two ends agree on keys and believe it.
+    /// An attacker in the middle of the handshake: whichever bit he flips, no two ends agree on keys.
     #[test]
     fn a_flipped_bit_in_the_handshake_never_establishes_both_ends(which in 0usize..6000, bit in 0u8..8) {
         let mut pair = Pair::channel();
@@ -429,7 +429,7 @@ proptest! {
 }
 
 /// Whether byte `at` of all bytes of a handshake, in the order sent, is one that TLS 1.3 gives no meaning (RFC 8446 §5.1,
-/// §5.2): a record's version, and the outer type of an encrypted record, which says "application data" whatever is inside.
+/// §5.2): a record's version, and the outer type of an encrypted record, which says "application data" for any content.
 fn is_ignored(at: usize) -> bool {
     let mut pair = Pair::channel();
     let mut seen = 0;

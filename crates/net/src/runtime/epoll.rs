@@ -223,7 +223,7 @@ impl Epoll {
                 table.pending.push_back(Pending::Readable(id));
             }
         } else if broken {
-            // Nobody reads it, and level-triggered errors would report for ever.
+            // It is not read any more, and level-triggered errors would be reported forever.
             let error = table.connect_result(id).err();
             return Err(Failed(id, error.unwrap_or_else(|| io::ErrorKind::ConnectionReset.into())));
         }

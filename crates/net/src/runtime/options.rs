@@ -19,7 +19,7 @@ pub enum FlavourChoice {
     /// The better one by `docs/bench/runtime.md`, with the other as the fallback; a log line tells of a fallback.
     #[default]
     Auto,
-    /// epoll, whatever else there is.
+    /// epoll, even where io_uring is available.
     Epoll,
     /// io_uring or an error.
     IoUring,

@@ -21,7 +21,7 @@ const INFO_BYTES: usize = 168;
 /// BBR's window while it looks at the way, in segments.
 const BBR_PAUSED_SEGMENTS: u32 = 4;
 
-/// A connection's way, as TCP sees it: without what waits at either end for whoever reads or writes.
+/// A connection's network path, as TCP measures it: without data that waits for the application at either end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathInfo {
     /// Smoothed round trip.

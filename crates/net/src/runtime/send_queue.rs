@@ -88,7 +88,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever the kernel takes at each call, the bytes leave once and in order.
+        /// However many bytes the kernel takes per call, each leaves once and in order.
         #[test]
         fn partial_writes_keep_the_order(
             lens in proptest::collection::vec(0usize..300, 0..300),

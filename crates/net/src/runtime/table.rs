@@ -20,7 +20,7 @@ use crate::{NetError, StreamFailure};
 /// How long a stream closed by its owner may make no progress in handing over its last bytes and seeing the peer's end.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How often that time is granted anew while bytes still leave.
+/// How often that time is extended while bytes still leave.
 const LINGER_ROUNDS: u8 = 12;
 
 /// Upper bound on `streams_max`: what the drivers' tokens can name.
@@ -105,7 +105,7 @@ pub(super) enum Pending {
         error: io::Error,
     },
     SendLow(StreamId),
-    /// Its slot is free already: told whatever the table says.
+    /// Its slot is free already: reported regardless of the table.
     Closed {
         stream: StreamId,
         failure: StreamFailure,
@@ -207,7 +207,7 @@ impl Table {
         Some(self.streams.remove(id.index as usize).stream)
     }
 
-    /// The stream is over for everybody but the kernel.
+    /// The stream has ended, except in the kernel.
     pub(super) fn bury(&mut self, id: StreamId) {
         let Some(stream) = self.stream(id) else { return };
         if std::mem::replace(&mut stream.phase, Phase::Dead) == Phase::Lingering {
@@ -237,7 +237,7 @@ impl Table {
     }
 
     /// Sending failed. What the peer sent before may still explain why, so the end is told when that is read; at once
-    /// if nobody reads.
+    /// if the peer does not read.
     pub(super) fn send_failed(&mut self, id: StreamId, error: io::Error) -> Option<Failed> {
         let stream = self.stream(id)?;
         if stream.phase != Phase::Open || !stream.receiving || stream.peer_finished || stream.send_failure.is_some() {

@@ -1,4 +1,4 @@
-//! Proves that a runtime keeps its promises over real sockets, the same ones whatever lies beneath: bytes in order and
+//! Proves that a runtime keeps its promises over real sockets, the same on io_uring and epoll: bytes in order and
 //! once, back-pressure both ways, ends and failures told, streams moved between threads without loss.
 
 mod refused;
@@ -403,7 +403,7 @@ fn poll_keeps_time() {
         bench.runtime.poll(Some(Duration::from_millis(60))).unwrap();
         let took = before.elapsed();
         assert!(took >= Duration::from_millis(55) && took < PATIENCE, "{took:?}");
-        // On a busy machine somebody else may have the processor meanwhile, but not every time.
+        // On a busy machine another process may have the processor meanwhile, but not every time.
         let is_immediate = || {
             let before = Instant::now();
             bench.runtime.poll(Some(Duration::ZERO)).unwrap();
@@ -426,7 +426,7 @@ fn refusals_say_what_to_do() {
     assert!(matches!(resolve("no-such-host.invalid", 1), Err(NetError::Resolve { .. })));
     assert_eq!(resolve("[::1]", 7).unwrap(), ["[::1]:7".parse().unwrap()]);
 
-    // A port that is nobody else's either, as one that was given up would be.
+    // A port that no other process can take, as a released one could be.
     let silent = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::bind(&silent, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
     let address = SocketAddr::try_from(rustix::net::getsockname(&silent).unwrap()).unwrap();

@@ -16,9 +16,9 @@ use crate::NetError;
 /// [`Runtime::with_waker`](super::Runtime::with_waker), or take it from a runtime with
 /// [`Runtime::waker`](super::Runtime::waker).
 #[derive(Clone)]
-pub struct Waker(Arc<Shared>);
+pub struct Waker(Arc<WakerShared>);
 
-struct Shared {
+struct WakerShared {
     eventfd: OwnedFd,
     /// Set from `wake` to the runtime's taking note: while set, further wakes cost no system call.
     pending: AtomicBool,
@@ -30,7 +30,7 @@ impl Waker {
         // Blocking, because io_uring would not wait for a non-blocking one. We read only what is there.
         let eventfd =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|source| NetError::system("make an eventfd", source))?;
-        Ok(Waker(Arc::new(Shared { eventfd, pending: AtomicBool::new(false) })))
+        Ok(Waker(Arc::new(WakerShared { eventfd, pending: AtomicBool::new(false) })))
     }
 
     /// Wakes the runtime: work published before this call is visible to it when it sees `Event::Woken`.

@@ -128,7 +128,7 @@ fn preempting() {
     let effects = bench.state.change(&b, op::SA_PR_PREEMPT_AND_ABORT, 3, &list(0xb, 0xa, 0)).unwrap();
     assert_eq!(effects.attentions, [(a.clone(), UnitAttention::RegistrationsPreempted)]);
     assert_eq!(effects.abort, std::slice::from_ref(&a));
-    assert_eq!(bench.state.held(), Some(&Held { by: b.clone(), kind: ReservationType::ExclusiveAccess }));
+    assert_eq!(bench.state.held(), Some(&HeldReservation { by: b.clone(), kind: ReservationType::ExclusiveAccess }));
     assert_eq!(bench.state.registrations().len(), 1);
     // Somebody else: only the registration.
     let mut bench = Bench::reserved(1);
@@ -142,7 +142,7 @@ fn preempting() {
     // All registrants: 0 means everybody else.
     let mut bench = Bench::reserved(7);
     bench.state.change(&b, op::SA_PR_PREEMPT, 1, &list(0xb, 0, 0)).unwrap();
-    assert_eq!(bench.state.held(), Some(&Held { by: b, kind: ReservationType::WriteExclusive }));
+    assert_eq!(bench.state.held(), Some(&HeldReservation { by: b, kind: ReservationType::WriteExclusive }));
     assert_eq!(bench.state.registrations().len(), 1);
 }
 
@@ -153,7 +153,7 @@ fn clearing_tells_everybody() {
     let effects = bench.state.change(&b, op::SA_PR_CLEAR, 0, &list(0xb, 0, 0)).unwrap();
     assert_eq!(effects.attentions, [(a, UnitAttention::ReservationsPreempted)]);
     assert!(bench.state.registrations().is_empty() && bench.state.held().is_none());
-    assert_eq!(bench.state.to_keep(), Kept::default());
+    assert_eq!(bench.state.to_keep(), SavedReservations::default());
 }
 
 #[test]
@@ -242,9 +242,9 @@ fn what_was_kept_comes_back() {
     let mut bench = bench;
     let b = bench.b.clone();
     bench.state.change(&b, op::SA_PR_REGISTER, 0, &list(0xb, 0xbb, 0)).unwrap();
-    assert_eq!(bench.state.to_keep(), Kept::default(), "the last registration says APTPL=0");
+    assert_eq!(bench.state.to_keep(), SavedReservations::default(), "the last registration says APTPL=0");
     // A reservation without its registration cannot be.
-    let torn = Kept { registrations: Vec::new(), ..kept };
+    let torn = SavedReservations { registrations: Vec::new(), ..kept };
     assert_eq!(PersistentReservations::restore(torn).held(), None);
 }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::catalogue::modes;
 use crate::error::CatalogueError;
-use strongroom_scsi::persistent::Kept;
+use strongroom_scsi::persistent::SavedReservations;
 
 use super::leases::LeaseRecord;
 
@@ -43,7 +43,7 @@ pub(crate) trait KeptState: Clone + Default + PartialEq + Send + 'static {
 
 /// All that a unit remembers, and what keeps it.
 pub(crate) struct UnitMemory {
-    pub(super) reservations: (Keeper<Kept>, Kept),
+    pub(super) reservations: (Keeper<SavedReservations>, SavedReservations),
     pub(super) leases: (Keeper<Vec<LeaseRecord>>, Vec<LeaseRecord>),
 }
 
@@ -73,7 +73,7 @@ impl UnitMemory {
 /// What stands for the files of a unit in a simulation, and outlives the unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedMemory {
-    pub(crate) reservations: Arc<Mutex<Kept>>,
+    pub(crate) reservations: Arc<Mutex<SavedReservations>>,
     leases: Arc<Mutex<Vec<LeaseRecord>>>,
 }
 
@@ -232,7 +232,7 @@ mod tests {
     use super::reservations::tests::{GOLDEN, sample};
     use super::*;
 
-    fn open(dir: &Path) -> Result<(Keeper<Kept>, Kept), CatalogueError> {
+    fn open(dir: &Path) -> Result<(Keeper<SavedReservations>, SavedReservations), CatalogueError> {
         Keeper::open(dir.to_owned(), Arc::new(|| {}))
     }
 
@@ -240,7 +240,7 @@ mod tests {
     fn a_damaged_file_is_refused_not_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         for (from, to) in [("version = 1", "version = 2"), ("kind = 5", "kind = 2"), ("4000", "40xx"), ("fedc", "")] {
-            fs::write(dir.path().join(Kept::FILE), GOLDEN.replace(from, to)).unwrap();
+            fs::write(dir.path().join(SavedReservations::FILE), GOLDEN.replace(from, to)).unwrap();
             let opened = open(dir.path());
             assert!(matches!(opened, Err(CatalogueError::Description { .. })), "{to}");
         }
@@ -251,9 +251,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = || open(dir.path()).unwrap();
         let (mut keeper, before) = open();
-        assert_eq!(before, Kept::default());
-        assert!(!keeper.keep(Kept::default()), "nothing to write");
-        let mut keep = |kept: Kept| {
+        assert_eq!(before, SavedReservations::default());
+        assert!(!keeper.keep(SavedReservations::default()), "nothing to write");
+        let mut keep = |kept: SavedReservations| {
             assert!(keeper.keep(kept) && keeper.is_busy());
             loop {
                 match keeper.poll() {
@@ -265,16 +265,16 @@ mod tests {
         keep(sample()).unwrap();
         assert_eq!(open().1, sample());
         // What cannot be written leaves what was there, and is written when it can.
-        let in_the_way = dir.path().join(format!(".{}", Kept::FILE));
+        let in_the_way = dir.path().join(format!(".{}", SavedReservations::FILE));
         fs::create_dir(&in_the_way).unwrap();
-        let other = Kept { held: None, ..sample() };
+        let other = SavedReservations { held: None, ..sample() };
         assert!(keep(other.clone()).is_err());
         assert_eq!(open().1, sample());
         fs::remove_dir(&in_the_way).unwrap();
         keep(other.clone()).unwrap();
         assert_eq!(open().1, other);
-        keep(Kept::default()).unwrap();
-        assert_eq!(open().1, Kept::default());
-        assert!(!dir.path().join(Kept::FILE).exists());
+        keep(SavedReservations::default()).unwrap();
+        assert_eq!(open().1, SavedReservations::default());
+        assert!(!dir.path().join(SavedReservations::FILE).exists());
     }
 }

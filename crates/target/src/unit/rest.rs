@@ -92,14 +92,14 @@ impl Resting {
 #[cfg(test)]
 mod tests {
     use strongroom_block::Custody;
-    use strongroom_scsi::persistent::Kept;
+    use strongroom_scsi::persistent::SavedReservations;
 
     use super::*;
     use crate::volume::tests::sample;
 
     fn rest() -> Rest {
         Rest {
-            persistent: PersistentReservations::restore(Kept::default()),
+            persistent: PersistentReservations::restore(SavedReservations::default()),
             mode: ModeState::default(),
             started: true,
             sanitize: Sanitize::default(),

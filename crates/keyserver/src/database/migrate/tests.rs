@@ -98,7 +98,7 @@ fn a_database_of_format_1_goes_on_and_its_log_is_text_no_more() {
     assert!(is_told(&dir), "an inspection changes nothing");
     // What a crash left of an attempt before.
     fs::write(keys(&dir).join(NEW_FILE), "half").unwrap();
-    // The blocks of the old file, which somebody finds on the disk later.
+    // The blocks of the old file, which an attacker finds on the disk later.
     let remains = dir.path().join("remains");
     fs::hard_link(keys(&dir).join(DATABASE_FILE), &remains).unwrap();
     let database = Database::open(&keys(&dir), &master()).unwrap();

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use strongroom_scsi::NexusId;
-use strongroom_scsi::persistent::{Held, Kept, Registration, ReservationType};
+use strongroom_scsi::persistent::{HeldReservation, Registration, ReservationType, SavedReservations};
 
 use super::KeptState;
 
@@ -61,7 +61,7 @@ impl NexusEntry {
     }
 }
 
-impl KeptState for Kept {
+impl KeptState for SavedReservations {
     const FILE: &'static str = "reservations.toml";
     const WHAT: &'static str = "reservations";
     const REMEDY: &'static str = "it says which nodes are fenced off: restore it, or delete it if no cluster relies on reservations of this volume";
@@ -70,14 +70,14 @@ impl KeptState for Kept {
         to_toml(self)
     }
 
-    fn from_toml(text: &str) -> Result<Kept, String> {
+    fn from_toml(text: &str) -> Result<SavedReservations, String> {
         from_toml(text)
     }
 }
 
 /// `None`: nothing is to be kept.
-fn to_toml(kept: &Kept) -> Option<String> {
-    if *kept == Kept::default() {
+fn to_toml(kept: &SavedReservations) -> Option<String> {
+    if *kept == SavedReservations::default() {
         return None;
     }
     let document = Document {
@@ -100,7 +100,7 @@ fn to_toml(kept: &Kept) -> Option<String> {
     Some(format!("# SCSI persistent reservations (APTPL) of this volume; written by the target.\n{body}"))
 }
 
-fn from_toml(text: &str) -> Result<Kept, String> {
+fn from_toml(text: &str) -> Result<SavedReservations, String> {
     let document: Document = toml::from_str(text).map_err(|error| error.to_string())?;
     if document.version != VERSION {
         return Err(format!("its version is {} and this build knows {VERSION}", document.version));
@@ -119,20 +119,20 @@ fn from_toml(text: &str) -> Result<Kept, String> {
         Some(entry) => {
             let kind = ReservationType::from_bits(entry.kind)
                 .ok_or_else(|| format!("{} is no type of reservation", entry.kind))?;
-            Some(Held { by: entry.holder.parse()?, kind })
+            Some(HeldReservation { by: entry.holder.parse()?, kind })
         }
     };
-    Ok(Kept { registrations, held })
+    Ok(SavedReservations { registrations, held })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) fn sample() -> Kept {
+    pub(in super::super) fn sample() -> SavedReservations {
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0x40, 0, 1, 2, 3, 4], target_portal_group: 1 };
-        let held = Held { by: nexus.clone(), kind: ReservationType::WriteExclusiveRegistrantsOnly };
-        Kept {
+        let held = HeldReservation { by: nexus.clone(), kind: ReservationType::WriteExclusiveRegistrantsOnly };
+        SavedReservations {
             registrations: vec![Registration { nexus, key: 0xfedc_ba98_7654_3210, all_target_ports: false }],
             held: Some(held),
         }
@@ -163,6 +163,6 @@ portal_group = 1
     fn golden_file() {
         assert_eq!(to_toml(&sample()).unwrap(), GOLDEN);
         assert_eq!(from_toml(GOLDEN), Ok(sample()));
-        assert_eq!(to_toml(&Kept::default()), None);
+        assert_eq!(to_toml(&SavedReservations::default()), None);
     }
 }

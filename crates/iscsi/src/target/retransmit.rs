@@ -17,7 +17,7 @@ const TASKS_MAX: usize = 4 * ANSWERS_MAX;
 const AGAIN_BYTES_MAX: usize = KEPT_BYTES_MAX;
 
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct RetransmitBuffer {
     /// Answers that used up a StatSN, in order.
     answers: VecDeque<(Serial, Answer)>,
     /// Data-In or R2T PDUs, by task tag.
@@ -50,7 +50,7 @@ struct Sent {
     /// The initiator has said that it has all before this number.
     acknowledged: u32,
     are_r2ts: bool,
-    /// The StatSN of the status that rode in the last of them: they go when that is acknowledged, whatever is left of them.
+    /// The StatSN of the status that rode in the last of them: they are released when that is acknowledged.
     status: Option<Serial>,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Resumed {
     pub(super) r2t_count: u32,
 }
 
-impl Kept {
+impl RetransmitBuffer {
     /// The next PDU that is sent again, as it was.
     pub(super) fn next_again(&mut self) -> Option<Pdu> {
         let pdu = self.again.pop_front()?;
@@ -152,7 +152,7 @@ impl Kept {
     }
 
     /// The initiator has every Data-In of a task before this number. False if so many were not sent, or if the last one of them has
-    /// the status: that is acknowledged by its StatSN, and nobody was asked for more.
+    /// the status: that is acknowledged by its StatSN, and no more was requested.
     pub(super) fn acknowledge_data(&mut self, tag: u32, before: u32) -> bool {
         // A task that is over needs no acknowledgement any more.
         let Some(sent) = self.tasks.get_mut(&tag) else { return true };
@@ -167,7 +167,7 @@ impl Kept {
         true
     }
 
-    /// Takes back every Data-In of a task that was not acknowledged, to be cut anew. `None` if it is not all there.
+    /// Takes back every Data-In of a task that was not acknowledged, to be segmented again. `None` if it is not all there.
     pub(super) fn take_unacknowledged(&mut self, tag: u32) -> Option<Resumed> {
         let resumed = self.resume(tag, 0)?;
         let sent = self.tasks.get_mut(&tag).filter(|sent| !sent.are_r2ts)?;
@@ -200,7 +200,7 @@ impl Kept {
         }
     }
 
-    /// A task is over, or was aborted: nobody will ask for its data any more.
+    /// A task is over, or was aborted: its data is not requested any more.
     pub(super) fn forget(&mut self, tag: u32) {
         let sent = self.tasks.remove(&tag).unwrap_or_default();
         self.bytes -= sent.pdus.iter().map(|sent| cost_bytes(&sent.pdu)).sum::<usize>();
@@ -247,7 +247,7 @@ impl Kept {
         })
     }
 
-    /// What was sent of a read, from the Data-In `first` on, to be cut anew. `None` if that is not all there.
+    /// What was sent of a read, from the Data-In `first` on, to be segmented again. `None` if that is not all there.
     pub(super) fn resume(&self, tag: u32, first: u32) -> Option<Resumed> {
         let Some(sent) = self.tasks.get(&tag) else { return (!self.is_beyond).then(Resumed::default) };
         if sent.are_r2ts {
@@ -281,7 +281,7 @@ impl Kept {
 
     /// The task goes on elsewhere.
     pub(super) fn forget_answer(&mut self, tag: u32) {
-        let is_other = |kept: &Kept, (stat_sn, answer): &(Serial, Answer)| {
+        let is_other = |kept: &RetransmitBuffer, (stat_sn, answer): &(Serial, Answer)| {
             kept.pdu_of(*stat_sn, answer).is_none_or(|pdu| pdu.bhs.initiator_task_tag() != tag)
         };
         let (keep, drop): (VecDeque<_>, VecDeque<_>) =
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn r2ts_count_although_they_have_no_data() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         let kept_max = KEPT_BYTES_MAX / size_of::<SentPdu>();
         for r2t_sn in 0..kept_max as u32 + 10 {
             kept.keep(&r2t(5, r2t_sn), 0);
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn answers_are_bounded_in_bytes() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         for stat_sn in 0..1000 {
             kept.keep(&pong(stat_sn, 256 * 1024), 0);
         }
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn what_waits_to_be_sent_again_is_bounded_in_bytes() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         kept.keep(&data_in(7, 0, Some(1), 3_000_000), 3_000_000);
         let granted = (0..100).filter(|_| kept.send_sequence(7, 0, 1)).count();
         assert_eq!(granted, 5, "of 3 MB each");
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn everything_is_not_granted_when_a_part_is_gone() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         for data_sn in 0..20 {
             kept.keep(&data_in(7, data_sn, (data_sn == 19).then_some(3), 1 << 20), 1 << 20);
         }
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_tag_used_again_does_not_stand_for_the_old_answer() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         kept.keep(&data_in(7, 0, Some(1), 4), 4);
         kept.keep(&data_in(7, 0, Some(2), 8), 8);
         assert!(!kept.send_answers(Serial(1), 1, Serial(3)));
@@ -457,7 +457,7 @@ mod tests {
     /// Else a hostile initiator fills our memory: with as many tags as there are, a few bytes each.
     #[test]
     fn a_task_leaves_nothing_behind() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         for tag in 0..100 {
             kept.keep(&data_in(tag, 0, None, 4), 4);
             kept.keep(&data_in(tag, 1, Some(tag), 4), 4);
@@ -480,12 +480,12 @@ mod tests {
         kept.keep(&data_in(7, 0, None, 4), 4);
         kept.keep(&response(7, 101), 0);
         kept.acknowledge(Serial(103));
-        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0), "it was acknowledged before it was cut anew");
+        assert_eq!((kept.bytes, kept.tasks.len()), (0, 0), "it was acknowledged before it was segmented again");
     }
 
     #[test]
     fn tasks_are_bounded_in_number() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         let beyond = TASKS_MAX as u32;
         (0..=beyond).for_each(|tag| kept.keep(&data_in(tag, 0, None, 4), 4));
         assert_eq!(kept.tasks.len(), TASKS_MAX);
@@ -498,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_read_goes_on_where_the_initiator_says() {
-        let mut kept = Kept::default();
+        let mut kept = RetransmitBuffer::default();
         kept.keep(&data_in(7, 0, None, 512), 512);
         kept.keep(&data_in(7, 1, None, 512), 512);
         for (first, count, offset) in [(0, 2, 0), (1, 1, 512), (2, 0, 1024)] {

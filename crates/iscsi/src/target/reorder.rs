@@ -7,7 +7,7 @@ use crate::pdu::{DataOut, Opcode, Pdu, TAG_NONE};
 
 /// A command inside the window that came before one that is missing.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct OutOfOrderCommand {
     cmd_sn: Serial,
     /// The connection that brought it.
     pub(super) connection: Option<ConnectionId>,
@@ -33,7 +33,7 @@ pub(super) struct HeldData {
 /// All of a session's.
 #[derive(Debug, Default)]
 pub(super) struct HeldCommands {
-    commands: Vec<Held>,
+    commands: Vec<OutOfOrderCommand>,
     memory_bytes: u64,
 }
 
@@ -61,13 +61,20 @@ impl HeldCommands {
         let memory_bytes = if pdu.data.is_empty() { 0 } else { memory_bytes(&pdu) };
         self.memory_bytes += memory_bytes;
         let (connection, pdu) = (Some(connection), Some(pdu));
-        self.commands.push(Held { cmd_sn, connection, pdu, data: Vec::new(), data_bytes: 0, memory_bytes });
+        self.commands.push(OutOfOrderCommand {
+            cmd_sn,
+            connection,
+            pdu,
+            data: Vec::new(),
+            data_bytes: 0,
+            memory_bytes,
+        });
     }
 
-    /// A number counts as received and ended, whatever came under it, or will.
+    /// A number counts as received and ended, even if a command arrived or will arrive under it.
     pub(super) fn void(&mut self, cmd_sn: Serial) {
         drop(self.take(cmd_sn));
-        self.commands.push(Held {
+        self.commands.push(OutOfOrderCommand {
             cmd_sn,
             connection: None,
             pdu: None,
@@ -78,7 +85,7 @@ impl HeldCommands {
     }
 
     /// The one whose turn it is.
-    pub(super) fn take(&mut self, cmd_sn: Serial) -> Option<Held> {
+    pub(super) fn take(&mut self, cmd_sn: Serial) -> Option<OutOfOrderCommand> {
         let at = self.commands.iter().position(|held| held.cmd_sn == cmd_sn)?;
         let held = self.commands.swap_remove(at);
         self.memory_bytes -= held.memory_bytes;
@@ -88,7 +95,7 @@ impl HeldCommands {
     /// The command that unsolicited data belongs to.
     pub(super) fn write_of(&self, id: ConnectionId, header: &DataOut) -> Option<usize> {
         let tag = header.initiator_task_tag;
-        let is_its = |held: &Held| {
+        let is_its = |held: &OutOfOrderCommand| {
             let is_tag =
                 |pdu: &Pdu| pdu.bhs.opcode() == Some(Opcode::ScsiCommand) && pdu.bhs.initiator_task_tag() == tag;
             held.connection == Some(id) && held.pdu.as_ref().is_some_and(is_tag)
