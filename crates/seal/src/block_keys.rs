@@ -281,29 +281,17 @@ impl Batch {
 
 /// Wraps block keys for rest under AES-256 (RFC 3394), with a key of the sealing domain's own.
 ///
-/// Bound to the domain and not to the volume: snapshots and clones share stored records.
+/// Bound to the domain and not to the volume: snapshots and clones share stored records. Keeps nothing of what it wraps or unwraps: a
+/// trusted target has the key of a write no longer than the write is at work.
 #[derive(Debug)]
 pub struct KeyWrapper {
     key: Secret<KEY_BYTES>,
-    /// What was wrapped or unwrapped last: blocks that share a key come one after the other.
-    last: Mutex<Option<Pair>>,
-}
-
-/// A block key, as it is and as it rests.
-#[derive(Debug)]
-struct Pair {
-    key: Secret<BLOCK_KEY_BYTES>,
-    wrapped: [u8; WRAPPED_KEY_BYTES],
 }
 
 impl KeyWrapper {
     /// The wrapper of `domain`, derived from `wrapping_key`.
     pub fn new(wrapping_key: &WrappingKey, domain: SealingDomain) -> KeyWrapper {
-        KeyWrapper { key: derive(&wrapping_key.0, &[b"wrap", &domain.0]), last: Mutex::new(None) }
-    }
-
-    fn last(&self) -> MutexGuard<'_, Option<Pair>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        KeyWrapper { key: derive(&wrapping_key.0, &[b"wrap", &domain.0]) }
     }
 
     fn kek(&self) -> AesKek {
@@ -313,28 +301,16 @@ impl KeyWrapper {
 
 impl BlockKeyWrap for KeyWrapper {
     fn wrap(&self, key: &[u8; BLOCK_KEY_BYTES]) -> Result<[u8; WRAPPED_KEY_BYTES], WrapError> {
-        let key = Secret::filled(|out| out.copy_from_slice(key));
-        let mut last = self.last();
-        if let Some(pair) = last.as_ref().filter(|pair| pair.key == key) {
-            return Ok(pair.wrapped);
-        }
         let mut wrapped = [0; WRAPPED_KEY_BYTES];
-        self.kek().wrap(key.expose(), &mut wrapped).map_err(|_| WrapError)?;
-        *last = Some(Pair { key, wrapped });
+        self.kek().wrap(key, &mut wrapped).map_err(|_| WrapError)?;
         Ok(wrapped)
     }
 
     fn unwrap(&self, wrapped: &[u8; WRAPPED_KEY_BYTES]) -> Result<[u8; BLOCK_KEY_BYTES], WrapError> {
-        let mut last = self.last();
-        if let Some(pair) = last.as_ref().filter(|pair| pair.wrapped == *wrapped) {
-            return Ok(*pair.key.expose());
-        }
         // What does not unwrap leaves nothing behind.
         let mut key = Secret::new([0; BLOCK_KEY_BYTES]);
         self.kek().unwrap(wrapped, key.expose_mut()).map_err(|_| WrapError)?;
-        let unwrapped = *key.expose();
-        *last = Some(Pair { key, wrapped: *wrapped });
-        Ok(unwrapped)
+        Ok(*key.expose())
     }
 }
 
@@ -355,10 +331,10 @@ mod tests {
             0x86, 0xe2, 0xd8, 0x0e, 0xd3, 0x26, 0xcb, 0xc7, 0xf0, 0xe7, 0x1a, 0x99, 0xf4, 0x3b, 0xfb, 0x98, 0x8b, 0x9b,
             0x7a, 0x02, 0xdd, 0x21,
         ];
-        let wrapper = KeyWrapper { key: Secret::new(kek), last: Mutex::new(None) };
+        let wrapper = KeyWrapper { key: Secret::new(kek) };
         assert_eq!(wrapper.wrap(&data), Ok(golden));
         assert_eq!(wrapper.unwrap(&golden), Ok(data));
-        // What was wrapped last is not worked out again, and never taken for another key.
+        // One is never taken for another.
         let other = [7; 32];
         let wrapped = wrapper.wrap(&other).unwrap();
         assert_ne!(wrapped, golden);
@@ -369,6 +345,12 @@ mod tests {
             changed[39] ^= 1;
             assert_eq!(wrapper.unwrap(&changed), Err(WrapError));
         }
+    }
+
+    /// There is no place in it for the key of a write.
+    #[test]
+    fn a_wrapper_holds_no_key_but_its_own() {
+        assert_eq!(size_of::<KeyWrapper>(), size_of::<Secret<KEY_BYTES>>());
     }
 
     /// A key never seals twice under one nonce: not after a new attach id, a counter that went back, nor another run.

@@ -158,7 +158,7 @@ fn a_key_of_ones_own_has_no_place_here() {
     assert!(matches!(&refused, AttachError::Unsupported(why) if why.contains("leave the key out")), "{refused}");
 }
 
-/// The paper's other mapping (§4), for the benchmark that compares: one key for a run of blocks, wrapped once; any initiator opens them.
+/// The paper's other mapping (§4), for the benchmark that compares: one key for a run of blocks; any initiator opens them.
 #[test]
 fn a_run_of_blocks_shares_a_key_where_a_benchmark_asks_for_it() {
     const RUN: u64 = 16;

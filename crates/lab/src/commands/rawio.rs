@@ -40,7 +40,7 @@ pub(crate) struct RawioArgs {
     /// write changes it, seals it anew and writes it on the condition that nobody else did meanwhile.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_io_size)]
     seal_bytes: Vec<u64>,
-    /// Custody target: so many consecutive blocks share a key, which its target then wraps once; can be several. Only here: whoever
+    /// Custody target: so many consecutive blocks share a key; can be several. Only here: whoever
     /// learns the key of one block opens its neighbours.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     blocks_per_key: Vec<NonZeroU32>,
