@@ -20,14 +20,15 @@ help: ## This list
 deps: ## Install the Debian packages and the Rust that are needed, once
 	@scripts/deps.sh
 
-build: deps ## The binary, optimised: target/release/strongroom
+build: deps ## The binary, optimised: target/release/strongroom; its symbols are in strongroom.debug beside it
 	$(CARGO) build --release --locked --package strongroom
+	@scripts/split-debug.sh target/release/strongroom
 
 lab: deps ## The benchmarks and the link emulator, optimised: target/release/strongroom-lab
 	$(CARGO) build --release --locked --package strongroom-lab
 
 demo: build ## Serve, attach, use and prove a sealed volume, on this machine's own files (as root, under 3 minutes)
-	@$(CARGO) run --quiet --release --locked --package strongroom -- demo
+	@target/release/strongroom demo
 
 test: deps ## Every test; the properties from one seed, so that a failure says something of the sources (PROPTEST_RNG_SEED=N for others)
 	PROPTEST_RNG_SEED=$(PROPTEST_RNG_SEED) $(CARGO) test --workspace --locked --no-fail-fast

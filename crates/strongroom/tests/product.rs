@@ -1,13 +1,16 @@
-//! Proves that the product does not have the papers' cipher suites, which protect nothing today, and says so to whoever names one.
+//! Proves that the product does not have the papers' cipher suites, which protect nothing today, and says so to whoever names one; and
+//! that its symbols are taken out of it into a file that debuggers find.
 //!
-//! That can be seen only in a product that was built alone, for cargo unifies the features of what it builds together, and the
+//! The suites can be missed only in a product that was built alone, for cargo unifies the features of what it builds together, and the
 //! laboratory's ciphers are the product's too then: `make test-product`. Elsewhere this passes itself over.
 
 mod stage;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use stage::{World, run};
+use stage::{World, has, run};
 use strongroom_block::Suite;
 
 /// Set by `make test-product`: to pass over is a failure then.
@@ -56,4 +59,33 @@ fn a_product_that_was_built_alone_refuses_the_papers_suites() {
     fs::write(&description, weak).unwrap();
     run(&["volume", "show", "vault", "--root", &world.text("volumes")])
         .failed(&["3des-cbc+hmac-md5", "not known to this build"]);
+}
+
+#[test]
+fn symbols_are_taken_out_and_found_again() {
+    if !["objcopy", "readelf"].into_iter().all(has) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [program, symbols] = ["strongroom", "strongroom.debug"].map(|name| dir.path().join(name));
+    fs::copy(env!("CARGO_BIN_EXE_strongroom"), &program).unwrap();
+    let bytes = |path: &Path| fs::metadata(path).unwrap().len();
+    let whole = bytes(&program);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/split-debug.sh");
+    let split = || assert!(Command::new(&script).arg(&program).status().unwrap().success());
+    split();
+    let parts = (bytes(&program), bytes(&symbols));
+    assert!(parts.0 < whole / 2 && parts.1 > 1 << 20, "{whole} bytes became {parts:?}");
+    assert!(Command::new(&program).arg("--version").status().unwrap().success());
+    split();
+    assert_eq!((bytes(&program), bytes(&symbols)), parts, "the second time there is nothing to do");
+    let main_in_gdb = || {
+        let output = Command::new("gdb").args(["-batch", "-ex", "info address main"]).arg(&program).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("is a function at address")
+    };
+    if has("gdb") {
+        assert!(main_in_gdb(), "the symbols are found");
+        fs::remove_file(&symbols).unwrap();
+        assert!(!main_in_gdb(), "and were not in the program");
+    }
 }
