@@ -81,10 +81,10 @@ bench-profile: lab ## Where the time goes at 4 KiB and 64 KiB: perf and system c
 
 bench-sealing: deps ## What a block costs, and the cryptographic libraries compared (the tables in docs/sealed-block.md)
 	$(CARGO) bench --locked --package strongroom-lab
-	cd spikes/crypto && $(CARGO) run --release --locked
+	cd crates/lab/spikes/crypto && $(CARGO) run --release --locked
 
 bench-runtime: deps ## The runtimes that were compared docs/bench/runtime.md
-	cd spikes/runtime && $(CARGO) run --release --locked -- bench
+	cd crates/lab/spikes/runtime && $(CARGO) run --release --locked -- bench
 
 bench-keys: lab ## Keys a second, and time to a first read with and without a key server (DIR=... says on which disk): docs/bench/keys.md
 	@target/release/strongroom-lab keys --clients 1,16,64 --work-dir $(or $(DIR),target) --json docs/bench/keys.jsonl --markdown docs/bench/keys.md

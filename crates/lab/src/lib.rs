@@ -13,7 +13,8 @@
 //! report              tables, plots and words, from such lines alone
 //! ```
 //!
-//! `benches/sealing` prints what sealing, opening and framing cost per block. Deliberately absent: the command line and the
+//! `benches/sealing` prints what sealing, opening and framing cost per block. `spikes` holds comparisons with rival libraries and
+//! runtimes: workspaces of their own, so that those never enter the main build. Deliberately absent: the command line and the
 //! progress bar (`main.rs` and `commands`), and rival libraries and engines: those take part as processes only.
 
 pub mod btio;

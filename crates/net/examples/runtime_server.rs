@@ -1,4 +1,4 @@
-//! The runtime under the spike's workload: the same 48-byte requests and replies as the servers in `spikes/runtime`, so
+//! The runtime under the spike's workload: the same 48-byte requests and replies as the servers in `crates/lab/spikes/runtime`, so
 //! that its bench can hold the product against what was promised.
 //!
 //! `runtime_server epoll|io_uring CPU FILE` prints its port and serves until killed.
