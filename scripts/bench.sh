@@ -54,7 +54,7 @@ if [ -z "${1:-}" ] || [ "$1" = "--quick" ]; then
   experiment rawio --name rawio-depths --schemes S0,S2-1,S2-5 --patterns randread,randwrite --sizes 4k --depths 1,4,16,64,128 "${time[@]}"
 fi
 experiment stream --sizes "$stream_sizes" "${time[@]}"
-# Beside other people's programs, and the papers' applications. Whoever is not installed is left out, with a word.
+# Beside other people's programs, and the papers' applications. Programs that are not installed are left out with a message.
 experiment peers "${peers[@]}"
 experiment btio "${btio[@]}"
 if [ "$(id -u)" -eq 0 ] && command -v dbench >/dev/null 2>&1; then

@@ -53,7 +53,7 @@ kmod              depmod
 say() { echo "deps: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
-# Sbin holds losetup and mkfs, and is not in everybody's path.
+# Sbin holds losetup and mkfs, and is not in every user's PATH.
 PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"
 
 present() {
