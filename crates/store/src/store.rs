@@ -443,6 +443,7 @@ impl Store {
         self.try_unread_again();
         self.round.idle = true;
         self.cool();
+        self.begin_relief();
         self.feedback.wanted = true;
         self.drive();
         self.round.idle = false;
@@ -531,7 +532,7 @@ impl Store {
             return;
         }
         let checkpoint = self.checkpoints.goes_on() && !self.cleaner.stop && self.refused.is_none();
-        let awaited = self.cleaner.awaits_slices && !self.queue.is_empty();
+        let awaited = self.cleaner.awaits_slices && (!self.queue.is_empty() || self.relief_wanted());
         let awaited = awaited || self.scrub.goes_on();
         if self.work_on_nodes() || self.cleaner.held_back || checkpoint || self.hiding.is_busy() || awaited {
             (self.waker)();

@@ -261,3 +261,54 @@ fn a_full_host_costs_older_versions_before_it_costs_writes() {
     store.close().unwrap();
     assert!(Store::check(&host.store()).unwrap().is_sound());
 }
+
+/// What was discarded on a full host is kept as older versions. They make room as soon as there is time, not only when a write wants it: whoever
+/// trims a file system sees that it helped.
+#[test]
+fn what_was_discarded_on_a_full_host_makes_room_without_a_write() {
+    let Some(host) = Host::ext4() else { return };
+    let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: BLOCKS };
+    let kind = UnitKind::Sealed { domain: SealingDomain([9; 16]), custody: Custody::KeyFile };
+    let mut create = CreateOptions::new(VolumeId([1; 16]), geometry, kind);
+    (create.segment_bytes, create.retention_percent) = (1 << 20, 100);
+    Store::create(&host.store(), &create).unwrap();
+    let mut store = host.open();
+    let all = HoleRecord { start: Lba(0), count: BLOCKS, record: record(1, None) };
+    store.execute(Op::Hole { holes: vec![all], origin: None }).unwrap();
+    // 16 blocks in one request; how many blocks there was room for.
+    let fill = |store: &mut Store, round: u8| {
+        let is_refused = |&lba: &u64| {
+            let blocks = lba..lba + 16;
+            let data: Vec<[u8; 4096]> = blocks.clone().map(|lba| [fill_of(lba, round); 4096]).collect();
+            let stamps = blocks.map(|lba| u64::from(round) * BLOCKS + lba);
+            let records = stamps.zip(&data).map(|(stamp, data)| record(stamp, Some(data))).collect();
+            let data = data.iter().map(|data| Buffer::copy_from(data)).collect();
+            store.execute(Op::Write { lba: Lba(lba), data, records, fua: false, origin: None }) == Err(OpError::NoSpace)
+        };
+        (0..BLOCKS).step_by(16).find(is_refused).expect("the host is smaller")
+    };
+    let taken = fill(&mut store, 1);
+    assert_eq!(store.space(), SpaceState::Full);
+    // All but the first blocks are deleted and trimmed.
+    let most = HoleRecord { start: Lba(64), count: BLOCKS - 64, record: record(5 * BLOCKS, None) };
+    store.execute(Op::Hole { holes: vec![most], origin: None }).unwrap();
+    assert_eq!(store.space(), SpaceState::Full, "nobody has had time yet");
+    let kept = store.stats().versions_retained;
+    assert!(kept > taken / 2, "{kept} of {taken}");
+    store.idle();
+    let started = std::time::Instant::now();
+    while store.space() == SpaceState::Full {
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "{:?}", store.stats());
+        store.poll_completions(&mut Vec::new());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let stats = store.stats();
+    assert!(stats.versions_retained > 0, "no more go than is needed: {stats:?}");
+    check(&mut store, 0..64, 1);
+    // As much can be written as at first, at once.
+    let again = fill(&mut store, 2);
+    assert!(again > taken * 9 / 10, "{again} blocks, {taken} at first");
+    check(&mut store, 0..again, 2);
+    store.close().unwrap();
+    assert!(Store::check(&host.store()).unwrap().is_sound());
+}

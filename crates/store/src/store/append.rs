@@ -79,6 +79,16 @@ pub(super) enum MakesRoom {
     Surely,
 }
 
+/// What became of the search for room.
+enum Making {
+    /// Some is on its way.
+    Waits,
+    /// Something was done that others have to look at before it goes on.
+    GoesOn,
+    /// There is none to be had.
+    Nothing,
+}
+
 impl Store {
     /// Starts the next append, if it may go now and there is something to append.
     pub(super) fn drive_append(&mut self) -> bool {
@@ -171,9 +181,7 @@ impl Store {
             return Some(true);
         }
         let Some(front) = self.queue.front() else {
-            self.cleaner.urgent = false;
-            self.cleaner.awaits_slices = false;
-            return None;
+            return self.relieve();
         };
         if self.waits_for_hiding() {
             return None;
@@ -205,42 +213,68 @@ impl Store {
             self.space_taken(true);
             return Some(self.append_writes());
         }
-        if self.space_on_its_way() {
-            return None;
-        }
-        if !std::mem::replace(&mut self.cleaner.urgent, true) {
-            self.cleaner.copied_for_front = 0;
-            // Tables and cleaning look at this: they come before it in the next turn.
-            return Some(true);
-        }
-        if self.reclaim_possible() || self.ask_host_again() {
-            return None;
-        }
-        if self.try_unread_for_front() {
-            // There may be more to clean than a moment ago, or not.
-            return Some(true);
-        }
-        if self.nodes_go_on() || self.hiding.is_busy() {
-            self.cleaner.awaits_slices = true;
-            return None;
-        }
-        if std::mem::take(&mut self.cleaner.awaits_slices) {
-            // There is more to clean than before.
-            self.cleaner.copied_for_front = 0;
-            return Some(true);
-        }
-        if let Some(begun) = self.drop_checkpoints() {
-            return begun.then_some(true);
-        }
-        // Not where cleaning could not use what they leave: it would cost them all at once.
-        if !self.cleaner.blocked && !self.cleaner.stop && self.versions_make_way() {
-            return Some(true);
+        match self.make_room() {
+            Making::Waits => return None,
+            Making::GoesOn => return Some(true),
+            Making::Nothing => {}
         }
         self.cleaner.urgent = false;
         self.space_taken(false);
         let op = self.queue.pop_front().expect("just seen");
         self.complete(op.token, op.bytes, Err(OpError::NoSpace));
         Some(true)
+    }
+
+    /// No request waits. On a full host room is made all the same, as far as a request would have it made: what was discarded shows at once, and
+    /// the next write does not have to wait for it.
+    fn relieve(&mut self) -> Option<bool> {
+        if self.relief_wanted() {
+            match self.make_room() {
+                Making::Waits => return None,
+                Making::GoesOn => return Some(true),
+                Making::Nothing => {}
+            }
+        }
+        self.end_relief();
+        self.cleaner.urgent = false;
+        self.cleaner.awaits_slices = false;
+        None
+    }
+
+    /// Everything that makes room, the cheapest first; older versions, which somebody may want to read, come last.
+    fn make_room(&mut self) -> Making {
+        if self.space_on_its_way() {
+            return Making::Waits;
+        }
+        if !std::mem::replace(&mut self.cleaner.urgent, true) {
+            self.cleaner.copied_for_front = 0;
+            // Tables and cleaning look at this: they come before it in the next turn.
+            return Making::GoesOn;
+        }
+        if self.reclaim_possible() || self.ask_host_again() {
+            return Making::Waits;
+        }
+        if self.try_unread_for_front() {
+            // There may be more to clean than a moment ago, or not.
+            return Making::GoesOn;
+        }
+        if self.nodes_go_on() || self.hiding.is_busy() {
+            self.cleaner.awaits_slices = true;
+            return Making::Waits;
+        }
+        if std::mem::take(&mut self.cleaner.awaits_slices) {
+            // There is more to clean than before.
+            self.cleaner.copied_for_front = 0;
+            return Making::GoesOn;
+        }
+        if let Some(begun) = self.drop_checkpoints() {
+            return if begun { Making::GoesOn } else { Making::Waits };
+        }
+        // Not where cleaning could not use what they leave: it would cost them all at once.
+        if !self.cleaner.blocked && !self.cleaner.stop && self.versions_make_way() {
+            return Making::GoesOn;
+        }
+        Making::Nothing
     }
 
     /// Whether the first request discards plain blocks none of which has data: nothing to do.

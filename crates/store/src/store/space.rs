@@ -37,6 +37,11 @@ const NEARLY_FULL_PERCENT: u64 = 85;
 /// The host is nearly full when it has less than this, or than a twentieth of the log.
 const HOST_NEARLY_FULL_BYTES: u64 = 256 << 20;
 
+/// Once it was full, room is made for one segment for this many of the log, ...
+const RELIEF_SHARE: u32 = 32;
+/// ... but no more than these: the rest of the older versions stays until a write needs their space.
+const RELIEF_MAX: u32 = 8;
+
 /// As many segments as so many rounds free keep their host space while writes go on.
 const WARM_ROUNDS: usize = 3;
 
@@ -59,6 +64,8 @@ pub(super) struct Space {
     host_low: bool,
     /// The host has little left, or refused space and has not given all that is kept ahead since.
     scarce: bool,
+    /// Room is being made while no request waits for it.
+    relieving: bool,
     state: SpaceState,
 }
 
@@ -217,6 +224,9 @@ impl Store {
     /// A segment became free, or gave its space back to the host: there may be room again.
     pub(super) fn space_came(&mut self) {
         self.space.host_full = false;
+        if self.space.relieving {
+            self.measure_host();
+        }
         if self.space.scarce && !self.emergency_is_touched() {
             self.space.refused = false;
         }
@@ -239,6 +249,29 @@ impl Store {
             self.space.refused = !taken;
             self.look_at_space();
         }
+    }
+
+    /// Nothing is going on. What was discarded on a full host is there as older versions, and would stay until a write wants room.
+    pub(super) fn begin_relief(&mut self) {
+        if self.space.scarce && self.space.state == SpaceState::Full && self.queue.is_empty() {
+            self.space.relieving = true;
+            self.space.asked_again = false;
+        }
+    }
+
+    /// Whether room is to be made though no request waits.
+    pub(super) fn relief_wanted(&self) -> bool {
+        if !self.space.relieving || self.cleaner.stop || self.refused.is_some() || self.round.opening {
+            return false;
+        }
+        let kept = HOST_RESERVE + self.table_segments() + 2 * self.emergency_segments();
+        let host = self.space.host_free.unwrap_or(u64::MAX) / u64::from(self.layout.segment_bytes);
+        let free = u64::from(self.segments.warm_ahead().saturating_sub(kept)) + host;
+        self.space.state == SpaceState::Full || free < (self.layout.segments / RELIEF_SHARE).clamp(1, RELIEF_MAX).into()
+    }
+
+    pub(super) fn end_relief(&mut self) {
+        self.space.relieving = false;
     }
 
     /// Whether the log has so many segments for a request, the reserve left out. Discards may use a quarter of the reserve, deleting half:
