@@ -5,26 +5,53 @@ mod stage;
 
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use stage::{World, can_mount, eventually, has, run};
 
-/// The target's volumes on a file system of this size, unmounted when dropped.
-struct SmallHost(String);
+/// The target's volumes on an ext4 of this size, unmounted when dropped.
+struct SmallHost {
+    at: String,
+    volumes: String,
+}
 
 impl SmallHost {
     fn beneath(world: &World, size: &str) -> SmallHost {
-        let at = world.text("volumes");
-        let options = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs", &at]).status();
-        assert!(mounted.is_ok_and(|status| status.success()), "root may mount a tmpfs");
-        SmallHost(at)
+        let (image, at, volumes) = (world.text("host.image"), world.text("host"), world.text("volumes"));
+        fs::create_dir(&at).unwrap();
+        for command in [
+            &["truncate", "-s", size, &image][..],
+            &["mkfs.ext4", "-q", "-F", &image],
+            &["mount", "-o", "loop", &image, &at],
+        ] {
+            let done = Command::new(command[0]).args(&command[1..]).status();
+            assert!(done.is_ok_and(|status| status.success()), "root may do {command:?}");
+        }
+        // Beside lost+found.
+        fs::create_dir(format!("{at}/volumes")).unwrap();
+        fs::remove_dir(&volumes).unwrap();
+        symlink(format!("{at}/volumes"), &volumes).unwrap();
+        SmallHost { at, volumes }
+    }
+
+    /// Takes what is left for root alone, to the last block.
+    fn fill(&self) {
+        let mut file = File::create(format!("{}/others", self.at)).unwrap();
+        let mut piece = 1 << 20;
+        while piece >= 512 {
+            if file.write_all(&vec![1; piece]).and_then(|()| file.sync_all()).is_err() {
+                piece /= 2;
+            }
+        }
     }
 }
 
 impl Drop for SmallHost {
     fn drop(&mut self) {
-        let _ = Command::new("umount").args(["-l", &self.0]).stderr(Stdio::null()).status();
+        let _ = fs::remove_file(&self.volumes);
+        let _ = Command::new("umount").args(["-l", &self.at]).stderr(Stdio::null()).status();
     }
 }
 
@@ -65,7 +92,7 @@ fn a_volume_on_a_full_host_can_be_mounted_checked_and_trimmed() {
         return;
     }
     let world = World::new();
-    let _host = SmallHost::beneath(&world, "136m");
+    let host = SmallHost::beneath(&world, "136M");
     let said = world.create(&["vault", "--size", "1GiB"]);
     assert!(said.success && said.stderr.contains("New data will be refused"), "{}", said.stderr);
     let server = world.serve();
@@ -90,10 +117,18 @@ fn a_volume_on_a_full_host_can_be_mounted_checked_and_trimmed() {
         let _ = fs::write(format!("{mounted}/large-{at}"), vec![at; 20 << 20]);
     }
 
+    // Others have the rest of the host, and what attached the volume dies: another attachment has to be let in.
+    host.fill();
+    let listed = run(&["attach", "list"]).ok();
+    let ours = listed.lines().find(|line| line.contains(&attached)).expect("it is attached");
+    let process: i32 = ours.rsplit_once("process ").unwrap().1.trim_end_matches(')').parse().unwrap();
+    kill_process(Pid::from_raw(process).unwrap(), Signal::KILL).unwrap();
+    eventually("it is seen to be dead", || run(&["attach", "list"]).stdout.contains("has died"));
+
     // 1. Detached (which tells what was lost) and attached again. The journal is replayed.
     let _ = run(&["detach", &mounted]);
     eventually("it is detached", || !run(&["detach", "--list"]).stdout.contains(&url));
-    world.alice(&[&["attach"], &attach[1..4]].concat()).ok();
+    world.alice(&[&["attach"], &attach[1..4], &["--take-over"]].concat()).ok();
     let file = format!("{attached}/vault");
     let checked = Command::new("e2fsck").args(["-f", "-y", &file]).output().unwrap();
     let code = checked.status.code().unwrap_or(99);
@@ -112,6 +147,35 @@ fn a_volume_on_a_full_host_can_be_mounted_checked_and_trimmed() {
             fs::remove_file(entry.path()).unwrap();
         }
     }
+    // What was deleted and is not committed yet is not trimmed.
+    assert!(Command::new("sync").args(["-f", &mounted]).status().unwrap().success());
     let trimmed = Command::new("fstrim").args(["-v", &mounted]).output().unwrap();
     assert!(trimmed.status.success(), "{}", String::from_utf8_lossy(&trimmed.stderr));
+
+    // 3. That shows without a write, and as much as before can be written again, however much at once.
+    eventually("the store has room, and gives the host some", || {
+        let told = status(&world);
+        !told.contains("FULL") && !host_free(&told).starts_with("0 B")
+    });
+    for at in 0..3 {
+        let file = format!("{mounted}/again-{at}");
+        fs::write(&file, stage::noise(9, 10 << 20)).and_then(|()| File::open(&file)?.sync_all()).unwrap();
+    }
+    let more = fill(&mounted, "more", 300);
+    assert!(more + 30 > files * 3 / 4, "{more} files and 30 MiB now, {files} at first");
+    let kept = fs::read(format!("{mounted}/again-2")).unwrap();
+    assert!(kept == stage::noise(9, 10 << 20));
+    let _ = run(&["detach", &mounted]);
+    server.stop();
+}
+
+/// What `status` says is free on the host.
+fn host_free(told: &str) -> String {
+    let head = told.lines().find(|line| line.contains("HOST FREE")).expect("there is a volume open");
+    let row = told.lines().skip_while(|line| *line != head).nth(1).expect("and its row");
+    let cell = head.find("HOST FREE").unwrap();
+    // Numbers end where their heading does.
+    let end = cell + "HOST FREE".len();
+    let words: Vec<&str> = row[..end].split_whitespace().collect();
+    words[words.len() - 2..].join(" ")
 }

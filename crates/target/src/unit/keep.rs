@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
 use crate::catalogue::modes;
 use crate::error::CatalogueError;
 use strongroom_scsi::persistent::SavedReservations;
@@ -21,6 +24,8 @@ use super::leases::LeaseRecord;
 
 /// Largest file that is read, in bytes: 256 registrations take less than a quarter of it.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Space that is kept for one more file of each kind, in bytes: some dozens of leases.
+const SPARE_BYTES: u64 = 8 << 10;
 
 /// What is kept in a file of its own.
 pub(crate) trait KeptState: Clone + Default + PartialEq + Send + 'static {
@@ -101,6 +106,7 @@ pub(crate) struct Keeper<T> {
 impl<T: KeptState> Keeper<T> {
     fn open(dir: PathBuf, wake: Arc<dyn Fn() + Send + Sync>) -> Result<(Keeper<T>, T), CatalogueError> {
         let kept: T = read(&dir.join(T::FILE))?;
+        make_spare(&dir, T::FILE);
         let keeper = Keeper { place: Place::Directory(dir), wake, on_disk: Some(kept.clone()), writing: None };
         Ok((keeper, kept))
     }
@@ -192,8 +198,18 @@ impl<T> Drop for Keeper<T> {
     }
 }
 
-/// Replaces a file whole; without text it goes.
+/// Replaces a file whole; without text it goes. On a full file system the space comes from what is spare.
 fn replace(dir: &Path, name: &str, text: Option<&str>) -> io::Result<()> {
+    let is_full = |error: &io::Error| matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT));
+    let mut replaced = try_to_replace(dir, name, text);
+    if replaced.as_ref().is_err_and(is_full) && fs::remove_file(spare_of(dir, name)).is_ok() {
+        replaced = try_to_replace(dir, name, text);
+    }
+    make_spare(dir, name);
+    replaced
+}
+
+fn try_to_replace(dir: &Path, name: &str, text: Option<&str>) -> io::Result<()> {
     let path = dir.join(name);
     match text {
         Some(text) => {
@@ -209,6 +225,31 @@ fn replace(dir: &Path, name: &str, text: Option<&str>) -> io::Result<()> {
         },
     }
     File::open(dir)?.sync_all()
+}
+
+fn spare_of(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!(".{name}.spare"))
+}
+
+/// Takes space for one more file like this, if it is not there yet. A volume fills the file system that it is on, and must be attached again to
+/// be emptied, which a change of its writer leases comes before.
+fn make_spare(dir: &Path, name: &str) {
+    let path = spare_of(dir, name);
+    if path.exists() {
+        return;
+    }
+    let made = modes::make_file(&path).and_then(|file| {
+        let allocated = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SPARE_BYTES);
+        // A file system that cannot do that may take written zeros.
+        allocated
+            .or_else(|_| (&file).write_all(&[0; SPARE_BYTES as usize]).map_err(|_| Errno::NOSPC))
+            .map_err(Into::into)
+    });
+    if let Err(error) = made {
+        // Nothing spare is worth nothing.
+        let _ = fs::remove_file(&path);
+        tracing::debug!(path = %path.display(), %error, "no space is spare");
+    }
 }
 
 fn read<T: KeptState>(path: &Path) -> Result<T, CatalogueError> {
