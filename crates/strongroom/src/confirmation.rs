@@ -53,11 +53,12 @@ impl ForceArgs {
         let is_there = |writer: &&Writer| !matches!(writer.role, WriterRole::Ended | WriterRole::TookOver);
         let others: Vec<&Writer> = others.iter().filter(is_there).collect();
         let mut wanted: BTreeSet<String> = others.iter().map(|writer| writer.initiator_name.clone()).collect();
-        let question = match others.as_slice() {
-            [] => format!("nobody is known to use {volume}: its name"),
+        let (who, question) = match others.as_slice() {
+            [] => (format!("nobody is known to use {volume}"), "its name"),
             _ => {
                 let named: Vec<String> = others.iter().map(|writer| describe_writer(writer)).collect();
-                format!("{volume} is used by {}: all of their initiator names", named.join("; "))
+                let who = format!("{volume} is used by {}, and what they wrote goes too", named.join("; "));
+                (who, if wanted.len() == 1 { "that initiator's name" } else { "the names of all these initiators" })
             }
         };
         if wanted.is_empty() {
@@ -66,24 +67,25 @@ impl ForceArgs {
         let given: BTreeSet<String> = match (self.confirm.is_empty(), io::stdin().is_terminal()) {
             (false, _) => self.confirm.iter().cloned().collect(),
             (true, true) => {
-                print!("everything that they wrote is lost. To confirm, type ({question}), with spaces in between: ");
+                println!("everything on {volume} will be lost, for good; {who}");
+                print!("to confirm, type {question}: ");
                 io::stdout().flush()?;
                 let mut line = String::new();
                 io::stdin().lock().read_line(&mut line)?;
                 line.split_whitespace().map(str::to_owned).collect()
             }
             (true, false) => {
-                bail!("--force needs a confirmation, and there is no terminal to ask on: {}", how(&wanted, &question))
+                bail!("--force needs a confirmation, and there is no terminal to ask on; {who}: {}", how(&wanted))
             }
         };
         if given != wanted {
-            bail!("that is not who is lost by it; {}", how(&wanted, &question));
+            bail!("not confirmed, and nothing was changed: {who}; to confirm, {question}: {}", how(&wanted));
         }
         Ok(())
     }
 }
 
-fn how(wanted: &BTreeSet<String>, question: &str) -> String {
+fn how(wanted: &BTreeSet<String>) -> String {
     let arguments: Vec<String> = wanted.iter().map(|name| format!("--confirm {}", foreign(name))).collect();
-    format!("{question}: {}", arguments.join(" "))
+    arguments.join(" ")
 }

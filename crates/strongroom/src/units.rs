@@ -86,14 +86,20 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(millis).map(Duration::from_millis).ok_or_else(wrong)
 }
 
-/// A length of time for people: seconds, or the two largest units.
+/// A length of time for people: its largest unit and the next smaller one, without what is zero.
 pub fn show_duration(time: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
     let seconds = time.as_secs();
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    let largest = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
+    let mut shown = Vec::new();
+    let mut left = seconds;
+    for (unit, name) in UNITS.iter().skip(largest).take(2) {
+        if left >= *unit || seconds == 0 {
+            shown.push(format!("{} {name}", left / unit));
+        }
+        left %= unit;
     }
+    shown.join(" ")
 }
 
 /// Bits in a second from text such as `1Gbit`, `100Mbit` or `64kbit`. Units are powers of 1000, as for links everywhere.
@@ -173,8 +179,10 @@ mod tests {
 
     #[test]
     fn lengths_of_time_are_shown_short() {
-        let shown = [7, 83, 7_380].map(|seconds| show_duration(Duration::from_secs(seconds)));
-        assert_eq!(shown, ["7 s", "1 min 23 s", "2 h 3 min"]);
+        let shown = |seconds| show_duration(Duration::from_secs(seconds));
+        assert_eq!([0, 7, 83, 7_380].map(shown), ["0 s", "7 s", "1 min 23 s", "2 h 3 min"]);
+        assert_eq!([60, 7_200, 86_400, 7 * 86_400].map(shown), ["1 min", "2 h", "1 d", "7 d"]);
+        assert_eq!([3_601, 90_000, 86_459, 200_000].map(shown), ["1 h", "1 d 1 h", "1 d", "2 d 7 h"]);
     }
 
     #[test]

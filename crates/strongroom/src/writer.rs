@@ -83,6 +83,7 @@ impl WayOut {
 pub(crate) fn attach(options: AttachOptions, way_out: WayOut) -> Result<RemoteDevice> {
     let (url, began) = (options.url.clone(), Instant::now());
     let mut patience = None;
+    let mut is_told = false;
     loop {
         let conflict = match RemoteDevice::attach(options.clone()) {
             Err(AttachError::InUse(conflict)) => conflict,
@@ -95,7 +96,12 @@ pub(crate) fn attach(options: AttachOptions, way_out: WayOut) -> Result<RemoteDe
         let Some(rest) = patience.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero()) else {
             return Err(way_out.refusal(&conflict)).with_context(|| format!("cannot attach {url}"));
         };
-        tell(&format_args!("{conflict}; waiting for it up to {}", show_duration(rest)));
+        if !std::mem::replace(&mut is_told, true) {
+            let rest = show_duration(rest);
+            tell(&format_args!(
+                "{conflict}; waiting for it up to {rest}. To take the volume over at once: --take-over"
+            ));
+        }
         std::thread::sleep(LOOK_EVERY.min(rest));
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use stage::{Said, World, can_mount, eventually, has, noise, run};
+use stage::{Said, World, can_mount, eventually, has, noise, on_a_terminal, run};
 
 const ALICE: &str = "iqn.2026-11.test:alice";
 
@@ -147,7 +147,12 @@ fn a_killed_writer_keeps_the_volume_for_its_lease_and_no_longer() {
     let server = vault.world.serve();
     let begun = Instant::now();
     let said = vault.attach("second", &[]);
-    assert!(said.stderr.contains("waiting for it"), "{}", said.stderr);
+    // Said at once, and once.
+    let waits: Vec<&str> = said.stderr.lines().filter(|line| line.contains("waiting for it up to")).collect();
+    assert_eq!(waits.len(), 1, "{}", said.stderr);
+    for part in [ALICE, "not connected for", "its lease ends in", "--take-over"] {
+        assert!(waits[0].contains(part), "'{part}' is missing in {}", waits[0]);
+    }
     said.ok();
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     vault.detach("second").ok();
@@ -199,5 +204,60 @@ fn a_volume_in_use_is_not_formatted() {
     let _ = fs::write(format!("{file}2"), &contents);
     vault.detach("first").failed(&["was taken over"]);
     format("volume.key", &["--reformat"]).ok();
+    server.stop();
+}
+
+#[test]
+fn a_forced_format_asks_on_the_terminal_who_loses_by_it() {
+    if !can_mount() || !has("script") {
+        return;
+    }
+    let (vault, server) = vault();
+    let (world, url) = (&vault.world, vault.url());
+    let write = |seed: u64| {
+        let file = File::options().write(true).open(vault.file("first")).unwrap();
+        file.write_all_at(&noise(seed, 4096), 0).unwrap();
+        file.sync_all().unwrap();
+    };
+    let first_block = || {
+        vault.attach("second", &["--read-only"]).ok();
+        let mut found = vec![0; 4096];
+        File::open(vault.file("second")).unwrap().read_exact_at(&mut found, 0).unwrap();
+        vault.detach("second").ok();
+        found
+    };
+    let format = |typed: &str| {
+        on_a_terminal(&world.alice_command(&["volume", "format", &url, "--yes", "--force"]), &format!("{typed}\n"))
+    };
+    vault.attach("first", &[]).ok();
+    write(1);
+    vault.detach("first").ok();
+    for wrong in ["volt", "", "vault vault2", "yes"] {
+        let said = format(wrong);
+        assert_eq!(said.status, Some(1), "'{wrong}': {}", said.stdout);
+        assert!(
+            said.stdout.contains("type its name: ") && said.stdout.contains("nothing was changed"),
+            "{}",
+            said.stdout
+        );
+        assert!(first_block() == noise(1, 4096), "'{wrong}' formatted it");
+    }
+    let said = format("vault");
+    assert!(said.success && said.stdout.contains("formatted strongroom://"), "{}", said.stdout);
+    assert!(first_block().iter().all(|byte| *byte == 0), "it is formatted");
+    // With somebody there it is that name, and not the volume's.
+    vault.attach("first", &[]).ok();
+    write(2);
+    let said = format("vault");
+    assert!(!said.success && said.stdout.contains("is used by") && said.stdout.contains(ALICE), "{}", said.stdout);
+    assert!(first_block() == noise(2, 4096));
+    let said = format(ALICE);
+    assert!(said.success, "{}", said.stdout);
+    assert!(first_block().iter().all(|byte| *byte == 0), "it is formatted");
+    // It has to try to write before it knows.
+    let first = File::options().write(true).open(vault.file("first")).unwrap();
+    first.write_all_at(&noise(3, 4096), 0).and_then(|()| first.sync_all()).expect_err("it is not the writer any more");
+    drop(first);
+    vault.detach("first").failed(&["was taken over"]);
     server.stop();
 }

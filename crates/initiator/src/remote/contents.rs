@@ -33,7 +33,9 @@ impl RemoteDevice {
                 Ok(Step::Good { .. }) => return Ok(VolumeContents::Opens),
                 Ok(Step::Bad { .. } | Step::Unreadable) => found = VolumeContents::DoesNotOpen,
                 Ok(Step::None) => {}
-                Err(error) if error.kind == DeviceErrorKind::NoKey && found == VolumeContents::Empty && is_lent => {
+                Err(error)
+                    if error.kind == DeviceErrorKind::NoKey && is_lent && found != VolumeContents::DoesNotOpen =>
+                {
                     found = VolumeContents::KeysDestroyed;
                 }
                 Err(error) if error.kind == DeviceErrorKind::NoKey => found = VolumeContents::DoesNotOpen,

@@ -155,10 +155,12 @@ fn destroy_keys(args: &EraseArgs, url: &VolumeUrl) -> Result<()> {
         device.detach()?;
         Ok(erased)
     });
-    let erased = erased.context(
-        "the keys are destroyed, and nothing that was sealed with them opens any more; but the volume was not formatted under the new \
-         ones: strongroom volume format URL --yes --reformat",
-    )?;
+    let erased = erased.with_context(|| {
+        format!(
+            "the keys are destroyed, and nothing that was sealed with them opens any more; but the volume was not formatted under the new \
+             ones: strongroom volume format {url} --yes --reformat"
+        )
+    })?;
     println!("{url} is formatted again");
     if !erased.is_given_back {
         println!(

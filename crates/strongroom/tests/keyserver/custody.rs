@@ -12,7 +12,7 @@ use strongroom_seal::{SealContext, VolumeKey, seal_key_for_test};
 use super::writer::{Access, BLOCK, Writer, count, eventually_put};
 use super::{KeyProcess, KeySite};
 use crate::search::{CANARY_BYTES, Canaries, Findings};
-use crate::stage::{Said, Server, World, eventually, noise, strongroom};
+use crate::stage::{Said, Server, World, eventually, has, noise, on_a_terminal, strongroom};
 
 /// What the target's configuration lets everybody use.
 const SIZE: &str = "8MiB";
@@ -65,6 +65,11 @@ impl Place {
     }
 
     fn command(&self, name: &str, arguments: &[&str]) -> Command {
+        self.command_within("60s", name, arguments)
+    }
+
+    /// The same, which waits no longer than this for a target that is away.
+    fn command_within(&self, patience: &str, name: &str, arguments: &[&str]) -> Command {
         let mut command = strongroom(arguments);
         command
             .args(["--identity", &self.site.text(&format!("{name}.identity"))])
@@ -72,7 +77,7 @@ impl Place {
             .args(["--target-key", &self.world.public_key("target")])
             .args(["--key-server", &format!("127.0.0.1:{}", self.site.port)])
             .args(["--key-server-key", &self.site.public_key("server")])
-            .args(["--connect-timeout", "60s"])
+            .args(["--connect-timeout", patience])
             .env("XDG_CONFIG_HOME", self.world.path(&format!("config-{name}")));
         command
     }
@@ -220,6 +225,49 @@ fn reseal_ends_an_epoch_and_erase_ends_them_all() {
     assert!(said.contains("formatted again") && !said.contains("keeps"), "its target has given the space back: {said}");
     place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
     assert!(fs::read(&out).unwrap().iter().all(|byte| *byte == 0));
+    keys.stop();
+    target.stop();
+}
+
+/// A stolen target does not answer, and its keys go all the same. If it comes back, what the command said is what helps.
+#[test]
+fn a_forced_erase_without_its_target_says_what_to_do_when_it_is_back() {
+    let (place, target, keys) = Place::with("vault", "lease_s = 2");
+    let (url, file, out) = (place.world.url("vault"), place.world.text("in"), place.world.text("out"));
+    fs::write(&file, noise(5, 1 << 20)).unwrap();
+    place.run("alice", &["copy", &file, &url, "--allow-smaller", "--quiet"]).ok();
+    place.grant("admin", "vault", "open,seal,administer");
+    target.stop();
+    let erase = |more: &[&str]| {
+        place.command_within("3s", "admin", &[&["volume", "erase", &url, "--crypto", "--yes"], more].concat())
+    };
+    let shown = || place.site.key("admin", &["show", "vault"]).ok();
+    place.world.finish(erase(&[])).failed(&["a target that is away cannot be asked: --force"]);
+    place.world.finish(erase(&["--force"])).failed(&["no terminal", "--confirm vault"]);
+    place.world.finish(erase(&["--force", "--confirm", "volt"])).failed(&["nothing was changed", "--confirm vault"]);
+    let said = if has("script") {
+        let said = on_a_terminal(&erase(&["--force"]), "volt\n");
+        assert!(!said.success && said.stdout.contains("nothing was changed"), "{}", said.stdout);
+        assert!(!shown().contains("destroyed"), "{}", shown());
+        let said = on_a_terminal(&erase(&["--force"]), "vault\n");
+        assert!(!said.success && said.stdout.contains("nobody is known to use vault"), "{}", said.stdout);
+        said.stdout
+    } else {
+        place.world.finish(erase(&["--force", "--confirm", "vault"])).failed(&[])
+    };
+    assert!(said.contains("the keys of 'vault' are destroyed"), "{said}");
+    assert!(shown().contains("epoch 1 destroyed"), "{}", shown());
+    let advice = said.lines().find_map(|line| line.split_once("under the new ones: strongroom ")).expect(&said).1;
+    // The reason follows on the same line.
+    let advice = advice.split(": ").next().unwrap();
+    let target = place.world.serve();
+    let words: Vec<&str> = advice.split_whitespace().collect();
+    place.run("admin", &words).ok();
+    place.run("alice", &["copy", &url, &out, "--quiet"]).ok();
+    assert!(fs::read(&out).unwrap().iter().all(|byte| *byte == 0));
+    place.run("alice", &["copy", &file, &url, "--allow-smaller", "--quiet"]).ok();
+    place.run("alice", &["copy", &url, &out, "--overwrite", "--quiet"]).ok();
+    assert!(fs::read(&out).unwrap().starts_with(&noise(5, 1 << 20)), "the volume can be used again");
     keys.stop();
     target.stop();
 }

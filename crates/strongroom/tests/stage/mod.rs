@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test file uses its part of it.
 
 use std::fs;
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -85,6 +86,26 @@ pub(crate) fn strongroom(arguments: &[&str]) -> Command {
 /// Runs the binary to its end.
 pub(crate) fn run(arguments: &[&str]) -> Said {
     Said::from(strongroom(arguments).output().expect("the binary runs"))
+}
+
+/// Runs a command on a terminal, where somebody types this. All that it says is its standard output.
+pub(crate) fn on_a_terminal(command: &Command, typed: &str) -> Said {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let quoted = words.map(|word| format!("'{}'", word.to_str().expect("tests use text").replace('\'', r"'\''")));
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &quoted.collect::<Vec<_>>().join(" "), "/dev/null"]);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => script.env(name, value),
+            None => script.env_remove(name),
+        };
+    }
+    script.env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = script.spawn().unwrap();
+    let mut keyboard = child.stdin.take().expect("it is piped");
+    keyboard.write_all(typed.as_bytes()).unwrap();
+    drop(keyboard);
+    Said::from(child.wait_with_output().unwrap())
 }
 
 /// Waits for something to become true.
