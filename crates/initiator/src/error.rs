@@ -64,7 +64,7 @@ pub enum AttachError {
 /// A refused login for people: what the target says of it where it says anything, else what the status means.
 pub(crate) fn refusal(status: LoginStatus, reason: Option<&str>) -> String {
     match reason {
-        Some(reason) => format!("{} ({status:?})", foreign(reason)),
+        Some(reason) => format!("{} (status {:#06x})", foreign(reason), status.0),
         None => status.to_string(),
     }
 }

@@ -57,7 +57,7 @@ impl fmt::Display for LoginStatus {
             }
             Self::AUTHORIZATION_FAILED => {
                 "this initiator may not use the target, or not in this way, and the target's log says why; ask its keeper to add your \
-                 name to the access list, use a strongroom:// URL for a sealed volume, or another --scheme"
+                 name to the access list (a sealed volume takes strongroom:// URLs only, and may take some --scheme only)"
             }
             Self::NOT_FOUND => "no such target; list what there is by discovery",
             Self::TARGET_REMOVED => "the target was removed",

@@ -262,7 +262,7 @@ impl AccessArgs {
             return Ok(self.target_keys.clone());
         }
         let known = self.known_targets.clone().unwrap_or_else(keys::default_known_targets);
-        keys::known_target_keys(&known, host, port)
+        keys::known_keys(&known, keys::Whose::Target, host, port)
     }
 
     /// Attaches, and remembers what a sealed volume claims to be, so that the next time it cannot claim otherwise.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use strongroom_handshake::PublicKey;
 use strongroom_keyserver::{Client, ClientOptions, DEFAULT_PORT};
@@ -65,11 +65,7 @@ impl KeyServerArgs {
             let known = known.map_or_else(keys::default_known_targets, PathBuf::from);
             for server in &self.key_servers {
                 let (host, port) = host_and_port(server);
-                let found = keys::known_target_keys(&known, host, port).with_context(|| {
-                    format!(
-                        "key server {server}: give its public line with --key-server-key, or list it as {host}:{port}"
-                    )
-                })?;
+                let found = keys::known_keys(&known, keys::Whose::KeyServer, host, port)?;
                 server_keys.extend(found);
             }
         }

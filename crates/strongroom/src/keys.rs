@@ -66,11 +66,18 @@ pub(crate) fn read_credential(path: &Path) -> Result<VolumeKeyFile> {
     VolumeKeyFile::parse(&text).with_context(|| format!("credential {}", path.display()))
 }
 
+/// Whose public lines are looked for.
+#[derive(Clone, Copy)]
+pub(crate) enum Whose {
+    Target,
+    KeyServer,
+}
+
 /// The keys that the target at `host` and `port` may have, from a file of lines `HOST[:PORT] strongroom-ed25519 …`.
 ///
 /// # Errors
 /// If none is known: a key is never trusted because it was the first to be seen.
-pub(crate) fn known_target_keys(path: &Path, host: &str, port: u16) -> Result<Vec<PublicKey>> {
+pub(crate) fn known_keys(path: &Path, whose: Whose, host: &str, port: u16) -> Result<Vec<PublicKey>> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
@@ -79,9 +86,13 @@ pub(crate) fn known_target_keys(path: &Path, host: &str, port: u16) -> Result<Ve
     let keys = parse_known_targets(&text, host, port).with_context(|| path.display().to_string())?;
     if keys.is_empty() {
         let name = address(host, port);
+        let (what, option) = match whose {
+            Whose::Target => ("target", "--target-key"),
+            Whose::KeyServer => ("key server", "--key-server-key"),
+        };
         bail!(
-            "no key is known for the target {name}. Ask who runs it for the line that `strongroom identity show` prints \
-             there, and give it with --target-key '…', or add it to {path} as: {name} strongroom-ed25519 …",
+            "no key is known for the {what} {name}. Ask who runs it for the line that `strongroom identity show` prints \
+             there, and give it with {option} '…', or add it to {path} as: {name} strongroom-ed25519 …",
             path = path.display()
         );
     }
@@ -153,7 +164,8 @@ mod tests {
 
     #[test]
     fn an_unknown_target_is_refused_with_advice() {
-        let error = known_target_keys(Path::new("/nonexistent/known"), "storage", 3260).unwrap_err().to_string();
+        let error =
+            known_keys(Path::new("/nonexistent/known"), Whose::Target, "storage", 3260).unwrap_err().to_string();
         assert!(error.contains("strongroom identity show") && error.contains("--target-key"), "{error}");
     }
 }

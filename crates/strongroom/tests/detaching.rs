@@ -149,8 +149,31 @@ fn a_file_system_that_lost_writes_is_not_unmounted_without_a_word() {
     eventually("it is connected again", || !paths.listed().contains("not connected"));
     // From outside, where nobody is told anything.
     assert!(Command::new("umount").arg(&paths.mounted).status().unwrap().success());
+    // That ends the mount and nothing else: the attachment goes on, and knows.
+    assert!(Path::new(&paths.file()).exists());
+    eventually("it is listed", || paths.listed().contains("data lost: ") && paths.listed().contains("failed"));
     lost(run(&["detach", &paths.directory]), &["is detached", "failed"]);
     assert_eq!(paths.listed(), "");
+    server.stop();
+}
+
+#[test]
+fn an_unmounted_attachment_stays_until_it_is_detached() {
+    if !can_mount() || !has("mkfs.ext4") {
+        return;
+    }
+    let (world, server) = World::sealed("vault", "64MiB");
+    let paths = Paths::of(&world);
+    paths.attach(&world, &["--mount", &paths.mounted, "--mkfs", "ext4"]);
+    fs::write(format!("{}/file", paths.mounted), b"kept").unwrap();
+    assert!(Command::new("umount").arg(&paths.mounted).status().unwrap().success());
+    assert!(paths.listed().contains(&world.url("vault")), "{}", paths.listed());
+    assert!(Path::new(&paths.file()).exists());
+    run(&["detach", &paths.mounted]).ok();
+    assert!(!paths.is_mounted() && paths.listed().is_empty());
+    paths.attach(&world, &["--mount", &paths.mounted]);
+    assert_eq!(fs::read(format!("{}/file", paths.mounted)).unwrap(), b"kept");
+    run(&["detach", &paths.directory]).ok();
     server.stop();
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::keyserver::KeySite;
-use crate::stage::{World, can_mount, eventually, noise, run};
+use crate::stage::{World, can_mount, eventually, has, noise, run};
 
 /// What this test itself writes: configurations, logs of processes, what is copied in.
 const OWN: &[&str] = &["serve.log", "in", "kept"];
@@ -35,6 +35,11 @@ fn walk(root: &Path, found: &mut Vec<(PathBuf, &'static str, u32)>) {
             () if kind.is_socket() => "socket",
             () => "file",
         };
+        // What is on a volume that is mounted here has the modes that it was given there.
+        let is_mounted = fs::symlink_metadata(root).is_ok_and(|root| root.dev() != metadata.dev());
+        if is_mounted {
+            continue;
+        }
         found.push((path.clone(), what, metadata.mode() & 0o7777));
         if kind.is_dir() {
             walk(&path, found);
@@ -48,7 +53,15 @@ fn assert_private(root: &Path) -> Vec<String> {
     walk(root, &mut found);
     let wrong: Vec<String> = found
         .iter()
-        .filter(|(path, what, mode)| *mode != if *what == "directory" { 0o700 } else { 0o600 } && !is_own(path))
+        .filter(|(path, what, mode)| {
+            // A socket is made with all that the umask leaves.
+            let is_private = match *what {
+                "directory" => *mode == 0o700,
+                "socket" => [0o600, 0o700].contains(mode),
+                _ => *mode == 0o600,
+            };
+            !is_private && !is_own(path)
+        })
         .map(|(path, what, mode)| format!("{what} {} has mode {mode:o}", path.display()))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -131,6 +144,33 @@ fn nobody_else_can_reach_what_a_command_makes() {
     for cure in [format!("chmod -R go= {root}"), format!("chmod go= {}", world.text("medium"))] {
         assert!(server_log(&world).contains(&cure), "'{cure}' is missing in {}", server_log(&world));
     }
+}
+
+/// While it plays, with all that it starts and attaches, and what it leaves: nothing.
+#[test]
+fn nobody_else_can_reach_what_the_demo_makes() {
+    if !can_mount() || ["mkfs.ext4", "losetup"].iter().any(|program| !has(program)) {
+        return;
+    }
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let work = place.path().to_str().unwrap().to_owned();
+    let demo = std::thread::spawn({
+        let work = work.clone();
+        move || run(&["demo", "--work-dir", &work, "--files", "4MiB", "--measure", "4MiB"])
+    });
+    let mut seen = std::collections::BTreeSet::new();
+    while !demo.is_finished() {
+        seen.extend(assert_private(Path::new(&work)));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let said = demo.join().unwrap();
+    said.ok();
+    for part in [".identity", ".key", ".log", "store/log", "keys.redb"] {
+        assert!(seen.iter().any(|path| path.ends_with(part)), "{part} is not among {seen:#?}");
+    }
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 0, "it leaves nothing");
 }
 
 fn server_log(world: &World) -> String {
