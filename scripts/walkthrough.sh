@@ -147,7 +147,7 @@ try strongroom detach /mnt/vault
 
 title "Trouble: the attachment is killed"
 try strongroom attach strongroom://storage/vault --key-file "~/vault.key" --to /run/vault --mount /mnt/vault --take-over
-victim=$(pgrep -f 'strongroom attach .*--foreground' | head -n 1)
+victim=$(sed -n 's/^attached by process \([0-9]*\);.*/\1/p' <<< "$said")
 printf '\n$ kill -9 %s\n' "$victim"; kill -9 "$victim"
 until_true "strongroom attach list | grep -q 'has died'"
 refused strongroom attach strongroom://storage/vault --key-file "~/vault.key" --to /run/vault --mount /mnt/vault; says "strongroom detach"
@@ -195,7 +195,7 @@ try "STRONGROOM_KEY_SERVER=keys strongroom volume verify strongroom://storage/va
 if [ -z "$short" ]; then
   title "The lease of an attachment that died ends by itself"
   try strongroom attach strongroom://storage/vault --key-file "~/vault.key" --to /run/vault
-  victim=$(pgrep -f 'strongroom attach .*--foreground' | head -n 1)
+  victim=$(sed -n 's/^attached by process \([0-9]*\);.*/\1/p' <<< "$said")
   printf '\n$ kill -9 %s\n' "$victim"; kill -9 "$victim"
   until_true "strongroom attach list | grep -q 'has died'"
   try strongroom detach /run/vault
