@@ -162,6 +162,9 @@ impl Sense {
     /// Vendor: an operation that has stamps in common with another one, or a replay of a write that this unit never acknowledged.
     /// The command was not executed.
     pub const INVALID_OPERATION: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x83);
+    /// Vendor: a replay, and the block in the information field is lost: what is there now is newer, but was written on condition of what was
+    /// there before. The other blocks of the command were written.
+    pub const REPLAY_LOST: Sense = Sense::new(SenseKey::IllegalRequest, 0x26, 0x84);
     /// PARAMETER LIST LENGTH ERROR.
     pub const PARAMETER_LIST_LENGTH: Sense = Sense::new(SenseKey::IllegalRequest, 0x1a, 0x00);
     /// PARAMETER VALUE INVALID: a field that cannot be changed, or not to that.

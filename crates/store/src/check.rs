@@ -389,7 +389,7 @@ fn check_unit(backend: &mut dyn Backend, recovered: &Recovered, unit: &Unit, rep
     // What cannot be read is bad; which blocks that are, the entries say.
     let data = blocking(backend, Io::Read { offset, buffer }).ok().flatten();
     for entry in unit.entries(&layout) {
-        let Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } = entry else { continue };
+        let Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index, .. } = entry else { continue };
         for (at, item) in (0..count).zip(items.chunks_exact(layout.item_bytes as usize)) {
             let within = (data_index + at) * layout.block_bytes;
             let item_at = unit.block * RECORD_BLOCK as u32 + item_at + at * layout.item_bytes;

@@ -19,6 +19,8 @@ const HEADER: usize = 64;
 const OLD_RUN: usize = 24;
 /// Bytes of a hole.
 const HOLE: usize = 136;
+/// With the bytes of its record: it was written on condition that there was no data.
+const HOLE_CONDITIONAL: u64 = 1 << 63;
 /// Bytes of a row of the description.
 const ROW: usize = 16;
 /// Holes in one block.
@@ -93,7 +95,8 @@ impl Block {
                     }
                     out.extend_from_slice(&hole.place.segment.to_be_bytes());
                     out.extend_from_slice(&hole.place.item_at.to_be_bytes());
-                    out.extend_from_slice(&(record.len() as u64).to_be_bytes());
+                    let flag = if hole.is_conditional { HOLE_CONDITIONAL } else { 0 };
+                    out.extend_from_slice(&(record.len() as u64 | flag).to_be_bytes());
                     out.extend_from_slice(record);
                     out.resize(end, 0);
                 }
@@ -172,14 +175,17 @@ fn decode_old_run(bytes: &[u8]) -> Option<Run> {
 }
 
 fn decode_hole(bytes: &[u8]) -> Option<Hole> {
-    let record = match be_u64(bytes, 32) as usize {
+    let len = be_u64(bytes, 32);
+    let record = match (len & !HOLE_CONDITIONAL) as usize {
         0 => None,
         len => Some(SealRecord::decode(bytes.get(40..40usize.checked_add(len)?)?).ok()?),
     };
     let (start, count) = (be_u64(bytes, 0), be_u64(bytes, 8));
     start.checked_add(count).filter(|_| count > 0)?;
     let place = ItemPlace { segment: be_u32(bytes, 24), item_at: be_u32(bytes, 28) };
-    Some(Hole::new(start, count, be_u64(bytes, 16), record, place))
+    let is_conditional = len & HOLE_CONDITIONAL != 0;
+    let possible = record.is_some() || !is_conditional;
+    possible.then(|| Hole::new(start, count, be_u64(bytes, 16), record, place).conditional(is_conditional))
 }
 
 /// For fuzzing: makes the checksum of a block fit.
@@ -197,9 +203,11 @@ pub(crate) fn place_of(at: CheckpointAt, store_id: crate::options::StoreId) -> P
 mod tests {
     use super::*;
     use crate::options::StoreId;
+    use strongroom_block::{AttachId, Mode, RecordFlags, Stamp, Suite};
 
     const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 8, block_bytes: 4096, item_bytes: 56 };
     const PLACE: Place = Place { store_id: StoreId([3; 16]), segment: 5, block: 7 };
+    const STAMP: Stamp = Stamp { attach_id: AttachId([1; 16]), counter: 2 };
 
     #[test]
     fn decodes_as_encoded_and_knows_its_place() {
@@ -212,10 +220,13 @@ mod tests {
         assert!(runs.push(900, Version::new(&LAYOUT, 1, 3, 4096, 128)));
         assert_eq!(runs.runs.iter().map(|run| run.count).collect::<Vec<_>>(), [10, 1]);
         let hole = Hole::new(5, 6, 7, None, ItemPlace { segment: 1, item_at: 160 });
+        let record =
+            SealRecord::new(Suite::Aes256Gcm, Mode::Encrypt, RecordFlags(RecordFlags::HOLE), 1, STAMP, 0, [2; 16]);
+        let sealed = Hole::new(15, 6, 8, Some(record), ItemPlace { segment: 1, item_at: 320 }).conditional(true);
         let rows = vec![Row { segment: 4, blocks: 9, generation: 11 }];
         let contents = [
             Content::Runs(runs.runs),
-            Content::Holes(vec![hole]),
+            Content::Holes(vec![hole, sealed]),
             Content::Description { begin_generation: 3, total: 1, rows },
         ];
         for content in contents {
@@ -223,6 +234,9 @@ mod tests {
             let bytes = block.encode(PLACE, &LAYOUT);
             let again = Block::decode(&bytes, PLACE, &LAYOUT, 77, 12).expect("just encoded");
             assert_eq!(again.encode(PLACE, &LAYOUT), bytes);
+            if let Content::Holes(holes) = &again.content {
+                assert_eq!([false, true], [0, 1].map(|at: usize| holes[at].is_conditional));
+            }
             assert!(Block::decode(&bytes, Place { block: 8, ..PLACE }, &LAYOUT, 77, 12).is_none());
             assert!(
                 Block::decode(&bytes, PLACE, &LAYOUT, 78, 12).is_none()

@@ -38,11 +38,17 @@ pub(crate) struct Hole {
     /// `None` on plain units.
     pub(crate) record: Option<SealRecord>,
     pub(crate) place: ItemPlace,
+    /// It was written on condition that there was no data; only with a record.
+    pub(crate) is_conditional: bool,
 }
 
 impl Hole {
     pub(crate) fn new(start: u64, count: u64, sequence: u64, record: Option<SealRecord>, place: ItemPlace) -> Hole {
-        Hole { start, count, sequence, record, place }
+        Hole { start, count, sequence, record, place, is_conditional: false }
+    }
+
+    pub(crate) fn conditional(self, is_conditional: bool) -> Hole {
+        Hole { is_conditional, ..self }
     }
 
     /// What it weighs in its segment, in bytes.
@@ -68,12 +74,14 @@ struct Entry {
     fragments: u32,
     /// Pieces are still being added: it counts without any.
     inserting: bool,
+    is_conditional: bool,
     record: Option<Box<SealRecord>>,
 }
 
 impl Entry {
     fn hole(&self, sequence: u64) -> Hole {
         Hole::new(self.start, self.count, sequence, self.record.as_deref().cloned(), self.place)
+            .conditional(self.is_conditional)
     }
 }
 
@@ -142,6 +150,11 @@ impl HoleMap {
     pub(crate) fn sealed(&self, sequence: u64) -> Option<Hole> {
         let entry = self.entries.get(&sequence)?;
         entry.record.is_some().then(|| entry.hole(sequence))
+    }
+
+    /// Whether the hole of a sequence was written on condition that there was no data.
+    pub(crate) fn is_conditional(&self, sequence: u64) -> bool {
+        self.entries.get(&sequence).is_some_and(|entry| entry.is_conditional)
     }
 
     /// Every hole. It looks at all of them.
@@ -225,10 +238,11 @@ impl HoleMap {
 
     /// Begins to take a hole in by [`HoleMap::take_range`]. It counts from now on.
     pub(crate) fn begin_insert(&mut self, hole: Hole) {
-        let Hole { start, count, sequence, record, place } = hole;
+        let Hole { start, count, sequence, record, place, is_conditional } = hole;
         self.records += usize::from(record.is_some());
         let record = record.map(Box::new);
-        self.entries.insert(sequence, Entry { start, count, place, fragments: 0, inserting: true, record });
+        let entry = Entry { start, count, place, fragments: 0, inserting: true, is_conditional, record };
+        self.entries.insert(sequence, entry);
     }
 
     /// The end of a slice of `start..end` that replaces no more than about `most` fragments.
@@ -330,7 +344,15 @@ impl HoleMap {
                 gone(Hole::new(start, end - start, sequence, None, place));
                 return;
             }
-            let entry = Entry { start, count: end - start, place, fragments: 1, inserting: false, record: None };
+            let entry = Entry {
+                start,
+                count: end - start,
+                place,
+                fragments: 1,
+                inserting: false,
+                is_conditional: false,
+                record: None,
+            };
             self.entries.insert(sequence, entry);
         }
         for (start, end) in left.into_iter().filter(is_needed) {
@@ -394,7 +416,15 @@ impl HoleMap {
         if until < end {
             if is_whole {
                 self.whole -= 1;
-                let entry = Entry { start, count: end - start, place, fragments: 1, inserting: false, record: None };
+                let entry = Entry {
+                    start,
+                    count: end - start,
+                    place,
+                    fragments: 1,
+                    inserting: false,
+                    is_conditional: false,
+                    record: None,
+                };
                 self.entries.insert(sequence, entry);
             }
             self.fragments.insert(until, Fragment { end, sequence, place });

@@ -206,6 +206,11 @@ impl BlockMap {
         self.tables.values().find_map(|table| table.holes.sealed(sequence))
     }
 
+    /// Whether the hole of a sequence was written on condition that there was no data.
+    pub(crate) fn is_conditional_hole(&self, sequence: u64) -> bool {
+        self.tables.values().any(|table| table.holes.is_conditional(sequence))
+    }
+
     /// Where an entry of the log is kept, if it is: in its node, or, while that is being merged, in the one it goes to.
     fn holders(&self, branch: u32, sequence: u64) -> impl Iterator<Item = NodeId> + use<> {
         let node = self.catalogue.node_of(branch, sequence);

@@ -327,6 +327,15 @@ pub enum OpError {
     /// A replay that cannot be put where it was. Nothing was executed.
     #[error("a lost write cannot be replayed: {0}")]
     ReplayRefused(&'static str),
+    /// A replay one of whose blocks is lost: what is there now is newer, but was made from what was there before, on a condition. The
+    /// other blocks were written, and it is not noted as executed: sent again it gets the same answer.
+    #[error(
+        "a crash took a write of block {lba}, and before it was replayed somebody wrote that block from what was there before; the write is lost"
+    )]
+    ReplayLost {
+        /// The first such block.
+        lba: Lba,
+    },
     /// A range that should be absent holds data, or may.
     #[error("there is data in the range from block {lba} on; look again, and take smaller ranges")]
     NotAbsent {

@@ -36,6 +36,8 @@ pub enum PlantedFault {
     WindowIgnored,
     /// A replay is applied whatever was written since.
     StaleReplay,
+    /// A replay passes for superseded by whatever is newer. (The simulation of the whole system finds it: it writes parts of blocks.)
+    BaseIgnored,
     /// An opening after a crash keeps the incarnation.
     ConstantIncarnation,
     /// What was read for one view is delivered to another. (The simulation of the whole system finds it: the store's own has one caller.)

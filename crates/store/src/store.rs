@@ -26,6 +26,7 @@ mod scrub;
 mod send;
 mod space;
 mod submit;
+mod superseded;
 mod table;
 mod victims;
 
@@ -151,6 +152,8 @@ pub struct Store {
     head: Head,
     /// The first sequence that this opening handed out: smaller ones are of earlier openings.
     first_sequence: u64,
+    /// Steps that this poll has spent on what is there instead of a replay.
+    judged_in_poll: u64,
     queue: VecDeque<WriteOp>,
     appends: Appends,
     /// How many blocks of the volume always fit into one unit of writes.
@@ -247,6 +250,7 @@ impl Store {
             // 0 says that none was drawn.
             superblock.incarnation = open_id.max(1);
         }
+        superblock.bases_from.get_or_insert(head.next_sequence);
         // Elsewhere the kernel has it in memory already.
         let direct = matches!(backend.kind(), IoKind::DirectUring | IoKind::Direct);
         let data_cache_bytes = if direct { options.data_cache_bytes } else { 0 };
@@ -269,6 +273,7 @@ impl Store {
             segments,
             operations,
             first_sequence: head.next_sequence,
+            judged_in_poll: 0,
             head,
             feedback: Feedback::default(),
             snapshots_named: 0,
@@ -479,6 +484,7 @@ impl Store {
         self.reads_left = READS_PER_POLL;
         self.cleaner.copied_in_poll = 0;
         self.cleaner.held_back = false;
+        self.judged_in_poll = 0;
         self.cleaner.blocked = false;
         self.cleaner.unread_in_poll = 0;
         self.round.blocked = false;

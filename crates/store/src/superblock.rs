@@ -28,15 +28,20 @@ const FEATURE_ERASING: u64 = 1;
 const FEATURE_OPERATIONS: u64 = 2;
 /// The feature that the superblock names a second segment table.
 const FEATURE_SECOND_TABLE: u64 = 4;
+/// The feature that the log tells what was written on a condition.
+const FEATURE_BASES: u64 = 8;
 /// Where the incarnation is.
 const INCARNATION_AT: usize = 216;
 /// Where the second segment table is named.
 const SECOND_TABLE_AT: usize = 224;
 /// Behind that.
 const SECOND_TABLE_END: usize = 268;
+/// From which store sequence on the log tells what was written on a condition.
+const BASES_FROM_AT: usize = 272;
 
 /// Bytes that are zeros in this version.
-const RESERVED: [Range<usize>; 5] = [12..16, 82..84, 108..112, 177..184, SECOND_TABLE_END..RECORD_BLOCK];
+const RESERVED: [Range<usize>; 6] =
+    [12..16, 82..84, 108..112, 177..184, SECOND_TABLE_END..BASES_FROM_AT, BASES_FROM_AT + 8..RECORD_BLOCK];
 
 /// Where the newest whole checkpoint is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +120,9 @@ pub(crate) struct Superblock {
     pub(crate) erasing: bool,
     /// Changes when acknowledged data may have been lost. 0: none was drawn yet.
     pub(crate) incarnation: u64,
+    /// Whether a version with this sequence or a larger one was written on a condition stands in the log. None in a store of an older
+    /// build, until it is opened.
+    pub(crate) bases_from: Option<u64>,
 }
 
 impl Superblock {
@@ -148,7 +156,9 @@ impl Superblock {
         put(176, &[u8::from(self.clean)]);
         let erasing = if self.erasing { FEATURE_ERASING } else { 0 };
         let second = if self.second_table.is_some() { FEATURE_SECOND_TABLE } else { 0 };
-        put(FEATURES_AT, &(FEATURE_OPERATIONS | erasing | second).to_be_bytes());
+        let bases = if self.bases_from.is_some() { FEATURE_BASES } else { 0 };
+        put(FEATURES_AT, &(FEATURE_OPERATIONS | erasing | second | bases).to_be_bytes());
+        put(BASES_FROM_AT, &self.bases_from.unwrap_or(0).to_be_bytes());
         put(INCARNATION_AT, &self.incarnation.to_be_bytes());
         if let Some(at) = self.checkpoint {
             put(192, &at.segment.to_be_bytes());
@@ -189,7 +199,7 @@ impl Superblock {
             return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
         }
         let features = be_u64(block, FEATURES_AT);
-        if features & !(FEATURE_ERASING | FEATURE_OPERATIONS | FEATURE_SECOND_TABLE) != 0 {
+        if features & !(FEATURE_ERASING | FEATURE_OPERATIONS | FEATURE_SECOND_TABLE | FEATURE_BASES) != 0 {
             // The version of the format is the same, but something was switched on that this build would misread.
             return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
         }
@@ -197,7 +207,9 @@ impl Superblock {
             return Err(bad("a reserved byte is not zero"));
         }
         let incarnation = be_u64(block, INCARNATION_AT);
-        if features & FEATURE_OPERATIONS == 0 && incarnation != 0 {
+        let bases_from = be_u64(block, BASES_FROM_AT);
+        let unknown = features & FEATURE_OPERATIONS == 0 && incarnation != 0;
+        if unknown || features & FEATURE_BASES == 0 && bases_from != 0 {
             return Err(bad("a reserved byte is not zero"));
         }
         let has_second_table = features & FEATURE_SECOND_TABLE != 0;
@@ -252,6 +264,7 @@ impl Superblock {
             .filter(|at| at.generation != 0),
             erasing: features & FEATURE_ERASING != 0,
             incarnation,
+            bases_from: (features & FEATURE_BASES != 0).then_some(bases_from),
         };
         superblock.check(be_u32(block, 96)).map_err(bad)?;
         Ok(superblock)
@@ -308,6 +321,9 @@ impl Superblock {
             && (at.segment >= self.segments || at.block >= self.segment_bytes / RECORD_BLOCK as u32)
         {
             return Err("the checkpoint lies outside the log");
+        }
+        if self.bases_from.is_some_and(|from| from > self.sequence_limit) {
+            return Err("an impossible sequence of the first base");
         }
         if self.sequence_limit >= SEQUENCE_MAX {
             return Err("store sequences are exhausted");
@@ -410,6 +426,7 @@ mod tests {
             checkpoint: Some(CheckpointAt { segment: 3, block: 2, generation: 9, begin_lsn: 77 }),
             erasing: false,
             incarnation: 0x5566,
+            bases_from: Some(0x77),
         }
     }
 
@@ -445,19 +462,22 @@ mod tests {
     #[test]
     fn an_unknown_feature_is_a_newer_format() {
         for at in FEATURES_AT..FEATURES_AT + 8 {
-            let block = patched(&sample(), 0, at, 8);
+            let block = patched(&sample(), 0, at, 0x80);
             assert!(matches!(Superblock::decode(&block, 0), Err(StoreError::Version { .. })));
         }
         let erasing = Superblock { erasing: true, ..sample() };
         let block = erasing.encode(0);
-        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 7u64.to_be_bytes());
+        assert_eq!(block[FEATURES_AT..FEATURES_AT + 8], 15u64.to_be_bytes());
         assert_eq!(Superblock::decode(&block, 0).unwrap(), erasing);
         // As builds wrote it that knew no incarnation.
-        let without = Superblock { incarnation: 0, second_table: None, ..sample() };
+        let without = Superblock { incarnation: 0, second_table: None, bases_from: None, ..sample() };
         let block = patched(&without, 0, FEATURES_AT + 7, 0);
         assert_eq!(Superblock::decode(&block, 0).unwrap(), without);
         assert!(Superblock::decode(&patched(&sample(), 0, FEATURES_AT + 7, 0), 0).is_err(), "bytes without their bit");
-        assert!(Superblock::decode(&patched(&sample(), 0, FEATURES_AT + 7, 2), 0).is_err(), "bytes without their bit");
+        for features in [2, 6, 10] {
+            let block = patched(&sample(), 0, FEATURES_AT + 7, features);
+            assert!(Superblock::decode(&block, 0).is_err(), "bytes without their bit");
+        }
     }
 
     /// A whole copy with one byte changed.

@@ -2,12 +2,13 @@
 //!
 //! Encoding for the append path, decoding for recovery, cleaning and checking. `docs/store-format.md`, "Unit".
 
+mod decode;
 mod operations;
 
 use crc_fast::{CrcAlgorithm, Digest};
 use strongroom_block::{AttachId, BufferMut, Stamp};
 
-use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, SEQUENCES, be_u16, be_u32, be_u64};
+use crate::layout::{COUNTER_MAX, Layout, RECORD_BLOCK, SEQUENCE_MAX, be_u16, be_u32, be_u64};
 use crate::options::StoreId;
 
 /// First bytes of every record block.
@@ -39,6 +40,12 @@ const KIND_OPERATION: u8 = 7;
 const KIND_REGISTRATION: u8 = 8;
 /// Of the operation windows, in a segment table.
 const KIND_WINDOWS: u8 = 9;
+/// One block that was written on a condition, with its base.
+const KIND_CONDITIONAL_BLOCK: u8 = 10;
+/// A hole that was written on condition that there was no data.
+const KIND_CONDITIONAL_HOLE: u8 = 11;
+/// Bytes of a base.
+const BASE: usize = 8;
 
 /// Bytes of one pair of feedback: block and sequence.
 pub(crate) const VERIFIED_PAIR: usize = 16;
@@ -190,6 +197,8 @@ pub(crate) enum Entry<'a> {
         item_at: u32,
         /// Which block of the unit's data the first one is.
         data_index: u32,
+        /// Of a single block that was written on a condition: see [`Base`]. `None`: written whatever was there.
+        base: Option<u64>,
     },
     /// A range without data.
     Hole {
@@ -201,6 +210,8 @@ pub(crate) enum Entry<'a> {
         record: &'a [u8],
         /// Of the entry, from the start of the unit, in bytes.
         item_at: u32,
+        /// It was written on condition that there was no data.
+        is_conditional: bool,
     },
     /// Rows of a segment table.
     Table { rows: &'a [u8] },
@@ -235,124 +246,7 @@ pub(crate) enum Entry<'a> {
 #[error("{0}")]
 pub(crate) struct UnitFault(pub(crate) &'static str);
 
-/// Reads all entries of a unit from its record blocks, of which the first is already known to be intact.
-///
-/// # Errors
-/// [`UnitFault`] if any record block is not intact or says what cannot be.
-pub(crate) fn decode_entries<'a>(
-    records: &'a [u8],
-    header: &UnitHeader,
-    place: Place,
-    layout: &Layout,
-) -> Result<Vec<Entry<'a>>, UnitFault> {
-    if records.len() != usize::from(header.record_blocks) * RECORD_BLOCK {
-        return Err(UnitFault("record blocks are missing"));
-    }
-    for (index, block) in records.chunks_exact(RECORD_BLOCK).enumerate() {
-        let place = Place { block: place.block + index as u32, ..place };
-        let same_unit = be_u16(block, 4) as usize == index
-            && be_u16(block, 6) == header.record_blocks
-            && record_block_generation(block) == header.generation
-            && be_u64(block, 24) == header.lsn;
-        if !same_unit || !record_block_intact(block, place) {
-            return Err(UnitFault("a record block is damaged"));
-        }
-    }
-    intact_entries(records, header, layout)
-}
-
-/// As [`decode_entries`], of record blocks that are all known to be intact.
-///
-/// # Errors
-/// [`UnitFault`] if any says what cannot be.
-pub(crate) fn intact_entries<'a>(
-    records: &'a [u8],
-    header: &UnitHeader,
-    layout: &Layout,
-) -> Result<Vec<Entry<'a>>, UnitFault> {
-    let mut entries = Vec::new();
-    let mut data_index = 0;
-    for (index, block) in records.chunks_exact(RECORD_BLOCK).enumerate() {
-        let start = if index == 0 { UNIT_HEADER } else { BLOCK_HEADER };
-        decode_block_entries(block, start, index * RECORD_BLOCK, &mut data_index, layout, &mut entries)?;
-    }
-    if entries.len() != header.entries as usize {
-        return Err(UnitFault("the count of entries does not fit"));
-    }
-    let data = u64::from(data_index) * u64::from(layout.block_bytes);
-    if data.next_multiple_of(RECORD_BLOCK as u64) != u64::from(header.data_bytes) {
-        return Err(UnitFault("the length of the data does not fit"));
-    }
-    Ok(entries)
-}
-
-fn decode_block_entries<'a>(
-    block: &'a [u8],
-    mut at: usize,
-    base: usize,
-    data_index: &mut u32,
-    layout: &Layout,
-    entries: &mut Vec<Entry<'a>>,
-) -> Result<(), UnitFault> {
-    while at + ENTRY_HEADER <= RECORD_BLOCK && block[at] != 0 {
-        let count = be_u16(block, at + 2);
-        let (first, second) = (be_u64(block, at + 8), be_u64(block, at + 16));
-        if block[at + 1] != 0 {
-            return Err(UnitFault("a reserved byte of an entry is not zero"));
-        }
-        let branch = be_u32(block, at + 4);
-        let items_at = at + ENTRY_HEADER;
-        let len = match block[at] {
-            KIND_BLOCKS => usize::from(count) * layout.item_bytes as usize,
-            KIND_HOLE => 8 + usize::from(count),
-            KIND_TABLE => usize::from(count) * TABLE_ROW,
-            KIND_CATALOGUE | KIND_CHANGE | KIND_OPERATION | KIND_REGISTRATION | KIND_WINDOWS => usize::from(count),
-            KIND_VERIFIED => usize::from(count) * VERIFIED_PAIR,
-            _ => return Err(UnitFault("an entry of unknown kind")),
-        };
-        let items = block.get(items_at..items_at + len).ok_or(UnitFault("an entry runs over its record block"))?;
-        let item_at = (base + items_at) as u32;
-        entries.push(match block[at] {
-            KIND_BLOCKS => {
-                let end = first.checked_add(u64::from(count)).filter(|_| count > 0);
-                let sequences = second.checked_add(u64::from(count)).filter(|&end| end <= SEQUENCES);
-                end.and(sequences).ok_or(UnitFault("an impossible range of blocks"))?;
-                let entry = Entry::Blocks {
-                    branch,
-                    lba: first,
-                    sequence: second,
-                    items,
-                    count: u32::from(count),
-                    item_at,
-                    data_index: *data_index,
-                };
-                *data_index += u32::from(count);
-                entry
-            }
-            KIND_HOLE => {
-                let hole = be_u64(items, 0);
-                first.checked_add(hole).filter(|_| hole > 0).ok_or(UnitFault("an impossible hole"))?;
-                Entry::Hole { branch, start: first, count: hole, sequence: second, record: &items[8..], item_at }
-            }
-            KIND_CHANGE => Entry::Change { branch, sequence: second, bytes: items },
-            KIND_VERIFIED => Entry::Verified { branch, pairs: items },
-            KIND_CATALOGUE => Entry::Catalogue { at: first, total: second, bytes: items },
-            KIND_WINDOWS => Entry::Windows { at: first, total: second, bytes: items },
-            kind @ (KIND_OPERATION | KIND_REGISTRATION) => operations::decode(kind, branch, (first, second), items)?,
-            _ => Entry::Table { rows: items },
-        });
-        let end = items_at + len;
-        at = end.next_multiple_of(8);
-        if !zeros(&block[end..at]) {
-            return Err(UnitFault("the padding of an entry is not zeros"));
-        }
-    }
-    if !zeros(&block[at.min(RECORD_BLOCK)..]) {
-        return Err(UnitFault("the rest of a record block is not zeros"));
-    }
-    Ok(())
-}
-
+pub(crate) use decode::{Base, base_of, decode_entries, intact_entries};
 pub(crate) use operations::OPERATION_BYTES;
 
 /// Collects entries into record blocks, within a bound on the whole unit.
@@ -464,18 +358,36 @@ impl UnitBuilder {
         Some((item_at as u32, self.data_blocks - 1))
     }
 
+    /// Adds one block that was written on a condition. As [`UnitBuilder::push_block`].
+    pub(crate) fn push_conditional(
+        &mut self,
+        (branch, lba, sequence): (u32, u64, u64),
+        base: u64,
+        item: &[u8],
+    ) -> Option<(u32, u32)> {
+        let len = ENTRY_HEADER + item.len() + BASE;
+        self.room(len, len, 1)?;
+        self.start_entry(KIND_CONDITIONAL_BLOCK, 1, branch, lba, sequence);
+        let item_at = self.put(item);
+        self.put(&base.to_be_bytes());
+        self.run = None;
+        self.data_blocks += 1;
+        Some((item_at as u32, self.data_blocks - 1))
+    }
+
     /// Adds a hole. Returns where it is in the unit; `None` if the unit is full.
     pub(crate) fn push_hole(
         &mut self,
-        branch: u32,
+        (branch, sequence): (u32, u64),
         start: u64,
         count: u64,
-        sequence: u64,
         record: &[u8],
+        is_conditional: bool,
     ) -> Option<u32> {
         let len = (ENTRY_HEADER + 8 + record.len()).next_multiple_of(8);
         self.room(len, len, 0)?;
-        self.start_entry(KIND_HOLE, record.len() as u16, branch, start, sequence);
+        let kind = if is_conditional { KIND_CONDITIONAL_HOLE } else { KIND_HOLE };
+        self.start_entry(kind, record.len() as u16, branch, start, sequence);
         let item_at = self.put(&count.to_be_bytes());
         self.put(record);
         self.at = self.at.next_multiple_of(8);

@@ -98,6 +98,12 @@ fn judge_sense(sense: &Sense, lba: Option<Lba>, retries: &mut Retries) -> Verdic
         SenseKey::IllegalRequest if sense.is(&Sense::NO_OLDER_VERSION) => Verdict::NoOlderVersion,
         SenseKey::IllegalRequest if sense.is(&Sense::INVALID_OPCODE) => Verdict::NotSupported,
         SenseKey::IllegalRequest if sense.is(&Sense::UNKNOWN_ATTACHMENT) => Verdict::UnknownAttachment,
+        SenseKey::IllegalRequest if sense.is(&Sense::REPLAY_LOST) => fail(
+            DeviceErrorKind::Hardware,
+            "a crash of the target took an unflushed write of this block, and before it was sent again another initiator wrote a part of the \
+             block: what that one read is there now; look at what uses the block, and write it again"
+                .into(),
+        ),
         SenseKey::IllegalRequest if sense.is(&Sense::DOES_NOT_OPEN) => fail(
             DeviceErrorKind::Refused,
             "the target, which opens what arrives, cannot open this block, and wrote nothing: it has another key than this initiator, or \

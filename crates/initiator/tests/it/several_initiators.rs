@@ -117,6 +117,36 @@ fn unflushed_writes_come_back_after_a_crash_unless_another_initiator_wrote_since
     assert_eq!((engine.blocks_replayed, engine.blocks_superseded), (5, 1), "{engine:?}");
 }
 
+/// Bob's part comes with the rest of the block as the crash left it: alice's flush must not promise that hers is there.
+#[test]
+fn a_lost_write_under_another_initiators_part_fails_the_next_flush() {
+    let mut host = start(|_| {});
+    let wire = Wire::before(&host);
+    let alice = alice(&host, &wire);
+    alice.format().unwrap();
+    write_blocking(&alice, Lba(5), blocks(1, 3), false).unwrap();
+    flush_blocking(&alice).unwrap();
+    let durable = DurableState::of(&host);
+    write_blocking(&alice, Lba(5), blocks(0xA, 3), false).unwrap();
+    wire.set_down(true);
+    durable.crash(&mut host);
+    let bob = bob(&host);
+    write_part_blocking(&bob, Lba(6), 0, Buffer::copy_from(&[0xB; 8])).unwrap();
+    wire.set_down(false);
+    let error = flush_blocking(&alice).unwrap_err();
+    assert_eq!(error.lba, Some(Lba(6)), "{error}");
+    assert!(error.message.contains("may be lost"), "{error}");
+    for device in [&alice, &bob] {
+        assert_eq!([5, 7].map(|lba| mark(device, lba)), [0xA; 2], "the others are back");
+        let block = read_blocking(device, Lba(6), 1).unwrap();
+        assert_eq!(block[..16], [[0xB; 8], [1; 8]].concat());
+    }
+    // That was said once. What is written again is there.
+    write_blocking(&alice, Lba(6), blocks(0xC, 1), false).unwrap();
+    flush_blocking(&alice).unwrap();
+    assert_eq!([5, 6, 7].map(|lba| mark(&bob, lba)), [0xA, 0xC, 0xA]);
+}
+
 /// Sends a request of alice's whose response is lost, has bob overwrite block 6, and lets alice send it again.
 fn executed_twice(host: &Host, request: impl FnOnce(&RemoteDevice) + Send) {
     let wire = Wire::before(host);

@@ -87,15 +87,18 @@ impl Loader {
                 let first = Version::new(&self.layout, sequence, unit.segment, data_at, unit_at + item_at);
                 self.blocks(branch, Run { lba, count, first });
             }
-            Entry::Hole { branch, start, count, sequence, record, item_at } => {
+            Entry::Hole { branch, start, count, sequence, record, item_at, is_conditional } => {
                 self.possible(start, count, sequence)?;
                 let record = match (self.sealed, record) {
                     (false, []) => None,
                     (true, record) => Some(SealRecord::decode(record).ok()?),
                     _ => return None,
                 };
+                if is_conditional && record.is_none() {
+                    return None;
+                }
                 let place = ItemPlace { segment: unit.segment, item_at: unit_at + item_at };
-                self.hole(branch, Hole::new(start, count, sequence, record, place));
+                self.hole(branch, Hole::new(start, count, sequence, record, place).conditional(is_conditional));
             }
             Entry::Verified { branch, pairs } => {
                 for pair in pairs.chunks_exact(VERIFIED_PAIR) {

@@ -7,10 +7,12 @@ use super::gate::Gate;
 use super::group::{Finished, GroupKind};
 use super::log::Raw;
 use super::operations::{Holes, Replayed, Verdict};
+use super::superseded::Judging;
 use crate::catalogue::Change;
+use crate::holes::{Hole, ItemPlace};
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::op::{OpError, Origin, Outcome};
-use crate::unit::{self, OPERATION_BYTES, UnitBuilder};
+use crate::unit::{self, NO_SEGMENT, OPERATION_BYTES, UnitBuilder};
 use crate::view::{BranchId, SnapshotId};
 
 /// What a queued request wants appended.
@@ -52,11 +54,15 @@ pub(super) struct WriteOp {
     pub(super) content: Content,
     pub(super) fua: bool,
     pub(super) gate: Gate,
+    /// Of what is written on a condition: what it is made from, 0 if that is not known. `None`: it is written whatever is there.
+    pub(super) base: Option<u64>,
     pub(super) origin: Option<Origin>,
     /// It was held against the operation windows.
     pub(super) checked: bool,
     /// How many blocks or holes were asked for; of a replay fewer may be left.
     pub(super) asked: u64,
+    /// How far it was looked what is there instead of a replay.
+    pub(super) judging: Option<Box<Judging>>,
     /// What a replay writes.
     pub(super) replayed: Option<Box<Replayed>>,
     /// Its name is in a unit of the open group.
@@ -192,7 +198,7 @@ impl Store {
         match self.check_front() {
             Verdict::Goes => {}
             Verdict::Waits => return None,
-            Verdict::Ended => return Some(true),
+            Verdict::Again | Verdict::Ended => return Some(true),
         }
         if !matches!(self.queue.front().expect("just seen").gate, Gate::Open) {
             return Some(self.start_gate());
@@ -359,6 +365,7 @@ impl Store {
                 holes: matches!(op.content, Content::Holes(_)),
                 outcome,
                 noted,
+                lost: op.replayed.as_ref().and_then(|replayed| replayed.lost),
             });
         }
         self.push_feedback(&mut unit);
@@ -501,7 +508,10 @@ impl WriteOp {
                 while self.done < *count {
                     let (lba, sequence) = (addresses.at(self.done), self.next_of(*next_sequence));
                     let item = &items[self.done as usize * item_bytes..][..item_bytes];
-                    let pushed = unit.push_block(branch, lba, sequence, item);
+                    let pushed = match self.base {
+                        None => unit.push_block(branch, lba, sequence, item),
+                        Some(base) => unit.push_conditional((branch, lba, sequence), base, item),
+                    };
                     let Some((item_at, data_index)) = pushed else { break };
                     raw.push(Raw::Block { branch, lba, sequence, item_at, data_index });
                     *next_sequence += taken;
@@ -515,10 +525,13 @@ impl WriteOp {
                 while let Some((start, count, record)) = holes.get(self.done as usize) {
                     let bytes = record.as_ref().map_or(&[][..], SealRecord::as_bytes);
                     let sequence = self.next_of(*next_sequence);
-                    let pushed = unit.push_hole(branch, *start, *count, sequence, bytes);
+                    let is_conditional = self.base.is_some();
+                    let pushed = unit.push_hole((branch, sequence), *start, *count, bytes, is_conditional);
                     let Some(item_at) = pushed else { break };
-                    let (start, count, record) = (*start, *count, record.clone());
-                    raw.push(Raw::Hole { branch, start, count, sequence, record, item_at });
+                    // Its place is known when the unit is whole.
+                    let place = ItemPlace { segment: NO_SEGMENT, item_at };
+                    let hole = Hole::new(*start, *count, sequence, record.clone(), place).conditional(is_conditional);
+                    raw.push(Raw::Hole { branch, hole: Box::new(hole), item_at });
                     *next_sequence += taken;
                     self.done += 1;
                 }

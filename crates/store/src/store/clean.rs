@@ -41,7 +41,7 @@ const FUTILE_SEGMENTS: u64 = 16;
 
 /// Something live of a victim. Ranges are bytes of the victim as read.
 pub(super) enum Live {
-    Block { branch: u32, lba: u64, version: Version, item_at: usize, data_at: usize },
+    Block { branch: u32, lba: u64, version: Version, item_at: usize, data_at: usize, base: Option<u64> },
     Hole { branch: u32, start: u64, sequence: u64, place: ItemPlace },
 }
 
@@ -431,7 +431,7 @@ impl Store {
 
     fn live_of_entry(&self, segment: u32, entry: Entry<'_>, unit_at: usize, data_at: usize, live: &mut Vec<Live>) {
         match entry {
-            Entry::Blocks { branch, lba, sequence, count, item_at, data_index, .. } => {
+            Entry::Blocks { branch, lba, sequence, count, item_at, data_index, base, .. } => {
                 for index in 0..count {
                     let lba = lba + u64::from(index);
                     let item_at = unit_at + (item_at + index * self.layout.item_bytes) as usize;
@@ -439,7 +439,7 @@ impl Store {
                     let sequence = sequence + u64::from(index);
                     let version = Version::new(&self.layout, sequence, segment, data_at as u32, item_at as u32);
                     if self.map.is_live(branch, lba, version) {
-                        live.push(Live::Block { branch, lba, version, item_at, data_at });
+                        live.push(Live::Block { branch, lba, version, item_at, data_at, base });
                     }
                 }
             }
@@ -516,7 +516,7 @@ impl Store {
         data: &mut Vec<Buffer>,
     ) -> bool {
         match *live {
-            Live::Block { branch, lba, version, item_at, data_at } => {
+            Live::Block { branch, lba, version, item_at, data_at, base } => {
                 let item = &bytes.slice(item_at..item_at + self.layout.item_bytes as usize);
                 let block = bytes.slice(data_at..data_at + self.layout.block_bytes as usize);
                 if keyless_checksum(&block) != item_checksum(item) {
@@ -525,7 +525,10 @@ impl Store {
                     }
                     return true;
                 }
-                let pushed = unit.push_block(branch, lba, version.sequence(), item);
+                let pushed = match base {
+                    None => unit.push_block(branch, lba, version.sequence(), item),
+                    Some(base) => unit.push_conditional((branch, lba, version.sequence()), base, item),
+                };
                 let Some((item_at, data_index)) = pushed else { return false };
                 raw.push(Raw::Copy { branch, lba, from: version, item_at, data_index });
                 data.push(block);
@@ -533,7 +536,7 @@ impl Store {
             Live::Hole { branch, start, sequence, place } => {
                 let Some(hole) = self.map.hole_at(branch, start, sequence, place) else { return true };
                 let record = hole.record.as_ref().map_or(&[][..], |record| record.as_bytes());
-                let pushed = unit.push_hole(branch, hole.start, hole.count, sequence, record);
+                let pushed = unit.push_hole((branch, sequence), hole.start, hole.count, record, hole.is_conditional);
                 let Some(item_at) = pushed else { return false };
                 raw.push(Raw::CopyHole { branch, start, sequence, from: place, item_at });
             }

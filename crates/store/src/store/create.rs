@@ -221,7 +221,7 @@ pub(super) fn first_segment(superblock: &Superblock) -> FirstSegment {
     if !superblock.kind.is_sealed() {
         let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
         let (count, sequence) = (superblock.geometry.blocks, superblock.sequence_limit - 1);
-        let item_at = unit.push_hole(0, 0, count, sequence, &[]).expect("an empty unit has room");
+        let item_at = unit.push_hole((0, sequence), 0, count, &[], false).expect("an empty unit has room");
         let place = Place { block: first.end, ..place };
         let (header, records) = unit.finish(first_header(2, flag::FIRST | flag::LAST, superblock), place);
         let item_at = first.end * RECORD_BLOCK as u32 + item_at;
@@ -373,6 +373,7 @@ fn plan(options: &CreateOptions) -> Result<Superblock, StoreError> {
         checkpoint: None,
         erasing: false,
         incarnation: 0,
+        bases_from: Some(0),
     })
 }
 

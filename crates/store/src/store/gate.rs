@@ -21,6 +21,8 @@ pub(super) enum Gate {
     Compare(Buffer),
     /// The range must hold no data.
     Absent,
+    /// None: a replay that is newer than what it would replace. What is there is looked at.
+    Superseded,
     /// The look is under way; the number tells it from looks for requests that failed meanwhile.
     Reading(Box<Gate>, u64),
 }
@@ -57,11 +59,19 @@ impl Store {
         true
     }
 
-    pub(super) fn gate_read_finished(&mut self, ticket: u64, extents: Result<Vec<Extent>, OpError>) {
+    /// `bases`: of each block what it was made from, 0 if that is not known; nothing on a plain unit.
+    pub(super) fn gate_read_finished(&mut self, ticket: u64, extents: Result<Vec<Extent>, OpError>, bases: &[u64]) {
         let waits = |op: &&mut WriteOp| matches!(op.gate, Gate::Reading(_, of) if of == ticket);
         // The request may have failed while the look was under way.
         let Some(op) = self.queue.front_mut().filter(waits) else { return };
         let Gate::Reading(gate, _) = std::mem::replace(&mut op.gate, Gate::Open) else { unreachable!("just seen") };
+        if let Gate::Superseded = *gate {
+            op.judging.as_mut().expect("it is looked at for that").found(bases);
+            return;
+        }
+        if let (Some(base), [found, ..]) = (&mut op.base, bases) {
+            *base = *found;
+        }
         let Content::Blocks { addresses, .. } = &op.content else { unreachable!("only blocks have conditions") };
         let verdict = judge(*gate, Lba(addresses.at(0)), extents);
         let Some(result) = verdict else { return };
@@ -99,7 +109,7 @@ fn judge(gate: Gate, lba: Lba, extents: Result<Vec<Extent>, OpError>) -> Option<
             Ok(extents) => first_difference(&extents, &compare)
                 .map(|offset_bytes| Err(OpError::Miscompare { offset_bytes: offset_bytes as u64 })),
         },
-        Gate::Open | Gate::Absent | Gate::Reading(..) => None,
+        Gate::Open | Gate::Absent | Gate::Superseded | Gate::Reading(..) => None,
     }
 }
 

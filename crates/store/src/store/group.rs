@@ -1,6 +1,6 @@
 //! A group of units: what of the log counts only as a whole, and what happens to the index when it is whole.
 
-use strongroom_block::{SealRecord, StoreSequence, Token};
+use strongroom_block::{Lba, StoreSequence, Token};
 
 use super::operations::Noted;
 use super::{Head, Store};
@@ -48,13 +48,18 @@ pub(super) struct Finished {
     pub(super) outcome: Option<Outcome>,
     /// What the operation windows have of it.
     pub(super) noted: Option<Noted>,
+    /// Of a replay: the first block that was left out although it is lost.
+    pub(super) lost: Option<Lba>,
 }
 
 impl Finished {
     /// Its answer.
-    pub(super) fn written(&self) -> Outcome {
+    pub(super) fn answer(&self) -> Result<Outcome, OpError> {
+        if let Some(lba) = self.lost {
+            return Err(OpError::ReplayLost { lba });
+        }
         let written = Outcome::Written { first: StoreSequence(self.first), repeated: 0, superseded: 0 };
-        self.outcome.clone().unwrap_or(written)
+        Ok(self.outcome.clone().unwrap_or(written))
     }
 }
 
@@ -90,10 +95,10 @@ impl Store {
         self.evict_over_budget();
         for finished in group.finished {
             let Finished { token, bytes, .. } = finished;
-            match () {
-                () if finished.holes => self.complete_when_hidden(finished),
-                () if finished.fua => self.complete_when_durable(lsn, token, bytes, finished.written()),
-                () => self.complete(token, bytes, Ok(finished.written())),
+            match finished.answer() {
+                _ if finished.holes => self.complete_when_hidden(finished),
+                Ok(outcome) if finished.fua => self.complete_when_durable(lsn, token, bytes, outcome),
+                answer => self.complete(token, bytes, answer),
             }
         }
         match group.kind {
@@ -260,18 +265,4 @@ impl Store {
         self.stats.versions_released += released.len() as u64;
         released.len() as u64
     }
-}
-
-/// A hole as the log has it.
-pub(super) fn hole_of(
-    branch: u32,
-    start: u64,
-    count: u64,
-    sequence: u64,
-    record: Option<SealRecord>,
-    segment: u32,
-    item_at: u32,
-) -> Update {
-    let hole = Hole::new(start, count, sequence, record, ItemPlace { segment, item_at });
-    Update::Hole { branch, hole: Box::new(hole) }
 }

@@ -100,8 +100,7 @@ impl Store {
             && *after <= self.hiding.done
         {
             let (_, finished) = self.hiding.waiting.pop_front().expect("just seen");
-            let outcome = finished.written();
-            self.complete(finished.token, finished.bytes, Ok(outcome));
+            self.complete(finished.token, finished.bytes, finished.answer());
             progress = true;
         }
         progress

@@ -6,14 +6,14 @@
 use std::collections::VecDeque;
 use std::io;
 
-use strongroom_block::{Buffer, BufferMut, SealRecord};
+use strongroom_block::{Buffer, BufferMut};
 
-use super::group::{Group, GroupKind, Update, hole_of};
+use super::group::{Group, GroupKind, Update};
 use super::{Purpose, Store};
 use crate::backend::Io;
 use crate::cache::RecordKey;
 use crate::catalogue::Change;
-use crate::holes::ItemPlace;
+use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
 use crate::op::OpError;
@@ -149,7 +149,7 @@ impl Appends {
 /// A change that does not know yet where its unit's data begins.
 pub(super) enum Raw {
     Block { branch: u32, lba: u64, sequence: u64, item_at: u32, data_index: u32 },
-    Hole { branch: u32, start: u64, count: u64, sequence: u64, record: Option<SealRecord>, item_at: u32 },
+    Hole { branch: u32, hole: Box<Hole>, item_at: u32 },
     Copy { branch: u32, lba: u64, from: Version, item_at: u32, data_index: u32 },
     CopyHole { branch: u32, start: u64, sequence: u64, from: ItemPlace, item_at: u32 },
     Change { change: Box<Change>, sequence: u64 },
@@ -323,8 +323,9 @@ impl Store {
                 Raw::Block { branch, lba, sequence, item_at, data_index } => {
                     Update::Block { branch, lba, version: version(sequence, item_at, data_index) }
                 }
-                Raw::Hole { branch, start, count, sequence, record, item_at } => {
-                    hole_of(branch, start, count, sequence, record, segment, unit_at + item_at)
+                Raw::Hole { branch, mut hole, item_at } => {
+                    hole.place = ItemPlace { segment, item_at: unit_at + item_at };
+                    Update::Hole { branch, hole }
                 }
                 Raw::Copy { branch, lba, from, item_at, data_index } => {
                     Update::Copy { branch, lba, from, to: version(from.sequence(), item_at, data_index) }

@@ -3,10 +3,11 @@
 //!
 //! Looked at with no append in flight: so what the windows say is in the log, or behind this request in the queue.
 
-use strongroom_block::{AttachId, Buffer, SealRecord, Stamp, StoreSequence};
+use strongroom_block::{AttachId, Buffer, Lba, SealRecord, Stamp, StoreSequence};
 
 use super::Store;
 use super::append::{Addresses, Content, WriteOp, slice_pieces};
+use super::superseded::Judgement;
 use crate::catalogue::NodeId;
 use crate::op::{OpError, Origin, Outcome};
 use crate::operations::Standing;
@@ -19,6 +20,8 @@ pub(super) enum Verdict {
     Goes,
     /// It was executed before, and what that hides is still being hidden.
     Waits,
+    /// Something was begun for it, which may be over already.
+    Again,
     /// It was answered.
     Ended,
 }
@@ -37,6 +40,8 @@ pub(super) struct Replayed {
     /// Of the first one of the whole request.
     first: StoreSequence,
     superseded: u32,
+    /// The first block that is neither written nor superseded.
+    pub(super) lost: Option<Lba>,
 }
 
 impl Replayed {
@@ -110,8 +115,9 @@ impl Store {
                     let repeated = op.asked as u32;
                     Ok(Outcome::Written { first: StoreSequence(0), repeated, superseded: 0 })
                 }
-                Standing::New => match replay.map_or(Ok(()), |first| self.prepare_replay(first)) {
-                    Ok(()) => return self.passes(),
+                Standing::New => match replay.map_or(Ok(Verdict::Goes), |first| self.prepare_replay(first)) {
+                    Ok(Verdict::Goes) => return self.passes(),
+                    Ok(verdict) => return verdict,
                     Err(error) => Err(error),
                 },
             },
@@ -151,7 +157,7 @@ impl Store {
     }
 
     /// Leaves out of the first request, a replay, what is superseded.
-    fn prepare_replay(&mut self, first: StoreSequence) -> Result<(), OpError> {
+    fn prepare_replay(&mut self, first: StoreSequence) -> Result<Verdict, OpError> {
         let op = self.queue.front().expect("the caller saw it");
         let (branch, count) = (op.branch, op.asked);
         let end = first.0.checked_add(count).filter(|_| first.0 > 0);
@@ -164,6 +170,13 @@ impl Store {
             return Err(OpError::ReplayRefused(later));
         }
         let node = self.map.catalogue.head(branch).expect("the caller saw the branch");
+        let lost = match self.judge_replay(node) {
+            Judgement::Lost(lba) => Some(lba),
+            Judgement::NotLost => None,
+            Judgement::Again => return Ok(Verdict::Again),
+            Judgement::Waits => return Ok(Verdict::Waits),
+        };
+        let op = self.queue.front().expect("the caller saw it");
         let nodes = self.map.catalogue.nodes_with(&range);
         let replayed = match &op.content {
             Content::Holes(holes) => {
@@ -175,7 +188,7 @@ impl Store {
                     return Err(OpError::ReplayRefused(TAKEN));
                 }
                 debug_assert_eq!(holes.len() as u64, count);
-                (Replayed { sequences: range.collect(), first, superseded: 0 }, None)
+                (Replayed { sequences: range.collect(), first, superseded: 0, lost }, None)
             }
             Content::Blocks { addresses, pieces, items, .. } => {
                 let lba = addresses.at(0);
@@ -184,12 +197,20 @@ impl Store {
             Content::Change(_) | Content::Register(_) => unreachable!("only what writes has an origin"),
         };
         let op = self.queue.front_mut().expect("just seen");
-        let (replayed, content) = replayed;
+        let (mut replayed, content) = replayed;
+        replayed.lost = lost;
+        if let Some(lba) = lost {
+            if replayed.sequences.is_empty() {
+                return Err(OpError::ReplayLost { lba });
+            }
+            // Its answer must be the same if it is sent again: so it is not noted as executed.
+            op.origin = None;
+        }
         op.replayed = Some(Box::new(replayed));
         if let Some(content) = content {
             op.content = content;
         }
-        Ok(())
+        Ok(Verdict::Goes)
     }
 
     /// The blocks of a replay that nothing as new is at.
@@ -204,7 +225,8 @@ impl Store {
     ) -> Result<(Replayed, Option<Content>), OpError> {
         let block_bytes = self.layout.block_bytes as usize;
         let item_bytes = self.layout.item_bytes as usize;
-        let mut replayed = Replayed { sequences: Vec::new(), first: StoreSequence(range.start), superseded: 0 };
+        let mut replayed =
+            Replayed { sequences: Vec::new(), first: StoreSequence(range.start), superseded: 0, lost: None };
         let (mut lbas, mut left, mut left_items) = (Vec::new(), Vec::new(), Vec::new());
         let (mut nearby, end) = (Vec::new(), lba + (range.end - range.start));
         for (at, sequence) in range.enumerate() {

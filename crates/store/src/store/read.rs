@@ -15,7 +15,7 @@ use crate::map::At;
 use crate::op::{Extent, OpError, Outcome};
 use crate::planted::PlantedFault;
 use crate::segments::State;
-use crate::unit::{Place, record_block_generation, record_block_intact};
+use crate::unit::{Base, Place, base_of, record_block_generation, record_block_intact};
 use crate::view::View;
 
 /// Upper bound on one read from the medium, in bytes.
@@ -467,15 +467,71 @@ impl Store {
             self.stats.medium_errors += 1;
             tracing::error!(volume = %self.info.volume_id, lba = lba.0, reason, "medium error");
         }
-        self.read_finished(read.owner, extents);
+        let bases = if let Owner::Gate(_) = read.owner { self.bases(&read) } else { Vec::new() };
+        self.read_finished_with(read.owner, extents, &bases);
     }
 
     fn read_finished(&mut self, owner: Owner, extents: Result<Vec<Extent>, OpError>) {
+        self.read_finished_with(owner, extents, &[]);
+    }
+
+    fn read_finished_with(&mut self, owner: Owner, extents: Result<Vec<Extent>, OpError>, bases: &[u64]) {
         match owner {
             Owner::Caller { token, bytes } => self.complete(token, bytes, extents.map(Outcome::Read)),
-            Owner::Gate(ticket) => self.gate_read_finished(ticket, extents),
+            Owner::Gate(ticket) => self.gate_read_finished(ticket, extents, bases),
             Owner::Scrub => self.scrub_block_read(extents),
         }
+    }
+
+    /// What each block was made from, as far as that is known: see [`crate::unit::Base`].
+    fn bases(&self, read: &ReadOp) -> Vec<u64> {
+        if !self.info.kind.is_sealed() {
+            return Vec::new();
+        }
+        let mut bases = Vec::new();
+        for part in &read.parts {
+            match part {
+                Part::Hole { count, sequence, .. } => {
+                    bases.extend(std::iter::repeat_n(self.base_of_hole(*sequence), *count as usize));
+                }
+                Part::Blocks { versions, segment, .. } => {
+                    bases.extend(versions.iter().map(|&version| self.base_of_block(version, *segment, read)));
+                }
+            }
+        }
+        bases
+    }
+
+    fn base_of_block(&self, version: Version, segment: u32, read: &ReadOp) -> u64 {
+        let block = read.records.get(&self.record_key(version, segment)).and_then(|block| block.as_ref().ok());
+        let item_at = version.item_at() as usize % RECORD_BLOCK;
+        let base = block.and_then(|block| base_of(block, item_at, version.sequence(), &self.layout));
+        match base {
+            Some(Base::Itself) => self.told_of(version.sequence()),
+            Some(Base::Of(base)) => base,
+            // A condition that cannot be ruled out.
+            None => 0,
+        }
+    }
+
+    /// The base of a hole.
+    pub(super) fn base_of_hole(&self, sequence: u64) -> u64 {
+        if self.map.is_conditional_hole(sequence) { 0 } else { self.told_of(sequence) }
+    }
+
+    /// What has this sequence and no condition in the log; 0 if it is of a build that did not tell of conditions.
+    fn told_of(&self, sequence: u64) -> u64 {
+        Some(sequence).filter(|_| self.superblock.bases_from.is_some_and(|from| sequence >= from)).unwrap_or(0)
+    }
+
+    /// Starts a look at the records of versions, for the first queued request.
+    pub(super) fn start_base_read(&mut self, ticket: u64, versions: &[(u64, Version)]) {
+        let part = |&(lba, version): &(u64, Version)| {
+            let segment = version.segment(&self.layout);
+            Part::Blocks { lba, versions: vec![version], segment, data: Ok(None), cached: false }
+        };
+        let parts = versions.iter().map(part).collect();
+        self.start_parts(Owner::Gate(ticket), Ok(parts), Wanted::Records);
     }
 
     /// Checks every block of a part.

@@ -196,15 +196,19 @@ impl Store {
         origin: Option<Origin>,
     ) -> Result<(), OpError> {
         self.check_writable()?;
+        // Until it was looked what is there.
+        let base = matches!(gate, Gate::Stamp { .. } | Gate::Absent).then_some(0);
         let mut op = WriteOp {
             token,
             branch,
             content,
             fua,
             gate,
+            base,
             origin,
             checked: false,
             asked: 0,
+            judging: None,
             replayed: None,
             named: false,
             bytes,

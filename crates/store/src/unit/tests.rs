@@ -51,7 +51,7 @@ fn golden_bytes() {
     let mut unit = UnitBuilder::new(LAYOUT, 256);
     unit.push_block(0, 0x0102, 0x0304, &[0x11; 56]).unwrap();
     unit.push_block(0, 0x0103, 0x0305, &[0x22; 56]).unwrap();
-    unit.push_hole(0, 0x0900, 0x10, 0x0306, &[]).unwrap();
+    unit.push_hole((0, 0x0306), 0x0900, 0x10, &[], false).unwrap();
     let (header, records) = unit.finish(header(), PLACE);
     let mut golden = b"SRrb\0\0\0\x01".to_vec();
     golden.extend_from_slice(&records[8..16]); // the checksum, below
@@ -70,6 +70,54 @@ fn golden_bytes() {
     assert_eq!(&records[..], golden);
     assert_eq!(be_u64(&records, 8), CHECKSUM);
     assert_eq!((header.record_blocks, header.data_bytes, header.entries), (1, 8192, 2));
+}
+
+/// What was written on a condition says what it was made from.
+#[test]
+fn golden_bytes_of_conditional_entries() {
+    let mut unit = UnitBuilder::new(LAYOUT, 256);
+    unit.push_block(0, 0x0102, 0x0304, &[0x11; 56]).unwrap();
+    let (item_at, _) = unit.push_conditional((0, 0x0103, 0x0305), 0x0201, &[0x22; 56]).unwrap();
+    unit.push_block(0, 0x0104, 0x0306, &[0x33; 56]).unwrap();
+    unit.push_hole((0, 0x0307), 0x0900, 0x10, &[0x44; 56], true).unwrap();
+    let (_, records) = unit.finish(header(), PLACE);
+    let mut golden = records[..128 + 24 + 56].to_vec();
+    golden.extend_from_slice(&[10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 3, 0, 0, 0, 0, 0, 0, 3, 5]);
+    golden.extend_from_slice(&[0x22; 56]);
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 2, 1]);
+    golden.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, 0, 0, 0, 3, 6]);
+    golden.extend_from_slice(&[0x33; 56]);
+    golden.extend_from_slice(&[11, 0, 0, 56, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 3, 7]);
+    golden.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0x10]);
+    golden.extend_from_slice(&[0x44; 56]);
+    golden.resize(4096, 0);
+    assert_eq!(&records[..], golden);
+    let (_, entries) = decode(&records).unwrap();
+    let found: Vec<_> = entries
+        .iter()
+        .map(|entry| match *entry {
+            Entry::Blocks { items, base, data_index, .. } => (items[0], base, u64::from(data_index)),
+            Entry::Hole { is_conditional, count, .. } => (u8::from(is_conditional), None, count),
+            _ => unreachable!("nothing else was written"),
+        })
+        .collect();
+    assert_eq!(found, [(0x11, None, 0), (0x22, Some(0x0201), 1), (0x33, None, 2), (1, None, 0x10)]);
+    let of = |item_at: u32, sequence| base_of(&records, item_at as usize, sequence, &LAYOUT);
+    assert_eq!(of(item_at, 0x0305), Some(Base::Of(0x0201)));
+    assert_eq!(of(128 + 24, 0x0304), Some(Base::Itself));
+    // The item of another version, and no item at all.
+    assert_eq!((of(item_at, 0x0304), of(128, 0x0304), of(4000, 0x0305)), (None, None, None));
+}
+
+/// A version that claims to be made from itself, or from a later one, would pass for whatever a replay asks.
+#[test]
+fn attack_a_base_that_is_not_older_is_no_entry() {
+    for base in [0x0305, 0x0306, u64::MAX] {
+        let mut unit = UnitBuilder::new(LAYOUT, 256);
+        unit.push_conditional((0, 0x0103, 0x0305), base, &[0x22; 56]).unwrap();
+        let (_, records) = unit.finish(header(), PLACE);
+        assert!(decode(&records).is_none(), "{base}");
+    }
 }
 
 #[test]
@@ -94,7 +142,7 @@ fn a_unit_respects_its_limit() {
         assert!(unit.blocks() <= 10);
     }
     assert_eq!((pushed, unit.blocks()), (9, 10));
-    assert!(unit.push_hole(0, 0, 1, 100, &[0; 96]).is_some(), "there is room in the record block");
+    assert!(unit.push_hole((0, 100), 0, 1, &[0; 96], false).is_some(), "there is room in the record block");
 }
 
 proptest! {
@@ -104,7 +152,7 @@ proptest! {
         let (mut sequence, mut blocks, mut holes) = (1, Vec::new(), Vec::new());
         for (lba, is_hole, count) in pushes {
             if is_hole {
-                let Some(at) = unit.push_hole(7, lba, count, sequence, &[9; 56]) else { break };
+                let Some(at) = unit.push_hole((7, sequence), lba, count, &[9; 56], false) else { break };
                 holes.push((lba, count, sequence, at));
                 sequence += 1;
                 continue;
@@ -123,7 +171,7 @@ proptest! {
         let (mut found_blocks, mut found_holes) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry {
-                Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index } => {
+                Entry::Blocks { branch, lba, sequence, items, count, item_at, data_index, .. } => {
                     prop_assert_eq!(branch, 7);
                     for (at, item) in (0..count).zip(items.chunks(56)) {
                         let sequence = sequence + u64::from(at);
@@ -132,7 +180,7 @@ proptest! {
                         found_blocks.push((lba + u64::from(at), sequence, item_at + at * 56, data_index + at));
                     }
                 }
-                Entry::Hole { branch, start, count, sequence, record, item_at } => {
+                Entry::Hole { branch, start, count, sequence, record, item_at, .. } => {
                     prop_assert_eq!((branch, record), (7, &[9; 56][..]));
                     found_holes.push((start, count, sequence, item_at));
                 }

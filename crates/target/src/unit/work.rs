@@ -301,6 +301,10 @@ impl Unit {
                 tracing::warn!(%volume, %error, "a write is refused");
                 Sense::INVALID_OPERATION
             }
+            OpError::ReplayLost { lba } => {
+                tracing::warn!(%volume, %error, "a replay came too late");
+                Sense::REPLAY_LOST.at(*lba)
+            }
             OpError::Medium { lba, .. } | OpError::NotFormatted { lba } => {
                 tracing::error!(%volume, %lba, %error, "a read failed");
                 Sense::UNRECOVERED_READ.at(*lba)

@@ -19,7 +19,7 @@ fn store_of(blocks: u64, segment_bytes: u32) -> Store {
 fn blocks(segment: u32, sequences: &[u64]) -> Vec<Live> {
     let block = |&sequence: &u64| {
         let version = Version::new(&LAYOUT, sequence, segment, 4096, 128);
-        Live::Block { branch: 0, lba: sequence, version, item_at: 128, data_at: 4096 }
+        Live::Block { branch: 0, lba: sequence, version, item_at: 128, data_at: 4096, base: None }
     };
     sequences.iter().map(block).collect()
 }
