@@ -122,14 +122,9 @@ impl Troubles {
                 key_server_away: self.key_server_away,
                 ..Troubles::default()
             },
-            Profile::Halves => Troubles { cut, crash: self.crash.filter(|_| self.idle_close), ..Troubles::default() },
+            Profile::Halves => Troubles { cut, crash: self.crash, ..Troubles::default() },
             Profile::Large => Troubles::default(),
         }
-    }
-
-    /// Whether the target crashes amid requests.
-    pub(super) fn crashes(&self) -> bool {
-        self.crash.is_some()
     }
 
     /// Whether the key server lends keys for a time only.

@@ -164,9 +164,6 @@ impl World {
         }
         self.clients[0].requests_left = requests;
         let others = match profile {
-            // Whoever writes half of a block right after a crash writes the rest as the crash left it, and behind what another initiator has
-            // still to replay: that one is superseded as a whole.
-            _ if self.history.has_halves && troubles.crashes() => 0,
             Profile::OneInitiator | Profile::Flushes | Profile::Large => 0,
             Profile::Everything => self.random.below(3),
             Profile::Clones => 1,
