@@ -126,6 +126,12 @@ fn sim_system_finds_a_stale_replay() {
     finds(Profile::Crashes, in_the_store(PlantedFault::StaleReplay));
 }
 
+/// What was written after a crash on the condition of an older version does not contain what is replayed.
+#[test]
+fn sim_system_finds_a_replay_superseded_by_what_does_not_contain_it() {
+    finds(Profile::Halves, in_the_store(PlantedFault::BaseIgnored));
+}
+
 #[test]
 fn sim_system_finds_a_resend_executed_twice() {
     finds(Profile::Cuts, in_the_store(PlantedFault::WindowIgnored));

@@ -40,8 +40,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks every register, that no command was torn by a crash or a snapshot, and that only what was damaged cannot be read. How many registers
-/// had too many choices.
+/// Checks every register, that no command was torn by a crash or a snapshot, and that only what was damaged cannot be read,
+/// and that no write is reported as lost without reason. How many registers had too many choices.
 ///
 /// # Errors
 /// What has no explanation.
@@ -55,6 +55,7 @@ pub fn check(history: &History) -> Result<u64, Violation> {
     }
     check_atomicity(history)?;
     check_failed_reads(history)?;
+    check_lost_writes(history)?;
     Ok(undecided)
 }
 
@@ -536,6 +537,37 @@ fn check_failed_reads(history: &History) -> Result<(), Violation> {
                 read.initiator, read.invoked, read.returned, write.action, write.invoked, write.returned
             );
             return Err(Violation { view: read.view, register: read.register, what });
+        }
+    }
+    Ok(())
+}
+
+/// A write is reported as lost only if a crash can have taken it, and if another initiator wrote a part of the block (not all of it) since.
+fn check_lost_writes(history: &History) -> Result<(), Violation> {
+    for lost in &history.lost_writes {
+        let block = history.beside(lost.register);
+        let writes = || {
+            let in_block = |one: &&Operation| one.view == lost.view && block.contains(&one.register);
+            history.operations.iter().filter(in_block).filter(|one| matches!(one.action, Action::Write(_)))
+        };
+        let of_part =
+            |one: &Operation| !writes().any(|other| other.action == one.action && other.register != one.register);
+        let is_explained = |crash: Moment| {
+            let is_taken = |one: &Operation| one.initiator == lost.initiator && one.invoked < crash;
+            let is_in_between = |one: &Operation| {
+                one.initiator != lost.initiator
+                    && one.invoked < lost.at
+                    && one.returned.is_none_or(|at| at > crash)
+                    && of_part(one)
+            };
+            crash < lost.at && writes().any(is_taken) && writes().any(is_in_between)
+        };
+        if !history.crashes.iter().any(|crash| is_explained(*crash)) {
+            let what = format!(
+                "initiator {} is told at {} that its write is lost, and nothing took it",
+                lost.initiator, lost.at
+            );
+            return Err(Violation { view: lost.view, register: lost.register, what });
         }
     }
     Ok(())

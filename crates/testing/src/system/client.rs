@@ -9,7 +9,7 @@ use strongroom_initiator::machine::Initiator;
 use strongroom_initiator::{AttachOptions, Limits, Pipeline, Scheme};
 
 use super::content::{self, HALVES};
-use super::history::{Action, FailedRead, Flush, History, Moment, Operation, Value};
+use super::history::{Action, FailedRead, Flush, History, LostWrite, Moment, Operation, Value};
 use super::keys::{KeyServer, Lease};
 use super::network::{MICRO, MILLI, Time};
 use super::target::{BLOCK_BYTES, VIEWS};
@@ -270,6 +270,12 @@ impl Client {
             What::WriteHalf { lba, .. } => lba..lba + 1,
             _ => 0..0,
         };
+        // What was written before and is to be durable now.
+        let may_tell_of_loss = match what {
+            What::Flush | What::WriteHalf { .. } => true,
+            What::Write { fua, .. } => fua,
+            What::Read { .. } | What::Discard { .. } => false,
+        };
         let is_named = || error.lba.is_some_and(|lba| asked.contains(&lba.0));
         match error.kind {
             DeviceErrorKind::Medium if is_named() => {
@@ -281,6 +287,12 @@ impl Client {
             DeviceErrorKind::NoKey if is_named() => {
                 let current = self.setup.key_server.epoch();
                 assert!(epoch.is_some_and(|epoch| epoch < current), "initiator {}: {what:?}: {error}", self.number);
+            }
+            // The checker asks for the crash and for the other initiator's part; see `LostWrite`.
+            DeviceErrorKind::Hardware if history.has_halves && may_tell_of_loss && error.lba.is_some() => {
+                let block = error.lba.expect("it is named").0;
+                let (initiator, view, register) = (self.number, self.view, history.registers_of(block).start);
+                history.lost_writes.push(LostWrite { initiator, view, register, at: returned });
             }
             DeviceErrorKind::Medium | DeviceErrorKind::Hardware => {
                 panic!("initiator {}: {what:?} failed: {error}", self.number)

@@ -70,6 +70,19 @@ pub struct FailedRead {
     pub returned: Moment,
 }
 
+/// An initiator was told that its unflushed write of a block is lost: a crash took it, and part of the block was written since.
+#[derive(Clone, Copy, Debug)]
+pub struct LostWrite {
+    /// Which initiator.
+    pub initiator: u64,
+    /// Of which view.
+    pub view: usize,
+    /// A register of the block that the error names.
+    pub register: u64,
+    /// When it was told.
+    pub at: Moment,
+}
+
 /// What a register held was damaged on the disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Rot {
@@ -126,6 +139,8 @@ pub struct History {
     /// In any order.
     pub failed_reads: Vec<FailedRead>,
     /// In any order.
+    pub lost_writes: Vec<LostWrite>,
+    /// In any order.
     pub rots: Vec<Rot>,
     /// In any order.
     pub flushes: Vec<Flush>,
@@ -159,6 +174,12 @@ impl History {
     pub(super) fn split(&self, block: u64, values: [Value; HALVES as usize]) -> Option<Vec<(u64, Value)>> {
         let is_possible = self.has_halves || values[0] == values[1];
         is_possible.then(|| self.registers_of(block).zip(values).collect())
+    }
+
+    /// The registers of the block of which this is one.
+    pub(super) fn beside(&self, register: u64) -> std::ops::Range<u64> {
+        let each = if self.has_halves { HALVES } else { 1 };
+        self.registers_of(register / each)
     }
 
     /// What a register of a view held at first.

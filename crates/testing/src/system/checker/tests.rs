@@ -1,7 +1,7 @@
 //! Proves that the checker takes what the model allows, and refuses each kind of failure that it is there for.
 
 use super::*;
-use crate::system::history::{FailedRead, Flush, Look, Rot};
+use crate::system::history::{FailedRead, Flush, Look, LostWrite, Rot};
 
 use Value::{Written as W, Zeros as Z};
 
@@ -339,4 +339,48 @@ fn what_nobody_knew_of_may_come_to_light_after_a_crash() {
     let history = [write(2, 1, 1, None), write(1, 2, 3, 4), read(3, W(1), 8, 9), read(3, W(2), 10, 11)];
     allowed(&history, &[], &[6]);
     refused(&history, &[], &[]);
+}
+
+/// Initiator 1 writes a block of two registers, a crash comes, and then somebody writes.
+fn told_of_a_loss(crash: Option<Moment>, then: &[Operation]) -> Result<u64, Violation> {
+    let whole = [write(1, 1, 1, 2), Operation { register: 1, ..write(1, 1, 1, 2) }];
+    check(&History {
+        operations: [&whole[..], then].concat(),
+        lost_writes: vec![LostWrite { initiator: 1, view: 0, register: 0, at: 8 }],
+        crashes: crash.into_iter().collect(),
+        has_halves: true,
+        ..History::default()
+    })
+}
+
+#[test]
+fn a_write_is_lost_only_by_a_crash_and_part_of_its_block() {
+    let part = write(2, 2, 5, 6);
+    told_of_a_loss(Some(4), &[part]).unwrap();
+    told_of_a_loss(None, &[part]).unwrap_err();
+    told_of_a_loss(Some(4), &[]).unwrap_err();
+    // All of the block, and a part that came too early, too late, or from the same initiator.
+    told_of_a_loss(Some(4), &[part, Operation { register: 1, ..part }]).unwrap_err();
+    told_of_a_loss(Some(4), &[write(2, 2, 2, 3)]).unwrap_err();
+    told_of_a_loss(Some(4), &[write(2, 2, 9, 10)]).unwrap_err();
+    told_of_a_loss(Some(4), &[write(1, 2, 5, 6)]).unwrap_err();
+}
+
+/// The flush after the crash succeeds although half of what was written before is gone for good.
+#[test]
+fn a_flush_that_promises_half_of_a_lost_write_is_refused() {
+    let whole = [write(1, 1, 1, 2), Operation { register: 1, ..write(1, 1, 1, 2) }];
+    let part = Operation { durable: true, ..write(2, 2, 5, 6) };
+    let judge = |value| {
+        let rest = Operation { register: 1, ..read(2, value, 9, 10) };
+        check(&History {
+            operations: [&whole[..], &[part, rest]].concat(),
+            flushes: vec![flush(1, 7, 8)],
+            crashes: vec![4],
+            has_halves: true,
+            ..History::default()
+        })
+    };
+    judge(W(1)).unwrap();
+    judge(Z).unwrap_err();
 }
