@@ -47,8 +47,8 @@ pub use recover::Damage;
 pub use repair::{RepairOptions, RepairPlan, RepairStep};
 pub use steps::steps_taken;
 pub use store::{
-    Admission, DamageReport, MemoryUse, PinnedCount, Receiver, ReceptionInfo, Run, SendStep, Sender, Store,
-    SuspectBlocks,
+    Admission, DamageReport, MemoryUse, PinnedCount, ReceiveStep, Receiver, ReceptionInfo, Run, SendStep, Sender,
+    Store, SuspectBlocks,
 };
 #[doc(hidden)]
 pub use stream::fuzz_stream;

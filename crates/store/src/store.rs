@@ -71,7 +71,7 @@ pub use memory::{Admission, MemoryUse};
 pub use pinned::PinnedCount;
 pub(crate) use read::item_checksum;
 use read::{Along, ReadOp};
-pub use receive::{Receiver, ReceptionInfo};
+pub use receive::{ReceiveStep, Receiver, ReceptionInfo};
 pub use runs::Run;
 use scrub::Scrub;
 pub use send::{SendStep, Sender};

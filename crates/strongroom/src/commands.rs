@@ -14,6 +14,7 @@ pub(crate) mod key;
 pub(crate) mod keyserver;
 mod opening;
 pub(crate) mod plan;
+mod receive_served;
 pub(crate) mod recover;
 pub(crate) mod reseal;
 pub(crate) mod serve;

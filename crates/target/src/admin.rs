@@ -7,6 +7,7 @@
 mod answer;
 mod client;
 mod drain;
+mod receive;
 mod report;
 mod send;
 mod socket;
@@ -108,6 +109,21 @@ pub enum Request {
         #[serde(default)]
         resume: Option<Resume>,
     },
+    /// Takes a stream (`docs/send-format.md`) into a volume, which may be read meanwhile. Answered by [`Reply::Stream`]; then the client
+    /// sends pieces, each behind its length (4 bytes, big-endian, at most 1 MiB), and a length of 0 behind the last. Answered by [`Reply::Done`], or
+    /// at any time by an error, behind which the target hangs up. [`Reply::InUse`]: not now.
+    Receive {
+        /// The volume.
+        volume: String,
+    },
+    /// What was begun to be received into a volume and not ended. Answered by [`Reply::Receptions`].
+    Receptions {
+        /// The volume.
+        volume: String,
+        /// Give it up.
+        #[serde(default)]
+        abandon: bool,
+    },
     /// Closes a volume that nobody uses, without waiting until it was idle for long. Answered by [`Reply::Done`], before it is closed.
     Close {
         /// The volume.
@@ -157,6 +173,10 @@ pub enum Reply {
         /// How much of the volume is done with them, in bytes.
         done_bytes: u64,
     },
+    /// These could write to the volume, or use it where nobody may.
+    InUse(Vec<String>),
+    /// What was begun to be received, and for each the snapshot's name.
+    Receptions(Vec<(Resume, String)>),
     /// It is done.
     Done,
     /// It is not done, and why; for people.

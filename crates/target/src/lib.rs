@@ -21,6 +21,7 @@ pub mod operate;
 mod places;
 mod pool;
 pub mod protection;
+mod reception;
 pub mod retention;
 pub mod schedule;
 mod scheduler;

@@ -453,6 +453,12 @@ fn note(catalogue: &Catalogue, volume: &Volume, contents: &StoreContents) -> Res
     noted.map(drop).map_err(|error| error.to_string())
 }
 
+/// The same after a snapshot was received.
+pub(crate) fn note_received(shared: &Arc<Shared>, volume: &Volume) -> Result<(), String> {
+    let contents = Served::of(shared, volume).contents()?;
+    note(&shared.catalogue, volume, &contents)
+}
+
 fn describe(volume: &Volume, contents: &StoreContents, pinned: &PinnedCount) -> Description {
     let clone_name = |branch: BranchId| {
         let found = contents.branches.iter().find(|info| info.id == branch && branch != BranchId::VOLUME);
@@ -539,7 +545,12 @@ impl<'a> Served<'a> {
         self.ask(|reply| Job::Send { stream, reply })?.map_err(|error| error.to_string())
     }
 
-    fn ask<T>(&self, job: impl FnOnce(mpsc::Sender<T>) -> Job) -> Result<T, String> {
+    /// The store of a volume.
+    pub(crate) fn of(shared: &'a Arc<Shared>, volume: &Volume) -> Served<'a> {
+        Served { shared, store: volume.store_name() }
+    }
+
+    pub(crate) fn ask<T>(&self, job: impl FnOnce(mpsc::Sender<T>) -> Job) -> Result<T, String> {
         let (reply, answer) = mpsc::channel();
         let order = Order::Job { volume: self.store.clone(), job: Box::new(job(reply)) };
         self.shared.tell(self.shared.owner(&self.store), Message::Order(order));

@@ -23,6 +23,7 @@ use crate::iterations::{IterationCounts, IterationTimes};
 use crate::names::VolumeName;
 use crate::places::Places;
 use crate::pool::Pool;
+use crate::reception::ReceptionsUnderWay;
 use crate::scheduler::Scheduler;
 use crate::stats::{Counters, SessionInfo, Stats};
 use crate::turns::VolumeTurns;
@@ -132,6 +133,7 @@ pub(crate) struct Shared {
     /// Taken while an operation on a volume as a whole is on its way.
     pub(crate) turns: VolumeTurns,
     pub(crate) sends: SendsUnderWay,
+    pub(crate) receptions: ReceptionsUnderWay,
     pub(crate) scheduler: Scheduler,
     /// Opens and closes stores.
     pub(crate) store_pool: Pool,
@@ -204,6 +206,7 @@ impl Target {
             reloading: Mutex::new(()),
             turns: VolumeTurns::default(),
             sends: SendsUnderWay::default(),
+            receptions: ReceptionsUnderWay::default(),
             scheduler: Scheduler::default(),
             store_pool: Pool::new("volume-open", OPENERS_MAX),
             query_pool: Pool::new("catalogue", 1),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use strongroom_block::{Lba, Token};
 use strongroom_store::{
-    Admission, BranchInfo, Completion, IoKind, MemoryUse, Op, Outcome, PinnedCount, Run, SendStep, Sender,
-    SnapshotInfo, SpaceState, Stats, Store, StreamError, Unverified, View, VolumeInfo,
+    Admission, BranchInfo, Completion, IoKind, MemoryUse, Op, Outcome, PinnedCount, ReceiveStep, ReceptionInfo, Run,
+    SendStep, Sender, SnapshotInfo, SpaceState, Stats, Store, StreamError, Unverified, View, VolumeInfo,
 };
 
 use crate::store_queue::StoreQueue;
@@ -129,6 +129,11 @@ impl StoreHandle {
         self.view
     }
 
+    /// Addresses another view from now on.
+    pub(crate) fn set_view(&mut self, view: View) {
+        self.view = view;
+    }
+
     /// Takes a request in, addressed to the unit's view.
     pub(crate) fn submit(&mut self, token: Token, op: Op) {
         let view = self.view;
@@ -142,6 +147,25 @@ impl StoreHandle {
         let shared = &mut *self.shared.borrow_mut();
         shared.slots[self.slot].in_flight += 1;
         shared.store.submit_to(token, view, op);
+    }
+
+    /// Takes a step of a stream in.
+    pub(crate) fn submit_receive(&mut self, token: Token, step: ReceiveStep) -> Result<(), StreamError> {
+        let token = Token((self.slot as u64) << TOKEN_BITS | token.0);
+        let shared = &mut *self.shared.borrow_mut();
+        shared.store.submit_receive(token, step)?;
+        shared.slots[self.slot].in_flight += 1;
+        Ok(())
+    }
+
+    /// Whether there is room for a step now.
+    pub(crate) fn may_receive(&self, step: &ReceiveStep) -> bool {
+        self.shared.borrow().store.may_receive(step)
+    }
+
+    /// What was begun to be received.
+    pub(crate) fn receptions(&self) -> Vec<ReceptionInfo> {
+        self.shared.borrow().store.receptions()
     }
 
     /// Moves the store forward; appends what has finished for this unit, and returns how many that are.

@@ -15,6 +15,7 @@ mod key_erase;
 mod leases;
 mod modify;
 mod opened;
+mod receive;
 mod reserve;
 mod rest;
 mod sealed;
@@ -36,7 +37,7 @@ use strongroom_scsi::mode::ModeState;
 use strongroom_scsi::persistent::{PersistentReservations, SavedReservations};
 use strongroom_scsi::reservation::Reservation;
 use strongroom_scsi::{NexusId, Sense, Status, UnitAttention, UnitAttentions};
-use strongroom_store::{Completion, SpaceState};
+use strongroom_store::{Completion, SnapshotId, SpaceState};
 
 use crate::access::Identity;
 use crate::neighbours::{ErrandResult, Origin};
@@ -52,6 +53,7 @@ pub(crate) use keep::{SharedMemory, UnitMemory};
 pub(crate) use key_erase::{KeyRenewal, KeyRenewer, Renewed};
 use leases::{LeaseRecord, SessionStanding, WriterLeases};
 use modify::Sanitize;
+pub(crate) use receive::{InTheWay, NotReceived};
 use reserve::{Change, Changes, Delayed};
 pub(crate) use rest::Resting;
 pub(crate) use surroundings::Surroundings;
@@ -70,6 +72,8 @@ pub(crate) struct Unit {
     volume: Arc<Volume>,
     target_name: String,
     store: StoreHandle,
+    /// What is shown instead of the head; see `receive`.
+    shown: Option<SnapshotId>,
     /// Names this opening of the unit, among all of this process.
     opening: u64,
     surroundings: Arc<Surroundings>,
@@ -214,6 +218,7 @@ impl Unit {
             target_name,
             surroundings,
             store,
+            shown: None,
             // Keys of the standard hasher are random: enough for a value that must only differ.
             opening: RandomState::new().build_hasher().finish(),
             wrap,
@@ -272,6 +277,7 @@ impl Unit {
         if !self.abort(connection, None).is_empty() {
             self.leaving.insert(connection, user.nexus);
         }
+        self.show_head_if_unused();
     }
 
     /// It is that late: writer leases count from it.

@@ -7,6 +7,7 @@ use super::Store;
 use super::append::{Addresses, Content};
 use super::gate::Gate;
 use crate::catalogue::Change;
+use crate::layout::Layout;
 use crate::op::{Op, OpError, Outcome};
 use crate::stream::{BLOCKS_FROM, Chain, Decoded, Frame, StreamError, StreamInfo, hole_record};
 use crate::view::{BranchId, SnapshotId, View};
@@ -14,18 +15,48 @@ use crate::view::{BranchId, SnapshotId, View};
 /// Why a reception cannot begin or end; callers know it as [`StreamError::Diverged`].
 const DIVERGED: &str = "the volume was written since the snapshot that the stream builds on; roll back to that first";
 
-fn diverged(error: OpError) -> StreamError {
-    match error {
-        OpError::Depended(DIVERGED) => StreamError::Diverged,
-        other => StreamError::Store(other),
-    }
-}
-
 /// Bytes of data that go into the log as one group at most, unless a frame has more.
 const GROUP_BYTES: usize = 1 << 20;
 
+/// What a stream asks of a store next, checked as far as that can be without the store; one at a time goes to [`Store::submit_receive`].
+#[derive(Debug)]
+pub struct ReceiveStep {
+    /// The snapshot that it will be.
+    id: SnapshotId,
+    from: Option<SnapshotId>,
+    kind: StepKind,
+}
+
+#[derive(Debug)]
+enum StepKind {
+    Begin { info: Box<StreamInfo>, position: u64 },
+    Blocks(Taken),
+    Hole(Op),
+    End,
+}
+
+impl ReceiveStep {
+    /// The snapshot that the stream builds on.
+    pub fn from(&self) -> Option<SnapshotId> {
+        self.from
+    }
+
+    /// What the stream says of itself, if this begins it.
+    pub fn begins(&self) -> Option<&StreamInfo> {
+        match &self.kind {
+            StepKind::Begin { info, .. } => Some(info),
+            _ => None,
+        }
+    }
+
+    /// Whether the volume goes on from the snapshot once this is done.
+    pub fn is_end(&self) -> bool {
+        matches!(self.kind, StepKind::End)
+    }
+}
+
 /// Blocks that were taken in and are not in the log.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Taken {
     lbas: Vec<u64>,
     items: Vec<u8>,
@@ -33,14 +64,13 @@ struct Taken {
     bytes: usize,
 }
 
-/// A stream on its way in. Moved on by [`Store::receive`].
+/// A stream on its way in. Moved on by [`Store::receive`], or by who gives its steps to a store.
 #[derive(Debug, Default)]
 pub struct Receiver {
-    /// Bytes of a frame that is not whole.
+    /// Bytes of frames that are not taken in.
     rest: Vec<u8>,
     chain: Chain,
     info: Option<StreamInfo>,
-    branch: u32,
     done: bool,
 }
 
@@ -55,6 +85,8 @@ pub struct ReceptionInfo {
     pub name: String,
     /// Where the sender shall go on.
     pub position: u64,
+    /// Where it lies.
+    pub branch: BranchId,
 }
 
 impl Receiver {
@@ -72,6 +104,116 @@ impl Receiver {
     pub fn info(&self) -> Option<&StreamInfo> {
         self.info.as_ref()
     }
+
+    /// The next bytes of the stream, cut anywhere. [`Receiver::next_step`] says what to do about them, until it says `None`.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+    }
+
+    /// What to do next. Every block is checked against its keyless checksum here, without the store. `None`: more bytes are needed.
+    /// Once the step of the stream's end is done, [`Receiver::finished`] is to be called.
+    ///
+    /// # Errors
+    /// [`StreamError`]: what is intact in front of it was given out before.
+    pub fn next_step(&mut self) -> Result<Option<ReceiveStep>, StreamError> {
+        let (mut at, mut taken) = (0, Taken::default());
+        let kind = loop {
+            if self.done {
+                if at < self.rest.len() {
+                    return Err(StreamError::Damaged("something follows its end"));
+                }
+                break None;
+            }
+            let decoded = match Frame::decode(&self.rest[at..], self.chain) {
+                Ok(Some(decoded)) => decoded,
+                // What is intact goes in, whatever follows it.
+                Ok(None) | Err(_) if !taken.lbas.is_empty() => break Some(StepKind::Blocks(taken)),
+                Ok(None) => break None,
+                Err(error) => return Err(error),
+            };
+            let Decoded { frame, position, len, chain } = decoded;
+            let ends_group = match &frame {
+                Frame::Blocks { data, .. } => taken.bytes + data.len() > GROUP_BYTES,
+                _ => true,
+            };
+            if ends_group && !taken.lbas.is_empty() {
+                break Some(StepKind::Blocks(taken));
+            }
+            let step = match self.take_frame(&mut taken, frame, position) {
+                Err(_) if !taken.lbas.is_empty() => break Some(StepKind::Blocks(taken)),
+                step => step?,
+            };
+            (at, self.chain) = (at + len, chain);
+            if step.is_some() {
+                break step;
+            }
+        };
+        self.rest.drain(..at);
+        let ids = self.info.as_ref().map(|info| (info.to, info.from));
+        Ok(kind.zip(ids).map(|(kind, (id, from))| ReceiveStep { id, from, kind }))
+    }
+
+    /// The step of the stream's end is done.
+    pub fn finished(&mut self) {
+        self.done = true;
+    }
+
+    fn take_frame(&mut self, taken: &mut Taken, frame: Frame, position: u64) -> Result<Option<StepKind>, StreamError> {
+        match (frame, &self.info) {
+            (Frame::Begin(_), Some(_)) => {
+                Err(StreamError::Damaged("it begins a second time; give each part to a reception of its own"))
+            }
+            (Frame::Begin(info), None) => {
+                self.info = Some(info.clone());
+                Ok(Some(StepKind::Begin { info: Box::new(info), position }))
+            }
+            (_, None) => Err(StreamError::NoBeginning),
+            (Frame::Blocks { lba, count, items, data }, Some(info)) => {
+                taken.take(info, (lba, count), &items, &data)?;
+                Ok(None)
+            }
+            (Frame::Hole { start, count, record }, Some(_)) => Ok(Some(StepKind::Hole(match record {
+                Some(record) => Op::Hole { holes: vec![hole_record(start, count, record)], origin: None },
+                None => Op::Discard { lba: Lba(start), count },
+            }))),
+            (Frame::End, Some(_)) => Ok(Some(StepKind::End)),
+        }
+    }
+}
+
+impl Taken {
+    fn take(
+        &mut self,
+        info: &StreamInfo,
+        (lba, count): (u64, u32),
+        items: &[u8],
+        data: &[u8],
+    ) -> Result<(), StreamError> {
+        let (block_bytes, item_bytes) =
+            (info.geometry.block_size.bytes() as usize, Layout::item_bytes_of(info.kind) as usize);
+        if items.len() != count as usize * item_bytes || data.len() != count as usize * block_bytes {
+            return Err(StreamError::Damaged("a frame of blocks of another length"));
+        }
+        if !info.geometry.contains(Lba(lba), u64::from(count)) {
+            return Err(StreamError::Store(OpError::OutOfRange { lba: Lba(lba), count: u64::from(count) }));
+        }
+        for (block, item) in data.chunks_exact(block_bytes).zip(items.chunks_exact(item_bytes)) {
+            if keyless_checksum(block) != super::item_checksum(item) {
+                return Err(StreamError::Damaged("a block does not match its checksum"));
+            }
+            if info.kind.is_sealed() {
+                let record = SealRecord::decode(item).map_err(|_| StreamError::Damaged("a block's record"))?;
+                if record.flags().is_hole() {
+                    return Err(StreamError::Damaged("a block whose record seals a hole"));
+                }
+            }
+        }
+        self.lbas.extend(lba..lba + u64::from(count));
+        self.items.extend_from_slice(items);
+        self.bytes += data.len();
+        self.pieces.push(Buffer::copy_from(data));
+        Ok(())
+    }
 }
 
 impl Store {
@@ -81,30 +223,61 @@ impl Store {
     /// # Errors
     /// [`StreamError`]; what was taken in before stays, to go on from [`Store::receive_position`].
     pub fn receive(&mut self, receiver: &mut Receiver, bytes: &[u8]) -> Result<(), StreamError> {
-        receiver.rest.extend_from_slice(bytes);
-        let mut taken = Taken::default();
-        let outcome = self.take_frames(receiver, &mut taken);
-        // What is intact goes in, whatever follows it.
-        self.write_taken(receiver.branch, &mut taken)?;
-        receiver.rest.drain(..outcome?);
+        const TOKEN: Token = Token(u64::MAX);
+        receiver.push(bytes);
+        while let Some(step) = receiver.next_step()? {
+            let is_end = step.is_end();
+            self.submit_receive(TOKEN, step)?;
+            self.wait_for(TOKEN).map_err(StreamError::of_step)?;
+            if is_end {
+                receiver.finished();
+                // Whatever follows is told at once.
+                receiver.next_step()?;
+            }
+        }
         Ok(())
     }
 
-    /// Takes in the frames that are whole; returns how many bytes they have.
-    fn take_frames(&mut self, receiver: &mut Receiver, taken: &mut Taken) -> Result<usize, StreamError> {
-        let mut at = 0;
-        while !receiver.done
-            && let Some(decoded) = Frame::decode(&receiver.rest[at..], receiver.chain)?
-        {
-            let Decoded { frame, position, len, chain } = decoded;
-            at += len;
-            self.take_frame(receiver, taken, frame, position)?;
-            receiver.chain = chain;
+    /// Takes in a step of a stream, like a request: it completes, and only then comes the next one of its stream. What a completion says is
+    /// to be told by [`StreamError::of_step`].
+    ///
+    /// # Errors
+    /// [`StreamError`]: nothing was taken in, and nothing will complete.
+    pub fn submit_receive(&mut self, token: Token, step: ReceiveStep) -> Result<(), StreamError> {
+        if self.erasing.is_some() {
+            return Err(StreamError::Store(if self.refused.is_some() { self.refusal() } else { OpError::Erasing }));
         }
-        if receiver.done && at < receiver.rest.len() {
-            return Err(StreamError::Damaged("something follows its end"));
+        let ReceiveStep { id, kind, .. } = step;
+        let branch = match &kind {
+            StepKind::Begin { info, position } => return self.begin_reception(token, info, *position),
+            _ => self.receiving_branch(id).ok_or(StreamError::Store(OpError::NoSuchView))?,
+        };
+        match kind {
+            StepKind::Begin { .. } => unreachable!("answered above"),
+            StepKind::Blocks(Taken { lbas, items, pieces, bytes }) => {
+                let count = lbas.len() as u32;
+                let content = Content::Blocks { addresses: Addresses::Each(lbas), pieces, items, count };
+                self.submit_content(token, branch, content, bytes)?;
+            }
+            // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
+            StepKind::Hole(_) if self.has_blocks(branch) => self.answer_receive(token, Outcome::Changed),
+            StepKind::Hole(op) => self.submit_to(token, View::Head(BranchId(branch)), op),
+            StepKind::End => {
+                let commit = Change::ReceiveCommit { branch };
+                self.submit_content(token, branch, Content::Change(Box::new(commit)), 0)?;
+            }
         }
-        Ok(at)
+        Ok(())
+    }
+
+    /// Whether there is room for a step now; else the same again, later.
+    pub fn may_receive(&self, step: &ReceiveStep) -> bool {
+        let bytes = match &step.kind {
+            StepKind::Blocks(taken) => taken.bytes,
+            _ => 0,
+        };
+        let grows = Op::SnapshotCreate { name: String::new() };
+        self.has_room_for(bytes) && self.admits(&grows)
     }
 
     /// Where the reception of a snapshot stands that was interrupted: what [`Sender::new`](crate::Sender::new) wants.
@@ -115,9 +288,9 @@ impl Store {
 
     /// Every reception that was begun and not ended.
     pub fn receptions(&self) -> Vec<ReceptionInfo> {
-        let begun = self.map.catalogue.branches.values().filter(|branch| branch.receiving != 0);
+        let begun = self.map.catalogue.branches.iter().filter(|(_, branch)| branch.receiving != 0);
         begun
-            .map(|branch| {
+            .map(|(&id, branch)| {
                 // Blocks arrive by address, and what survives a crash is the beginning of what was written.
                 let end = self.map.table(branch.node).index.end();
                 ReceptionInfo {
@@ -125,6 +298,7 @@ impl Store {
                     from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
                     name: branch.name.clone(),
                     position: if end > 0 { BLOCKS_FROM + end } else { 0 },
+                    branch: BranchId(id),
                 }
             })
             .collect()
@@ -135,55 +309,8 @@ impl Store {
     /// # Errors
     /// As a request.
     pub fn receive_abandon(&mut self, id: SnapshotId) -> Result<(), OpError> {
-        let mut branches = self.map.catalogue.branches.iter();
-        let branch = branches.find(|(_, branch)| branch.receiving == id.0).map(|(&branch, _)| branch);
-        let branch = BranchId(branch.ok_or(OpError::NoSuchView)?);
+        let branch = BranchId(self.receiving_branch(id).ok_or(OpError::NoSuchView)?);
         self.execute(Op::CloneDelete { branch }).map(drop)
-    }
-
-    fn take_frame(
-        &mut self,
-        receiver: &mut Receiver,
-        taken: &mut Taken,
-        frame: Frame,
-        position: u64,
-    ) -> Result<(), StreamError> {
-        let ends_group = match &frame {
-            Frame::Blocks { data, .. } => taken.bytes + data.len() > GROUP_BYTES,
-            _ => true,
-        };
-        if ends_group {
-            self.write_taken(receiver.branch, taken)?;
-        }
-        match frame {
-            Frame::Begin(_) if receiver.info.is_some() => {
-                return Err(StreamError::Damaged("it begins a second time; give each part to a reception of its own"));
-            }
-            Frame::Begin(info) => {
-                // What lies before its beginning must be here.
-                if position > self.receive_position(info.to).unwrap_or(0) {
-                    return Err(StreamError::Ahead);
-                }
-                receiver.branch = self.begin_reception(&info)?;
-                receiver.info = Some(info);
-            }
-            _ if receiver.info.is_none() => return Err(StreamError::NoBeginning),
-            Frame::Blocks { lba, count, items, data } => self.take_blocks(taken, lba, count, &items, &data)?,
-            // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
-            Frame::Hole { .. } if self.has_blocks(receiver.branch) => {}
-            Frame::Hole { start, count, record } => {
-                let hole = match record {
-                    Some(record) => Op::Hole { holes: vec![hole_record(start, count, record)], origin: None },
-                    None => Op::Discard { lba: Lba(start), count },
-                };
-                self.execute_on(View::Head(BranchId(receiver.branch)), hole)?;
-            }
-            Frame::End => {
-                self.execute_change(Change::ReceiveCommit { branch: receiver.branch }).map_err(diverged)?;
-                receiver.done = true;
-            }
-        }
-        Ok(())
     }
 
     /// Whether a block of a reception is here. What is here after a crash is the beginning of what was written.
@@ -192,7 +319,16 @@ impl Store {
         node.is_some_and(|node| self.map.table(node).index.len() > 0)
     }
 
-    fn begin_reception(&mut self, info: &StreamInfo) -> Result<u32, StreamError> {
+    fn receiving_branch(&self, id: SnapshotId) -> Option<u32> {
+        let mut branches = self.map.catalogue.branches.iter();
+        branches.find(|(_, branch)| branch.receiving == id.0).map(|(&branch, _)| branch)
+    }
+
+    fn begin_reception(&mut self, token: Token, info: &StreamInfo, position: u64) -> Result<(), StreamError> {
+        // What lies before its beginning must be here.
+        if position > self.receive_position(info.to).unwrap_or(0) {
+            return Err(StreamError::Ahead);
+        }
         if info.kind != self.info.kind {
             return Err(StreamError::Differs("it is sealed otherwise, or in another sealing domain"));
         }
@@ -213,18 +349,15 @@ impl Store {
         }
         let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
         if let Some((&branch, begun)) = begun {
-            return if begun.from == base {
-                Ok(branch)
-            } else {
-                Err(StreamError::Differs("it was begun on another base"))
-            };
+            if begun.from != base {
+                return Err(StreamError::Differs("it was begun on another base"));
+            }
+            self.answer_receive(token, Outcome::CloneCreated { branch: BranchId(branch) });
+            return Ok(());
         }
         let (id, created, name) = (info.to.0, info.created_seconds, info.name.clone());
         let begin = Change::ReceiveBegin { branch: 0, id, base, created, name };
-        match self.execute_change(begin).map_err(diverged)? {
-            Outcome::CloneCreated { branch } => Ok(branch.0),
-            other => unreachable!("a reception begins with a branch: {other:?}"),
-        }
+        self.submit_content(token, 0, Content::Change(Box::new(begin)), 0)
     }
 
     /// Whether the volume has nothing that a reception onto snapshot `base` (0: none) would throw away.
@@ -256,66 +389,27 @@ impl Store {
         (!self.may_be_replaced(base)).then_some(OpError::Depended(DIVERGED))
     }
 
-    fn take_blocks(
-        &mut self,
-        taken: &mut Taken,
-        lba: u64,
-        count: u32,
-        items: &[u8],
-        data: &[u8],
-    ) -> Result<(), StreamError> {
-        let (block_bytes, item_bytes) = (self.layout.block_bytes as usize, self.layout.item_bytes as usize);
-        if items.len() != count as usize * item_bytes || data.len() != count as usize * block_bytes {
-            return Err(StreamError::Damaged("a frame of blocks of another length"));
-        }
-        if !self.info.geometry.contains(Lba(lba), u64::from(count)) {
-            return Err(StreamError::Store(OpError::OutOfRange { lba: Lba(lba), count: u64::from(count) }));
-        }
-        for (block, item) in data.chunks_exact(block_bytes).zip(items.chunks_exact(item_bytes)) {
-            if keyless_checksum(block) != super::item_checksum(item) {
-                return Err(StreamError::Damaged("a block does not match its checksum"));
-            }
-            if self.info.kind.is_sealed() {
-                let record = SealRecord::decode(item).map_err(|_| StreamError::Damaged("a block's record"))?;
-                if record.flags().is_hole() {
-                    return Err(StreamError::Damaged("a block whose record seals a hole"));
-                }
-            }
-        }
-        taken.lbas.extend(lba..lba + u64::from(count));
-        taken.items.extend_from_slice(items);
-        taken.bytes += data.len();
-        taken.pieces.push(Buffer::copy_from(data));
-        Ok(())
-    }
-
-    /// Writes what was taken in, as one group: whatever fails, what is here is the beginning of the stream.
-    fn write_taken(&mut self, branch: u32, taken: &mut Taken) -> Result<(), StreamError> {
-        let Taken { lbas, items, pieces, .. } = std::mem::take(taken);
-        if lbas.is_empty() {
-            return Ok(());
-        }
-        let count = lbas.len() as u32;
-        self.execute_content(branch, Content::Blocks { addresses: Addresses::Each(lbas), pieces, items, count })?;
-        Ok(())
-    }
-
-    /// Makes a change of the catalogue and waits for it.
-    fn execute_change(&mut self, change: Change) -> Result<Outcome, OpError> {
-        self.execute_content(change.branch(), Content::Change(Box::new(change)))
-    }
-
-    fn execute_content(&mut self, branch: u32, content: Content) -> Result<Outcome, OpError> {
-        const TOKEN: Token = Token(u64::MAX);
-        if self.erasing.is_some() {
-            return Err(if self.refused.is_some() { self.refusal() } else { OpError::Erasing });
-        }
+    fn submit_content(&mut self, token: Token, branch: u32, content: Content, bytes: usize) -> Result<(), StreamError> {
         let durable = matches!(content, Content::Change(_));
+        self.enqueue(token, branch, content, Gate::Open, durable, bytes)?;
         self.ops_in_flight += 1;
-        if let Err(error) = self.enqueue(TOKEN, branch, content, Gate::Open, durable, 0) {
-            self.ops_in_flight -= 1;
-            return Err(error);
+        self.bytes_in_flight += bytes;
+        Ok(())
+    }
+
+    /// Nothing is left to do for it.
+    fn answer_receive(&mut self, token: Token, outcome: Outcome) {
+        self.ops_in_flight += 1;
+        self.complete(token, 0, Ok(outcome));
+    }
+}
+
+impl StreamError {
+    /// What the completion of a step says, if it failed.
+    pub fn of_step(error: OpError) -> StreamError {
+        match error {
+            OpError::Depended(DIVERGED) => StreamError::Diverged,
+            other => StreamError::Store(other),
         }
-        self.wait_for(TOKEN)
     }
 }

@@ -25,9 +25,7 @@ impl Store {
     /// As [`Store::submit`], addressed to a branch or a snapshot. A flush is of everything, whatever it addresses.
     pub fn submit_to(&mut self, token: Token, view: View, op: Op) {
         let bytes = self.op_bytes(&op);
-        let full = self.ops_in_flight >= self.options.queue_ops_max
-            || self.bytes_in_flight + bytes > self.options.queue_bytes_max.max(Op::READ_BYTES_MAX);
-        if full || !self.admits(&op) {
+        if !self.has_room_for(bytes) || !self.admits(&op) {
             self.done.push(Completion { token, result: Err(OpError::Busy) });
             return;
         }
@@ -36,6 +34,12 @@ impl Store {
         if let Err(error) = self.take_in(token, view, op, bytes) {
             self.complete(token, bytes, Err(error));
         }
+    }
+
+    /// Whether the queue takes another request of so many bytes.
+    pub(super) fn has_room_for(&self, bytes: usize) -> bool {
+        self.ops_in_flight < self.options.queue_ops_max
+            && self.bytes_in_flight + bytes <= self.options.queue_bytes_max.max(Op::READ_BYTES_MAX)
     }
 
     fn take_in(&mut self, token: Token, view: View, op: Op, bytes: usize) -> Result<(), OpError> {

@@ -22,8 +22,8 @@ use strongroom_target::admin::{Client, Request, Resume};
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
 use super::contents::parse_snapshot;
-use super::opening;
 use super::volume::{RootArgs, spare_range, usable_wrapping_key, warn_of_unknown_peers};
+use super::{opening, receive_served};
 use crate::units::{parse_duration, show_size};
 
 /// How long a target may take to open a volume.
@@ -68,15 +68,15 @@ pub(crate) struct SendArgs {
     strongroom volume receive vault --position\n\n\
     Everything is checked on arrival, and the snapshot is there whole or not at all. The volume opens with the key of the one that \
     was sent. One that is there already must be what it was at the snapshot that the stream builds on: roll back to that if it was \
-    written to. While somebody has it or a snapshot of it attached, `receive` waits (--wait); while it takes the stream in, logins to \
-    the volume are refused.")]
+    written to. A target that runs takes the stream in while the volume is read: those who read go on seeing what they saw, until the \
+    last of them detaches; the new snapshot can be attached at once. Somebody who could write is waited for (--wait).")]
 pub(crate) struct ReceiveArgs {
     /// The volume's name.
     name: String,
     /// The file with the stream. Without it the stream comes from standard input.
     #[arg(long = "in", value_name = "FILE")]
     input: Option<PathBuf>,
-    /// How long to wait for those who use the volume or a snapshot of it. A target that runs closes a volume that nobody uses at once.
+    /// How long to wait for those who could write to the volume.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
     wait: Duration,
     /// Print where an interrupted transfer goes on: a token for `volume send --resume-from`.
@@ -145,6 +145,13 @@ impl FromStr for Place {
 impl From<&ReceptionInfo> for Place {
     fn from(reception: &ReceptionInfo) -> Place {
         Place { to: reception.id, from: reception.from, position: reception.position }
+    }
+}
+
+impl From<&Resume> for Place {
+    fn from(resume: &Resume) -> Place {
+        let (to, from) = (SnapshotId(resume.to), resume.from.map(SnapshotId));
+        Place { to, from, position: resume.position }
     }
 }
 
@@ -300,6 +307,9 @@ pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     let (info, start) = beginning(input.as_mut())?;
     let catalogue = Catalogue::open_or_create(args.target.root()?)?;
     make_if_missing(args, &catalogue, &info)?;
+    if let Some(client) = Client::connect(&args.target.admin_socket()?)? {
+        return receive_served(args, client, &info, &start, input.as_mut(), total);
+    }
     let mut volume = opening::open(&args.target, &catalogue, &args.name, args.wait)?;
     if volume.volume().clone_of.is_some() {
         bail!("'{}' is a clone, which takes in no stream; receive into a new volume, under another name", args.name);
@@ -310,21 +320,50 @@ pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     let noted = volume.note();
     let rest = volume.store().receptions().iter().find(|reception| reception.id == info.to).map(Place::from);
     volume.close()?;
-    let name = &args.name;
-    let bytes = received.with_context(|| {
-        let what = format!("cannot receive the snapshot '{}' into '{name}'", info.name);
-        match rest {
-            Some(rest) => format!(
-                "{what}; what arrived is kept (`--abandon` gives it up), the rest comes with: strongroom volume send \
-                 VOLUME@{} --resume-from {rest}",
-                info.name
-            ),
-            None => what,
-        }
-    })?;
+    let bytes = received.with_context(|| not_received(args, &info, rest))?;
     noted?;
-    println!("received {name}@{}: {} came and all of it was checked", info.name, show_size(bytes));
+    told_received(args, &info, bytes);
     Ok(())
+}
+
+/// Into a running target, which goes on serving the volume to those who read it.
+fn receive_served(
+    args: &ReceiveArgs,
+    mut client: Client,
+    info: &StreamInfo,
+    start: &[u8],
+    input: &mut dyn Read,
+    total: Option<u64>,
+) -> Result<()> {
+    receive_served::begin(&mut client, &args.name, args.wait).with_context(|| not_received(args, info, None))?;
+    let bar = progress_bar("receiving", total, args.quiet);
+    let received = receive_served::feed(&mut client, start, input, &bar);
+    bar.finish_and_clear();
+    drop(client);
+    let rest = || {
+        let mut client = Client::connect(&args.target.admin_socket().ok()?).ok()??;
+        let all = receive_served::unfinished(&mut client, &args.name, false).ok()?;
+        all.iter().map(|(resume, _)| Place::from(resume)).find(|place| place.to == info.to)
+    };
+    let bytes = received.with_context(|| not_received(args, info, rest()))?;
+    told_received(args, info, bytes);
+    Ok(())
+}
+
+fn not_received(args: &ReceiveArgs, info: &StreamInfo, rest: Option<Place>) -> String {
+    let what = format!("cannot receive the snapshot '{}' into '{}'", info.name, args.name);
+    match rest {
+        Some(rest) => format!(
+            "{what}; what arrived is kept (`--abandon` gives it up), the rest comes with: strongroom volume send \
+             VOLUME@{} --resume-from {rest}",
+            info.name
+        ),
+        None => what,
+    }
+}
+
+fn told_received(args: &ReceiveArgs, info: &StreamInfo, bytes: u64) {
+    println!("received {}@{}: {} came and all of it was checked", args.name, info.name, show_size(bytes));
 }
 
 /// What a stream says of itself, and the bytes that were read to know it.
@@ -344,7 +383,7 @@ fn beginning(input: &mut dyn Read) -> Result<(StreamInfo, Vec<u8>)> {
     }
 }
 
-fn read_some(input: &mut dyn Read, bytes: &mut [u8]) -> Result<usize> {
+pub(super) fn read_some(input: &mut dyn Read, bytes: &mut [u8]) -> Result<usize> {
     loop {
         match input.read(bytes) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -492,7 +531,28 @@ fn take(
 /// `--position` and `--abandon`.
 fn unfinished(args: &ReceiveArgs) -> Result<()> {
     let name = &args.name;
-    let mut volume = opening::open(&args.target, &args.target.open()?, name, args.wait)?;
+    let receptions = match Client::connect(&args.target.admin_socket()?)? {
+        Some(mut client) => {
+            let all = receive_served::unfinished(&mut client, name, args.abandon)?;
+            all.into_iter().map(|(resume, snapshot)| (Place::from(&resume), snapshot)).collect()
+        }
+        None => unfinished_here(args)?,
+    };
+    if receptions.is_empty() {
+        bail!("no transfer into '{name}' was interrupted; `strongroom volume snapshot list {name}` shows what is here");
+    }
+    for (place, snapshot) in &receptions {
+        if args.abandon {
+            println!("what had arrived of the snapshot '{snapshot}' is given up");
+        } else {
+            println!("{place}");
+        }
+    }
+    Ok(())
+}
+
+fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(Place, String)>> {
+    let mut volume = opening::open(&args.target, &args.target.open()?, &args.name, args.wait)?;
     let receptions = volume.store().receptions();
     let mut abandoned = Ok(());
     if args.abandon {
@@ -500,17 +560,7 @@ fn unfinished(args: &ReceiveArgs) -> Result<()> {
     }
     volume.close()?;
     abandoned.context("what arrived cannot be given up")?;
-    if receptions.is_empty() {
-        bail!("no transfer into '{name}' was interrupted; `strongroom volume snapshot list {name}` shows what is here");
-    }
-    for reception in &receptions {
-        if args.abandon {
-            println!("what had arrived of the snapshot '{}' is given up", reception.name);
-        } else {
-            println!("{}", Place::from(reception));
-        }
-    }
-    Ok(())
+    Ok(receptions.iter().map(|reception| (Place::from(reception), reception.name.clone())).collect())
 }
 
 fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {

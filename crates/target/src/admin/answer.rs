@@ -33,6 +33,11 @@ pub(super) fn answer(shared: &Arc<Shared>, request: Request) -> Reply {
             operate_served(shared, &volume, &operation).map(|description| Reply::Volume(Box::new(description))),
         ),
         Request::Send { .. } => Reply::Error("a stream is asked for on a connection of its own".to_owned()),
+        Request::Receive { .. } => Reply::Error("a stream is sent on a connection of its own".to_owned()),
+        Request::Receptions { volume, abandon } => in_words(
+            crate::reception::unfinished(shared, &volume, abandon)
+                .map(|all| Reply::Receptions(all.into_iter().map(super::receive::report).collect())),
+        ),
         Request::Close { volume } => in_words(parse(&volume).map(|volume| {
             // Not in the midst of what is done to it as a whole.
             let store = shared.catalogue.load(&volume).map_or_else(|_| volume.clone(), |found| found.store_name());

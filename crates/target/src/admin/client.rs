@@ -96,6 +96,30 @@ impl Client {
         }
     }
 
+    /// Sends bytes of a stream that the target takes in; none at its end, and then waits for the target's last word.
+    ///
+    /// # Errors
+    /// [`AdminError`]: the target took in no more.
+    pub fn send_piece(&mut self, bytes: &[u8]) -> Result<(), AdminError> {
+        let stream = self.stream.get_mut();
+        let mut sent = Ok(());
+        for piece in bytes.chunks(super::receive::PIECE_BYTES_MAX) {
+            sent = sent.and_then(|()| stream.write_all(&(piece.len() as u32).to_be_bytes()));
+            sent = sent.and_then(|()| stream.write_all(piece));
+        }
+        if bytes.is_empty() {
+            sent = stream.write_all(&0_u32.to_be_bytes());
+        } else if sent.is_ok() {
+            return Ok(());
+        }
+        match self.read_reply() {
+            Ok(Reply::Done) if sent.is_ok() => Ok(()),
+            Ok(Reply::Error(problem)) => Err(AdminError::Refused(problem)),
+            Ok(_) => Err(self.broken("it broke the stream off with something else")),
+            Err(error) => Err(self.broken(sent.err().unwrap_or(error))),
+        }
+    }
+
     fn broken(&self, problem: impl ToString) -> AdminError {
         AdminError::Broken { path: self.path.clone(), problem: problem.to_string() }
     }

@@ -165,6 +165,13 @@ fn serve(mut stream: UnixStream, shared: &Arc<Shared>) {
                     Err(_) => return,
                 }
             }
+            Ok(Request::Receive { volume }) => {
+                tracing::info!(volume, "receiving a snapshot from an admin client");
+                match super::receive::receive(&mut stream, std::mem::take(&mut held), shared, &volume) {
+                    Ok(reply) => reply,
+                    Err(_) => return,
+                }
+            }
             Ok(request) => {
                 tracing::debug!(?request, "admin");
                 super::answer::answer(shared, request)

@@ -89,7 +89,7 @@ impl Unit {
         if !self.reservation.allows(&user.nexus, command) || !self.persistent.allows(&user.nexus, command) {
             return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
         }
-        let read_only = user.read_only;
+        let read_only = user.read_only || self.shown.is_some();
         let touches_medium = command.reads_medium() || command.writes_medium();
         let sanitizes = matches!(command, Command::Sanitize { .. });
         // Also one that was ordered at the target, or that goes on from before a restart.

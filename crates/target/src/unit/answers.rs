@@ -127,7 +127,7 @@ impl Unit {
             } => {
                 let request =
                     ModeSense { ten, disable_block_descriptors, long_lba_accepted, page_control, page, subpage };
-                let read_only = self.users.get(&connection).is_none_or(|user| user.read_only);
+                let read_only = self.users.get(&connection).is_none_or(|user| user.read_only || self.shown.is_some());
                 match request.answer(geometry, read_only, self.mode) {
                     Ok(pages) => data(pages, allocation_len.into()),
                     Err(sense) => Plan::from(sense),

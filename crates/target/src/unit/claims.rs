@@ -87,7 +87,7 @@ impl Unit {
             user.standing.is_reader = true;
             return Ok(Plan::Answer(Response::good()));
         }
-        if user.read_only {
+        if user.read_only || self.shown.is_some() {
             return Err(Sense::WRITE_PROTECTED);
         }
         // One lease for each session: another one would be left without anybody who could release it.

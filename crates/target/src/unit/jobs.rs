@@ -6,16 +6,21 @@ use std::sync::mpsc::Sender;
 use strongroom_block::{Geometry, Token};
 use strongroom_scsi::UnitAttention;
 use strongroom_store::{
-    self as stream, BranchInfo, Op, OpError, Outcome, PinnedCount, SendStep, SnapshotInfo, SpaceState, Stats,
-    StreamError, View, VolumeInfo,
+    self as stream, BranchInfo, Op, OpError, Outcome, PinnedCount, ReceiveStep, ReceptionInfo, SendStep, SnapshotId,
+    SnapshotInfo, SpaceState, Stats, StreamError, View, VolumeInfo,
 };
 
 use super::Unit;
+use super::receive::{InTheWay, NotReceived, RunningStep};
 use crate::volume::{Access, Volume};
 
 /// What is told of a cryptographic erase whose key is still there.
 const KEY_SURVIVED: &str = "the key that wraps the volume's block keys could not be destroyed (the target's log says why); everything in the \
     volume is overwritten instead, but what was copied elsewhere opens with that key: destroy its file, and every copy of it";
+
+/// Why a snapshot stays that a newer one was received onto.
+const SHOWN: &str =
+    "sessions that were attached to the volume before a newer snapshot was received read this one, until they detach";
 
 /// How full a store is when that is logged, in percent of what it can have.
 const SPACE_LEVELS: [u8; 2] = [95, 80];
@@ -49,6 +54,17 @@ pub(crate) enum Job {
         stream: Box<stream::Sender>,
         reply: Sender<Sent>,
     },
+    /// A step of a stream that comes in.
+    Receive {
+        step: Box<ReceiveStep>,
+        reply: Sender<Result<(), NotReceived>>,
+    },
+    /// Who could write to the volume.
+    InTheWay {
+        reply: Sender<Vec<InTheWay>>,
+    },
+    /// What was begun to be received.
+    Receptions(Sender<Vec<ReceptionInfo>>),
 }
 
 /// A stream with its next bytes (`None`: it has ended), or why it cannot go on.
@@ -70,6 +86,7 @@ pub(super) enum RunningJob {
         stream: Box<stream::Sender>,
         reply: Sender<Sent>,
     },
+    Receive(RunningStep),
     /// A step of background verification.
     Verify,
 }
@@ -88,8 +105,17 @@ impl Unit {
                 let goes_on = self.store.count_pinned(&mut count);
                 let _ = reply.send((count, goes_on));
             }
+            Job::Receive { step, reply } => self.take_step(step, reply),
+            Job::InTheWay { reply } => {
+                // Of a stream that builds on something, whatever that is.
+                let _ = reply.send(self.in_the_way(Some(SnapshotId(0))));
+            }
+            Job::Receptions(reply) => drop(reply.send(self.store.receptions())),
             Job::Run { view, op, reply } => {
                 let job = match op {
+                    Op::SnapshotDelete { id } if self.shown == Some(id) => {
+                        return drop(reply.send(Err(OpError::Depended(SHOWN))));
+                    }
                     Op::CryptoErase if !self.can_destroy_key() => {
                         let why = "its wrapping key is another volume's too, or cannot be destroyed by this target";
                         return drop(reply.send(Err(OpError::Depended(why))));
@@ -145,6 +171,7 @@ impl Unit {
     pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
         match self.jobs.remove(&token) {
             None | Some(RunningJob::Erase { reply: None, .. }) => {}
+            Some(RunningJob::Receive(step)) => self.step_done(&step, result),
             Some(RunningJob::Verify) => self.verify_step_done(result),
             Some(RunningJob::Run { reply, grows }) => {
                 if grows && result.is_ok() {

@@ -19,6 +19,7 @@ mod neighbours;
 mod operations;
 mod plain;
 mod portals;
+mod receiving;
 mod reservations;
 mod scale;
 mod scrubbing;
