@@ -65,7 +65,7 @@ fn a_reader_sees_one_image_while_snapshots_come_in() {
     assert!(all(&mut reader) == image(1), "and when the next one is here");
     assert!(all(&mut copy.plain("data:tuesday")) == image(40), "the snapshots can be attached at once");
     let other = normal("iqn.2026-11.org.strongroom:second", "data");
-    let mut second = Initiator::connect(&copy, None, other);
+    let mut second = Initiator::log_in(&copy, None, other).unwrap();
     assert!(all(&mut second) == image(1), "whoever joins a reader sees what that sees");
 
     let refused = operate(&copy, "data", Operation::SnapshotDelete { snapshot: "monday".into() }).unwrap_err();
