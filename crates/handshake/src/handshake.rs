@@ -42,6 +42,10 @@ pub fn alpn(scheme: Scheme, suite: Suite) -> Vec<u8> {
 /// its own, no target can be taken for a key server, nor the other way round.
 pub const KEYS_ALPN: &[u8] = b"strongroom-keys/1";
 
+/// The application protocol by which a node sends snapshots into volumes of a target, on the target's own port. Everything is
+/// encrypted, under the usual suite.
+pub const TRANSFER_ALPN: &[u8] = b"strongroom-transfer/1";
+
 /// What an initiator offers, or a target admits: any of these schemes with any of these suites, the preferred ones first.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
@@ -58,6 +62,21 @@ pub enum Protocols<'a> {
     Blocks(Offer<'a>),
     /// Volume keys: [`KEYS_ALPN`].
     Keys,
+    /// Snapshots on their way to another target: [`TRANSFER_ALPN`].
+    Transfer,
+    /// Either: what a target's port admits.
+    BlocksOrTransfer(Offer<'a>),
+}
+
+/// Which of [`Protocols`] both ends agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Block storage.
+    Blocks,
+    /// Volume keys.
+    Keys,
+    /// Snapshots.
+    Transfer,
 }
 
 impl<'a> From<&'a [Scheme]> for Offer<'a> {
@@ -81,18 +100,27 @@ impl<'a, T: Into<Offer<'a>>> From<T> for Protocols<'a> {
 
 impl Protocols<'_> {
     fn names(self) -> Vec<Vec<u8>> {
-        let Protocols::Blocks(offer) = self else { return vec![KEYS_ALPN.to_vec()] };
-        let with_every_suite = |&scheme| offer.suites.iter().map(move |&suite| alpn(scheme, suite));
-        offer.schemes.iter().flat_map(with_every_suite).collect()
+        let blocks = |offer: Offer<'_>| {
+            let with_every_suite = |&scheme| offer.suites.iter().map(move |&suite| alpn(scheme, suite));
+            offer.schemes.iter().flat_map(with_every_suite).collect::<Vec<_>>()
+        };
+        match self {
+            Protocols::Blocks(offer) => blocks(offer),
+            Protocols::Keys => vec![KEYS_ALPN.to_vec()],
+            Protocols::Transfer => vec![TRANSFER_ALPN.to_vec()],
+            Protocols::BlocksOrTransfer(offer) => [blocks(offer), vec![TRANSFER_ALPN.to_vec()]].concat(),
+        }
     }
 }
 
-fn agreement(protocol: &[u8]) -> Option<(Scheme, Suite)> {
-    if protocol == KEYS_ALPN {
-        return Some((Scheme::EncryptAll, Suite::default()));
+fn agreement(protocol: &[u8]) -> Option<(Protocol, Scheme, Suite)> {
+    match protocol {
+        KEYS_ALPN => return Some((Protocol::Keys, Scheme::EncryptAll, Suite::default())),
+        TRANSFER_ALPN => return Some((Protocol::Transfer, Scheme::EncryptAll, Suite::default())),
+        _ => {}
     }
-    let mut all = Scheme::ALL.iter().flat_map(|&scheme| Suite::ALL.map(|suite| (scheme, suite)));
-    all.find(|&(scheme, suite)| alpn(scheme, suite) == protocol)
+    let mut all = Scheme::ALL.iter().flat_map(|&scheme| Suite::ALL.map(|suite| (Protocol::Blocks, scheme, suite)));
+    all.find(|&(_, scheme, suite)| alpn(scheme, suite) == protocol)
 }
 
 /// Says which initiators a target admits. Asked in every handshake, so that a change of the access list counts at once.
@@ -115,6 +143,8 @@ pub struct Finished {
     pub keys: ChannelKeys,
     /// Who the peer is, proven.
     pub peer: PublicKey,
+    /// What is spoken from here on.
+    pub protocol: Protocol,
 }
 
 enum Stage {
@@ -326,7 +356,7 @@ impl Handshake {
             return Err(HandshakeError::Incompatible { reason: "not TLS 1.3" });
         }
         let protocol = connection.alpn_protocol().ok_or(HandshakeError::NoCommonScheme)?;
-        let (scheme, suite) = agreement(protocol).ok_or(HandshakeError::NoCommonScheme)?;
+        let (agreed, scheme, suite) = agreement(protocol).ok_or(HandshakeError::NoCommonScheme)?;
         let presented = connection.peer_certificates().and_then(|keys| keys.first());
         let peer = presented
             .and_then(|spki| PublicKey::from_spki(spki))
@@ -340,7 +370,7 @@ impl Handshake {
         connection.export_keying_material(&mut exporter, EXPORTER_LABEL, Some(&context)).map_err(tls)?;
         let keys = ChannelKeys::new(exporter, scheme).with_suite(suite);
         exporter.zeroize();
-        Ok(Finished { keys, peer })
+        Ok(Finished { keys, peer, protocol: agreed })
     }
 
     /// From what the library says to what a person can act on.

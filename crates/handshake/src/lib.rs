@@ -15,7 +15,8 @@ mod verify;
 
 pub use error::{HandshakeError, KeyTextError, TlsError};
 pub use handshake::{
-    EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, Offer, PeerPolicy, Protocols, alpn,
+    EXPORTER_LABEL, Finished, HANDSHAKE_BYTES_MAX, Handshake, KEYS_ALPN, Offer, PeerPolicy, Protocol, Protocols,
+    TRANSFER_ALPN, alpn,
 };
 pub use node_key::{NODE_KEY_FILE_BYTES_MAX, NodeKey};
 pub use public_key::PublicKey;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelLimits, FrameKind, Scheme};
 use strongroom_handshake::{
-    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, PublicKey, alpn,
+    Finished, HANDSHAKE_BYTES_MAX, Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocol, Protocols,
+    PublicKey, TRANSFER_ALPN, alpn,
 };
 
 fn node(seed: u8) -> NodeKey {
@@ -126,6 +127,41 @@ fn nodes_without_a_common_scheme_do_not_settle_for_less() {
     let (at_initiator, at_target) = meeting(&[Scheme::Lazy, Scheme::EncryptAll], &[Scheme::MacAll, Scheme::LazyAuth]);
     assert_eq!(at_initiator.unwrap_err(), HandshakeError::NoCommonScheme);
     assert_eq!(at_target.unwrap_err(), HandshakeError::NoCommonScheme);
+}
+
+/// A transfer is agreed on at the port of a target that admits it, and nowhere else; and both ends know.
+#[test]
+fn a_transfer_is_a_protocol_of_its_own() {
+    assert_eq!(TRANSFER_ALPN, b"strongroom-transfer/1");
+    let blocks = || Protocols::from(&[Scheme::Lazy]);
+    let either = || Protocols::BlocksOrTransfer(Offer { schemes: &[Scheme::Lazy], suites: &[Suite::Aes256Gcm] });
+    let meeting = |offered: Protocols<'_>, admitted: Protocols<'_>| {
+        let (initiator, target) = (node(1), node(2));
+        let mut pair = Pair {
+            initiator: Handshake::initiator(&initiator, &[target.public()], offered).unwrap(),
+            target: Handshake::target(&target, only(initiator.public()), admitted).unwrap(),
+            piece_bytes: usize::MAX,
+        };
+        let (at_initiator, at_target) = pair.run();
+        let agreed = |outcome: Option<Outcome>| {
+            outcome.expect("an outcome").map(|finished| (finished.protocol, finished.keys.scheme()))
+        };
+        (agreed(at_initiator), agreed(at_target))
+    };
+    for (offered, agreed) in
+        [(Protocols::Transfer, (Protocol::Transfer, Scheme::EncryptAll)), (blocks(), (Protocol::Blocks, Scheme::Lazy))]
+    {
+        assert_eq!(meeting(offered, either()), (Ok(agreed), Ok(agreed)));
+    }
+    let none = || Err(HandshakeError::NoCommonScheme);
+    for (offered, admitted) in [
+        (Protocols::Transfer, blocks()),
+        (blocks(), Protocols::Transfer),
+        (Protocols::Transfer, Protocols::Keys),
+        (Protocols::Keys, either()),
+    ] {
+        assert_eq!(meeting(offered, admitted), (none(), none()));
+    }
 }
 
 /// The suite is agreed on as the scheme is, and known to both ends: AES-256-GCM under the name that it had when it was the only one.

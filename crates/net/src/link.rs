@@ -17,6 +17,7 @@
 mod end;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,12 +26,13 @@ use std::time::{Duration, Instant};
 
 use strongroom_block::{Buffer, CryptoCounters, Suite};
 use strongroom_channel::{Channel, ChannelKeys, ChannelLimits, FrameKind, Role, Scheme};
-use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, PublicKey};
+use strongroom_handshake::{Handshake, HandshakeError, NodeKey, Offer, PeerPolicy, Protocol, Protocols, PublicKey};
 use strongroom_iscsi::pdu::Opcode;
 use strongroom_iscsi::{Digests, Pdu, PlainFramer};
 use zeroize::Zeroize as _;
 
 pub use self::end::LinkEnd;
+pub use self::transfer::{TRANSFER_MESSAGE_BYTES_MAX, TRANSFER_PIECE_BYTES_MAX, TransferChannel, Transfers};
 
 /// First byte of a TLS ClientHello's record.
 const TLS_HANDSHAKE_RECORD: u8 = 0x16;
@@ -48,6 +50,8 @@ pub struct LinkOptions {
     pub schemes: Vec<Scheme>,
     /// The cipher suites, likewise.
     pub suites: Vec<Suite>,
+    /// Whether snapshots may be sent over it.
+    pub transfers: Transfers,
     /// Limits of the channel; its `data_bytes_max` likewise bounds what one connection can make us hold.
     pub channel: ChannelLimits,
     /// Keys of a channel that are in use serve us for so long; zero: for any time.
@@ -57,8 +61,13 @@ pub struct LinkOptions {
 }
 
 impl LinkOptions {
-    fn offer(&self) -> Offer<'_> {
-        Offer { schemes: &self.schemes, suites: &self.suites }
+    fn protocols(&self) -> Protocols<'_> {
+        let offer = Offer { schemes: &self.schemes, suites: &self.suites };
+        match self.transfers {
+            Transfers::Never => Protocols::Blocks(offer),
+            Transfers::Admitted => Protocols::BlocksOrTransfer(offer),
+            Transfers::Only => Protocols::Transfer,
+        }
     }
 }
 
@@ -69,6 +78,7 @@ impl Default for LinkOptions {
             data_bytes_max: 1 << 20,
             schemes: vec![Scheme::default()],
             suites: vec![Suite::default()],
+            transfers: Transfers::default(),
             channel: ChannelLimits::default(),
             rekey_after: Duration::from_secs(3600),
             counters: Arc::new(CryptoCounters::new()),
@@ -121,6 +131,8 @@ enum LinkState {
     /// An initiator whose handshake is done and whose target may still refuse, in TLS, until its first frame begins.
     Confirming(Box<Confirming>),
     Channel(Box<Channel>),
+    /// The same for a transfer, until [`Link::into_transfer`].
+    Transfer(Box<Channel>),
     Ended,
 }
 
@@ -128,6 +140,7 @@ struct Confirming {
     handshake: Handshake,
     channel: Box<Channel>,
     peer: PublicKey,
+    protocol: Protocol,
     frame_begun: bool,
 }
 
@@ -177,7 +190,7 @@ impl Link {
         options: LinkOptions,
         now: Instant,
     ) -> Result<Link, HandshakeError> {
-        let handshake = Handshake::initiator(node, expected, options.offer())?;
+        let handshake = Handshake::initiator(node, expected, options.protocols())?;
         let mut link = Self::new(LinkState::Handshaking(Box::new(handshake), Role::Initiator), options, now);
         link.take_handshake_output();
         Ok(link)
@@ -282,7 +295,7 @@ impl Link {
             LinkState::Plain(_) => LinkEnd::Truncated,
             LinkState::Handshaking(handshake, _) => handshake.handle_eof().into(),
             LinkState::Confirming(confirming) => confirming.handshake.handle_eof().into(),
-            LinkState::Channel(channel) => match channel.handle_eof() {
+            LinkState::Channel(channel) | LinkState::Transfer(channel) => match channel.handle_eof() {
                 Ok(()) => LinkEnd::PeerClosed,
                 Err(error) => error.into(),
             },
@@ -387,7 +400,7 @@ impl Link {
     /// [`Link::poll_transmit`] has, then close the stream.
     pub fn close(&mut self) {
         if !std::mem::replace(&mut self.closed, true)
-            && let LinkState::Channel(channel) = &mut self.state
+            && let LinkState::Channel(channel) | LinkState::Transfer(channel) = &mut self.state
         {
             channel.close(&mut self.out);
         }
@@ -442,8 +455,7 @@ impl Link {
                     let LinkState::Confirming(confirming) = std::mem::replace(&mut self.state, LinkState::Ended) else {
                         unreachable!("matched above");
                     };
-                    self.state = LinkState::Channel(confirming.channel);
-                    self.establish(Some(confirming.peer));
+                    self.begin_channel(confirming.channel, confirming.protocol, confirming.peer);
                     self.take_frame()?;
                 }
                 Ok(taken)
@@ -457,6 +469,7 @@ impl Link {
                 self.take_frame()?;
                 Ok(taken)
             }
+            LinkState::Transfer(_) => unreachable!("what comes is held"),
             LinkState::Ended => Ok(bytes.len()),
         }
     }
@@ -469,7 +482,7 @@ impl Link {
         match first {
             TLS_HANDSHAKE_RECORD => {
                 let identity = admission.identity.ok_or(LinkEnd::ChannelRefused)?;
-                let handshake = Handshake::target(&identity, admission.peers, self.options.offer())?;
+                let handshake = Handshake::target(&identity, admission.peers, self.options.protocols())?;
                 self.state = LinkState::Handshaking(Box::new(handshake), Role::Target);
             }
             LOGIN_REQUEST if admission.allow_plain => {
@@ -495,19 +508,23 @@ impl Link {
         let LinkState::Handshaking(handshake, role) = std::mem::replace(&mut self.state, LinkState::Ended) else {
             unreachable!("called in this state only");
         };
-        let (limits, counters) = (self.options.channel, Arc::clone(&self.options.counters));
+        let limits = match finished.protocol {
+            Protocol::Transfer => transfer::limits(self.options.channel),
+            _ => self.options.channel,
+        };
+        let counters = Arc::clone(&self.options.counters);
         if role == Role::Initiator {
             let channel = Channel::initiator(finished.keys, limits, counters);
             self.state = LinkState::Confirming(Box::new(Confirming {
                 handshake: *handshake,
                 channel: Box::new(channel),
                 peer: finished.peer,
+                protocol: finished.protocol,
                 frame_begun: false,
             }));
         } else {
             let channel = Channel::target(finished.keys, limits, counters, &mut self.out);
-            self.state = LinkState::Channel(Box::new(channel));
-            self.establish(Some(finished.peer));
+            self.begin_channel(Box::new(channel), finished.protocol, finished.peer);
         }
     }
 
@@ -544,6 +561,7 @@ impl Link {
             LinkState::Handshaking(..) => "handshaking",
             LinkState::Confirming(..) => "awaiting confirmation",
             LinkState::Channel(_) => "channel",
+            LinkState::Transfer(_) => "channel of a transfer",
             LinkState::Ended => "ended",
         }
     }

@@ -87,6 +87,16 @@ impl DetachedStream {
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
+
+    /// The connection for a thread that waits on it, with what was queued for sending and what was read already, both in order.
+    ///
+    /// # Errors
+    /// [`NetError`], if the socket cannot be made one that waits.
+    pub fn into_std(self) -> Result<(TcpStream, Vec<u8>, Vec<u8>), NetError> {
+        let stream = TcpStream::from(self.fd);
+        stream.set_nonblocking(false).map_err(|source| NetError::system("make a socket wait", source))?;
+        Ok((stream, self.queue.into_bytes(), self.early.into_iter().flatten().collect()))
+    }
 }
 
 /// A stream that the kernel has given up.

@@ -34,6 +34,12 @@ impl SendQueue {
         self.len_bytes - before
     }
 
+    /// All of it, copied.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        let all: Vec<u8> = self.buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
+        all[self.front_offset..].to_vec()
+    }
+
     pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
     }
