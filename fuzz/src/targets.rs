@@ -32,6 +32,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("store_operations", strongroom_store::fuzz::fuzz_operations),
     ("store_checkpoint", strongroom_store::fuzz::fuzz_checkpoint),
     ("store_stream", strongroom_store::fuzz_stream),
+    ("transfer", strongroom_target::transfers::fuzz_message),
     ("store_image", strongroom_store::fuzz::fuzz_image),
     ("store_use", strongroom_store::fuzz::fuzz_use),
 ];

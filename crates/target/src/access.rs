@@ -14,7 +14,7 @@ use strongroom_iscsi::target::ChapPolicy;
 
 use crate::config::{Config, PeerRule, PlainRule};
 use crate::error::ConfigError;
-use crate::names::for_log;
+use crate::names::{VolumeName, for_log};
 use crate::volume::Volume;
 use chap::ChapUsers;
 
@@ -161,6 +161,16 @@ impl AccessRules {
         self.peers.contains_key(key)
     }
 
+    /// Whether the node with this key may send snapshots into any volume.
+    pub(crate) fn may_send(&self, key: &PublicKey) -> bool {
+        self.peers.get(key).is_some_and(|peer| !peer.receive.is_empty())
+    }
+
+    /// Whether the node with this key may send snapshots into the volume of this name, which need not be there.
+    pub fn may_send_into(&self, key: &PublicKey, volume: &VolumeName) -> bool {
+        self.peers.get(key).is_some_and(|peer| lists(&peer.receive, volume.as_str()))
+    }
+
     /// Whether `identity` may call itself `initiator`.
     ///
     /// # Errors
@@ -302,7 +312,6 @@ mod tests {
 
     use super::*;
     use crate::config::ChapRule;
-    use crate::names::VolumeName;
     use crate::volume::{Access, Sealed};
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 7));
@@ -343,6 +352,7 @@ mod tests {
             initiators: vec!["iqn.2026-11.org.example:alice".into()],
             volumes: vec!["data".into()],
             read_only: false,
+            receive: Vec::new(),
         });
         config.plain.push(PlainRule {
             initiators: vec!["iqn.2026-11.org.example:old".into()],
@@ -387,7 +397,14 @@ mod tests {
         for (name, bytes) in [("alice", ALICE_BYTES), ("bob", [2; 32])] {
             let key = PublicKey::from_bytes(bytes).to_string();
             let (initiators, volumes) = (Vec::new(), vec!["data".into()]);
-            config.peers.push(PeerRule { name: name.into(), key, initiators, volumes, read_only: false });
+            config.peers.push(PeerRule {
+                name: name.into(),
+                key,
+                initiators,
+                volumes,
+                read_only: false,
+                receive: Vec::new(),
+            });
         }
         config.check().unwrap();
         let rules = AccessRules::new(&config, &ChapSecrets::default()).unwrap();
@@ -434,6 +451,7 @@ mod tests {
             initiators: vec!["*".into()],
             volumes: vec![],
             read_only: false,
+            receive: Vec::new(),
         });
         let message = AccessRules::new(&config, &ChapSecrets::default()).unwrap_err().to_string();
         assert!(message.contains("peer[0] ('alice').key"), "{message}");

@@ -146,6 +146,9 @@ pub struct PeerRule {
     /// It may read only.
     #[serde(default)]
     pub read_only: bool,
+    /// The volumes into which it may send snapshots (`strongroom volume send --to`), whatever `volumes` says; `*` for all.
+    #[serde(default)]
+    pub receive: Vec<String>,
 }
 
 /// Initiators that may use plain volumes over plain iSCSI. Nothing proves their names but CHAP, and nothing protects what they
@@ -265,7 +268,7 @@ impl Config {
         for (index, rule) in self.plain.iter().enumerate() {
             let at = format!("plain[{index}]");
             check_initiators(&at, &rule.initiators)?;
-            check_volumes(&at, &rule.volumes)?;
+            check_volumes(&at, "volumes", &rule.volumes)?;
         }
         Ok(())
     }
@@ -330,7 +333,8 @@ impl Config {
             if !peer.initiators.is_empty() {
                 check_initiators(&at, &peer.initiators)?;
             }
-            check_volumes(&at, &peer.volumes)?;
+            check_volumes(&at, "volumes", &peer.volumes)?;
+            check_volumes(&at, "receive", &peer.receive)?;
         }
         self.check_chap()
     }
@@ -409,9 +413,9 @@ fn check_initiators(at: &str, initiators: &[String]) -> Result<(), ConfigError> 
     }
 }
 
-fn check_volumes(at: &str, volumes: &[String]) -> Result<(), ConfigError> {
+fn check_volumes(at: &str, field: &str, volumes: &[String]) -> Result<(), ConfigError> {
     for volume in volumes.iter().filter(|volume| *volume != "*") {
-        VolumeName::new(volume).map_err(|error| ConfigError::value(format!("{at}.volumes"), error.to_string()))?;
+        VolumeName::new(volume).map_err(|error| ConfigError::value(format!("{at}.{field}"), error.to_string()))?;
     }
     Ok(())
 }
@@ -496,6 +500,7 @@ mod tests {
             ("root = '/srv'\ndiscovery_chap = ['bob']", "discovery_chap"),
             ("root = '/srv'\n[[chap]]\nuser = ''\nsecret_file = '/s'", "chap[0].user"),
             ("root = '/srv'\n[[peer]]\nname = ''\nkey = 'k'\ninitiators = ['*']", "peer[0]"),
+            ("root = '/srv'\n[[peer]]\nname = 'a'\nkey = 'k'\nreceive = ['../a']", "receive"),
         ];
         for (text, place) in cases {
             let message = Config::parse(text).unwrap_err().to_string();

@@ -30,6 +30,7 @@ mod stats;
 mod store_handle;
 mod store_queue;
 mod succession;
+pub mod transfers;
 mod turns;
 mod unit;
 pub mod volume;

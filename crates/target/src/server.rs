@@ -26,6 +26,7 @@ use crate::pool::Pool;
 use crate::reception::ReceptionsUnderWay;
 use crate::scheduler::Scheduler;
 use crate::stats::{Counters, SessionInfo, Stats};
+use crate::transfers::Transfers;
 use crate::turns::VolumeTurns;
 use crate::unit::{KeyRenewer, Resting, SessionKey, Surroundings};
 use crate::volume::Volume;
@@ -134,6 +135,7 @@ pub(crate) struct Shared {
     pub(crate) turns: VolumeTurns,
     pub(crate) sends: SendsUnderWay,
     pub(crate) receptions: ReceptionsUnderWay,
+    pub(crate) transfers: Transfers,
     pub(crate) scheduler: Scheduler,
     /// Opens and closes stores.
     pub(crate) store_pool: Pool,
@@ -207,6 +209,7 @@ impl Target {
             turns: VolumeTurns::default(),
             sends: SendsUnderWay::default(),
             receptions: ReceptionsUnderWay::default(),
+            transfers: Transfers::new(),
             scheduler: Scheduler::default(),
             store_pool: Pool::new("volume-open", OPENERS_MAX),
             query_pool: Pool::new("catalogue", 1),
@@ -375,6 +378,7 @@ impl TargetHandle {
         if let Some(thread) = self.scheduler.take() {
             let _ = thread.join();
         }
+        self.shared.transfers.stop();
         self.shared.tell_all(|| Message::Stop { grace });
         for worker in self.workers.drain(..) {
             if worker.join().is_err() {
@@ -486,6 +490,7 @@ impl Shared {
             setup_timeout: config.limits.login_timeout(),
             schemes: config.channel_schemes().expect("a configuration is checked before it holds"),
             suites: config.channel_suites().expect("a configuration is checked before it holds"),
+            transfers: strongroom_net::Transfers::Admitted,
             counters: Arc::clone(&self.crypto),
             channel: config.limits.channel(),
             rekey_after: Duration::from_secs(config.limits.rekey_after_s),

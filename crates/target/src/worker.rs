@@ -19,6 +19,7 @@ mod sessions;
 mod sliced;
 mod targets;
 mod tasks;
+mod transfer;
 mod units;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -87,6 +88,8 @@ enum Flow {
     Stay,
     /// Its volume belongs to another worker, or its session does.
     Move(usize),
+    /// It is for a transfer, which is no worker's.
+    Transfer,
     Over,
 }
 
@@ -327,6 +330,7 @@ impl Worker {
         connection.touched = false;
         match self.advance(&mut connection) {
             Flow::Move(worker) => return self.hand_over(connection, worker),
+            Flow::Transfer => return self.hand_to_transfer(connection),
             Flow::Over => return self.finish(connection, None),
             Flow::Stay => {}
         }
@@ -348,8 +352,9 @@ impl Worker {
                 }
             }
             let Some(event) = connection.link.poll_event() else { break };
-            if let Flow::Over = self.on_link_event(connection, event) {
-                return Flow::Over;
+            match self.on_link_event(connection, event) {
+                Flow::Stay => {}
+                flow => return flow,
             }
         }
         if let Some((key, id)) = connection.stage.session() {
@@ -386,6 +391,9 @@ impl Worker {
                 if peer.is_some() && !self.settle_proven(connection) {
                     connection.link.close();
                     return Flow::Over;
+                }
+                if connection.link.is_for_transfer() {
+                    return Flow::Transfer;
                 }
                 let config = self.session_config(peer.is_some(), connection.portal.group);
                 connection.login = Some(Box::new(Login::new(self.now, config)));

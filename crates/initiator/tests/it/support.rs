@@ -200,6 +200,7 @@ fn config(root: &Path, address: SocketAddr, change: fn(&mut Config)) -> Config {
             initiators: vec![initiator.into()],
             volumes: vec!["*".into()],
             read_only: false,
+            receive: Vec::new(),
         });
     }
     change(&mut config);

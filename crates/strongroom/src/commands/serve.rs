@@ -319,13 +319,15 @@ fn parse_peer(text: &str) -> Result<PeerRule, String> {
         initiators: Vec::new(),
         volumes: Vec::new(),
         read_only: false,
+        receive: Vec::new(),
     };
-    for (name, value) in rule_fields(text, &["name", "key", "initiators", "volumes", "read_only"])? {
+    for (name, value) in rule_fields(text, &["name", "key", "initiators", "volumes", "receive", "read_only"])? {
         match name.as_str() {
             "name" => rule.name = value,
             "key" => rule.key = value,
             "initiators" => rule.initiators = names(&value),
             "volumes" => rule.volumes = names(&value),
+            "receive" => rule.receive = names(&value),
             _ => rule.read_only = true,
         }
     }

@@ -80,6 +80,10 @@ pub(super) fn send(
             std::thread::sleep(PAUSE);
         }
         let done_bytes = stream.blocks_done() * block_bytes;
+        if bytes.is_empty() && stream.position() > position {
+            // Where a volume has nothing for long, whoever waits sees that it goes on.
+            super::socket::send(client, &Reply::Slice { bytes: 0, done_bytes })?;
+        }
         for slice in bytes.chunks(SLICE_BYTES_MAX) {
             super::socket::send(client, &Reply::Slice { bytes: slice.len(), done_bytes })?;
             client.write_all(slice)?;

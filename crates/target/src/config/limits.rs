@@ -57,6 +57,8 @@ pub struct Limits {
     pub rekey_bytes: u64,
     /// How old such keys may become while they are in use, in seconds; 0: as old as the connection.
     pub rekey_after_s: u64,
+    /// A transfer from another target (`strongroom volume send --to`) of which no data arrived for so long is ended, in seconds.
+    pub transfer_stall_s: u64,
     /// How long a graceful stop waits for initiators to finish, in seconds.
     pub stop_timeout_s: u64,
 }
@@ -86,6 +88,7 @@ impl Default for Limits {
             rekey_tags: ChannelLimits::default().rekey_tags,
             rekey_bytes: ChannelLimits::default().rekey_bytes,
             rekey_after_s: 3600,
+            transfer_stall_s: 120,
             stop_timeout_s: 10,
         }
     }
@@ -100,6 +103,11 @@ impl Limits {
     /// As a duration.
     pub(crate) fn discovery_timeout(&self) -> Duration {
         Duration::from_secs(self.discovery_timeout_s)
+    }
+
+    /// As a duration.
+    pub(crate) fn transfer_stall(&self) -> Duration {
+        Duration::from_secs(self.transfer_stall_s)
     }
 
     /// When channels change keys.
@@ -117,6 +125,7 @@ impl Limits {
             ("session_connections_max", self.session_connections_max.into()),
             ("queue_depth", self.queue_depth.into()),
             ("ping_after_s", self.ping_after_s),
+            ("transfer_stall_s", self.transfer_stall_s),
         ];
         for (field, value) in positive {
             if value == 0 {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use strongroom_block::Buffer;
 use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login, LoginRequested};
-use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId};
+use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId, TransferChannel};
 
 use super::crossing::Place as UnitPlace;
 use super::session::Admitted;
@@ -236,6 +236,13 @@ impl Connection {
         self.link.poll_transmit(&mut self.out);
         let _ = runtime.send(self.stream, &mut self.out);
         runtime.close(self.stream);
+    }
+
+    /// What a transfer needs of it.
+    pub(super) fn into_transfer(self) -> Option<(TransferChannel, Place)> {
+        let mut transfer = self.link.into_transfer()?;
+        transfer.unsent.splice(0..0, self.out);
+        Some((transfer, self.place))
     }
 
     /// Stops reading from a peer that does not take its answers.

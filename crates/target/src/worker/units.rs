@@ -300,7 +300,7 @@ impl Worker {
         let Some(mut connection) = self.connections.remove(&key) else { return };
         match self.try_login(&mut connection) {
             Flow::Move(worker) => self.hand_over(connection, worker),
-            Flow::Stay | Flow::Over => {
+            Flow::Stay | Flow::Transfer | Flow::Over => {
                 connection.touch(&mut self.touched);
                 self.connections.insert(key, connection);
             }

@@ -28,5 +28,6 @@ mod snapshots;
 mod space;
 mod spread;
 mod support;
+mod transfers;
 mod verification;
 mod volumes;

@@ -63,6 +63,7 @@ pub(crate) fn config(root: &std::path::Path) -> Config {
         initiators: vec![ALICE.into()],
         volumes: vec!["*".into()],
         read_only: false,
+        receive: Vec::new(),
     });
     config
 }

@@ -64,6 +64,7 @@ impl<'a> FirstRead<'a> {
             initiators: vec!["*".into()],
             volumes: vec!["*".into()],
             read_only: false,
+            receive: Vec::new(),
         });
         let mut options = TargetOptions::new(config);
         options.node_key = Some(NodeKey::generate());

@@ -1,0 +1,277 @@
+//! The sending end of a transfer, blocking. Absent: where the stream comes from, and trying again.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use strongroom_handshake::{NodeKey, PublicKey};
+use strongroom_net::{Link, LinkEnd, LinkEvent, LinkOptions, NetError, TRANSFER_PIECE_BYTES_MAX, Transfers, resolve};
+
+use super::connection::{Connection, ConnectionError};
+use super::message::{Message, RefusalCode};
+
+/// The receiving end may say nothing for so long: it opens or closes a store meanwhile.
+const SILENCE_MAX: Duration = Duration::from_secs(300);
+/// How long a piece may take to leave.
+const SEND_PATIENCE: Duration = Duration::from_secs(120);
+/// After so long without anything to send the other end hears that we are here.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(5);
+
+/// Where a snapshot is sent, and as whom.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// A host's name or address.
+    pub host: String,
+    /// Its TCP port.
+    pub port: u16,
+    /// The volume there.
+    pub volume: String,
+    /// Who we are.
+    pub node: Arc<NodeKey>,
+    /// The keys that the target may have.
+    pub expected: Vec<PublicKey>,
+    /// How long connecting and the handshake may take.
+    pub connect_timeout: Duration,
+}
+
+/// Why a transfer could not be made, or was broken off.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// Nobody answers there, or the name is none.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The handshake failed.
+    #[error("{0}")]
+    Handshake(LinkEnd),
+    /// The target said no.
+    #[error("the target refused: {text}")]
+    Refused {
+        /// Why, for programs.
+        code: RefusalCode,
+        /// Why, for people.
+        text: String,
+    },
+    /// The connection was lost.
+    #[error("the connection to the target broke: {0}")]
+    Broken(String),
+    /// The target said what it must not.
+    #[error("the target does not keep to the protocol ({0}); use the same version of Strongroom on both sides")]
+    Misbehaved(&'static str),
+}
+
+impl TransferError {
+    /// Whether trying again may help, without anybody changing anything.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            TransferError::Unreachable(_) | TransferError::Broken(_) => true,
+            TransferError::Refused { code, .. } => code.may_pass(),
+            TransferError::Handshake(end) => matches!(end, LinkEnd::TimedOut { .. } | LinkEnd::Truncated),
+            TransferError::Misbehaved(_) => false,
+        }
+    }
+}
+
+impl From<ConnectionError> for TransferError {
+    fn from(error: ConnectionError) -> TransferError {
+        match error {
+            ConnectionError::Malformed => TransferError::Misbehaved("a message could not be read"),
+            error => TransferError::Broken(error.to_string()),
+        }
+    }
+}
+
+/// How a transfer begins.
+#[derive(Debug)]
+pub enum Begun {
+    /// The snapshot is there already.
+    WasThere,
+    /// A stream that begins at this position is wanted.
+    At {
+        /// What [`strongroom_store::Sender::new`] wants.
+        position: u64,
+        /// Takes it.
+        outgoing: Box<Outgoing>,
+    },
+}
+
+/// A transfer under way.
+pub struct Outgoing {
+    connection: Connection,
+    window_bytes: u64,
+    sent: u64,
+    acknowledged: u64,
+    /// Where a stream would go on now.
+    position: u64,
+    spoke: Instant,
+}
+
+impl std::fmt::Debug for Outgoing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outgoing").field("sent", &self.sent).field("acknowledged", &self.acknowledged).finish()
+    }
+}
+
+impl Outgoing {
+    /// Connects, and asks where a stream with this beginning (its first frame, in full) shall go on.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub fn begin(to: &Destination, begin: &[u8]) -> Result<Begun, TransferError> {
+        let mut connection = connect(to)?;
+        let hello = Message::Hello { volume: to.volume.clone(), begin: begin.to_vec() };
+        let sent = connection.send(&hello, &[], Instant::now() + SEND_PATIENCE);
+        // One that turned us away has said why.
+        let answer = loop {
+            match connection.receive(Instant::now() + SILENCE_MAX) {
+                Ok((Message::KeepAlive, _)) => {}
+                Ok((message, _)) => break message,
+                Err(error) => {
+                    sent?;
+                    return Err(error.into());
+                }
+            }
+        };
+        match answer {
+            Message::Position { position, window_bytes } => {
+                let window_bytes = u64::from(window_bytes);
+                let outgoing =
+                    Outgoing { connection, window_bytes, sent: 0, acknowledged: 0, position, spoke: Instant::now() };
+                Ok(Begun::At { position, outgoing: Box::new(outgoing) })
+            }
+            Message::Done { was_there: true, .. } => Ok(Begun::WasThere),
+            Message::Refused { code, text } => Err(TransferError::Refused { code, text }),
+            _ => Err(TransferError::Misbehaved("it answered HELLO with something else")),
+        }
+    }
+
+    /// Sends the next bytes of the stream; none: only shows that we are here. Waits while too many are on their way.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), TransferError> {
+        if bytes.is_empty() && self.spoke.elapsed() >= KEEP_ALIVE_AFTER {
+            self.say(&Message::KeepAlive, &[])?;
+        }
+        for piece in bytes.chunks(TRANSFER_PIECE_BYTES_MAX) {
+            while let Some((message, _)) = self.connection.receive_ready()? {
+                self.hear(message)?;
+            }
+            while self.sent - self.acknowledged + piece.len() as u64 > self.window_bytes
+                && self.sent > self.acknowledged
+            {
+                self.wait()?;
+            }
+            self.say(&Message::Data { offset: self.sent }, piece)?;
+            self.sent += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// All was sent: waits until the snapshot is there, durably.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub fn finish(mut self) -> Result<(), TransferError> {
+        self.say(&Message::End { bytes: self.sent }, &[])?;
+        loop {
+            match self.connection.receive(Instant::now() + SILENCE_MAX)? {
+                (Message::Done { was_there: false, .. }, _) => return Ok(()),
+                (message, _) => self.hear(message)?,
+            }
+        }
+    }
+
+    /// Bytes of the stream that are durable at the other end.
+    pub fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// Where a stream would go on that were begun now, as far as the other end has told.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    fn wait(&mut self) -> Result<(), TransferError> {
+        let (message, _) = self.connection.receive(Instant::now() + SILENCE_MAX)?;
+        self.hear(message)
+    }
+
+    fn hear(&mut self, message: Message) -> Result<(), TransferError> {
+        match message {
+            Message::Ack { offset, position } if offset >= self.acknowledged && offset <= self.sent => {
+                (self.acknowledged, self.position) = (offset, position.max(self.position));
+                Ok(())
+            }
+            Message::Ack { .. } => Err(TransferError::Misbehaved("it acknowledged what was not sent")),
+            Message::Refused { code, text } => Err(TransferError::Refused { code, text }),
+            Message::KeepAlive => Ok(()),
+            _ => Err(TransferError::Misbehaved("that message has no place there")),
+        }
+    }
+
+    /// If it cannot be said, the other end may have told why before it closed.
+    fn say(&mut self, message: &Message, data: &[u8]) -> Result<(), TransferError> {
+        self.spoke = Instant::now();
+        let Err(error) = self.connection.send(message, data, Instant::now() + SEND_PATIENCE) else { return Ok(()) };
+        while let Ok(Some((message, _))) = self.connection.receive_ready() {
+            self.hear(message)?;
+        }
+        Err(error.into())
+    }
+}
+
+/// Connects to any of the host's addresses, and shakes hands.
+fn connect(to: &Destination) -> Result<Connection, TransferError> {
+    let unreachable = |problem: &dyn std::fmt::Display| {
+        TransferError::Unreachable(format!("cannot connect to {}:{}: {problem}", to.host, to.port))
+    };
+    let addresses = resolve(&to.host, to.port).map_err(|error: NetError| unreachable(&error))?;
+    let deadline = Instant::now() + to.connect_timeout;
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => return shake_hands(to, stream, deadline),
+            Err(error) => failure = error,
+        }
+    }
+    Err(unreachable(&failure))
+}
+
+fn shake_hands(to: &Destination, stream: TcpStream, deadline: Instant) -> Result<Connection, TransferError> {
+    use std::io::{Read as _, Write as _};
+    let broken = |error: io::Error| TransferError::Broken(error.to_string());
+    let mut stream = stream;
+    stream.set_nodelay(true).map_err(broken)?;
+    let options =
+        LinkOptions { setup_timeout: to.connect_timeout, transfers: Transfers::Only, ..LinkOptions::default() };
+    let handshake = |error: strongroom_handshake::HandshakeError| TransferError::Handshake(error.into());
+    let mut link = Link::initiator_channel(&to.node, &to.expected, options, Instant::now()).map_err(handshake)?;
+    let mut input = vec![0; 16 << 10];
+    let mut out = Vec::new();
+    while !link.is_for_transfer() {
+        link.poll_transmit(&mut out);
+        for buffer in out.drain(..) {
+            stream.write_all(&buffer).map_err(broken)?;
+        }
+        while let Some(event) = link.poll_event() {
+            if let LinkEvent::Ended(end) = event {
+                return Err(TransferError::Handshake(end));
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(TransferError::Broken("the handshake took too long".to_owned()));
+        }
+        stream.set_read_timeout(Some(left)).map_err(broken)?;
+        match stream.read(&mut input) {
+            Ok(0) => link.handle_eof(),
+            Ok(count) => link.handle_input(&input[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(broken(error)),
+        }
+    }
+    let transfer = link.into_transfer().expect("just looked at");
+    Ok(Connection::new(stream, transfer, deadline)?)
+}
