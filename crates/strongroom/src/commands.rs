@@ -17,6 +17,7 @@ pub(crate) mod plan;
 mod receive_served;
 pub(crate) mod recover;
 pub(crate) mod reseal;
+mod send_to;
 pub(crate) mod serve;
 pub(crate) mod session;
 mod snapshots;

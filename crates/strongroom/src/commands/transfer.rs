@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use strongroom_block::{Mode, Suite};
+use strongroom_block::{Mode, Suite, foreign};
 use strongroom_store::{
     CreateOptions, IoChoice, Medium, OpError, Receiver, ReceptionInfo, Sender, SnapshotId, StreamError, StreamInfo,
     UnitKind,
@@ -22,12 +22,13 @@ use strongroom_target::admin::{Client, Request, Resume};
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
 use super::contents::parse_snapshot;
+use super::send_to::{self, ToArgs, parse_beginning};
 use super::volume::{RootArgs, spare_range, usable_wrapping_key, warn_of_unknown_peers};
 use super::{opening, receive_served};
 use crate::units::{parse_duration, show_size};
 
 /// How long a target may take to open a volume.
-const OPEN_PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(300);
 /// Bytes of a stream that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -35,18 +36,19 @@ const READ_BYTES: usize = 1 << 20;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     strongroom volume send vault@monday --out vault-monday.stream\n  \
+    strongroom volume send vault@tuesday --from monday --to strongroom://dr.example/vault\n  \
     strongroom volume send vault@tuesday --from monday | ssh backup strongroom volume receive vault\n  \
     strongroom volume send vault@monday --resume-from $(ssh backup strongroom volume receive vault --position) --out rest.stream\n\n\
     The volume may be used meanwhile: a target that runs sends it, slice by slice. Blocks travel \
     as they lie at rest: a sealed volume's are ciphertext, a plain volume's are plain. Send them through something that protects \
-    the stream.")]
+    the stream; --to does.")]
 pub(crate) struct SendArgs {
     /// VOLUME@SNAPSHOT.
     #[arg(value_parser = parse_snapshot)]
-    snapshot: (String, String),
+    pub(super) snapshot: (String, String),
     /// Send only what was written since this older snapshot, which the receiving volume must have.
     #[arg(long, value_name = "SNAPSHOT")]
-    from: Option<String>,
+    pub(super) from: Option<String>,
     /// Go on with a transfer that was interrupted: what `volume receive NAME --position` printed.
     #[arg(long, value_name = "TOKEN")]
     resume_from: Option<Place>,
@@ -55,9 +57,11 @@ pub(crate) struct SendArgs {
     out: Option<PathBuf>,
     /// No progress bar.
     #[arg(long)]
-    quiet: bool,
+    pub(super) quiet: bool,
     #[command(flatten)]
-    target: RootArgs,
+    pub(super) to: ToArgs,
+    #[command(flatten)]
+    pub(super) target: RootArgs,
 }
 
 /// Take in what `volume send` wrote; the volume is made if there is none. Needs no key.
@@ -85,6 +89,10 @@ pub(crate) struct ReceiveArgs {
     /// Give up an interrupted transfer, and what arrived of it.
     #[arg(long, conflicts_with_all = ["input", "position"])]
     abandon: bool,
+    /// Make a volume for what another target is going to send (`volume send --to`), and take in nothing yet: with the text that the sender
+    /// printed when it found no volume.
+    #[arg(long, value_name = "BEGINNING", value_parser = parse_beginning, conflicts_with_all = ["input", "position", "abandon"])]
+    new_for: Option<StreamInfo>,
     /// New volume: a peer of the configuration that may use it; can be repeated; '*' for all of them.
     #[arg(long = "peer", value_name = "NAME")]
     peers: Vec<String>,
@@ -116,10 +124,10 @@ pub(crate) struct ReceiveArgs {
 
 /// Where a transfer goes on: of which snapshot, building on which, and the sender's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    to: SnapshotId,
-    from: Option<SnapshotId>,
-    position: u64,
+pub(super) struct Place {
+    pub(super) to: SnapshotId,
+    pub(super) from: Option<SnapshotId>,
+    pub(super) position: u64,
 }
 
 impl fmt::Display for Place {
@@ -158,6 +166,9 @@ impl From<&Resume> for Place {
 /// Runs `volume send`.
 pub(crate) fn send(args: &SendArgs) -> Result<()> {
     let (name, snapshot) = &args.snapshot;
+    if let Some(url) = &args.to.to {
+        return send_to::send(args, url);
+    }
     if args.out.is_none() && io::stdout().is_terminal() {
         bail!("the stream is no text for a terminal; name a file with --out FILE, or pipe it to where it is received");
     }
@@ -166,7 +177,7 @@ pub(crate) fn send(args: &SendArgs) -> Result<()> {
     }
     let mut volume = opening::open(&args.target, &args.target.open()?, name, Duration::ZERO)?;
     let may = volume.volume().may_be_sent().map_err(anyhow::Error::msg);
-    let sent = may.and_then(|()| start(args, &volume)).and_then(|sender| {
+    let sent = may.and_then(|()| start(args, &volume, args.resume_from)).and_then(|sender| {
         let (mut out, made) = output(args.out.as_deref())?;
         let sent = send_all(args, &mut volume, sender, &mut out);
         if let (Err(_), Some(path)) = (&sent, made) {
@@ -220,7 +231,7 @@ fn said(args: &SendArgs, bytes: u64) {
 }
 
 /// What is to be sent, from where on.
-fn start(args: &SendArgs, volume: &OpenVolume) -> Result<Sender> {
+pub(super) fn start(args: &SendArgs, volume: &OpenVolume, resume_from: Option<Place>) -> Result<Sender> {
     let (name, snapshot) = &args.snapshot;
     let find = |snapshot: &String| {
         volume.snapshot(snapshot).ok_or_else(|| {
@@ -231,7 +242,7 @@ fn start(args: &SendArgs, volume: &OpenVolume) -> Result<Sender> {
     };
     let to = find(snapshot)?;
     let from = args.from.as_ref().map(find).transpose()?;
-    let Some(place) = args.resume_from else { return Ok(volume.sender(from, to, 0)) };
+    let Some(place) = resume_from else { return Ok(volume.sender(from, to, 0)) };
     if place.to != to {
         bail!(
             "that position is of another snapshot ({}) than {snapshot} ({to}); name the one that was being sent",
@@ -292,6 +303,9 @@ fn send_all(args: &SendArgs, volume: &mut OpenVolume, mut sender: Sender, out: &
 pub(crate) fn receive(args: &ReceiveArgs) -> Result<()> {
     if args.position || args.abandon {
         return unfinished(args);
+    }
+    if let Some(info) = &args.new_for {
+        return make_for(args, info);
     }
     let (mut input, total): (Box<dyn Read>, _) = match &args.input {
         Some(path) => {
@@ -364,6 +378,18 @@ fn not_received(args: &ReceiveArgs, info: &StreamInfo, rest: Option<Place>) -> S
 
 fn told_received(args: &ReceiveArgs, info: &StreamInfo, bytes: u64) {
     println!("received {}@{}: {} came and all of it was checked", args.name, info.name, show_size(bytes));
+}
+
+/// `--new-for`.
+fn make_for(args: &ReceiveArgs, info: &StreamInfo) -> Result<()> {
+    let catalogue = Catalogue::open_or_create(args.target.root()?)?;
+    let name = &args.name;
+    if catalogue.show(name).is_ok() {
+        bail!("there is a volume '{name}' already; what is sent into it must fit it, or choose another name");
+    }
+    make_if_missing(args, &catalogue, info)?;
+    println!("made '{name}' for the snapshot '{}'; it can be sent now", foreign(&info.name));
+    Ok(())
 }
 
 /// What a stream says of itself, and the bytes that were read to know it.
@@ -563,7 +589,7 @@ fn unfinished_here(args: &ReceiveArgs) -> Result<Vec<(Place, String)>> {
     Ok(receptions.iter().map(|reception| (Place::from(reception), reception.name.clone())).collect())
 }
 
-fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {
+pub(super) fn progress_bar(what: &'static str, total: Option<u64>, quiet: bool) -> ProgressBar {
     if quiet || !io::stderr().is_terminal() {
         return ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     }
