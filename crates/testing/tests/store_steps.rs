@@ -216,3 +216,37 @@ fn discards_of_every_other_block_take_little_memory_and_a_discard_of_all_goes_in
     let stats = store.stats();
     assert_eq!((stats.holes, stats.blocks_mapped), (1, 0), "{stats:?}");
 }
+
+/// Long runs of blocks and of retained versions take little room in a checkpoint, so one piece of it could tell of all of them.
+#[test]
+fn a_checkpoint_of_long_runs_is_written_in_slices() {
+    const BLOCKS: u64 = 1 << 18;
+    let disk = SimDisk::new(1);
+    Store::create_on(Box::new(disk.backend(true)), &create(SEALED, BLOCKS)).unwrap();
+    let open = |checkpoint_log_bytes| {
+        let options = OpenOptions { checkpoint_log_bytes: Some(checkpoint_log_bytes), ..OpenOptions::default() };
+        Store::open_on(Box::new(disk.backend(true)), &options, Arc::new(|| {})).unwrap()
+    };
+    let mut store = open(u64::MAX);
+    let hole = HoleRecord { start: Lba(0), count: BLOCKS, record: record_for(1, 0, None) };
+    store.execute(Op::Hole { holes: vec![hole], origin: None }).unwrap();
+    for op in 2..4 {
+        fill(&mut store, SEALED, View::default(), op, BLOCKS);
+    }
+    assert_eq!(store.stats().versions_retained, BLOCKS);
+    store.execute(Op::Flush).unwrap();
+    drop(store);
+
+    let mut store = open(1);
+    let before = store.stats().checkpoint_bytes;
+    store.submit(strongroom_block::Token(1), write(SEALED, 4, 0, 1));
+    let (mut most, mut polls) = (0, 0);
+    while store.stats().checkpoints == 0 {
+        most = most.max(poll(&mut store, 1));
+        polls += 1;
+        assert!(polls < 10_000, "a checkpoint ends: {:?}", store.stats());
+    }
+    let bytes = store.stats().checkpoint_bytes - before;
+    println!("{most} steps in one poll, {bytes} bytes in {polls} polls");
+    assert!(most <= STEPS_MAX, "{most} steps in one poll");
+}

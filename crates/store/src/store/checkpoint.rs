@@ -18,6 +18,7 @@ use crate::checkpoint::{Block, Content, HOLES_MAX, ROWS_MAX, Row, Runs};
 use crate::holes::{Hole, HolesAt};
 use crate::layout::RECORD_BLOCK;
 use crate::planted::PlantedFault;
+use crate::steps;
 use crate::superblock::CheckpointAt;
 use crate::unit::Place;
 
@@ -25,8 +26,9 @@ use crate::unit::Place;
 const PIECE_BLOCKS: u32 = 8;
 /// ... and at most, where the log runs ahead: what one poll may take to put together.
 const PIECE_BLOCKS_MAX: u32 = 96;
-/// Entries of the index that one piece looks at, at most, besides those that it tells of.
-const PIECE_STEPS_MAX: usize = 65536;
+/// Entries of the index and retained versions that one piece looks at, at most. Without this limit 96 blocks full of long runs would
+/// describe millions of entries in one poll.
+const PIECE_STEPS_MAX: usize = 32768;
 /// The log grows by so many times a checkpoint's size before the next one.
 const LOG_PER_CHECKPOINT: u64 = 32;
 /// ... and at least by this much, or an eighth of the store if that is less.
@@ -333,6 +335,9 @@ impl Store {
                     Next::End => writing.cursor = Cursor::Node { node: *node + 1, branches: Vec::new(), lba: 0 },
                 },
                 Cursor::Versions { lba, sequence } => {
+                    if *fuel == 0 {
+                        return None;
+                    }
                     let mut versions = self.map.versions.from(*lba, *sequence).peekable();
                     let Some(&(branch, ..)) = versions.peek() else {
                         writing.cursor = Cursor::Description;
@@ -341,10 +346,12 @@ impl Store {
                     let mut runs = Runs::new(self.layout);
                     let mut next = (u64::MAX, 0);
                     for (of, at, version) in versions {
-                        if of != branch || !runs.push(at, version) {
+                        steps::count(1);
+                        if *fuel == 0 || of != branch || !runs.push(at, version) {
                             next = (at, version.sequence());
                             break;
                         }
+                        *fuel -= 1;
                     }
                     (*lba, *sequence) = next;
                     return Some((branch, Content::Runs(runs.runs)));
@@ -370,7 +377,7 @@ impl Store {
                 // One without would be in no checkpoint, and nobody would know.
                 let label = labels.branch(version.sequence()).expect("a table has what is in its labels");
                 let fits = *fuel > 0 && (label != branch || runs.push(lba, version));
-                *fuel = fuel.saturating_sub(usize::from(label != branch));
+                *fuel = fuel.saturating_sub(1);
                 next = Some(lba).filter(|_| !fits);
                 fits
             });
