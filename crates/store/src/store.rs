@@ -29,6 +29,7 @@ mod submit;
 mod superseded;
 mod table;
 mod victims;
+mod widening;
 
 use std::collections::VecDeque;
 use std::fs::File;

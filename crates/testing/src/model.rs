@@ -145,6 +145,8 @@ type Head = Vec<BTreeMap<u64, Content>>;
 #[derive(Clone)]
 pub struct Model {
     block_size: BlockSize,
+    /// Holes of a plain volume that touch become one, with the sequence of the newest.
+    is_plain: bool,
     heads: BTreeMap<u32, Head>,
     /// Every version that was ever answered or seen, by sequence and block.
     ever: HashMap<(u64, u64), Content>,
@@ -179,6 +181,7 @@ impl Model {
         let head = (0..blocks).map(|_| BTreeMap::from([(hole, Content::Hole)])).collect();
         Model {
             block_size,
+            is_plain: false,
             heads: BTreeMap::from([(0, head)]),
             ever: HashMap::new(),
             pending: HashMap::new(),
@@ -189,6 +192,11 @@ impl Model {
             claimed: 0,
             retained: Retained::default(),
         }
+    }
+
+    /// Whether it is of a plain volume.
+    pub fn of_plain(self, is_plain: bool) -> Model {
+        Model { is_plain, ..self }
     }
 
     /// Older versions are kept, so many of them.
@@ -393,7 +401,14 @@ impl Model {
             Content::Data(op) => {
                 self.pending.get(&op).is_some_and(|pending| pending.covers(branch, lba) && !pending.impossible)
             }
-            Content::Hole => self.pending.values().any(|pending| pending.covers(branch, lba)),
+            Content::Hole => {
+                // A later discard beside it may have been written over this hole, but never over data.
+                let is_widened = || {
+                    let before = self.heads[&branch][lba as usize].range(..sequence).next_back();
+                    self.is_plain && before.is_some_and(|(_, content)| *content == Content::Hole)
+                };
+                self.pending.values().any(|pending| pending.covers(branch, lba)) || is_widened()
+            }
             Content::Nothing => false,
         };
         match possible {

@@ -84,7 +84,7 @@ impl Crashes {
             sequence = first.0;
             store.close().unwrap();
         }
-        let model = Model::new(BLOCKS, BlockSize::DEFAULT, sequence);
+        let model = Model::new(BLOCKS, BlockSize::DEFAULT, sequence).of_plain(!kind.is_sealed());
         Crashes {
             random: Random::new(seed),
             disk,

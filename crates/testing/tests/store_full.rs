@@ -63,7 +63,8 @@ fn open(medium: &SharedMemory) -> Store {
     Store::open_on(Box::new(medium.clone()), &OpenOptions::default(), Arc::new(|| {})).unwrap()
 }
 
-/// Discards of blocks that a snapshot has free nothing, and each leaves a hole that counts.
+/// Discards of blocks that a snapshot has free nothing, and each leaves a hole that counts: every other block, because holes that touch
+/// become one.
 #[test]
 fn what_is_discarded_in_vain_leaves_room_for_deleting_a_snapshot() {
     const BLOCKS: u64 = 12_000;
@@ -91,7 +92,7 @@ fn what_is_discarded_in_vain_leaves_room_for_deleting_a_snapshot() {
                     // A fresh head has a little room that the one before had not.
                     full.crash();
                 }
-                let refused = (from..end).find(|&lba| full.discard(lba) == Err(OpError::NoSpace));
+                let refused = (from..end).step_by(2).find(|&lba| full.discard(lba) == Err(OpError::NoSpace));
                 from = refused.expect("what discards leave behind uses space up");
             }
             let mut taken = 0;

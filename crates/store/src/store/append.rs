@@ -338,6 +338,7 @@ impl Store {
         let mut unit = UnitBuilder::new(self.layout, limit);
         let (mut raw, mut data) = (Vec::new(), Vec::new());
         let (mut partial, mut alone) = (false, false);
+        let mut widening = self.begin_widening();
         while let Some(mut op) = self.queue.pop_front() {
             let starts = op.done == 0;
             if starts && !unit.is_empty() && (alone || !self.may_join(&op, &unit, limit)) {
@@ -349,6 +350,7 @@ impl Store {
                 op.first = self.head.next_sequence;
                 // Also one that joined others, and is cut.
                 op.checked = true;
+                self.widen(&mut widening, &mut op);
             }
             let whole = op.push(&mut unit, self.layout.block_bytes, &mut self.head.next_sequence, &mut raw, &mut data);
             if !whole {

@@ -118,7 +118,7 @@ impl Run {
             let first = held(&extents, self.block_size)[0];
             assert!(first.sequence > highest, "a sequence that was used before");
             assert_eq!(first.content, Content::Hole);
-            self.model = Model::new(blocks, self.block_size, first.sequence);
+            self.model = Model::new(blocks, self.block_size, first.sequence).of_plain(true);
         }
         self.blocks = blocks;
         let demanded = if self.views.wanted || !self.kind.is_sealed() { 0 } else { store.info().retention_blocks };

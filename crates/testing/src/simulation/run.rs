@@ -75,7 +75,7 @@ impl Run {
             block_size,
             segment_bytes,
             blocks,
-            model: Model::new(blocks, block_size, 1),
+            model: Model::new(blocks, block_size, 1).of_plain(!sealed),
             asked: HashMap::new(),
             next_op: 1,
             seen: Seen::default(),
