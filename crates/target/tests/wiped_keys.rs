@@ -59,6 +59,9 @@ unsafe impl GlobalAlloc for Searching {
             let is_client = IS_CLIENT.try_with(Cell::get).unwrap_or(false);
             let found = if is_client { &FOUND_AT_CLIENT } else { &FOUND };
             found.fetch_add(1, Ordering::Relaxed);
+            if !is_client {
+                tell_where(layout.size());
+            }
         }
         // SAFETY: as the caller's.
         unsafe { System.dealloc(pointer, layout) }
@@ -67,6 +70,17 @@ unsafe impl GlobalAlloc for Searching {
 
 #[global_allocator]
 static ALLOCATOR: Searching = Searching;
+
+/// Who freed it: the test fails later, in another thread. Capturing frees memory, too: not from within itself.
+fn tell_where(bytes: usize) {
+    thread_local! {
+        static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+    }
+    if !IS_TELLING.try_with(|telling| telling.replace(true)).unwrap_or(true) {
+        eprintln!("{bytes} bytes with a key were freed here:\n{}", std::backtrace::Backtrace::force_capture());
+        IS_TELLING.set(false);
+    }
+}
 
 /// A key has at least three whole words, wherever it begins.
 fn holds_a_key(bytes: &[u8]) -> bool {
@@ -137,10 +151,19 @@ fn keyed_hole(start: u64, count: u64) -> HoleRecord {
 }
 
 /// Everything that brings keys to a target, or has it send them.
+/// The initiator has a thread of its own until its end: the memory that a thread keeps for later is freed by it, too.
 fn use_keys(scheme: Scheme) {
     let host = host(scheme);
-    IS_CLIENT.set(true);
-    let mut alice = log_in(&host, scheme, 1);
+    let client = || {
+        IS_CLIENT.set(true);
+        use_keys_at(&host, scheme);
+    };
+    std::thread::scope(|scope| scope.spawn(client).join().expect("the initiator fails no assertion"));
+    drop(host);
+}
+
+fn use_keys_at(host: &Host, scheme: Scheme) {
+    let mut alice = log_in(host, scheme, 1);
     alice.run(registration(ATTACH_ID)).good();
     // In one PDU, and in several.
     alice.run(seal_hole(&vendor::encode_holes(&[keyed_hole(0, 2048)]))).good();
@@ -167,7 +190,7 @@ fn use_keys(scheme: Scheme) {
 
     // With the unit, and from another worker.
     for which in [1, 2] {
-        let mut other = (which == 2).then(|| log_in(&host, scheme, 2));
+        let mut other = (which == 2).then(|| log_in(host, scheme, 2));
         let reader = other.as_mut().unwrap_or(&mut alice);
         let outcome = read(reader, 90, 320);
         let (blocks, holes) = returned(&outcome);
@@ -178,18 +201,15 @@ fn use_keys(scheme: Scheme) {
         assert_eq!(older.len(), 1);
     }
     // A write whose connection is lost in the midst of it.
-    let mut lost = log_in(&host, scheme, 3);
+    let mut lost = log_in(host, scheme, 3);
     lost.submit(sealed_write(400, &data, &written));
     lost.flush();
     drop(lost);
     alice.synchronize();
     eventually("blocks are verified", || {
-        let volumes = keeper::status(&host).volumes;
+        let volumes = keeper::status(host).volumes;
         volumes.iter().any(|volume| volume.verification.as_ref().is_some_and(|done| done.opened > 0))
     });
-    drop(alice);
-    IS_CLIENT.set(false);
-    drop(host);
 }
 
 #[test]
