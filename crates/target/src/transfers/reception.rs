@@ -31,6 +31,8 @@ const SEND_PATIENCE: Duration = Duration::from_secs(30);
 const CLOSE_PATIENCE: Duration = Duration::from_secs(60);
 /// While something is waited for the sender hears of it so often.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// How often to look whether the sender still may: also for one that sends slowly.
+const RIGHT_CHECKED_EVERY: Duration = Duration::from_secs(1);
 /// How often to look whether a volume is free.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -251,9 +253,15 @@ impl Reception<'_> {
         let mut stream = Stream { receiver: Receiver::new(), taken: 0, acknowledged: 0 };
         let stall = self.shared.settings().config.limits.transfer_stall();
         let mut moved = Instant::now();
+        let mut right_checked = moved;
         loop {
             let deadline = Instant::now() + SILENCE_MAX.min(stall);
-            match self.connection.receive(deadline)? {
+            let received = self.connection.receive(deadline)?;
+            if right_checked.elapsed() >= RIGHT_CHECKED_EVERY {
+                self.check_right(name)?;
+                right_checked = Instant::now();
+            }
+            match received {
                 (Message::Data { offset }, data) => {
                     if offset != stream.taken {
                         return Err(misbehaved("a piece of the stream is missing, or out of its order"));
@@ -273,7 +281,6 @@ impl Reception<'_> {
                 return Err(refused(RefusalCode::Stalled, text));
             }
             if stream.taken - stream.acknowledged >= ACK_BYTES {
-                self.check_right(name)?;
                 let flushed = volume.store().execute_on(View::default(), Op::Flush);
                 flushed.map_err(|error| of_stream(name, &error.into()))?;
                 stream.acknowledged = stream.taken;

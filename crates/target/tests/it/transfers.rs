@@ -16,12 +16,13 @@ use strongroom_target::config::PeerRule;
 use strongroom_target::operate::Operation;
 use strongroom_target::transfers::{Begun, Destination, Outgoing, RefusalCode, TransferError};
 
-use crate::support::keeper::{client, operate};
+use crate::support::keeper::{self, client, operate};
 use crate::support::*;
 
 const SIZE: u64 = 12 * MIB;
 /// Codes of REFUSED, as the document numbers them.
 const NOT_PERMITTED: u8 = 1;
+const UNAVAILABLE: u8 = 6;
 const DAMAGED: u8 = 7;
 const DOES_NOT_FIT: u8 = 8;
 const STALLED: u8 = 12;
@@ -193,7 +194,7 @@ fn a_transfer_goes_on_where_it_was_durable() {
 }
 
 #[test]
-fn a_transfer_waits_for_memory_and_for_a_right() {
+fn a_transfer_needs_memory() {
     let small = destination_with(|config| config.limits.memory_bytes = Some(64 << 20));
     let source = source();
     let monday = stream(&source, "monday", None, None);
@@ -481,6 +482,27 @@ fn attack_a_stalled_sender_does_not_hold_the_volume() {
     let silent = Raw::begun(&there, &bob_key(), &monday[0]);
     eventually("the silent one is gone", || begin(&there, alice_key(), "disk", &monday[0]).is_ok());
     drop(silent);
+}
+
+/// Rights and drains count within a second or so also for one that sends hardly anything.
+#[test]
+fn a_drain_ends_a_transfer_that_is_slow() {
+    let (source, there) = (source(), destination());
+    let monday = stream(&source, "monday", None, None);
+    let mut slow = Raw::begun(&there, &bob_key(), &monday[0]);
+    slow.data(0, &monday[0]);
+    let drain = Request::Drain { to: None, volume: Some("disk".into()), grace_s: 30 };
+    keeper::ask(&there, &drain).unwrap();
+    slow.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let refusal = loop {
+        assert!(Instant::now() < deadline, "a drained volume is sent into");
+        slow.say(&[8], &[]);
+        if let Some(message) = slow.hear() {
+            break message;
+        }
+    };
+    assert_eq!(refusal[..2], [3, UNAVAILABLE]);
 }
 
 #[test]
