@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::{Host, SIZE};
 use strongroom_block::{BlockDevice, Buffer, DeviceErrorKind, Geometry, Lba};
@@ -23,7 +23,13 @@ fn block(mark: u8) -> Buffer {
 /// The target goes, and comes back with a larger volume.
 fn grow(host: &mut Host, volume: &str, size_bytes: u64) {
     host.stop();
-    Catalogue::open(host.dir.path()).unwrap().operate(volume, &Operation::Resize { size_bytes }).unwrap();
+    // Its lock may outlast the target for a moment: the kernel ends rings late, and a process that another test has just forked has a copy.
+    let catalogue = Catalogue::open(host.dir.path()).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while let Err(problem) = catalogue.operate(volume, &Operation::Resize { size_bytes }) {
+        assert!(problem.contains("in use") && Instant::now() < until, "{problem}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     host.start_again();
 }
 
