@@ -75,8 +75,9 @@ enum Part {
         lba: u64,
         count: u64,
         sequence: u64,
-        /// As it was when the read began.
-        record: Option<HoleRecord>,
+        /// As it was when the read began. In a box: a part of blocks that is moved is copied in the size of the largest kind, with what the
+        /// stack still has of another part's record in it, and a record may have a block key.
+        record: Option<Box<HoleRecord>>,
     },
 }
 
@@ -140,7 +141,7 @@ impl Store {
     }
 
     fn hole_part(&self, lba: u64, sequence: u64) -> Part {
-        Part::Hole { lba, count: 1, sequence, record: self.hole_record(sequence) }
+        Part::Hole { lba, count: 1, sequence, record: self.hole_record(sequence).map(Box::new) }
     }
 
     /// Cuts a range of a view into holes and runs of blocks that lie side by side.
@@ -537,9 +538,12 @@ impl Store {
     /// Checks every block of a part.
     fn extent(&self, part: &Part, read: &ReadOp) -> Result<Extent, OpError> {
         match part {
-            Part::Hole { lba, count, sequence: hole, record } => {
-                Ok(Extent::Hole { lba: Lba(*lba), count: *count, sequence: sequence(*hole), hole: record.clone() })
-            }
+            Part::Hole { lba, count, sequence: hole, record } => Ok(Extent::Hole {
+                lba: Lba(*lba),
+                count: *count,
+                sequence: sequence(*hole),
+                hole: record.as_deref().cloned(),
+            }),
             Part::Blocks { lba, versions, segment, data, cached } => {
                 let medium = |at: usize, reason: String| OpError::Medium { lba: Lba(lba + at as u64), reason };
                 let data = data.as_ref().map_err(|reason| medium(0, reason.clone()))?.clone().unwrap_or_default();
