@@ -9,7 +9,8 @@ set -euo pipefail
 
 readonly PROGRAM=$1
 [ -f "$PROGRAM" ] || { echo "split-debug: there is no $PROGRAM" >&2; exit 1; }
-has_section() { readelf --section-headers --wide "$PROGRAM" | grep -qF " $1 "; }
+# Not by `grep -q`: it ends at the first match, and then readelf fails if it has not written everything.
+has_section() { [[ "$(readelf --section-headers --wide "$PROGRAM")" == *" $1 "* ]]; }
 
 if ! has_section .symtab; then
   if has_section .gnu_debuglink; then exit 0; fi
