@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use strongroom_store::{BranchId, Op, OpError, Outcome, ReceiveStep, Receiver, ReceptionInfo, SnapshotId, View};
+use strongroom_store::{BranchId, Op, OpError, Outcome, ReceiveStep, Receiver, ReceptionInfo, View};
 
 use crate::budget::{Charge, MemoryClass};
 use crate::names::VolumeName;
@@ -55,7 +55,7 @@ impl std::fmt::Display for NotTaken {
     }
 }
 
-/// A stream on its way in. Dropped before its end, what arrived is kept, and goes on from [`Reception::position`].
+/// A stream on its way in. Dropped before its end, what arrived is kept, and goes on from the position that [`unfinished`] tells.
 pub(crate) struct Reception {
     shared: Arc<Shared>,
     volume: Volume,
@@ -88,13 +88,6 @@ impl Reception {
         }
         let receiver = Receiver::new();
         Ok(Reception { shared: Arc::clone(shared), volume, receiver, is_whole: false, _memory: memory })
-    }
-
-    /// Where the sender of this snapshot shall go on; `None`: nothing of it is here.
-    #[allow(dead_code, reason = "the network protocol between targets asks for it")]
-    pub(crate) fn position(&self, id: SnapshotId) -> Result<Option<u64>, String> {
-        let all = receptions(&self.shared, &self.volume)?;
-        Ok(all.into_iter().find(|reception| reception.id == id).map(|reception| reception.position))
     }
 
     /// Takes in the next bytes of the stream, at most [`FEED_BYTES_MAX`], cut anywhere. They are in the store when this returns.
