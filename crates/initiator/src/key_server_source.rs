@@ -2,7 +2,7 @@
 //!
 //! Keys are named by the sealing domain, which the target claims. So that a target cannot answer for one volume with another that
 //! this identity may open too, the server's own name for the keys must be that of the volume. Absent: the protocol (`keyserver`),
-//! leases and epochs over time (`remote::keeper`).
+//! leases and epochs over time (`pipeline::key_renewal`).
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Where volume keys come from: a trait for the real seam (a file, a key server), and the file.
 //!
-//! Asked once at an attach, and then, where keys are only lent, again and again while it lasts (`remote::keeper`); always from a
+//! Asked once at an attach, and then, where keys are only lent, again and again while it lasts (`pipeline::key_renewal`); always from a
 //! thread that may block. Absent: the text format of keys (`seal`), and what is done with them.
 
 #![allow(unsafe_code)] // mlock of the page that the text is read into.

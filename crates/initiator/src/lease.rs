@@ -1,5 +1,5 @@
 //! Who may write: what an attachment asks of its target, and what it says when somebody else has the volume. The lease itself is kept and
-//! enforced by the target (`docs/vendor-cdbs.md`, "Writer leases"); talking about it is done in `remote`.
+//! enforced by the target (`docs/vendor-cdbs.md`, "Writer leases"); talking about it is in `session`.
 
 use std::fmt;
 use std::time::Duration;

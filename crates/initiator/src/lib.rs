@@ -66,6 +66,7 @@ pub mod chap;
 mod completion;
 mod conversation;
 pub mod copy;
+mod device;
 mod discover;
 mod error;
 pub mod fuse;
@@ -81,11 +82,15 @@ pub mod mounts;
 mod options;
 mod path;
 pub mod pipeline;
-mod remote;
 pub mod safety;
+mod session;
 mod url;
 
 pub use blocking::{discard_blocking, flush_blocking, read_blocking, write_blocking, write_part_blocking};
+pub use device::{
+    ConnectionStatus, Erased, Growth, PreviousReads, RecoverError, Recovered, RemoteDevice, ResealProgress,
+    ResealReport, SealedWrite, VerifyProgress, VerifyReport, VolumeContents, inquire, writers,
+};
 pub use discover::{DiscoverOptions, DiscoveredTarget, discover};
 pub use error::AttachError;
 pub use key_server_source::KeyServerSource;
@@ -95,18 +100,17 @@ pub use lease::{LeaseOptions, WriterConflict, describe as describe_writer, descr
 pub use memory::{MemoryCounts, MemoryDevice};
 pub use options::{AttachOptions, DamagedReads, Limits, Rekey, Timeouts, default_initiator_name, first_burst_bytes};
 pub use path::{PathLimits, PathMeasurement, measure_path};
+pub use pipeline::engine::EngineCounters;
+pub use pipeline::key_renewal::KeyStatus;
+pub use pipeline::losses::WriteLosses;
+pub use pipeline::unit::{SealedUnit, UnitDescription};
 pub use pipeline::{PathRoundTrip, Pipeline, PipelineError, PipelineStatus};
-pub use remote::{
-    ConnectionStatus, EngineCounters, Erased, Growth, KeyStatus, PreviousReads, RecoverError, Recovered, RemoteDevice,
-    ResealProgress, ResealReport, SealedUnit, SealedWrite, UnitDescription, VerifyProgress, VerifyReport,
-    VolumeContents, WriteLosses, inquire, writers,
-};
 pub use strongroom_channel::Scheme;
 pub use strongroom_iscsi::DigestOffer;
 pub use strongroom_scsi::vendor::lease::{LeaseMode, Standing, Writer, WriterRole};
 /// The initiator as a machine without sockets, threads and clock, for simulations.
 #[doc(hidden)]
 pub mod machine {
-    pub use crate::remote::machine::{Finished, Initiator};
+    pub use crate::device::machine::{Finished, Initiator};
 }
 pub use url::{DEFAULT_BASE_IQN, DEFAULT_PORT, UrlError, VolumeUrl, is_volume_name};

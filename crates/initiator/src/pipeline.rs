@@ -1,16 +1,29 @@
-//! How many requests are under way at once, and how many workers seal ahead: chosen by a person, or found from the link.
+//! The pipeline: splits requests into SCSI commands, seals blocks ahead and opens those that arrive, keeps as many commands in flight as
+//! the path holds, and sends them again after a reconnect.
 //!
 //! ```text
-//! sealing (c workers, or the caller's thread) -> sealed ahead -> [ window: at most n ] -> under way -> answered
+//! sealing (c workers, or the caller's thread) -> sealed ahead -> [ window: at most n ] -> in flight -> answered
 //! ```
 //!
-//! A unit of this is a command: a request of one block is one, a larger one is cut at the transfer limit. The machine is in
-//! `window` (what may begin) and `estimator` (how much that should be); it has no clock, no threads and no sockets, and who
-//! drives it is `remote`'s engine. What fills a link in theory is [`crate::model`]'s.
+//! `engine` decides what is sent when. It is a machine without clock, threads and sockets; `crate::device` drives it. `window` limits what may be
+//! in flight, and `estimator` finds that limit from the path; both count commands: a request of one block is one, a larger one is
+//! split at the transfer limit. [`crate::model`] computes what fills a path in theory. Here: the depth that a person can choose.
 
 pub(crate) mod ahead;
+pub(crate) mod engine;
 mod estimator;
+pub(crate) mod feedback;
+pub(crate) mod key_renewal;
+pub(crate) mod losses;
+pub(crate) mod outcome;
+pub(crate) mod request;
+pub(crate) mod seal_threads;
+pub(crate) mod sealing;
+pub(crate) mod stamps;
+pub(crate) mod unflushed;
+pub(crate) mod unit;
 mod window;
+pub(crate) mod write_order;
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,0 +1,526 @@
+//! The sealed block device over a session: a volume behind a network as a [`BlockDevice`], on which every front end stands.
+//!
+//! ```text
+//! callers' threads        submit: check, admit, seal      recover, format, detach
+//!                              |  intake  ^                    |
+//! the device's thread     driver: sockets, nexus (crate::session), engine (crate::pipeline)
+//!                              |          ^
+//! further threads         seal_threads: large writes, where one thread is too slow or where a depth was chosen
+//! ```
+//!
+//! Absent: the pipeline (`crate::pipeline`), the session with the target (`crate::session`), and front ends.
+//!
+//! Requests may be split, retried, and sent again over another connection; a request that was submitted completes once.
+//! A block that does not open is a `Medium` error that names it, and never data, unless it was chosen that older versions may be
+//! read instead (`previous`).
+
+mod contents;
+mod driver;
+mod erase;
+mod grow;
+mod intake;
+pub(crate) mod machine;
+mod presealed;
+mod previous;
+mod recover;
+mod reseal;
+mod sealed_note;
+mod verify;
+mod versions;
+
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use strongroom_block::{BlockDevice, Completion, DeviceError, DeviceErrorKind, Geometry, Lba, Request, Token};
+use strongroom_net::Waker;
+use strongroom_scsi::vendor::lease::Writer;
+
+use crate::completion::{device_error, lock};
+use crate::pipeline::ahead::ReadAhead;
+use crate::pipeline::losses::LostRequest;
+use crate::pipeline::request::{Answer, NewOp, Reply, Work};
+use crate::pipeline::sealing::Sealing;
+use crate::{AttachError, AttachOptions, DamagedReads, KeyStatus, Pipeline, UnitDescription, WriteLosses};
+use driver::{Attached, Driver, Purpose};
+use intake::Intake;
+use previous::Previous;
+use versions::Versions;
+
+pub use contents::VolumeContents;
+pub use driver::ConnectionStatus;
+pub use erase::Erased;
+pub use grow::Growth;
+pub use presealed::SealedWrite;
+pub use previous::PreviousReads;
+pub use recover::{RecoverError, Recovered};
+pub use reseal::{ResealProgress, ResealReport};
+pub use verify::{VerifyProgress, VerifyReport};
+
+/// Questions about absence in one call of [`RemoteDevice::hole_at`].
+const HOLE_QUESTIONS_MAX: u32 = 256;
+
+/// A volume that is attached. Requests go in and completions come out as [`BlockDevice`] says; dropped, it logs out and
+/// forgets what was not flushed.
+pub struct RemoteDevice {
+    intake: Arc<Intake>,
+    status: Arc<Mutex<ConnectionStatus>>,
+    unit: Arc<UnitDescription>,
+    sealing: Option<Arc<Sealing>>,
+    read_only: bool,
+    /// The target is told what opened.
+    gives_feedback: bool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for RemoteDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteDevice").field("unit", &self.unit).finish_non_exhaustive()
+    }
+}
+
+/// Blocks that are absent from some block on, and the oldest epoch that their absence is sealed under.
+#[derive(Clone, Copy, Debug, Default)]
+struct Absence {
+    blocks: u64,
+    oldest_epoch: Option<u32>,
+}
+
+/// Asks what is behind a URL without attaching it: no key is needed, nothing is read or written.
+///
+/// # Errors
+/// [`AttachError`]: not reachable, refused, or nothing there.
+pub fn inquire(options: AttachOptions) -> Result<UnitDescription, AttachError> {
+    let (attached, _, _, thread) = start(options, Purpose::Inquire)?;
+    let _ = thread.join();
+    Ok(Arc::unwrap_or_clone(attached.unit))
+}
+
+/// Asks who writes to the volume behind a URL, and who else is logged in to it, without attaching it. Empty for a target that keeps no writer
+/// leases: nobody can tell there.
+///
+/// # Errors
+/// As [`inquire`].
+pub fn writers(options: AttachOptions) -> Result<Vec<Writer>, AttachError> {
+    let (attached, _, _, thread) = start(options, Purpose::AskWriters)?;
+    let _ = thread.join();
+    Ok(attached.writers)
+}
+
+type Started = (Attached, Arc<Intake>, Arc<Mutex<ConnectionStatus>>, JoinHandle<()>);
+
+fn start(options: AttachOptions, purpose: Purpose) -> Result<Started, AttachError> {
+    if options.url.is_channel() && options.target_keys.is_empty() {
+        return Err(AttachError::Options(
+            "a strongroom:// URL needs the target's public key; 'strongroom identity show' at the target prints it"
+                .into(),
+        ));
+    }
+    if options.suite.is_for_benchmarks_only() && !options.benchmark_suites {
+        let problem =
+            format!("{} protects nothing today and is for benchmarks alone; choose another suite", options.suite);
+        return Err(AttachError::Options(problem));
+    }
+    if options.blocks_per_key.get() > 1 && !options.benchmark_suites {
+        let problem = "whoever learns a key that blocks share opens all of them, so that is for benchmarks alone; have a key for each";
+        return Err(AttachError::Options(problem.into()));
+    }
+    let waker = Waker::new().map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
+    let intake = Arc::new(Intake::new(waker.clone(), options.limits, options.pipeline));
+    let status = Arc::new(Mutex::new(ConnectionStatus::default()));
+    let (first, attached) = sync_channel(1);
+    let thread = {
+        let (options, intake, status) = (Arc::new(options), intake.clone(), status.clone());
+        // A runtime stays in its thread, so the driver is made there.
+        let body = move || match Driver::new(options, intake, status, waker, purpose, first.clone()) {
+            Ok(driver) => driver.run(),
+            Err(error) => drop(first.send(Err(error))),
+        };
+        std::thread::Builder::new().name("strongroom-initiator".into()).spawn(body)?
+    };
+    match attached.recv() {
+        Ok(Ok(attached)) => Ok((attached, intake, status, thread)),
+        Ok(Err(error)) => {
+            let _ = thread.join();
+            Err(error)
+        }
+        Err(_) => Err(AttachError::System(std::io::Error::other("the device's thread ended unexpectedly"))),
+    }
+}
+
+impl RemoteDevice {
+    /// Connects, proves who both sides are, logs in, and asks what the volume is; fetches its key if it is sealed.
+    ///
+    /// # Errors
+    /// [`AttachError`]; the first failure is final, later ones (after an attach) are retried where that can help.
+    pub fn attach(options: AttachOptions) -> Result<RemoteDevice, AttachError> {
+        let (read_only, damaged_reads) = (options.read_only, options.damaged_reads);
+        if damaged_reads == DamagedReads::Previous && !read_only {
+            // A page cache or a file system would write an older version back, with what was changed in the rest of it.
+            return Err(AttachError::Options(
+                "older versions are only read where nothing is written, or one could become the newest unnoticed; attach read-only, \
+                 or bring single blocks back with 'strongroom volume recover'"
+                    .into(),
+            ));
+        }
+        let gives_feedback = options.verified_feedback && !read_only;
+        // One at a time means it of reads as well.
+        let readahead = options.readahead && !matches!(options.pipeline, Pipeline::Fixed { depth: 1, .. });
+        let (attached, intake, status, thread) = start(options, Purpose::Attach)?;
+        let Attached { unit, sealing, .. } = attached;
+        tracing::info!(
+            target = unit.target_name,
+            bytes = unit.geometry.bytes(),
+            sealed = unit.sealed.is_some(),
+            "attached"
+        );
+        let device =
+            RemoteDevice { intake, status, unit, sealing, read_only, gives_feedback, thread: Mutex::new(Some(thread)) };
+        if damaged_reads == DamagedReads::Previous
+            && let Some(versions) = device.versions()
+        {
+            let previous = Previous::start(versions)?;
+            assert!(device.intake.previous.set(previous).is_ok(), "a device is attached once");
+        }
+        if readahead {
+            let Geometry { block_size, blocks } = device.unit.geometry;
+            device.intake.fetch_ahead(ReadAhead::new(block_size.shift(), blocks));
+        }
+        Ok(device)
+    }
+
+    /// What the unit said about itself when it was attached. (It may have grown since: [`BlockDevice::geometry`].)
+    pub fn unit(&self) -> &UnitDescription {
+        &self.unit
+    }
+
+    /// Blocks of which an older version was read ([`DamagedReads::Previous`]); none under the other policy.
+    pub fn previous_reads(&self) -> PreviousReads {
+        self.intake.previous.get().map(Previous::found).unwrap_or_default()
+    }
+
+    /// How the connection is doing.
+    pub fn status(&self) -> ConnectionStatus {
+        lock(&self.status).clone()
+    }
+
+    /// Users' writes and flushes that failed since it was attached.
+    pub fn losses(&self) -> WriteLosses {
+        self.intake.losses()
+    }
+
+    /// How it stands with keys that a server lends; `None` for others, and for plain volumes.
+    pub fn key_status(&self) -> Option<KeyStatus> {
+        self.sealing.as_ref()?.key_status()
+    }
+
+    /// Bytes of requests that it takes in at once now, before `submit` waits. Grows with the product of bandwidth and delay.
+    pub fn queue_bytes(&self) -> u64 {
+        self.intake.bytes_max() as u64
+    }
+
+    /// Makes everything written durable, logs out, and ends the device's thread. Requests in flight complete first.
+    ///
+    /// # Errors
+    /// What the flush says; the device is detached in any case.
+    pub fn detach(&self) -> Result<(), DeviceError> {
+        let flushed = if self.read_only { Ok(()) } else { self.flush() };
+        self.end();
+        flushed
+    }
+
+    /// Gives up whatever is not durable at the target: every request fails at once, those that wait for a target that is away
+    /// included, and so does every later one. For a detach that must not wait; call [`RemoteDevice::detach`] after it.
+    pub fn abandon(&self) {
+        self.intake.abandon();
+    }
+
+    /// Makes every write that completed before this call durable, and waits for it. For callers beside the consumer of the
+    /// completions.
+    ///
+    /// # Errors
+    /// What the target says.
+    pub fn flush(&self) -> Result<(), DeviceError> {
+        self.intake.ask(Work::Flush, 0).map(drop)
+    }
+
+    /// Makes the whole volume absent: what the first initiator does with a new sealed volume, whose blocks are otherwise
+    /// errors. All data is gone. Durable when it returns.
+    ///
+    /// # Errors
+    /// What the target says.
+    pub fn format(&self) -> Result<(), DeviceError> {
+        self.writable(None)?;
+        let work = self.discard_work(Lba(0), self.geometry().blocks)?;
+        self.intake.ask(work, 0)?;
+        self.flush()
+    }
+
+    /// Makes the blocks from `from` on absent, after the volume grew by them: until then each of them is an error. Refused if they
+    /// are formatted already, or if the block before is not. Durable when it returns.
+    ///
+    /// # Errors
+    /// `OutOfRange` if it is refused; what the target says.
+    pub fn format_grown(&self, from: Lba) -> Result<(), DeviceError> {
+        self.writable(None)?;
+        let blocks = self.geometry().blocks;
+        let refused = |what: &str| device_error(DeviceErrorKind::OutOfRange, Some(from), what);
+        if from.0 == 0 || from.0 >= blocks {
+            return Err(refused("the volume did not grow from there; give the size that it had before"));
+        }
+        // What is neither data nor a hole cannot be read; anything else must not be destroyed.
+        self.hole_at(Lba(from.0 - 1), 1)
+            .map_err(|_| refused("the block before cannot be read: this is not the size that the volume had before"))?;
+        match self.hole_at(from, 1) {
+            Err(error) if error.kind == DeviceErrorKind::Medium => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Err(refused("the blocks from there on are formatted already; nothing is to be done")),
+        }
+        let work = self.discard_work(from, blocks - from.0)?;
+        self.intake.ask(work, 0)?;
+        self.flush()
+    }
+
+    /// How many blocks from `lba` on are absent, at most `count`; 0 if `lba` holds data or it cannot be told. Looks at a few
+    /// GiB in one call at most: ask again behind them. On a sealed volume absence is proved by its seal, on a plain one it is
+    /// what the target says.
+    ///
+    /// # Errors
+    /// What the target says, or `Medium` for a hole whose seal does not open.
+    pub fn hole_at(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        self.absence(lba, count).map(|absence| absence.blocks)
+    }
+
+    /// As [`RemoteDevice::hole_at`], with the oldest epoch that any of it is sealed under.
+    fn absence(&self, lba: Lba, count: u64) -> Result<Absence, DeviceError> {
+        let mut oldest_epoch: Option<u32> = None;
+        let mut found = 0;
+        let mut step = self.absence_hint(lba, count)?;
+        for _ in 0..HOLE_QUESTIONS_MAX {
+            if step == 0 {
+                break;
+            }
+            if self.sealing.is_none() {
+                found += step;
+                step = self.absence_hint(Lba(lba.0 + found), count - found)?;
+                continue;
+            }
+            // The hint is the target's; the proof is a read, which moves no data where there is none. Its size doubles, so
+            // that data behind the hole costs no more than the hole did.
+            let work = Work::ProbeHole { lba: Lba(lba.0 + found), count: u32::try_from(step).unwrap_or(u32::MAX) };
+            let Answer::HoleBlocks { absent, asked, oldest_epoch: oldest } = self.intake.ask(work, 0)? else { break };
+            oldest_epoch = oldest_epoch.into_iter().chain(oldest).min();
+            found += absent.min(count - found);
+            step = if absent < u64::from(asked) { 0 } else { (2 * u64::from(asked)).min(count - found) };
+        }
+        Ok(Absence { blocks: found, oldest_epoch })
+    }
+
+    /// What the target says about `lba` and what follows: blocks that are absent.
+    fn absence_hint(&self, lba: Lba, count: u64) -> Result<u64, DeviceError> {
+        if count == 0 {
+            return Ok(0);
+        }
+        Ok(match self.intake.ask(Work::LbaStatus { lba }, 0)? {
+            Answer::LbaStatus(Some(hint)) if !hint.mapped && hint.lba.0 <= lba.0 => {
+                u64::from(hint.count).saturating_sub(lba.0 - hint.lba.0).min(count)
+            }
+            _ => 0,
+        })
+    }
+
+    fn end(&self) {
+        self.intake.detach();
+        if let Some(previous) = self.intake.previous.get() {
+            previous.end();
+        }
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+        if let Some(sealing) = &self.sealing {
+            sealing.end();
+        }
+    }
+
+    /// The kept versions of its blocks; `None` if it is plain.
+    fn versions(&self) -> Option<Versions> {
+        let sealing = self.sealing.clone()?;
+        Some(Versions { intake: self.intake.clone(), sealing })
+    }
+
+    /// Whether there are keys.
+    fn check_keys(&self) -> Result<(), DeviceError> {
+        self.sealing.as_ref().map_or(Ok(()), |sealing| sealing.sealer().map(drop))
+    }
+
+    fn writable(&self, lba: Option<Lba>) -> Result<(), DeviceError> {
+        if self.read_only {
+            return Err(device_error(DeviceErrorKind::ReadOnly, lba, "the volume was attached read-only"));
+        }
+        Ok(())
+    }
+
+    fn discard_work(&self, lba: Lba, count: u64) -> Result<Work, DeviceError> {
+        match &self.sealing {
+            Some(sealing) => sealing.seal_hole(lba, count).map(Work::Hole),
+            None => Ok(Work::Discard { lba, count }),
+        }
+    }
+
+    /// Whole blocks inside the volume.
+    fn check_blocks(&self, lba: Lba, len_bytes: usize) -> Result<(), DeviceError> {
+        let block_bytes = self.unit.geometry.block_size.len();
+        if len_bytes == 0 || !len_bytes.is_multiple_of(block_bytes) {
+            let message = format!("{len_bytes} bytes are not whole blocks of {block_bytes}");
+            return Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message));
+        }
+        self.check_range(lba, (len_bytes / block_bytes) as u64)
+    }
+
+    fn check_range(&self, lba: Lba, count: u64) -> Result<(), DeviceError> {
+        let geometry = self.geometry();
+        if count > 0 && geometry.contains(lba, count) {
+            return Ok(());
+        }
+        let message = format!("{count} blocks from {lba} on are not inside the {} blocks", geometry.blocks);
+        Err(device_error(DeviceErrorKind::OutOfRange, Some(lba), message))
+    }
+
+    /// What is lost if a request fails.
+    fn loss_of(&self, request: &Request) -> Option<LostRequest> {
+        match request {
+            Request::Write { lba, data, .. } => {
+                let blocks = (data.len() / self.unit.geometry.block_size.len()) as u64;
+                Some(LostRequest::Write { lba: *lba, blocks })
+            }
+            Request::WritePart { lba, .. } => Some(LostRequest::Write { lba: *lba, blocks: 1 }),
+            Request::Flush => Some(LostRequest::Flush),
+            Request::Read { .. } | Request::Discard { .. } => None,
+        }
+    }
+
+    /// What a request costs of the queue's limit in bytes, once it is found to make sense.
+    fn check(&self, request: &Request) -> Result<usize, DeviceError> {
+        match request {
+            Request::Read { lba, buffer } => self.check_blocks(*lba, buffer.len()).map(|()| buffer.len()),
+            Request::Write { lba, data, .. } => {
+                self.writable(Some(*lba))?;
+                self.check_blocks(*lba, data.len()).map(|()| data.len())
+            }
+            Request::WritePart { lba, offset_bytes, data, .. } => {
+                self.writable(Some(*lba))?;
+                self.check_range(*lba, 1)?;
+                let block_bytes = self.unit.geometry.block_size.len();
+                if data.is_empty() || *offset_bytes as usize + data.len() > block_bytes {
+                    return Err(device_error(
+                        DeviceErrorKind::OutOfRange,
+                        Some(*lba),
+                        "the part is not inside the block",
+                    ));
+                }
+                // Old block, new block, and what is sent.
+                Ok(3 * block_bytes)
+            }
+            Request::Flush => Ok(0),
+            Request::Discard { lba, count } => {
+                self.writable(Some(*lba))?;
+                self.check_range(*lba, *count).map(|()| 0)
+            }
+        }
+    }
+
+    /// Serves a read from what was fetched ahead; what a write overlaps there is forgotten.
+    fn look_ahead(&self, token: Token, request: Request) -> Option<Request> {
+        let block_bytes = self.unit.geometry.block_size.len();
+        match request {
+            // Not for whoever has lost the keys.
+            Request::Read { .. } if self.check_keys().is_err() => {
+                self.intake.forget_ahead();
+                Some(request)
+            }
+            Request::Read { lba, buffer } => {
+                let plain = self.intake.read_ahead(token, lba, buffer);
+                plain.map(|(lba, buffer)| Request::Read { lba, buffer })
+            }
+            Request::Write { lba, ref data, .. } => {
+                self.intake.writing(token, lba, (data.len() / block_bytes) as u64);
+                Some(request)
+            }
+            Request::WritePart { lba, .. } => {
+                self.intake.writing(token, lba, 1);
+                Some(request)
+            }
+            Request::Discard { lba, count } => {
+                self.intake.writing(token, lba, count);
+                Some(request)
+            }
+            Request::Flush => Some(request),
+        }
+    }
+
+    /// Seals what a request writes, here in the caller's thread, unless the pipeline has threads for it.
+    fn prepare(&self, request: Request) -> Result<Work, DeviceError> {
+        Ok(match request {
+            Request::Read { lba, buffer } => {
+                // What could not be opened need not be fetched.
+                self.check_keys()?;
+                Work::Read { lba, buffer }
+            }
+            Request::Write { lba, data, fua } => match &self.sealing {
+                None => Work::Write { lba, data, records: None, fua },
+                Some(_) if !self.intake.is_sealed_here(data.len()) => Work::Write { lba, data, records: None, fua },
+                Some(sealing) => {
+                    let sealed = sealing.seal(lba, &data)?;
+                    Work::Write { lba, data: sealed.data, records: Some(sealed.records), fua }
+                }
+            },
+            Request::WritePart { lba, offset_bytes, data, fua } => Work::WritePart { lba, offset_bytes, data, fua },
+            Request::Flush => Work::Flush,
+            Request::Discard { lba, count } => self.discard_work(lba, count)?,
+        })
+    }
+}
+
+impl BlockDevice for RemoteDevice {
+    fn geometry(&self) -> Geometry {
+        self.intake.grown(self.unit.geometry)
+    }
+
+    fn submit(&self, token: Token, request: Request) {
+        if self.read_only && matches!(request, Request::Flush) {
+            // Nothing was written here, and the target might refuse even to be asked.
+            return self.intake.completions.push(Completion { token, result: Ok(None) });
+        }
+        let loss = self.loss_of(&request);
+        let cost_bytes = match self.check(&request) {
+            Ok(cost_bytes) => cost_bytes,
+            Err(error) => return self.intake.fail(token, loss, error),
+        };
+        let Some(request) = self.look_ahead(token, request) else { return };
+        if let Err(error) = self.intake.admit(cost_bytes) {
+            return self.intake.fail(token, loss, error);
+        }
+        match self.prepare(request) {
+            Ok(work) => self.intake.push(NewOp { reply: Reply::Token(token), cost_bytes, work }),
+            Err(error) => {
+                self.intake.release(cost_bytes);
+                self.intake.fail(token, loss, error);
+            }
+        }
+    }
+
+    fn poll_completions(&self, completions: &mut Vec<Completion>) -> usize {
+        self.intake.completions.poll(completions)
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.intake.completions.wait(timeout)
+    }
+}
+
+impl Drop for RemoteDevice {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,615 @@
+//! The thread that owns the sockets: connects, reconnects, and moves bytes between runtime, nexus and engine.
+//!
+//! While the session is down, requests wait in the engine. It is tried again with growing pauses; after the time-out
+//! `give_up` the requests fail with `Unreachable`, and so do new ones, until a try succeeds. A *refusal* (an unknown key, a
+//! login turned down, another volume than before) is final and not tried again. Name resolution blocks this thread, which
+//! has nothing else to do at that moment: its session is gone. Further connections of a session go to the first one's address.
+
+mod admit;
+mod claim;
+mod keys;
+mod pace;
+
+use std::net::SocketAddr;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use strongroom_block::{DeviceError, DeviceErrorKind, foreign};
+use strongroom_net::{Event, Runtime, RuntimeOptions, SendState, StreamFailure, StreamId, Waker, resolve};
+use strongroom_scsi::vendor::lease::Writer;
+
+use crate::completion::{device_error, lock};
+use crate::device::intake::{Intake, abandoned, detached};
+use crate::pipeline::engine::{Engine, EngineCounters};
+use crate::pipeline::seal_threads::Sealers;
+use crate::pipeline::sealing::Sealing;
+use crate::pipeline::stamps::random;
+use crate::pipeline::unit::UnitDescription;
+use crate::session::nexus::{Identity, Nexus, Notice};
+use crate::session::wire::Wire;
+use crate::session::writer_lease::WriterLease;
+use crate::url::parse_target_address;
+use crate::{AttachError, AttachOptions, PipelineStatus};
+use pace::Pace;
+
+/// More than a ping takes: a message of this size or more carries commands or data.
+const DATA_BYTES_MIN: usize = 1024;
+/// Redirections followed in a row.
+const HOPS_MAX: u32 = 8;
+/// Connections of one session, and their successors while they linger.
+const STREAMS_MAX: usize = 64;
+/// How long a detach may take to say goodbye.
+const LOGOUT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What the first connection gave.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) unit: Arc<UnitDescription>,
+    pub(super) sealing: Option<Arc<Sealing>>,
+    /// Who writes, if that was asked.
+    pub(super) writers: Vec<Writer>,
+}
+
+/// How the connection is doing, for people and metrics.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConnectionStatus {
+    /// Commands can flow now.
+    pub is_connected: bool,
+    /// Sessions made so far.
+    pub connections: u64,
+    /// TCP connections of the session now.
+    pub wires: usize,
+    /// How often we have changed the keys of these connections' channels.
+    pub rekeys: u64,
+    /// How often the target has.
+    pub peer_rekeys: u64,
+    /// Bytes that the target has acknowledged and not made durable: kept here to be sent again should it forget them.
+    pub unflushed_bytes: usize,
+    /// Versions that opened and of which the target was not told yet.
+    pub feedback_pending: usize,
+    /// It was given up ([`crate::RemoteDevice::abandon`]).
+    pub is_abandoned: bool,
+    /// Why the last one ended.
+    pub last_loss: Option<String>,
+    /// Why nothing more may be written, if somebody else has the volume by now.
+    pub lease_lost: Option<String>,
+    /// What the engine did.
+    pub engine: EngineCounters,
+    /// What the pipeline is at.
+    pub pipeline: PipelineStatus,
+}
+
+/// What the thread is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Ask what the unit is, then leave.
+    Inquire,
+    /// Ask who writes to it, then leave.
+    AskWriters,
+    Attach,
+}
+
+enum State {
+    Idle {
+        retry_at: Instant,
+    },
+    Active(Box<Nexus>),
+    /// Refused for good.
+    Refused,
+}
+
+/// Where the target is instead of at its URL's address.
+struct Detour {
+    host: String,
+    port: u16,
+    /// Until it fails; else for one connection.
+    is_permanent: bool,
+}
+
+pub(super) struct Driver {
+    options: Arc<AttachOptions>,
+    identity: Identity,
+    intake: Arc<Intake>,
+    status: Arc<Mutex<ConnectionStatus>>,
+    runtime: Runtime,
+    purpose: Purpose,
+    state: State,
+    engine: Option<Engine>,
+    sealing: Option<Arc<Sealing>>,
+    sealers: Sealers,
+    pace: Pace,
+    lease: WriterLease,
+    /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
+    claiming: Option<(Arc<UnitDescription>, bool)>,
+    unit: Option<Arc<UnitDescription>>,
+    first: Option<SyncSender<Result<Attached, AttachError>>>,
+    backoff: Duration,
+    /// Where the last connection that stood led.
+    address: Option<SocketAddr>,
+    /// Where the target has sent us, and since when in a row.
+    detour: Option<Detour>,
+    hops: u32,
+    lost_at: Option<Instant>,
+    gave_up: bool,
+    logout_deadline: Option<Instant>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        options: Arc<AttachOptions>,
+        intake: Arc<Intake>,
+        status: Arc<Mutex<ConnectionStatus>>,
+        waker: Waker,
+        purpose: Purpose,
+        first: SyncSender<Result<Attached, AttachError>>,
+    ) -> Result<Driver, AttachError> {
+        let runtime_options = RuntimeOptions {
+            streams_max: STREAMS_MAX,
+            connect_timeout: options.timeouts.connect,
+            ..RuntimeOptions::default()
+        };
+        let sealers = Sealers::new(waker.clone());
+        let runtime = Runtime::with_waker(runtime_options, waker)
+            .map_err(|error| AttachError::System(std::io::Error::other(error.to_string())))?;
+        let mut isid: [u8; 6] = random();
+        // RFC 7143 §11.12.5: type "random", so that no two attachments share a nexus; kept over reconnects.
+        isid[0] = 0x80;
+        let target_name = options.url.target_name(&options.base_iqn);
+        Ok(Driver {
+            identity: Identity { isid, target_name },
+            intake,
+            status,
+            runtime,
+            purpose,
+            state: State::Idle { retry_at: Instant::now() },
+            engine: None,
+            sealing: None,
+            sealers,
+            pace: Pace::default(),
+            lease: WriterLease::new(&options),
+            claiming: None,
+            unit: None,
+            first: Some(first),
+            backoff: options.timeouts.backoff_min,
+            address: None,
+            detour: None,
+            hops: 0,
+            lost_at: None,
+            gave_up: false,
+            logout_deadline: None,
+            options,
+        })
+    }
+
+    /// Runs until detached (or, before the first success, until the first failure).
+    pub(super) fn run(mut self) {
+        while self.step() {}
+        if let Some(engine) = &mut self.engine {
+            engine.fail_all(&detached());
+        }
+        // Requests that were pushed and not yet taken end as well.
+        self.take_requests();
+        if let Some(engine) = &mut self.engine {
+            engine.fail_all(&detached());
+        }
+        self.publish();
+        self.leave();
+    }
+
+    /// Says goodbye on a connection that is still there, without waiting for an answer.
+    fn leave(&mut self) {
+        if let State::Active(nexus) = &mut self.state {
+            nexus.log_out(Instant::now());
+            for at in 0..nexus.wires().len() {
+                let mut last = nexus.transmit(at, None);
+                let _ = self.runtime.send(nexus.wires()[at].stream, &mut last);
+            }
+            hang_up(&mut self.runtime, nexus);
+        }
+        // What waits in a socket's queue goes out as far as the kernel takes it.
+        let _ = self.runtime.poll(Some(Duration::ZERO));
+    }
+
+    fn step(&mut self) -> bool {
+        let now = Instant::now();
+        if matches!(self.state, State::Idle { retry_at } if retry_at <= now) && !self.intake.is_detaching() {
+            self.call(now);
+        }
+        self.take_requests();
+        self.look_at_keys(now);
+        if self.intake.is_abandoned() {
+            self.abandon();
+        }
+        self.handle_timeouts(now);
+        self.process(now);
+        self.look_at_lease();
+        self.call_further(now);
+        self.adapt(now);
+        self.seal();
+        self.transmit(now);
+        self.publish();
+        if self.is_over(now) {
+            return false;
+        }
+        if let Err(error) = self.runtime.poll(self.pause()) {
+            tracing::error!(%error, "the network runtime failed");
+            self.lose(Instant::now(), AttachError::System(std::io::Error::other(error.to_string())));
+            return false;
+        }
+        self.receive();
+        true
+    }
+
+    /// Whether the thread has nothing left to do.
+    fn is_over(&mut self, now: Instant) -> bool {
+        if self.first.is_none() && self.engine.is_none() {
+            return true;
+        }
+        if !self.intake.is_detaching() {
+            return false;
+        }
+        match &mut self.state {
+            State::Active(nexus) if nexus.is_connected() => {
+                if self.engine.as_ref().is_some_and(Engine::has_waiting_callers) && self.logout_deadline.is_none() {
+                    // Requests from before the detach are answered first; new ones are refused at the door.
+                    self.logout_deadline = Some(now + LOGOUT_TIMEOUT);
+                } else if !nexus.is_logging_out() && !self.engine.as_ref().is_some_and(Engine::has_waiting_callers) {
+                    self.say_goodbye(now);
+                }
+                self.logout_deadline.is_some_and(|deadline| deadline <= now)
+            }
+            _ => true,
+        }
+    }
+
+    /// Nobody waits any longer, for good.
+    fn abandon(&mut self) {
+        lock(&self.status).is_abandoned = true;
+        if let Some(engine) = self.engine.as_mut().filter(|engine| engine.has_waiting_callers()) {
+            engine.abandon(&abandoned());
+            self.lose(Instant::now(), AttachError::Unreachable("the attachment was given up".into()));
+        }
+    }
+
+    fn take_requests(&mut self) {
+        let requests = self.intake.take();
+        if let Some(engine) = &mut self.engine {
+            for request in requests {
+                engine.submit(request);
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let Some(engine) = &mut self.engine else { return };
+        let finished = engine.take_finished();
+        let wires = match &self.state {
+            State::Active(nexus) => nexus.wires(),
+            State::Idle { .. } | State::Refused => &[],
+        };
+        let rekeys = wires.iter().map(|wire| wire.link.rekeys());
+        let rekeys = rekeys.fold((0, 0), |(ours, theirs), (our, their)| (ours + our, theirs + their));
+        let wires = wires.iter().filter(|wire| wire.is_in_session).count();
+        let mut status = lock(&self.status);
+        status.engine = engine.counters;
+        status.unflushed_bytes = engine.unflushed_bytes();
+        status.feedback_pending = engine.feedback_pending();
+        status.wires = wires;
+        (status.rekeys, status.peer_rekeys) = rekeys;
+        drop(status);
+        // Whoever waited for them finds the status as it is behind them.
+        self.intake.finish(finished);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let state = match &self.state {
+            State::Idle { retry_at } => Some(*retry_at),
+            State::Active(nexus) => nexus.poll_timeout(),
+            State::Refused => None,
+        };
+        let give_up = self.give_up_at().filter(|_| !self.gave_up);
+        let engine = self.engine.as_ref().and_then(Engine::poll_timeout);
+        [state, give_up, engine, self.logout_deadline].into_iter().flatten().min()
+    }
+
+    fn give_up_at(&self) -> Option<Instant> {
+        let after = self.options.timeouts.give_up;
+        self.lost_at.filter(|_| !after.is_zero()).map(|lost_at| lost_at + after)
+    }
+
+    fn handle_timeouts(&mut self, now: Instant) {
+        if let State::Active(nexus) = &mut self.state {
+            nexus.handle_timeout(now);
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.handle_timeout(now);
+            if let Some(why) = engine.needs_new_connection(now) {
+                self.lose(now, AttachError::Unreachable(why.to_owned()));
+            }
+        }
+        if !self.gave_up && self.give_up_at().is_some_and(|at| at <= now) {
+            self.give_up();
+        }
+    }
+
+    /// The connection has been lost for too long: nobody waits any longer, but it is still tried.
+    fn give_up(&mut self) {
+        self.gave_up = true;
+        let seconds = self.options.timeouts.give_up.as_secs();
+        let why = lock(&self.status).last_loss.clone().unwrap_or_default();
+        tracing::error!(seconds, why, "the target stays away: waiting requests fail now");
+        let error = device_error(
+            DeviceErrorKind::Unreachable,
+            None,
+            format!("no connection to the target for {seconds} s ({why}); requests fail until it is back"),
+        );
+        self.intake.refuse(Some(error.clone()));
+        if matches!(&self.state, State::Active(nexus) if nexus.is_suspended()) {
+            // What it would continue with is given up.
+            self.lose(Instant::now(), AttachError::Unreachable(why));
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.fail_all(&error);
+        }
+    }
+
+    /// Begins a try.
+    fn call(&mut self, now: Instant) {
+        let url = &self.options.url;
+        let (host, port) = match &self.detour {
+            Some(detour) => (detour.host.as_str(), detour.port),
+            None => (url.host(), url.port()),
+        };
+        let addresses = match resolve(host, port) {
+            Ok(addresses) => addresses,
+            Err(error) => return self.lose(now, AttachError::Unreachable(error.to_string())),
+        };
+        let mut others = addresses;
+        others.reverse();
+        let Some(address) = others.pop() else {
+            let nowhere = format!("the host of {} has no address", self.options.url);
+            return self.lose(now, AttachError::Unreachable(nowhere));
+        };
+        match self.dial(now, address) {
+            Ok(wire) => {
+                let nexus = Nexus::new(now, &self.options, Wire { others, ..wire });
+                self.state = State::Active(Box::new(nexus));
+            }
+            Err(error) => self.lose(now, error),
+        }
+    }
+
+    fn dial(&mut self, now: Instant, address: SocketAddr) -> Result<Wire, AttachError> {
+        let stream = self.runtime.connect(address).map_err(|error| AttachError::Unreachable(error.to_string()))?;
+        let wire = Wire::new(now, &self.options, stream, address);
+        if wire.is_err() {
+            self.runtime.close(stream);
+        }
+        wire
+    }
+
+    /// Calls the further connections of a session.
+    fn call_further(&mut self, now: Instant) {
+        while let State::Active(nexus) = &mut self.state
+            && nexus.wants_wire(now)
+            && !self.intake.is_detaching()
+            && let Some(address) = self.address
+        {
+            let wire = self.dial(now, address);
+            let State::Active(nexus) = &mut self.state else { return };
+            match wire {
+                Ok(wire) => nexus.add_wire(wire),
+                Err(error) => {
+                    tracing::debug!(%error, "a further connection could not be made");
+                    nexus.call_later(now, &self.options);
+                }
+            }
+        }
+    }
+
+    /// Takes what happened on the sockets.
+    fn receive(&mut self) {
+        let mut failed: Option<(StreamId, StreamFailure)> = None;
+        while let Some(event) = self.runtime.next_event() {
+            let now = Instant::now();
+            let State::Active(nexus) = &mut self.state else { continue };
+            match event {
+                Event::Received { stream, bytes } => {
+                    nexus.handle_input(now, stream, bytes);
+                    let engine = self.engine.as_mut();
+                    // Nothing may be lent from the runtime while a notice is acted upon.
+                    if let Some(notice) = nexus.process(now, &self.options, &self.identity, engine) {
+                        self.act(now, notice);
+                    }
+                }
+                Event::PeerFinished { stream } => nexus.handle_eof(stream),
+                Event::SendLow { stream } => {
+                    if let Some(at) = nexus.wire_of(stream) {
+                        nexus.wire(at).is_blocked = false;
+                    }
+                }
+                Event::Connected { stream } => {
+                    if let Some(at) = nexus.wire_of(stream) {
+                        nexus.wire(at).is_connected = true;
+                        self.address = Some(nexus.wire(at).address);
+                    }
+                }
+                Event::Closed { stream, failure } => {
+                    failed = Some((stream, failure));
+                    break;
+                }
+                _ => {}
+            }
+        }
+        if let Some((stream, failure)) = failed {
+            self.stream_failed(Instant::now(), stream, &failure);
+        }
+    }
+
+    fn stream_failed(&mut self, now: Instant, stream: StreamId, failure: &StreamFailure) {
+        let State::Active(nexus) = &mut self.state else { return };
+        let Some(at) = nexus.wire_of(stream) else { return };
+        // Another address of the same host may answer.
+        let wire = nexus.wire(at);
+        if !wire.is_connected
+            && let Some(address) = wire.others.pop()
+            && let Ok(next) = self.runtime.connect(address)
+        {
+            (wire.stream, wire.address) = (next, address);
+            return;
+        }
+        if let Some(notice) = nexus.wire_failed(now, &self.options, stream, failure.to_string()) {
+            self.act(now, notice);
+        }
+    }
+
+    fn process(&mut self, now: Instant) {
+        if let State::Active(nexus) = &mut self.state
+            && let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut())
+        {
+            self.act(now, notice);
+        }
+        if let State::Active(nexus) = &mut self.state {
+            for stream in nexus.take_ended() {
+                self.runtime.close(stream);
+            }
+        }
+    }
+
+    fn act(&mut self, now: Instant, notice: Notice) {
+        match notice {
+            Notice::Lost(error) => self.lose(now, error),
+            Notice::Suspended(reason) => {
+                tracing::warn!(%reason, "every connection of the session is lost; its commands wait for a new one");
+                let mut status = lock(&self.status);
+                (status.is_connected, status.last_loss) = (false, Some(reason.to_string()));
+                self.lost_at.get_or_insert(now);
+            }
+            Notice::Continued => {
+                lock(&self.status).is_connected = true;
+                self.found(false);
+            }
+            Notice::Probed(unit) => {
+                if let Err(error) = self.probed(*unit) {
+                    self.lose(now, error);
+                }
+            }
+            Notice::Lease(outcome) => {
+                if let Err(error) = self.lease_answered(outcome) {
+                    self.lose(now, error);
+                }
+            }
+        }
+    }
+
+    fn transmit(&mut self, now: Instant) {
+        let State::Active(nexus) = &mut self.state else { return };
+        for at in 0..nexus.wires().len() {
+            while nexus.wires()[at].is_connected && !nexus.wires()[at].is_blocked {
+                let mut buffers = nexus.transmit(at, self.engine.as_mut());
+                if buffers.is_empty() {
+                    break;
+                }
+                let bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+                let wire = nexus.wire(at);
+                wire.is_blocked = self.runtime.send(wire.stream, &mut buffers) == SendState::Full;
+                // Data on its way, not a question whether the target is there.
+                if bytes >= DATA_BYTES_MIN
+                    && let Some(engine) = &mut self.engine
+                {
+                    engine.moved(now);
+                }
+            }
+        }
+    }
+
+    /// The connection (or a try) has ended.
+    fn lose(&mut self, now: Instant, error: AttachError) {
+        let mut pause = self.backoff;
+        if let State::Active(nexus) = &mut self.state {
+            pause = pause.max(nexus.reconnect_after());
+            hang_up(&mut self.runtime, nexus);
+        }
+        self.state = State::Idle { retry_at: now + pause };
+        self.claiming = None;
+        if let Some(engine) = &mut self.engine {
+            engine.disconnected();
+        }
+        if self.follows(now, &error) {
+            return;
+        }
+        let mut status = lock(&self.status);
+        let was_connected = std::mem::replace(&mut status.is_connected, false);
+        status.last_loss = Some(error.to_string());
+        drop(status);
+        if self.first.is_some() {
+            return self.tell_first(Err(error));
+        }
+        if self.intake.is_detaching() {
+            self.logout_deadline = Some(now);
+            return;
+        }
+        if !error.is_temporary() {
+            return self.refused(error);
+        }
+        if was_connected {
+            tracing::warn!(%error, "the connection is lost; requests wait until it is back");
+            self.lost_at.get_or_insert(now);
+        } else {
+            tracing::debug!(%error, "the target is not back yet");
+        }
+        self.backoff = (self.backoff * 2).min(self.options.timeouts.backoff_max);
+    }
+
+    /// Goes where the target sends us, if that can be. The keys that it must have there are those of the URL.
+    fn follows(&mut self, now: Instant, error: &AttachError) -> bool {
+        let was_permanent = self.detour.take().is_some_and(|detour| detour.is_permanent);
+        let AttachError::Moved { address, is_permanent } = error else {
+            if was_permanent {
+                tracing::info!("the target is not where it said that it has moved; asking at its URL's address again");
+            }
+            return false;
+        };
+        self.hops += 1;
+        let Some((host, port)) = parse_target_address(address).filter(|_| self.hops <= HOPS_MAX) else { return false };
+        tracing::info!(address = %foreign(address), is_permanent, "the target sends us elsewhere");
+        self.detour = Some(Detour { host, port, is_permanent: *is_permanent });
+        lock(&self.status).is_connected = false;
+        self.state = State::Idle { retry_at: now };
+        true
+    }
+
+    /// Trying again would not help.
+    fn refused(&mut self, error: AttachError) {
+        tracing::error!(%error, "the target refuses us now: every request fails");
+        let error: DeviceError = device_error(DeviceErrorKind::Refused, None, error.to_string());
+        self.state = State::Refused;
+        self.intake.refuse(Some(error.clone()));
+        self.take_requests();
+        if let Some(engine) = &mut self.engine {
+            engine.fail_all(&error);
+        }
+    }
+
+    fn tell_first(&mut self, result: Result<Attached, AttachError>) {
+        if let Some(first) = self.first.take() {
+            // The caller waits for exactly this.
+            let _ = first.send(result);
+        }
+    }
+}
+
+/// Says goodbye on every wire, and closes them.
+fn hang_up(runtime: &mut Runtime, nexus: &mut Nexus) {
+    nexus.close();
+    for at in 0..nexus.wires().len() {
+        let mut last = nexus.transmit(at, None);
+        let stream = nexus.wires()[at].stream;
+        let _ = runtime.send(stream, &mut last);
+        runtime.close(stream);
+    }
+    for stream in nexus.take_ended() {
+        runtime.close(stream);
+    }
+}

@@ -1,0 +1,265 @@
+//! Whether a unit that has said what it is may be used: by its protection, its identity, and the key that was given. Asked at every
+//! session, before anything is sealed or sent.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use strongroom_block::{CryptoCounters, Custody, Mode};
+use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
+
+use super::{Attached, Driver, Purpose, State};
+use crate::completion::lock;
+use crate::pipeline::engine::Engine;
+use crate::pipeline::key_renewal::{BootTime, Keeper, Lent};
+use crate::pipeline::sealing::Sealing;
+use crate::pipeline::stamps::fill_random;
+use crate::pipeline::unit::UnitDescription;
+use crate::{AttachError, DamagedReads, KeyRequest, KeySourceError, VolumeKeys};
+
+/// What seals and opens; and whom to follow, if the keys are lent, what was lent, and when it was asked for.
+type Sealer = (VolumeSealer, Option<(Lent, VolumeKeys, BootTime)>);
+
+impl Driver {
+    /// The unit has said what it is.
+    pub(super) fn probed(&mut self, mut unit: UnitDescription) -> Result<(), AttachError> {
+        if let Some(sealed) = &unit.sealed {
+            if !self.options.url.is_channel() {
+                return Err(AttachError::Unsupported(
+                    "a sealed volume is only served inside a channel; use its strongroom:// URL".into(),
+                ));
+            }
+            self.options.expected.check(&sealed.claims)?;
+        }
+        self.check_protection(&unit)?;
+        match self.purpose {
+            Purpose::Inquire => {
+                self.tell_first(Ok(Attached { unit: Arc::new(unit), sealing: None, writers: Vec::new() }));
+                return Ok(());
+            }
+            Purpose::AskWriters => {
+                self.ask_writers(Arc::new(unit));
+                return Ok(());
+            }
+            Purpose::Attach => {}
+        }
+        let before = self.unit.as_deref().cloned();
+        // As large as it was shown to be: what is smaller than that is not the same.
+        let before = before.map(|unit| UnitDescription { geometry: self.intake.grown(unit.geometry), ..unit });
+        if before.as_ref().is_some_and(|before| !before.is_same_unit(&unit)) {
+            return Err(AttachError::Unsupported(
+                "it is not the volume that was attached before the connection was lost; detach, and attach again"
+                    .into(),
+            ));
+        }
+        if let Some(before) = &before
+            && before.geometry.blocks < unit.geometry.blocks
+        {
+            // Its users were told a size. What is larger is theirs once it was looked at (`grow`).
+            unit.geometry = before.geometry;
+        }
+        let epoch = |unit: &UnitDescription| unit.sealed.map(|sealed| sealed.claims.epoch);
+        if let (Some(sealed), Some(before)) = (&mut unit.sealed, before.as_ref().and_then(|unit| unit.sealed))
+            && before.claims.custody.is_blind()
+        {
+            // The source of the keys says which epoch is current, never the target.
+            sealed.claims.epoch = before.claims.epoch;
+        }
+        let keys_are_current = before.as_ref().is_some_and(|before| epoch(before) == epoch(&unit));
+        match &self.sealing {
+            // A machine resumed from a snapshot has lost its connection: its stamps must not be used again.
+            Some(sealing) if keys_are_current => sealing.renew(None),
+            Some(sealing) => sealing.renew(self.sealer(&mut unit)?.map(|(sealer, _)| sealer)),
+            None => {
+                if let Some((sealer, lent)) = self.sealer(&mut unit)? {
+                    let sealing = Arc::new(Sealing::new(sealer));
+                    if let Some((lent, keys, asked)) = lent {
+                        self.keep(&sealing, lent, &keys, asked)?;
+                    }
+                    self.sealing = Some(sealing);
+                }
+            }
+        }
+        let restarted = before.as_ref().is_some_and(|before| match (before.incarnation, unit.incarnation) {
+            (Some(before), Some(now)) => before != now,
+            _ => true,
+        });
+        self.claim(Arc::new(unit), restarted);
+        Ok(())
+    }
+
+    /// The protection that the caller counts on, not the one that the target claims: a key was given to be used, by us. Asked
+    /// at every connection, before anything is sealed or sent.
+    fn check_protection(&self, unit: &UnitDescription) -> Result<(), AttachError> {
+        let attaches = self.purpose == Purpose::Attach;
+        let has_key = attaches && self.options.key_source.is_some();
+        let refused = |what: &str| Err(AttachError::Unsupported(what.to_owned()));
+        let scheme = self.options.scheme();
+        if attaches && unit.sealed.as_ref().is_some_and(|sealed| scheme.would_show(sealed.mode)) {
+            return refused(
+                "the volume is sealed in the mode authenticate-only, so its blocks would be readable on the way, which the \
+                 chosen scheme promises against; use --scheme S1-2 (lazy-auth) or S2-1 (encrypt-all)",
+            );
+        }
+        if attaches
+            && self.options.damaged_reads == DamagedReads::Previous
+            && !unit.sealed.as_ref().is_some_and(|sealed| sealed.allows_previous)
+        {
+            return refused(
+                "older versions of damaged blocks were asked for, which this volume does not allow; leave --previous-versions out, \
+                 or allow it at the target with 'strongroom volume access'",
+            );
+        }
+        if let Some(sealed) = &unit.sealed
+            && attaches
+            && sealed.claims.suite.is_for_benchmarks_only()
+            && !self.options.benchmark_suites
+        {
+            return refused(
+                "the target says that the volume is sealed by aes192-cbc+hmac-md5, which protects nothing today and is for \
+                 benchmarks alone; make a volume of another suite, and do not trust this target if it should be one",
+            );
+        }
+        if let (Some(source), Some(sealed)) = (&self.options.key_source, &unit.sealed)
+            && attaches
+            && sealed.claims.custody.is_blind()
+            && sealed.claims.custody != source.custody()
+        {
+            return refused(match source.custody() {
+                Custody::KeyServer => {
+                    "a key server was named, but the target says that the volume's key is in a file (custody keyfile); give that \
+                     with --key-file if that is right, and do not trust this target if not"
+                }
+                _ => {
+                    "a key file was given, but the target says that a key server has the volume's keys (custody keyserver); name it \
+                     with --key-server if that is right, and do not trust this target if not"
+                }
+            });
+        }
+        match &unit.sealed {
+            None => {
+                self.options.expected.check_plain()?;
+                if has_key {
+                    return refused(
+                        "a key was given, but the target says that the volume is plain: nothing would be sealed; leave the \
+                         key out if that is right, and do not trust this target if not",
+                    );
+                }
+            }
+            Some(sealed) if has_key && !sealed.claims.custody.is_blind() => {
+                return refused(
+                    "a key was given, but the target says that it holds the keys itself and would be sent the key of every \
+                     block; leave the key out if that is right, and do not trust this target if not",
+                );
+            }
+            // Reading reveals nothing, whatever the mode.
+            Some(sealed) if attaches && !self.options.read_only && sealed.mode != self.options.mode => {
+                return refused(match sealed.mode {
+                    Mode::AuthenticateOnly => {
+                        "the target says that the volume is sealed in the mode authenticate-only: it could read what is \
+                         written; add --authenticate-only if that is right, and do not trust this target if not"
+                    }
+                    Mode::Encrypt => "the volume is encrypted, and --authenticate-only was asked for; leave that out",
+                });
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Commands may flow.
+    pub(super) fn opened(&mut self, unit: Arc<UnitDescription>, restarted: bool) {
+        self.unit = Some(unit.clone());
+        let engine = self.engine.get_or_insert_with(|| {
+            let feedback = self.options.verified_feedback && !self.options.read_only;
+            let engine = Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, feedback);
+            let engine = engine.with_patience(self.options.timeouts.give_up);
+            engine
+                .with_pipeline(self.options.pipeline)
+                .with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
+        });
+        match self.lease.lost() {
+            // Before anything is sent again.
+            Some(error) => engine.lease_lost(error),
+            None if self.lease.is_held() => engine.lease_held(),
+            None => {}
+        }
+        engine.connected(unit.clone(), restarted);
+        if let State::Active(nexus) = &mut self.state {
+            nexus.open(Instant::now(), unit.custody());
+        }
+        self.backoff = self.options.timeouts.backoff_min;
+        self.hops = 0;
+        self.found(restarted);
+        let mut status = lock(&self.status);
+        status.is_connected = true;
+        status.connections += 1;
+        status.lease_lost = self.lease.lost().map(|error| error.message.clone());
+        drop(status);
+        let sealing = self.sealing.clone();
+        self.tell_first(Ok(Attached { unit, sealing, writers: Vec::new() }));
+    }
+
+    /// Commands flow again: requests are taken, and need not wait.
+    pub(super) fn found(&mut self, restarted: bool) {
+        if let Some(lost_at) = self.lost_at.take() {
+            tracing::info!(seconds = lost_at.elapsed().as_secs_f32(), restarted, "connected to the target again");
+        }
+        self.gave_up = false;
+        if !self.intake.is_detaching() {
+            self.intake.refuse(None);
+        }
+    }
+
+    /// Follows the source of keys that are lent.
+    fn keep(&self, sealing: &Arc<Sealing>, lent: Lent, keys: &VolumeKeys, asked: BootTime) -> Result<(), AttachError> {
+        sealing.lend(keys, asked);
+        let intake = Arc::downgrade(&self.intake);
+        let notify = move || {
+            if let Some(intake) = intake.upgrade() {
+                intake.keys_changed();
+            }
+        };
+        let keeper = Keeper::start(lent, keys, asked, sealing, Box::new(notify))?;
+        assert!(sealing.keeper.set(keeper).is_ok(), "made for this one");
+        Ok(())
+    }
+
+    /// What seals and opens for this unit, `None` for a plain one; and whom to follow if the keys are lent. The unit's claim of an
+    /// epoch is put right.
+    fn sealer(&self, unit: &mut UnitDescription) -> Result<Option<Sealer>, AttachError> {
+        let Some(sealed) = &mut unit.sealed else { return Ok(None) };
+        let claims = &mut sealed.claims;
+        let context = SealContext::new(claims.domain, claims.block_size, claims.epoch)
+            .with_mode(sealed.mode)
+            .with_suite(claims.suite);
+        let counters: Arc<CryptoCounters> = self.options.counters.clone();
+        if claims.custody == Custody::Target {
+            let keys = BlockKeys::new(context, Box::new(fill_random), counters);
+            let keys = keys.with_blocks_per_key(self.options.blocks_per_key);
+            return Ok(Some((VolumeSealer::BlockKeys(Box::new(keys)), None)));
+        }
+        let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
+        let request = KeyRequest {
+            volume: self.options.url.file_name().to_owned(),
+            volume_id: claims.volume_id,
+            domain: claims.domain,
+        };
+        let asked = BootTime::now();
+        let keys = source.volume_keys(&request)?;
+        self.options.expected.check_epoch(keys.current_epoch)?;
+        claims.epoch = keys.current_epoch;
+        if !keys.may_seal && !self.options.read_only {
+            let refusal = "the key server lets this identity read the volume, not write it; attach it read-only, or ask its owner \
+                           for the right 'seal'";
+            return Err(AttachError::Key(KeySourceError::Refused(refusal.to_owned())));
+        }
+        // What the target claims is a label, where the volume's initiator has drawn the domain.
+        let domain = keys.domain.unwrap_or(claims.domain);
+        let context = SealContext { domain, epoch: keys.current_epoch, ..context };
+        let sealer = VolumeSealer::blind(&keys.keys, context, counters.clone())
+            .map_err(|error| AttachError::Key(KeySourceError::Refused(error.to_string())))?;
+        let lent =
+            keys.lease.is_some().then(|| (Lent { source: source.clone(), request, context, counters }, keys, asked));
+        Ok(Some((sealer, lent)))
+    }
+}

@@ -1,0 +1,354 @@
+//! The initiator as a machine, for simulations: the engine, the nexus with its session and its channel, and the sealing, driven as the
+//! driver drives them, but with bytes and time as arguments.
+//!
+//! One connection at a time. Deliberately absent: sockets, threads, name resolution, redirections, the thread that follows a key server
+//! (a simulation says when a lease ends and when it is renewed).
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use strongroom_block::{Buffer, BufferMut, CryptoCounters, DeviceError, Request, Token};
+use strongroom_net::{Link, StreamId};
+use strongroom_seal::{SealContext, VolumeSealer};
+
+use crate::pipeline::engine::{Engine, EngineCounters};
+use crate::pipeline::key_renewal::BootTime;
+use crate::pipeline::request::{Answer, FinishedOp, NewOp, Reply, Work};
+use crate::pipeline::sealing::Sealing;
+use crate::pipeline::unit::UnitDescription;
+use crate::session::nexus::{Identity, Nexus, Notice};
+use crate::session::wire::Wire;
+use crate::session::writer_lease::{LeaseOutcome, WriterLease};
+use crate::{AttachError, AttachOptions, KeyRequest};
+
+/// What came of a request.
+pub type Finished = (Token, Result<Option<BufferMut>, DeviceError>);
+
+/// An attachment without a thread.
+pub struct Initiator {
+    options: AttachOptions,
+    identity: Identity,
+    nexus: Option<Box<Nexus>>,
+    engine: Option<Engine>,
+    sealing: Option<Arc<Sealing>>,
+    unit: Option<Arc<UnitDescription>>,
+    lease: WriterLease,
+    /// A unit that was looked at, and whether it may have lost what was not flushed: commands flow when the lease is ours.
+    claiming: Option<(Arc<UnitDescription>, bool)>,
+    /// Why the last connection ended.
+    last_loss: Option<AttachError>,
+    connections: u32,
+}
+
+impl std::fmt::Debug for Initiator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Initiator").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+impl Initiator {
+    /// Not connected yet. `options` name the volume and the source of its keys.
+    pub fn new(options: AttachOptions, isid: [u8; 6]) -> Initiator {
+        let target_name = options.url.target_name(&options.base_iqn);
+        Initiator {
+            identity: Identity { isid, target_name },
+            lease: WriterLease::new(&options),
+            claiming: None,
+            options,
+            nexus: None,
+            engine: None,
+            sealing: None,
+            unit: None,
+            last_loss: None,
+            connections: 0,
+        }
+    }
+
+    /// Uses a connection that stands; only while there is no other one.
+    pub fn connected(&mut self, now: Instant, link: Link) {
+        assert!(self.nexus.is_none(), "one connection at a time");
+        self.connections += 1;
+        let wire = Wire {
+            stream: StreamId::simulated(self.connections),
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
+            others: Vec::new(),
+            is_connected: true,
+            is_blocked: false,
+            id: None,
+            is_in_session: false,
+            link,
+            out: Vec::new(),
+        };
+        self.nexus = Some(Box::new(Nexus::new(now, &self.options, wire)));
+        self.process(now);
+    }
+
+    /// Whether there is a connection; if not, the last one is to be closed and another one made.
+    pub fn is_connected(&self) -> bool {
+        self.nexus.is_some()
+    }
+
+    /// Whether the unit has answered all questions once: requests may be submitted.
+    pub fn is_attached(&self) -> bool {
+        self.engine.is_some()
+    }
+
+    /// Why the last connection ended.
+    pub fn last_loss(&self) -> Option<String> {
+        self.last_loss.as_ref().map(ToString::to_string)
+    }
+
+    /// Whether trying again cannot help.
+    pub fn is_refused(&self) -> bool {
+        self.last_loss.as_ref().is_some_and(|error| !error.is_temporary())
+    }
+
+    /// Bytes from the target.
+    pub fn handle_input(&mut self, now: Instant, bytes: &[u8]) {
+        if let Some(nexus) = &mut self.nexus {
+            nexus.handle_input(now, StreamId::simulated(self.connections), bytes);
+        }
+        self.process(now);
+    }
+
+    /// The connection was cut.
+    pub fn connection_lost(&mut self, now: Instant) {
+        let stream = StreamId::simulated(self.connections);
+        let Some(nexus) = &mut self.nexus else { return };
+        if let Some(notice) = nexus.wire_failed(now, &self.options, stream, "cut by the simulation".to_owned()) {
+            self.act(now, notice);
+        }
+    }
+
+    /// The time of `poll_timeout` has come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if let Some(nexus) = &mut self.nexus {
+            nexus.handle_timeout(now);
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.handle_timeout(now);
+            if let Some(why) = engine.needs_new_connection(now) {
+                self.lose(AttachError::Unreachable(why.to_owned()));
+            }
+        }
+        self.process(now);
+    }
+
+    /// When `handle_timeout` wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let nexus = self.nexus.as_ref().and_then(|nexus| nexus.poll_timeout());
+        let engine = self.engine.as_ref().and_then(Engine::poll_timeout);
+        [nexus, engine].into_iter().flatten().min()
+    }
+
+    /// What is to be sent.
+    pub fn poll_transmit(&mut self, now: Instant) -> Vec<Buffer> {
+        self.seal();
+        let Some(nexus) = &mut self.nexus else { return Vec::new() };
+        if nexus.wires().is_empty() {
+            return Vec::new();
+        }
+        let made = nexus.transmit(0, self.engine.as_mut());
+        if let Some(engine) = self.engine.as_mut().filter(|_| !made.is_empty()) {
+            engine.moved(now);
+        }
+        made
+    }
+
+    /// Takes a request in, once attached.
+    ///
+    /// # Errors
+    /// There is no key to seal it with: nothing was done.
+    pub fn submit(&mut self, token: Token, request: Request) -> Result<(), DeviceError> {
+        let work = match request {
+            Request::Read { lba, buffer } => Work::Read { lba, buffer },
+            Request::Write { lba, data, fua } => Work::Write { lba, data, records: None, fua },
+            Request::WritePart { lba, offset_bytes, data, fua } => Work::WritePart { lba, offset_bytes, data, fua },
+            Request::Flush => Work::Flush,
+            Request::Discard { lba, count } => match &self.sealing {
+                Some(sealing) => Work::Hole(sealing.seal_hole(lba, count)?),
+                None => Work::Discard { lba, count },
+            },
+        };
+        let engine = self.engine.as_mut().expect("requests come after the attachment");
+        engine.submit(NewOp { reply: Reply::Token(token), cost_bytes: 0, work });
+        Ok(())
+    }
+
+    /// Requests that have ended.
+    pub fn take_finished(&mut self) -> Vec<Finished> {
+        let Some(engine) = &mut self.engine else { return Vec::new() };
+        let ended = |op: FinishedOp| {
+            let Reply::Token(token) = op.reply else { return None };
+            let result = op.result.map(|answer| match answer {
+                Answer::Read(buffer) => Some(buffer),
+                _ => None,
+            });
+            Some((token, result))
+        };
+        engine.take_finished().into_iter().filter_map(ended).collect()
+    }
+
+    /// Says goodbye; the target ends the session in order.
+    pub fn log_out(&mut self, now: Instant) {
+        if let Some(nexus) = &mut self.nexus {
+            nexus.log_out(now);
+        }
+    }
+
+    /// The lease of the keys ends: they are wiped, and what was sealed with them is not sent any more.
+    pub fn lease_ends(&mut self) {
+        let Some(sealing) = &self.sealing else { return };
+        sealing.lend_until(BootTime::now());
+        sealing.expire();
+        if let Some(engine) = &mut self.engine {
+            engine.keys_changed();
+            if engine.has_unanswered_writes() {
+                self.lose(AttachError::Unreachable("the keys are gone, and writes were not answered".into()));
+            }
+        }
+    }
+
+    /// The source of the keys is heard of again.
+    ///
+    /// # Errors
+    /// It has none.
+    pub fn lease_renewed(&mut self) -> Result<(), AttachError> {
+        let (Some(sealing), Some(unit)) = (&self.sealing, &self.unit) else { return Ok(()) };
+        sealing.hold(self.sealer(unit)?, true);
+        if let Some(engine) = &mut self.engine {
+            engine.keys_changed();
+        }
+        Ok(())
+    }
+
+    /// What the engine did.
+    pub fn counters(&self) -> EngineCounters {
+        self.engine.as_ref().map(|engine| engine.counters).unwrap_or_default()
+    }
+
+    fn process(&mut self, now: Instant) {
+        let Some(nexus) = &mut self.nexus else { return };
+        if let Some(notice) = nexus.process(now, &self.options, &self.identity, self.engine.as_mut()) {
+            self.act(now, notice);
+        }
+        if let Some(nexus) = &mut self.nexus {
+            nexus.take_ended();
+        }
+        if let (Some(nexus), Some(engine), Some(unit)) = (&mut self.nexus, &self.engine, &self.unit)
+            && engine.doubts_lease()
+            && !nexus.talks_of_lease()
+        {
+            nexus.talk_of_lease(now, self.lease.resume(unit), unit.custody());
+        }
+    }
+
+    fn act(&mut self, now: Instant, notice: Notice) {
+        match notice {
+            Notice::Lost(error) => self.lose(error),
+            Notice::Probed(unit) => {
+                if let Err(error) = self.probed(now, *unit) {
+                    self.lose(error);
+                }
+            }
+            Notice::Lease(outcome) => {
+                if let Err(error) = self.lease_answered(now, outcome) {
+                    self.lose(error);
+                }
+            }
+            Notice::Suspended(_) | Notice::Continued => unreachable!("there is one connection, and no recovery of it"),
+        }
+    }
+
+    fn probed(&mut self, now: Instant, unit: UnitDescription) -> Result<(), AttachError> {
+        let restarted = match &self.unit {
+            None => false,
+            Some(before) if !before.is_same_unit(&unit) => {
+                return Err(AttachError::Unsupported("it is not the volume that was attached before".into()));
+            }
+            Some(before) => before.incarnation.is_none() || before.incarnation != unit.incarnation,
+        };
+        let unit = Arc::new(unit);
+        match (self.lease.begin(&unit), &mut self.nexus) {
+            (Some(talk), Some(nexus)) => {
+                nexus.talk_of_lease(now, talk, unit.custody());
+                self.claiming = Some((unit, restarted));
+            }
+            _ => return self.opened(now, unit, restarted),
+        }
+        Ok(())
+    }
+
+    fn lease_answered(&mut self, now: Instant, outcome: LeaseOutcome) -> Result<(), AttachError> {
+        self.lease.concluded(outcome)?;
+        if let Some((unit, restarted)) = self.claiming.take() {
+            return self.opened(now, unit, restarted);
+        } else if let Some(engine) = &mut self.engine {
+            match self.lease.lost() {
+                Some(error) => engine.lease_lost(error),
+                None => engine.lease_held(),
+            }
+        }
+        Ok(())
+    }
+
+    fn opened(&mut self, now: Instant, unit: Arc<UnitDescription>, restarted: bool) -> Result<(), AttachError> {
+        match &self.sealing {
+            Some(sealing) => sealing.renew(None),
+            None if unit.sealed.is_some() => self.sealing = Some(Arc::new(Sealing::new(self.sealer(&unit)?))),
+            None => {}
+        }
+        // Not before: whether the target was restarted is told once, and what follows from it is done here.
+        self.unit = Some(unit.clone());
+        let engine = self.engine.get_or_insert_with(|| {
+            let engine =
+                Engine::new(unit.clone(), self.sealing.clone(), self.options.limits, self.options.verified_feedback);
+            let engine = engine.with_pipeline(self.options.pipeline);
+            engine.with_planted(self.options.marks_flushes_late, self.options.forgets_operations)
+        });
+        match self.lease.lost() {
+            Some(error) => engine.lease_lost(error),
+            None if self.lease.is_held() => engine.lease_held(),
+            None => {}
+        }
+        engine.connected(unit.clone(), restarted);
+        if let Some(nexus) = &mut self.nexus {
+            nexus.open(now, unit.custody());
+        }
+        Ok(())
+    }
+
+    fn sealer(&self, unit: &UnitDescription) -> Result<VolumeSealer, AttachError> {
+        let sealed = unit.sealed.ok_or(AttachError::KeyNeeded)?;
+        let source = self.options.key_source.as_ref().ok_or(AttachError::KeyNeeded)?;
+        let claims = sealed.claims;
+        let keys = source.volume_keys(&KeyRequest {
+            volume: self.options.url.file_name().to_owned(),
+            volume_id: claims.volume_id,
+            domain: claims.domain,
+        })?;
+        let context = SealContext::new(keys.domain.unwrap_or(claims.domain), claims.block_size, keys.current_epoch)
+            .with_mode(sealed.mode)
+            .with_suite(claims.suite);
+        VolumeSealer::blind(&keys.keys, context, Arc::new(CryptoCounters::new()))
+            .map_err(|error| AttachError::Unsupported(error.to_string()))
+    }
+
+    fn seal(&mut self) {
+        let (Some(engine), Some(sealing)) = (&mut self.engine, &self.sealing) else { return };
+        while let Some(job) = engine.next_to_seal() {
+            let sealed = sealing.seal(job.lba, &job.plain);
+            engine.sealed(job.id, sealed);
+        }
+    }
+
+    fn lose(&mut self, error: AttachError) {
+        self.nexus = None;
+        self.claiming = None;
+        self.last_loss = Some(error);
+        if let Some(engine) = &mut self.engine {
+            engine.disconnected();
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The session with the target: logs in over one or several connections, asks what the logical unit is, claims the writer lease, and
+//! passes the pipeline's commands on.
+//!
+//! Absent: sockets, threads and the clock (`crate::device` has them), and what commands mean (`crate::pipeline`).
+
+pub(crate) mod nexus;
+pub(crate) mod probe;
+pub(crate) mod wire;
+pub(crate) mod writer_lease;

@@ -1,0 +1,618 @@
+//! The session with the target over one or several wires: links, session, the questions after the login, and then the engine's
+//! commands.
+//!
+//! A machine like its parts: bytes and time in, buffers and [`Notice`]s out. The sockets are the driver's. Where the target takes
+//! several connections per session, further wires are asked for ([`Nexus::wants_wire`]) once the unit has answered by the first,
+//! and again when one was lost; at error recovery level 2 the session survives that, else it ends with any of them.
+
+mod lease;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use strongroom_block::{Buffer, Custody};
+use strongroom_handshake::PublicKey;
+use strongroom_iscsi::initiator::{Config, ConnectionId, Event, Session, SessionKind, SubmitError, TaskId};
+use strongroom_iscsi::{Agreed, CloseReason, DigestOffer, LoginStatus};
+use strongroom_net::{LinkEnd, LinkEvent, StreamId};
+
+use crate::chap::ChapAccount;
+use crate::error::refusal;
+use crate::pipeline::engine::{CommandId, Engine};
+use crate::pipeline::unit::UnitDescription;
+use crate::session::probe::{Probe, Step};
+use crate::session::wire::Wire;
+use crate::session::writer_lease::{LeaseOutcome, LeaseTalk};
+use crate::{AttachError, AttachOptions};
+
+/// From how many bytes on what was made is handed to the socket before more is made.
+const TRANSMIT_BYTES: usize = 256 << 10;
+
+/// So many refusals in a row are believed: the session makes do with what it has.
+const REFUSALS_MAX: u32 = 4;
+/// A session without a connection is kept so long by a target that agrees, in seconds.
+const RETAIN_S: u16 = 60;
+
+/// What the driver must know.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    /// The unit has answered all questions; commands may flow once [`Nexus::open`] is called.
+    Probed(Box<UnitDescription>),
+    /// What was to be said about the writer lease was answered.
+    Lease(LeaseOutcome),
+    /// The last connection is gone and the session is not: the tasks wait for a new one.
+    Suspended(CloseReason),
+    /// The session goes on.
+    Continued,
+    /// The session is over.
+    Lost(AttachError),
+}
+
+#[derive(Debug)]
+enum Task {
+    Probe,
+    Lease,
+    Engine(CommandId),
+}
+
+#[derive(Debug)]
+pub(crate) struct Nexus {
+    /// The leading one first, until it is lost.
+    wires: Vec<Wire>,
+    /// Sockets of wires that are gone.
+    ended: Vec<StreamId>,
+    /// Wires that the session may have.
+    wires_wanted: usize,
+    /// Who holds the unit's keys, if it is sealed: see [`Nexus::protect`].
+    custody: Option<Custody>,
+    /// No further wire is called before.
+    call_at: Option<Instant>,
+    backoff: Duration,
+    was_suspended: bool,
+    /// Further connections refused in a row.
+    refusals: u32,
+    /// Who the target has proven to be on the first wire.
+    target_key: Option<PublicKey>,
+    session: Option<Session>,
+    probe: Option<Probe>,
+    /// When the next question is due: it was answered with "later".
+    ask_at: Option<Instant>,
+    /// What is being said about the writer lease.
+    lease: Option<LeaseTalk>,
+    /// When it is to be said again.
+    claim_at: Option<Instant>,
+    tasks: HashMap<TaskId, Task>,
+    /// Until the unit has answered.
+    deadline: Option<Instant>,
+    connect_timeout: Duration,
+    is_open: bool,
+    is_logging_out: bool,
+    login_failure: Option<AttachError>,
+}
+
+/// What a session and its probe are made from.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    pub(crate) isid: [u8; 6],
+    pub(crate) target_name: String,
+}
+
+impl Nexus {
+    /// A nexus whose first wire is being connected.
+    pub(crate) fn new(now: Instant, options: &AttachOptions, wire: Wire) -> Nexus {
+        Nexus {
+            wires: vec![wire],
+            ended: Vec::new(),
+            wires_wanted: 1,
+            custody: None,
+            call_at: None,
+            backoff: options.timeouts.backoff_min,
+            was_suspended: false,
+            refusals: 0,
+            target_key: None,
+            session: None,
+            probe: None,
+            ask_at: None,
+            lease: None,
+            claim_at: None,
+            tasks: HashMap::new(),
+            deadline: Some(now + options.timeouts.connect),
+            connect_timeout: options.timeouts.connect,
+            is_open: false,
+            is_logging_out: false,
+            login_failure: None,
+        }
+    }
+
+    /// Bytes from the target.
+    pub(crate) fn handle_input(&mut self, now: Instant, stream: StreamId, bytes: &[u8]) {
+        let Some(at) = self.wire_of(stream) else { return };
+        let wire = &mut self.wires[at];
+        wire.link.handle_input(bytes);
+        if let (Some(session), Some(id)) = (&mut self.session, wire.id) {
+            session.handle_progress_on(now, id);
+        }
+    }
+
+    /// The target sends no more.
+    pub(crate) fn handle_eof(&mut self, stream: StreamId) {
+        if let Some(at) = self.wire_of(stream) {
+            self.wires[at].link.handle_eof();
+        }
+    }
+
+    /// Which wire has a socket.
+    pub(crate) fn wire_of(&self, stream: StreamId) -> Option<usize> {
+        self.wires.iter().position(|wire| wire.stream == stream)
+    }
+
+    pub(crate) fn wires(&self) -> &[Wire] {
+        &self.wires
+    }
+
+    pub(crate) fn wire(&mut self, at: usize) -> &mut Wire {
+        &mut self.wires[at]
+    }
+
+    /// Whether the socket of some wire stands.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.wires.iter().any(|wire| wire.is_connected)
+    }
+
+    /// Whether the session stands without a connection.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.was_suspended
+    }
+
+    /// Whether a further wire is to be called now.
+    pub(crate) fn wants_wire(&self, now: Instant) -> bool {
+        self.call_due().is_some_and(|at| at <= now)
+    }
+
+    fn call_due(&self) -> Option<Instant> {
+        let session = self.session.as_ref().filter(|_| self.is_open)?;
+        let later = self.call_at.max(session.continues_at());
+        // The first to come back continues the session; the others follow.
+        let wanted = if session.is_suspended() { 1 } else { self.wires_wanted };
+        (self.wires.len() < wanted).then_some(later).flatten()
+    }
+
+    /// A further wire is being called.
+    pub(crate) fn add_wire(&mut self, mut wire: Wire) {
+        Nexus::protect(&mut wire, self.custody);
+        self.wires.push(wire);
+    }
+
+    /// A further wire could not be called, or was lost: the next try waits.
+    pub(crate) fn call_later(&mut self, now: Instant, options: &AttachOptions) {
+        self.call_at = Some(now + self.backoff);
+        self.backoff = (self.backoff * 2).min(options.timeouts.backoff_max);
+    }
+
+    /// Sockets that are to be closed.
+    pub(crate) fn take_ended(&mut self) -> Vec<StreamId> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// How long the target wants to be left alone after this session.
+    pub(crate) fn reconnect_after(&self) -> Duration {
+        self.session.as_ref().map_or(Duration::ZERO, Session::reconnect_after)
+    }
+
+    /// The socket of a wire failed.
+    pub(crate) fn wire_failed(
+        &mut self,
+        now: Instant,
+        options: &AttachOptions,
+        stream: StreamId,
+        failure: String,
+    ) -> Option<Notice> {
+        let at = self.wire_of(stream)?;
+        self.wire_ended(now, options, at, AttachError::Unreachable(failure))
+    }
+
+    /// A wire is over; so is the session, unless it can do without.
+    fn wire_ended(&mut self, now: Instant, options: &AttachOptions, at: usize, error: AttachError) -> Option<Notice> {
+        let wire = self.wires.remove(at);
+        self.ended.push(wire.stream);
+        let Some(session) = &mut self.session else { return Some(Notice::Lost(error)) };
+        if let Some(id) = wire.id {
+            session.handle_closed_on(now, id, CloseReason::ConnectionLost(error.to_string()));
+            if session.is_closed() {
+                return Some(Notice::Lost(self.login_failure.take().unwrap_or(error)));
+            }
+        } else {
+            tracing::debug!(%error, "a further connection could not be made");
+        }
+        self.call_later(now, options);
+        None
+    }
+
+    /// Parameters of a sealed unit are encrypted under every scheme, and headers that carry block keys are wiped.
+    fn protect(wire: &mut Wire, custody: Option<Custody>) {
+        let Some(custody) = custody else { return };
+        wire.link.conceal_parameters();
+        if !custody.is_blind() {
+            wire.link.wipe_headers();
+        }
+    }
+
+    fn set_custody(&mut self, custody: Option<Custody>) {
+        self.custody = custody;
+        self.wires.iter_mut().for_each(|wire| Nexus::protect(wire, custody));
+    }
+
+    /// Commands of the engine may flow from now on.
+    pub(crate) fn open(&mut self, now: Instant, custody: Option<Custody>) {
+        self.set_custody(custody);
+        self.is_open = true;
+        self.deadline = None;
+        self.call_at = Some(now);
+    }
+
+    /// Starts a logout; [`Notice::Lost`] follows.
+    pub(crate) fn log_out(&mut self, now: Instant) {
+        self.is_logging_out = true;
+        self.is_open = false;
+        if let Some(session) = &mut self.session {
+            session.logout(now);
+        }
+    }
+
+    /// Says goodbye on the links: what [`Nexus::transmit`] then has is the last.
+    pub(crate) fn close(&mut self) {
+        self.wires.iter_mut().for_each(|wire| wire.link.close());
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+        self.wires.iter_mut().for_each(|wire| wire.link.handle_timeout(now));
+        if let Some(session) = &mut self.session
+            && session.poll_timeout().is_some_and(|at| at <= now)
+        {
+            session.handle_timeout(now);
+        }
+        if self.ask_at.is_some_and(|at| at <= now) {
+            self.ask_at = None;
+            self.ask();
+        }
+        if self.claim_at.is_some_and(|at| at <= now) {
+            self.claim_at = None;
+            self.say(now);
+        }
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let session = self.session.as_ref().and_then(Session::poll_timeout);
+        let links = self.wires.iter().filter_map(|wire| wire.link.poll_timeout()).min();
+        [links, session, self.ask_at, self.claim_at, self.deadline, self.call_due()].into_iter().flatten().min()
+    }
+
+    /// Moves everything that has arrived upwards.
+    pub(crate) fn process(
+        &mut self,
+        now: Instant,
+        options: &AttachOptions,
+        identity: &Identity,
+        engine: Option<&mut Engine>,
+    ) -> Option<Notice> {
+        let mut engine = engine;
+        loop {
+            for at in (0..self.wires.len()).rev() {
+                // One that ends may take others with it.
+                if !self.wires.get(at).is_some_and(|wire| wire.is_connected) {
+                    continue;
+                }
+                if let Some(notice) = self.link_events(now, options, identity, at, engine.as_deref_mut()) {
+                    return Some(notice);
+                }
+            }
+            if let Some(notice) = self.session_events(now, options, identity, engine.as_deref_mut()) {
+                return Some(notice);
+            }
+            // What had come behind the end of a login.
+            if !self.wires.iter().any(|wire| wire.is_connected && wire.link.has_events()) {
+                break;
+            }
+        }
+        // How long a call may take is the runtime's to say.
+        if self.is_connected() && self.deadline.is_some_and(|deadline| deadline <= now) {
+            let doing = match (&self.session, &self.probe) {
+                (None, _) => "making the channel",
+                (Some(_), None) => "logging in",
+                _ if self.lease.is_some() => "claiming the writer lease",
+                _ => "asking the unit what it is",
+            };
+            let seconds = self.connect_timeout.as_secs();
+            return Some(Notice::Lost(AttachError::TimedOut { seconds, doing }));
+        }
+        None
+    }
+
+    /// Moves what a link has upwards.
+    fn link_events(
+        &mut self,
+        now: Instant,
+        options: &AttachOptions,
+        identity: &Identity,
+        at: usize,
+        engine: Option<&mut Engine>,
+    ) -> Option<Notice> {
+        while let Some(event) = self.wires[at].link.poll_event() {
+            match event {
+                LinkEvent::Established { .. } if self.session.is_none() => {
+                    if let Err(error) = self.start_session(now, options, identity) {
+                        return Some(Notice::Lost(error));
+                    }
+                }
+                LinkEvent::Established { .. } => {
+                    if let Err(error) = self.join(now, options, at) {
+                        return self.wire_ended(now, options, at, error);
+                    }
+                }
+                LinkEvent::Pdu(pdu) => {
+                    if let (Some(session), Some(id)) = (&mut self.session, self.wires[at].id) {
+                        session.handle_pdu_on(now, id, pdu);
+                    }
+                }
+                LinkEvent::Corrupt(pdu) => {
+                    if let (Some(session), Some(id)) = (&mut self.session, self.wires[at].id) {
+                        session.handle_corrupt_pdu_on(now, id, &pdu);
+                    }
+                }
+                LinkEvent::Ended(end) => {
+                    // Let the session say what arrived before the end.
+                    let stream = self.wires[at].stream;
+                    let notice = self.session_events(now, options, identity, engine);
+                    let at = self.wire_of(stream);
+                    return notice.or_else(|| {
+                        let error = self.link_lost(end);
+                        self.wire_ended(now, options, at?, error)
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    /// Brings a further wire into the session.
+    fn join(&mut self, now: Instant, options: &AttachOptions, at: usize) -> Result<(), AttachError> {
+        let session = self.session.as_mut().expect("looked at by the caller");
+        let wire = &mut self.wires[at];
+        // Several keys may be the target's; a session has one.
+        if self.target_key.is_some() && wire.link.peer() != self.target_key {
+            return Err(AttachError::Handshake("a further connection came to another target than the first".into()));
+        }
+        let chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
+        let id = session.add_connection(now, chap).map_err(|error| AttachError::Unreachable(error.to_string()))?;
+        wire.id = Some(id);
+        Ok(())
+    }
+
+    fn start_session(&mut self, now: Instant, options: &AttachOptions, identity: &Identity) -> Result<(), AttachError> {
+        let wire = &mut self.wires[0];
+        wire.id = Some(ConnectionId::LEADING);
+        self.target_key = wire.link.peer();
+        let in_channel = wire.link.in_channel();
+        let kind = SessionKind::Normal { target_name: identity.target_name.clone() };
+        let mut config = Config::new(options.initiator_name.clone(), identity.isid, kind);
+        config.in_channel = in_channel;
+        config.offer.connections_max = options.connections.max(1);
+        config.offer.time2retain_s = RETAIN_S;
+        config.login_timeout = options.timeouts.connect;
+        // The functions of level 2 are not used here, and some targets know no such key.
+        config.offer.protocol_level = 1;
+        config.offer.error_recovery_level = recovery_level(options);
+        config.offer.header_digest = options.digests;
+        config.offer.data_digest = options.digests;
+        config.chap = options.chap.as_ref().map(ChapAccount::login).transpose()?;
+        self.session = Some(Session::new(now, config));
+        Ok(())
+    }
+
+    fn session_events(
+        &mut self,
+        now: Instant,
+        options: &AttachOptions,
+        identity: &Identity,
+        mut engine: Option<&mut Engine>,
+    ) -> Option<Notice> {
+        while let Some(event) = self.session.as_mut()?.poll_event() {
+            match event {
+                Event::LoggedIn { agreed, .. } => {
+                    self.logged_in(&agreed, options);
+                    self.probe = Some(Probe::new(identity.target_name.clone(), options.url.lun(), self.target_key));
+                    self.ask();
+                }
+                Event::ConnectionJoined { id, agreed } => {
+                    if let Some(wire) = self.wires.iter_mut().find(|wire| wire.id == Some(id)) {
+                        wire.is_in_session = true;
+                        wire.link.login_finished(agreed.digests);
+                    }
+                    self.backoff = options.timeouts.backoff_min;
+                    self.refusals = 0;
+                    self.call_at = Some(now);
+                    if std::mem::take(&mut self.was_suspended) {
+                        return Some(Notice::Continued);
+                    }
+                }
+                Event::ConnectionLost { id, reason } => {
+                    if let Some(engine) = engine.as_deref() {
+                        engine.connection_lost();
+                    }
+                    if let Some(notice) = self.connection_lost(now, options, id, reason) {
+                        return Some(notice);
+                    }
+                }
+                Event::LoginFailed { status, redirect, reason } => {
+                    self.login_failure = Some(login_error(status, redirect, reason.as_deref()));
+                }
+                Event::DataIn(data_in) => match self.tasks.get(&data_in.task) {
+                    Some(Task::Probe) => {
+                        if let Some(probe) = &mut self.probe {
+                            probe.data(&data_in.data);
+                        }
+                    }
+                    Some(Task::Lease) => {
+                        if let Some(lease) = &mut self.lease {
+                            lease.data(&data_in.data);
+                        }
+                    }
+                    Some(&Task::Engine(id)) => {
+                        if let Some(engine) = &mut engine {
+                            engine.data_in(now, id, &data_in);
+                        }
+                    }
+                    None => {}
+                },
+                Event::Completed(completed) => match self.tasks.remove(&completed.task) {
+                    Some(Task::Probe) => match self.probe.as_mut().map(|probe| probe.completed(&completed)) {
+                        Some(Step::Ask(after)) if after.is_zero() => self.ask(),
+                        Some(Step::Ask(after)) => self.ask_at = Some(now + after),
+                        Some(Step::Done(unit)) => return Some(Notice::Probed(unit)),
+                        Some(Step::Failed(error)) => return Some(Notice::Lost(error)),
+                        None => {}
+                    },
+                    Some(Task::Lease) => {
+                        if let Some(notice) = self.lease_answered(now, &completed) {
+                            return Some(notice);
+                        }
+                    }
+                    Some(Task::Engine(id)) => {
+                        if let Some(engine) = &mut engine {
+                            engine.completed(now, id, &completed);
+                        }
+                    }
+                    None => {}
+                },
+                Event::LogoutRequested { .. } => {
+                    tracing::info!("the target asks for a logout; reconnecting");
+                    self.log_out(now);
+                }
+                Event::AsyncSense { sense, .. } => tracing::info!(?sense, "the unit reports something"),
+                Event::Closed(reason) => return Some(Notice::Lost(self.session_lost(reason))),
+                Event::TargetsListed(_) | Event::Echoed { .. } | Event::TaskManagementDone { .. } => {}
+            }
+        }
+        None
+    }
+
+    fn logged_in(&mut self, agreed: &Agreed, options: &AttachOptions) {
+        self.wires[0].is_in_session = true;
+        self.wires[0].link.login_finished(agreed.digests);
+        self.wires_wanted = usize::from(agreed.connections_max.min(options.connections.max(1)));
+        if self.wires_wanted < usize::from(options.connections) {
+            tracing::warn!(
+                asked_for = options.connections,
+                connections = self.wires_wanted,
+                "the target takes fewer connections per session"
+            );
+        }
+    }
+
+    /// The session goes on without one of its connections, or did not get it.
+    fn connection_lost(
+        &mut self,
+        now: Instant,
+        options: &AttachOptions,
+        id: ConnectionId,
+        reason: CloseReason,
+    ) -> Option<Notice> {
+        let session = self.session.as_ref()?;
+        let is_suspended = session.is_suspended();
+        if let CloseReason::LoginRefused(status) = &reason
+            && !is_suspended
+        {
+            self.refusals += 1;
+            if self.refusals == REFUSALS_MAX {
+                tracing::warn!(%status, "the target takes no further connection into the session");
+                self.wires_wanted = session.connections().count();
+            }
+        }
+        if let Some(at) = self.wires.iter().position(|wire| wire.id == Some(id)) {
+            self.ended.push(self.wires.remove(at).stream);
+            self.call_later(now, options);
+        }
+        if !is_suspended {
+            tracing::info!(%reason, "a connection of the session is lost; its commands take another");
+            return None;
+        }
+        (!std::mem::replace(&mut self.was_suspended, true)).then_some(Notice::Suspended(reason))
+    }
+
+    fn ask(&mut self) {
+        let (Some(probe), Some(session)) = (&mut self.probe, &mut self.session) else { return };
+        match session.submit(probe.command()) {
+            Ok(task) => drop(self.tasks.insert(task, Task::Probe)),
+            // The session is ending; `Closed` says why.
+            Err(error) => tracing::debug!(%error, "a question could not be sent"),
+        }
+    }
+
+    /// Makes what is to be sent on a wire, up to about [`TRANSMIT_BYTES`]; empty when there is no more.
+    pub(crate) fn transmit(&mut self, at: usize, engine: Option<&mut Engine>) -> Vec<Buffer> {
+        if let (true, Some(session), Some(engine)) = (self.is_open, &mut self.session, engine) {
+            while let Some((id, command)) = engine.next_command() {
+                match session.submit(command) {
+                    Ok(task) => drop(self.tasks.insert(task, Task::Engine(id))),
+                    Err(SubmitError::QueueFull | SubmitError::NotLoggedIn) => {
+                        engine.not_sent(id);
+                        break;
+                    }
+                    Err(SubmitError::Malformed(why)) => engine.cannot_be_sent(id, why),
+                }
+            }
+        }
+        let mut made_bytes = 0;
+        let wire = &mut self.wires[at];
+        if let (Some(session), Some(id)) = (&mut self.session, wire.id) {
+            while made_bytes < TRANSMIT_BYTES
+                && let Some(pdu) = session.poll_transmit_on(id)
+            {
+                made_bytes += pdu.data.len();
+                wire.link.send_pdu(pdu);
+            }
+        }
+        wire.link.poll_transmit(&mut wire.out);
+        std::mem::take(&mut wire.out)
+    }
+
+    fn session_lost(&mut self, reason: CloseReason) -> AttachError {
+        self.login_failure.take().unwrap_or_else(|| AttachError::Unreachable(reason.to_string()))
+    }
+
+    fn link_lost(&mut self, end: LinkEnd) -> AttachError {
+        use strongroom_handshake::HandshakeError as H;
+        if let Some(failure) = self.login_failure.take() {
+            return failure;
+        }
+        match &end {
+            LinkEnd::Handshake(
+                H::WrongTarget { .. } | H::RefusedByTarget { .. } | H::Incompatible { .. } | H::NotTls,
+            ) => AttachError::Handshake(end.to_string()),
+            _ => AttachError::Unreachable(end.to_string()),
+        }
+    }
+
+    pub(crate) fn is_logging_out(&self) -> bool {
+        self.is_logging_out
+    }
+}
+
+/// What to propose. Keeping what was sent costs, so it is only asked for where it serves: level 1 mends what digests find
+/// damaged, level 2 keeps a session of several connections when one is lost.
+fn recovery_level(options: &AttachOptions) -> u8 {
+    options.recovery_level.unwrap_or(match options.digests {
+        _ if options.connections > 1 => 2,
+        DigestOffer::Prefer | DigestOffer::Require => 1,
+        DigestOffer::Allow | DigestOffer::Never => 0,
+    })
+}
+
+fn login_error(status: LoginStatus, redirect: Option<String>, reason: Option<&str>) -> AttachError {
+    if let Some(address) = redirect {
+        return AttachError::Moved { address, is_permanent: status == LoginStatus::TARGET_MOVED_PERMANENTLY };
+    }
+    let message = refusal(status, reason);
+    // RFC 7143 §11.13.5: class 3 is the target's own trouble, which may pass.
+    if status.class() == 3 { AttachError::Unreachable(message) } else { AttachError::LoginRefused(message) }
+}
