@@ -75,32 +75,6 @@ impl fmt::Display for LoginStatus {
     }
 }
 
-/// Expected against wanted length of a command's data (RFC 7143 §11.4.5).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Residual {
-    /// They agree.
-    #[default]
-    None,
-    /// So many bytes of the expected length were not moved.
-    Underflow(u32),
-    /// So many bytes beyond the expected length were wanted and not moved.
-    Overflow(u32),
-}
-
-impl Residual {
-    /// The residual when the initiator expects `expected_bytes` and the command wants `wanted_bytes`.
-    pub fn of(expected_bytes: u32, wanted_bytes: u64) -> Residual {
-        let expected = u64::from(expected_bytes);
-        if wanted_bytes > expected {
-            Residual::Overflow(u32::try_from(wanted_bytes - expected).unwrap_or(u32::MAX))
-        } else if wanted_bytes < expected {
-            Residual::Underflow((expected - wanted_bytes) as u32)
-        } else {
-            Residual::None
-        }
-    }
-}
-
 /// What a peer did that no rule allows; the session ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerMisbehaved {

@@ -278,7 +278,7 @@ impl Session {
         };
         let key = self.tasks.insert_with(|_| task);
         connection.waiting.push_back(key);
-        Ok(TaskId::of(key))
+        Ok(task_id(key))
     }
 
     /// Commands in flight or waiting.
@@ -541,13 +541,11 @@ fn nop_out(tag: u32, immediate: bool, cmd_sn: Serial) -> crate::pdu::Bhs {
 /// Room that a command leaves for the seal records of its immediate data, at worst.
 const AHS_BYTES_MAX: usize = 4096;
 
-impl TaskId {
-    fn of(key: Key) -> TaskId {
-        // The top bit is clear: never a control request's tag, never the tag that names nothing.
-        TaskId((key.generation << INDEX_BITS | key.index) & !CONTROL_TAG)
-    }
+/// A task's name is its initiator task tag. The top bit is clear: never a control request's tag, never the tag that names nothing.
+fn task_id(key: Key) -> TaskId {
+    TaskId((key.generation << INDEX_BITS | key.index) & !CONTROL_TAG)
+}
 
-    fn key(self) -> Key {
-        Key { index: self.0 & ((1 << INDEX_BITS) - 1), generation: self.0 >> INDEX_BITS }
-    }
+fn key_of(task: TaskId) -> Key {
+    Key { index: task.0 & ((1 << INDEX_BITS) - 1), generation: task.0 >> INDEX_BITS }
 }

@@ -28,11 +28,12 @@ mod slots;
 pub mod target;
 pub mod text;
 
-pub use error::{CloseReason, LoginStatus, PeerMisbehaved, Residual};
+pub use error::{CloseReason, LoginStatus, PeerMisbehaved};
 pub use framer::{Digests, PlainFramer};
 pub use login::{Agreed, DigestOffer, Offer};
 pub use pdu::{Bhs, Lun, Pdu};
 pub use sequence::Serial;
+pub use strongroom_scsi::transport::Residual;
 
 /// The port that IANA gave to iSCSI, and Strongroom's default.
 pub const DEFAULT_PORT: u16 = 3260;

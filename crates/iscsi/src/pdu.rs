@@ -17,11 +17,12 @@ pub use answers::{
     TaskManagementResponse, TaskManagementResult,
 };
 pub use requests::{
-    Attribute, DataOut, LoginRequest, LogoutReason, LogoutRequest, NopOut, Request, ScsiCommand, Snack, TaskFunction,
+    DataOut, LoginRequest, LogoutReason, LogoutRequest, NopOut, Request, ScsiCommand, Snack, TaskFunction,
     TaskManagementRequest, TextRequest,
 };
 
 pub use session_answers::{LoginResponse, LogoutResponse, LogoutResult, TextResponse};
+pub use strongroom_scsi::transport::{Lun, TaskAttribute as Attribute};
 
 use crate::ahs;
 
@@ -128,31 +129,6 @@ impl Opcode {
             0x3f => Opcode::Reject,
             _ => return None,
         })
-    }
-}
-
-/// A logical unit number as on the wire: eight bytes, big-endian (SAM-5 §4.7).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Lun(pub u64);
-
-impl Lun {
-    /// The single-level form of `index`: peripheral addressing below 256, flat space above (to 16383).
-    pub const fn single_level(index: u16) -> Lun {
-        let method: u16 = if index < 256 { 0 } else { 0x4000 };
-        Lun(((method | (index & 0x3fff)) as u64) << 48)
-    }
-
-    /// The index of a single-level number in peripheral (bus 0) or flat space form; `None` for any other form.
-    pub const fn index(self) -> Option<u16> {
-        if self.0 & 0xffff_ffff_ffff != 0 {
-            return None;
-        }
-        let first = (self.0 >> 48) as u16;
-        match first >> 14 {
-            0 if first < 256 => Some(first),
-            1 => Some(first & 0x3fff),
-            _ => None,
-        }
     }
 }
 

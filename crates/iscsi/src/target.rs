@@ -38,11 +38,11 @@ use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
 pub use self::chap::{ChapPolicy, ChapUser};
 pub use self::connection::{ConnectionId, MayAdd};
 pub use self::login::Login;
-pub use crate::pdu::TaskManagementResult;
 pub use types::{
     ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX, Command, Config, DataSegment, Direction, Event,
     IMMEDIATE_TASKS_MAX, LoginEvent, LoginRequested, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response,
-    SendTargets, SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement, WriteSegment,
+    SendTargets, SessionKind, Statistics, TASKS_MAX, TEXT_BYTES_MAX, TargetEntry, TaskId, TaskManagement,
+    TaskManagementResult, WriteSegment,
 };
 
 /// Tasks that ended while data for them may still come; their late Data-Out is dropped without a word.
@@ -430,12 +430,11 @@ impl fmt::Debug for Task {
     }
 }
 
-impl TaskId {
-    fn of(key: Key) -> TaskId {
-        TaskId(u64::from(key.generation) << 32 | u64::from(key.index))
-    }
+/// Slot index in the low half, generation above.
+fn task_id(key: Key) -> TaskId {
+    TaskId(u64::from(key.generation) << 32 | u64::from(key.index))
+}
 
-    fn key(self) -> Key {
-        Key { index: self.0 as u32, generation: (self.0 >> 32) as u32 }
-    }
+fn key_of(task: TaskId) -> Key {
+    Key { index: task.0 as u32, generation: (task.0 >> 32) as u32 }
 }

@@ -23,6 +23,7 @@ pub mod provisioning;
 pub mod reservation;
 pub mod sense;
 pub mod supported;
+pub mod transport;
 pub mod vendor;
 
 pub use attention::{UnitAttention, UnitAttentions};

@@ -22,7 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("seal", &["block", "cipher"]),
     ("handshake", &["block", "channel"]),
     ("channel", &["block", "cipher"]),
-    ("iscsi", &["block"]),
+    ("iscsi", &["block", "scsi"]),
     ("scsi", &["block"]),
     ("store", &["block"]),
     ("net", &["block", "channel", "handshake", "iscsi"]),

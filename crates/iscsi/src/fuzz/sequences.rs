@@ -195,7 +195,20 @@ impl Stage {
     }
 
     fn manage(&mut self, which: u8) {
-        let function = TaskFunction::from_code(1 + which % 12).unwrap_or(TaskFunction::AbortTask);
+        let functions = [
+            TaskFunction::AbortTask,
+            TaskFunction::AbortTaskSet,
+            TaskFunction::ClearAca,
+            TaskFunction::ClearTaskSet,
+            TaskFunction::LogicalUnitReset,
+            TaskFunction::TargetWarmReset,
+            TaskFunction::TargetColdReset,
+            TaskFunction::QueryTask,
+            TaskFunction::QueryTaskSet,
+            TaskFunction::NexusReset,
+            TaskFunction::QueryAsyncEvent,
+        ];
+        let function = functions[usize::from(which) % functions.len()];
         let task = self.open.keys().copied().min();
         let _ = self.initiator.manage_task(function, Lun::single_level(u16::from(which >> 6)), task);
     }

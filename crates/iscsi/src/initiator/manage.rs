@@ -2,8 +2,8 @@
 
 use strongroom_block::Buffer;
 
-use super::{ConnectionId, Event, Session, SubmitError, TaskFunction, TaskId, TaskManagementResult};
-use crate::pdu::{TAG_NONE, TaskManagementRequest};
+use super::{ConnectionId, Event, Session, SubmitError, TaskFunction, TaskId, TaskManagementResult, key_of, task_id};
+use crate::pdu::{self, TAG_NONE, TaskManagementRequest};
 use crate::slots::Key;
 use crate::{Lun, Serial};
 
@@ -46,13 +46,13 @@ impl Session {
             None if names_task => {
                 return Err(SubmitError::Malformed("the function is about a task, and none is named"));
             }
-            Some(task) if names_task => Some(task.key()),
+            Some(task) if names_task => Some(key_of(task)),
             _ => None,
         };
         let referenced = key.and_then(|key| self.tasks.get(key));
         if function == TaskFunction::AbortTask && referenced.is_none_or(|task| task.cmd_sn.is_none()) {
             // Over already, or never sent: the target need not be asked.
-            let ended = key.filter(|key| self.forget(*key)).map(TaskId::of);
+            let ended = key.filter(|key| self.forget(*key)).map(task_id);
             let result = match ended {
                 Some(_) => TaskManagementResult::Complete,
                 None => TaskManagementResult::TaskDoesNotExist,
@@ -64,10 +64,10 @@ impl Session {
         let lun = referenced.map_or(lun, |task| task.command.lun);
         let request = TaskManagementRequest {
             immediate: true,
-            function: function as u8,
+            function: pdu::TaskFunction::from(function) as u8,
             lun,
             initiator_task_tag: tag,
-            referenced_task_tag: key.map_or(TAG_NONE, |key| TaskId::of(key).0),
+            referenced_task_tag: key.map_or(TAG_NONE, |key| task_id(key).0),
             cmd_sn: Serial(0),
             exp_stat_sn: Serial(0),
             ref_cmd_sn: referenced.and_then(|task| task.cmd_sn).unwrap_or_default(),
@@ -89,7 +89,6 @@ impl Session {
             let lun = match management.function {
                 TaskFunction::AbortTask
                 | TaskFunction::ClearAca
-                | TaskFunction::TaskReassign
                 | TaskFunction::QueryTask
                 | TaskFunction::QueryTaskSet
                 | TaskFunction::QueryAsyncEvent => None,
@@ -101,7 +100,7 @@ impl Session {
             let sent = self.tasks.iter().filter(|(_, task)| task.cmd_sn.is_some_and(|cmd_sn| cmd_sn.is_before(before)));
             let mut keys: Vec<_> = sent.filter(|(_, task)| concerned(task.command.lun)).map(|(key, _)| key).collect();
             keys.extend(management.task.filter(|_| management.function == TaskFunction::AbortTask));
-            ended = keys.into_iter().filter(|key| self.forget(*key)).map(TaskId::of).collect();
+            ended = keys.into_iter().filter(|key| self.forget(*key)).map(task_id).collect();
         }
         self.events.push_back(Event::TaskManagementDone { id: TaskId(management.tag), result, ended });
     }

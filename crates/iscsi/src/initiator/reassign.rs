@@ -10,8 +10,8 @@ use strongroom_block::Buffer;
 
 use super::connection::{Connection, ConnectionId, cost_bytes};
 use super::manage::ends_many;
-use super::{Completed, Event, Phase, Session, Task, TaskFunction, TaskId, TaskManagementResult};
-use crate::pdu::{LogoutReason, LogoutRequest, LogoutResponse, LogoutResult, TAG_NONE, TaskManagementRequest};
+use super::{Completed, Event, Phase, Session, Task, TaskManagementResult, task_id};
+use crate::pdu::{self, LogoutReason, LogoutRequest, LogoutResponse, LogoutResult, TAG_NONE, TaskManagementRequest};
 use crate::slots::Key;
 use crate::{CloseReason, Residual, Serial};
 
@@ -230,10 +230,10 @@ impl Session {
         task.early = None;
         let request = TaskManagementRequest {
             immediate: true,
-            function: TaskFunction::TaskReassign as u8,
+            function: pdu::TaskFunction::TaskReassign as u8,
             lun: task.command.lun,
             initiator_task_tag: tag,
-            referenced_task_tag: TaskId::of(key).0,
+            referenced_task_tag: task_id(key).0,
             cmd_sn: Serial(0),
             exp_stat_sn: Serial(0),
             ref_cmd_sn: cmd_sn,
@@ -244,12 +244,12 @@ impl Session {
     }
 
     /// The answer to a reassignment; false if it is not one.
-    pub(super) fn handle_reassigned(&mut self, now: Instant, tag: u32, result: TaskManagementResult) -> bool {
+    pub(super) fn handle_reassigned(&mut self, now: Instant, tag: u32, result: pdu::TaskManagementResult) -> bool {
         let Some(at) = self.reassigns.iter().position(|reassign| reassign.tag == tag) else { return false };
         let key = self.reassigns.swap_remove(at).key;
         match result {
-            TaskManagementResult::Complete => {}
-            TaskManagementResult::TaskDoesNotExist => self.tell_unknown(key),
+            pdu::TaskManagementResult::Complete => {}
+            pdu::TaskManagementResult::TaskDoesNotExist => self.tell_unknown(key),
             _ if self.phase == Phase::FullFeature => {
                 self.end(CloseReason::ClosedHere("the target does not reassign tasks after all".into()));
             }
@@ -264,7 +264,7 @@ impl Session {
         if !self.forget(key) {
             return;
         }
-        let task = TaskId::of(key);
+        let task = task_id(key);
         self.events.push_back(Event::Completed(Completed {
             task,
             status: 0,

@@ -9,7 +9,7 @@ use super::recover::Early;
 use super::transmit::Burst;
 use super::{
     Completed, ConnectionId, DataIn, Direction, Event, Phase, Question, Session, TEXT_BYTES_MAX, TargetEntry, Task,
-    TaskId, TaskManagementResult,
+    TaskId, TaskManagementResult, key_of,
 };
 use crate::ahs::{Hole, SealRecords};
 use crate::pdu::{
@@ -101,7 +101,7 @@ impl Session {
     fn handle_data_in(&mut self, at: usize, header: pdu::DataIn, pdu: Pdu) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
         let task_id = TaskId(task_tag);
-        let key = task_id.key();
+        let key = key_of(task_id);
         let misplaced = |why| PeerMisbehaved::Data { task_tag, why };
         let id = self.connections[at].id;
         let task = self.tasks.get_mut(key).filter(|task| task.is_at(id));
@@ -149,7 +149,7 @@ impl Session {
     fn handle_response(&mut self, at: usize, header: ScsiResponse, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
         let connection = &self.connections[at];
-        match self.tasks.get(TaskId(task_tag).key()) {
+        match self.tasks.get(key_of(TaskId(task_tag))) {
             Some(task) if task.is_at(connection.id) => {}
             // Damaged, and sent again when the task had ended.
             None if connection.recovery.is_some() => return Ok(()),
@@ -164,7 +164,7 @@ impl Session {
 
     /// A task is over. How much of its data was moved is known here.
     fn finish(&mut self, completed: Completed) {
-        let key = completed.task.key();
+        let key = key_of(completed.task);
         let moved_bytes = self.tasks.get(key).map_or(0, |task| task.moved);
         self.forget(key);
         self.events.push_back(Event::Completed(Completed { moved_bytes, ..completed }));
@@ -173,7 +173,7 @@ impl Session {
     fn handle_r2t(&mut self, at: usize, header: R2t) -> Result<(), PeerMisbehaved> {
         let task_tag = header.initiator_task_tag;
         let misplaced = |why| PeerMisbehaved::Data { task_tag, why };
-        let key = TaskId(task_tag).key();
+        let key = key_of(TaskId(task_tag));
         // An R2T may cross the end of its task; there is nothing to send then.
         let connection = &mut self.connections[at];
         let Some(task) = self.tasks.get_mut(key).filter(|task| task.is_at(connection.id)) else { return Ok(()) };
@@ -258,7 +258,7 @@ impl Session {
         let via = Some(self.connections[at].id);
         let at = self.managements.iter().position(|management| management.tag == tag && management.via == via);
         let at = at.ok_or(PeerMisbehaved::UnknownTask { what: "a task management response", task_tag: tag })?;
-        self.end_management(at, header.result);
+        self.end_management(at, header.result.into());
         Ok(())
     }
 
@@ -351,14 +351,14 @@ impl Session {
         let is_damaged = recovers && reason == pdu::RejectReason::DataDigestError as u8;
         match header.opcode() {
             Some(Opcode::ScsiCommand) if is_damaged => {
-                self.send_again(at, TaskId(tag).key(), Serial(header.u32_at(24)))
+                self.send_again(at, key_of(TaskId(tag)), Serial(header.u32_at(24)))
             }
             // For data of a task that has ended meanwhile.
-            Some(Opcode::Snack) if tag != TAG_NONE && self.tasks.get(TaskId(tag).key()).is_none() => Ok(()),
+            Some(Opcode::Snack) if tag != TAG_NONE && self.tasks.get(key_of(TaskId(tag))).is_none() => Ok(()),
             // The target asks again for what it misses; data of a command that it did not get goes with that once more.
             Some(Opcode::DataOut) if recovers => Ok(()),
             Some(Opcode::TaskManagementRequest) => {
-                if self.handle_reassigned(now, tag, TaskManagementResult::Rejected) {
+                if self.handle_reassigned(now, tag, pdu::TaskManagementResult::Rejected) {
                     return Ok(());
                 }
                 if let Some(at) = self.managements.iter().position(|management| management.tag == tag) {
@@ -368,7 +368,7 @@ impl Session {
             }
             Some(Opcode::NopOut) => Ok(()),
             // Data for a task that the target has ended meanwhile.
-            Some(Opcode::DataOut) if self.tasks.get(TaskId(tag).key()).is_none() => Ok(()),
+            Some(Opcode::DataOut) if self.tasks.get(key_of(TaskId(tag))).is_none() => Ok(()),
             // The outcome of anything else would be unknown: better a new session.
             _ => Err(PeerMisbehaved::Rejected { reason, opcode: header.opcode_bits() }),
         }

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::connection::Connection;
-use super::{Completed, ConnectionId, Direction, Lun, REQUESTS_MAX, Session, TAG_NONE, TaskId};
+use super::{Completed, ConnectionId, Direction, Lun, REQUESTS_MAX, Session, TAG_NONE, TaskId, key_of};
 use crate::pdu::{Answer, Bhs, DataIn, Opcode, Pdu, ScsiResponse, Snack};
 use crate::slots::Key;
 use crate::{CloseReason, PeerMisbehaved, Serial};
@@ -80,7 +80,7 @@ impl Session {
 
     /// Whether the task of a Data-In has ended meanwhile, by a task management function.
     pub(super) fn is_over(&self, header: &DataIn) -> bool {
-        self.tasks.get(TaskId(header.initiator_task_tag).key()).is_none()
+        self.tasks.get(key_of(TaskId(header.initiator_task_tag))).is_none()
     }
 
     /// The data is not needed; its status counts all the same.
@@ -96,7 +96,7 @@ impl Session {
     pub(super) fn keep_early(&mut self, at: usize, header: &ScsiResponse, sense: Vec<u8>) -> bool {
         let id = self.connections[at].id;
         let task = TaskId(header.initiator_task_tag);
-        let found = self.tasks.get_mut(task.key()).filter(|task| task.is_at(id));
+        let found = self.tasks.get_mut(key_of(task)).filter(|task| task.is_at(id));
         let Some(found) = found.filter(|found| found.command.direction == Direction::Read) else { return false };
         if header.exp_data_sn <= found.next_data_sn {
             return false;
@@ -111,7 +111,7 @@ impl Session {
 
     /// Whether a Data-In is the one that is awaited. If not, it came before, or others before it are missing.
     pub(super) fn is_in_sequence(&mut self, at: usize, header: &DataIn) -> bool {
-        let key = TaskId(header.initiator_task_tag).key();
+        let key = key_of(TaskId(header.initiator_task_tag));
         let Some(task) = self.tasks.get_mut(key) else { return false };
         if header.data_sn == task.next_data_sn {
             task.is_asked_again = false;
@@ -126,7 +126,7 @@ impl Session {
     /// Asks for everything of a read from the first Data-In on that is missing.
     fn data_missing(&mut self, at: usize, header: DataIn, is_damaged: bool) {
         let tag = header.initiator_task_tag;
-        let Some(task) = self.tasks.get_mut(TaskId(tag).key()) else { return };
+        let Some(task) = self.tasks.get_mut(key_of(TaskId(tag))) else { return };
         if header.data_sn < task.next_data_sn {
             // It came before.
             return;

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
-use super::{ConnectionId, Direction, Phase, Session, TaskId, WriteSource};
+use super::{ConnectionId, Direction, Phase, Session, WriteSource, task_id};
 use crate::Agreed;
 use crate::ahs;
 use crate::pdu::{DataOut, Lun, Opcode, Pdu, ScsiCommand, TAG_NONE};
@@ -89,7 +89,7 @@ impl Session {
             write: command.direction == Direction::Write,
             attribute: command.attribute,
             lun: command.lun,
-            initiator_task_tag: TaskId::of(key).0,
+            initiator_task_tag: task_id(key).0,
             expected_data_transfer_bytes: command.expected_bytes,
             cmd_sn,
             exp_stat_sn: connection.exp_stat_sn,
@@ -130,7 +130,7 @@ impl Session {
         let header = DataOut {
             is_final,
             lun: burst.lun,
-            initiator_task_tag: TaskId::of(key).0,
+            initiator_task_tag: task_id(key).0,
             target_transfer_tag: burst.target_transfer_tag,
             exp_stat_sn: connection.exp_stat_sn,
             data_sn: burst.next_data_sn,

@@ -8,9 +8,11 @@ use strongroom_block::Buffer;
 
 use super::ConnectionId;
 use crate::chap::{Algorithm, Challenge, Credentials};
-pub use crate::pdu::{Attribute, TaskFunction, TaskManagementResult};
-pub use crate::target::{Direction, SendTargets, SessionKind, TargetEntry};
+pub use crate::pdu::Attribute;
+pub use crate::target::{SendTargets, SessionKind, TargetEntry};
 use crate::{Agreed, CloseReason, LoginStatus, Lun, Offer, Residual, ahs};
+pub use strongroom_scsi::transport::initiator::{SubmitError, TaskId, WriteRecords, WriteSource};
+pub use strongroom_scsi::transport::{Direction, TaskFunction, TaskManagementResult};
 
 /// Most tasks that a session holds at once, those that wait for the command window included.
 pub const TASKS_MAX: usize = 1024;
@@ -72,10 +74,6 @@ pub struct ChapLogin {
     /// What the target has to answer.
     pub challenge: Challenge,
 }
-
-/// Names a task of one session; goes out as its initiator task tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TaskId(pub u32);
 
 /// A SCSI command to send.
 #[derive(Clone)]
@@ -141,57 +139,6 @@ impl Command {
         let expected_bytes = u32::try_from(data.data.len()).expect("a transfer is less than 4 GiB");
         Command { direction: Direction::Write, expected_bytes, write: Some(data), ..Command::without_data(lun, cdb) }
     }
-}
-
-/// What a write sends.
-#[derive(Clone, Debug)]
-pub struct WriteSource {
-    /// All of it. Sent without a copy.
-    pub data: Buffer,
-    /// The seal records of its blocks; `None` for plain data.
-    pub records: Option<WriteRecords>,
-}
-
-impl WriteSource {
-    /// Plain data.
-    pub fn plain(data: Buffer) -> WriteSource {
-        WriteSource { data, records: None }
-    }
-}
-
-/// Seal records of whole blocks.
-#[derive(Clone)]
-pub struct WriteRecords {
-    /// Bytes in a block.
-    pub block_bytes: u32,
-    /// Bytes in an encoded record.
-    pub record_bytes: u32,
-    /// The records, one per block, back to back.
-    pub bytes: Bytes,
-}
-
-impl fmt::Debug for WriteRecords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteRecords")
-            .field("block_bytes", &self.block_bytes)
-            .field("record_bytes", &self.record_bytes)
-            .field("bytes", &format_args!("{} bytes", self.bytes.len()))
-            .finish()
-    }
-}
-
-/// Why a command was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubmitError {
-    /// The session is not in full-feature phase (or no longer).
-    #[error("the session is not logged in; wait for LoggedIn")]
-    NotLoggedIn,
-    /// [`TASKS_MAX`] tasks are there already.
-    #[error("the session's queue is full; wait for a completion")]
-    QueueFull,
-    /// The command contradicts itself: a wrong length, records that do not fit the data, or sealed data outside a channel.
-    #[error("the command cannot be sent: {0}")]
-    Malformed(&'static str),
 }
 
 /// What the application is told.

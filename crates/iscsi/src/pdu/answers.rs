@@ -1,6 +1,8 @@
 //! What a target sends: one typed header per opcode, each reading and writing its 48 bytes (RFC 7143 §11). Answers to login,
 //! text and logout are in `session_answers`.
 
+use strongroom_scsi::transport;
+
 use super::session_answers::{LoginResponse, LogoutResponse, TextResponse};
 use super::{Bhs, Lun, Opcode, PduError, TAG_NONE};
 use crate::{Residual, Serial};
@@ -266,6 +268,37 @@ impl TaskManagementResult {
             255 => Self::Rejected,
             _ => return None,
         })
+    }
+}
+
+impl From<transport::TaskManagementResult> for TaskManagementResult {
+    fn from(result: transport::TaskManagementResult) -> TaskManagementResult {
+        match result {
+            transport::TaskManagementResult::Complete => Self::Complete,
+            transport::TaskManagementResult::Succeeded => Self::Succeeded,
+            transport::TaskManagementResult::TaskDoesNotExist => Self::TaskDoesNotExist,
+            transport::TaskManagementResult::LunDoesNotExist => Self::LunDoesNotExist,
+            transport::TaskManagementResult::NotSupported => Self::NotSupported,
+            transport::TaskManagementResult::AuthorizationFailed => Self::AuthorizationFailed,
+            transport::TaskManagementResult::Rejected => Self::Rejected,
+        }
+    }
+}
+
+impl From<TaskManagementResult> for transport::TaskManagementResult {
+    fn from(result: TaskManagementResult) -> transport::TaskManagementResult {
+        match result {
+            TaskManagementResult::Complete => Self::Complete,
+            TaskManagementResult::Succeeded => Self::Succeeded,
+            TaskManagementResult::TaskDoesNotExist => Self::TaskDoesNotExist,
+            TaskManagementResult::LunDoesNotExist => Self::LunDoesNotExist,
+            TaskManagementResult::NotSupported => Self::NotSupported,
+            TaskManagementResult::AuthorizationFailed => Self::AuthorizationFailed,
+            // The first two answer a reassignment only, which is no function of SCSI.
+            TaskManagementResult::TaskStillAllegiant
+            | TaskManagementResult::ReassignNotSupported
+            | TaskManagementResult::Rejected => Self::Rejected,
+        }
     }
 }
 

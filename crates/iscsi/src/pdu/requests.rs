@@ -1,28 +1,13 @@
 //! What an initiator sends: one typed header per opcode, each reading and writing its 48 bytes (RFC 7143 §11).
 
-use super::{Bhs, Lun, Opcode, PduError};
+use strongroom_scsi::transport;
+
+use super::{Attribute, Bhs, Lun, Opcode, PduError};
 use crate::Serial;
 use crate::login::stage;
 
 const FINAL: u8 = 0x80;
 const CONTINUE: u8 = 0x40;
-
-/// Task attribute of a SCSI command.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Attribute {
-    /// None was given; treated as simple.
-    Untagged = 0,
-    /// May be reordered among its like.
-    #[default]
-    Simple = 1,
-    /// After everything older, before everything newer.
-    Ordered = 2,
-    /// Before everything.
-    HeadOfQueue = 3,
-    /// Part of an auto contingent allegiance.
-    Aca = 4,
-}
 
 /// SCSI Command, §11.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +41,10 @@ impl ScsiCommand {
     pub fn encode(&self) -> Bhs {
         let mut bhs = Bhs::new(Opcode::ScsiCommand);
         bhs.0[0] |= u8::from(self.immediate) << 6;
-        bhs.0[1] =
-            u8::from(self.is_final) << 7 | u8::from(self.read) << 6 | u8::from(self.write) << 5 | self.attribute as u8;
+        bhs.0[1] = u8::from(self.is_final) << 7
+            | u8::from(self.read) << 6
+            | u8::from(self.write) << 5
+            | attribute_code(self.attribute);
         bhs.set_lun(self.lun);
         bhs.set_u32(16, self.initiator_task_tag);
         bhs.set_u32(20, self.expected_data_transfer_bytes);
@@ -191,6 +178,35 @@ impl TaskFunction {
             12 => TaskFunction::QueryAsyncEvent,
             _ => return None,
         })
+    }
+}
+
+impl From<transport::TaskFunction> for TaskFunction {
+    fn from(function: transport::TaskFunction) -> TaskFunction {
+        match function {
+            transport::TaskFunction::AbortTask => TaskFunction::AbortTask,
+            transport::TaskFunction::AbortTaskSet => TaskFunction::AbortTaskSet,
+            transport::TaskFunction::ClearAca => TaskFunction::ClearAca,
+            transport::TaskFunction::ClearTaskSet => TaskFunction::ClearTaskSet,
+            transport::TaskFunction::LogicalUnitReset => TaskFunction::LogicalUnitReset,
+            transport::TaskFunction::TargetWarmReset => TaskFunction::TargetWarmReset,
+            transport::TaskFunction::TargetColdReset => TaskFunction::TargetColdReset,
+            transport::TaskFunction::QueryTask => TaskFunction::QueryTask,
+            transport::TaskFunction::QueryTaskSet => TaskFunction::QueryTaskSet,
+            transport::TaskFunction::NexusReset => TaskFunction::NexusReset,
+            transport::TaskFunction::QueryAsyncEvent => TaskFunction::QueryAsyncEvent,
+        }
+    }
+}
+
+/// The code of a task attribute (§11.3.1).
+const fn attribute_code(attribute: Attribute) -> u8 {
+    match attribute {
+        Attribute::Untagged => 0,
+        Attribute::Simple => 1,
+        Attribute::Ordered => 2,
+        Attribute::HeadOfQueue => 3,
+        Attribute::Aca => 4,
     }
 }
 

@@ -7,6 +7,7 @@ use super::connection::ConnectionId;
 use super::outbox::AnswerKind;
 use super::{
     Event, MANAGEMENTS_MAX, ManagementFunction, ManagementId, Response, Session, TaskId, TaskManagement, TaskState,
+    task_id,
 };
 use crate::PeerMisbehaved;
 use crate::pdu::{
@@ -48,7 +49,8 @@ pub(super) struct Barrier {
 impl Session {
     /// Answers a `TaskManagement`. With `Complete`, the tasks that it named are forgotten, and those that were being
     /// answered are cut off.
-    pub fn answer_task_management(&mut self, id: ManagementId, result: TaskManagementResult) {
+    pub fn answer_task_management(&mut self, id: ManagementId, result: super::TaskManagementResult) {
+        let result = TaskManagementResult::from(result);
         let Some(at) = self.managements.iter().position(|management| management.id == id) else { return };
         let management = self.managements.swap_remove(at);
         match (management.asked, result) {
@@ -130,7 +132,7 @@ impl Session {
         let mut held = Vec::new();
         for key in self.keys_of(lun) {
             match self.tasks.get(key).map(|task| &task.state) {
-                Some(TaskState::Executing) => held.push(TaskId::of(key)),
+                Some(TaskState::Executing) => held.push(task_id(key)),
                 Some(TaskState::Receiving(_)) => self.fail_with(key, Response::task_aborted()),
                 _ => {}
             }
@@ -170,7 +172,7 @@ impl Session {
                     self.abort(key);
                     return answer(self, TaskManagementResult::Complete);
                 }
-                (ManagementFunction::AbortTask(TaskId::of(key)), vec![key])
+                (ManagementFunction::AbortTask(task_id(key)), vec![key])
             }
             Some(TaskFunction::AbortTaskSet) => {
                 (ManagementFunction::AbortTaskSet(lun), self.keys_before(&request, Some(lun)))
@@ -250,7 +252,7 @@ impl Session {
         for &key in keys {
             match self.tasks.get(key).map(|task| &task.state) {
                 Some(TaskState::Receiving(_)) => self.abort(key),
-                Some(TaskState::Executing) => held.push(TaskId::of(key)),
+                Some(TaskState::Executing) => held.push(task_id(key)),
                 _ => {}
             }
         }

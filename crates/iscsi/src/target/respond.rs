@@ -8,7 +8,7 @@ use strongroom_block::Buffer;
 
 use super::connection::{Connection, ConnectionId};
 use super::retransmit::Resumed;
-use super::{DataSegment, Direction, Response, Session, TaskId, TaskState};
+use super::{DataSegment, Direction, Response, Session, TaskId, TaskState, key_of};
 use crate::pdu::{BHS_BYTES, CHANNEL_HEADER_BYTES_MAX, DataIn, Lun, Pdu, ScsiResponse, Sequence};
 use crate::slots::Key;
 use crate::{Residual, Serial, ahs};
@@ -86,7 +86,7 @@ impl Session {
     /// # Panics
     /// If the task was completed before: a command has one answer.
     pub fn complete(&mut self, task: TaskId, response: Response) -> bool {
-        let key = task.key();
+        let key = key_of(task);
         let Some(found) = self.tasks.get(key) else { return false };
         assert!(matches!(found.state, TaskState::Executing), "a command is completed once");
         self.respond(key, response);

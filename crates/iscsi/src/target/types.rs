@@ -10,6 +10,9 @@ use super::ConnectionId;
 use crate::pdu::{Attribute, Lun};
 use crate::{CloseReason, Offer, Residual, ahs};
 
+pub use strongroom_scsi::transport::target::{ManagementFunction, ManagementId, TaskId, TaskManagement};
+pub use strongroom_scsi::transport::{Direction, TaskManagementResult};
+
 /// Most tasks that a session can hold at once; a slot's index has 10 bits in a target transfer tag.
 pub const TASKS_MAX: usize = 1024;
 /// Immediate commands that may wait outside the command window; more are rejected (RFC 7143 §4.2.2.1).
@@ -71,11 +74,6 @@ impl Default for Config {
         }
     }
 }
-
-/// Names a task of one session from its [`Event::Command`] to [`super::Session::complete`]. Never reused while a late
-/// completion could still name it: slot index in the low half, generation above.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TaskId(pub u64);
 
 /// What a login tells the application.
 #[derive(Debug)]
@@ -164,17 +162,6 @@ pub struct TargetEntry {
     pub name: String,
     /// Each `host:port,portal-group`, an IPv6 host in brackets.
     pub addresses: Vec<String>,
-}
-
-/// Which way a command's data flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// No data.
-    None,
-    /// To the initiator.
-    Read,
-    /// To the target.
-    Write,
 }
 
 /// A SCSI command.
@@ -274,55 +261,6 @@ impl fmt::Debug for WriteSegment {
             .field("sealed", &self.sealed)
             .finish()
     }
-}
-
-/// A task management function to carry out.
-#[derive(Debug)]
-pub struct TaskManagement {
-    /// Names it in `answer_task_management`.
-    pub id: ManagementId,
-    /// What to do.
-    pub function: ManagementFunction,
-    /// Tasks of this session that it ends and that the application holds: stop them. When the answer is
-    /// `Complete` the session forgets them and ignores their completion.
-    pub tasks: Vec<TaskId>,
-}
-
-/// Names a task management request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ManagementId(pub u64);
-
-/// What the application has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ManagementFunction {
-    /// Stop one task.
-    AbortTask(TaskId),
-    /// Stop this initiator's tasks on a logical unit.
-    AbortTaskSet(Lun),
-    /// End an auto contingent allegiance.
-    ClearAca(Lun),
-    /// Stop all tasks on a logical unit, of every initiator (other sessions: `abort_tasks`).
-    ClearTaskSet(Lun),
-    /// Reset a logical unit (other sessions: `abort_tasks`).
-    LogicalUnitReset(Lun),
-    /// Reset every logical unit.
-    TargetWarmReset,
-    /// Reset every logical unit and close every session (`close`) after answering.
-    TargetColdReset,
-    /// Answer `Succeeded` if this initiator has tasks on a logical unit (`any` says whether it has), `Complete` if not; or
-    /// that there is no such unit.
-    QueryTaskSet {
-        /// Which.
-        lun: Lun,
-        /// Whether this session has tasks there.
-        any: bool,
-    },
-    /// Stop this initiator's tasks on every logical unit and do what the loss of its nexus does.
-    NexusReset,
-    /// A connection is gone: stop the tasks that came by it. The tasks' responses are not needed.
-    ConnectionEnded,
-    /// Answer `Succeeded` with what waits (`answer_query`) if a unit attention does, `Complete` if not.
-    QueryAsyncEvent(Lun),
 }
 
 /// The answer to a command.

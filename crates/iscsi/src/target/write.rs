@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::connection::{Connection, ConnectionId};
 use super::outbox::AnswerKind;
 use super::respond::sense;
-use super::{Command, Direction, Event, Response, Session, TaskId, TaskState, WriteSegment};
+use super::{Command, Direction, Event, Response, Session, TaskState, WriteSegment, task_id};
 use crate::pdu::{DataOut, Pdu, PduError, R2t, RejectReason, Request, Sequence, TAG_NONE};
 use crate::slots::{INDEX_BITS, Key};
 use crate::{PeerMisbehaved, ahs};
@@ -367,7 +367,7 @@ impl Session {
         self.statistics.commands += 1;
         self.statistics.bytes_written += u64::from(receiving.received);
         self.events.push_back(Event::Command(Command {
-            task: TaskId::of(key),
+            task: task_id(key),
             lun: task.lun,
             cdb: task.cdb,
             ahs: std::mem::take(&mut task.ahs),

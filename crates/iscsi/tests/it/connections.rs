@@ -172,7 +172,7 @@ fn a_logout_waits_for_the_tasks_of_its_connection() {
     };
     host.say(ids[1], nop.encode(), &[]);
     assert!(host.hear(ids[1]).is_none(), "nothing is taken from it any more");
-    host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+    host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
     assert_eq!(host.logged_out(ids[1]), LogoutResult::Closed);
     assert_eq!(host.connection_closed(), ids[1]);
     assert!(!host.session.complete(theirs.task, Response::good()));
@@ -198,7 +198,7 @@ fn the_same_cid_replaces_a_connection_and_ends_its_tasks() {
     let Some(Event::TaskManagement(request)) = host.session.poll_event() else { panic!("the application is asked") };
     assert_eq!(request.tasks, [task]);
     assert_eq!(host.session.may_add(host.now, 1), MayAdd::Later, "still");
-    host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+    host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
     assert_eq!(host.connection_closed(), ids[1]);
     let again = host.join(1);
     assert_eq!(host.session.connections_count(), 2);
@@ -220,7 +220,7 @@ fn a_reset_over_all_connections_waits_for_commands_and_answers() {
     let second = host.taken();
     let Some(Event::TaskManagement(request)) = host.session.poll_event() else { panic!("now it is carried out") };
     assert_eq!(request.tasks, [first.task, second.task]);
-    host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+    host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
     assert!(host.hear(ids[0]).is_none(), "not before the other connection has answered a ping");
     let Some((Answer::NopIn(ping), _)) = host.hear(ids[1]) else { panic!("a ping") };
     let pong = NopOut {
@@ -378,7 +378,7 @@ fn what_nobody_recovers_is_ended_in_time() {
     host.session.handle_timeout(host.now);
     let Some(Event::TaskManagement(request)) = host.session.poll_event() else { panic!("it is ended") };
     assert_eq!((request.function, &request.tasks[..]), (ManagementFunction::ConnectionEnded, &[task][..]));
-    host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+    host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
     host.manage(ids[0], TaskFunction::TaskReassign, 5, 0);
     assert_eq!(host.managed(ids[0]), TaskManagementResult::TaskDoesNotExist);
     // And the session, when no connection is left.
@@ -429,7 +429,7 @@ fn connections_that_come_and_go_leave_nothing_behind() {
         host.lose(id);
         host.connection_closed();
         if let Some(Event::TaskManagement(request)) = host.session.poll_event() {
-            host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+            host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
         }
         host.session.complete(task, Response::good());
     }

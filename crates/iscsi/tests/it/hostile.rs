@@ -305,7 +305,7 @@ fn what_was_sent_for_an_aborted_task_is_not_kept() {
         };
         victim.say(abort.encode(), &[]);
         if let Some(Event::TaskManagement(request)) = victim.session.poll_event() {
-            victim.session.answer_task_management(request.id, TaskManagementResult::Complete);
+            victim.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
         }
         assert!(
             matches!(victim.hear(), Some((Answer::TaskManagement(answer), _)) if answer.result == TaskManagementResult::Complete)

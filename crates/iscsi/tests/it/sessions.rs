@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use strongroom_block::Buffer;
-use strongroom_iscsi::initiator::{self, Command, SubmitError, TaskFunction, WriteSource};
-use strongroom_iscsi::pdu::{Answer, Opcode, Request, TAG_NONE, TaskManagementResult};
+use strongroom_iscsi::initiator::{self, Command, SubmitError, TaskFunction, TaskManagementResult, WriteSource};
+use strongroom_iscsi::pdu::{Answer, Opcode, Request, TAG_NONE};
 use strongroom_iscsi::target::{self, DataSegment, ManagementFunction, Response};
 use strongroom_iscsi::{CloseReason, Lun, PeerMisbehaved, Residual};
 

@@ -59,7 +59,7 @@ fn a_session_whose_only_connection_made_way_ends_when_none_comes() {
             assert_eq!(verdict, if has_task { MayAdd::Later } else { MayAdd::Yes });
             if task.is_some() {
                 let Some(Event::TaskManagement(request)) = host.session.poll_event() else { panic!("it is ended") };
-                host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+                host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
             }
             assert_eq!(host.connection_closed(), ids[0]);
             while host.session.poll_transmit(ids[0]).is_some() {}
@@ -177,7 +177,7 @@ fn a_cid_is_taken_until_the_tasks_of_its_lost_connection_have_ended() {
     let Some(Event::TaskManagement(request)) = host.session.poll_event() else { panic!("its task is ended") };
     assert_eq!(host.session.may_add(host.now, 1), MayAdd::Later);
     assert_eq!(host.session.may_add(host.now, 2), MayAdd::Yes, "another CID is free");
-    host.session.answer_task_management(request.id, TaskManagementResult::Complete);
+    host.session.answer_task_management(request.id, TaskManagementResult::Complete.into());
     assert_eq!(host.session.may_add(host.now, 1), MayAdd::Yes);
 }
 
