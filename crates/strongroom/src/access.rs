@@ -20,11 +20,11 @@ use strongroom_initiator::{
 };
 use strongroom_keyserver::Client;
 
-use crate::key_record::{self, Domain, Others};
 use crate::key_server::KeyServerArgs;
 use crate::units::{parse_duration, parse_size};
 use crate::writer::{self, WayOut};
-use crate::{keys, secret_file};
+use crate::{config, keys};
+use strongroom_keyfiles::volume_records::{self, Domain, Others};
 
 /// Under which headings `--help` shows what every command with a URL takes.
 pub(crate) const KEYS: &str = "Keys and identities";
@@ -332,7 +332,7 @@ impl AccessArgs {
         match claims {
             Some(claims) => {
                 if let Some(path) = self.key_file.as_deref().filter(|_| claims.custody == Custody::KeyFile) {
-                    key_record::forget_others(path, &[url.file_name()], claims.domain)?;
+                    volume_records::forget_others(path, &[url.file_name()], claims.domain)?;
                 }
                 known.remember(&url.place(), claims)
             }
@@ -358,7 +358,7 @@ impl AccessArgs {
         let unit = inquire(options).with_context(|| format!("cannot ask for {url}"))?;
         match unit.sealed {
             Some(sealed) if sealed.claims.custody == Custody::KeyFile => {
-                key_record::record(path, sealed.claims.domain, names, domain, others)
+                Ok(volume_records::record(path, sealed.claims.domain, names, domain, others)?)
             }
             _ => Ok(()),
         }
@@ -387,7 +387,7 @@ fn one_of<T: PartialEq + std::fmt::Display>(what: &str, in_url: Option<T>, given
 }
 
 fn known_volumes_path() -> PathBuf {
-    secret_file::config_dir().join("known_volumes")
+    config::personal_dir().join("known_volumes")
 }
 
 /// Replaces the file as a whole, so that a reader never sees half of it.

@@ -1,7 +1,7 @@
-//! The target's configuration file, and what the command line changes in it. Absent: what the settings mean.
+//! Configuration files: the target's, and the directory of a person's own. Absent: what the settings mean.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use strongroom_target::Config;
@@ -15,4 +15,11 @@ pub(crate) fn read(path: &Path) -> Result<Config> {
         format!("cannot read the configuration {}; examples/strongroom.toml explains one", path.display())
     })?;
     Config::parse(&text).with_context(|| format!("configuration {}", path.display()))
+}
+
+/// Where a person's own settings are: `$XDG_CONFIG_HOME/strongroom` or `~/.config/strongroom`.
+pub(crate) fn personal_dir() -> PathBuf {
+    let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
+    base.unwrap_or_else(|| home().join(".config")).join("strongroom")
 }

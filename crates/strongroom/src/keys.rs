@@ -1,4 +1,4 @@
-//! From files to keys: where identities, known targets and key files are read, and nowhere else in the binary.
+//! Reads identities, CHAP secrets and known targets. Key files are read by the crate `keyfiles`.
 //!
 //! Absent: what the keys do. Volume keys of an attachment are read by the initiator's key source.
 
@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use strongroom_handshake::{NodeKey, PublicKey};
 use strongroom_initiator::chap::Secret;
-use strongroom_seal::VolumeKeyFile;
+use strongroom_keyfiles::secret_file;
 use strongroom_target::{ChapSecrets, Config};
 
-use crate::secret_file;
+use crate::config;
 
 /// The default place of this machine's identity.
 pub(crate) fn default_identity() -> PathBuf {
-    secret_file::config_dir().join("identity")
+    config::personal_dir().join("identity")
 }
 
 /// The default list of targets that may be trusted to be who they say.
 pub(crate) fn default_known_targets() -> PathBuf {
-    secret_file::config_dir().join("known_targets")
+    config::personal_dir().join("known_targets")
 }
 
 /// Reads a node's identity.
@@ -52,18 +52,6 @@ pub(crate) fn read_chap_secrets(config: &Config) -> Result<ChapSecrets> {
         secrets.insert(&rule.user, read_chap_secret(&rule.secret_file)?, ours);
     }
     Ok(secrets)
-}
-
-/// Reads a file of volume or wrapping keys.
-pub(crate) fn read_key_file(path: &Path) -> Result<VolumeKeyFile> {
-    let text = secret_file::read(path, "key file")?;
-    VolumeKeyFile::parse(&text).with_context(|| format!("key file {}", path.display()))
-}
-
-/// Reads the same from a credential of systemd.
-pub(crate) fn read_credential(path: &Path) -> Result<VolumeKeyFile> {
-    let text = secret_file::read_credential(path, "credential")?;
-    VolumeKeyFile::parse(&text).with_context(|| format!("credential {}", path.display()))
 }
 
 /// Whose public lines are looked for.

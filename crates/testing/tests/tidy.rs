@@ -26,6 +26,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("scsi", &["block"]),
     ("store", &["block"]),
     ("net", &["block", "channel", "handshake", "iscsi"]),
+    ("keyfiles", &["block", "seal"]),
     ("keyserver", &["block", "channel", "cipher", "handshake", "seal"]),
     ("initiator", &["block", "channel", "handshake", "iscsi", "keyserver", "net", "scsi", "seal"]),
     ("target", &["block", "channel", "handshake", "iscsi", "net", "scsi", "store"]),
@@ -34,13 +35,37 @@ const ARROWS: &[(&str, &[&str])] = &[
     // The binary joins the rooms.
     (
         "strongroom",
-        &["block", "channel", "handshake", "initiator", "keyserver", "net", "scsi", "seal", "store", "target"],
+        &[
+            "block",
+            "channel",
+            "handshake",
+            "initiator",
+            "keyfiles",
+            "keyserver",
+            "net",
+            "scsi",
+            "seal",
+            "store",
+            "target",
+        ],
     ),
     // The laboratory measures them from outside, and is no part of the product.
     ("wan", &[]),
     (
         "lab",
-        &["block", "channel", "cipher", "handshake", "initiator", "keyserver", "seal", "strongroom", "target", "wan"],
+        &[
+            "block",
+            "channel",
+            "cipher",
+            "handshake",
+            "initiator",
+            "keyfiles",
+            "keyserver",
+            "seal",
+            "strongroom",
+            "target",
+            "wan",
+        ],
     ),
 ];
 

@@ -10,9 +10,9 @@ use strongroom_initiator::{LeaseMode, RemoteDevice, VolumeContents, VolumeUrl};
 
 use crate::access::AccessArgs;
 use crate::confirmation::{self, Confirmation};
-use crate::key_record::{self, Domain, Others};
 use crate::units::{parse_size, show_size};
 use crate::writer::{self, WayOut};
+use strongroom_keyfiles::volume_records::{self, Domain, Others};
 
 /// Make every block of a volume absent, sealed so on a sealed one: once, from an initiator with its key. All data goes.
 ///
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &FormatArgs) -> Result<()> {
         (Ok(device), _) => device,
         (Err(error), Some(path)) if !was_recorded => {
             // It may be the wrong one.
-            key_record::forget(path, args.url.file_name())?;
+            volume_records::forget(path, args.url.file_name())?;
             return Err(error);
         }
         (Err(error), _) => return Err(error),
@@ -136,7 +136,7 @@ pub(super) fn attach_alone(
 impl FormatArgs {
     fn is_recorded(&self) -> Result<bool> {
         match &self.access.key_file {
-            Some(path) => key_record::is_recorded(path, self.url.file_name()),
+            Some(path) => Ok(volume_records::is_recorded(path, self.url.file_name())?),
             None => Ok(false),
         }
     }

@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use strongroom_handshake::NodeKey;
 
-use crate::{keys, secret_file};
+use crate::keys;
+use strongroom_keyfiles::secret_file;
 
 /// Make or show the identity of this node.
 #[derive(Subcommand)]

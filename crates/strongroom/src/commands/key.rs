@@ -11,8 +11,8 @@ use strongroom_seal::{KEY_BYTES, KeyPurpose, VolumeKeyFile};
 use zeroize::Zeroizing;
 
 use crate::access::AccessArgs;
-use crate::key_record::{Domain, Others};
-use crate::{keys, secret_file};
+use strongroom_keyfiles::secret_file;
+use strongroom_keyfiles::volume_records::{Domain, Others};
 
 /// Make or name the keys that seal volumes, in files or at a key server.
 #[derive(Subcommand)]
@@ -114,7 +114,7 @@ fn show(args: &ShowArgs) -> Result<()> {
     if args.server.is_given() && !file.exists() {
         return server::show(&args.server, &args.what);
     }
-    print_ids(&keys::read_key_file(file)?);
+    print_ids(&strongroom_keyfiles::read_key_file(file)?);
     Ok(())
 }
 
@@ -127,7 +127,7 @@ fn record(args: &RecordArgs) -> Result<()> {
     };
     let others = if args.access.forget_volume { Others::Forget } else { Others::Refuse };
     args.access.record_volume(&args.url, &[args.url.file_name()], domain, others)?;
-    print_ids(&keys::read_key_file(path)?);
+    print_ids(&strongroom_keyfiles::read_key_file(path)?);
     Ok(())
 }
 

@@ -144,10 +144,10 @@ fn read_config(path: &Path) -> Result<Config> {
 /// From a file, or from the credential that systemd hands to the service.
 pub(crate) fn read_master_key(file: Option<&Path>) -> Result<LocalMasterKey> {
     let (path, keys) = match file {
-        Some(file) => (file.to_owned(), keys::read_key_file(file)?),
+        Some(file) => (file.to_owned(), strongroom_keyfiles::read_key_file(file)?),
         None => {
             let path = credential(std::env::var_os("CREDENTIALS_DIRECTORY"))?;
-            let keys = keys::read_credential(&path)?;
+            let keys = strongroom_keyfiles::read_credential(&path)?;
             (path, keys)
         }
     };

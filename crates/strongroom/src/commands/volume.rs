@@ -18,9 +18,9 @@ use strongroom_target::{
 use super::space::{free_text, space_text, warn_of_little_space};
 use super::{check, contents, erase, format, recover, reseal, transfer, verify};
 use crate::admin::ask;
+use crate::config;
 use crate::table::Table;
 use crate::units::{parse_size, show_size};
-use crate::{secret_file, wrapping};
 
 /// Where a target's configuration is unless told otherwise.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/strongroom/strongroom.toml";
@@ -258,7 +258,7 @@ impl RootArgs {
     /// Where wrapping keys are made: beside the configuration, else among a person's own settings.
     pub(crate) fn wrapping_keys(&self) -> PathBuf {
         let beside = self.config.parent().filter(|_| self.root.is_none() && self.config.exists());
-        beside.map_or_else(secret_file::config_dir, Path::to_owned).join("wrapping-keys")
+        beside.map_or_else(config::personal_dir, Path::to_owned).join("wrapping-keys")
     }
 
     pub(crate) fn open(&self) -> Result<Catalogue> {
@@ -269,8 +269,8 @@ impl RootArgs {
 /// Where the server will find the wrapping key, wherever it is started; refused now if it could not use it then.
 pub(crate) fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
-    wrapping::successor_of(&path)?;
-    let keys = crate::keys::read_key_file(&path)
+    strongroom_keyfiles::wrapping::successor_of(&path)?;
+    let keys = strongroom_keyfiles::read_key_file(&path)
         .context("the volume needs its wrapping key: strongroom key new --for wrapping --out FILE")?;
     keys.wrapping_key(1).context("that file's key is for something else; see `strongroom key new --for wrapping`")?;
     Ok(path)
@@ -279,7 +279,8 @@ pub(crate) fn usable_wrapping_key(path: &Path) -> Result<PathBuf> {
 /// The same of the key that opens what arrives.
 fn usable_opening_key(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path).with_context(|| format!("cannot tell where {} is", path.display()))?;
-    let keys = crate::keys::read_key_file(&path).context("the target needs the volume's key to open what arrives")?;
+    let keys =
+        strongroom_keyfiles::read_key_file(&path).context("the target needs the volume's key to open what arrives")?;
     keys.volume_key(1).context("that file's key is for something else; give a copy of the initiators' --key-file")?;
     Ok(path)
 }
@@ -300,7 +301,7 @@ fn create(args: CreateArgs) -> Result<()> {
     };
     let given = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
     let made = (custody == Custody::Target && given.is_none())
-        .then(|| wrapping::make(&args.target.wrapping_keys(), &args.name))
+        .then(|| strongroom_keyfiles::wrapping::create(&args.target.wrapping_keys(), &args.name))
         .transpose()?;
     let wrapping_key = given.or_else(|| made.clone());
     let sealed = (!args.plain).then_some(SealedSpec {

@@ -13,7 +13,6 @@ use super::files::{self, Input};
 use super::report::Report;
 use super::search::{CANARY_BYTES, Canaries, Findings};
 use super::stage::{Background, Stage};
-use crate::keys;
 use crate::units::show_size;
 
 /// How many files to read again while an initiator's memory is searched.
@@ -46,7 +45,7 @@ pub(super) fn prepare(report: &mut Report, cast: &Cast, input: &Input, server: &
 /// The volume key as it could lie about: raw, as text, and as the key that is derived from it for this volume
 /// (`docs/sealed-block.md`).
 fn key_canaries(cast: &Cast) -> Result<Vec<[u8; CANARY_BYTES]>> {
-    let file = keys::read_key_file(&cast.initiators[0].key)?;
+    let file = strongroom_keyfiles::read_key_file(&cast.initiators[0].key)?;
     let raw = *file.volume_key(1)?.expose();
     let text: String = raw.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut forms = vec![raw];

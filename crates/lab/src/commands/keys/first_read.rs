@@ -17,7 +17,7 @@ use strongroom_target::config::PeerRule;
 use strongroom_target::{Catalogue, SealedSpec, Target, TargetHandle, TargetOptions, VolumeSpec};
 
 use super::{Site, master};
-use strongroom::create_secret_file;
+use strongroom_keyfiles::secret_file::create as create_secret_file;
 
 const VOLUME_BYTES: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -14,7 +14,7 @@ use strongroom_keyserver::{AuditHead, Client, NewVolume, Rights, VolumeInfo};
 use crate::access::parse_public_key;
 use crate::key_server::KeyServerArgs;
 use crate::table::Table;
-use crate::{keys, secret_file};
+use strongroom_keyfiles::secret_file;
 
 /// As whom, and where.
 #[derive(Args, Clone)]
@@ -303,7 +303,7 @@ fn create(args: &CreateArgs) -> Result<()> {
 }
 
 fn import(args: &ImportArgs) -> Result<()> {
-    let keys = keys::read_key_file(&args.key_file)?;
+    let keys = strongroom_keyfiles::read_key_file(&args.key_file)?;
     if keys.volumes().iter().any(|known| known.claimed == args.domain && known.domain != args.domain) {
         bail!(
             "the volume is sealed in a domain of its own, which {} records and a key server does not know; move it with: strongroom volume \

@@ -22,11 +22,11 @@ use super::ResealArgs;
 use super::prepare::To;
 use crate::access::AccessArgs;
 use crate::commands::copy as progress;
-use crate::key_record::{Domain, Others};
 use crate::keys;
 use crate::signals::StopSignals;
 use crate::units::show_size;
 use crate::writer::{self, WayOut};
+use strongroom_keyfiles::volume_records::{Domain, Others};
 
 const STATE_VERSION: u32 = 1;
 const KEY_LABEL: &str = "reseal state";

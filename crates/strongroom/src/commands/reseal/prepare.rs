@@ -17,7 +17,6 @@ use super::ResealArgs;
 use crate::admin::ask;
 use crate::commands::volume::{usable_wrapping_key, warn_of_unknown_peers};
 use crate::units::show_size;
-use crate::wrapping;
 
 /// How long a target may take to close a volume that nobody uses, and how often it is looked at.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
@@ -97,7 +96,7 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
     warn_of_unknown_peers(&args.target, &args.peers);
     let given = args.wrapping_key.as_deref().map(usable_wrapping_key).transpose()?;
     let made = (*to == To::Target && given.is_none())
-        .then(|| wrapping::make(&args.target.wrapping_keys(), name))
+        .then(|| strongroom_keyfiles::wrapping::create(&args.target.wrapping_keys(), name))
         .transpose()?;
     let sealed = to.custody().map(|custody| SealedSpec {
         suite: args.new_suite.unwrap_or_else(|| volume.sealed.as_ref().map_or(Suite::default(), |sealed| sealed.suite)),

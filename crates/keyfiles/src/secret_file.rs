@@ -5,10 +5,11 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
 use zeroize::Zeroizing;
+
+use crate::KeyStorageError;
 
 /// Largest secret file that is read, in bytes.
 const SECRET_FILE_BYTES_MAX: u64 = 256 * 1024;
@@ -17,31 +18,29 @@ const SECRET_FILE_BYTES_MAX: u64 = 256 * 1024;
 ///
 /// # Errors
 /// If the file exists already: a key is never overwritten.
-pub fn create(path: &Path, text: &str) -> Result<()> {
+pub fn create(path: &Path, text: &str) -> Result<(), KeyStorageError> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make the directory {}", parent.display()))?;
+        fs::create_dir_all(parent).map_err(KeyStorageError::io(format!("make the directory {}", parent.display())))?;
     }
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let mut file = match opened {
         Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => bail!(
-            "{} exists already and a key is never overwritten; choose another name with --out, or remove it if nothing \
-             needs it any more",
-            path.display()
-        ),
-        Err(error) => return Err(error).with_context(|| format!("cannot create {}", path.display())),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            return Err(KeyStorageError::Exists { path: path.to_owned() });
+        }
+        Err(error) => return Err(KeyStorageError::io(format!("create {}", path.display()))(error)),
     };
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     if let Err(error) = written {
         // Half a key is worse than none.
         let _ = fs::remove_file(path);
-        return Err(error).with_context(|| format!("cannot write {}", path.display()));
+        return Err(KeyStorageError::io(format!("write {}", path.display()))(error));
     }
     Ok(())
 }
 
 /// Replaces a secret file as a whole, durably; its owner stays the same.
-pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
+pub fn replace(path: &Path, text: &str) -> Result<(), KeyStorageError> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
         let before = fs::metadata(path)?;
@@ -55,15 +54,15 @@ pub(crate) fn replace(path: &Path, text: &str) -> Result<()> {
         file.persist(path)?;
         File::open(directory)?.sync_all()
     };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    write().map_err(KeyStorageError::io(format!("write {}", path.display())))
 }
 
 /// Keeps other processes of this program from changing files of the same directory, until it is dropped.
-pub(crate) fn lock_directory_of(path: &Path) -> Result<File> {
+pub fn lock_directory_of(path: &Path) -> Result<File, KeyStorageError> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let opened = File::open(directory).with_context(|| format!("cannot open {}", directory.display()))?;
+    let opened = File::open(directory).map_err(KeyStorageError::io(format!("open {}", directory.display())))?;
     rustix::fs::flock(&opened, rustix::fs::FlockOperation::LockExclusive)
-        .with_context(|| format!("cannot lock {}", directory.display()))?;
+        .map_err(|error| KeyStorageError::io(format!("lock {}", directory.display()))(error.into()))?;
     Ok(opened)
 }
 
@@ -71,7 +70,7 @@ pub(crate) fn lock_directory_of(path: &Path) -> Result<File> {
 ///
 /// # Errors
 /// If anyone but its owner could read it, if that is neither we nor root, or it is no small text file.
-pub(crate) fn read(path: &Path, what: &str) -> Result<Zeroizing<String>> {
+pub fn read(path: &Path, what: &'static str) -> Result<Zeroizing<String>, KeyStorageError> {
     read_unless(path, what, 0o077)
 }
 
@@ -80,46 +79,32 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<Zeroizing<String>> {
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn read_credential(path: &Path, what: &str) -> Result<Zeroizing<String>> {
+pub fn read_credential(path: &Path, what: &'static str) -> Result<Zeroizing<String>, KeyStorageError> {
     read_unless(path, what, 0o037)
 }
 
-fn read_unless(path: &Path, what: &str, forbidden: u32) -> Result<Zeroizing<String>> {
-    let file = File::open(path).with_context(|| format!("cannot open the {what} {}", path.display()))?;
-    let metadata = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
+fn read_unless(path: &Path, what: &'static str, forbidden: u32) -> Result<Zeroizing<String>, KeyStorageError> {
+    let file = File::open(path).map_err(KeyStorageError::io(format!("open the {what} {}", path.display())))?;
+    let metadata = file.metadata().map_err(KeyStorageError::io(format!("look at {}", path.display())))?;
+    let path_buf = || path.to_owned();
     if !metadata.is_file() {
-        bail!("the {what} {} is not a file", path.display());
+        return Err(KeyStorageError::NotAFile { what, path: path_buf() });
     }
     if metadata.mode() & forbidden != 0 {
-        bail!(
-            "others can read the {what} {path} (mode {mode:03o}); run: chmod 600 {path}",
-            path = path.display(),
-            mode = metadata.mode() & 0o777
-        );
+        return Err(KeyStorageError::ReadableByOthers { what, path: path_buf(), mode: metadata.mode() & 0o777 });
     }
     let user = rustix::process::geteuid().as_raw();
     if metadata.uid() != user && metadata.uid() != 0 {
-        bail!(
-            "the {what} {path} belongs to user {owner}, who could change it; take it over with: chown {user} {path}",
-            path = path.display(),
-            owner = metadata.uid()
-        );
+        return Err(KeyStorageError::ForeignOwner { what, path: path_buf(), owner: metadata.uid(), user });
     }
     if metadata.len() > SECRET_FILE_BYTES_MAX {
-        bail!("{} is {} bytes long: that is no {what}", path.display(), metadata.len());
+        return Err(KeyStorageError::TooLong { what, path: path_buf(), bytes: metadata.len() });
     }
     let mut text = Zeroizing::new(String::with_capacity(metadata.len() as usize + 1));
     file.take(SECRET_FILE_BYTES_MAX)
         .read_to_string(&mut text)
-        .with_context(|| format!("the {what} {} is not readable text", path.display()))?;
+        .map_err(KeyStorageError::io(format!("read the {what} {} as text", path.display())))?;
     Ok(text)
-}
-
-/// Where a person's own settings live: `$XDG_CONFIG_HOME/strongroom` or `~/.config/strongroom`.
-pub(crate) fn config_dir() -> PathBuf {
-    let base = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = || std::env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
-    base.unwrap_or_else(|| home().join(".config")).join("strongroom")
 }
 
 #[cfg(test)]

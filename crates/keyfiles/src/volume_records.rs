@@ -1,19 +1,18 @@
-//! Records in a key file which volume is sealed with its keys, and in which domain.
+//! Records in a key file: which volumes are sealed with its keys, and in which sealing domain.
 //!
-//! The domain is drawn here, by an initiator: a target that had two volumes of one key file sealed in one domain could swap their blocks.
-//! Absent: what a record means at an attachment (the initiator's key source).
+//! The initiator draws the domain, because a target that assigned one domain to two volumes of a key file could swap their blocks.
+//! Absent: what a record means for an attachment (the initiator's key source).
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
 use strongroom_block::SealingDomain;
 use strongroom_seal::{VolumeKeyFile, VolumeRecord};
 
-use crate::{keys, secret_file};
+use crate::{KeyStorageError, read_key_file, secret_file};
 
-/// In which domain a volume is sealed.
+/// Which sealing domain is recorded for a volume.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Domain<'a> {
+pub enum Domain<'a> {
     /// In the one that is recorded, else in the one that is drawn: it is about to be formatted, and may have snapshots.
     Formatting,
     /// In the one that is drawn for its last name: it was formatted with another copy of the file.
@@ -26,7 +25,7 @@ pub(crate) enum Domain<'a> {
 
 /// What becomes of records of the same name that another volume has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Others {
+pub enum Others {
     /// There must be none.
     Refuse,
     /// They are forgotten: the volume was made anew.
@@ -39,38 +38,36 @@ pub(crate) enum Others {
 ///
 /// # Errors
 /// What is wrong with the file; a record that contradicts what the target claims.
-pub(crate) fn record(
+pub fn record(
     path: &Path,
     claimed: SealingDomain,
     names: &[&str],
     domain: Domain<'_>,
     others: Others,
-) -> Result<()> {
+) -> Result<(), KeyStorageError> {
     change(path, |file| {
-        let shown = path.display();
         let is_named = |known: &VolumeRecord| names.contains(&known.name.as_str());
-        let domain = choose(file, claimed, names, domain).with_context(|| format!("key file {shown}"))?;
+        let domain = choose(path, file, claimed, names, domain)?;
         if let Some(other) = file.volumes().iter().find(|known| is_named(known) && known.claimed != claimed) {
             match others {
                 Others::Keep => {}
                 Others::Forget => file.retain_volumes(|known| !(is_named(known) && known.claimed != claimed)),
-                Others::Refuse => bail!(
-                    "the target shows another volume than '{}', which the key file {shown} records; if the volume was made anew, add \
-                     --forget-volume; if there are two of that name, use a key file of its own for each",
-                    other.name
-                ),
+                Others::Refuse => {
+                    return Err(KeyStorageError::OtherVolume { name: other.name.clone(), path: path.to_owned() });
+                }
             }
         }
         for name in names {
-            file.record_volume(VolumeRecord { name: (*name).to_owned(), claimed, domain })
-                .with_context(|| format!("cannot record '{name}' in the key file {shown}"))?;
+            file.record_volume(VolumeRecord { name: (*name).to_owned(), claimed, domain }).map_err(|source| {
+                KeyStorageError::Record { name: (*name).to_owned(), path: path.to_owned(), source }
+            })?;
         }
         Ok(())
     })
 }
 
 /// Forgets what had these names before the volume whose target claims `claimed`.
-pub(crate) fn forget_others(path: &Path, names: &[&str], claimed: SealingDomain) -> Result<()> {
+pub fn forget_others(path: &Path, names: &[&str], claimed: SealingDomain) -> Result<(), KeyStorageError> {
     change(path, |file| {
         file.retain_volumes(|known| known.claimed == claimed || !names.contains(&known.name.as_str()));
         Ok(())
@@ -78,19 +75,25 @@ pub(crate) fn forget_others(path: &Path, names: &[&str], claimed: SealingDomain)
 }
 
 /// Whether a key file records a volume of this name.
-pub(crate) fn is_recorded(path: &Path, name: &str) -> Result<bool> {
-    Ok(keys::read_key_file(path)?.volumes().iter().any(|known| known.name == name))
+pub fn is_recorded(path: &Path, name: &str) -> Result<bool, KeyStorageError> {
+    Ok(read_key_file(path)?.volumes().iter().any(|known| known.name == name))
 }
 
 /// Forgets what has this name: it was recorded for something that did not come about.
-pub(crate) fn forget(path: &Path, name: &str) -> Result<()> {
+pub fn forget(path: &Path, name: &str) -> Result<(), KeyStorageError> {
     change(path, |file| {
         file.retain_volumes(|known| known.name != name);
         Ok(())
     })
 }
 
-fn choose(file: &VolumeKeyFile, claimed: SealingDomain, names: &[&str], domain: Domain<'_>) -> Result<SealingDomain> {
+fn choose(
+    path: &Path,
+    file: &VolumeKeyFile,
+    claimed: SealingDomain,
+    names: &[&str],
+    domain: Domain<'_>,
+) -> Result<SealingDomain, KeyStorageError> {
     let is_another = |known: &&VolumeRecord| !names.contains(&known.name.as_str());
     let as_another =
         file.volumes().iter().filter(is_another).find(|known| [known.claimed, known.domain].contains(&claimed));
@@ -100,35 +103,35 @@ fn choose(file: &VolumeKeyFile, claimed: SealingDomain, names: &[&str], domain: 
     }
     match (domain, as_another) {
         (Domain::Formatting | Domain::Drawn, _) => {
-            let name = names.last().context("a volume has a name")?;
+            let name = names.last().expect("a volume is recorded under at least one name");
             Ok(file.drawn_domain(name, claimed))
         }
         (Domain::Claimed, None) => Ok(claimed),
-        (Domain::Claimed, Some(other)) => bail!(
-            "the target claims for this volume what is recorded of '{}'; if it is a clone of it, or was received elsewhere, add \
-             --same-as {}; do not trust this target if not",
-            other.name,
-            other.name
-        ),
+        (Domain::Claimed, Some(other)) => {
+            Err(KeyStorageError::ClaimedByOther { name: other.name.clone(), path: path.to_owned() })
+        }
         (Domain::SameAs(name), _) => {
             let same = file.volumes().iter().find(|known| known.name == name && known.claimed == claimed);
-            Ok(same.with_context(|| format!("the target does not show here what is recorded of '{name}'"))?.domain)
+            let refused = || KeyStorageError::NotTheSame { name: name.to_owned(), path: path.to_owned() };
+            Ok(same.ok_or_else(refused)?.domain)
         }
     }
 }
 
 /// Changes a key file; readers see all of it or nothing, and it is on the disk afterwards.
-fn change(path: &Path, change: impl FnOnce(&mut VolumeKeyFile) -> Result<()>) -> Result<()> {
+fn change(
+    path: &Path,
+    change: impl FnOnce(&mut VolumeKeyFile) -> Result<(), KeyStorageError>,
+) -> Result<(), KeyStorageError> {
     // What a link points to is replaced, not the link.
-    let path = path.canonicalize().with_context(|| format!("cannot open the key file {}", path.display()))?;
+    let path = path.canonicalize().map_err(KeyStorageError::io(format!("open the key file {}", path.display())))?;
     let _lock = secret_file::lock_directory_of(&path)?;
-    let before = keys::read_key_file(&path)?;
+    let before = read_key_file(&path)?;
     let mut after = before.clone();
     change(&mut after)?;
     if after != before {
-        secret_file::replace(&path, &after.to_text()).with_context(|| {
-            format!("the key file {} has to record the volume; put it where it can be changed", path.display())
-        })?;
+        secret_file::replace(&path, &after.to_text())
+            .map_err(|source| KeyStorageError::Unwritable { path: path.clone(), source: Box::new(source) })?;
     }
     Ok(())
 }
@@ -152,7 +155,7 @@ mod tests {
     }
 
     fn volumes(path: &Path) -> Vec<VolumeRecord> {
-        keys::read_key_file(path).unwrap().volumes().to_vec()
+        read_key_file(path).unwrap().volumes().to_vec()
     }
 
     #[test]
@@ -168,7 +171,7 @@ mod tests {
         assert_eq!(names, ["vault", "other"]);
         assert!(found[0].domain != found[1].domain && found[0].domain != A && found[1].domain != A);
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        keys::read_key_file(&path).unwrap().volume_key(1).unwrap();
+        read_key_file(&path).unwrap().volume_key(1).unwrap();
     }
 
     #[test]
