@@ -265,8 +265,8 @@ pub fn push_stored_records<'a>(
 /// How many entries of `entry_bytes` one header takes beside `other_ahs_bytes` of other segments.
 pub const fn seal_records_max(entry_bytes: usize, other_ahs_bytes: usize) -> usize {
     // BHS, the segment's own four bytes, and up to three of padding.
-    let taken = crate::pdu::BHS_BYTES + other_ahs_bytes + 4 + 3;
-    crate::pdu::CHANNEL_HEADER_BYTES_MAX.saturating_sub(taken) / entry_bytes
+    let taken = crate::pdu::bhs::BHS_BYTES + other_ahs_bytes + 4 + 3;
+    crate::pdu::bhs::CHANNEL_HEADER_BYTES_MAX.saturating_sub(taken) / entry_bytes
 }
 
 /// The content of a [`AhsKind::HOLE`] segment: blocks of a Data-In that are absent. The PDU has no data; BufferOffset and

@@ -4,7 +4,7 @@ use std::fmt;
 
 use strongroom_block::foreign;
 
-use crate::pdu::PduError;
+use crate::pdu::error::PduError;
 
 /// The two bytes of status of a login response: class and detail (RFC 7143 §11.13.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

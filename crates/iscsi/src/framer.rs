@@ -6,7 +6,7 @@ use crc_fast::CrcAlgorithm;
 use strongroom_block::{Buffer, BufferMut};
 
 use crate::ahs;
-use crate::login::LOGIN_SEGMENT_BYTES;
+use crate::pdu::bhs::LOGIN_SEGMENT_BYTES;
 use crate::pdu::{BHS_BYTES, Bhs, Opcode, PLAIN_AHS_BYTES_MAX, Pdu, PduError};
 
 /// Bytes of a digest.

@@ -12,8 +12,9 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use crate::chap::{self, Algorithm, Challenge, Credentials, Secret};
-use crate::pdu::{BHS_BYTES, Bhs, Opcode};
-use crate::{Lun, Pdu, initiator, target};
+use crate::pdu::fields::{self, Field};
+use crate::pdu::{BHS_BYTES, Bhs, Opcode, Sequence};
+use crate::{Lun, Pdu, Serial, initiator, target};
 
 pub use connections::fuzz_connections;
 pub use joined::Joined;
@@ -47,7 +48,7 @@ impl Source<'_> {
             let byte = self.byte()?;
             let wide = if byte >= 0xf0 { u32::MAX - u32::from(byte & 0x0f) } else { u32::from(byte) };
             let value = if byte & 0x20 != 0 && byte < 0xf0 { wide << 6 } else { wide };
-            bhs.set_u32(at, value);
+            bhs.0[at..at + 4].copy_from_slice(&value.to_be_bytes());
         }
         let data = match shape & 7 {
             0..=3 => Vec::new(),
@@ -174,10 +175,9 @@ fn log_in_from(session: &mut initiator::Session, now: Instant, in_channel: bool)
         let mut bhs = Bhs::new(Opcode::LoginResponse);
         bhs.0[1] = *flags;
         bhs.0[8..16].copy_from_slice(&request.bhs.0[8..16]);
-        bhs.set_u32(16, request.bhs.initiator_task_tag());
-        bhs.set_u32(24, u32::from(*flags == 0x87 && !in_channel));
-        bhs.set_u32(28, 1);
-        bhs.set_u32(32, 64);
+        fields::INITIATOR_TASK_TAG.put(&mut bhs, request.bhs.initiator_task_tag());
+        let stat_sn = Serial(u32::from(*flags == 0x87 && !in_channel));
+        Sequence { stat_sn, exp_cmd_sn: Serial(1), max_cmd_sn: Serial(64) }.put(&mut bhs);
         session.handle_pdu(now, Pdu::header_only(bhs));
     }
     assert!(matches!(session.poll_event(), Some(initiator::Event::LoggedIn { .. })));

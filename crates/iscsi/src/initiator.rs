@@ -19,12 +19,13 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use self::connection::{Connection, cost_bytes};
-use self::login::Login;
+use self::login::{Login, LoginOutcome};
 use self::manage::Management;
 use self::reassign::{Lost, Reassign};
 use self::recover::Early;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
+use crate::pdu::LoginResponse;
 use crate::pdu::{LogoutReason, LogoutRequest, NopOut, Pdu, TAG_NONE, TextRequest};
 use crate::slots::{INDEX_BITS, Key, Slots};
 use crate::text::{Collector, Pairs};
@@ -127,7 +128,8 @@ impl Session {
     /// A session on a connection that was made at `now`; its first request waits in `poll_transmit`.
     pub fn new(now: Instant, mut config: Config) -> Session {
         config.offer = config.offer.clamped(config.in_channel);
-        let connection = Connection::new(now, ConnectionId::LEADING, &config, Login::new(&config));
+        let connection =
+            Connection::new(now, ConnectionId::LEADING, &config, Login::new(&config, ConnectionId::LEADING.0));
         let mut session = Session {
             deadline: None,
             phase: Phase::Login,
@@ -150,7 +152,7 @@ impl Session {
             homeless: Vec::new(),
             reassigns: Vec::new(),
         };
-        session.start_login(0);
+        session.connections[0].start_login(&session.config);
         session
     }
 
@@ -171,6 +173,62 @@ impl Session {
         if let Err(misbehaved) = outcome {
             self.misbehaved(now, id, misbehaved);
         }
+    }
+
+    fn handle_login_pdu(&mut self, now: Instant, at: usize, pdu: &Pdu) -> Result<(), PeerMisbehaved> {
+        let response = Login::decode(pdu)?;
+        let connection = &mut self.connections[at];
+        let Some(login) = &mut connection.login else { return Ok(()) };
+        if login.take_first_answer() {
+            // The target's numbers start here.
+            connection.exp_stat_sn = response.sequence.stat_sn;
+        }
+        if self.phase == Phase::Login {
+            self.max_cmd_sn = self.cmd_sn;
+        }
+        self.take_numbers(at, response.sequence, true)?;
+        self.take_login(now, at, &response, &pdu.data)
+    }
+
+    fn take_login(
+        &mut self,
+        now: Instant,
+        at: usize,
+        response: &LoginResponse,
+        data: &[u8],
+    ) -> Result<(), PeerMisbehaved> {
+        let connection = &mut self.connections[at];
+        let Some(login) = &mut connection.login else { return Ok(()) };
+        match login.take(response, data)? {
+            LoginOutcome::Request(bhs, text) => connection.requests.push_back((bhs, text)),
+            LoginOutcome::Refused { status, redirect, reason } => {
+                if self.phase == Phase::Login {
+                    self.events.push_back(Event::LoginFailed { status, redirect, reason });
+                }
+                self.lose(now, at, CloseReason::LoginRefused(status));
+            }
+            LoginOutcome::Entered { agreed, tsih, portal_group_tag } if self.phase == Phase::Login => {
+                connection.enter(agreed.clone(), !self.config.in_channel);
+                self.phase = Phase::FullFeature;
+                self.tsih = tsih;
+                self.agreed = agreed.clone();
+                self.events.push_back(Event::LoggedIn { agreed, tsih, portal_group_tag });
+            }
+            LoginOutcome::Entered { agreed, tsih, .. } => {
+                // What a command was checked against must hold on every connection.
+                if agreed.send_segment_bytes_max < self.agreed.send_segment_bytes_max {
+                    return Err(PeerMisbehaved::Login("a further connection takes less data per PDU than the first"));
+                }
+                if tsih != self.tsih {
+                    return Err(PeerMisbehaved::Login("a further connection is in another session"));
+                }
+                let id = connection.id;
+                connection.enter(agreed.clone(), !self.config.in_channel);
+                self.events.push_back(Event::ConnectionJoined { id, agreed });
+                self.joined(now, id);
+            }
+        }
+        Ok(())
     }
 
     /// A rule was broken. In a login into the session only that connection is given up.

@@ -11,6 +11,7 @@ mod order;
 mod outbox;
 mod question;
 mod recover;
+mod refusal;
 mod reorder;
 mod respond;
 mod retransmit;
@@ -31,6 +32,7 @@ use self::reorder::HeldCommands;
 use self::write::Receiving;
 use crate::liveness::Verdict;
 use crate::login::Agreed;
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{AsyncEvent, Attribute, Bhs, Lun, NopIn, Pdu, Reject, RejectReason, Sequence, TAG_NONE};
 use crate::slots::{Key, Slots};
 use crate::{CloseReason, PeerMisbehaved, Serial, ahs};
@@ -242,9 +244,9 @@ impl Session {
         if let Some(mut again) = open.kept.as_mut().and_then(|kept| kept.next_again()) {
             open.liveness.sent();
             // Its own number stays, those of the command window are today's.
-            let stat_sn = again.bhs.u32_at(24);
+            let stat_sn = fields::STAT_SN.get(&again.bhs);
             open.outbox.numbers(window).put(&mut again.bhs);
-            again.bhs.set_u32(24, stat_sn);
+            fields::STAT_SN.put(&mut again.bhs, stat_sn);
             return Some(again);
         }
         let (pdu, covers_bytes) = match open.outbox.pop(window) {
@@ -427,6 +429,14 @@ impl fmt::Debug for Task {
             .field("expected_bytes", &self.expected_bytes)
             .field("state", &self.state)
             .finish_non_exhaustive()
+    }
+}
+
+impl Login {
+    /// Lets the connection into `session`, which the initiator has named by its TSIH: the application has seen that it belongs to
+    /// the same initiator, and that the session takes it ([`Session::may_add`]).
+    pub fn accept_into(&mut self, session: &Session) {
+        self.join(session.session_keys(), session.window(), session.tsih());
     }
 }
 

@@ -6,12 +6,13 @@ use bytes::Bytes;
 use strongroom_block::Buffer;
 
 use super::{Source, chap_policy};
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{Bhs, Opcode};
 use crate::target::{
     Config, ConnectionId, Direction, Event, Login, LoginEvent, ManagementFunction, MayAdd, Response, Session, TaskId,
     TaskManagementResult,
 };
-use crate::{CloseReason, Offer, Pdu};
+use crate::{CloseReason, Offer, Pdu, Serial};
 
 const CONNECTIONS: usize = 3;
 const OPCODES: [u8; 12] = [0x00, 0x01, 0x01, 0x02, 0x03, 0x04, 0x05, 0x05, 0x06, 0x10, 0x25, 0x1f];
@@ -75,7 +76,7 @@ impl Host {
         let mut bhs = Bhs::new(Opcode::LoginRequest);
         bhs.0[0] |= 0x40;
         bhs.0[1] = 0x87;
-        bhs.set_u32(24, 1);
+        fields::CMD_SN.put(&mut bhs, Serial(1));
         let mut text = b"InitiatorName=a\0TargetName=t\0InitialR2T=No\0MaxRecvDataSegmentLength=512\0MaxOutstandingR2T=2\0iSCSIProtocolLevel=2\0MaxConnections=2\0".to_vec();
         if self.shape & 0x20 != 0 {
             text.extend_from_slice(b"ErrorRecoveryLevel=2\0DefaultTime2Retain=9\0DefaultTime2Wait=1\0");

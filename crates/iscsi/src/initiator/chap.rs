@@ -1,14 +1,14 @@
 //! CHAP as an initiator does it (RFC 7143 §12.1.3): our answer to the target's challenge, and its answer to ours.
 
-use super::ChapLogin;
+use super::types::ChapLogin;
 use crate::chap::{Algorithm, Challenge};
 use crate::text::Pairs;
 
 /// An exchange in progress.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct ChapExchange {
     chap: ChapLogin,
-    step: ChapStage,
+    stage: ChapStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,20 +22,20 @@ enum ChapStage {
     Done,
 }
 
-/// What an answer of the target leads to.
+/// What follows from an answer of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// There is more to come.
-    Goes,
+    Continues,
     /// Nothing is left to prove to us.
     Done,
     /// The target has not proven what it must, or broke the exchange.
     Failed,
 }
 
-impl Exchange {
-    pub(super) fn new(chap: ChapLogin) -> Exchange {
-        Exchange { chap, step: ChapStage::Method }
+impl ChapExchange {
+    pub(super) fn new(chap: ChapLogin) -> ChapExchange {
+        ChapExchange { chap, stage: ChapStage::Method }
     }
 
     /// What AuthMethod offers. An initiator that wants the target's proof does not accept a login without it.
@@ -45,20 +45,24 @@ impl Exchange {
 
     /// Takes an answer in the security stage, which ends with it if it `transits`, and appends what to say next.
     pub(super) fn take(&mut self, pairs: &Pairs, transits: bool, answers: &mut Pairs) -> Outcome {
-        let outcome = match self.step {
+        let outcome = match self.stage {
             ChapStage::Method => self.take_method(pairs, answers),
             ChapStage::Challenge => self.take_challenge(pairs, answers),
             ChapStage::Verdict(algorithm) => self.take_verdict(algorithm, pairs),
             ChapStage::Done => Outcome::Done,
         };
         match outcome {
-            Outcome::Done => self.step = ChapStage::Done,
+            Outcome::Done => self.stage = ChapStage::Done,
             // The stage cannot end before the exchange has.
-            Outcome::Goes if transits => return Outcome::Failed,
+            Outcome::Continues if transits => return Outcome::Failed,
             _ => {}
         }
         // Our answer to the challenge asks for the next stage, though the verdict is still to come.
-        if matches!(self.step, ChapStage::Verdict(_)) && outcome == Outcome::Goes { Outcome::Done } else { outcome }
+        if matches!(self.stage, ChapStage::Verdict(_)) && outcome == Outcome::Continues {
+            Outcome::Done
+        } else {
+            outcome
+        }
     }
 
     fn take_method(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Outcome {
@@ -67,8 +71,8 @@ impl Exchange {
                 let codes: Vec<String> =
                     self.chap.algorithms.iter().map(|algorithm| (*algorithm as u8).to_string()).collect();
                 answers.push("CHAP_A", codes.join(","));
-                self.step = ChapStage::Challenge;
-                Outcome::Goes
+                self.stage = ChapStage::Challenge;
+                Outcome::Continues
             }
             None | Some("None") if self.chap.target.is_none() => Outcome::Done,
             _ => Outcome::Failed,
@@ -92,8 +96,8 @@ impl Exchange {
             answers.push("CHAP_I", self.chap.challenge.identifier());
             answers.push("CHAP_C", self.chap.challenge.value());
         }
-        self.step = ChapStage::Verdict(algorithm);
-        Outcome::Goes
+        self.stage = ChapStage::Verdict(algorithm);
+        Outcome::Continues
     }
 
     fn take_verdict(&self, algorithm: Algorithm, pairs: &Pairs) -> Outcome {

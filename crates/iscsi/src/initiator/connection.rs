@@ -79,6 +79,19 @@ impl Connection {
         }
     }
 
+    /// Queues the first request of the login.
+    pub(super) fn start_login(&mut self, config: &Config) {
+        if let Some(login) = &mut self.login {
+            self.requests.push_back(login.start(config));
+        }
+    }
+
+    /// Full-feature phase begins.
+    pub(super) fn enter(&mut self, agreed: Agreed, has_digests: bool) {
+        self.recovery = (agreed.error_recovery_level > 0 && has_digests).then(Box::default);
+        (self.login, self.deadline, self.agreed) = (None, None, agreed);
+    }
+
     pub(super) fn is_in(&self) -> bool {
         self.login.is_none()
     }
@@ -117,9 +130,10 @@ impl Session {
             }
         };
         self.config.chap = chap;
-        let login = Login::joining(&self.config, &self.agreed);
-        self.connections.push(Connection::new(now, id, &self.config, login));
-        self.start_login(self.connections.len() - 1);
+        let login = Login::joining(&self.config, id.0, &self.agreed, self.tsih);
+        let mut connection = Connection::new(now, id, &self.config, login);
+        connection.start_login(&self.config);
+        self.connections.push(connection);
         Ok(id)
     }
 

@@ -12,6 +12,7 @@ use super::{
     TaskId, TaskManagementResult, key_of,
 };
 use crate::ahs::{Hole, SealRecords};
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{
     self, Answer, AsyncEvent, AsyncMessage, Bhs, LogoutResponse, LogoutResult, NopIn, NopOut, Opcode, Pdu, PduError,
     R2t, ScsiResponse, Sequence, TAG_NONE, TaskManagementResponse, TextResponse,
@@ -312,7 +313,7 @@ impl Session {
         match header.event {
             AsyncEvent::ScsiEvent => {
                 let sense = sense_of(&pdu.data);
-                self.events.push_back(Event::AsyncSense { lun: pdu.bhs.lun(), sense });
+                self.events.push_back(Event::AsyncSense { lun: fields::LUN.get(&pdu.bhs), sense });
             }
             AsyncEvent::LogoutRequested => {
                 let within = seconds(header.parameters[2]);
@@ -351,7 +352,7 @@ impl Session {
         let is_damaged = recovers && reason == pdu::RejectReason::DataDigestError as u8;
         match header.opcode() {
             Some(Opcode::ScsiCommand) if is_damaged => {
-                self.send_again(at, key_of(TaskId(tag)), Serial(header.u32_at(24)))
+                self.send_again(at, key_of(TaskId(tag)), fields::CMD_SN.get(&header))
             }
             // For data of a task that has ended meanwhile.
             Some(Opcode::Snack) if tag != TAG_NONE && self.tasks.get(key_of(TaskId(tag))).is_none() => Ok(()),

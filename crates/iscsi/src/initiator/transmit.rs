@@ -7,6 +7,7 @@ use strongroom_block::Buffer;
 use super::{ConnectionId, Direction, Phase, Session, WriteSource, task_id};
 use crate::Agreed;
 use crate::ahs;
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{DataOut, Lun, Opcode, Pdu, ScsiCommand, TAG_NONE};
 use crate::slots::Key;
 
@@ -45,14 +46,14 @@ impl Session {
             }
             // Immediate ones show the next CmdSN and do not use it up; one that is not takes the place of a lost command.
             if bhs.opcode() != Some(Opcode::Snack) && bhs.is_immediate() {
-                bhs.set_u32(24, self.cmd_sn.0);
+                fields::CMD_SN.put(&mut bhs, self.cmd_sn);
             }
             let tag = bhs.initiator_task_tag();
             if let Some(management) = self.managements.iter_mut().find(|management| management.tag == tag) {
                 // Other connections may have sent commands since it was asked for.
                 management.before = self.cmd_sn;
             }
-            bhs.set_u32(28, connection.exp_stat_sn.0);
+            fields::EXP_STAT_SN.put(&mut bhs, connection.exp_stat_sn);
             return Some(Pdu::new(bhs, Bytes::new(), data, false));
         }
         if self.phase != Phase::FullFeature || !connection.is_in() {

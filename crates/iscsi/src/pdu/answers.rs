@@ -1,61 +1,13 @@
 //! What a target sends: one typed header per opcode, each reading and writing its 48 bytes (RFC 7143 §11). Answers to login,
 //! text and logout are in `session_answers`.
 
-use strongroom_scsi::transport;
+use strongroom_scsi::transport::{Lun, Residual};
 
+use super::answer_codes::{AsyncEvent, TaskManagementResult};
+use super::bhs::{Bhs, Opcode, TAG_NONE};
+use super::error::PduError;
+use super::fields::{self, CheckedField, Field, Sequence, header};
 use super::session_answers::{LoginResponse, LogoutResponse, TextResponse};
-use super::{Bhs, Lun, Opcode, PduError, TAG_NONE};
-use crate::{Residual, Serial};
-
-const FINAL: u8 = 0x80;
-const OVERFLOW: u8 = 0x04;
-const UNDERFLOW: u8 = 0x02;
-
-/// The three numbers that every answer carries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sequence {
-    /// Place of this answer.
-    pub stat_sn: Serial,
-    /// The CmdSN that the target expects next.
-    pub exp_cmd_sn: Serial,
-    /// The last CmdSN that it takes.
-    pub max_cmd_sn: Serial,
-}
-
-impl Sequence {
-    /// Writes the numbers into an answer's header.
-    pub fn put(self, bhs: &mut Bhs) {
-        bhs.set_u32(Bhs::STAT_SN, self.stat_sn.0);
-        bhs.set_u32(Bhs::STAT_SN + 4, self.exp_cmd_sn.0);
-        bhs.set_u32(Bhs::STAT_SN + 8, self.max_cmd_sn.0);
-    }
-
-    /// Reads them from an answer's header.
-    pub fn of(bhs: &Bhs) -> Sequence {
-        Sequence {
-            stat_sn: Serial(bhs.u32_at(Bhs::STAT_SN)),
-            exp_cmd_sn: Serial(bhs.u32_at(Bhs::STAT_SN + 4)),
-            max_cmd_sn: Serial(bhs.u32_at(Bhs::STAT_SN + 8)),
-        }
-    }
-}
-
-fn residual_flags(residual: Residual) -> (u8, u32) {
-    match residual {
-        Residual::None => (0, 0),
-        Residual::Underflow(bytes) => (UNDERFLOW, bytes),
-        Residual::Overflow(bytes) => (OVERFLOW, bytes),
-    }
-}
-
-fn residual_of(flags: u8, bytes: u32) -> Result<Residual, PduError> {
-    match flags & (OVERFLOW | UNDERFLOW) {
-        0 => Ok(Residual::None),
-        UNDERFLOW => Ok(Residual::Underflow(bytes)),
-        OVERFLOW => Ok(Residual::Overflow(bytes)),
-        both => Err(PduError::Field { field: "residual flags", value: u32::from(both) }),
-    }
-}
 
 /// SCSI Response, §11.4. Its data segment is a two-byte sense length and the sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,43 +26,25 @@ pub struct ScsiResponse {
     pub residual: Residual,
 }
 
-impl ScsiResponse {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let (flags, residual) = residual_flags(self.residual);
-        let mut bhs = Bhs::new(Opcode::ScsiResponse);
-        bhs.0[1] = FINAL | flags;
-        bhs.0[2] = self.response;
-        bhs.0[3] = self.status;
-        bhs.set_u32(16, self.initiator_task_tag);
-        self.sequence.put(&mut bhs);
-        bhs.set_u32(36, self.exp_data_sn);
-        bhs.set_u32(44, residual);
-        bhs
+header! {
+    ScsiResponse = ScsiResponse
+    fixed { FINAL = true }
+    fields {
+        response = RESPONSE,
+        status = STATUS,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        sequence = SEQUENCE,
+        exp_data_sn = EXP_DATA_SN,
     }
-
-    /// Copies the tag of the R-Data SNACK that it answers; 0: of none.
-    pub fn put_snack_tag(bhs: &mut Bhs, tag: u32) {
-        bhs.set_u32(20, tag);
-    }
-
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// [`PduError::Field`] when it claims an overflow and an underflow at once.
-    pub fn decode(bhs: &Bhs) -> Result<ScsiResponse, PduError> {
-        Ok(ScsiResponse {
-            response: bhs.0[2],
-            status: bhs.0[3],
-            initiator_task_tag: bhs.initiator_task_tag(),
-            sequence: Sequence::of(bhs),
-            exp_data_sn: bhs.u32_at(36),
-            residual: residual_of(bhs.0[1], bhs.u32_at(44))?,
-        })
-    }
+    checked { residual = RESIDUAL }
 }
 
-const ACKNOWLEDGE: u8 = 0x40;
+impl ScsiResponse {
+    /// Copies the tag of the R-Data SNACK that it answers; 0: of none.
+    pub fn put_snack_tag(bhs: &mut Bhs, tag: u32) {
+        fields::SNACK_TAG.put(bhs, tag);
+    }
+}
 
 /// SCSI Data-In, §11.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,53 +65,31 @@ pub struct DataIn {
     pub buffer_offset: u32,
 }
 
-impl DataIn {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::DataIn);
-        bhs.0[1] = u8::from(self.is_final) << 7;
-        if let Some((status, residual)) = self.status {
-            let (flags, bytes) = residual_flags(residual);
-            bhs.0[1] |= 1 | flags;
-            bhs.0[3] = status;
-            bhs.set_u32(44, bytes);
-        }
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, TAG_NONE);
-        self.sequence.put(&mut bhs);
-        bhs.set_u32(36, self.data_sn);
-        bhs.set_u32(40, self.buffer_offset);
-        bhs
+header! {
+    DataIn = DataIn
+    fixed { TARGET_TRANSFER_TAG = TAG_NONE }
+    fields {
+        is_final = FINAL,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        sequence = SEQUENCE,
+        data_sn = DATA_SN,
+        buffer_offset = BUFFER_OFFSET,
     }
+    checked { status = DATA_IN_STATUS }
+}
 
+impl DataIn {
     /// Has the initiator say when everything up to this PDU has arrived: the A bit. Its Data ACK names the task by the tag.
     pub fn ask_acknowledgement(bhs: &mut Bhs, lun: Lun, target_transfer_tag: u32) {
-        bhs.0[1] |= ACKNOWLEDGE;
-        bhs.set_lun(lun);
-        bhs.set_u32(20, target_transfer_tag);
+        fields::ACKNOWLEDGE.put(bhs, true);
+        fields::LUN.put(bhs, lun);
+        fields::TARGET_TRANSFER_TAG.put(bhs, target_transfer_tag);
     }
 
     /// What a Data ACK has to name, if this PDU asks for one.
     pub fn asked_acknowledgement(bhs: &Bhs) -> Option<(Lun, u32)> {
-        (bhs.0[1] & ACKNOWLEDGE != 0).then(|| (bhs.lun(), bhs.u32_at(20)))
-    }
-
-    /// Reads the header, but for the A bit.
-    ///
-    /// # Errors
-    /// [`PduError::Field`] when it claims an overflow and an underflow at once.
-    pub fn decode(bhs: &Bhs) -> Result<DataIn, PduError> {
-        let status = if bhs.0[1] & 1 != 0 { Some((bhs.0[3], residual_of(bhs.0[1], bhs.u32_at(44))?)) } else { None };
-        Ok(DataIn {
-            is_final: bhs.0[1] & FINAL != 0,
-            status,
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            sequence: Sequence::of(bhs),
-            data_sn: bhs.u32_at(36),
-            buffer_offset: bhs.u32_at(40),
-        })
+        fields::ACKNOWLEDGE.get(bhs).then(|| (fields::LUN.get(bhs), fields::TARGET_TRANSFER_TAG.get(bhs)))
     }
 }
 
@@ -200,105 +112,17 @@ pub struct R2t {
     pub desired_data_transfer_bytes: u32,
 }
 
-impl R2t {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::R2t);
-        bhs.0[1] = FINAL;
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.target_transfer_tag);
-        self.sequence.put(&mut bhs);
-        bhs.set_u32(36, self.r2t_sn);
-        bhs.set_u32(40, self.buffer_offset);
-        bhs.set_u32(44, self.desired_data_transfer_bytes);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> R2t {
-        R2t {
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            target_transfer_tag: bhs.u32_at(20),
-            sequence: Sequence::of(bhs),
-            r2t_sn: bhs.u32_at(36),
-            buffer_offset: bhs.u32_at(40),
-            desired_data_transfer_bytes: bhs.u32_at(44),
-        }
-    }
-}
-
-/// The answer to a task management request (§11.6.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum TaskManagementResult {
-    /// Done.
-    Complete = 0,
-    /// No such task.
-    TaskDoesNotExist = 1,
-    /// No such logical unit.
-    LunDoesNotExist = 2,
-    /// The task belongs to another connection still.
-    TaskStillAllegiant = 3,
-    /// Tasks are not moved between connections here.
-    ReassignNotSupported = 4,
-    /// No such function here.
-    NotSupported = 5,
-    /// Not for this initiator.
-    AuthorizationFailed = 6,
-    /// Asked and found: what a query asks about is there (RFC 7144).
-    Succeeded = 7,
-    /// Refused.
-    Rejected = 255,
-}
-
-impl TaskManagementResult {
-    /// From its code.
-    pub const fn from_code(code: u8) -> Option<TaskManagementResult> {
-        Some(match code {
-            0 => Self::Complete,
-            1 => Self::TaskDoesNotExist,
-            2 => Self::LunDoesNotExist,
-            3 => Self::TaskStillAllegiant,
-            4 => Self::ReassignNotSupported,
-            5 => Self::NotSupported,
-            6 => Self::AuthorizationFailed,
-            7 => Self::Succeeded,
-            255 => Self::Rejected,
-            _ => return None,
-        })
-    }
-}
-
-impl From<transport::TaskManagementResult> for TaskManagementResult {
-    fn from(result: transport::TaskManagementResult) -> TaskManagementResult {
-        match result {
-            transport::TaskManagementResult::Complete => Self::Complete,
-            transport::TaskManagementResult::Succeeded => Self::Succeeded,
-            transport::TaskManagementResult::TaskDoesNotExist => Self::TaskDoesNotExist,
-            transport::TaskManagementResult::LunDoesNotExist => Self::LunDoesNotExist,
-            transport::TaskManagementResult::NotSupported => Self::NotSupported,
-            transport::TaskManagementResult::AuthorizationFailed => Self::AuthorizationFailed,
-            transport::TaskManagementResult::Rejected => Self::Rejected,
-        }
-    }
-}
-
-impl From<TaskManagementResult> for transport::TaskManagementResult {
-    fn from(result: TaskManagementResult) -> transport::TaskManagementResult {
-        match result {
-            TaskManagementResult::Complete => Self::Complete,
-            TaskManagementResult::Succeeded => Self::Succeeded,
-            TaskManagementResult::TaskDoesNotExist => Self::TaskDoesNotExist,
-            TaskManagementResult::LunDoesNotExist => Self::LunDoesNotExist,
-            TaskManagementResult::NotSupported => Self::NotSupported,
-            TaskManagementResult::AuthorizationFailed => Self::AuthorizationFailed,
-            // The first two answer a reassignment only, which is no function of SCSI.
-            TaskManagementResult::TaskStillAllegiant
-            | TaskManagementResult::ReassignNotSupported
-            | TaskManagementResult::Rejected => Self::Rejected,
-        }
+header! {
+    R2t = R2t
+    fixed { FINAL = true }
+    fields {
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        target_transfer_tag = TARGET_TRANSFER_TAG,
+        sequence = SEQUENCE,
+        r2t_sn = R2T_SN,
+        buffer_offset = BUFFER_OFFSET,
+        desired_data_transfer_bytes = DESIRED_DATA_TRANSFER_LENGTH,
     }
 }
 
@@ -316,29 +140,15 @@ pub struct TaskManagementResponse {
     pub sequence: Sequence,
 }
 
-impl TaskManagementResponse {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::TaskManagementResponse);
-        bhs.0[1] = FINAL;
-        bhs.0[2] = self.result as u8;
-        bhs.0[8..11].copy_from_slice(&self.additional);
-        bhs.set_u32(16, self.initiator_task_tag);
-        self.sequence.put(&mut bhs);
-        bhs
+header! {
+    TaskManagementResponse = TaskManagementResponse
+    fixed { FINAL = true }
+    fields {
+        additional = ADDITIONAL_RESPONSE,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        sequence = SEQUENCE,
     }
-
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// [`PduError::Field`] for a reserved response code.
-    pub fn decode(bhs: &Bhs) -> Result<TaskManagementResponse, PduError> {
-        let result = TaskManagementResult::from_code(bhs.0[2])
-            .ok_or(PduError::Field { field: "Response", value: u32::from(bhs.0[2]) })?;
-        let additional = [bhs.0[8], bhs.0[9], bhs.0[10]];
-        let sequence = Sequence::of(bhs);
-        Ok(TaskManagementResponse { result, additional, initiator_task_tag: bhs.initiator_task_tag(), sequence })
-    }
+    checked { result = TASK_MANAGEMENT_RESULT }
 }
 
 /// NOP-In, §11.19.
@@ -354,41 +164,15 @@ pub struct NopIn {
     pub sequence: Sequence,
 }
 
-impl NopIn {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::NopIn);
-        bhs.0[1] = FINAL;
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.target_transfer_tag);
-        self.sequence.put(&mut bhs);
-        bhs
+header! {
+    NopIn = NopIn
+    fixed { FINAL = true }
+    fields {
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        target_transfer_tag = TARGET_TRANSFER_TAG,
+        sequence = SEQUENCE,
     }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> NopIn {
-        NopIn {
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            target_transfer_tag: bhs.u32_at(20),
-            sequence: Sequence::of(bhs),
-        }
-    }
-}
-
-/// What an asynchronous message is about (§11.9.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-#[allow(missing_docs)] // The RFC's names.
-pub enum AsyncEvent {
-    ScsiEvent = 0,
-    LogoutRequested = 1,
-    ConnectionDropped = 2,
-    AllConnectionsDropped = 3,
-    NegotiationRequested = 4,
-    TasksTerminated = 5,
-    VendorSpecific = 255,
 }
 
 /// Asynchronous Message, §11.9.
@@ -402,76 +186,14 @@ pub struct AsyncMessage {
     pub parameters: [u16; 3],
 }
 
-impl AsyncMessage {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::AsyncMessage);
-        bhs.0[1] = FINAL;
-        bhs.set_u32(16, TAG_NONE);
-        self.sequence.put(&mut bhs);
-        bhs.0[36] = self.event as u8;
-        for (at, value) in [38, 40, 42].into_iter().zip(self.parameters) {
-            bhs.set_u16(at, value);
-        }
-        bhs
+header! {
+    AsyncMessage = AsyncMessage
+    fixed { FINAL = true, INITIATOR_TASK_TAG = TAG_NONE }
+    fields {
+        sequence = SEQUENCE,
+        parameters = ASYNC_PARAMETERS,
     }
-
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// [`PduError::Field`] for an event that RFC 7143 does not define.
-    pub fn decode(bhs: &Bhs) -> Result<AsyncMessage, PduError> {
-        let event = match bhs.0[36] {
-            0 => AsyncEvent::ScsiEvent,
-            1 => AsyncEvent::LogoutRequested,
-            2 => AsyncEvent::ConnectionDropped,
-            3 => AsyncEvent::AllConnectionsDropped,
-            4 => AsyncEvent::NegotiationRequested,
-            5 => AsyncEvent::TasksTerminated,
-            255 => AsyncEvent::VendorSpecific,
-            other => return Err(PduError::Field { field: "AsyncEvent", value: u32::from(other) }),
-        };
-        let parameters = [bhs.u16_at(38), bhs.u16_at(40), bhs.u16_at(42)];
-        Ok(AsyncMessage { event, sequence: Sequence::of(bhs), parameters })
-    }
-}
-
-/// Why a PDU was rejected (§11.17.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-#[allow(missing_docs)] // The RFC's names.
-pub enum RejectReason {
-    DataDigestError = 0x02,
-    SnackReject = 0x03,
-    ProtocolError = 0x04,
-    CommandNotSupported = 0x05,
-    TooManyImmediateCommands = 0x06,
-    TaskInProgress = 0x07,
-    InvalidDataAck = 0x08,
-    InvalidPduField = 0x09,
-    LongOperationReject = 0x0a,
-    NegotiationReset = 0x0b,
-    WaitingForLogout = 0x0c,
-}
-
-impl RejectReason {
-    /// From its code.
-    pub const fn from_code(code: u8) -> Option<RejectReason> {
-        Some(match code {
-            0x02 => Self::DataDigestError,
-            0x03 => Self::SnackReject,
-            0x04 => Self::ProtocolError,
-            0x05 => Self::CommandNotSupported,
-            0x06 => Self::TooManyImmediateCommands,
-            0x07 => Self::TaskInProgress,
-            0x08 => Self::InvalidDataAck,
-            0x09 => Self::InvalidPduField,
-            0x0a => Self::LongOperationReject,
-            0x0b => Self::NegotiationReset,
-            0x0c => Self::WaitingForLogout,
-            _ => return None,
-        })
-    }
+    checked { event = ASYNC_EVENT }
 }
 
 /// Reject, §11.17. Its data segment is the header that was rejected.
@@ -483,20 +205,12 @@ pub struct Reject {
     pub sequence: Sequence,
 }
 
-impl Reject {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::Reject);
-        bhs.0[1] = FINAL;
-        bhs.0[2] = self.reason;
-        bhs.set_u32(16, TAG_NONE);
-        self.sequence.put(&mut bhs);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> Reject {
-        Reject { reason: bhs.0[2], sequence: Sequence::of(bhs) }
+header! {
+    Reject = Reject
+    fixed { FINAL = true, INITIATOR_TASK_TAG = TAG_NONE }
+    fields {
+        reason = REJECT_REASON,
+        sequence = SEQUENCE,
     }
 }
 

@@ -1,13 +1,12 @@
 //! What an initiator sends: one typed header per opcode, each reading and writing its 48 bytes (RFC 7143 §11).
 
-use strongroom_scsi::transport;
+use strongroom_scsi::transport::{Lun, TaskAttribute};
 
-use super::{Attribute, Bhs, Lun, Opcode, PduError};
-use crate::Serial;
-use crate::login::stage;
-
-const FINAL: u8 = 0x80;
-const CONTINUE: u8 = 0x40;
+use super::bhs::{Bhs, Opcode};
+use super::error::PduError;
+use super::fields::{self, CheckedField, Field, header};
+use super::request_codes::stage;
+use crate::sequence::Serial;
 
 /// SCSI Command, §11.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +20,7 @@ pub struct ScsiCommand {
     /// Data flows to the target.
     pub write: bool,
     /// How it may be ordered.
-    pub attribute: Attribute,
+    pub attribute: TaskAttribute,
     /// Logical unit.
     pub lun: Lun,
     /// Names the task.
@@ -36,51 +35,22 @@ pub struct ScsiCommand {
     pub cdb: [u8; 16],
 }
 
-impl ScsiCommand {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::ScsiCommand);
-        bhs.0[0] |= u8::from(self.immediate) << 6;
-        bhs.0[1] = u8::from(self.is_final) << 7
-            | u8::from(self.read) << 6
-            | u8::from(self.write) << 5
-            | attribute_code(self.attribute);
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.expected_data_transfer_bytes);
-        bhs.set_u32(24, self.cmd_sn.0);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs.0[32..48].copy_from_slice(&self.cdb);
-        bhs
+header! {
+    ScsiCommand = ScsiCommand
+    fixed {}
+    fields {
+        immediate = IMMEDIATE,
+        is_final = FINAL,
+        read = READ,
+        write = WRITE,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        expected_data_transfer_bytes = EXPECTED_DATA_TRANSFER_LENGTH,
+        cmd_sn = CMD_SN,
+        exp_stat_sn = EXP_STAT_SN,
+        cdb = CDB,
     }
-
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// [`PduError::Field`] for a reserved task attribute.
-    pub fn decode(bhs: &Bhs) -> Result<ScsiCommand, PduError> {
-        let attribute = match bhs.0[1] & 7 {
-            0 => Attribute::Untagged,
-            1 => Attribute::Simple,
-            2 => Attribute::Ordered,
-            3 => Attribute::HeadOfQueue,
-            4 => Attribute::Aca,
-            other => return Err(PduError::Field { field: "ATTR", value: u32::from(other) }),
-        };
-        Ok(ScsiCommand {
-            immediate: bhs.is_immediate(),
-            is_final: bhs.0[1] & FINAL != 0,
-            read: bhs.0[1] & 0x40 != 0,
-            write: bhs.0[1] & 0x20 != 0,
-            attribute,
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            expected_data_transfer_bytes: bhs.u32_at(20),
-            cmd_sn: Serial(bhs.u32_at(24)),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-            cdb: bhs.0[32..48].try_into().expect("16 bytes"),
-        })
-    }
+    checked { attribute = ATTR }
 }
 
 /// SCSI Data-Out, §11.7.
@@ -102,111 +72,17 @@ pub struct DataOut {
     pub buffer_offset: u32,
 }
 
-impl DataOut {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::DataOut);
-        bhs.0[1] = u8::from(self.is_final) << 7;
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.target_transfer_tag);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs.set_u32(36, self.data_sn);
-        bhs.set_u32(40, self.buffer_offset);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> DataOut {
-        DataOut {
-            is_final: bhs.0[1] & FINAL != 0,
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            target_transfer_tag: bhs.u32_at(20),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-            data_sn: bhs.u32_at(36),
-            buffer_offset: bhs.u32_at(40),
-        }
-    }
-}
-
-/// What a task management request asks for (§11.5.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum TaskFunction {
-    /// End one task.
-    AbortTask = 1,
-    /// End this initiator's tasks on a logical unit.
-    AbortTaskSet = 2,
-    /// End an auto contingent allegiance.
-    ClearAca = 3,
-    /// End all tasks on a logical unit, of every initiator.
-    ClearTaskSet = 4,
-    /// Reset a logical unit.
-    LogicalUnitReset = 5,
-    /// Reset every logical unit.
-    TargetWarmReset = 6,
-    /// The same, and drop every connection.
-    TargetColdReset = 7,
-    /// Move a task to this connection (error recovery level 2).
-    TaskReassign = 8,
-    /// Whether a task is there (RFC 7144, iSCSIProtocolLevel 2; so are those that follow).
-    QueryTask = 9,
-    /// Whether this initiator has any task on a logical unit.
-    QueryTaskSet = 10,
-    /// End this initiator's tasks everywhere, as if it had been gone for a moment.
-    NexusReset = 11,
-    /// Whether a unit attention waits.
-    QueryAsyncEvent = 12,
-}
-
-impl TaskFunction {
-    /// From its code.
-    pub const fn from_code(code: u8) -> Option<TaskFunction> {
-        Some(match code {
-            1 => TaskFunction::AbortTask,
-            2 => TaskFunction::AbortTaskSet,
-            3 => TaskFunction::ClearAca,
-            4 => TaskFunction::ClearTaskSet,
-            5 => TaskFunction::LogicalUnitReset,
-            6 => TaskFunction::TargetWarmReset,
-            7 => TaskFunction::TargetColdReset,
-            8 => TaskFunction::TaskReassign,
-            9 => TaskFunction::QueryTask,
-            10 => TaskFunction::QueryTaskSet,
-            11 => TaskFunction::NexusReset,
-            12 => TaskFunction::QueryAsyncEvent,
-            _ => return None,
-        })
-    }
-}
-
-impl From<transport::TaskFunction> for TaskFunction {
-    fn from(function: transport::TaskFunction) -> TaskFunction {
-        match function {
-            transport::TaskFunction::AbortTask => TaskFunction::AbortTask,
-            transport::TaskFunction::AbortTaskSet => TaskFunction::AbortTaskSet,
-            transport::TaskFunction::ClearAca => TaskFunction::ClearAca,
-            transport::TaskFunction::ClearTaskSet => TaskFunction::ClearTaskSet,
-            transport::TaskFunction::LogicalUnitReset => TaskFunction::LogicalUnitReset,
-            transport::TaskFunction::TargetWarmReset => TaskFunction::TargetWarmReset,
-            transport::TaskFunction::TargetColdReset => TaskFunction::TargetColdReset,
-            transport::TaskFunction::QueryTask => TaskFunction::QueryTask,
-            transport::TaskFunction::QueryTaskSet => TaskFunction::QueryTaskSet,
-            transport::TaskFunction::NexusReset => TaskFunction::NexusReset,
-            transport::TaskFunction::QueryAsyncEvent => TaskFunction::QueryAsyncEvent,
-        }
-    }
-}
-
-/// The code of a task attribute (§11.3.1).
-const fn attribute_code(attribute: Attribute) -> u8 {
-    match attribute {
-        Attribute::Untagged => 0,
-        Attribute::Simple => 1,
-        Attribute::Ordered => 2,
-        Attribute::HeadOfQueue => 3,
-        Attribute::Aca => 4,
+header! {
+    DataOut = DataOut
+    fixed {}
+    fields {
+        is_final = FINAL,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        target_transfer_tag = TARGET_TRANSFER_TAG,
+        exp_stat_sn = EXP_STAT_SN,
+        data_sn = DATA_SN,
+        buffer_offset = BUFFER_OFFSET,
     }
 }
 
@@ -233,35 +109,19 @@ pub struct TaskManagementRequest {
     pub exp_data_sn: u32,
 }
 
-impl TaskManagementRequest {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::TaskManagementRequest);
-        bhs.0[0] |= u8::from(self.immediate) << 6;
-        bhs.0[1] = FINAL | (self.function & 0x7f);
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.referenced_task_tag);
-        bhs.set_u32(24, self.cmd_sn.0);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs.set_u32(32, self.ref_cmd_sn.0);
-        bhs.set_u32(36, self.exp_data_sn);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> TaskManagementRequest {
-        TaskManagementRequest {
-            immediate: bhs.is_immediate(),
-            function: bhs.0[1] & 0x7f,
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            referenced_task_tag: bhs.u32_at(20),
-            cmd_sn: Serial(bhs.u32_at(24)),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-            ref_cmd_sn: Serial(bhs.u32_at(32)),
-            exp_data_sn: bhs.u32_at(36),
-        }
+header! {
+    TaskManagementRequest = TaskManagementRequest
+    fixed { FINAL = true }
+    fields {
+        immediate = IMMEDIATE,
+        function = FUNCTION,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        referenced_task_tag = REFERENCED_TASK_TAG,
+        cmd_sn = CMD_SN,
+        exp_stat_sn = EXP_STAT_SN,
+        ref_cmd_sn = REF_CMD_SN,
+        exp_data_sn = EXP_DATA_SN,
     }
 }
 
@@ -294,6 +154,25 @@ pub struct LoginRequest {
     pub exp_stat_sn: Serial,
 }
 
+header! {
+    LoginRequest = LoginRequest
+    fixed { IMMEDIATE = true }
+    fields {
+        transit = TRANSIT,
+        continues = CONTINUE,
+        current_stage = CSG,
+        next_stage = NSG,
+        version_max = VERSION_MAX,
+        version_min = VERSION_MIN,
+        isid = ISID,
+        tsih = TSIH,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        cid = CID,
+        cmd_sn = CMD_SN,
+        exp_stat_sn = EXP_STAT_SN,
+    }
+}
+
 impl LoginRequest {
     /// Asks for a new session, and for all of its login in one request: no security stage, from operational negotiation to full feature.
     pub fn one_step(isid: [u8; 6]) -> LoginRequest {
@@ -312,44 +191,6 @@ impl LoginRequest {
             exp_stat_sn: Serial(0),
         }
     }
-
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::LoginRequest);
-        bhs.0[0] |= 0x40;
-        bhs.0[1] = stage_flags(self.transit, self.continues, self.current_stage, self.next_stage);
-        bhs.0[2] = self.version_max;
-        bhs.0[3] = self.version_min;
-        bhs.0[8..14].copy_from_slice(&self.isid);
-        bhs.set_u16(14, self.tsih);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u16(20, self.cid);
-        bhs.set_u32(24, self.cmd_sn.0);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs
-    }
-
-    /// Reads the header. Stages are two bits each and may be the reserved 2.
-    pub fn decode(bhs: &Bhs) -> LoginRequest {
-        LoginRequest {
-            transit: bhs.0[1] & FINAL != 0,
-            continues: bhs.0[1] & CONTINUE != 0,
-            current_stage: bhs.0[1] >> 2 & 3,
-            next_stage: bhs.0[1] & 3,
-            version_max: bhs.0[2],
-            version_min: bhs.0[3],
-            isid: bhs.0[8..14].try_into().expect("6 bytes"),
-            tsih: bhs.u16_at(14),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            cid: bhs.u16_at(20),
-            cmd_sn: Serial(bhs.u32_at(24)),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-        }
-    }
-}
-
-pub(super) fn stage_flags(transit: bool, continues: bool, current_stage: u8, next_stage: u8) -> u8 {
-    u8::from(transit) << 7 | u8::from(continues) << 6 | (current_stage & 3) << 2 | (next_stage & 3)
 }
 
 /// Text Request, §11.10.
@@ -373,45 +214,19 @@ pub struct TextRequest {
     pub exp_stat_sn: Serial,
 }
 
-impl TextRequest {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::TextRequest);
-        bhs.0[0] |= u8::from(self.immediate) << 6;
-        bhs.0[1] = u8::from(self.is_final) << 7 | u8::from(self.continues) << 6;
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.target_transfer_tag);
-        bhs.set_u32(24, self.cmd_sn.0);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs
+header! {
+    TextRequest = TextRequest
+    fixed {}
+    fields {
+        immediate = IMMEDIATE,
+        is_final = FINAL,
+        continues = CONTINUE,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        target_transfer_tag = TARGET_TRANSFER_TAG,
+        cmd_sn = CMD_SN,
+        exp_stat_sn = EXP_STAT_SN,
     }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> TextRequest {
-        TextRequest {
-            immediate: bhs.is_immediate(),
-            is_final: bhs.0[1] & FINAL != 0,
-            continues: bhs.0[1] & CONTINUE != 0,
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            target_transfer_tag: bhs.u32_at(20),
-            cmd_sn: Serial(bhs.u32_at(24)),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-        }
-    }
-}
-
-/// Why a logout (§11.14.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum LogoutReason {
-    /// End the session.
-    CloseSession = 0,
-    /// End one connection.
-    CloseConnection = 1,
-    /// End a connection so that its tasks move to another (error recovery level 2).
-    RemoveForRecovery = 2,
 }
 
 /// Logout Request, §11.14.
@@ -431,29 +246,16 @@ pub struct LogoutRequest {
     pub exp_stat_sn: Serial,
 }
 
-impl LogoutRequest {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::LogoutRequest);
-        bhs.0[0] |= u8::from(self.immediate) << 6;
-        bhs.0[1] = FINAL | (self.reason & 0x7f);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u16(20, self.cid);
-        bhs.set_u32(24, self.cmd_sn.0);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> LogoutRequest {
-        LogoutRequest {
-            immediate: bhs.is_immediate(),
-            reason: bhs.0[1] & 0x7f,
-            initiator_task_tag: bhs.initiator_task_tag(),
-            cid: bhs.u16_at(20),
-            cmd_sn: Serial(bhs.u32_at(24)),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-        }
+header! {
+    LogoutRequest = LogoutRequest
+    fixed { FINAL = true }
+    fields {
+        immediate = IMMEDIATE,
+        reason = LOGOUT_REASON,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        cid = CID,
+        cmd_sn = CMD_SN,
+        exp_stat_sn = EXP_STAT_SN,
     }
 }
 
@@ -474,30 +276,16 @@ pub struct NopOut {
     pub exp_stat_sn: Serial,
 }
 
-impl NopOut {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::NopOut);
-        bhs.0[0] |= u8::from(self.immediate) << 6;
-        bhs.0[1] = FINAL;
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.target_transfer_tag);
-        bhs.set_u32(24, self.cmd_sn.0);
-        bhs.set_u32(28, self.exp_stat_sn.0);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> NopOut {
-        NopOut {
-            immediate: bhs.is_immediate(),
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            target_transfer_tag: bhs.u32_at(20),
-            cmd_sn: Serial(bhs.u32_at(24)),
-            exp_stat_sn: Serial(bhs.u32_at(28)),
-        }
+header! {
+    NopOut = NopOut
+    fixed { FINAL = true }
+    fields {
+        immediate = IMMEDIATE,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        target_transfer_tag = TARGET_TRANSFER_TAG,
+        cmd_sn = CMD_SN,
+        exp_stat_sn = EXP_STAT_SN,
     }
 }
 
@@ -518,29 +306,16 @@ pub struct Snack {
     pub run_length: u32,
 }
 
-impl Snack {
-    /// Writes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut bhs = Bhs::new(Opcode::Snack);
-        bhs.0[1] = FINAL | (self.kind & 0x0f);
-        bhs.set_lun(self.lun);
-        bhs.set_u32(16, self.initiator_task_tag);
-        bhs.set_u32(20, self.target_transfer_tag);
-        bhs.set_u32(40, self.begin_run);
-        bhs.set_u32(44, self.run_length);
-        bhs
-    }
-
-    /// Reads the header.
-    pub fn decode(bhs: &Bhs) -> Snack {
-        Snack {
-            kind: bhs.0[1] & 0x0f,
-            lun: bhs.lun(),
-            initiator_task_tag: bhs.initiator_task_tag(),
-            target_transfer_tag: bhs.u32_at(20),
-            begin_run: bhs.u32_at(40),
-            run_length: bhs.u32_at(44),
-        }
+header! {
+    Snack = Snack
+    fixed { FINAL = true }
+    fields {
+        kind = SNACK_TYPE,
+        lun = LUN,
+        initiator_task_tag = INITIATOR_TASK_TAG,
+        target_transfer_tag = TARGET_TRANSFER_TAG,
+        begin_run = BEGIN_RUN,
+        run_length = RUN_LENGTH,
     }
 }
 

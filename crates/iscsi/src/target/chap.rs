@@ -1,9 +1,8 @@
 //! CHAP as a target does it (RFC 7143 §12.1.3): which algorithm, our challenge, the initiator's response, and ours to its own.
 
-use super::login::Refusal;
+use super::refusal::Refusal;
 use crate::chap::{Algorithm, Challenge, Credentials};
 use crate::text::Pairs;
-use crate::{LoginStatus, PeerMisbehaved};
 
 /// Whom a login must prove to be. The challenge must be fresh.
 #[derive(Clone, Debug)]
@@ -29,9 +28,9 @@ pub struct ChapUser {
 
 /// An exchange in progress.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct ChapExchange {
     policy: ChapPolicy,
-    step: ChapStage,
+    stage: ChapStage,
     /// What the initiator calls itself.
     name: Option<String>,
 }
@@ -43,31 +42,27 @@ enum ChapStage {
     Response(Algorithm),
 }
 
-/// What a text of the exchange leads to.
+/// What follows from a text of the exchange.
 #[derive(Debug)]
 pub(super) enum Progress {
     /// More is to come; the answers go out.
-    Goes,
-    /// It is over: who the initiator is, if it was asked.
+    Continues,
+    /// It is over: who the initiator is, if it had to prove that.
     Done { user: Option<String> },
 }
 
-fn refused(why: &'static str) -> Refusal {
-    Refusal(LoginStatus::AUTHENTICATION_FAILED, PeerMisbehaved::Login(why))
-}
-
-impl Exchange {
-    pub(super) fn new(policy: ChapPolicy) -> Exchange {
-        Exchange { policy, step: ChapStage::Method, name: None }
+impl ChapExchange {
+    pub(super) fn new(policy: ChapPolicy) -> ChapExchange {
+        ChapExchange { policy, stage: ChapStage::Method, name: None }
     }
 
     pub(super) fn is_required(&self) -> bool {
-        self.policy.is_required || self.step != ChapStage::Method
+        self.policy.is_required || self.stage != ChapStage::Method
     }
 
     /// Takes the keys of one text in the security stage and appends the answers.
     pub(super) fn take(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
-        if self.step == ChapStage::Method {
+        if self.stage == ChapStage::Method {
             // RFC 7143 §6.2.2: the first of the list that we can.
             let offered = pairs.value("AuthMethod").unwrap_or("None");
             let is_ours = |method: &&str| *method == "CHAP" || (*method == "None" && !self.policy.is_required);
@@ -79,17 +74,19 @@ impl Exchange {
                     }
                     return Ok(Progress::Done { user: None });
                 }
-                None => return Err(refused("the initiator does not offer CHAP, which is required here")),
+                None => {
+                    return Err(Refusal::authentication("the initiator does not offer CHAP, which is required here"));
+                }
             }
-            self.step = ChapStage::Algorithm;
+            self.stage = ChapStage::Algorithm;
             // Some send what belongs to the next text along with the method.
             if pairs.value("CHAP_A").is_none() {
-                return Ok(Progress::Goes);
+                return Ok(Progress::Continues);
             }
         } else if pairs.value("AuthMethod").is_some() {
-            return Err(refused("AuthMethod for the second time"));
+            return Err(Refusal::authentication("AuthMethod for the second time"));
         }
-        match self.step {
+        match self.stage {
             ChapStage::Method => unreachable!("left above"),
             ChapStage::Algorithm => self.choose(pairs, answers),
             ChapStage::Response(algorithm) => self.verify(algorithm, pairs, answers),
@@ -97,18 +94,18 @@ impl Exchange {
     }
 
     fn choose(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
-        let offered = pairs.value("CHAP_A").ok_or_else(|| refused("no CHAP_A"))?;
+        let offered = pairs.value("CHAP_A").ok_or_else(|| Refusal::authentication("no CHAP_A"))?;
         let known = |code: &str| Algorithm::from_code(crate::login::number(code)?);
         let algorithm = offered
             .split(',')
             .filter_map(known)
             .find(|algorithm| self.policy.algorithms.contains(algorithm))
-            .ok_or_else(|| refused("none of the initiator's CHAP algorithms is allowed here"))?;
+            .ok_or_else(|| Refusal::authentication("none of the initiator's CHAP algorithms is allowed here"))?;
         answers.push("CHAP_A", (algorithm as u8).to_string());
         answers.push("CHAP_I", self.policy.challenge.identifier());
         answers.push("CHAP_C", self.policy.challenge.value());
-        self.step = ChapStage::Response(algorithm);
-        Ok(Progress::Goes)
+        self.stage = ChapStage::Response(algorithm);
+        Ok(Progress::Continues)
     }
 
     /// The name that the initiator gave, once it has.
@@ -118,16 +115,17 @@ impl Exchange {
 
     fn verify(&mut self, algorithm: Algorithm, pairs: &Pairs, answers: &mut Pairs) -> Result<Progress, Refusal> {
         let (Some(name), Some(response)) = (pairs.value("CHAP_N"), pairs.value("CHAP_R")) else {
-            return Err(refused("no CHAP_N or no CHAP_R"));
+            return Err(Refusal::authentication("no CHAP_N or no CHAP_R"));
         };
         self.name = Some(name.to_owned());
         let policy = &self.policy;
         // An unknown name takes as long as one with a wrong response.
         let user = policy.users.iter().find(|user| user.initiator.name == name);
-        let asked = user.or(policy.users.first()).ok_or_else(|| refused("no user may log in by CHAP"))?;
+        let asked =
+            user.or(policy.users.first()).ok_or_else(|| Refusal::authentication("no user may log in by CHAP"))?;
         let is_right = policy.challenge.is_answered_by(algorithm, &asked.initiator.secret, response);
         if !is_right || user.is_none() {
-            return Err(refused(match user {
+            return Err(Refusal::authentication(match user {
                 Some(_) => "the CHAP secret is wrong",
                 None => "no CHAP user of that name may log in here",
             }));
@@ -135,16 +133,21 @@ impl Exchange {
         match (pairs.value("CHAP_I"), pairs.value("CHAP_C")) {
             (None, None) => {}
             (Some(identifier), Some(challenge)) => {
-                let ourselves =
-                    asked.target.as_ref().ok_or_else(|| refused("this target has no secret to prove itself with"))?;
-                let theirs = Challenge::parse(identifier, challenge).ok_or_else(|| refused("a malformed challenge"))?;
+                let ourselves = asked
+                    .target
+                    .as_ref()
+                    .ok_or_else(|| Refusal::authentication("this target has no secret to prove itself with"))?;
+                let theirs = Challenge::parse(identifier, challenge)
+                    .ok_or_else(|| Refusal::authentication("a malformed challenge"))?;
                 if theirs.reflects(&policy.challenge) {
-                    return Err(refused("our own challenge came back: an attacker wants us to answer it"));
+                    return Err(Refusal::authentication(
+                        "our own challenge came back: an attacker wants us to answer it",
+                    ));
                 }
                 answers.push("CHAP_N", &ourselves.name);
                 answers.push("CHAP_R", theirs.answer(algorithm, &ourselves.secret));
             }
-            _ => return Err(refused("half a challenge")),
+            _ => return Err(Refusal::authentication("half a challenge")),
         }
         Ok(Progress::Done { user: Some(name.to_owned()) })
     }

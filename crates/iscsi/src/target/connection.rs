@@ -109,7 +109,7 @@ impl Session {
     /// Whether a login that `may_add` let begin may still become a connection: the session may have ended meanwhile, and others come, one
     /// with the same CID among them.
     pub fn has_place_for(&self, login: &Login) -> bool {
-        let is_there = |connection: &Connection| connection.cid == login.cid && !connection.is_over;
+        let is_there = |connection: &Connection| connection.cid == login.cid() && !connection.is_over;
         !self.is_closed && !self.is_full() && !self.connections.iter().any(is_there)
     }
 
@@ -131,7 +131,7 @@ impl Session {
         let config = &self.config;
         self.connections.push(Connection {
             id,
-            cid: login.cid,
+            cid: login.cid(),
             liveness: Liveness::new(now, config.ping_after, config.ping_timeout),
             outbox: login.outbox,
             responding: VecDeque::new(),

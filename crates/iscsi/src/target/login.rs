@@ -1,6 +1,6 @@
-//! The login of one connection as a target sees it (RFC 7143 §6.3): who is it, what for, may it, and with which parameters. The
-//! proof of who it is, where one is wanted, is in `chap`; inside a channel the channel has authenticated the peer already. What
-//! comes of it is a session, or a further connection of one.
+//! The login of one connection at the target (RFC 7143 §6.3): who the initiator is, what it wants, whether the application admits it, and
+//! with which parameters. CHAP is in `chap`; inside a channel the peer is authenticated already. A login becomes a session, or a further
+//! connection of one.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,16 +8,18 @@ use std::time::Instant;
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
-use super::chap::{ChapPolicy, Exchange, Progress};
+use super::chap::{ChapExchange, ChapPolicy, Progress};
 use super::outbox::{AnswerKind, Outbox, Window};
-use super::{Config, LoginEvent, LoginRequested, Session, SessionKind, TASKS_MAX, TEXT_BYTES_MAX};
-use crate::login::{Agreed, LOGIN_ROUNDS_MAX, LOGIN_SEGMENT_BYTES, Negotiation, REASON_CHARS_MAX, REASON_KEY, stage};
+use super::refusal::Refusal;
+use super::types::{Config, IMMEDIATE_TASKS_MAX, LoginEvent, LoginRequested, SessionKind, TASKS_MAX, TEXT_BYTES_MAX};
+use crate::login::{Agreed, LOGIN_SEGMENT_BYTES, LoginExchange, Negotiation, REASON_CHARS_MAX, REASON_KEY};
+use crate::pdu::request_codes::stage;
 use crate::pdu::{LoginRequest, LoginResponse, Pdu, PduError, Request, Sequence};
-use crate::text::{Collector, Pairs};
+use crate::text::Pairs;
 use crate::{CloseReason, LoginStatus, NAME_BYTES_MAX, PeerMisbehaved, Serial};
 
 /// A login's machine: one connection, from its first byte to full-feature phase. After [`LoginEvent::Done`] it becomes a session
-/// ([`Session::new`]) or a further connection of one ([`Session::add_connection`]).
+/// ([`super::Session::new`]) or a further connection of one ([`super::Session::add_connection`]).
 #[derive(Debug)]
 pub struct Login {
     pub(super) config: Config,
@@ -28,27 +30,40 @@ pub struct Login {
     /// What the answers show of the command window.
     pub(super) window: Window,
     pub(super) kind: SessionKind,
-    pub(super) cid: u16,
     pub(super) tsih: Option<u16>,
     pub(super) agreed: Agreed,
-
-    negotiation: Negotiation,
-    collector: Collector,
-    rounds: u32,
-    stage: u8,
+    exchange: LoginExchange,
     /// The first request, which later ones must agree with.
     first: Option<LoginRequest>,
-    /// What waits for the application's word.
+    /// What waits for the application's decision.
     parked: Option<(LoginRequest, Pairs)>,
-    /// CHAP, while it goes on.
-    exchange: Option<Exchange>,
-    /// CHAP's last answers, which go out with the next text of ours.
-    answers: Pairs,
-    /// AuthMethod has been settled.
-    method_settled: bool,
+    authentication: Authentication,
     portal_group_declared: bool,
     /// The rest of an answer that is longer than a segment, and the request that it answers.
     rest: Option<(LoginRequest, Buffer)>,
+}
+
+/// The AuthMethod key and what follows from it.
+#[derive(Debug, Default)]
+struct Authentication {
+    /// CHAP, while it is in progress.
+    chap: Option<ChapExchange>,
+    /// CHAP's last answers, which go out with the next text of ours.
+    answers: Pairs,
+    is_settled: bool,
+}
+
+impl Authentication {
+    /// Answers AuthMethod where no authentication is required.
+    fn answer_method(&mut self, pairs: &Pairs, answers: &mut Pairs) -> Result<(), Refusal> {
+        let Some(methods) = pairs.value("AuthMethod").filter(|_| !self.is_settled) else { return Ok(()) };
+        if !methods.split(',').any(|method| method == "None") {
+            return Err(Refusal::authentication("the initiator insists on an authentication that is not offered here"));
+        }
+        self.is_settled = true;
+        answers.push("AuthMethod", "None");
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,26 +73,11 @@ enum Phase {
     Closed,
 }
 
-/// Why a login cannot go on: what the initiator is told, and what the log says.
-pub(super) struct Refusal(pub(super) LoginStatus, pub(super) PeerMisbehaved);
-
-impl Refusal {
-    fn initiator(why: &'static str) -> Refusal {
-        Refusal(LoginStatus::INITIATOR_ERROR, PeerMisbehaved::Login(why))
-    }
-}
-
-impl<E: Into<PeerMisbehaved>> From<E> for Refusal {
-    fn from(error: E) -> Refusal {
-        Refusal(LoginStatus::INITIATOR_ERROR, error.into())
-    }
-}
-
 impl Login {
     /// A login on a connection that was made at `now`.
     pub fn new(now: Instant, mut config: Config) -> Login {
         config.offer = config.offer.clamped(config.in_channel);
-        config.queue_depth = config.queue_depth.clamp(1, (TASKS_MAX - super::IMMEDIATE_TASKS_MAX) as u16);
+        config.queue_depth = config.queue_depth.clamp(1, (TASKS_MAX - IMMEDIATE_TASKS_MAX) as u16);
         let nothing = Serial(0);
         Login {
             phase: Phase::Open,
@@ -86,19 +86,13 @@ impl Login {
             outbox: Outbox::new(nothing),
             window: Window { exp_cmd_sn: nothing, max_cmd_sn: nothing },
             kind: SessionKind::Discovery,
-            cid: 0,
             tsih: None,
             agreed: Agreed::default(),
-            negotiation: Negotiation::new(&config.offer),
+            exchange: LoginExchange::new(Negotiation::new(&config.offer), stage::SECURITY, TEXT_BYTES_MAX),
             config,
-            collector: Collector::default(),
-            rounds: 0,
-            stage: stage::SECURITY,
             first: None,
             parked: None,
-            exchange: None,
-            answers: Pairs::default(),
-            method_settled: false,
+            authentication: Authentication::default(),
             portal_group_declared: false,
             rest: None,
         }
@@ -161,22 +155,26 @@ impl Login {
     /// If `tsih` is 0, which RFC 7143 keeps for "a new session".
     pub fn accept(&mut self, tsih: u16) {
         assert_ne!(tsih, 0, "0 asks for a new session");
-        self.go_on_with(tsih);
+        self.proceed(tsih);
     }
 
-    /// Lets the connection into `session`, which the initiator has named by its TSIH: the application has seen that it belongs to
-    /// the same initiator, and that the session takes it ([`Session::may_add`]).
-    pub fn accept_into(&mut self, session: &Session) {
-        self.window = session.window();
-        self.negotiation.join(session.session_keys());
-        self.go_on_with(session.tsih());
+    /// Lets the connection into a session with these keys, this command window and this handle.
+    pub(super) fn join(&mut self, keys: &Agreed, window: Window, tsih: u16) {
+        self.window = window;
+        self.exchange.negotiation.join(keys);
+        self.proceed(tsih);
     }
 
-    fn go_on_with(&mut self, tsih: u16) {
+    /// The CID of the connection, from the first request on.
+    pub(super) fn cid(&self) -> u16 {
+        self.first.map_or(0, |first| first.cid)
+    }
+
+    fn proceed(&mut self, tsih: u16) {
         let Some((request, pairs)) = self.parked.take() else { return };
         self.tsih = Some(tsih);
         if let Err(refusal) = self.negotiate(&request, &pairs) {
-            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+            self.refuse(&request, refusal);
         }
     }
 
@@ -184,15 +182,15 @@ impl Login {
     /// proven it already.
     pub fn require_chap(&mut self, policy: ChapPolicy) {
         let Some((request, pairs)) = self.parked.take() else { return };
-        self.exchange = Some(Exchange::new(policy));
+        self.authentication.chap = Some(ChapExchange::new(policy));
         if let Err(refusal) = self.authenticate(request, pairs) {
-            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+            self.refuse(&request, refusal);
         }
     }
 
     /// The name that the initiator gave for CHAP, proven or not.
     pub fn chap_name(&self) -> Option<&str> {
-        self.exchange.as_ref()?.name()
+        self.authentication.chap.as_ref()?.name()
     }
 
     /// Sends the initiator of `Requested` elsewhere, to `address` (`host:port`, or `host:port,portal-group`; an IPv6 host in
@@ -235,7 +233,7 @@ impl Login {
         let Request::Login(request) = Request::decode(&pdu.bhs)? else {
             let misplaced = PeerMisbehaved::OutOfPlace { what: "another PDU", expected: "a login request" };
             if let Some(first) = self.first {
-                self.refuse(&first, LoginStatus::INVALID_DURING_LOGIN, CloseReason::Misbehaved(misplaced));
+                self.refuse(&first, Refusal { status: LoginStatus::INVALID_DURING_LOGIN, reason: misplaced });
                 return Ok(());
             }
             return Err(misplaced);
@@ -244,7 +242,7 @@ impl Login {
             self.begin(&request);
         }
         if let Err(refusal) = self.take_login(request, pdu) {
-            self.refuse(&request, refusal.0, CloseReason::Misbehaved(refusal.1));
+            self.refuse(&request, refusal);
         }
         Ok(())
     }
@@ -252,31 +250,29 @@ impl Login {
     /// RFC 7143 §4.2.2: the numbers start where the first request says.
     fn begin(&mut self, request: &LoginRequest) {
         self.outbox = Outbox::new(request.exp_stat_sn);
-        self.cid = request.cid;
         let exp_cmd_sn = match request.tsih {
             0 => request.cmd_sn,
             // Which session it joins, and where that is, is not known yet: a number that acknowledges nothing.
             _ => Serial(request.cmd_sn.0.wrapping_sub(TASKS_MAX as u32)),
         };
         if request.tsih != 0 {
-            self.negotiation = Negotiation::joining(&self.config.offer, &Agreed::default());
+            self.exchange.negotiation.join(&Agreed::default());
         }
         let depth = if request.tsih == 0 { u32::from(self.config.queue_depth) } else { 0 };
         self.window = Window { exp_cmd_sn, max_cmd_sn: exp_cmd_sn.plus(depth).previous() };
     }
 
     fn check(&mut self, request: &LoginRequest) -> Result<(), Refusal> {
-        self.rounds += 1;
-        if self.rounds > LOGIN_ROUNDS_MAX {
+        if !self.exchange.count_round() {
             return Err(Refusal::initiator("too many requests"));
         }
         if self.parked.is_some() {
             return Err(Refusal::initiator("a request before the answer to the one before"));
         }
         if request.version_min > 0 {
-            return Err(Refusal(LoginStatus::UNSUPPORTED_VERSION, PeerMisbehaved::Login("protocol version above 0")));
+            return Err(Refusal::new(LoginStatus::UNSUPPORTED_VERSION, "protocol version above 0"));
         }
-        if request.current_stage > stage::OPERATIONAL || request.current_stage < self.stage {
+        if request.current_stage > stage::OPERATIONAL || request.current_stage < self.exchange.stage() {
             return Err(Refusal::initiator("a stage out of order"));
         }
         let next_is_ahead = request.next_stage > request.current_stage && request.next_stage != 2;
@@ -295,7 +291,7 @@ impl Login {
                 }
             }
         }
-        self.stage = request.current_stage;
+        self.exchange.enter(request.current_stage);
         Ok(())
     }
 
@@ -307,19 +303,19 @@ impl Login {
             }
             return self.send_text(&original, rest);
         }
-        let Some(pairs) = self.collector.push(&pdu.data, request.continues, TEXT_BYTES_MAX)? else {
+        let Some(pairs) = self.exchange.collect(&pdu.data, request.continues)? else {
             // Nothing to say before the text is whole (RFC 7143 §6.2).
             return self.send_response(&request, Buffer::empty(), false, false);
         };
         pairs.check_unique()?;
-        if self.exchange.is_some() {
+        if self.authentication.chap.is_some() {
             return self.authenticate(request, pairs);
         }
         if self.tsih.is_none() {
             let requested = identify(&request, &pairs)?;
             self.kind = requested.kind.clone();
             if self.kind == SessionKind::Discovery {
-                self.negotiation.set_discovery();
+                self.exchange.negotiation.set_discovery();
             }
             self.parked = Some((request, pairs));
             self.events.push_back(LoginEvent::Requested(requested));
@@ -330,27 +326,26 @@ impl Login {
 
     /// Takes a text of the CHAP exchange.
     fn authenticate(&mut self, request: LoginRequest, pairs: Pairs) -> Result<(), Refusal> {
-        let Some(exchange) = &mut self.exchange else { return Ok(()) };
+        let Some(chap) = &mut self.authentication.chap else { return Ok(()) };
         let mut answers = Pairs::default();
         let progress = match request.current_stage {
-            stage::SECURITY => exchange.take(&pairs, &mut answers)?,
-            _ if exchange.is_required() => {
-                let why = PeerMisbehaved::Login("the initiator skips the security stage, but CHAP is required here");
-                return Err(Refusal(LoginStatus::AUTHENTICATION_FAILED, why));
+            stage::SECURITY => chap.take(&pairs, &mut answers)?,
+            _ if chap.is_required() => {
+                return Err(Refusal::authentication(
+                    "the initiator skips the security stage, but CHAP is required here",
+                ));
             }
             _ => Progress::Done { user: None },
         };
         match progress {
-            Progress::Goes => {
+            Progress::Continues => {
                 self.declare_portal_group(&mut answers);
-                self.negotiation.take(&pairs, &mut answers)?;
+                self.exchange.negotiation.take(&pairs, &mut answers)?;
                 // The stage does not end before it is over, even if the initiator asks.
                 self.send_response(&request, Buffer::from(Bytes::from(answers.encode())), false, false)
             }
             Progress::Done { user } => {
-                self.exchange = None;
-                self.method_settled = true;
-                self.answers = answers;
+                self.authentication = Authentication { chap: None, answers, is_settled: true };
                 self.parked = Some((request, pairs));
                 self.events.push_back(LoginEvent::Authenticated { user });
                 Ok(())
@@ -366,20 +361,13 @@ impl Login {
 
     /// Answers a whole text.
     fn negotiate(&mut self, request: &LoginRequest, pairs: &Pairs) -> Result<(), Refusal> {
-        let mut answers = std::mem::take(&mut self.answers);
-        if let Some(methods) = pairs.value("AuthMethod").filter(|_| !self.method_settled) {
-            if !methods.split(',').any(|method| method == "None") {
-                let why = PeerMisbehaved::Login("the initiator insists on an authentication that is not offered here");
-                return Err(Refusal(LoginStatus::AUTHENTICATION_FAILED, why));
-            }
-            self.method_settled = true;
-            answers.push("AuthMethod", "None");
-        }
+        let mut answers = std::mem::take(&mut self.authentication.answers);
+        self.authentication.answer_method(pairs, &mut answers)?;
         self.declare_portal_group(&mut answers);
         if request.current_stage == stage::OPERATIONAL {
-            self.negotiation.declare(&mut answers);
+            self.exchange.negotiation.declare(&mut answers);
         }
-        self.negotiation.take(pairs, &mut answers)?;
+        self.exchange.negotiation.take(pairs, &mut answers)?;
         self.send_text(request, Buffer::from(Bytes::from(answers.encode())))
     }
 
@@ -392,15 +380,15 @@ impl Login {
             return self.send_response(request, part, false, true);
         }
         let enters = request.transit && request.next_stage == stage::FULL_FEATURE;
-        if enters && !self.negotiation.is_acceptable() {
+        if enters && !self.exchange.negotiation.is_acceptable() {
             return Err(Refusal::initiator("the initiator has no digests, which are required here"));
         }
         self.send_response(request, part, request.transit, false)?;
         if request.transit {
-            self.stage = request.next_stage;
+            self.exchange.enter(request.next_stage);
         }
         if enters {
-            self.agreed = self.negotiation.agreed();
+            self.agreed = self.exchange.negotiation.agreed();
             self.phase = Phase::Done;
             self.events.push_back(LoginEvent::Done);
         }
@@ -430,8 +418,8 @@ impl Login {
         Ok(self.outbox.push(response.encode(), text, AnswerKind::Numbered)?)
     }
 
-    fn refuse(&mut self, request: &LoginRequest, status: LoginStatus, reason: CloseReason) {
-        self.refuse_with(request, status, Buffer::empty(), reason);
+    fn refuse(&mut self, request: &LoginRequest, refusal: Refusal) {
+        self.refuse_with(request, refusal.status, Buffer::empty(), CloseReason::Misbehaved(refusal.reason));
     }
 
     fn refuse_with(&mut self, request: &LoginRequest, status: LoginStatus, text: Buffer, reason: CloseReason) {
@@ -465,7 +453,7 @@ impl Login {
 
 /// Who it is and what for: the keys of the first text (RFC 7143 §6.3).
 fn identify(request: &LoginRequest, pairs: &Pairs) -> Result<LoginRequested, Refusal> {
-    let missing = |what| Refusal(LoginStatus::MISSING_PARAMETER, PeerMisbehaved::Login(what));
+    let missing = |what| Refusal::new(LoginStatus::MISSING_PARAMETER, what);
     let name = |key: &'static str| pairs.value(key).filter(|name| (1..=NAME_BYTES_MAX).contains(&name.len()));
     let initiator_name = name("InitiatorName").ok_or_else(|| missing("no InitiatorName, or one that is too long"))?;
     let kind = match pairs.value("SessionType") {
@@ -475,8 +463,7 @@ fn identify(request: &LoginRequest, pairs: &Pairs) -> Result<LoginRequested, Ref
             SessionKind::Normal { target_name: target_name.to_owned() }
         }
         Some(_) => {
-            let why = PeerMisbehaved::Login("a SessionType that does not exist");
-            return Err(Refusal(LoginStatus::SESSION_TYPE_NOT_SUPPORTED, why));
+            return Err(Refusal::new(LoginStatus::SESSION_TYPE_NOT_SUPPORTED, "a SessionType that does not exist"));
         }
     };
     Ok(LoginRequested {

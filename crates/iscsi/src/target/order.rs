@@ -6,6 +6,7 @@ use super::outbox::AnswerKind;
 use super::reorder::{HeldData, OutOfOrderCommand};
 use super::write::Receiving;
 use super::{Direction, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, Task, TaskState, manage};
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{
     Lun, NopIn, NopOut, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE, TaskManagementRequest,
 };
@@ -25,7 +26,7 @@ impl Session {
         if pdu.sealed {
             self.check_sealed(&request, &pdu)?;
         }
-        self.take_acknowledgement(id, Serial(pdu.bhs.u32_at(28)));
+        self.take_acknowledgement(id, fields::EXP_STAT_SN.get(&pdu.bhs));
         let cmd_sn = match &request {
             Request::DataOut(data_out) => {
                 return match self.held.write_of(id, data_out) {
@@ -124,7 +125,7 @@ impl Session {
 
     fn release_early(&mut self) -> Result<(), PeerMisbehaved> {
         let exp_cmd_sn = self.exp_cmd_sn;
-        let is_due = |pdu: &Pdu| !exp_cmd_sn.is_before(Serial(pdu.bhs.u32_at(24)));
+        let is_due = |pdu: &Pdu| !exp_cmd_sn.is_before(fields::CMD_SN.get(&pdu.bhs));
         while let Some(at) = self.early.iter().position(|(_, pdu)| is_due(pdu)) {
             let (id, pdu) = self.early.remove(at);
             let request = Request::decode(&pdu.bhs)?;

@@ -9,6 +9,7 @@ use super::respond::{Again, Responding, sense};
 use super::retransmit::Resumed;
 use super::write::Receiving;
 use super::{Direction, Session, TaskState};
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{
     Answer, DataOut, Pdu, RejectReason, Request, Snack, TAG_NONE, TaskManagementRequest, TaskManagementResult,
 };
@@ -90,7 +91,7 @@ impl Session {
         let Some(resumed) = kept.take_unacknowledged(tag) else { return false };
         let Some(mut again) = Again::of(tag, &answer, Some(resumed)) else { return false };
         // §11.16.3: under the number that the status had.
-        again.stat_sn = Some(Serial(answer.bhs.u32_at(24)));
+        again.stat_sn = Some(fields::STAT_SN.get(&answer.bhs));
         again.responding.snack_tag = snack_tag;
         self.answer_again(id, again);
         true

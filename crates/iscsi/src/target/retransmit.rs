@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::DataSegment;
 use crate::Serial;
+use crate::pdu::fields::{self, Field};
 use crate::pdu::{Opcode, Pdu, TAG_NONE};
 
 /// Bytes of data and headers that are kept for an initiator that does not acknowledge.
@@ -83,13 +84,13 @@ impl RetransmitBuffer {
     pub(super) fn keep(&mut self, pdu: &Pdu, covers_bytes: u32) {
         let tag = pdu.bhs.initiator_task_tag();
         let is_numbered = match pdu.bhs.opcode() {
-            Some(Opcode::DataIn) => pdu.bhs.0[1] & 1 != 0,
+            Some(Opcode::DataIn) => fields::HAS_STATUS.get(&pdu.bhs),
             Some(Opcode::R2t) => false,
             Some(Opcode::NopIn) => tag != TAG_NONE,
             _ => true,
         };
         let is_data = matches!(pdu.bhs.opcode(), Some(Opcode::DataIn | Opcode::R2t));
-        let stat_sn = Serial(pdu.bhs.u32_at(24));
+        let stat_sn = fields::STAT_SN.get(&pdu.bhs);
         if is_data {
             self.keep_data(pdu, covers_bytes, is_numbered.then_some(stat_sn));
         }
@@ -100,7 +101,7 @@ impl RetransmitBuffer {
     }
 
     fn keep_data(&mut self, pdu: &Pdu, covers_bytes: u32, status: Option<Serial>) {
-        let (tag, number) = (pdu.bhs.initiator_task_tag(), pdu.bhs.u32_at(36));
+        let (tag, number) = (pdu.bhs.initiator_task_tag(), fields::DATA_SN.get(&pdu.bhs));
         if number == 0 {
             // The tag is used again: what it stood for is over.
             self.forget(tag);
@@ -110,7 +111,7 @@ impl RetransmitBuffer {
             return;
         }
         let sent = self.tasks.entry(tag).or_default();
-        (sent.count, sent.end) = (number + 1, pdu.bhs.u32_at(40) + covers_bytes);
+        (sent.count, sent.end) = (number + 1, fields::BUFFER_OFFSET.get(&pdu.bhs) + covers_bytes);
         sent.are_r2ts = pdu.bhs.opcode() == Some(Opcode::R2t);
         sent.status = status;
         if self.bytes + cost_bytes(pdu) <= KEPT_BYTES_MAX {
@@ -265,7 +266,7 @@ impl RetransmitBuffer {
             sealed: sent.pdu.sealed,
             covers_bytes: sent.covers_bytes,
         });
-        let offset = wanted.first().map_or(sent.end, |sent| sent.pdu.bhs.u32_at(40));
+        let offset = wanted.first().map_or(sent.end, |sent| fields::BUFFER_OFFSET.get(&sent.pdu.bhs));
         Some(Resumed { segments: segments.collect(), offset, data_sn: first, r2t_count: 0 })
     }
 
@@ -315,8 +316,8 @@ impl RetransmitBuffer {
     /// The Data-In that carried a status, unless its tag has been used again since.
     fn status_in_data(&self, stat_sn: Serial, tag: u32) -> Option<&Pdu> {
         let last = self.tasks.get(&tag)?.pdus.last()?;
-        let has_status = last.pdu.bhs.opcode() == Some(Opcode::DataIn) && last.pdu.bhs.0[1] & 1 != 0;
-        (has_status && last.pdu.bhs.u32_at(24) == stat_sn.0).then_some(&last.pdu)
+        let has_status = last.pdu.bhs.opcode() == Some(Opcode::DataIn) && fields::HAS_STATUS.get(&last.pdu.bhs);
+        (has_status && fields::STAT_SN.get(&last.pdu.bhs) == stat_sn).then_some(&last.pdu)
     }
 }
 
