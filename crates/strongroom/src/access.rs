@@ -21,13 +21,13 @@ use strongroom_initiator::{
 use strongroom_keyserver::Client;
 
 use crate::key_server::KeyServerArgs;
+use crate::keys::{KEYS, parse_public_key};
 use crate::units::{parse_duration, parse_size};
 use crate::writer::{self, WayOut};
 use crate::{config, keys};
 use strongroom_keyfiles::volume_records::{self, Domain, Others};
 
-/// Under which headings `--help` shows what every command with a URL takes.
-pub(crate) const KEYS: &str = "Keys and identities";
+/// The heading in `--help` for the options of the connection.
 const CONNECTION: &str = "Connection";
 
 /// As whom, with which keys, and how patiently.
@@ -134,10 +134,6 @@ pub(crate) enum DigestArg {
     Prefer,
     /// Or no session.
     Require,
-}
-
-pub(crate) fn parse_public_key(text: &str) -> Result<PublicKey, String> {
-    text.parse().map_err(|error| format!("{error}; give the whole line in quotes, 'strongroom-ed25519 …'"))
 }
 
 impl AccessArgs {

@@ -1,13 +1,13 @@
-//! The way to a running target: which socket, and what to say if nobody listens there. Absent: what is asked.
+//! Connects to a running target: which socket, and what to say if nothing listens there. Absent: what is asked.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use strongroom_target::admin::{Client, Reply, Request, default_socket};
+use strongroom_target::admin::{Client, Reply, Request, StatusReport};
 
-use crate::commands::volume::RootArgs;
+use crate::root_args::RootArgs;
 
 /// How long a target may take to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,17 +47,15 @@ impl AdminArgs {
     }
 }
 
-impl RootArgs {
-    /// Where the admin socket of this target is.
-    pub(crate) fn admin_socket(&self) -> Result<PathBuf> {
-        match self.configuration()? {
-            Some(config) => Ok(config.admin_socket.unwrap_or_else(|| default_socket(&config.root))),
-            None => Ok(default_socket(&self.root()?)),
-        }
-    }
-}
-
 /// Asks a running target.
 pub(crate) fn ask(client: &mut Client, request: &Request) -> Result<Reply> {
     Ok(client.ask(request, PATIENCE)?)
+}
+
+/// Asks a target for its status.
+pub(crate) fn ask_status(client: &mut Client) -> Result<StatusReport> {
+    match ask(client, &Request::Status)? {
+        Reply::Status(report) => Ok(*report),
+        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
+    }
 }

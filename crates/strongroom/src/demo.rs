@@ -9,6 +9,7 @@ mod act_measure;
 mod act_search;
 mod act_tamper;
 mod act_volume;
+mod attached;
 mod files;
 mod report;
 mod search;

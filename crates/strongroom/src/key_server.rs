@@ -9,8 +9,7 @@ use clap::Args;
 use strongroom_handshake::PublicKey;
 use strongroom_keyserver::{Client, ClientOptions, DEFAULT_PORT};
 
-use crate::access::{KEYS, parse_public_key};
-use crate::keys;
+use crate::keys::{self, KEYS, parse_public_key};
 use crate::units::parse_duration;
 
 /// Where the keys are.

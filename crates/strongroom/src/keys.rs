@@ -14,6 +14,9 @@ use strongroom_target::{ChapSecrets, Config};
 
 use crate::config;
 
+/// The heading in `--help` for options about keys and identities.
+pub(crate) const KEYS: &str = "Keys and identities";
+
 /// The default place of this machine's identity.
 pub(crate) fn default_identity() -> PathBuf {
     config::personal_dir().join("identity")
@@ -112,6 +115,11 @@ fn parse_known_targets(text: &str, host: &str, port: u16) -> Result<Vec<PublicKe
         }
     }
     Ok(keys)
+}
+
+/// Parses a public line given on the command line.
+pub(crate) fn parse_public_key(text: &str) -> Result<PublicKey, String> {
+    text.parse().map_err(|error| format!("{error}; give the whole line in quotes, 'strongroom-ed25519 …'"))
 }
 
 #[cfg(test)]

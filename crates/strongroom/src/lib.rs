@@ -19,6 +19,7 @@ mod logging;
 mod memory;
 pub mod plot;
 mod process;
+mod root_args;
 mod runtime_dir;
 mod sd_notify;
 mod signals;

@@ -1,10 +1,9 @@
 //! `strongroom volume check`: reads what a volume's store holds against its checksums. Absent: whether sealed blocks open.
 
+use crate::root_args::RootArgs;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use strongroom_store::Store;
-
-use super::volume::RootArgs;
 
 /// Read everything that a volume's store holds and check it against its checksums. Nothing is changed.
 #[derive(Args)]

@@ -8,9 +8,11 @@ use clap::{Args, Subcommand};
 use strongroom_target::admin::{Client, Description, Operation, Reply, Request};
 use strongroom_target::{Access, Catalogue, Volume};
 
+use super::new_volume::ProtectionArgs;
+use super::operation::operate;
 use super::space::warn_of_little_space;
-use super::volume::{ProtectionArgs, RootArgs};
 use crate::admin::ask;
+use crate::root_args::RootArgs;
 use crate::table::Table;
 use crate::units::{parse_size, show_size, show_time};
 
@@ -142,17 +144,6 @@ pub(crate) fn parse_snapshot(text: &str) -> Result<(String, String), String> {
             Ok((volume.to_owned(), snapshot.to_owned()))
         }
         _ => Err(format!("'{text}' names no snapshot; write VOLUME@SNAPSHOT, for instance vault@monday")),
-    }
-}
-
-/// Does something to a volume, where it is.
-pub(crate) fn operate(target: &RootArgs, volume: &str, operation: Operation) -> Result<Description> {
-    let Some(mut client) = Client::connect(&target.admin_socket()?)? else {
-        return target.open()?.operate(volume, &operation).map_err(anyhow::Error::msg);
-    };
-    match ask(&mut client, &Request::Volume { volume: volume.to_owned(), operation })? {
-        Reply::Volume(description) => Ok(*description),
-        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 use strongroom_target::admin::{Reloaded, Reply, Request};
 
 use super::status;
-use crate::admin::{AdminArgs, ask};
+use crate::admin::{AdminArgs, ask, ask_status};
 use crate::units::parse_duration;
 
 /// Send the initiators of a running target away: new logins are redirected or refused, sessions asked to log out.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: DrainArgs) -> Result<()> {
     }
     let until = std::time::Instant::now() + args.grace + Duration::from_secs(10);
     loop {
-        let report = status::ask_status(&mut args.target.connect()?)?;
+        let report = ask_status(&mut args.target.connect()?)?;
         let left = report.sessions.iter().filter(|session| session.volume.is_some());
         let left = left.filter(|session| volume.is_none() || session.volume == volume).count();
         if left == 0 {

@@ -4,6 +4,7 @@
 //! Absent: how (the store's), and what SANITIZE of an initiator does, which is the same.
 
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,11 +16,11 @@ use strongroom_store::Op;
 use strongroom_target::admin::{Client, Operation, StoreReport};
 use strongroom_target::{OpenVolume, Volume};
 
-use super::contents::operate;
 use super::format::attach_alone;
-use super::volume::RootArgs;
+use super::operation::operate;
 use crate::access::AccessArgs;
 use crate::confirmation::{Confirmation, ForceArgs};
+use crate::root_args::RootArgs;
 use crate::wrapping;
 
 /// How often a target is asked how far it is.
@@ -72,46 +73,9 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
     let socket = args.target.admin_socket()?;
     if Client::connect(&socket)?.is_some() {
         let operation = if args.crypto { Operation::CryptoErase } else { Operation::Erase };
-        let mut store = operate(&args.target, name, operation)?.store;
-        while let Some(progress) = store.erasing {
-            refused(&store)?;
-            bar.set_position(progress.into());
-            std::thread::sleep(ASK_EVERY);
-            // To ask here instead would open the store and close it again, and the erase would begin anew each time.
-            ensure!(
-                Client::connect(&socket)?.is_some(),
-                "the target ended while '{name}' was being erased: the erase goes on when a target opens the volume, or with the same \
-                 command"
-            );
-            store = operate(&args.target, name, Operation::Describe)?.store;
-        }
+        erase_served(args, operation, &socket, &bar)?;
     } else {
-        let catalogue = args.target.open()?;
-        if volume.clone_of.is_some() {
-            bail!("'{name}' is a clone and shares its blocks; delete it instead");
-        }
-        let has_key = volume.sealed.as_ref().is_some_and(|sealed| !sealed.custody.is_blind());
-        let own_key = has_key && !catalogue.wrapping_key_is_shared(&volume)?;
-        if args.crypto {
-            ensure!(
-                has_key,
-                "there is no key of '{name}' here to destroy: only custody 'target' has one; in custody 'keyserver' its owner destroys \
-                 them by URL, in custody 'keyfile' by destroying the file"
-            );
-            ensure!(own_key, "another volume has the same wrapping key, and would be lost too; erase without --crypto");
-        }
-        let mut opened = catalogue.open_volume(name)?;
-        let renew = || match own_key {
-            // Somebody may have made another volume meanwhile.
-            true if catalogue.wrapping_key_is_shared(&volume)? => {
-                bail!("another volume has the same wrapping key by now")
-            }
-            true => renew(&volume),
-            false => Ok(()),
-        };
-        let erased = erase_here(&mut opened, renew, args.crypto, &bar);
-        opened.close()?;
-        erased?;
+        erase_closed(args, &volume, &bar)?;
     }
     bar.finish_and_clear();
     println!("'{name}' is erased");
@@ -119,6 +83,56 @@ pub(crate) fn erase(args: &EraseArgs) -> Result<()> {
         println!("next, from an initiator with its key: strongroom volume format strongroom://HOST/{name} --yes");
     }
     Ok(())
+}
+
+/// Has the running target erase the volume, and waits for the end.
+fn erase_served(args: &EraseArgs, operation: Operation, socket: &Path, bar: &ProgressBar) -> Result<()> {
+    let name = &args.name;
+    let mut store = operate(&args.target, name, operation)?.store;
+    while let Some(progress) = store.erasing {
+        refused(&store)?;
+        bar.set_position(progress.into());
+        std::thread::sleep(ASK_EVERY);
+        // To ask here instead would open the store and close it again, and the erase would start from the beginning each time.
+        ensure!(
+            Client::connect(socket)?.is_some(),
+            "the target ended while '{name}' was being erased: the erase goes on when a target opens the volume, or with the same \
+             command"
+        );
+        store = operate(&args.target, name, Operation::Describe)?.store;
+    }
+    Ok(())
+}
+
+/// Erases a volume that no target serves.
+fn erase_closed(args: &EraseArgs, volume: &Volume, bar: &ProgressBar) -> Result<()> {
+    let name = &args.name;
+    let catalogue = args.target.open()?;
+    if volume.clone_of.is_some() {
+        bail!("'{name}' is a clone and shares its blocks; delete it instead");
+    }
+    let has_key = volume.sealed.as_ref().is_some_and(|sealed| !sealed.custody.is_blind());
+    let own_key = has_key && !catalogue.wrapping_key_is_shared(volume)?;
+    if args.crypto {
+        ensure!(
+            has_key,
+            "there is no key of '{name}' here to destroy: only custody 'target' has one; in custody 'keyserver' its owner destroys \
+             them by URL, in custody 'keyfile' by destroying the file"
+        );
+        ensure!(own_key, "another volume has the same wrapping key, and would be lost too; erase without --crypto");
+    }
+    let mut opened = catalogue.open_volume(name)?;
+    let renew = || match own_key {
+        // Somebody may have made another volume meanwhile.
+        true if catalogue.wrapping_key_is_shared(volume)? => {
+            bail!("another volume has the same wrapping key by now")
+        }
+        true => renew(volume),
+        false => Ok(()),
+    };
+    let erased = erase_here(&mut opened, renew, args.crypto, bar);
+    opened.close()?;
+    erased
 }
 
 /// The keys go first, by the key server's word alone: a target may be away, stolen, or hostile, and does not say whose keys they are.

@@ -53,48 +53,10 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     let master = read_master_key(config.master_key.as_deref())?;
     // Each connection needs two descriptors.
     process::raise_file_limit();
-    if args.check {
-        let database = match Database::inspect(&config.directory, &master) {
-            Err(missing @ DatabaseError::Missing { .. }) => {
-                println!("configuration, identity and master key are in order; {missing}");
-                return Ok(());
-            }
-            inspected => inspected?,
-        };
-        println!("{} volumes, audit log {}", database.volumes(), database.head());
+    if maintain(args, &config, &master)? {
         return Ok(());
     }
-    if let Some(backup) = &args.restore {
-        let file = fs::File::open(backup).with_context(|| format!("cannot open the backup {}", backup.display()))?;
-        let database = Database::restore(&config.directory, &master, &mut BufReader::new(file))
-            .with_context(|| format!("backup {}", backup.display()))?;
-        println!("{} volumes, audit log {}", database.volumes(), database.head());
-        return Ok(());
-    }
-    if let Some(new) = &args.new_master_key {
-        let (database, new_master) = (Database::open(&config.directory, &master)?, read_master_key(Some(new))?);
-        database.change_master_key(&new_master)?;
-        println!("the database is under the master key in {}: name it in the configuration", new.display());
-        return Ok(());
-    }
-    let database = match config.standby_of {
-        Some(_) => Database::open_or_create_standby(&config.directory, &master)?,
-        None => Database::open_or_create(&config.directory, &master)?,
-    };
-    match (database.role(), config.standby_of.is_some()) {
-        (Role::Primary, true) => {
-            tracing::warn!("this standby was promoted and is the primary: take standby_of out of its configuration")
-        }
-        (Role::Standby, false) => {
-            bail!("this is the database of a standby: name its primary with standby_of, or promote it there first")
-        }
-        (Role::Fenced, _) => tracing::error!(
-            "another key server has taken this one's place, and it serves nothing; to make it a standby, empty {} and name the new \
-             primary with standby_of",
-            config.directory.display()
-        ),
-        _ => {}
-    }
+    let database = open_database(&config, &master)?;
     tracing::info!(volumes = database.volumes(), audit = %database.head(), "the key database is whole");
     let metrics_file = config.metrics_file.clone();
     let server = KeyServer::start(ServerOptions { config, node_key, database })?;
@@ -118,6 +80,58 @@ pub(crate) fn run(args: &KeyServerCommand) -> Result<()> {
     write_metrics(metrics_file.as_deref(), &server);
     server.stop();
     Ok(())
+}
+
+/// Does what `--check`, `--restore` or `--new-master-key` asks for. Returns whether one of them was given.
+fn maintain(args: &KeyServerCommand, config: &Config, master: &LocalMasterKey) -> Result<bool> {
+    if args.check {
+        let database = match Database::inspect(&config.directory, master) {
+            Err(missing @ DatabaseError::Missing { .. }) => {
+                println!("configuration, identity and master key are in order; {missing}");
+                return Ok(true);
+            }
+            inspected => inspected?,
+        };
+        println!("{} volumes, audit log {}", database.volumes(), database.head());
+        return Ok(true);
+    }
+    if let Some(backup) = &args.restore {
+        let file = fs::File::open(backup).with_context(|| format!("cannot open the backup {}", backup.display()))?;
+        let database = Database::restore(&config.directory, master, &mut BufReader::new(file))
+            .with_context(|| format!("backup {}", backup.display()))?;
+        println!("{} volumes, audit log {}", database.volumes(), database.head());
+        return Ok(true);
+    }
+    if let Some(new) = &args.new_master_key {
+        let (database, new_master) = (Database::open(&config.directory, master)?, read_master_key(Some(new))?);
+        database.change_master_key(&new_master)?;
+        println!("the database is under the master key in {}: name it in the configuration", new.display());
+        return Ok(true);
+    }
+    Ok(false)
+}
+
+/// Opens the database in the role that the configuration gives it.
+fn open_database(config: &Config, master: &LocalMasterKey) -> Result<Database> {
+    let database = match config.standby_of {
+        Some(_) => Database::open_or_create_standby(&config.directory, master)?,
+        None => Database::open_or_create(&config.directory, master)?,
+    };
+    match (database.role(), config.standby_of.is_some()) {
+        (Role::Primary, true) => {
+            tracing::warn!("this standby was promoted and is the primary: take standby_of out of its configuration")
+        }
+        (Role::Standby, false) => {
+            bail!("this is the database of a standby: name its primary with standby_of, or promote it there first")
+        }
+        (Role::Fenced, _) => tracing::error!(
+            "another key server has taken this one's place, and it serves nothing; to make it a standby, empty {} and name the new \
+             primary with standby_of",
+            config.directory.display()
+        ),
+        _ => {}
+    }
+    Ok(database)
 }
 
 fn reload(path: &Path, server: &KeyServer) {

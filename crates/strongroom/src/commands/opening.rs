@@ -7,9 +7,9 @@ use anyhow::{Result, anyhow};
 use strongroom_target::admin::{Client, Request, SessionReport};
 use strongroom_target::{Catalogue, CatalogueError, OpenVolume};
 
-use super::status::ask_status;
-use super::volume::RootArgs;
 use crate::admin::ask;
+use crate::admin::ask_status;
+use crate::root_args::RootArgs;
 use crate::units::show_duration;
 
 /// How often to look whether a volume is free.

@@ -163,7 +163,7 @@ impl Plan {
         let block = long_size(conditions.block_bytes);
         let mbit = |bytes_per_second: f64| bytes_per_second * 8.0 / 1e6;
         if let Some(path) = measured {
-            let settled = if path.is_settled { "" } else { "; it was still growing, so the way may carry more" };
+            let settled = if path.is_settled { "" } else { "; it was still growing, so the path may carry more" };
             let _ = writeln!(
                 out,
                 "Measured by echoes, {} each way in {:.1} s: round trip {:.2} ms, the slower direction {:.1} Mbit/s of payload{settled}.",
@@ -187,9 +187,16 @@ impl Plan {
             if conditions.target_bytes_per_second.is_finite() {
                 "the target opens them, as fast"
             } else {
-                "the target stores them as they come"
+                "the target stores them as they arrive"
             }
         );
+        self.write_predictions(&mut out);
+        out
+    }
+
+    /// The predicted rates: one write at a time, the ideal depth, the paper's equations, and a bar for each depth.
+    fn write_predictions(&self, out: &mut String) {
+        let conditions = &self.conditions;
         let (alone, alone_limit) = self.at(1);
         let (full, full_limit) = self.at(self.ideal.n);
         let mib = |rate: f64| rate / f64::from(1 << 20);
@@ -226,7 +233,6 @@ impl Plan {
             let mark = if n == self.ideal.n { " <- ideal" } else { "" };
             let _ = writeln!(out, "  {n:>5}  {:>9.3}  {bar:<BAR$} {}{mark}", mib(rate), limit.name());
         }
-        out
     }
 
     fn to_json(&self, measured: Option<&PathMeasurement>) -> serde_json::Value {

@@ -1,33 +1,28 @@
-//! `strongroom volume reseal`: seals anew, beside those who use the volume, what is under older key epochs, and then has the key server
-//! destroy those epochs: what was under them is gone for good, in every copy. With `--to` it moves a volume to another custody (`moving`,
+//! `strongroom volume reseal`: reseals, while the volume is in use, what was written under older key epochs, and then has the key server
+//! destroy those epochs. What is still under them afterwards is lost, in every copy. With `--to` it moves a volume to another custody (`moving`,
 //! at an initiator, after `prepare`, at the target).
 //!
-//! Absent: how blocks are sealed anew (the initiator), when a lease has ended (the key server knows).
+//! Absent: how blocks are resealed (the initiator), and when a lease has ended (the key server knows).
 
+mod args;
 mod moving;
 mod prepare;
 
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
-use strongroom_block::{Lba, SealingDomain, Suite};
+use strongroom_block::{Lba, SealingDomain};
 use strongroom_initiator::{LeaseMode, RemoteDevice, ResealProgress, ResealReport, VolumeUrl, inquire};
 use strongroom_keyserver::Client;
-use strongroom_store::Medium;
 
-use self::prepare::To;
-use super::volume::RootArgs;
-use crate::access::AccessArgs;
+pub(crate) use self::args::ResealArgs;
 use crate::signals::StopSignals;
-use crate::state_file::StateArgs;
-use crate::units::{parse_size, show_duration};
+use crate::units::show_duration;
 use crate::writer;
 
 /// How often the position is written to a state file.
@@ -36,73 +31,6 @@ const SAVE_EVERY: Duration = Duration::from_secs(2);
 const ASK_EVERY: Duration = Duration::from_secs(5);
 /// The version of a state file that this build writes.
 const STATE_VERSION: u32 = 1;
-
-/// Seal a volume anew: what is under older key epochs, which are then destroyed at the key server; or, with --to, all of it, under
-/// another custody, or from plain to sealed and back, while nobody writes to it.
-#[derive(Args)]
-#[command(after_help = "Examples:\n  \
-    strongroom volume reseal strongroom://storage/vault --key-server keys --state /var/tmp/vault.reseal --rate 100MiB\n  \
-    strongroom volume reseal vault --to keyserver --peer alice --root /srv/strongroom      (on the target's machine)\n  \
-    strongroom volume reseal strongroom://storage/vault --key-file vault.key --to keyserver=keys --state /var/tmp/vault.move\n\n\
-    To another custody: prepared on the target's machine, moved by an initiator that has the keys of both. The volume keeps its name, \
-    size, identity and what is absent in it; until all of it was read back it can be read as before, and nobody writes to it. Killed, \
-    the same command goes on. The target needs room for both. A volume with snapshots or clones is refused.\n\n\
-    Older epochs: after `strongroom key rotate` or `key revoke`. Stopped, or killed, it goes on later where it was, if a state file was given. \
-    Destroying needs the right 'administer'. Snapshots and clones keep their blocks under the epochs that those were written under: \
-    while there are any, nothing is destroyed unless that is forced, and what they hold from then is lost with it.")]
-pub(crate) struct ResealArgs {
-    /// The volume's URL; with --to on the target's machine its name.
-    volume: String,
-    /// What the volume is to become: plain, keyfile, keyserver or target; from an initiator with where the new keys are, keyfile=FILE or
-    /// keyserver=HOST.
-    #[arg(long, value_name = "CUSTODY", conflicts_with_all = ["keep_epochs", "force"])]
-    to: Option<To>,
-    /// On the target's machine: give up what was prepared with --to; the volume is as it was.
-    #[arg(long, conflicts_with_all = ["to", "state"])]
-    abandon: bool,
-    /// With --to: say what would be done, and do nothing.
-    #[arg(long)]
-    dry_run: bool,
-    /// With --to plain: the volume's contents will lie in plaintext on the target, and that is meant.
-    #[arg(long)]
-    plaintext: bool,
-    /// With --to, from custody keyserver: when all is done destroy the old keys, for copies and backups too (right 'administer').
-    #[arg(long)]
-    destroy_old_keys: bool,
-    /// With --to: note how far it is after so many bytes, or five seconds.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
-    state_every: u64,
-    /// With --to on the target's machine: the cipher of the new seals [default: the one that it has].
-    #[arg(long = "suite", value_name = "SUITE")]
-    new_suite: Option<Suite>,
-    /// With --to target, there: the file that wraps block keys [default: a new one, as `volume create` makes it].
-    #[arg(long, value_name = "FILE")]
-    wrapping_key: Option<PathBuf>,
-    /// With --to, there: what the new blocks lie on, as for `volume create` [default: directory].
-    #[arg(long, value_name = "MEDIUM")]
-    medium: Option<Medium>,
-    /// With --to, there: the peer that moves it; can be repeated [default: the volume's].
-    #[arg(long = "peer", value_name = "NAME")]
-    peers: Vec<String>,
-    #[command(flatten)]
-    state: StateArgs,
-    /// Read and write no more than this in a second.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    rate: Option<u64>,
-    /// Only seal anew; destroy nothing.
-    #[arg(long)]
-    keep_epochs: bool,
-    /// Destroy the older epochs although snapshots or clones may still need them, or blocks do not open: what is under them is lost.
-    #[arg(long, conflicts_with = "keep_epochs")]
-    force: bool,
-    /// No progress bar.
-    #[arg(long)]
-    quiet: bool,
-    #[command(flatten)]
-    target: RootArgs,
-    #[command(flatten)]
-    access: AccessArgs,
-}
 
 /// Where a pass goes on that was stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

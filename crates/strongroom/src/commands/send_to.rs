@@ -20,8 +20,8 @@ use strongroom_target::transfers::{Begun, Destination, Outgoing, RefusalCode, Tr
 
 use super::opening;
 use super::transfer::{OPEN_PATIENCE, Place, SendArgs, progress_bar, start};
-use crate::access::{KEYS, parse_public_key};
 use crate::keys;
+use crate::keys::{KEYS, parse_public_key};
 use crate::units::{parse_duration, show_duration, show_size};
 
 /// How long to wait before another try, at first and at most.

@@ -16,7 +16,7 @@ use strongroom_seal::{BlockKeys, SealContext, VolumeSealer};
 use strongroom_target::config::{ChapRule, PeerRule, PlainRule, RuntimeKind};
 use strongroom_target::{Catalogue, Config, ConfigReader, Target, TargetOptions, Volume};
 
-use super::volume::DEFAULT_CONFIG;
+use crate::root_args::DEFAULT_CONFIG;
 use crate::signals::StopSignals;
 use crate::units::{parse_duration, parse_size};
 use crate::{keys, process, sd_notify, stats_file, wrapping};

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use strongroom_target::admin::Request;
 
 use super::status;
-use crate::admin::AdminArgs;
+use crate::admin::{AdminArgs, ask_status};
 
 /// List or drop the sessions of a running target.
 #[derive(Subcommand)]
@@ -51,7 +51,7 @@ pub(crate) struct DropArgs {
 pub(crate) fn run(command: SessionCommand) -> Result<()> {
     match command {
         SessionCommand::List(args) => {
-            let report = status::ask_status(&mut args.target.connect()?)?;
+            let report = ask_status(&mut args.target.connect()?)?;
             if args.json {
                 println!("{}", serde_json::to_string_pretty(&report.sessions)?);
             } else {

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use strongroom_target::admin::{Client, Operation, Pruned, PrunedSnapshot, Request, ScheduleReport};
+use strongroom_target::admin::{Client, Operation, Pruned, PrunedSnapshot, Request};
 use strongroom_target::{Retention, Schedule};
 
-use super::contents::operate;
-use super::status::ask_status;
-use super::volume::RootArgs;
-use crate::admin::ask;
+use super::operation::operate;
+use super::status::last_run;
+use crate::admin::{ask, ask_status};
+use crate::root_args::RootArgs;
 use crate::table::Table;
 use crate::units::{parse_duration, show_duration, show_time};
 
@@ -219,15 +219,4 @@ fn show(args: &ScheduleArgs) -> Result<()> {
     line("next", show_time(report.next_seconds));
     line("last run", last_run(&report));
     Ok(())
-}
-
-/// How the last run of a schedule went, for people.
-pub(crate) fn last_run(report: &ScheduleReport) -> String {
-    let when = report.last_seconds.map(show_time);
-    match (&when, &report.error, &report.last_outcome) {
-        (None, ..) => "none since the target started".to_owned(),
-        (Some(when), Some(error), _) => format!("{when}: FAILED: {error}"),
-        (Some(when), None, Some(outcome)) => format!("{when}: {outcome}"),
-        (Some(when), None, None) => when.clone(),
-    }
 }

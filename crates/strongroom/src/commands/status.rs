@@ -3,13 +3,13 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use serde_json::json;
-use strongroom_target::admin::{Client, Reply, Request, SessionReport, StatusReport, VolumeReport};
+use strongroom_target::admin::{ScheduleReport, SessionReport, StatusReport, VolumeReport};
 
 use super::space::space_text;
-use crate::admin::{AdminArgs, ask};
+use crate::admin::{AdminArgs, ask_status};
 use crate::table::Table;
 use crate::units::{parse_duration, show_duration, show_size, show_time};
 
@@ -52,14 +52,6 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     }
     print(&report, before.as_ref(), args.keys);
     Ok(())
-}
-
-/// Asks a target for its status.
-pub(crate) fn ask_status(client: &mut Client) -> Result<StatusReport> {
-    match ask(client, &Request::Status)? {
-        Reply::Status(report) => Ok(*report),
-        other => bail!("the target answered something else: {other:?}; it is of another version, restart it"),
-    }
 }
 
 /// `1 session`, `2 sessions`.
@@ -120,7 +112,6 @@ impl Rates {
 }
 
 fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) {
-    let line = |name: &str, value: String| println!("{name:<12} {value}");
     let addresses: Vec<String> = report.addresses.iter().map(ToString::to_string).collect();
     line("target", format!("version {}, process {}, up {}", report.version, report.pid, show_seconds(report.uptime_s)));
     line("volumes in", report.root.clone());
@@ -134,6 +125,36 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
         let to = drain.to.as_deref().map_or_else(|| "logins are refused".to_owned(), |to| format!("sent to {to}"));
         line("drains", format!("{what}: {to}"));
     }
+    print_activity(report);
+    if let Some(before) = before {
+        let rates = Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, report);
+        line(
+            "now",
+            format!(
+                "{}/s read, {}/s written, {:.0} commands/s",
+                show_size(rates.read as u64),
+                show_size(rates.written as u64),
+                rates.commands
+            ),
+        );
+    }
+    println!();
+    print_sessions(report, before);
+    if with_keys {
+        print_session_keys(report);
+    }
+    println!();
+    print_volumes(report);
+    print_schedules(report);
+}
+
+/// One line of the summary.
+fn line(name: &str, value: String) {
+    println!("{name:<12} {value}");
+}
+
+/// What the target has done since its start, and what it needs for that.
+fn print_activity(report: &StatusReport) {
     let counters = &report.counters;
     line(
         "logins",
@@ -176,42 +197,38 @@ fn print(report: &StatusReport, before: Option<&StatusReport>, with_keys: bool) 
             iterations.longest_us as f64 / 1000.0
         ),
     );
-    if let Some(before) = before {
-        let rates = Rates::between(&before.counters_of_all(), &report.counters_of_all(), before, report);
-        line(
-            "now",
-            format!(
-                "{}/s read, {}/s written, {:.0} commands/s",
-                show_size(rates.read as u64),
-                show_size(rates.written as u64),
-                rates.commands
-            ),
-        );
-    }
-    println!();
-    print_sessions(report, before);
-    if with_keys {
-        for session in &report.sessions {
-            let keys: Vec<String> = session.keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            println!("  {}: queue depth {}, {}", session.id, session.queue_depth, keys.join(", "));
-            for connection in &session.connections {
-                let (header, data) = (&connection.header_digest, &connection.data_digest);
+}
+
+/// What the logins of each session settled, and the state of its channels.
+fn print_session_keys(report: &StatusReport) {
+    for session in &report.sessions {
+        let keys: Vec<String> = session.keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        println!("  {}: queue depth {}, {}", session.id, session.queue_depth, keys.join(", "));
+        for connection in &session.connections {
+            let (header, data) = (&connection.header_digest, &connection.data_digest);
+            println!(
+                "  {}: connection {} from {}, HeaderDigest={header}, DataDigest={data}",
+                session.id, connection.cid, connection.address
+            );
+            if session.scheme != "S0" {
                 println!(
-                    "  {}: connection {} from {}, HeaderDigest={header}, DataDigest={data}",
-                    session.id, connection.cid, connection.address
+                    "  {}: connection {}: keys changed {} times by us, {} times by the initiator",
+                    session.id, connection.cid, connection.rekeys, connection.peer_rekeys
                 );
-                if session.scheme != "S0" {
-                    println!(
-                        "  {}: connection {}: keys changed {} times by us, {} times by the initiator",
-                        session.id, connection.cid, connection.rekeys, connection.peer_rekeys
-                    );
-                }
             }
         }
     }
-    println!();
-    print_volumes(report);
-    print_schedules(report);
+}
+
+/// How the last run of a schedule went, for people.
+pub(super) fn last_run(report: &ScheduleReport) -> String {
+    let when = report.last_seconds.map(show_time);
+    match (&when, &report.error, &report.last_outcome) {
+        (None, ..) => "none since the target started".to_owned(),
+        (Some(when), Some(error), _) => format!("{when}: FAILED: {error}"),
+        (Some(when), None, Some(outcome)) => format!("{when}: {outcome}"),
+        (Some(when), None, None) => when.clone(),
+    }
 }
 
 fn print_schedules(report: &StatusReport) {
@@ -225,7 +242,7 @@ fn print_schedules(report: &StatusReport) {
             show_duration(Duration::from_secs(schedule.schedule.every_s)),
             schedule.schedule.keep.to_string(),
             show_time(schedule.next_seconds),
-            super::snapshots::last_run(schedule),
+            last_run(schedule),
         ]);
     }
     print!("\n{table}");
@@ -346,6 +363,11 @@ fn print_volumes(report: &StatusReport) {
     }
     print!("{table}");
     print_memory(report);
+    print_volume_notes(report);
+}
+
+/// What there is to say about single volumes: space, erasing, I/O, and blocks that cannot be read.
+fn print_volume_notes(report: &StatusReport) {
     for volume in &report.volumes {
         if let Some(told) = space_text(&volume.store) {
             println!("{}: {told}", volume.name);

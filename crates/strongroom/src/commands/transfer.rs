@@ -22,9 +22,10 @@ use strongroom_target::admin::{Client, Request, Resume};
 use strongroom_target::{Access, Catalogue, CatalogueError, OpenVolume, SealedSpec, VolumeSpec};
 
 use super::contents::parse_snapshot;
+use super::new_volume::{spare_range, usable_wrapping_key, warn_of_unknown_peers};
 use super::send_to::{self, ToArgs, parse_beginning};
-use super::volume::{RootArgs, spare_range, usable_wrapping_key, warn_of_unknown_peers};
 use super::{opening, receive_served};
+use crate::root_args::RootArgs;
 use crate::units::{parse_duration, show_size};
 
 /// How long a target may take to open a volume.

@@ -109,19 +109,28 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let told = if args.read_only { Ok(()) } else { device.detach() };
     state.next = report.progress.next.0;
     state.bad.extend(report.bad_blocks.iter().map(|lba| lba.0));
-    let VerifyProgress { opened, absent, blocks, .. } = report.progress;
-    let is_whole = state.next == blocks;
-    if is_whole { args.state.remove() } else { save(&args.state, &state) }?;
-    for (first, last) in ranges(&state.bad) {
+    let blocks = report.progress.blocks;
+    if state.next == blocks { args.state.remove() } else { save(&args.state, &state) }?;
+    print_result(&state.bad, report.progress);
+    told?;
+    judge(args, &state, blocks)
+}
+
+fn print_result(bad: &[u64], progress: VerifyProgress) {
+    for (first, last) in ranges(bad) {
         if first == last {
             println!("block {first} does not open");
         } else {
             println!("blocks {first} to {last} do not open");
         }
     }
-    println!("{opened} blocks open, {absent} are absent, {} do not open", state.bad.len());
-    told?;
-    if !is_whole {
+    let VerifyProgress { opened, absent, .. } = progress;
+    println!("{opened} blocks open, {absent} are absent, {} do not open", bad.len());
+}
+
+/// The end of the command: an error if the verification was stopped, or blocks do not open.
+fn judge(args: &VerifyArgs, state: &State, blocks: u64) -> Result<()> {
+    if state.next != blocks {
         let how = args.state.how_to_go_on(format!("to go on from there: --from {}", state.next));
         bail!("stopped before block {} of {blocks}; {how}", state.next);
     }

@@ -8,7 +8,7 @@ use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Salt};
 use strongroom_block::SealingDomain;
 
 use super::act_keys::{Cast, Initiator, VAULT, utf8};
-use super::act_volume::{Attached, Checksums};
+use super::attached::{Attached, Checksums};
 use super::files::{self, Input};
 use super::report::Report;
 use super::search::{CANARY_BYTES, Canaries, Findings};

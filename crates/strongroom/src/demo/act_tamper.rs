@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::act_keys::{BLOCK_BYTES, Cast, VAULT, utf8};
-use super::act_volume::{Checksums, attach};
+use super::attached::{Checksums, attach};
 use super::files::read_whole;
 use super::report::Report;
 use super::stage::Stage;

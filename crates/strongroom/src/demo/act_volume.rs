@@ -1,7 +1,5 @@
 //! Acts 2 to 4: who is refused; a file system made, filled and read back through two initiators.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
@@ -9,13 +7,11 @@ use anyhow::{Context, Result};
 
 use super::act_keys::{Cast, Initiator, VAULT, utf8};
 use super::act_search::{self, Evidence};
-use super::files::{Checksum, Input, checksums};
+use super::attached::{Checksums, attach};
+use super::files::{Input, checksums};
 use super::report::Report;
-use super::stage::{Background, MountGuard, Stage};
+use super::stage::{Background, Stage};
 use crate::units::show_size;
-
-/// Files with their checksums, by path on the volume.
-pub(super) type Checksums = BTreeMap<PathBuf, Checksum>;
 
 /// Act 2: each of these has to fail, and to say why.
 pub(super) fn refuse_strangers(stage: &Stage, report: &mut Report, cast: &Cast) -> Result<()> {
@@ -55,39 +51,6 @@ pub(super) fn choose_input(stage: &Stage, report: &mut Report, bytes: u64) -> Re
         show_size(input.bytes())
     ));
     Ok(input)
-}
-
-/// Attaches a volume as a file; its file system too if `mount` is wanted.
-pub(super) fn attach(stage: &Stage, cast: &Cast, who: &Initiator, mount: bool, more: &[&str]) -> Result<Attached> {
-    let directory = stage.make_dir(&format!("{}/attached", who.name))?;
-    let mounted = stage.make_dir(&format!("{}/mounted", who.name))?;
-    let url = cast.url(VAULT);
-    let mut arguments = vec!["attach", url.as_str(), "--foreground", "--to", utf8(&directory)?];
-    if mount {
-        arguments.extend(["--mount", utf8(&mounted)?]);
-    }
-    arguments.extend(more);
-    let guards = [MountGuard(mounted.clone()), MountGuard(directory.clone())];
-    let process = stage.start(&format!("{}.attach", who.name), cast.command(stage, who, &arguments)?)?;
-    Ok(Attached { file: directory.join(VAULT), mounted, process, _guards: guards })
-}
-
-/// An attached volume. Dropped, it is detached, and unmounted by force if that did not do.
-pub(super) struct Attached {
-    /// The volume as a file.
-    pub(super) file: PathBuf,
-    /// Its file system.
-    pub(super) mounted: PathBuf,
-    /// The process that serves it. Before the guards: it is to end first.
-    pub(super) process: Background,
-    _guards: [MountGuard; 2],
-}
-
-impl Attached {
-    /// Detaches cleanly.
-    pub(super) fn detach(self) -> Result<()> {
-        self.process.stop()
-    }
 }
 
 /// Before it, because the key file records the volume's sealing domain, which is drawn here.

@@ -11,8 +11,8 @@ use strongroom_block::{SealingDomain, VolumeId, foreign, with_foreign_parts};
 use strongroom_handshake::PublicKey;
 use strongroom_keyserver::{AuditHead, Client, NewVolume, Rights, VolumeInfo};
 
-use crate::access::parse_public_key;
 use crate::key_server::KeyServerArgs;
+use crate::keys::parse_public_key;
 use crate::table::Table;
 use strongroom_keyfiles::secret_file;
 

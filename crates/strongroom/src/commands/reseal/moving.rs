@@ -18,8 +18,7 @@ use strongroom_initiator::copy::{
 use strongroom_initiator::{ExpectedUnit, LeaseMode, RemoteDevice, SealedClaims, VolumeUrl, read_blocking};
 use strongroom_target::SUCCESSOR_SUFFIX;
 
-use super::ResealArgs;
-use super::prepare::To;
+use super::args::{ResealArgs, To};
 use crate::access::AccessArgs;
 use crate::commands::copy as progress;
 use crate::keys;

@@ -3,87 +3,29 @@
 //!
 //! Absent: the contents, which an initiator moves, and the change of places, which it asks for over the wire.
 
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use strongroom_block::{Custody, Mode, Suite};
+use strongroom_block::{Mode, Suite};
 use strongroom_store::Medium;
 use strongroom_target::admin::{Client, Request};
-use strongroom_target::{CatalogueError, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec};
+use strongroom_target::{CatalogueError, SUCCESSOR_SUFFIX, SealedSpec, SuccessorSpec, Volume};
 
-use super::ResealArgs;
+use super::args::{ResealArgs, To};
 use crate::admin::ask;
-use crate::commands::volume::{usable_wrapping_key, warn_of_unknown_peers};
+use crate::commands::new_volume::{usable_wrapping_key, warn_of_unknown_peers};
 use crate::units::show_size;
 
 /// How long a target may take to close a volume that nobody uses, and how often it is looked at.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 const CLOSE_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a volume is to become, and, for the initiator, where its keys are then.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum To {
-    Plain,
-    KeyFile(Option<PathBuf>),
-    KeyServer(Option<String>),
-    Target,
-}
-
-impl FromStr for To {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<To, String> {
-        let (what, place) = match text.split_once('=') {
-            Some((_, "")) => return Err(format!("'{text}' names nothing behind '='")),
-            Some((what, place)) => (what, Some(place)),
-            None => (text, None),
-        };
-        match (what, place) {
-            ("plain", None) => Ok(To::Plain),
-            ("target", None) => Ok(To::Target),
-            ("keyfile", place) => Ok(To::KeyFile(place.map(PathBuf::from))),
-            ("keyserver", place) => Ok(To::KeyServer(place.map(str::to_owned))),
-            _ => Err(format!("'{text}' is none of plain, keyfile[=FILE], keyserver[=HOST[:PORT]], target")),
-        }
-    }
-}
-
-impl To {
-    pub(super) fn custody(&self) -> Option<Custody> {
-        match self {
-            To::Plain => None,
-            To::KeyFile(_) => Some(Custody::KeyFile),
-            To::KeyServer(_) => Some(Custody::KeyServer),
-            To::Target => Some(Custody::Target),
-        }
-    }
-
-    pub(super) fn in_words(&self) -> String {
-        self.custody().map_or_else(|| "plain".to_owned(), |custody| format!("custody {custody}"))
-    }
-}
-
 /// `volume reseal NAME --to …` on the target's machine.
 pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
     let (name, catalogue) = (&args.volume, args.target.open()?);
-    if matches!(to, To::KeyFile(Some(_)) | To::KeyServer(Some(_))) {
-        bail!("where the keys are is the initiator's business: leave out what stands behind '=' here");
-    }
     let volume = catalogue.show(name)?.volume;
-    if volume.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
-        bail!("'{name}' is opened at the target; that is not taken along. Copy it into a new volume: strongroom copy");
-    }
-    if volume.medium != Medium::Directory && args.medium.is_none() {
-        bail!("'{name}' lies on {}; say with --medium where its new form is to lie", volume.medium);
-    }
-    if volume.sealed.is_some() && *to == To::Plain && !args.plaintext {
-        bail!("everything in '{name}' will lie in PLAINTEXT on this target; if that is meant, add --plaintext");
-    }
-    if *to == To::Plain && (args.new_suite.is_some() || args.wrapping_key.is_some()) {
-        bail!("a plain volume has neither a suite nor a wrapping key; leave them out");
-    }
+    check_move(args, to, &volume)?;
     if args.dry_run {
         println!(
             "'{name}' ({}, {}) would be frozen, and an empty volume '{name}.resealed' made beside it: {}; nothing is done",
@@ -118,8 +60,35 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
             });
         }
     };
+    print_next(name, to, &next, made.as_deref());
+    Ok(())
+}
+
+/// Refuses a move that cannot be made as asked.
+fn check_move(args: &ResealArgs, to: &To, volume: &Volume) -> Result<()> {
+    let name = &volume.name;
+    if matches!(to, To::KeyFile(Some(_)) | To::KeyServer(Some(_))) {
+        bail!("where the keys are is the initiator's business: leave out what stands behind '=' here");
+    }
+    if volume.sealed.as_ref().is_some_and(|sealed| sealed.opened_with.is_some()) {
+        bail!("'{name}' is opened at the target; that is not taken along. Copy it into a new volume: strongroom copy");
+    }
+    if volume.medium != Medium::Directory && args.medium.is_none() {
+        bail!("'{name}' lies on {}; say with --medium where its new form is to lie", volume.medium);
+    }
+    if volume.sealed.is_some() && *to == To::Plain && !args.plaintext {
+        bail!("everything in '{name}' will lie in PLAINTEXT on this target; if that is meant, add --plaintext");
+    }
+    if *to == To::Plain && (args.new_suite.is_some() || args.wrapping_key.is_some()) {
+        bail!("a plain volume has neither a suite nor a wrapping key; leave them out");
+    }
+    Ok(())
+}
+
+/// What was done, and what to do next.
+fn print_next(name: &str, to: &To, next: &Volume, made: Option<&Path>) {
     println!("'{name}' can be read and not written; '{}' is made beside it, {}", next.name, to.in_words());
-    if let Some(path) = &made {
+    if let Some(path) = made {
         println!("its block keys will be wrapped under {}; keep a copy", path.display());
     }
     if let (To::KeyServer(_), Some(sealed)) = (to, &next.sealed) {
@@ -138,7 +107,6 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
         "next, from an initiator with the keys of both: strongroom volume reseal strongroom://HOST/{name} --to {whither}{plaintext} \
          --state FILE\nto give it up: strongroom volume reseal {name} --abandon"
     );
-    Ok(())
 }
 
 /// `volume reseal NAME --abandon` there.
@@ -179,19 +147,4 @@ fn when_closed<T>(
 fn refresh(args: &ResealArgs) -> Result<()> {
     let Some(mut client) = Client::connect(&args.target.admin_socket()?)? else { return Ok(()) };
     ask(&mut client, &Request::Refresh { volume: args.volume.clone() }).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn where_to_is_a_custody_and_a_place() {
-        assert_eq!("plain".parse(), Ok(To::Plain));
-        assert_eq!("keyfile=/k=y".parse(), Ok(To::KeyFile(Some("/k=y".into()))));
-        assert_eq!("keyserver".parse(), Ok(To::KeyServer(None)));
-        for bad in ["", "plain=x", "target=x", "keyfile=", "vault"] {
-            assert!(bad.parse::<To>().is_err(), "{bad}");
-        }
-    }
 }
