@@ -112,7 +112,7 @@ impl Session {
             management.via = Some(via_id);
             let request = TaskManagementRequest {
                 immediate: true,
-                function: management.function as u8,
+                function: pdu::TaskFunction::from(management.function) as u8,
                 lun: management.lun,
                 initiator_task_tag: management.tag,
                 referenced_task_tag: TAG_NONE,
