@@ -1,216 +1,216 @@
-//! Commands in the order of their CmdSN, whichever connection of the session they came by (RFC 7143 §4.2.2.1), and the requests that are
-//! answered at once.
+//! Which request is executed next: CmdSN order over all connections of a session (RFC 7143 §4.2.2.1), and the task management functions
+//! that must wait for commands sent before them (§4.2.3.3).
 
-use super::connection::ConnectionId;
-use super::outbox::AnswerKind;
-use super::reorder::{HeldData, OutOfOrderCommand};
-use super::write::Receiving;
-use super::{Direction, IMMEDIATE_TASKS_MAX, MANAGEMENTS_MAX, Session, Task, TaskState, manage};
+use super::connection_id::ConnectionId;
+use super::outbox::Window;
+use super::reorder::{DataOutPdu, OutOfOrderCommand, ReorderBuffer};
+use super::tasks::TaskTable;
+use super::types::MANAGEMENTS_MAX;
+use crate::login::Agreed;
 use crate::pdu::fields::{self, Field};
-use crate::pdu::{
-    Lun, NopIn, NopOut, Pdu, PduError, RejectReason, Request, ScsiCommand, Sequence, TAG_NONE, TaskManagementRequest,
-};
+use crate::pdu::{DataOut, Pdu, TaskFunction, TaskManagementRequest};
 use crate::{PeerMisbehaved, Serial};
 
-impl Session {
-    pub(super) fn take_pdu(&mut self, id: ConnectionId, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        let max_bytes = self.config.offer.recv_segment_bytes_max.max(crate::login::LOGIN_SEGMENT_BYTES) as usize;
-        if pdu.data.len() > max_bytes {
-            return Err(PduError::DataTooLong { len_bytes: pdu.data.len(), max_bytes }.into());
+/// The order of a session's requests.
+#[derive(Debug)]
+pub(super) struct CommandOrder {
+    exp_cmd_sn: Serial,
+    /// Commands that arrived before one that is missing.
+    buffer: ReorderBuffer,
+    /// Immediate functions over many tasks that arrived before some of these tasks.
+    early_functions: Vec<(ConnectionId, Pdu)>,
+    /// Several connections, or damaged commands that come again, can change the order of arrival.
+    can_reorder: bool,
+    /// Upper bound on memory for commands that wait, in bytes.
+    memory_bytes_max: u64,
+    first_burst_bytes: u32,
+    ignored: u64,
+}
+
+/// What to do with a command that has just arrived.
+pub(super) enum Arrival {
+    /// It is the next one: execute it.
+    Due(Pdu),
+    /// It waits for commands before it, or was ignored.
+    NotDue,
+}
+
+/// What to do with write data that has just arrived.
+pub(super) enum DataArrival {
+    /// Its command is being executed.
+    Due(Pdu),
+    /// It waits with its command.
+    Waits,
+    /// It is more than its command may have.
+    Refused(Pdu),
+}
+
+/// A request whose turn has come, with the unsolicited data that arrived while it waited.
+pub(super) struct DueRequest {
+    pub(super) connection: ConnectionId,
+    pub(super) pdu: Pdu,
+    pub(super) data: Vec<DataOutPdu>,
+}
+
+impl CommandOrder {
+    pub(super) fn new(exp_cmd_sn: Serial, session: &Agreed, memory_bytes_max: u64) -> CommandOrder {
+        CommandOrder {
+            exp_cmd_sn,
+            buffer: ReorderBuffer::default(),
+            early_functions: Vec::new(),
+            can_reorder: session.connections_max > 1 || session.error_recovery_level > 0,
+            memory_bytes_max,
+            first_burst_bytes: session.first_burst_bytes,
+            ignored: 0,
         }
-        let request = match Request::decode(&pdu.bhs) {
-            Ok(request) => request,
-            Err(PduError::Opcode(_)) => return self.reject(id, &pdu, RejectReason::CommandNotSupported),
-            Err(_) => return self.reject(id, &pdu, RejectReason::InvalidPduField),
-        };
-        if pdu.sealed {
-            self.check_sealed(&request, &pdu)?;
-        }
-        self.take_acknowledgement(id, fields::EXP_STAT_SN.get(&pdu.bhs));
-        let cmd_sn = match &request {
-            Request::DataOut(data_out) => {
-                return match self.held.write_of(id, data_out) {
-                    Some(at) => self.hold_data(id, at, HeldData { header: *data_out, pdu, is_damaged: false }),
-                    None => self.handle_data_out(id, *data_out, pdu),
-                };
-            }
-            Request::Snack(snack) => return self.handle_snack(id, *snack, &pdu),
-            Request::Login(_) => return self.reject(id, &pdu, RejectReason::ProtocolError),
-            Request::TaskManagement(request) if self.is_early(request) => {
-                // What it is about has not all come.
-                if self.early.len() >= MANAGEMENTS_MAX {
-                    return self.reject(id, &pdu, RejectReason::TooManyImmediateCommands);
-                }
-                self.early.push((id, pdu));
-                return Ok(());
-            }
-            _ if pdu.bhs.is_immediate() => return self.execute(id, request, pdu),
-            Request::NopOut(request) => request.cmd_sn,
-            Request::ScsiCommand(request) => request.cmd_sn,
-            Request::TaskManagement(request) => request.cmd_sn,
-            Request::Text(request) => request.cmd_sn,
-            Request::Logout(request) => request.cmd_sn,
-        };
+    }
+
+    pub(super) fn exp_cmd_sn(&self) -> Serial {
+        self.exp_cmd_sn
+    }
+
+    /// The command window, in which `tasks` use places.
+    pub(super) fn window(&self, tasks: &TaskTable) -> Window {
+        tasks.window(self.exp_cmd_sn)
+    }
+
+    /// Commands ignored because their CmdSN was outside the window.
+    pub(super) fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
+    pub(super) fn buffer(&self) -> &ReorderBuffer {
+        &self.buffer
+    }
+
+    /// Takes a command that is not immediate.
+    pub(super) fn arrive(
+        &mut self,
+        id: ConnectionId,
+        cmd_sn: Serial,
+        pdu: Pdu,
+        window: Window,
+    ) -> Result<Arrival, PeerMisbehaved> {
         // RFC 7143 §4.2.2.1: a command outside the window is ignored without an answer.
-        if !cmd_sn.is_within(self.exp_cmd_sn, self.window().max_cmd_sn) || self.held.has(cmd_sn) {
-            self.statistics.ignored += 1;
-            return Ok(());
+        if !cmd_sn.is_within(self.exp_cmd_sn, window.max_cmd_sn) || self.buffer.has(cmd_sn) {
+            self.ignored += 1;
+            return Ok(Arrival::NotDue);
         }
         if cmd_sn != self.exp_cmd_sn {
-            self.held.insert(cmd_sn, id, pdu);
-            return self.check_held();
+            self.buffer.insert(cmd_sn, id, pdu);
+            self.check_memory()?;
+            return Ok(Arrival::NotDue);
         }
         self.exp_cmd_sn = self.exp_cmd_sn.next();
-        self.execute(id, request, pdu)?;
-        self.release_held()
+        Ok(Arrival::Due(pdu))
     }
 
-    fn take_acknowledgement(&mut self, id: ConnectionId, exp_stat_sn: Serial) {
-        let Some(connection) = self.connection_mut(id) else { return };
-        if let Some(kept) = &mut connection.kept
-            && !connection.outbox.stat_sn().is_before(exp_stat_sn)
-        {
-            kept.acknowledge(exp_stat_sn);
-        }
-    }
-
-    /// Whether an immediate function over many tasks came before commands that were sent before it: by a faster connection, or because
-    /// they were damaged on the way and will be sent again.
-    fn is_early(&self, request: &TaskManagementRequest) -> bool {
+    /// Whether an immediate function over many tasks arrived before commands that were sent before it: by a faster connection, or because
+    /// they were damaged and will be sent again.
+    pub(super) fn is_early(&self, request: &TaskManagementRequest, window: Window) -> bool {
         let is_ahead = self.exp_cmd_sn.is_before(request.cmd_sn);
         request.immediate
-            && manage::is_for_many(request.function)
-            && (self.agreed.connections_max > 1 || self.agreed.error_recovery_level > 0)
+            && concerns_many(request.function)
+            && self.can_reorder
             && is_ahead
-            && request.cmd_sn.previous().is_within(self.exp_cmd_sn, self.window().max_cmd_sn)
+            && request.cmd_sn.previous().is_within(self.exp_cmd_sn, window.max_cmd_sn)
     }
 
-    /// Executes what was held back, as far as nothing is missing any more.
-    pub(super) fn release_held(&mut self) -> Result<(), PeerMisbehaved> {
+    /// Has an early function wait; gives it back if too many wait.
+    pub(super) fn hold_function(&mut self, id: ConnectionId, pdu: Pdu) -> Option<Pdu> {
+        if self.early_functions.len() >= MANAGEMENTS_MAX {
+            return Some(pdu);
+        }
+        self.early_functions.push((id, pdu));
+        None
+    }
+
+    /// Takes write data, which waits if it is unsolicited data of a command that waits.
+    pub(super) fn offer_data(
+        &mut self,
+        id: ConnectionId,
+        header: DataOut,
+        pdu: Pdu,
+        is_damaged: bool,
+    ) -> Result<DataArrival, PeerMisbehaved> {
+        let Some(at) = self.buffer.write_of(id, &header) else { return Ok(DataArrival::Due(pdu)) };
+        if !self.buffer.may_have(at, pdu.data.len(), self.first_burst_bytes) {
+            return Ok(DataArrival::Refused(pdu));
+        }
+        self.buffer.add(at, DataOutPdu { header, pdu, is_damaged });
+        self.check_memory()?;
+        Ok(DataArrival::Waits)
+    }
+
+    /// The next request of those that waited, if nothing before it is missing.
+    pub(super) fn next_due(&mut self) -> Option<DueRequest> {
         loop {
-            self.release_early()?;
-            let Some(OutOfOrderCommand { connection, pdu, data, .. }) = self.held.take(self.exp_cmd_sn) else {
-                return Ok(());
-            };
+            let is_due = |pdu: &Pdu| !self.exp_cmd_sn.is_before(fields::CMD_SN.get(&pdu.bhs));
+            if let Some(at) = self.early_functions.iter().position(|(_, pdu)| is_due(pdu)) {
+                let (connection, pdu) = self.early_functions.remove(at);
+                return Some(DueRequest { connection, pdu, data: Vec::new() });
+            }
+            let OutOfOrderCommand { connection, pdu, data, .. } = self.buffer.take(self.exp_cmd_sn)?;
             self.exp_cmd_sn = self.exp_cmd_sn.next();
-            let (Some(id), Some(pdu)) = (connection, pdu) else { continue };
-            let request = Request::decode(&pdu.bhs)?;
-            self.execute(id, request, pdu)?;
-            for HeldData { header, pdu, is_damaged } in data {
-                match is_damaged {
-                    true => self.data_lost(id, header, pdu.data.len()),
-                    false => self.handle_data_out(id, header, pdu)?,
-                }
+            if let (Some(connection), Some(pdu)) = (connection, pdu) {
+                return Some(DueRequest { connection, pdu, data });
             }
         }
     }
 
-    /// Keeps unsolicited data with its command.
-    pub(super) fn hold_data(&mut self, id: ConnectionId, at: usize, data: HeldData) -> Result<(), PeerMisbehaved> {
-        if !self.held.may_have(at, data.pdu.data.len(), self.agreed.first_burst_bytes) {
-            return self.reject(id, &data.pdu, RejectReason::InvalidPduField);
+    /// RFC 7143 §11.6.1: a task to abort that has not arrived, though its CmdSN is in the window and before the request's, counts
+    /// as received and aborted; it must not start should it still arrive. False: it is not awaited.
+    pub(super) fn abort_unseen(&mut self, request: &TaskManagementRequest, window: Window) -> bool {
+        let cmd_sn = request.ref_cmd_sn;
+        let is_awaited = cmd_sn.is_within(self.exp_cmd_sn, window.max_cmd_sn) && cmd_sn.is_before(request.cmd_sn);
+        if is_awaited {
+            self.buffer.void(cmd_sn);
         }
-        self.held.add(at, data);
-        self.check_held()
+        is_awaited
     }
 
-    /// Commands that wait for one before them hold no more data than writes may.
-    fn check_held(&self) -> Result<(), PeerMisbehaved> {
-        if self.held.memory_bytes() > self.config.write_memory_bytes_max {
+    /// A connection is lost: what waits of it is sent again by the initiator, under the same number.
+    pub(super) fn forget(&mut self, id: ConnectionId) {
+        self.buffer.forget(id);
+        self.early_functions.retain(|(connection, _)| *connection != id);
+    }
+
+    /// A connection is logged out: its commands count as received and ended.
+    pub(super) fn end(&mut self, id: ConnectionId) {
+        self.buffer.end(id);
+        self.early_functions.retain(|(connection, _)| *connection != id);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.buffer.clear();
+        self.early_functions.clear();
+    }
+
+    /// Whether so much waits for a missing command that a connection which brought some of it should wait for the slower ones.
+    pub(super) fn is_nearly_full(&self, id: ConnectionId) -> bool {
+        let max = self.memory_bytes_max;
+        self.buffer.memory_bytes() > max - max / 4 && self.buffer.has_some_of(id)
+    }
+
+    fn check_memory(&self) -> Result<(), PeerMisbehaved> {
+        if self.buffer.memory_bytes() > self.memory_bytes_max {
             let what = "more write data behind a command that is missing than a session may hold";
             return Err(PeerMisbehaved::OutOfPlace { what, expected: "that command" });
         }
         Ok(())
     }
+}
 
-    fn release_early(&mut self) -> Result<(), PeerMisbehaved> {
-        let exp_cmd_sn = self.exp_cmd_sn;
-        let is_due = |pdu: &Pdu| !exp_cmd_sn.is_before(fields::CMD_SN.get(&pdu.bhs));
-        while let Some(at) = self.early.iter().position(|(_, pdu)| is_due(pdu)) {
-            let (id, pdu) = self.early.remove(at);
-            let request = Request::decode(&pdu.bhs)?;
-            self.execute(id, request, pdu)?;
-        }
-        Ok(())
-    }
-
-    fn execute(&mut self, id: ConnectionId, request: Request, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        if self.is_closed {
-            return Ok(());
-        }
-        let is_for_discovery = matches!(request, Request::NopOut(_) | Request::Text(_) | Request::Logout(_));
-        if self.is_discovery() && !is_for_discovery {
-            return self.reject(id, &pdu, RejectReason::CommandNotSupported);
-        }
-        match request {
-            Request::NopOut(nop) => self.handle_nop(id, nop, pdu),
-            Request::ScsiCommand(command) => self.handle_command(id, command, pdu),
-            Request::TaskManagement(request) => self.handle_task_management(id, request, &pdu),
-            Request::Text(text) => self.handle_text(id, text, pdu),
-            Request::Logout(logout) => self.handle_logout(id, logout),
-            Request::DataOut(_) | Request::Snack(_) | Request::Login(_) => unreachable!("sorted out before"),
-        }
-    }
-
-    fn handle_nop(&mut self, id: ConnectionId, nop: NopOut, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        if nop.initiator_task_tag == TAG_NONE {
-            // The answer to our ping: something came, and everything that went before has arrived.
-            self.take_pong(id, nop.target_transfer_tag);
-            return Ok(());
-        }
-        let Some(connection) = self.connection(id) else { return Ok(()) };
-        let echo_bytes = pdu.data.len().min(connection.agreed.send_segment_bytes_max as usize);
-        let answer = NopIn {
-            lun: Lun(0),
-            initiator_task_tag: nop.initiator_task_tag,
-            target_transfer_tag: TAG_NONE,
-            sequence: Sequence::default(),
-        };
-        self.answer(id, answer.encode(), pdu.data.slice(..echo_bytes), AnswerKind::Numbered)
-    }
-
-    fn handle_command(&mut self, id: ConnectionId, command: ScsiCommand, pdu: Pdu) -> Result<(), PeerMisbehaved> {
-        let tag = command.initiator_task_tag;
-        if tag == TAG_NONE || (command.read && command.write) {
-            return self.reject(id, &pdu, RejectReason::InvalidPduField);
-        }
-        if self.by_tag.contains_key(&tag) || self.is_answered_again(tag) {
-            return self.reject(id, &pdu, RejectReason::TaskInProgress);
-        }
-        if command.immediate {
-            if self.immediate_tasks >= IMMEDIATE_TASKS_MAX {
-                return self.reject(id, &pdu, RejectReason::TooManyImmediateCommands);
-            }
-            self.immediate_tasks += 1;
-        } else {
-            self.window_taken += 1;
-        }
-        let direction = match (command.read, command.write) {
-            (true, _) => Direction::Read,
-            (_, true) => Direction::Write,
-            _ => Direction::None,
-        };
-        let task = Task {
-            connection: id,
-            initiator_task_tag: tag,
-            lun: command.lun,
-            attribute: command.attribute,
-            direction,
-            expected_bytes: if direction == Direction::None { 0 } else { command.expected_data_transfer_bytes },
-            cdb: command.cdb,
-            ahs: pdu.ahs.clone(),
-            cmd_sn: command.cmd_sn,
-            immediate: command.immediate,
-            reserved_bytes: 0,
-            unsolicited_bytes: 0,
-            r2t_count: 0,
-            state: TaskState::Receiving(Receiving::default()),
-        };
-        self.ended.retain(|ended| *ended != tag);
-        self.retire_tag(tag);
-        let key = self.tasks.insert_with(|_| task);
-        self.by_tag.insert(tag, key);
-        self.start_receiving(key, command.is_final, pdu);
-        Ok(())
-    }
+/// Functions over all tasks of a unit or a session: they wait for the commands before them (RFC 7143 §4.2.3.3).
+fn concerns_many(function: u8) -> bool {
+    !matches!(
+        TaskFunction::from_code(function),
+        None | Some(
+            TaskFunction::AbortTask
+                | TaskFunction::ClearAca
+                | TaskFunction::TaskReassign
+                | TaskFunction::QueryTask
+                | TaskFunction::QueryAsyncEvent
+        )
+    )
 }

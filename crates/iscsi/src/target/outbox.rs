@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use strongroom_block::Buffer;
 
-use super::{ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX};
+use super::types::{ANSWERS_BYTES_HIGH, ANSWERS_BYTES_MAX, ANSWERS_HIGH, ANSWERS_MAX};
 use crate::pdu::{Bhs, Pdu, Sequence};
 use crate::{PeerMisbehaved, Serial};
 

@@ -1,43 +1,43 @@
-//! Commands that came before one that is missing, with the unsolicited data that did not wait for them; counted in memory.
+//! Commands that arrived before one that is missing, and their unsolicited data; counted in memory.
 
-use super::connection::ConnectionId;
+use super::connection_id::ConnectionId;
 use super::write::memory_bytes;
 use crate::Serial;
 use crate::pdu::{DataOut, Opcode, Pdu, TAG_NONE};
 
-/// A command inside the window that came before one that is missing.
+/// A command inside the window that arrived before one that is missing.
 #[derive(Debug)]
 pub(super) struct OutOfOrderCommand {
     cmd_sn: Serial,
-    /// The connection that brought it.
+    /// The connection that delivered it.
     pub(super) connection: Option<ConnectionId>,
-    /// `None` if it was ended before its turn came.
+    /// `None` if it was aborted before its turn.
     pub(super) pdu: Option<Pdu>,
-    /// Its unsolicited data, which does not wait for its turn to be sent.
-    pub(super) data: Vec<HeldData>,
+    /// Its unsolicited data, which the initiator sends without waiting.
+    pub(super) data: Vec<DataOutPdu>,
     /// Length of that data.
     data_bytes: usize,
     /// Memory that all of it takes.
     memory_bytes: u64,
 }
 
-/// A Data-Out of a command that is held.
+/// A Data-Out of a command that waits.
 #[derive(Debug)]
-pub(super) struct HeldData {
+pub(super) struct DataOutPdu {
     pub(super) header: DataOut,
     pub(super) pdu: Pdu,
     /// Its data cannot be used, as its digest showed.
     pub(super) is_damaged: bool,
 }
 
-/// All of a session's.
+/// All commands of a session that wait.
 #[derive(Debug, Default)]
-pub(super) struct HeldCommands {
+pub(super) struct ReorderBuffer {
     commands: Vec<OutOfOrderCommand>,
     memory_bytes: u64,
 }
 
-impl HeldCommands {
+impl ReorderBuffer {
     pub(super) fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
@@ -48,15 +48,15 @@ impl HeldCommands {
     }
 
     pub(super) fn has(&self, cmd_sn: Serial) -> bool {
-        self.commands.iter().any(|held| held.cmd_sn == cmd_sn)
+        self.commands.iter().any(|waiting| waiting.cmd_sn == cmd_sn)
     }
 
-    /// Whether a connection brought any.
+    /// Whether a connection delivered any.
     pub(super) fn has_some_of(&self, id: ConnectionId) -> bool {
-        self.commands.iter().any(|held| held.connection == Some(id))
+        self.commands.iter().any(|waiting| waiting.connection == Some(id))
     }
 
-    /// Those without data are bounded by the command window, and count as nothing.
+    /// Has a command wait. Commands without data are bounded by the command window, and their memory is not counted.
     pub(super) fn insert(&mut self, cmd_sn: Serial, connection: ConnectionId, pdu: Pdu) {
         let memory_bytes = if pdu.data.is_empty() { 0 } else { memory_bytes(&pdu) };
         self.memory_bytes += memory_bytes;
@@ -84,21 +84,21 @@ impl HeldCommands {
         });
     }
 
-    /// The one whose turn it is.
+    /// Takes out the command with this number.
     pub(super) fn take(&mut self, cmd_sn: Serial) -> Option<OutOfOrderCommand> {
-        let at = self.commands.iter().position(|held| held.cmd_sn == cmd_sn)?;
-        let held = self.commands.swap_remove(at);
-        self.memory_bytes -= held.memory_bytes;
-        Some(held)
+        let at = self.commands.iter().position(|waiting| waiting.cmd_sn == cmd_sn)?;
+        let waiting = self.commands.swap_remove(at);
+        self.memory_bytes -= waiting.memory_bytes;
+        Some(waiting)
     }
 
     /// The command that unsolicited data belongs to.
     pub(super) fn write_of(&self, id: ConnectionId, header: &DataOut) -> Option<usize> {
         let tag = header.initiator_task_tag;
-        let is_its = |held: &OutOfOrderCommand| {
+        let is_its = |waiting: &OutOfOrderCommand| {
             let is_tag =
                 |pdu: &Pdu| pdu.bhs.opcode() == Some(Opcode::ScsiCommand) && pdu.bhs.initiator_task_tag() == tag;
-            held.connection == Some(id) && held.pdu.as_ref().is_some_and(is_tag)
+            waiting.connection == Some(id) && waiting.pdu.as_ref().is_some_and(is_tag)
         };
         if header.target_transfer_tag != TAG_NONE || self.commands.is_empty() {
             return None;
@@ -106,41 +106,41 @@ impl HeldCommands {
         self.commands.iter().position(is_its)
     }
 
-    /// Whether more data may belong to that command: no more than a first burst of it, nor in more PDUs than so much is worth.
+    /// Whether more data may belong to that command: at most a first burst, in at most as many PDUs as that takes.
     pub(super) fn may_have(&self, at: usize, more_bytes: usize, first_burst_bytes: u32) -> bool {
-        let (held, first_burst_bytes) = (&self.commands[at], first_burst_bytes as usize);
-        held.data_bytes + more_bytes <= first_burst_bytes && held.data.len() <= first_burst_bytes / 512
+        let (waiting, first_burst_bytes) = (&self.commands[at], first_burst_bytes as usize);
+        waiting.data_bytes + more_bytes <= first_burst_bytes && waiting.data.len() <= first_burst_bytes / 512
     }
 
-    /// Keeps data with its command. Every PDU counts: those without data, too, could come for ever.
-    pub(super) fn add(&mut self, at: usize, data: HeldData) {
-        let (held, memory_bytes) = (&mut self.commands[at], memory_bytes(&data.pdu));
-        held.data_bytes += data.pdu.data.len();
-        held.memory_bytes += memory_bytes;
+    /// Adds data to its command. PDUs without data count, too: an initiator could send them without end.
+    pub(super) fn add(&mut self, at: usize, data: DataOutPdu) {
+        let (waiting, memory_bytes) = (&mut self.commands[at], memory_bytes(&data.pdu));
+        waiting.data_bytes += data.pdu.data.len();
+        waiting.memory_bytes += memory_bytes;
         self.memory_bytes += memory_bytes;
-        held.data.push(data);
+        waiting.data.push(data);
     }
 
-    /// Forgets those of a connection that is gone: they are sent again by another one.
+    /// Forgets those of a lost connection: the initiator sends them again on another one.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         let memory_bytes = &mut self.memory_bytes;
-        self.commands.retain(|held| {
-            let stays = held.connection != Some(id);
-            *memory_bytes -= if stays { 0 } else { held.memory_bytes };
+        self.commands.retain(|waiting| {
+            let stays = waiting.connection != Some(id);
+            *memory_bytes -= if stays { 0 } else { waiting.memory_bytes };
             stays
         });
     }
 
     /// Those of a connection count as received and ended.
     pub(super) fn end(&mut self, id: ConnectionId) {
-        for held in self.commands.iter_mut().filter(|held| held.connection == Some(id)) {
-            (held.connection, held.pdu, held.data_bytes) = (None, None, 0);
-            held.data.clear();
-            self.memory_bytes -= std::mem::take(&mut held.memory_bytes);
+        for waiting in self.commands.iter_mut().filter(|waiting| waiting.connection == Some(id)) {
+            (waiting.connection, waiting.pdu, waiting.data_bytes) = (None, None, 0);
+            waiting.data.clear();
+            self.memory_bytes -= std::mem::take(&mut waiting.memory_bytes);
         }
     }
 
     pub(super) fn clear(&mut self) {
-        *self = HeldCommands::default();
+        *self = ReorderBuffer::default();
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::DataSegment;
+use super::types::DataSegment;
 use crate::Serial;
 use crate::pdu::fields::{self, Field};
 use crate::pdu::{Opcode, Pdu, TAG_NONE};
@@ -64,7 +64,7 @@ struct SentPdu {
 
 /// What of a read has to go out again, and where it begins.
 #[derive(Debug, Default)]
-pub(super) struct Resumed {
+pub(super) struct Resumption {
     pub(super) segments: VecDeque<DataSegment>,
     pub(super) offset: u32,
     pub(super) data_sn: u32,
@@ -169,17 +169,17 @@ impl RetransmitBuffer {
     }
 
     /// Takes back every Data-In of a task that was not acknowledged, to be segmented again. `None` if it is not all there.
-    pub(super) fn take_unacknowledged(&mut self, tag: u32) -> Option<Resumed> {
-        let resumed = self.resume(tag, 0)?;
+    pub(super) fn take_unacknowledged(&mut self, tag: u32) -> Option<Resumption> {
+        let resumption = self.resume(tag, 0)?;
         let sent = self.tasks.get_mut(&tag).filter(|sent| !sent.are_r2ts)?;
         self.bytes -= sent.pdus.iter().map(|sent| cost_bytes(&sent.pdu)).sum::<usize>();
         sent.pdus.clear();
         // It comes once more, in a SCSI Response.
         sent.status = None;
-        (sent.count, sent.end) = (resumed.data_sn, resumed.offset);
+        (sent.count, sent.end) = (resumption.data_sn, resumption.offset);
         self.again.retain(|pdu| pdu.bhs.initiator_task_tag() != tag || pdu.bhs.opcode() != Some(Opcode::DataIn));
         self.again_bytes = self.again.iter().map(cost_bytes).sum();
-        Some(resumed)
+        Some(resumption)
     }
 
     fn drop_oldest(&mut self) {
@@ -249,10 +249,10 @@ impl RetransmitBuffer {
     }
 
     /// What was sent of a read, from the Data-In `first` on, to be segmented again. `None` if that is not all there.
-    pub(super) fn resume(&self, tag: u32, first: u32) -> Option<Resumed> {
-        let Some(sent) = self.tasks.get(&tag) else { return (!self.is_beyond).then(Resumed::default) };
+    pub(super) fn resume(&self, tag: u32, first: u32) -> Option<Resumption> {
+        let Some(sent) = self.tasks.get(&tag) else { return (!self.is_beyond).then(Resumption::default) };
         if sent.are_r2ts {
-            return Some(Resumed { r2t_count: sent.count, ..Resumed::default() });
+            return Some(Resumption { r2t_count: sent.count, ..Resumption::default() });
         }
         // RFC 7143 §11.5.6: 0, or a number that cannot be, leaves it at what was acknowledged.
         let first = if first > sent.count { sent.acknowledged } else { first.max(sent.acknowledged) };
@@ -267,7 +267,7 @@ impl RetransmitBuffer {
             covers_bytes: sent.covers_bytes,
         });
         let offset = wanted.first().map_or(sent.end, |sent| fields::BUFFER_OFFSET.get(&sent.pdu.bhs));
-        Some(Resumed { segments: segments.collect(), offset, data_sn: first, r2t_count: 0 })
+        Some(Resumption { segments: segments.collect(), offset, data_sn: first, r2t_count: 0 })
     }
 
     /// What it holds, in bytes.
@@ -490,7 +490,7 @@ mod tests {
         let beyond = TASKS_MAX as u32;
         (0..=beyond).for_each(|tag| kept.keep(&data_in(tag, 0, None, 4), 4));
         assert_eq!(kept.tasks.len(), TASKS_MAX);
-        assert!(kept.resume(0, 0).is_some_and(|resumed| resumed.segments.len() == 1));
+        assert!(kept.resume(0, 0).is_some_and(|resumption| resumption.segments.len() == 1));
         assert!(
             kept.has_sent(beyond) && kept.resume(beyond, 0).is_none(),
             "not taken for one of which nothing was sent"
@@ -503,8 +503,8 @@ mod tests {
         kept.keep(&data_in(7, 0, None, 512), 512);
         kept.keep(&data_in(7, 1, None, 512), 512);
         for (first, count, offset) in [(0, 2, 0), (1, 1, 512), (2, 0, 1024)] {
-            let resumed = kept.resume(7, first).expect("kept");
-            assert_eq!((resumed.segments.len(), resumed.offset, resumed.data_sn), (count, offset, first));
+            let resumption = kept.resume(7, first).expect("kept");
+            assert_eq!((resumption.segments.len(), resumption.offset, resumption.data_sn), (count, offset, first));
         }
         assert_eq!(kept.resume(7, 9).expect("kept").data_sn, 0, "a number that cannot be is ignored");
     }

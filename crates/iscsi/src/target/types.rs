@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use strongroom_block::{Buffer, BufferMut};
 
-use super::ConnectionId;
+use super::connection_id::ConnectionId;
 use crate::pdu::{Attribute, Lun};
 use crate::{CloseReason, Offer, Residual, ahs};
 
