@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::names::VolumeName;
 use crate::neighbours::Origin;
 use crate::store_handle::StoreHandle;
-use crate::unit::{self, SessionKey, SharedMemory, Surroundings, UnitMemory};
+use crate::unit::{self, BlockCodec, SessionKey, SimulatedFiles, TargetEnvironment, UnitFiles};
 use crate::volume::{Access, Sealed, Volume};
 
 /// A sealed volume of custody `keyfile`.
@@ -62,7 +62,7 @@ pub fn create_options(volume: &Volume) -> CreateOptions {
 
 /// What outlives a unit beside its store, and a power loss: persistent reservations and writer leases.
 #[derive(Clone, Debug, Default)]
-pub struct Memory(SharedMemory);
+pub struct Memory(SimulatedFiles);
 
 impl Memory {
     /// Forgets the reservations: what a target must not do.
@@ -101,21 +101,21 @@ impl std::fmt::Debug for Unit {
 impl Unit {
     /// The unit of a volume, on its open store.
     pub fn new(volume: Volume, store: Store, memory: &Memory) -> Unit {
-        Unit::on(volume, StoreHandle::new(store), UnitMemory::shared(&memory.0))
+        Unit::on(volume, StoreHandle::new(store), UnitFiles::simulated(&memory.0))
     }
 
     /// The unit of a clone or a snapshot of the same store.
     pub fn of_view(&self, volume: Volume, view: View, memory: &Memory) -> Unit {
         let store = self.unit.store().another(view).expect("a simulation has few views");
-        Unit::on(volume, store, UnitMemory::shared(&memory.0))
+        Unit::on(volume, store, UnitFiles::simulated(&memory.0))
     }
 
-    fn on(volume: Volume, handle: StoreHandle, memory: UnitMemory) -> Unit {
+    fn on(volume: Volume, handle: StoreHandle, files: UnitFiles) -> Unit {
         let own = handle.another(handle.view()).expect("a simulation has few views");
         let config = Config::new("/nonexistent");
         let target_name = crate::names::target_name(&config.base_name, &volume.name);
-        let surroundings = Arc::new(Surroundings::of(&config));
-        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, None, memory, surroundings);
+        let environment = Arc::new(TargetEnvironment::of(&config));
+        let unit = unit::Unit::new(Arc::new(volume), target_name, handle, BlockCodec::default(), files, environment);
         Unit { unit, own }
     }
 
@@ -143,12 +143,12 @@ impl Unit {
 
     /// The session of a nexus.
     pub fn session_of(&self, nexus: &NexusId) -> Option<u64> {
-        self.unit.session_of(nexus).map(|(key, _)| key.0)
+        self.unit.users().session_of(nexus).map(|(key, _)| key.0)
     }
 
     /// Whether something of an earlier session of this nexus is in flight.
     pub fn is_leaving(&self, nexus: &NexusId) -> bool {
-        self.unit.is_leaving(nexus)
+        self.unit.users().is_leaving(nexus)
     }
 
     /// A command of a session.
@@ -184,7 +184,7 @@ impl Unit {
 
     /// Sessions that may have something in flight.
     pub fn sessions_at_work(&self) -> Vec<u64> {
-        self.unit.connections_at_work().into_iter().map(|key| key.0).collect()
+        self.unit.users().keys_with_tasks().into_iter().map(|key| key.0).collect()
     }
 
     /// Whether no session uses it, and nothing is in flight.
@@ -194,7 +194,7 @@ impl Unit {
 
     /// How many I/Os its store has under way.
     pub fn ios_in_flight(&self) -> usize {
-        self.unit.ios_in_flight()
+        self.unit.store().ios_in_flight()
     }
 
     /// Something came for this unit while another one was polled.
@@ -204,7 +204,7 @@ impl Unit {
 
     /// Nothing was asked for a while.
     pub fn idle(&mut self) {
-        self.unit.idle();
+        self.unit.store_mut().idle();
     }
 
     /// Asks the store something beside all sessions; the answer comes from [`Unit::poll_own`].

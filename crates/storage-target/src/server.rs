@@ -28,7 +28,7 @@ use crate::scheduler::Scheduler;
 use crate::stats::{Counters, SessionInfo, Stats};
 use crate::transfers::Transfers;
 use crate::turns::VolumeTurns;
-use crate::unit::{KeyRenewer, Resting, SessionKey, Surroundings};
+use crate::unit::{ClosedUnits, KeyRenewer, SessionKey, TargetEnvironment};
 use crate::volume::Volume;
 use crate::worker::{ConnectionKey, Message, Road, Worker};
 
@@ -147,13 +147,13 @@ pub(crate) struct Shared {
     /// By worker.
     pub(crate) iterations: Vec<IterationCounts>,
     drain: Mutex<Drain>,
-    resting: Mutex<Resting>,
+    resting: Mutex<ClosedUnits>,
     pub(crate) started: Instant,
     pub(crate) local_addresses: Vec<SocketAddr>,
     /// The same with their groups.
     pub(crate) portals: Vec<Portal>,
     /// What every unit knows of the target.
-    pub(crate) surroundings: Arc<Surroundings>,
+    pub(crate) environment: Arc<TargetEnvironment>,
     pub(crate) counters: Counters,
     pub(crate) crypto: Arc<CryptoCounters>,
     /// What background verification and opening at the target do.
@@ -193,7 +193,7 @@ impl Target {
             portals.iter().map(|portal| Listener::bind(portal.address)).collect::<Result<_, _>>()?;
         let local_addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_address).collect();
         portals.iter_mut().zip(&local_addresses).for_each(|(portal, address)| portal.address = *address);
-        let surroundings = Arc::new(Surroundings::of(config));
+        let environment = Arc::new(TargetEnvironment::of(config));
         let budget = Arc::new(MemoryBudget::new(MemoryBudget::bytes_of(&config.limits)));
         let admin_path = config.admin_socket.clone().unwrap_or_else(|| admin::default_socket(&config.root));
         let shared = Arc::new(Shared {
@@ -217,11 +217,11 @@ impl Target {
             budget,
             iterations: (0..workers).map(|_| IterationCounts::default()).collect(),
             drain: Mutex::new(Drain::default()),
-            resting: Mutex::new(Resting::default()),
+            resting: Mutex::new(ClosedUnits::default()),
             started: Instant::now(),
             local_addresses,
             portals,
-            surroundings,
+            environment,
             counters: Counters::default(),
             crypto: Arc::new(CryptoCounters::new()),
             background_crypto: Arc::new(CryptoCounters::new()),
@@ -424,7 +424,7 @@ impl Shared {
     }
 
     /// What initiators have set on volumes that are closed.
-    pub(crate) fn resting(&self) -> MutexGuard<'_, Resting> {
+    pub(crate) fn resting(&self) -> MutexGuard<'_, ClosedUnits> {
         self.resting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,174 +1,124 @@
-//! A logical unit: one volume with its store, and the nexuses that use it. SCSI commands in, answers out, by completion.
+//! A logical unit: one volume with its store, and the nexuses that use it. It takes SCSI commands and gives responses, by completion.
 //!
-//! A unit belongs to one worker and is never touched by another. What a command needs of the store is a [`Work`]: some operations,
-//! one after the other; [`Unit::poll`] moves all of them forward. Deliberately absent: sockets, sessions, login; a unit knows
-//! its users as [`SessionKey`]s with a nexus.
+//! A unit belongs to one worker, and no other thread uses it. It connects objects that each have a state of their own:
+//!
+//! | object | what it decides |
+//! |---|---|
+//! | [`access_control`] | who may use the unit: sessions, reservations, writer leases |
+//! | [`medium`] | mode pages, started or stopped, counters |
+//! | [`sanitize`] | SANITIZE and cryptographic erase |
+//! | [`executor`] | which commands are executing, and how each ends |
+//! | [`copy`] | EXTENDED COPY |
+//! | [`jobs`] | administrative jobs on the store |
+//! | [`verify`] | background verification (custody `target`) |
+//! | [`space`] | what is reported about the store's free space |
+//! | [`codec`] | how records and blocks change between channel and store |
+//!
+//! Sockets, sessions and logins are not here: a unit knows its sessions as [`SessionKey`]s with a nexus.
 
+mod access_control;
 mod admission;
 mod answers;
 mod blocks;
-mod claims;
+mod closed;
+mod codec;
 mod copy;
+mod environment;
+mod executor;
+mod files;
 mod jobs;
-mod keep;
-mod key_erase;
+mod key_renewal;
 mod leases;
+mod medium;
 mod modify;
-mod opened;
+mod pending;
+mod persistent_file;
 mod receive;
-mod reserve;
-mod rest;
+mod request;
+mod reservations;
+mod response;
+mod sanitize;
 mod sealed;
-mod surroundings;
+mod serve;
+mod space;
+mod task;
+mod users;
 mod verify;
 mod work;
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use strongroom_block::{BlockKeyWrap, Resealer, Token};
+use strongroom_block::{Geometry, Lba, Opener, Token};
 use strongroom_iscsi::target as iscsi;
 use strongroom_iscsi::target::{Response, TaskId};
-use strongroom_scsi::copy::CopyStatus;
-use strongroom_scsi::log::Counters;
-use strongroom_scsi::mode::ModeState;
-use strongroom_scsi::persistent::{PersistentReservations, SavedReservations};
-use strongroom_scsi::reservation::Reservation;
-use strongroom_scsi::{NexusId, Sense, Status, UnitAttention, UnitAttentions};
-use strongroom_store::{Completion, SnapshotId, SpaceState};
+use strongroom_scsi::{Command, NexusId, Sense, UnitAttention, UnitKind, cdb};
+use strongroom_store::{Completion, Op, OpError, Outcome, SnapshotId, View};
 
-use crate::access::Identity;
-use crate::neighbours::{ErrandResult, Origin};
+use self::access_control::AccessControl;
+use self::copy::ThirdPartyCopies;
+use self::executor::{Ending, Executor, RunningCommand};
+use self::jobs::{JobRules, Jobs, RunningJob};
+use self::medium::MediumState;
+use self::response::{check_condition, with_descriptor_sense};
+use self::sanitize::{EraseEvent, SanitizeStatus, Sanitizer};
+use self::serve::{SERVED_MAX, ServedOperation};
+use self::space::SpaceWatch;
+use self::verify::{Verification, Verifier};
+use self::work::{Next, Work};
+use crate::neighbours::{Asker, Errand, ErrandError, ErrandResult, Origin};
 use crate::store_handle::StoreHandle;
-use crate::volume::Volume;
-use claims::LeaseChange;
-pub(crate) use copy::OutwardErrand;
-use jobs::RunningJob;
-pub(crate) use jobs::{Job, StoreContents};
-use keep::Keeper;
-pub(crate) use keep::leases::LEASES_FILE;
-pub(crate) use keep::{SharedMemory, UnitMemory};
-pub(crate) use key_erase::{KeyRenewal, KeyRenewer, Renewed};
-use leases::{LeaseRecord, SessionStanding, WriterLeases};
-use modify::Sanitize;
-pub(crate) use receive::{InTheWay, NotReceived};
-use reserve::{Change, Changes, Delayed};
-pub(crate) use rest::Resting;
-pub(crate) use surroundings::Surroundings;
-pub(crate) use work::SLICE_BYTES;
-use work::{Next, Work};
+use crate::volume::{Access, Volume};
 
-/// Commands answered at once (IMMED) that go on at the same time.
+pub(crate) use self::closed::{ClosedUnit, ClosedUnits};
+pub(crate) use self::codec::BlockCodec;
+pub(crate) use self::copy::OutwardErrand;
+pub(crate) use self::environment::TargetEnvironment;
+pub(crate) use self::files::{SimulatedFiles, UnitFiles};
+pub(crate) use self::jobs::{Job, StoreContents};
+pub(crate) use self::key_renewal::{KeyRenewal, KeyRenewer, RenewalError, Renewed};
+pub(crate) use self::leases::format::LEASES_FILE;
+pub(crate) use self::receive::{InTheWay, NotReceived};
+pub(crate) use self::task::{Finished, SessionKey};
+pub(crate) use self::users::Users;
+pub(crate) use self::work::SLICE_BYTES;
+
+/// Commands answered at once (IMMED) that continue at the same time.
 const BACKGROUND_MAX: usize = 64;
+/// Pause of a verification that is not wanted.
+const NO_VERIFICATION_PAUSE: Duration = Duration::from_secs(5);
 
-/// Names a session; never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct SessionKey(pub(crate) u64);
-
-/// One volume being served.
+/// One volume that is served.
 pub(crate) struct Unit {
     volume: Arc<Volume>,
     target_name: String,
-    store: StoreHandle,
-    /// What is shown instead of the head; see `receive`.
-    shown: Option<SnapshotId>,
+    environment: Arc<TargetEnvironment>,
     /// Names this opening of the unit, among all of this process.
     opening: u64,
-    surroundings: Arc<Surroundings>,
-    /// Custody `target`: wraps block keys on their way to rest.
-    wrap: Option<Arc<dyn BlockKeyWrap>>,
-    /// Open at target: opens what arrives, seals what is read.
-    resealer: Option<Arc<dyn Resealer>>,
-    /// Destroys what wraps them.
-    renewal: Option<KeyRenewal>,
-    /// It could not be destroyed for the cryptographic erase that goes on.
-    key_survived: bool,
-    /// It was told to take the place of the volume that it was made to succeed.
-    takes_place: bool,
-    users: HashMap<SessionKey, User>,
-    /// Sessions that are over while something of theirs is in flight.
-    leaving: HashMap<SessionKey, NexusId>,
-    /// RESERVE (6) and (10).
-    reservation: Reservation,
-    persistent: PersistentReservations,
-    keeper: Keeper<SavedReservations>,
-    changes: Changes<Change>,
-    leases: WriterLeases,
-    lease_keeper: Keeper<Vec<LeaseRecord>>,
-    lease_changes: Changes<LeaseChange>,
-    mode: ModeState,
-    /// Cleared by START STOP UNIT.
-    started: bool,
-    /// Who has sent PREVENT MEDIUM REMOVAL.
-    preventing: HashSet<SessionKey>,
-    sanitize: Sanitize,
-    /// The store was being erased when it was looked at last.
-    erasing: bool,
-    /// Who asked for the erase had the keys destroyed that the store waits for.
-    keys_destroyed: bool,
-    /// SANITIZE's discard, until everything that was under way before it is over.
-    held_back: Option<(Token, strongroom_store::Op)>,
-    /// What came of EXTENDED COPY commands, oldest first.
-    copies: VecDeque<(NexusId, CopyStatus)>,
-    /// What is to be asked of other units, and what they have answered.
-    outward: Vec<OutwardErrand>,
-    returned: Vec<(Token, ErrandResult)>,
-    counters: Counters,
-    delayed: Vec<Delayed>,
-    running: HashMap<Token, Running>,
-    next_token: u64,
-    completions: Vec<Completion>,
-    /// What users were told last about space.
-    space: SpaceState,
-    /// Of the percentages that are logged, the last one that was reached.
-    space_level: u8,
-    /// What the keeper of the target wants of the store.
-    jobs: HashMap<Token, RunningJob>,
+    store: StoreHandle,
+    /// The snapshot that sessions see instead of the head; see `receive`.
+    shown: Option<SnapshotId>,
+    codec: BlockCodec,
+    access: AccessControl,
+    medium: MediumState,
+    sanitizer: Sanitizer,
+    executor: Executor,
+    copies: ThirdPartyCopies,
+    jobs: Jobs,
     /// Custody `target`, where the target was given what opens blocks.
-    verifier: Option<verify::Verifier>,
-}
-
-/// A session that uses the unit.
-struct User {
-    nexus: NexusId,
-    /// Whose session it is: a nexus is made of names that anybody can say.
-    origin: Origin,
-    read_only: bool,
-    attentions: UnitAttentions,
-    standing: SessionStanding,
-}
-
-/// What the store is working on for whom.
-struct Running {
-    connection: SessionKey,
-    task: TaskId,
-    work: Work,
-    ending: Ending,
-}
-
-/// What is answered when the work is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    /// What came of it.
-    Answer,
-    /// TASK ABORTED: another session ended it (TAS=1 in the control mode page), so that nobody waits for ever.
-    TaskAborted,
-    /// Nothing: its own session ended it.
-    Silence,
-    /// Nothing: it was answered at once (IMMED), and goes on.
-    Background,
-    /// SANITIZE with IMMED: GOOD as soon as nothing can undo it; what came of it, if that comes first.
-    WhenCertain,
+    verifier: Option<Verifier>,
+    space: SpaceWatch,
+    /// An initiator has ordered that the unit take the place of the volume that it succeeds.
+    takes_place: bool,
 }
 
 /// What became of a command.
 #[derive(Debug)]
 pub(crate) enum Verdict {
-    /// The answer, at once.
+    /// The response, at once.
     Answer(Response),
-    /// [`Unit::poll`] will bring it.
+    /// [`Unit::poll`] will give it.
     Later,
     /// The peer broke the frame discipline of sealed units: end its connection.
     Violation(&'static str),
@@ -177,13 +127,13 @@ pub(crate) enum Verdict {
 /// What a command turns into once it is admitted.
 enum Plan {
     Answer(Response),
-    Start(Work, strongroom_store::Op),
+    Start(Work, Op),
     /// Start, and answer GOOD at once.
-    Background(Work, strongroom_store::Op),
-    /// Start, and answer GOOD when nothing can undo it any more.
-    WhenCertain(Work, strongroom_store::Op),
+    Background(Work, Op),
+    /// Start, and answer GOOD when no crash can undo it any more.
+    WhenCertain(Work, Op),
     Violation(&'static str),
-    /// It is done; its answer waits for something.
+    /// Its response waits for something.
     Delayed,
 }
 
@@ -193,13 +143,10 @@ impl From<Sense> for Plan {
     }
 }
 
-/// A finished command.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) connection: SessionKey,
-    pub(crate) task: TaskId,
-    /// `None`: nobody wants it; the task is just over.
-    pub(crate) response: Option<Response>,
+impl From<Option<Response>> for Plan {
+    fn from(response: Option<Response>) -> Plan {
+        response.map_or(Plan::Delayed, Plan::Answer)
+    }
 }
 
 impl Unit {
@@ -208,330 +155,428 @@ impl Unit {
         volume: Arc<Volume>,
         target_name: String,
         store: StoreHandle,
-        wrap: Option<Arc<dyn BlockKeyWrap>>,
-        UnitMemory { reservations: (keeper, kept), leases: (lease_keeper, leases) }: UnitMemory,
-        surroundings: Arc<Surroundings>,
+        codec: BlockCodec,
+        files: UnitFiles,
+        environment: Arc<TargetEnvironment>,
     ) -> Unit {
-        let ports = Arc::clone(&surroundings.ports);
         Unit {
             volume,
             target_name,
-            surroundings,
-            store,
-            shown: None,
+            access: AccessControl::new(files, Arc::clone(&environment.ports)),
+            environment,
             // Keys of the standard hasher are random: enough for a value that must only differ.
             opening: RandomState::new().build_hasher().finish(),
-            wrap,
-            resealer: None,
-            renewal: None,
-            key_survived: false,
-            takes_place: false,
-            users: HashMap::new(),
-            leaving: HashMap::new(),
-            reservation: Reservation::default(),
-            persistent: PersistentReservations::restore(kept).with_ports(ports),
-            keeper,
-            changes: Changes::default(),
-            leases: WriterLeases::restore(leases),
-            lease_keeper,
-            lease_changes: Changes::default(),
-            mode: ModeState::default(),
-            started: true,
-            preventing: HashSet::new(),
-            sanitize: Sanitize::default(),
-            erasing: false,
-            keys_destroyed: false,
-            held_back: None,
-            copies: VecDeque::new(),
-            outward: Vec::new(),
-            returned: Vec::new(),
-            counters: Counters::default(),
-            delayed: Vec::new(),
-            running: HashMap::new(),
-            next_token: 0,
-            completions: Vec::new(),
-            jobs: HashMap::new(),
+            store,
+            shown: None,
+            codec,
+            medium: MediumState::default(),
+            sanitizer: Sanitizer::default(),
+            executor: Executor::default(),
+            copies: ThirdPartyCopies::default(),
+            jobs: Jobs::default(),
             verifier: None,
-            space: SpaceState::Ample,
-            space_level: 0,
+            space: SpaceWatch::default(),
+            takes_place: false,
         }
     }
 
-    /// A session begins to use the unit: whose it is, and where it comes from.
-    pub(crate) fn attach(&mut self, connection: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
-        let standing = SessionStanding::default();
-        let user = User { nexus, origin, read_only, attentions: UnitAttentions::at_power_on(), standing };
-        self.users.insert(connection, user);
+    /// Has a way to destroy the key that wraps its block keys.
+    pub(crate) fn with_key_renewal(mut self, renewal: Option<KeyRenewal>) -> Unit {
+        self.sanitizer.set_renewal(renewal);
+        self
     }
 
-    /// A session ends. What it had in flight goes on and is answered to nobody.
-    pub(crate) fn detach(&mut self, connection: SessionKey) {
-        let Some(user) = self.users.remove(&connection) else { return };
-        self.reservation.release(&user.nexus);
-        self.preventing.remove(&connection);
-        if let Some(id) = user.standing.lease
-            && !self.users.values().any(|other| other.standing.lease == Some(id))
-        {
-            self.leases.left(id);
+    /// Has the unit verify its blocks in the background.
+    pub(crate) fn verify_with(&mut self, opener: Arc<dyn Opener>) {
+        self.verifier = Some(Verifier::new(opener));
+    }
+
+    /// The store continues an erase from before that may have been a cryptographic one, and the key still exists.
+    pub(crate) fn key_survived(&mut self) {
+        self.sanitizer.resume_with_key();
+    }
+
+    /// What is to be remembered when the unit is closed.
+    pub(crate) fn closed(&self) -> ClosedUnit {
+        ClosedUnit {
+            persistent: self.access.reservations.persistent().clone(),
+            mode: self.medium.mode,
+            started: self.medium.started,
+            sanitize: self.sanitizer.status(),
+            leases: self.access.leases.table().clone(),
         }
-        if !self.abort(connection, None).is_empty() {
-            self.leaving.insert(connection, user.nexus);
-        }
+    }
+
+    /// Continues with what was remembered when the unit was closed.
+    pub(crate) fn resume(&mut self, before: ClosedUnit) {
+        self.access.reservations.resume(before.persistent);
+        self.access.leases.resume(before.leases);
+        (self.medium.mode, self.medium.started) = (before.mode, before.started);
+        self.sanitizer.resume(before.sanitize, &self.store);
+    }
+
+    /// A session begins to use the unit: its nexus, and where it comes from.
+    pub(crate) fn attach(&mut self, key: SessionKey, nexus: NexusId, origin: Origin, read_only: bool) {
+        self.access.attach(key, nexus, origin, read_only);
+    }
+
+    /// A session ends. Its running tasks continue without a response.
+    pub(crate) fn detach(&mut self, key: SessionKey) {
+        self.access.detach(key, &mut self.executor);
+        self.medium.detach(key);
         self.show_head_if_unused();
     }
 
-    /// It is that late: writer leases count from it.
+    /// Advances the time by which writer leases lapse.
     pub(crate) fn tick(&mut self, now: Instant) {
-        self.leases.tick(now);
+        self.access.leases.tick(now);
     }
 
-    /// The session's nexus counts as lost for a moment (I_T NEXUS RESET): what hangs on it alone is gone, and it is told so.
-    pub(crate) fn nexus_lost(&mut self, connection: SessionKey) {
-        let Some(user) = self.users.get_mut(&connection) else { return };
-        user.attentions.establish(UnitAttention::NexusLoss);
-        self.reservation.release(&user.nexus);
+    /// I_T NEXUS RESET: the session's nexus counts as lost for a moment.
+    pub(crate) fn nexus_lost(&mut self, key: SessionKey) {
+        self.access.nexus_lost(key);
     }
 
-    /// The unit attention that the session's next command would meet.
-    pub(crate) fn waiting_attention(&self, connection: SessionKey) -> Option<Sense> {
-        self.users.get(&connection).and_then(|user| user.attentions.peek())
+    /// The access rules have changed: whether the session may write from now on.
+    pub(crate) fn set_read_only(&mut self, key: SessionKey, read_only: bool) {
+        self.access.users.set_read_only(key, read_only);
     }
 
-    /// The connection whose session is this nexus, and whose it is.
-    pub(crate) fn session_of(&self, nexus: &NexusId) -> Option<(SessionKey, Identity)> {
-        self.users.iter().find(|(_, user)| user.nexus == *nexus).map(|(key, user)| (*key, user.origin.identity.clone()))
+    /// The sessions that use it.
+    pub(crate) fn users(&self) -> &Users {
+        &self.access.users
     }
 
-    /// Whether something of an earlier session of this nexus is still in flight.
-    pub(crate) fn is_leaving(&self, nexus: &NexusId) -> bool {
-        self.leaving.values().any(|leaving| leaving == nexus)
-    }
-
-    /// The rules changed: the session may write from now on, or not any more.
-    pub(crate) fn set_read_only(&mut self, connection: SessionKey, read_only: bool) {
-        if let Some(user) = self.users.get_mut(&connection) {
-            user.read_only = read_only;
-        }
-    }
-
-    /// The store's counters.
-    pub(crate) fn store_stats(&self) -> strongroom_store::Stats {
-        self.store.stats()
-    }
-
-    /// Whether a session uses it.
-    pub(crate) fn has_user(&self, connection: SessionKey) -> bool {
-        self.users.contains_key(&connection)
-    }
-
-    /// Every session that uses it, and whose it is.
-    pub(crate) fn users(&self) -> impl Iterator<Item = (SessionKey, &NexusId, &Identity)> {
-        self.users.iter().map(|(key, user)| (*key, &user.nexus, &user.origin.identity))
-    }
-
-    /// The connections of every session.
-    pub(crate) fn connections(&self) -> Vec<SessionKey> {
-        self.users.keys().copied().collect()
-    }
-
-    /// Every connection that may have something in flight: those of sessions that are over, too.
-    pub(crate) fn connections_at_work(&self) -> Vec<SessionKey> {
-        self.users.keys().chain(self.leaving.keys()).copied().collect()
-    }
-
-    /// How many commands the store is working on.
+    /// How many commands and jobs the store is executing.
     pub(crate) fn in_flight(&self) -> usize {
-        self.running.len() + self.jobs.len()
-    }
-
-    fn in_background(&self) -> usize {
-        self.running.values().filter(|running| running.ending == Ending::Background).count()
+        self.executor.len() + self.jobs.len()
     }
 
     /// Whether no session uses it, and nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        let is_writing = self.keeper.is_busy() || self.lease_keeper.is_busy();
-        let at_rest = self.running.is_empty() && self.jobs.is_empty() && !is_writing && !self.is_renewing_key();
-        // An erase that the medium stopped goes on when the store is opened anew.
+        let is_busy = !self.executor.is_empty() || !self.jobs.is_empty();
+        let is_writing = self.access.is_writing() || self.sanitizer.is_renewing_key();
+        // An erase that the medium stopped continues when the store is opened again.
         let erases = self.store.erase_progress().is_some() && !self.store.stats().writes_refused;
-        self.users.is_empty() && at_rest && !erases
+        self.access.users.is_empty() && !is_busy && !is_writing && !erases
     }
 
-    /// Stops wanting answers, of one task or of all. Returns those that are still running: their effects may yet happen.
-    pub(crate) fn abort(&mut self, connection: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
-        self.changes.withdraw(connection, task);
-        self.lease_changes.withdraw(connection, task);
-        self.end_tasks(connection, task, Ending::Silence)
+    /// A session aborts its tasks, one or all. Returns those that are still running: they may still have effects.
+    pub(crate) fn abort(&mut self, key: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        self.access.abort(key, task, &mut self.executor)
     }
 
-    /// Another session ends the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
+    /// Another session aborts the tasks of this one: each is answered with TASK ABORTED when it can have no effect any more.
     /// Returns those that are still running.
-    pub(crate) fn abort_for_others(&mut self, connection: SessionKey) -> Vec<TaskId> {
-        let mut withdrawn = self.changes.withdraw(connection, None);
-        withdrawn.extend(self.lease_changes.withdraw(connection, None));
-        for task in withdrawn {
-            self.answer_aborted(connection, task);
-        }
-        self.end_tasks(connection, None, Ending::TaskAborted)
+    pub(crate) fn abort_for_others(&mut self, key: SessionKey) -> Vec<TaskId> {
+        self.access.abort_for_others(key, &mut self.executor)
     }
 
-    fn end_tasks(&mut self, connection: SessionKey, task: Option<TaskId>, ending: Ending) -> Vec<TaskId> {
-        let concerned =
-            |running: &&mut Running| running.connection == connection && task.is_none_or(|task| running.task == task);
-        self.running
-            .values_mut()
-            .filter(concerned)
-            .map(|running| {
-                if !matches!(running.ending, Ending::Silence | Ending::Background) {
-                    running.ending = ending;
-                }
-                running.task
-            })
-            .collect()
-    }
-
-    /// LOGICAL UNIT RESET: reservation gone, everybody is told.
+    /// LOGICAL UNIT RESET.
     pub(crate) fn reset(&mut self) {
-        self.reservation.clear();
-        self.preventing.clear();
-        self.mode = ModeState::default();
-        self.started = true;
-        self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::Reset));
+        self.access.reset();
+        self.medium.reset();
     }
 
     /// Takes a command in. `sealed_blocks_max`: most sealed blocks that one PDU of this session takes.
-    pub(crate) fn submit(
-        &mut self,
-        connection: SessionKey,
-        command: iscsi::Command,
-        sealed_blocks_max: usize,
-    ) -> Verdict {
-        let task = command.task;
-        match self.plan(connection, command, sealed_blocks_max) {
-            Plan::Answer(response) => Verdict::Answer(self.in_format(response)),
-            Plan::Violation(what) => Verdict::Violation(what),
-            Plan::Delayed => Verdict::Later,
-            Plan::Start(work, op) => {
-                let work = self.checked_on_arrival(connection, work, &op);
-                self.start(Running { connection, task, work, ending: Ending::Answer }, op);
-                Verdict::Later
-            }
-            Plan::WhenCertain(work, op) => {
-                self.start(Running { connection, task, work, ending: Ending::WhenCertain }, op);
-                Verdict::Later
-            }
-            // Who asks for more of that waits for it: what is answered at once is counted nowhere.
-            Plan::Background(work, op) if self.in_background() >= BACKGROUND_MAX => {
-                self.start(Running { connection, task, work, ending: Ending::Answer }, op);
-                Verdict::Later
-            }
-            Plan::Background(work, op) => {
-                self.start(Running { connection, task, work, ending: Ending::Background }, op);
-                Verdict::Answer(Response::good())
-            }
+    pub(crate) fn submit(&mut self, key: SessionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Verdict {
+        let task = (key, command.task);
+        let (work, op, ending) = match self.plan(key, command, sealed_blocks_max) {
+            Plan::Answer(response) => return Verdict::Answer(self.in_format(response)),
+            Plan::Violation(what) => return Verdict::Violation(what),
+            Plan::Delayed => return Verdict::Later,
+            Plan::Start(work, op) => (self.checked_on_arrival(key, work, &op), op, Ending::Response),
+            Plan::WhenCertain(work, op) => (work, op, Ending::Certain),
+            // Beyond the limit it is answered at its end: commands that were answered at once are counted nowhere else.
+            Plan::Background(work, op) if self.background_count() >= BACKGROUND_MAX => (work, op, Ending::Response),
+            Plan::Background(work, op) => (work, op, Ending::Background),
+        };
+        self.start(RunningCommand { task, work, ending }, op);
+        match ending {
+            Ending::Background => Verdict::Answer(Response::good()),
+            _ => Verdict::Later,
         }
     }
 
-    /// Moves everything forward; appends what has finished.
+    fn background_count(&self) -> usize {
+        self.executor.count(|running| running.ending == Ending::Background)
+    }
+
+    /// Advances everything; appends the commands that have ended.
     pub(crate) fn poll(&mut self, finished: &mut Vec<Finished>) {
-        loop {
-            let mut completions = std::mem::take(&mut self.completions);
-            let returned = std::mem::take(&mut self.returned);
-            let moved = self.store.poll_completions(&mut completions) + returned.len();
-            for Completion { token, result } in completions.drain(..) {
-                let Some(running) = self.running.remove(&token) else {
-                    self.job_done(token, result);
-                    continue;
-                };
-                self.advance(running, finished, |unit, work| match result {
-                    Ok(outcome) => unit.work_on(work, outcome),
-                    Err(error) => unit.work_failed(work, &error),
-                });
+        while self.poll_operations(finished) > 0 {}
+        if self.access.has_changes() {
+            self.access.poll((&self.volume.name, self.shown.is_some()), &mut self.executor);
+        }
+        for (task, response) in self.executor.poll_delayed() {
+            finished.push(Finished::answered(task, self.in_format(response)));
+        }
+        if self.space.poll(&self.volume.name, &self.store) {
+            self.access.users.establish_for_all(UnitAttention::SpaceThreshold);
+        }
+        self.poll_erase(finished);
+        let executor = &self.executor;
+        self.access.users.drop_left(|key| executor.has_tasks(key));
+    }
+
+    /// Advances commands and jobs whose operations have ended; returns how many.
+    fn poll_operations(&mut self, finished: &mut Vec<Finished>) -> usize {
+        let mut completions = self.executor.take_completions();
+        let returned = self.copies.poll();
+        let ended = self.store.poll_completions(&mut completions) + returned.len();
+        for Completion { token, result } in completions.drain(..) {
+            let Some(running) = self.executor.end(token) else {
+                self.job_done(token, result);
+                continue;
+            };
+            self.advance(running, finished, |unit, work| match result {
+                Ok(outcome) => unit.work_on(work, outcome),
+                Err(error) => unit.work_failed(work, &error),
+            });
+        }
+        self.executor.keep_completions(completions);
+        for (token, result) in returned {
+            let Some(running) = self.executor.end(token) else { continue };
+            self.advance(running, finished, |unit, work| unit.errand_came_back(work, result));
+        }
+        // Only the SANITIZE itself is left.
+        if self.executor.len() == 1
+            && let Some((token, op)) = self.sanitizer.release()
+        {
+            self.store.submit(token, op);
+        }
+        ended
+    }
+
+    /// Follows an erase of the store, and the destruction of its key.
+    fn poll_erase(&mut self, finished: &mut Vec<Finished>) {
+        match self.sanitizer.poll_erase(&self.store) {
+            EraseEvent::None => {}
+            EraseEvent::Certain => {
+                self.jobs.erase_is_certain();
+                self.executor.answer_certain(finished);
             }
-            self.completions = completions;
-            for (token, result) in returned {
-                let Some(running) = self.running.remove(&token) else { continue };
-                self.advance(running, finished, |unit, work| unit.errand_came_back(work, result));
-            }
-            if self.running.len() == 1
-                && let Some((token, op)) = self.held_back.take()
-            {
-                self.store.submit(token, op);
-            }
-            if moved == 0 {
-                break;
+            EraseEvent::Ended => {
+                if let Some(verifier) = &mut self.verifier {
+                    verifier.reset();
+                }
             }
         }
-        if !self.delayed.is_empty() || !self.changes.is_empty() || !self.lease_changes.is_empty() {
-            self.poll_delayed(finished);
-        }
-        self.watch_space();
-        self.watch_erase(finished);
-        self.watch_key();
-        if !self.leaving.is_empty() {
-            let running = &self.running;
-            self.leaving.retain(|key, _| running.values().any(|running| running.connection == *key));
+        if let Some(event) = self.sanitizer.poll_key(&self.volume, &mut self.store) {
+            if let Some(wrap) = event.wrap {
+                self.codec.wrap = Some(wrap);
+            }
+            self.jobs.key_destroyed(event.is_destroyed);
         }
     }
 
-    /// A step of some work is over; `go_on` says what comes of it.
-    fn advance(&mut self, running: Running, finished: &mut Vec<Finished>, go_on: impl FnOnce(&mut Unit, Work) -> Next) {
-        let Running { connection, task, work, ending } = running;
+    /// An operation of a command has ended; `go_on` decides what follows.
+    fn advance(
+        &mut self,
+        running: RunningCommand,
+        finished: &mut Vec<Finished>,
+        go_on: impl FnOnce(&mut Unit, Work) -> Next,
+    ) {
+        let RunningCommand { task, work, ending } = running;
         let writes_to_cache = work.writes_to_cache();
         let next = match go_on(self, work) {
-            Next::Done(Response { status: 0, wanted_bytes, ahs, .. }) if writes_to_cache && !self.mode.write_cache => {
-                Next::Again(Work::Settle { wanted_bytes, ahs }, strongroom_store::Op::Flush)
+            Next::Done(Response { status: 0, wanted_bytes, ahs, .. })
+                if writes_to_cache && !self.medium.mode.write_cache =>
+            {
+                Next::Again(Work::Settle { wanted_bytes, ahs }, Op::Flush)
             }
             next => next,
         };
-        match next {
-            // Long work that was ended stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).
-            Next::Again(ref work, _)
-                if matches!(ending, Ending::TaskAborted | Ending::Silence) && !matches!(work, Work::Sanitize) =>
+        let response = match next {
+            // An aborted command stops between two of its operations; but nothing stops a SANITIZE (SBC-3 §4.11.2).
+            Next::Again(work, _) if ending.is_aborted() && !matches!(work, Work::Sanitize) => {
+                (ending == Ending::TaskAborted).then(Response::task_aborted)
+            }
+            // Nor does a command write once a SANITIZE waits to discard everything.
+            Next::Again(work, _)
+                if self.sanitizer.status() == SanitizeStatus::InProgress && !work.may_go_on_while_sanitizing() =>
             {
-                let response = (ending == Ending::TaskAborted).then(Response::task_aborted);
-                finished.push(Finished { connection, task, response });
+                let response = self.sanitized_away(&work);
+                (ending == Ending::Response).then(|| self.in_format(response))
             }
-            // Nor does it write once a SANITIZE waits to discard everything.
-            Next::Again(ref work, _) if self.sanitize == Sanitize::InProgress && !work.may_go_on_while_sanitizing() => {
-                let response = self.sanitized_away(work);
-                let response = (ending == Ending::Answer).then(|| self.in_format(response));
-                finished.push(Finished { connection, task, response });
-            }
-            Next::Again(work, op) => self.start(Running { connection, task, work, ending }, op),
-            Next::Done(response) => {
-                let response = match ending {
-                    Ending::Answer | Ending::WhenCertain => Some(self.in_format(response)),
-                    Ending::TaskAborted => Some(Response::task_aborted()),
-                    Ending::Silence | Ending::Background => None,
-                };
-                finished.push(Finished { connection, task, response });
-            }
-        }
+            Next::Again(work, op) => return self.start(RunningCommand { task, work, ending }, op),
+            Next::Done(response) => match ending {
+                Ending::Response | Ending::Certain => Some(self.in_format(response)),
+                Ending::TaskAborted => Some(Response::task_aborted()),
+                Ending::Aborted | Ending::Background => None,
+            },
+        };
+        finished.push(Finished { connection: task.0, task: task.1, response });
     }
 
-    /// D_SENSE: sense in descriptor format.
     fn in_format(&self, response: Response) -> Response {
-        if !self.mode.descriptor_sense || response.sense.is_empty() {
-            return response;
-        }
-        let sense = Sense::parse(&response.sense).map(|sense| sense.encode_descriptor());
-        Response { sense: sense.unwrap_or_default(), ..response }
+        if self.medium.mode.descriptor_sense { with_descriptor_sense(response) } else { response }
     }
 
-    fn start(&mut self, running: Running, op: strongroom_store::Op) {
-        self.next_token += 1;
-        let token = Token(self.next_token);
-        let waits = matches!(running.work, Work::Sanitize) && !self.running.is_empty();
-        let elsewhere = Unit::elsewhere(&running.work);
-        self.running.insert(token, running);
+    fn start(&mut self, running: RunningCommand, op: Op) {
+        let waits = matches!(running.work, Work::Sanitize) && !self.executor.is_empty();
+        let elsewhere = running.work.other_unit();
+        let token = self.executor.begin(running);
         if waits {
-            self.held_back = Some((token, op));
+            self.sanitizer.hold_back(token, op);
         } else if let Some((to, asker)) = elsewhere {
-            self.outward.push(OutwardErrand { token, to, asker, op });
+            self.copies.send(OutwardErrand { token, to, asker, op });
         } else {
             self.store.submit(token, op);
         }
+    }
+
+    /// The operations that other units are to be asked for.
+    pub(crate) fn take_outward(&mut self) -> Vec<OutwardErrand> {
+        self.copies.take_outward()
+    }
+
+    /// Another unit has replied.
+    pub(crate) fn take_errand_back(&mut self, token: Token, result: ErrandResult) {
+        self.copies.receive(token, result);
+    }
+
+    fn errand_came_back(&mut self, work: Work, result: ErrandResult) -> Next {
+        match (work, result) {
+            (work, Ok(outcome)) => self.work_on(work, outcome),
+            (work, Err(ErrandError::Store(error))) => self.work_failed(work, &error),
+            (Work::CopyRead(copy) | Work::CopyWrite(copy), Err(ErrandError::NotReachable)) => {
+                self.copies.record(&copy, false);
+                Next::Done(check_condition(Sense::COPY_TARGET_NOT_REACHABLE))
+            }
+            (work, Err(ErrandError::NotReachable)) => self.work_failed(work, &OpError::NoSuchView),
+        }
+    }
+
+    /// Executes an operation for a command of another unit, if a session of its initiator could do the same here.
+    pub(crate) fn take_errand(&mut self, errand: Errand, may_write: bool) {
+        let Errand { asker, mut op, reply, .. } = errand;
+        let key = match self.session_for(&asker, &op, may_write) {
+            Ok(Some(key)) => key,
+            Ok(None) => return,
+            Err(busy) => return reply.tell(Err(ErrandError::Store(busy))),
+        };
+        if self.executor.count(|running| matches!(running.work, Work::Errand(_))) >= SERVED_MAX {
+            return reply.tell(Err(ErrandError::Store(OpError::Busy)));
+        }
+        if let Op::Write { fua, .. } = &mut op {
+            *fua |= !self.medium.mode.write_cache;
+        }
+        let work = Work::Errand(Box::new(ServedOperation::new(reply)));
+        // No session can abort it, but other tasks can wait for its end.
+        let task = (key, self.executor.next_foreign_task());
+        self.start(RunningCommand { task, work, ending: Ending::Background }, op);
+    }
+
+    /// A session of the same initiator that could execute `op` now by a command of its own.
+    fn session_for(&mut self, asker: &Asker, op: &Op, may_write: bool) -> Result<Option<SessionKey>, OpError> {
+        let writes = match op {
+            Op::Read { .. } => false,
+            Op::Write { .. } | Op::Discard { .. } => true,
+            _ => return Ok(None),
+        };
+        let is_available = self.medium.started
+            && self.sanitizer.status() == SanitizeStatus::Idle
+            && self.store.erase_progress().is_none()
+            && self.volume.unit_kind() == UnitKind::Plain;
+        if !is_available || writes && (!may_write || self.medium.mode.write_protect) {
+            return Ok(None);
+        }
+        let like = if writes { cdb::write_16(Lba(0), 1, false) } else { cdb::read_16(Lba(0), 1) };
+        let Ok(like) = Command::decode(&like) else { return Ok(None) };
+        self.access.session_for(asker, &like, &self.volume.name).map_err(|_| OpError::Busy)
+    }
+
+    /// Executes an administrative job, or begins it.
+    pub(crate) fn take_job(&mut self, job: Job) {
+        match job {
+            Job::Describe(reply) => drop(reply.send(Box::new(jobs::describe(&self.store)))),
+            Job::CountPinned { mut count, reply } => {
+                let has_more = self.store.count_pinned(&mut count);
+                let _ = reply.send((count, has_more));
+            }
+            Job::Receive { step, reply } => self.take_step(step, reply),
+            // Of a stream that builds on some snapshot.
+            Job::InTheWay { reply } => drop(reply.send(self.in_the_way(Some(SnapshotId(0))))),
+            Job::Receptions(reply) => drop(reply.send(self.store.receptions())),
+            Job::Run { view, op, reply } => {
+                let can_destroy_key = matches!(op, Op::CryptoErase) && self.sanitizer.can_destroy_key(&self.volume);
+                let rules = JobRules { shown: self.shown, can_destroy_key };
+                self.jobs.run(self.executor.next_token(), (view, op), reply, &rules, &mut self.store);
+            }
+            Job::Send { stream, reply } => {
+                self.jobs.send(self.executor.next_token(), stream, reply, &mut self.store);
+            }
+        }
+    }
+
+    fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
+        match self.jobs.remove(token) {
+            None | Some(RunningJob::Erase { reply: None, .. }) => {}
+            Some(RunningJob::Receive(step)) => self.step_done(&step, result),
+            Some(RunningJob::Verify) => {
+                let Some(verifier) = &mut self.verifier else { return };
+                if let Some(op) = verifier.completed(result, &self.volume, &self.codec) {
+                    self.start_verify(op);
+                }
+            }
+            Some(RunningJob::Run { reply, grows }) => {
+                if grows && result.is_ok() {
+                    self.take_size(self.store.info().geometry);
+                }
+                let _ = reply.send(result);
+            }
+            Some(RunningJob::Erase { reply: Some(reply), .. }) => drop(reply.send(result)),
+            Some(RunningJob::Send { stream, reply }) => {
+                let _ = reply.send(jobs::send_blocks(stream, result, &self.store));
+            }
+        }
+    }
+
+    fn start_verify(&mut self, op: Op) {
+        let view: View = self.store.view();
+        self.jobs.submit(self.executor.next_token(), RunningJob::Verify, (view, op), &mut self.store);
+    }
+
+    /// Whether it verifies its blocks in the background.
+    pub(crate) fn verifies(&self) -> bool {
+        self.verifier.is_some()
+    }
+
+    /// What background verification has done.
+    pub(crate) fn verification(&self) -> Option<Verification> {
+        self.verifier.as_ref().map(Verifier::report)
+    }
+
+    /// The unit is idle: verifies the next run of blocks, if it is due. Returns when to call again.
+    pub(crate) fn verify_step(&mut self) -> Duration {
+        let Some(verifier) = &mut self.verifier else { return NO_VERIFICATION_PAUSE };
+        let (op, pause) = verifier.poll(&self.volume, &self.store);
+        if let Some(op) = op {
+            self.start_verify(op);
+        }
+        pause
+    }
+
+    /// The access rules of the volume have changed.
+    pub(crate) fn take_access(&mut self, access: Access) {
+        if access != self.volume.access {
+            self.volume = Arc::new(Volume { access, ..(*self.volume).clone() });
+        }
+    }
+
+    /// The size of the volume may have changed; its users get a unit attention.
+    pub(crate) fn take_size(&mut self, geometry: Geometry) {
+        if geometry == self.volume.geometry {
+            return;
+        }
+        self.volume = Arc::new(Volume { geometry, ..(*self.volume).clone() });
+        self.access.users.establish_for_all(UnitAttention::CapacityChanged);
+    }
+
+    /// Whether an initiator has ordered, since the last call, that the unit take the place of the volume that it succeeds.
+    pub(crate) fn take_place(&mut self) -> bool {
+        std::mem::take(&mut self.takes_place)
     }
 
     /// Names this opening of the unit.
@@ -544,70 +589,25 @@ impl Unit {
         &self.volume
     }
 
-    /// Nothing was asked for a while.
-    pub(crate) fn idle(&mut self) {
-        self.store.idle();
+    /// How its records and blocks change between channel and store; its clones and snapshots need the same.
+    pub(crate) fn codec(&self) -> &BlockCodec {
+        &self.codec
     }
 
-    /// Nothing was asked for a while: looks for rot in one segment.
-    pub(crate) fn scrub(&mut self) {
-        self.store.scrub();
-    }
-
-    /// Looks for rot in one segment although requests are in flight.
-    pub(crate) fn scrub_beside(&mut self) {
-        self.store.scrub_beside();
-    }
-
-    /// Whether a segment is being read for that.
-    pub(crate) fn is_scrubbing(&self) -> bool {
-        self.store.is_scrubbing()
-    }
-
-    /// How many times the whole store was read for that.
-    pub(crate) fn scrub_passes(&self) -> u64 {
-        self.store.scrub_passes()
-    }
-
-    /// Addresses of blocks that scrubbing found to be bad.
-    pub(crate) fn bad_blocks(&self) -> Vec<u64> {
-        self.store.bad_blocks()
-    }
-
-    /// How many I/Os its store has under way.
-    pub(crate) fn ios_in_flight(&self) -> usize {
-        self.store.ios_in_flight()
-    }
-
-    /// From now on completions of I/O wake the worker straight from the kernel, where that can be.
-    pub(crate) fn signal_completions(&mut self, waker: &strongroom_net::Waker) {
-        self.store.signal_completions(waker);
-    }
-
-    /// The store, of which others may have handles.
+    /// The store, of which other units may have handles.
     pub(crate) fn store(&self) -> &StoreHandle {
         &self.store
     }
 
-    /// What wraps its block keys.
-    pub(crate) fn wrap(&self) -> Option<Arc<dyn BlockKeyWrap>> {
-        self.wrap.clone()
+    /// The same, for maintenance.
+    pub(crate) fn store_mut(&mut self) -> &mut StoreHandle {
+        &mut self.store
     }
 
-    /// Takes the unit apart, to close its store elsewhere.
+    /// Gives the store back, to close it elsewhere.
     pub(crate) fn into_store(self) -> StoreHandle {
         self.store
     }
-}
-
-/// CHECK CONDITION.
-fn check_condition(sense: Sense) -> Response {
-    Response::check_condition(sense.encode())
-}
-
-/// A status without sense.
-fn status(status: Status) -> Response {
-    Response { status: status as u8, ..Response::default() }
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! What stands before every command: whether it is understood, whom it is for, and whether it may be done now; then it goes to the file that
-//! plans commands of its kind.
+//! The checks before every command: whether it can be decoded, which unit it is for, and whether it may be executed now. Then the file for its
+//! kind plans it.
 
 use strongroom_iscsi::{Lun, target as iscsi};
 use strongroom_scsi::{Command, Sense, Status, VendorCommand};
 
-use super::modify::Sanitize;
-use super::{Plan, SessionKey, Unit, answers, status};
+use super::response::status;
+use super::{Plan, SessionKey, Unit, answers};
 
 impl Unit {
     pub(super) fn plan(&mut self, connection: SessionKey, command: iscsi::Command, sealed_blocks_max: usize) -> Plan {
@@ -50,11 +50,16 @@ impl Unit {
             Command::ExtendedCopy { parameter_list_len } => {
                 self.plan_copy(connection, parameter_list_len, &command).unwrap_or_else(Plan::from)
             }
-            Command::PersistentReserveOut { .. } => self.plan_reserve_out(connection, command),
+            Command::PersistentReserveOut { .. } => {
+                Plan::from(self.access.reserve_out(connection, command, &mut self.executor))
+            }
             Command::ModeSelect { ten, page_format, save, parameter_list_len } => {
                 self.plan_mode_select(connection, (ten, page_format, save), parameter_list_len, &command)
             }
-            Command::Vendor(vendor) if vendor.is_about_leases() => self.plan_lease(connection, vendor, command),
+            Command::Vendor(vendor) if vendor.is_about_leases() => {
+                let unit = (&self.volume.name, self.shown.is_some());
+                Plan::from(self.access.lease_command(connection, command, unit, &mut self.executor))
+            }
             Command::Vendor(vendor) => self.plan_vendor(vendor, &command, sealed_blocks_max),
             Command::Inquiry { vpd_page, allocation_len } => self.plan_inquiry(connection, vpd_page, allocation_len),
             other => self.plan_answer(connection, other),
@@ -67,17 +72,17 @@ impl Unit {
         Plan::from(if absent { Sense::LUN_NOT_SUPPORTED } else { sense })
     }
 
-    /// What stands before every command: unit attentions, what the unit has, reservations, whether it is started, and who may
-    /// write. (SAM-5 §5.3.3 leaves the order to us, but a unit attention comes first.)
+    /// Unit attentions, whether this kind of unit has the command, reservations, SANITIZE, whether the unit is started, and whether the session
+    /// may write. (SAM-5 §5.3.3 leaves the order to us, but a unit attention comes first.)
     fn admit(&mut self, connection: SessionKey, command: &Command) -> Result<(), Box<Plan>> {
         let refuse = |sense: Sense| Err(Box::new(Plan::from(sense)));
-        let Some(user) = self.users.get_mut(&connection) else {
+        let Some(user) = self.access.users.get_mut(connection) else {
             return refuse(Sense::INTERNAL_FAILURE);
         };
         if let Some(sense) = user.attentions.intercept(command) {
             return refuse(sense);
         }
-        // Whatever its kind, a unit that was made to succeed another one has it.
+        // A unit of any kind that was made to succeed another one has this command.
         let succeeds = self.volume.succeeds.is_some() && *command == Command::Vendor(VendorCommand::TakePlace);
         if !succeeds && !self.volume.unit_kind().supports(command) {
             return refuse(match command {
@@ -86,28 +91,19 @@ impl Unit {
                 _ => Sense::INVALID_OPCODE,
             });
         }
-        if !self.reservation.allows(&user.nexus, command) || !self.persistent.allows(&user.nexus, command) {
+        if !self.access.reservations.allows(&user.nexus, command) {
             return Err(Box::new(Plan::Answer(status(Status::ReservationConflict))));
         }
         let read_only = user.read_only || self.shown.is_some();
         let touches_medium = command.reads_medium() || command.writes_medium();
-        let sanitizes = matches!(command, Command::Sanitize { .. });
-        // Also one that was ordered at the target, or that goes on from before a restart.
-        let progress = self.store.erase_progress();
-        match self.sanitize {
-            Sanitize::Failed if touches_medium && !sanitizes => return refuse(Sense::SANITIZE_FAILED),
-            Sanitize::Failed => {}
-            _ if (self.sanitize == Sanitize::InProgress || progress.is_some())
-                && !answers::while_sanitizing(command) =>
-            {
-                return refuse(Sense::SANITIZE_IN_PROGRESS.so_far(progress.unwrap_or(0)));
-            }
-            _ => {}
+        // The store may be executing an erase that was ordered at the target, or one from before a restart.
+        if let Some(sense) = self.sanitizer.refusal(command, self.store.erase_progress()) {
+            return refuse(sense);
         }
-        if !self.started && (touches_medium || matches!(command, Command::TestUnitReady)) {
+        if !self.medium.started && (touches_medium || matches!(command, Command::TestUnitReady)) {
             return refuse(Sense::STOPPED);
         }
-        // Who may only read may not take the unit from those who write either.
+        // A session that may only read must not exclude those that write, either.
         let holds_up = matches!(
             command,
             Command::StartStopUnit { start: false, .. }
@@ -119,9 +115,10 @@ impl Unit {
         if read_only && (command.writes_medium() || holds_up) {
             return refuse(Sense::WRITE_PROTECTED);
         }
-        if self.mode.write_protect && command.writes_medium() {
+        if self.medium.mode.write_protect && command.writes_medium() {
             return refuse(Sense::SOFTWARE_WRITE_PROTECTED);
         }
-        self.check_lease(connection, command).map_err(|refusal| Box::new(Plan::Answer(status(refusal))))
+        let checked = self.access.check_lease(connection, command, &self.volume.name);
+        checked.map_err(|refusal| Box::new(Plan::Answer(status(refusal))))
     }
 }

@@ -1,6 +1,6 @@
 //! Commands that are answered from what the unit knows, without its store.
 
-use strongroom_block::{Buffer, Lba};
+use strongroom_block::Lba;
 use strongroom_iscsi::Lun;
 use strongroom_iscsi::target::{self as iscsi, Response};
 use strongroom_scsi::capacity::{ReadCapacity16, read_capacity_10};
@@ -11,6 +11,8 @@ use strongroom_scsi::provisioning::{self, LBA_STATUS_DESCRIPTORS_MAX, LbaStatus}
 use strongroom_scsi::{Command, Sense, UnitAttention, UnitKind, alua, defects, luns, supported, vendor};
 use strongroom_store::Op;
 
+use super::request::gather;
+use super::response;
 use super::work::Work;
 use super::{Plan, SessionKey, Unit};
 use crate::TRANSFER_BYTES_MAX;
@@ -21,9 +23,8 @@ pub(super) const COMPARE_BYTES_MAX: u32 = 128 * 1024;
 pub(super) const WRITE_SAME_BYTES_MAX: u64 = TRANSFER_BYTES_MAX as u64;
 
 /// Parameter data, cut to the allocation length.
-pub(super) fn data(mut bytes: Vec<u8>, allocation_len: u32) -> Plan {
-    bytes.truncate(allocation_len as usize);
-    Plan::Answer(Response::good_data(Buffer::from(bytes::Bytes::from(bytes))))
+fn data(bytes: Vec<u8>, allocation_len: u32) -> Plan {
+    Plan::Answer(response::data(bytes, allocation_len))
 }
 
 /// What is answered for a logical unit that is not there (SPC-4 §6.6.2, §6.33; SAM-5 §5.11).
@@ -54,25 +55,6 @@ pub(super) fn on_report_luns_unit(command: &Command) -> Plan {
     }
 }
 
-/// What goes on during a SANITIZE (SBC-3 §4.11.2).
-pub(super) fn while_sanitizing(command: &Command) -> bool {
-    matches!(command, Command::Vendor(vendor) if vendor.is_about_leases())
-        || matches!(
-            command,
-            Command::Inquiry { .. }
-                | Command::ReportLuns { .. }
-                | Command::RequestSense { .. }
-                | Command::LogSense { .. }
-                | Command::ModeSense { .. }
-                | Command::ReportSupportedOperationCodes { .. }
-                | Command::ReportSupportedTmfs { .. }
-                | Command::ReportTargetPortGroups { .. }
-                | Command::PersistentReserveIn { .. }
-                | Command::ReadCapacity10
-                | Command::ReadCapacity16 { .. }
-        )
-}
-
 fn report_luns(select: u8, allocation_len: u32) -> Plan {
     // SPC-4 §6.33: an allocation length below 16 is an error.
     if allocation_len < 16 {
@@ -95,20 +77,14 @@ impl Unit {
         match command {
             Command::TestUnitReady => Plan::Answer(Response::good()),
             Command::PreventAllowMediumRemoval { prevent } => {
-                if prevent & 1 == 0 {
-                    self.preventing.remove(&connection);
-                } else {
-                    self.preventing.insert(connection);
-                }
+                self.medium.prevent_removal(connection, prevent & 1 != 0);
                 Plan::Answer(Response::good())
             }
             Command::RequestSense { descriptor, allocation_len } => {
-                let progress = self.store.erase_progress();
-                if self.sanitize == super::Sanitize::InProgress || progress.is_some() {
-                    let sense = Sense::SANITIZE_IN_PROGRESS.so_far(progress.unwrap_or(0));
+                if let Some(sense) = self.sanitizer.in_progress(self.store.erase_progress()) {
                     return request_sense(sense, descriptor, allocation_len);
                 }
-                let pending = self.users.get_mut(&connection).and_then(|user| user.attentions.take());
+                let pending = self.access.users.get_mut(connection).and_then(|user| user.attentions.take());
                 request_sense(pending.unwrap_or(Sense::NONE), descriptor, allocation_len)
             }
             Command::ReadCapacity10 => data(read_capacity_10(geometry), 8),
@@ -127,8 +103,9 @@ impl Unit {
             } => {
                 let request =
                     ModeSense { ten, disable_block_descriptors, long_lba_accepted, page_control, page, subpage };
-                let read_only = self.users.get(&connection).is_none_or(|user| user.read_only || self.shown.is_some());
-                match request.answer(geometry, read_only, self.mode) {
+                let read_only =
+                    self.access.users.get(connection).is_none_or(|user| user.read_only || self.shown.is_some());
+                match request.answer(geometry, read_only, self.medium.mode) {
                     Ok(pages) => data(pages, allocation_len.into()),
                     Err(sense) => Plan::from(sense),
                 }
@@ -136,10 +113,9 @@ impl Unit {
             Command::StartStopUnit { power_condition, load_eject, start, .. } => {
                 self.start_stop(power_condition, load_eject, start)
             }
-            Command::Reserve => self.plan_reserve(connection),
-            Command::Release => self.plan_release(connection),
+            Command::Reserve | Command::Release => self.plan_reserve(connection, &command),
             Command::PersistentReserveIn { service_action, allocation_len } => {
-                self.plan_reserve_in(service_action, allocation_len)
+                Plan::Answer(self.access.reservations.report(service_action, allocation_len))
             }
             Command::ReceiveCopyResults { service_action, list_id, allocation_len } => {
                 match self.copy_results(connection, service_action, list_id) {
@@ -148,7 +124,7 @@ impl Unit {
                 }
             }
             Command::ReportTargetPortGroups { extended, allocation_len } => {
-                data(alua::report(&self.surroundings.ports, extended), allocation_len)
+                data(alua::report(&self.environment.ports, extended), allocation_len)
             }
             Command::ReadDefectData { twelve, lists, format, allocation_len } => {
                 data(defects::empty(twelve, lists, format), allocation_len)
@@ -178,14 +154,28 @@ impl Unit {
         }
     }
 
+    fn plan_reserve(&mut self, connection: SessionKey, command: &Command) -> Plan {
+        let Some(nexus) = self.access.users.nexus(connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
+        let reservations = &mut self.access.reservations;
+        Plan::Answer(match command {
+            Command::Reserve => reservations.reserve(nexus),
+            _ => reservations.release(nexus),
+        })
+    }
+
+    fn copy_results(&self, connection: SessionKey, service_action: u8, list_id: u8) -> Result<Vec<u8>, Sense> {
+        let nexus = self.access.users.nexus(connection).ok_or(Sense::INTERNAL_FAILURE)?;
+        self.copies.report(nexus, service_action, list_id, self.volume.geometry.block_size.shift())
+    }
+
     /// Stopping makes durable first what was written (SBC-3 §5.25, NO_FLUSH=0). There is no medium to eject.
     fn start_stop(&mut self, power_condition: u8, load_eject: bool, start: bool) -> Plan {
         if power_condition != 0 || start {
-            self.started |= start && power_condition == 0;
+            self.medium.started |= start && power_condition == 0;
             return Plan::Answer(Response::good());
         }
         if load_eject {
-            let prevented = !self.preventing.is_empty();
+            let prevented = self.medium.is_removal_prevented();
             let sense = Sense::INVALID_FIELD_IN_CDB.in_cdb(4, Some(1));
             return Plan::from(if prevented { Sense::REMOVAL_PREVENTED } else { sense });
         }
@@ -219,7 +209,7 @@ impl Unit {
         };
         let mapped = self.store.stats().blocks_mapped;
         let available = in_mib(self.volume.geometry.blocks.saturating_sub(mapped));
-        Counters { available: self.is_thin().then_some(available), used: in_mib(mapped), ..self.counters }
+        Counters { available: self.is_thin().then_some(available), used: in_mib(mapped), ..self.medium.counters }
     }
 
     /// MODE SELECT: what is changed is changed for everybody, and everybody else is told.
@@ -234,17 +224,14 @@ impl Unit {
         if !page_format || save {
             return Plan::from(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(if save { 0 } else { 4 })));
         }
-        let selected = self
-            .gather(request, parameter_list_len.into())
-            .and_then(|list| self.mode.select(ten, &list, self.volume.geometry));
+        let selected = gather(request, parameter_list_len.into())
+            .and_then(|list| self.medium.mode.select(ten, &list, self.volume.geometry));
         let mode = match selected {
             Ok(mode) => mode,
             Err(sense) => return Plan::from(sense),
         };
-        if std::mem::replace(&mut self.mode, mode) != mode {
-            for (_, user) in self.users.iter_mut().filter(|(key, _)| **key != connection) {
-                user.attentions.establish(UnitAttention::ModeParametersChanged);
-            }
+        if std::mem::replace(&mut self.medium.mode, mode) != mode {
+            self.access.users.establish(UnitAttention::ModeParametersChanged, |key, _| key != connection);
         }
         Plan::Answer(Response::good())
     }
@@ -255,7 +242,7 @@ impl Unit {
     }
 
     pub(super) fn plan_inquiry(&self, connection: SessionKey, vpd_page: Option<u8>, allocation_len: u16) -> Plan {
-        let Some(user) = self.users.get(&connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
+        let Some(user) = self.access.users.get(connection) else { return Plan::from(Sense::INTERNAL_FAILURE) };
         match self.inquiry(vpd_page, user.nexus.target_portal_group) {
             Some(page) => data(page, allocation_len.into()),
             None => Plan::from(Sense::INVALID_FIELD_IN_CDB.in_cdb(2, None)),
@@ -272,11 +259,11 @@ impl Unit {
             inquiry::PAGE_SUPPORTED => inquiry::supported_pages(&self.vpd_pages()),
             inquiry::PAGE_SERIAL => inquiry::serial(self.volume.id),
             inquiry::PAGE_IDENTIFICATION => inquiry::identification(self.volume.id, &self.target_name, port),
-            inquiry::PAGE_MANAGEMENT => inquiry::management(self.surroundings.management_url.as_deref()?),
+            inquiry::PAGE_MANAGEMENT => inquiry::management(self.environment.management_url.as_deref()?),
             inquiry::PAGE_BLOCK_LIMITS => self.block_limits().encode(),
             inquiry::PAGE_EXTENDED => inquiry::extended(),
             inquiry::PAGE_MODE_POLICY => inquiry::mode_policy(),
-            inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, &self.surroundings.ports),
+            inquiry::PAGE_PORTS => inquiry::ports(&self.target_name, &self.environment.ports),
             inquiry::PAGE_CHARACTERISTICS => inquiry::characteristics(self.is_thin()),
             inquiry::PAGE_PROVISIONING => inquiry::provisioning(self.volume.geometry.block_size),
             vendor::UNIT_PAGE => self.volume.unit_page(self.store.incarnation(), self.other_views()).encode(),
@@ -294,7 +281,7 @@ impl Unit {
     fn vpd_pages(&self) -> Vec<u8> {
         use inquiry::*;
         let mut pages = vec![PAGE_SUPPORTED, PAGE_SERIAL, PAGE_IDENTIFICATION];
-        pages.extend(self.surroundings.management_url.is_some().then_some(PAGE_MANAGEMENT));
+        pages.extend(self.environment.management_url.is_some().then_some(PAGE_MANAGEMENT));
         pages.extend([PAGE_EXTENDED, PAGE_MODE_POLICY, PAGE_PORTS, PAGE_BLOCK_LIMITS, PAGE_CHARACTERISTICS]);
         pages.extend(self.is_thin().then_some(PAGE_PROVISIONING));
         pages.push(vendor::UNIT_PAGE);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use strongroom_block::{Buffer, BufferMut, Lba};
+use strongroom_block::{BufferMut, Lba};
 use strongroom_iscsi::target as iscsi;
 use strongroom_iscsi::target::{Direction, Response};
 use strongroom_scsi::provisioning;
@@ -10,6 +10,7 @@ use strongroom_scsi::{Command, Sense};
 use strongroom_store::Op;
 
 use super::answers::{COMPARE_BYTES_MAX, WRITE_SAME_BYTES_MAX};
+use super::request::{gather, gather_exactly, pieces};
 use super::work::{SLICE_BYTES, Work};
 use super::{Plan, Unit};
 use crate::TRANSFER_BYTES_MAX;
@@ -63,8 +64,7 @@ impl Unit {
         if transfer.blocks == 0 {
             return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
         }
-        self.counters.reads += 1;
-        self.counters.blocks_sent += u64::from(transfer.blocks);
+        self.medium.count_read(transfer.blocks);
         let work = Work::Read { wanted_bytes: transfer.wanted_bytes, sealed_blocks_max };
         let count = transfer.blocks;
         Ok(Plan::Start(work, if fua { Op::ReadMedium { lba, count } } else { Op::Read { lba, count } }))
@@ -90,7 +90,7 @@ impl Unit {
         self.check_range(lba, count.into())?;
         let transfer = self.transfer(count, request, Direction::Write)?;
         if transfer.partly {
-            return self.plan_part_write(lba, transfer.wanted_bytes, fua || !self.mode.write_cache, request);
+            return self.plan_part_write(lba, transfer.wanted_bytes, fua || !self.medium.mode.write_cache, request);
         }
         if transfer.blocks == 0 {
             return Ok(Plan::Answer(Response { wanted_bytes: Some(transfer.wanted_bytes), ..Response::good() }));
@@ -101,15 +101,14 @@ impl Unit {
             Some(_) => {
                 let records = self.records_of(request, transfer.blocks)?;
                 let origin = self.origin_of(request, &records[0])?;
-                let (data, records) = self.for_store(lba, data, records)?;
+                let (data, records) = self.codec.blocks_for_store(&self.volume, lba, data, records)?;
                 (data, records, origin)
             }
             None => (data, Vec::new(), None),
         };
-        self.counters.writes += 1;
-        self.counters.blocks_received += u64::from(transfer.blocks);
+        self.medium.count_write(transfer.blocks);
         // Without a write cache (WCE=0) every write is durable when it is answered.
-        let fua = fua || !self.mode.write_cache;
+        let fua = fua || !self.medium.mode.write_cache;
         let work = Work::Write { wanted_bytes: transfer.wanted_bytes };
         Ok(Plan::Start(work, Op::Write { lba, data, records, fua, origin }))
     }
@@ -122,8 +121,8 @@ impl Unit {
         let block = u64::from(self.volume.geometry.block_size.bytes());
         let compare = match byte_check {
             0 => None,
-            1 => Some(self.gather(request, u64::from(count) * block)?),
-            3 => Some(self.gather(request, block)?),
+            1 => Some(gather(request, u64::from(count) * block)?),
+            3 => Some(gather(request, block)?),
             _ => return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(2))),
         };
         let (work, op) = Work::verify(lba, count, compare, self.slice_blocks());
@@ -141,7 +140,7 @@ impl Unit {
         if anchor {
             return Err(Sense::INVALID_FIELD_IN_CDB.in_cdb(1, Some(0)));
         }
-        let list = self.gather(request, parameter_list_len.into())?;
+        let list = gather(request, parameter_list_len.into())?;
         let ranges = provisioning::parse_unmap(&list).map_err(|error| match error {
             provisioning::UnmapError::Truncated => Sense::PARAMETER_LIST_LENGTH,
             provisioning::UnmapError::TooMany => Sense::INVALID_FIELD_IN_PARAMETERS.in_parameters(2),
@@ -180,7 +179,7 @@ impl Unit {
         self.check_range(lba, count.into())?;
         let block = match no_data_out {
             true => BufferMut::zeroed(block_size.len()).freeze(),
-            false => self.gather_exactly(request, block_size.bytes().into())?,
+            false => gather_exactly(request, block_size.bytes().into())?,
         };
         if unmap && block.iter().all(|&byte| byte == 0) {
             return Ok(self.plan_discards(VecDeque::from([(lba, count.into())])));
@@ -196,11 +195,11 @@ impl Unit {
         }
         self.check_range(lba, count.into())?;
         let half = usize::from(count) << block_size.shift();
-        let both = self.gather_exactly(request, 2 * half as u64)?;
+        let both = gather_exactly(request, 2 * half as u64)?;
         if count == 0 {
             return Ok(Plan::Answer(Response::good()));
         }
-        let fua = fua || !self.mode.write_cache;
+        let fua = fua || !self.medium.mode.write_cache;
         let op = Op::CompareAndWrite { lba, compare: both.slice(..half), data: both.slice(half..2 * half), fua };
         Ok(Plan::Start(Work::Write { wanted_bytes: 2 * half as u64 }, op))
     }
@@ -230,42 +229,8 @@ impl Unit {
         Ok(Transfer { blocks: (whole + u64::from(read_partly)) as u32, wanted_bytes, partly })
     }
 
-    /// Parameter data of exactly `bytes`, in one piece.
-    pub(super) fn gather(&self, request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
-        leading(&request.gather(), bytes)
-    }
-
-    /// The same, where a transfer of another length means that the initiator meant another command.
-    fn gather_exactly(&self, request: &iscsi::Command, bytes: u64) -> Result<Buffer, Sense> {
-        let expected = if request.direction == Direction::Write { u64::from(request.expected_bytes) } else { 0 };
-        if expected == bytes { self.gather(request, bytes) } else { Err(Sense::INVALID_FIELD_IN_CDB) }
-    }
-
     /// Blocks in one slice of long work.
     pub(super) fn slice_blocks(&self) -> u32 {
         SLICE_BYTES >> self.volume.geometry.block_size.shift()
     }
-}
-
-/// The first `bytes` of what arrived.
-pub(super) fn leading(all: &Buffer, bytes: u64) -> Result<Buffer, Sense> {
-    let len = usize::try_from(bytes).map_err(|_| Sense::INVALID_FIELD_IN_CDB)?;
-    if all.len() < len {
-        return Err(Sense::NOT_ENOUGH_DATA);
-    }
-    Ok(all.slice(..len))
-}
-
-/// The first `bytes` of a write's data, as they arrived: never copied.
-fn pieces(request: &iscsi::Command, bytes: u64) -> Result<Vec<Buffer>, Sense> {
-    let mut left = bytes as usize;
-    let mut pieces = Vec::with_capacity(request.data.len());
-    for segment in &request.data {
-        let take = segment.data.len().min(left);
-        if take > 0 {
-            pieces.push(segment.data.slice(..take));
-            left -= take;
-        }
-    }
-    if left == 0 { Ok(pieces) } else { Err(Sense::NOT_ENOUGH_DATA) }
 }

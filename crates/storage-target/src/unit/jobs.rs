@@ -1,33 +1,26 @@
-//! What the keeper of the target wants of a unit's store: operations without a session, answered over a channel.
+//! Administrative jobs on a unit's store: operations without a session, answered over a channel.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::mpsc::Sender;
 
-use strongroom_block::{Geometry, Token};
-use strongroom_scsi::UnitAttention;
+use strongroom_block::Token;
 use strongroom_store::{
     self as stream, BranchInfo, Op, OpError, Outcome, PinnedCount, ReceiveStep, ReceptionInfo, SendStep, SnapshotId,
-    SnapshotInfo, SpaceState, Stats, StreamError, View, VolumeInfo,
+    SnapshotInfo, Stats, StreamError, View, VolumeInfo,
 };
 
-use super::Unit;
 use super::receive::{InTheWay, NotReceived, RunningStep};
-use crate::volume::{Access, Volume};
+use crate::store_handle::StoreHandle;
 
-/// What is told of a cryptographic erase whose key is still there.
+/// Reported for a cryptographic erase whose key still exists.
 const KEY_SURVIVED: &str = "the key that wraps the volume's block keys could not be destroyed (the target's log says why); everything in the \
     volume is overwritten instead, but what was copied elsewhere opens with that key: destroy its file, and every copy of it";
 
-/// Why a snapshot stays that a newer one was received onto.
+/// Why a snapshot cannot be deleted after a newer one was received onto it.
 const SHOWN: &str =
     "sessions that were attached to the volume before a newer snapshot was received read this one, until they detach";
 
-/// How full a store is when that is logged, in percent of what it can have.
-const SPACE_LEVELS: [u8; 2] = [95, 80];
-/// It has to become so much emptier before that is logged again.
-const SPACE_LEVELS_APART: u8 = 5;
-
-/// What a store has in it.
+/// The contents of a store.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreContents {
     pub(crate) info: VolumeInfo,
@@ -36,7 +29,7 @@ pub(crate) struct StoreContents {
     pub(crate) branches: Vec<BranchInfo>,
 }
 
-/// One thing to do. Whoever wanted it may have gone when it is done.
+/// One job. Its requester may be gone when it ends.
 pub(crate) enum Job {
     Describe(Sender<Box<StoreContents>>),
     Run {
@@ -44,7 +37,7 @@ pub(crate) enum Job {
         op: Op,
         reply: Sender<Result<Outcome, OpError>>,
     },
-    /// A slice of counting what each snapshot alone keeps; the answer says whether there is more.
+    /// A slice of counting the blocks that only one snapshot has; the answer says whether there is more.
     CountPinned {
         count: PinnedCount,
         reply: Sender<(PinnedCount, bool)>,
@@ -54,7 +47,7 @@ pub(crate) enum Job {
         stream: Box<stream::Sender>,
         reply: Sender<Sent>,
     },
-    /// A step of a stream that comes in.
+    /// A step of a stream that is received.
     Receive {
         step: Box<ReceiveStep>,
         reply: Sender<Result<(), NotReceived>>,
@@ -63,23 +56,23 @@ pub(crate) enum Job {
     InTheWay {
         reply: Sender<Vec<InTheWay>>,
     },
-    /// What was begun to be received.
+    /// The receptions that have begun.
     Receptions(Sender<Vec<ReceptionInfo>>),
 }
 
 /// A stream with its next bytes (`None`: it has ended), or why it cannot go on.
 pub(crate) type Sent = Result<(Box<stream::Sender>, Option<Vec<u8>>), StreamError>;
 
-/// A job that the store works on.
+/// A job whose operation the store is executing.
 pub(super) enum RunningJob {
     Run {
         reply: Sender<Result<Outcome, OpError>>,
         grows: bool,
     },
-    /// Answered when nothing can undo it any more, or when it is over; then there is no one to tell.
+    /// Answered when no crash can undo it any more, or when it ends; `reply` is `None` afterwards.
     Erase {
         reply: Option<Sender<Result<Outcome, OpError>>>,
-        /// Not before its key is destroyed, either.
+        /// It is answered after its key is destroyed.
         by_key: bool,
     },
     Send {
@@ -87,167 +80,146 @@ pub(super) enum RunningJob {
         reply: Sender<Sent>,
     },
     Receive(RunningStep),
-    /// A step of background verification.
+    /// An operation of background verification.
     Verify,
 }
 
-impl Unit {
-    /// Does a job, or begins it.
-    pub(crate) fn take_job(&mut self, job: Job) {
-        match job {
-            Job::Describe(reply) => {
-                let (snapshots, branches) = (self.store.snapshots(), self.store.branches());
-                let contents =
-                    StoreContents { info: self.store.info(), stats: self.store.stats(), snapshots, branches };
-                let _ = reply.send(Box::new(contents));
+/// The jobs whose operations the store is executing.
+#[derive(Default)]
+pub(super) struct Jobs {
+    running: HashMap<Token, RunningJob>,
+}
+
+/// What decides whether a job is executed.
+pub(super) struct JobRules {
+    /// The snapshot that sessions see instead of the volume's head.
+    pub(super) shown: Option<SnapshotId>,
+    /// The unit can destroy the key that wraps its block keys.
+    pub(super) can_destroy_key: bool,
+}
+
+impl JobRules {
+    /// Why an operation is refused, if it is.
+    fn refusal(&self, op: &Op) -> Option<&'static str> {
+        match op {
+            Op::SnapshotDelete { id } if self.shown == Some(*id) => Some(SHOWN),
+            Op::CryptoErase if !self.can_destroy_key => {
+                Some("its wrapping key is another volume's too, or cannot be destroyed by this target")
             }
-            Job::CountPinned { mut count, reply } => {
-                let goes_on = self.store.count_pinned(&mut count);
-                let _ = reply.send((count, goes_on));
+            _ => None,
+        }
+    }
+}
+
+impl Jobs {
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Whether the end of a stream is being received.
+    pub(super) fn is_receiving_end(&self) -> bool {
+        self.running.values().any(|job| matches!(job, RunningJob::Receive(step) if step.is_end()))
+    }
+
+    /// The store executes an operation of a job.
+    pub(super) fn insert(&mut self, token: Token, job: RunningJob) {
+        self.running.insert(token, job);
+    }
+
+    /// An operation has ended.
+    pub(super) fn remove(&mut self, token: Token) -> Option<RunningJob> {
+        self.running.remove(&token)
+    }
+
+    /// Has the store execute an operation for a requester, unless `rules` refuse it.
+    pub(super) fn run(
+        &mut self,
+        token: Token,
+        (view, op): (View, Op),
+        reply: Sender<Result<Outcome, OpError>>,
+        rules: &JobRules,
+        store: &mut StoreHandle,
+    ) {
+        if let Some(why) = rules.refusal(&op) {
+            return drop(reply.send(Err(OpError::Depended(why))));
+        }
+        let job = match op {
+            Op::Erase | Op::CryptoErase => {
+                RunningJob::Erase { reply: Some(reply), by_key: matches!(op, Op::CryptoErase) }
             }
-            Job::Receive { step, reply } => self.take_step(step, reply),
-            Job::InTheWay { reply } => {
-                // Of a stream that builds on something, whatever that is.
-                let _ = reply.send(self.in_the_way(Some(SnapshotId(0))));
+            _ => RunningJob::Run { reply, grows: matches!(op, Op::Grow { .. }) },
+        };
+        self.submit(token, job, (view, op), store);
+    }
+
+    /// Has the store execute an operation of a job.
+    pub(super) fn submit(&mut self, token: Token, job: RunningJob, (view, op): (View, Op), store: &mut StoreHandle) {
+        self.insert(token, job);
+        store.submit_to(token, view, op);
+    }
+
+    /// Sends the next bytes of a stream, or has the store read the blocks that they contain.
+    pub(super) fn send(
+        &mut self,
+        token: Token,
+        mut stream: Box<stream::Sender>,
+        reply: Sender<Sent>,
+        store: &mut StoreHandle,
+    ) {
+        match store.send_step(&mut stream) {
+            Ok(SendStep::Bytes(bytes)) => drop(reply.send(Ok((stream, Some(bytes))))),
+            Ok(SendStep::End) => drop(reply.send(Ok((stream, None)))),
+            Ok(SendStep::Read { view, runs }) => {
+                self.submit(token, RunningJob::Send { stream, reply }, (view, Op::ReadRuns { runs }), store);
             }
-            Job::Receptions(reply) => drop(reply.send(self.store.receptions())),
-            Job::Run { view, op, reply } => {
-                let job = match op {
-                    Op::SnapshotDelete { id } if self.shown == Some(id) => {
-                        return drop(reply.send(Err(OpError::Depended(SHOWN))));
-                    }
-                    Op::CryptoErase if !self.can_destroy_key() => {
-                        let why = "its wrapping key is another volume's too, or cannot be destroyed by this target";
-                        return drop(reply.send(Err(OpError::Depended(why))));
-                    }
-                    Op::Erase | Op::CryptoErase => {
-                        RunningJob::Erase { reply: Some(reply), by_key: matches!(op, Op::CryptoErase) }
-                    }
-                    _ => RunningJob::Run { reply, grows: matches!(op, Op::Grow { .. }) },
-                };
-                self.start_job(job, view, op);
-            }
-            Job::Send { mut stream, reply } => match self.store.send_step(&mut stream) {
-                Ok(SendStep::Bytes(bytes)) => drop(reply.send(Ok((stream, Some(bytes))))),
-                Ok(SendStep::End) => drop(reply.send(Ok((stream, None)))),
-                Ok(SendStep::Read { view, runs }) => {
-                    self.start_job(RunningJob::Send { stream, reply }, view, Op::ReadRuns { runs });
-                }
-                Err(error) => drop(reply.send(Err(error))),
-            },
+            Err(error) => drop(reply.send(Err(error))),
         }
     }
 
-    pub(super) fn start_job(&mut self, job: RunningJob, view: View, op: Op) {
-        self.next_token += 1;
-        let token = Token(self.next_token);
-        self.jobs.insert(token, job);
-        self.store.submit_to(token, view, op);
-    }
-
-    /// An erase is under way that nothing can undo any more.
-    pub(super) fn tell_certain_jobs(&mut self) {
-        for job in self.jobs.values_mut() {
-            if let RunningJob::Erase { reply, by_key: false } = job
-                && let Some(reply) = reply.take()
-            {
-                let _ = reply.send(Ok(Outcome::Changed));
-            }
-        }
+    /// No crash can undo the store's erase any more.
+    pub(super) fn erase_is_certain(&mut self) {
+        self.answer_erases(false, || Ok(Outcome::Changed));
     }
 
     /// The key of a cryptographic erase is destroyed, or could not be.
-    pub(super) fn tell_key_jobs(&mut self, is_destroyed: bool) {
-        for job in self.jobs.values_mut() {
-            if let RunningJob::Erase { reply, by_key: true } = job
+    pub(super) fn key_destroyed(&mut self, is_destroyed: bool) {
+        let result = || if is_destroyed { Ok(Outcome::Changed) } else { Err(OpError::Depended(KEY_SURVIVED)) };
+        self.answer_erases(true, result);
+    }
+
+    fn answer_erases(&mut self, with_key: bool, result: impl Fn() -> Result<Outcome, OpError>) {
+        for job in self.running.values_mut() {
+            if let RunningJob::Erase { reply, by_key } = job
+                && *by_key == with_key
                 && let Some(reply) = reply.take()
             {
-                let _ =
-                    reply.send(if is_destroyed { Ok(Outcome::Changed) } else { Err(OpError::Depended(KEY_SURVIVED)) });
+                let _ = reply.send(result());
             }
         }
     }
+}
 
-    pub(super) fn job_done(&mut self, token: Token, result: Result<Outcome, OpError>) {
-        match self.jobs.remove(&token) {
-            None | Some(RunningJob::Erase { reply: None, .. }) => {}
-            Some(RunningJob::Receive(step)) => self.step_done(&step, result),
-            Some(RunningJob::Verify) => self.verify_step_done(result),
-            Some(RunningJob::Run { reply, grows }) => {
-                if grows && result.is_ok() {
-                    self.take_size(self.store.info().geometry);
-                }
-                let _ = reply.send(result);
-            }
-            Some(RunningJob::Erase { reply: Some(reply), .. }) => drop(reply.send(result)),
-            Some(RunningJob::Send { mut stream, reply }) => {
-                let bytes = match result {
-                    Ok(read) => Ok(self.store.send_blocks(&mut stream, &read)),
-                    // Others have filled the queue: the same again, later.
-                    Err(OpError::Busy) => Ok(Vec::new()),
-                    Err(error) => Err(error.into()),
-                };
-                let _ = reply.send(bytes.map(|bytes| (stream, Some(bytes))));
-            }
-        }
-    }
+/// What the unit's store contains.
+pub(super) fn describe(store: &StoreHandle) -> StoreContents {
+    let (snapshots, branches) = (store.snapshots(), store.branches());
+    StoreContents { info: store.info(), stats: store.stats(), snapshots, branches }
+}
 
-    /// Tells users when space becomes scarce (SBC-3 §4.7.3.7), once each time that it gets worse.
-    pub(super) fn watch_space(&mut self) {
-        self.watch_space_percent();
-        let now = self.store.space();
-        if now == self.space {
-            return;
-        }
-        let before = std::mem::replace(&mut self.space, now);
-        let volume = &self.volume.name;
-        match now {
-            SpaceState::Full => tracing::error!(
-                %volume,
-                host_free_bytes = self.store.stats().host_free_bytes,
-                log_free_bytes = self.store.stats().log_free_bytes,
-                "the store is full, and new data is refused. What is written can be read, written again and discarded, so a file system on \
-                 the volume can still be mounted: delete files there and run fstrim, or delete snapshots, or make room where the store is \
-                 (docs/admin.md, \"Space\")"
-            ),
-            SpaceState::NearlyFull => tracing::warn!(%volume, "the store is nearly full: make room before writes fail"),
-            SpaceState::Ample => tracing::info!(%volume, "the store has room again"),
-        }
-        if before == SpaceState::Ample {
-            self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::SpaceThreshold));
-        }
-    }
-
-    /// Logs when the store has filled 80 and 95 percent of what it can have, once each time.
-    fn watch_space_percent(&mut self) {
-        let percent = self.store.space_percent();
-        let level = SPACE_LEVELS.into_iter().find(|&level| percent >= level).unwrap_or(0);
-        if level > self.space_level {
-            let (volume, room_bytes) = (&self.volume.name, self.store.stats().room_bytes);
-            tracing::warn!(
-                %volume, percent, room_bytes,
-                "the store is nearly full: make room where it is, or delete files on the volume and run fstrim, before writes fail"
-            );
-        }
-        // Not again for going back and forth.
-        if level > self.space_level || percent.saturating_add(SPACE_LEVELS_APART) < self.space_level {
-            self.space_level = level;
-        }
-    }
-
-    /// Other rules hold for who may use the volume, and how.
-    pub(crate) fn take_access(&mut self, access: Access) {
-        if access != self.volume.access {
-            self.volume = Arc::new(Volume { access, ..(*self.volume).clone() });
-        }
-    }
-
-    /// The volume may have another size now; whoever uses it is told by a unit attention.
-    pub(crate) fn take_size(&mut self, geometry: Geometry) {
-        if geometry == self.volume.geometry {
-            return;
-        }
-        self.volume = Arc::new(Volume { geometry, ..(*self.volume).clone() });
-        self.users.values_mut().for_each(|user| user.attentions.establish(UnitAttention::CapacityChanged));
-    }
+/// The blocks of a stream were read, or could not be.
+pub(super) fn send_blocks(
+    mut stream: Box<stream::Sender>,
+    result: Result<Outcome, OpError>,
+    store: &StoreHandle,
+) -> Sent {
+    let bytes = match result {
+        Ok(read) => store.send_blocks(&mut stream, &read),
+        // The queue is full of other requests: the requester asks again.
+        Err(OpError::Busy) => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    Ok((stream, Some(bytes)))
 }

@@ -1,342 +1,374 @@
-//! Writer leases of a unit: who has one, who gets one, and what they forbid others. Pure state, with the time as an argument; planning the
-//! commands that change it, and keeping it over a restart, is done elsewhere (`claims`, `keep`).
+//! Writer leases of a unit: CLAIM WRITER LEASE, RELEASE WRITER LEASE and REPORT WRITERS, the file of the leases, and how each session stands
+//! to them. The rules are in `table`.
 //!
-//! A lease whose last session is gone for longer than its time has *lapsed*: it stands against nobody any more, but its holder has it again
-//! if nobody else was granted a lease against it, and nobody without a lease has changed the medium, before it comes back.
+//! A change takes effect when it is on disk. A change that cannot be written is refused without any effect. A claim is answered when
+//! nothing that it forbids can take effect any more; the unit sees to that from the [`LeaseEffects`].
 
-use std::collections::{HashMap, VecDeque};
+pub(super) mod format;
+pub(super) mod table;
+
+use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use strongroom_block::foreign;
+use strongroom_iscsi::target::{self as iscsi, Response, TaskId};
 use strongroom_scsi::vendor::lease::{Claim, LeaseId, LeaseMode, Standing, Writer, WriterRole};
-use strongroom_scsi::{Command, VendorCommand};
+use strongroom_scsi::{Command, Sense, Status};
 
-use crate::access::Identity;
+use self::table::{Holder, LeaseRecord, LeaseTable, OtherSession, Permission, SessionStanding, Verdict};
+use super::pending::PendingChanges;
+use super::persistent_file::PersistentFile;
+use super::response::status;
+use super::task::{SessionKey, TaskKey};
+use super::users::{User, Users};
+use crate::names::{VolumeName, for_log};
 
-/// Most leases of a unit; more are refused.
-pub(crate) const LEASES_MAX: usize = 64;
-/// Leases that ended while their holders were away or against their will, of which is remembered why.
-const ENDED_MAX: usize = 64;
-
-/// Whose a lease is. Only the same initiator name with the same proof has it: an id is not a secret between peers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
-    pub(crate) initiator_name: Arc<str>,
-    pub(crate) identity: Identity,
+/// The leases, their file, and the sessions.
+pub(super) struct WriterLeases {
+    table: LeaseTable,
+    sessions: HashMap<SessionKey, SessionStanding>,
+    file: PersistentFile<Vec<LeaseRecord>>,
+    changes: PendingChanges<LeaseChange>,
 }
 
-/// A lease, as it is kept over a restart.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LeaseRecord {
-    pub(crate) id: LeaseId,
-    /// Never `Reader`.
-    pub(crate) mode: LeaseMode,
-    pub(crate) holder: Holder,
-    /// How long it outlives the last session that has it, in seconds.
-    pub(crate) seconds: u32,
-    /// For people; from a peer.
-    pub(crate) description: String,
+/// The leases after a change that is being written.
+struct LeaseChange {
+    /// The task that waits for it.
+    task: Option<TaskKey>,
+    after: Vec<LeaseRecord>,
+    /// Those that it ends against the will of their holders, or in their absence.
+    ended: Vec<LeaseId>,
+    cause: Cause,
 }
 
-impl LeaseRecord {
-    /// Whether one of `mode` cannot stand beside it.
-    fn conflicts_with(&self, mode: LeaseMode) -> bool {
-        use LeaseMode::{Exclusive, Shared};
-        matches!((self.mode, mode), (Exclusive, Exclusive | Shared) | (Shared, Exclusive))
-    }
+enum Cause {
+    Claim {
+        lease: LeaseRecord,
+        takes_over: bool,
+    },
+    Release(LeaseId),
+    /// A session without a lease wants to write, and the leases that excluded it have lapsed.
+    Lapse,
 }
 
-/// What a session is to the leases of its unit.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SessionStanding {
-    /// The lease that it has.
-    pub(crate) lease: Option<LeaseId>,
-    /// It said that it changes nothing.
-    pub(crate) is_reader: bool,
-    /// It had a lease that ended against its will: it changes nothing before it claims one anew.
-    pub(crate) fenced: Option<Ended>,
-    /// It knows the commands of leases, so it asks for one before it changes anything.
-    pub(crate) knows_leases: bool,
-    /// It has changed the medium without a lease.
-    pub(crate) has_written: bool,
-    /// What it said about itself.
-    pub(crate) description: String,
+/// What the caller must do after a change.
+pub(super) struct LeaseEffects {
+    /// Sessions that have lost their lease. They get a unit attention; after a claim their tasks are aborted.
+    pub(super) fenced: Vec<SessionKey>,
+    /// The lease that was granted, if the change was a claim.
+    pub(super) granted: Option<Grant>,
 }
 
-/// Why a lease ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
-    /// Who took it over; else it had lapsed.
-    taken_by: Option<(Arc<str>, String)>,
+/// What a new lease excludes. Its claim is answered when these tasks have ended.
+pub(super) struct Grant {
+    /// Sessions that could change the medium until then.
+    pub(super) excluded: Vec<SessionKey>,
+    /// Their tasks are aborted.
+    pub(super) takes_over: bool,
 }
 
-impl Ended {
-    fn lapsed() -> Ended {
-        Ended { taken_by: None }
-    }
-
-    /// As REPORT WRITERS tells the one whose lease it was.
-    pub(crate) fn to_writer(&self) -> Writer {
-        let (role, name, description) = match &self.taken_by {
-            Some((name, description)) => (WriterRole::TookOver, name.to_string(), description.clone()),
-            None => (WriterRole::Ended, String::new(), String::new()),
-        };
-        Writer { role, is_asker: false, standing: Standing::Connected, initiator_name: name, description }
-    }
+/// What becomes of a command about leases.
+pub(super) enum LeaseOutcome {
+    Answer(Response),
+    /// It is in force; the caller carries out the effects.
+    InForce(LeaseEffects),
+    /// It is being written; [`WriterLeases::poll`] reports it.
+    Writing,
 }
 
-/// Another session of the unit, as far as a claim is concerned.
-pub(crate) struct OtherSession<'a> {
-    pub(crate) standing: &'a SessionStanding,
-    /// It may only read.
-    pub(crate) read_only: bool,
-    /// Its initiator is not ours, as far as can be told: those come through a channel.
-    pub(crate) is_plain: bool,
-}
-
-impl OtherSession<'_> {
-    /// Whether it may be writing without a lease, or think that it can.
-    pub(crate) fn is_unleased_writer(&self) -> bool {
-        let SessionStanding { lease, is_reader, fenced, knows_leases, has_written, .. } = self.standing;
-        let writes = *has_written || self.is_plain && !knows_leases;
-        writes && lease.is_none() && !is_reader && fenced.is_none() && !self.read_only
-    }
-}
-
-/// What a claim comes to.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It is granted: these are the leases then, and those of them that ended by it.
-    Granted { after: Vec<LeaseRecord>, ended: Vec<LeaseId> },
-    /// It is held already, as it is.
-    Held,
-    /// RESERVATION CONFLICT.
-    Conflict,
-    /// There are as many as there can be.
-    Full,
-}
-
-/// Whether a session may change the medium now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Permission {
-    Allowed,
-    /// RESERVATION CONFLICT.
-    Conflict,
-    /// Once the leases that have lapsed are ended for good.
-    AfterLapsed,
-}
-
-/// The leases of a unit.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct WriterLeases {
-    leases: Vec<LeaseRecord>,
-    /// Since when no session has them; `None`: since the time is known.
-    gone: HashMap<LeaseId, Option<Instant>>,
-    /// Those that ended while their holders were away, or against their will; the newest last.
-    ended: VecDeque<(LeaseId, Ended)>,
-    /// The latest time that we were told.
-    now: Option<Instant>,
+/// The end of a change that was being written.
+pub(super) struct LeasesWritten {
+    pub(super) task: Option<TaskKey>,
+    pub(super) result: io::Result<LeaseEffects>,
 }
 
 impl WriterLeases {
-    /// As they were before a restart: every holder counts as gone just now.
-    pub(crate) fn restore(leases: Vec<LeaseRecord>) -> WriterLeases {
-        let gone = leases.iter().map(|lease| (lease.id, None)).collect();
-        WriterLeases { leases, gone, ..WriterLeases::default() }
+    pub(super) fn new((file, leases): (PersistentFile<Vec<LeaseRecord>>, Vec<LeaseRecord>)) -> WriterLeases {
+        let changes = PendingChanges::default();
+        WriterLeases { table: LeaseTable::restore(leases), sessions: HashMap::new(), file, changes }
     }
 
-    /// Goes on as it was when the unit was closed: what is on disk counts, if somebody has changed it meanwhile.
-    pub(crate) fn resume(&mut self, before: WriterLeases) {
-        for (id, since) in &mut self.gone {
-            *since = before.gone.get(id).copied().flatten();
-        }
-        self.ended = before.ended;
+    /// Advances the time by which leases lapse.
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.table.tick(now);
     }
 
-    /// It is that late.
-    pub(crate) fn tick(&mut self, now: Instant) {
-        self.now = Some(now);
-        for since in self.gone.values_mut() {
-            since.get_or_insert(now);
-        }
+    pub(super) fn attach(&mut self, key: SessionKey) {
+        self.sessions.insert(key, SessionStanding::default());
     }
 
-    /// A session has a lease.
-    pub(crate) fn joined(&mut self, id: LeaseId) {
-        self.gone.remove(&id);
-    }
-
-    /// The last session that had it is gone.
-    pub(crate) fn left(&mut self, id: LeaseId) {
-        if self.leases.iter().any(|lease| lease.id == id) {
-            self.gone.insert(id, self.now);
+    pub(super) fn detach(&mut self, key: SessionKey) {
+        if let Some(id) = self.sessions.remove(&key).and_then(|session| session.lease)
+            && !self.sessions.values().any(|other| other.lease == Some(id))
+        {
+            self.table.left(id);
         }
     }
 
-    fn find(&self, id: LeaseId) -> Option<&LeaseRecord> {
-        self.leases.iter().find(|lease| lease.id == id)
+    /// How a session stands to the leases.
+    pub(super) fn standing(&self, key: SessionKey) -> Option<&SessionStanding> {
+        self.sessions.get(&key)
     }
 
-    /// Since when its last session is gone.
-    fn gone_for(&self, id: LeaseId) -> Option<Duration> {
-        let since = *self.gone.get(&id)?;
-        Some(self.now.zip(since).map_or(Duration::ZERO, |(now, since)| now.saturating_duration_since(since)))
+    /// The holders of leases.
+    pub(super) fn holders(&self) -> impl Iterator<Item = Writer> {
+        self.table.writers(None)
     }
 
-    fn has_lapsed(&self, lease: &LeaseRecord) -> bool {
-        self.gone_for(lease.id).is_some_and(|gone| gone >= Duration::from_secs(lease.seconds.into()))
+    /// Whether a change is being written, for which another command must [wait](WriterLeases::wait).
+    pub(super) fn is_changing(&self) -> bool {
+        self.changes.is_writing()
     }
 
-    /// Whether a session may do what a command does to the medium.
-    pub(crate) fn permits(&self, session: &SessionStanding, command: &Command) -> Permission {
-        if session.fenced.is_some() || session.is_reader {
-            return Permission::Conflict;
-        }
-        let own = session.lease.and_then(|id| self.find(id));
-        let is_maintenance = own.is_some_and(|lease| lease.mode == LeaseMode::Maintenance);
-        if is_maintenance {
-            return if is_maintaining(command) { Permission::Allowed } else { Permission::Conflict };
-        }
-        let stands_against =
-            |lease: &&LeaseRecord| lease.mode == LeaseMode::Exclusive && Some(lease.id) != session.lease;
-        let against: Vec<&LeaseRecord> = self.leases.iter().filter(stands_against).collect();
-        match against.as_slice() {
-            [] => Permission::Allowed,
-            all if all.iter().all(|lease| self.has_lapsed(lease)) => Permission::AfterLapsed,
-            _ => Permission::Conflict,
-        }
+    pub(super) fn wait(&mut self, connection: SessionKey, request: iscsi::Command) {
+        self.changes.wait(connection, request);
     }
 
-    /// What comes of a claim.
-    pub(crate) fn judge<'a>(
-        &self,
+    /// CLAIM WRITER LEASE, while no other change is being written. `is_read_only`: nobody can write to the unit now.
+    pub(super) fn claim(
+        &mut self,
+        task: TaskKey,
         claim: &Claim,
-        holder: &Holder,
-        others: impl Iterator<Item = OtherSession<'a>>,
-    ) -> Verdict {
-        let own = self.find(claim.id);
-        if own.is_some_and(|lease| lease.holder != *holder) {
-            return Verdict::Conflict;
-        }
-        if claim.resume {
-            return match own {
-                Some(lease) if lease.mode == claim.mode => Verdict::Held,
-                _ => Verdict::Conflict,
-            };
-        }
-        let mut ended = Vec::new();
-        for lease in self.leases.iter().filter(|lease| lease.id != claim.id) {
-            let is_against = lease.conflicts_with(claim.mode) || claim.sole;
-            if !is_against {
-                continue;
+        users: &Users,
+        (volume, is_read_only): (&VolumeName, bool),
+    ) -> Result<LeaseOutcome, Sense> {
+        let connection = task.0;
+        let user = users.get(connection).ok_or(Sense::INTERNAL_FAILURE)?;
+        let session = self.sessions.get_mut(&connection).ok_or(Sense::INTERNAL_FAILURE)?;
+        session.knows_leases = true;
+        session.description.clone_from(&claim.description);
+        if claim.mode == LeaseMode::Reader {
+            if session.lease.is_some() {
+                return Err(Sense::COMMAND_SEQUENCE);
             }
-            let gives_way = self.has_lapsed(lease) || claim.take_over && lease.conflicts_with(claim.mode);
-            if !gives_way {
-                return Verdict::Conflict;
-            }
-            ended.push(lease.id);
+            session.is_reader = true;
+            return Ok(LeaseOutcome::Answer(Response::good()));
         }
-        for other in others {
-            let is_against =
-                claim.sole || claim.mode == LeaseMode::Exclusive && !claim.take_over && other.is_unleased_writer();
-            if is_against {
-                return Verdict::Conflict;
-            }
+        if user.read_only || is_read_only {
+            return Err(Sense::WRITE_PROTECTED);
         }
-        let record = LeaseRecord {
-            id: claim.id,
-            mode: claim.mode,
-            holder: holder.clone(),
-            seconds: claim.granted_seconds(),
-            description: claim.description.clone(),
-        };
-        let stays = |lease: &&LeaseRecord| lease.id != claim.id && !ended.contains(&lease.id);
-        let mut after: Vec<LeaseRecord> = self.leases.iter().filter(stays).cloned().collect();
-        if after.len() >= LEASES_MAX {
-            // Those that stand against nobody make room, the one first that has been gone for longest.
-            let lapsed = self.leases.iter().filter(stays).filter(|lease| self.has_lapsed(lease));
-            let Some(oldest) = lapsed.max_by_key(|lease| self.gone_for(lease.id)).map(|lease| lease.id) else {
-                return Verdict::Full;
-            };
-            after.retain(|lease| lease.id != oldest);
-            ended.push(oldest);
+        // One lease for each session: otherwise nobody could release the first one.
+        if session.lease.is_some_and(|id| id != claim.id) {
+            return Err(Sense::COMMAND_SEQUENCE);
         }
-        after.push(record);
-        Verdict::Granted { after, ended }
-    }
-
-    /// Those that are left when those that have lapsed and stand against writers without one are ended; and these.
-    pub(crate) fn without_lapsed(&self) -> (Vec<LeaseRecord>, Vec<LeaseId>) {
-        let ends = |lease: &&LeaseRecord| lease.mode == LeaseMode::Exclusive && self.has_lapsed(lease);
-        let ended: Vec<LeaseId> = self.leases.iter().filter(ends).map(|lease| lease.id).collect();
-        let left = self.leases.iter().filter(|lease| !ended.contains(&lease.id)).cloned().collect();
-        (left, ended)
-    }
-
-    /// Those that are left without one.
-    pub(crate) fn without(&self, id: LeaseId) -> Vec<LeaseRecord> {
-        self.leases.iter().filter(|lease| lease.id != id).cloned().collect()
-    }
-
-    /// These are the leases from now on; `ended` are those that ended by the claim of `by`, or because they had lapsed. Those that a session
-    /// has, or will have at once, are to be told by [`WriterLeases::joined`].
-    pub(crate) fn put_in_force(&mut self, after: Vec<LeaseRecord>, ended: &[LeaseId], by: Option<&LeaseRecord>) {
-        for id in ended {
-            let has_lapsed = self.find(*id).is_none_or(|lease| self.has_lapsed(lease));
-            let taken_by = by.filter(|_| !has_lapsed);
-            let taken_by = taken_by.map(|by| (Arc::clone(&by.holder.initiator_name), by.description.clone()));
-            self.ended.push_back((*id, Ended { taken_by }));
-            if self.ended.len() > ENDED_MAX {
-                self.ended.pop_front();
-            }
-        }
-        self.leases = after;
-        let leases = &self.leases;
-        self.gone.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
-        for lease in leases {
-            if by.is_some_and(|by| by.id == lease.id) {
-                self.gone.entry(lease.id).or_insert(self.now);
-            }
-        }
-    }
-
-    /// Why a lease is no more.
-    pub(crate) fn why_ended(&self, id: LeaseId) -> Ended {
-        let found = self.ended.iter().rev().find(|(ended, _)| *ended == id);
-        found.map_or_else(Ended::lapsed, |(_, ended)| ended.clone())
-    }
-
-    /// The holders, for REPORT WRITERS.
-    pub(crate) fn writers(&self, asker: Option<LeaseId>) -> impl Iterator<Item = Writer> {
-        self.leases.iter().map(move |lease| {
-            let standing = match self.gone_for(lease.id) {
-                None => Standing::Connected,
-                Some(gone) => {
-                    let since_s = u32::try_from(gone.as_secs()).unwrap_or(u32::MAX);
-                    Standing::Gone { since_s, left_s: lease.seconds.saturating_sub(since_s) }
+        match self.judge(connection, claim, user, users) {
+            Verdict::Conflict => {
+                if claim.resume {
+                    self.refuse_to_resume(connection, claim.id, user, volume);
                 }
-            };
-            Writer {
-                role: WriterRole::Holder(lease.mode),
-                is_asker: asker == Some(lease.id),
-                standing,
-                initiator_name: lease.holder.initiator_name.to_string(),
-                description: lease.description.clone(),
+                Ok(LeaseOutcome::Answer(status(Status::ReservationConflict)))
             }
+            Verdict::Full => Err(Sense::INSUFFICIENT_REGISTRATION_RESOURCES),
+            Verdict::Held => {
+                self.join(connection, claim.id);
+                Ok(LeaseOutcome::Answer(Response::good()))
+            }
+            Verdict::Granted { after, ended } => {
+                let lease = after.last().cloned().ok_or(Sense::INTERNAL_FAILURE)?;
+                let cause = Cause::Claim { lease, takes_over: claim.take_over };
+                Ok(self.change(LeaseChange { task: Some(task), after, ended, cause }, users, volume))
+            }
+        }
+    }
+
+    fn judge(&self, connection: SessionKey, claim: &Claim, user: &User, users: &Users) -> Verdict {
+        let holder =
+            Holder { initiator_name: Arc::clone(&user.nexus.initiator_name), identity: user.origin.identity.clone() };
+        let others =
+            self.others(users).filter(|(key, other)| *key != connection && other.standing.lease != Some(claim.id));
+        self.table.judge(claim, &holder, others.map(|(_, other)| other))
+    }
+
+    /// Every session as a claim sees it.
+    fn others<'a>(&'a self, users: &'a Users) -> impl Iterator<Item = (SessionKey, OtherSession<'a>)> {
+        users.iter().filter_map(|(key, user)| {
+            let standing = self.sessions.get(&key)?;
+            let is_plain = user.origin.scheme.is_none();
+            Some((key, OtherSession { standing, read_only: user.read_only, is_plain }))
         })
     }
+
+    /// The session wants to continue with a lease that it has lost. It must not write before it claims a new one.
+    fn refuse_to_resume(&mut self, connection: SessionKey, id: LeaseId, user: &User, volume: &VolumeName) {
+        let why = self.table.why_ended(id);
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            tracing::warn!(
+                %volume,
+                initiator = %for_log(&user.nexus.initiator_name),
+                "an initiator came back for a writer lease that it has no more"
+            );
+            (session.lease, session.fenced) = (None, Some(why));
+        }
+    }
+
+    fn join(&mut self, connection: SessionKey, id: LeaseId) {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
+        (session.lease, session.fenced) = (Some(id), None);
+        (session.is_reader, session.has_written) = (false, false);
+        self.table.joined(id);
+    }
+
+    /// RELEASE WRITER LEASE, while no other change is being written.
+    pub(super) fn release(&mut self, task: TaskKey, users: &Users, volume: &VolumeName) -> Result<LeaseOutcome, Sense> {
+        let session = self.sessions.get_mut(&task.0).ok_or(Sense::INTERNAL_FAILURE)?;
+        session.knows_leases = true;
+        let Some(id) = session.lease else { return Ok(LeaseOutcome::Answer(Response::good())) };
+        let (after, cause) = (self.table.without(id), Cause::Release(id));
+        Ok(self.change(LeaseChange { task: Some(task), after, ended: Vec::new(), cause }, users, volume))
+    }
+
+    /// Whether a session may execute a command that changes the medium.
+    pub(super) fn permits(&self, connection: SessionKey, command: &Command) -> Permission {
+        match self.sessions.get(&connection) {
+            Some(session) => self.table.permits(session, command),
+            None => Permission::Allowed,
+        }
+    }
+
+    /// Ends the lapsed leases, because a session without a lease wants to write. `None`: the change is being written, or waits.
+    pub(super) fn end_lapsed(&mut self, users: &Users, volume: &VolumeName) -> Option<LeaseEffects> {
+        if self.changes.is_writing() {
+            return None;
+        }
+        let (after, ended) = self.table.without_lapsed();
+        match self.change(LeaseChange { task: None, after, ended, cause: Cause::Lapse }, users, volume) {
+            LeaseOutcome::InForce(effects) => Some(effects),
+            LeaseOutcome::Answer(_) | LeaseOutcome::Writing => None,
+        }
+    }
+
+    /// A session changes the medium.
+    pub(super) fn note_write(&mut self, connection: SessionKey) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
+            session.has_written |= session.lease.is_none();
+        }
+    }
+
+    fn change(&mut self, change: LeaseChange, users: &Users, volume: &VolumeName) -> LeaseOutcome {
+        if self.file.write(change.after.clone()) {
+            self.changes.begin(change);
+            return LeaseOutcome::Writing;
+        }
+        LeaseOutcome::InForce(self.put_in_force(change, users, volume))
+    }
+
+    /// The change that has been written since the last call, or could not be.
+    pub(super) fn poll(&mut self, users: &Users, volume: &VolumeName) -> Option<LeasesWritten> {
+        let written = self.file.poll()?;
+        let change = self.changes.end()?;
+        let task = change.task;
+        Some(LeasesWritten { task, result: written.map(|()| self.put_in_force(change, users, volume)) })
+    }
+
+    fn put_in_force(&mut self, change: LeaseChange, users: &Users, volume: &VolumeName) -> LeaseEffects {
+        let LeaseChange { task, after, ended, cause } = change;
+        let claimed = match &cause {
+            Cause::Claim { lease, .. } => Some(lease),
+            Cause::Release(_) | Cause::Lapse => None,
+        };
+        self.table.put_in_force(after, &ended, claimed);
+        match cause {
+            Cause::Claim { lease, takes_over } => {
+                log_claim(volume, &lease, ended.len());
+                let fenced = self.fence(&ended);
+                let excluded = self.excluded_by(&lease, users);
+                if let Some((key, _)) = task {
+                    self.join(key, lease.id);
+                }
+                LeaseEffects { fenced, granted: Some(Grant { excluded, takes_over }) }
+            }
+            Cause::Release(id) => {
+                for session in self.sessions.values_mut().filter(|session| session.lease == Some(id)) {
+                    session.lease = None;
+                }
+                LeaseEffects { fenced: Vec::new(), granted: None }
+            }
+            Cause::Lapse => {
+                tracing::info!(%volume, leases = ended.len(), "writer leases ended: their holders stayed away");
+                LeaseEffects { fenced: self.fence(&ended), granted: None }
+            }
+        }
+    }
+
+    /// Sessions whose lease has ended must not change the medium any more. Returns them.
+    fn fence(&mut self, ended: &[LeaseId]) -> Vec<SessionKey> {
+        let mut fenced = Vec::new();
+        for (key, session) in &mut self.sessions {
+            let Some(id) = session.lease.filter(|id| ended.contains(id)) else { continue };
+            (session.lease, session.fenced) = (None, Some(self.table.why_ended(id)));
+            fenced.push(*key);
+        }
+        fenced
+    }
+
+    /// Sessions that could change the medium until this lease was granted.
+    fn excluded_by(&self, lease: &LeaseRecord, users: &Users) -> Vec<SessionKey> {
+        if lease.mode != LeaseMode::Exclusive {
+            return Vec::new();
+        }
+        let others = self.others(users);
+        let excluded = others.filter(|(_, other)| other.standing.lease.is_none() && !other.read_only);
+        excluded.map(|(key, _)| key).collect()
+    }
+
+    /// The next command that waited for a change, once that is written.
+    pub(super) fn next_waiting(&mut self) -> Option<(SessionKey, iscsi::Command)> {
+        self.changes.next_waiting()
+    }
+
+    /// Removes waiting commands; returns which.
+    pub(super) fn withdraw(&mut self, connection: SessionKey, task: Option<TaskId>) -> Vec<TaskId> {
+        self.changes.withdraw(connection, task)
+    }
+
+    /// Whether a change is being written or waits.
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Whether the file is being written.
+    pub(super) fn is_writing(&self) -> bool {
+        self.file.is_writing()
+    }
+
+    /// REPORT WRITERS.
+    pub(super) fn writers(&self, asker: SessionKey, users: &Users) -> Vec<Writer> {
+        let Some(session) = self.sessions.get(&asker) else { return Vec::new() };
+        let fenced = session.fenced.iter().map(|ended| ended.to_writer());
+        let holders = self.table.writers(session.lease);
+        let unleased = self.others(users).filter(|(key, other)| *key != asker && other.standing.lease.is_none());
+        let sessions = unleased.filter_map(|(key, other)| {
+            Some(Writer {
+                role: if other.is_unleased_writer() { WriterRole::Unleased } else { WriterRole::Reader },
+                is_asker: false,
+                standing: Standing::Connected,
+                initiator_name: users.nexus(key)?.initiator_name.to_string(),
+                description: other.standing.description.clone(),
+            })
+        });
+        fenced.chain(holders).chain(sessions).collect()
+    }
+
+    /// The leases, to remember them while the unit is closed.
+    pub(super) fn table(&self) -> &LeaseTable {
+        &self.table
+    }
+
+    /// Continues with what was remembered while the unit was closed.
+    pub(super) fn resume(&mut self, before: LeaseTable) {
+        self.table.resume(before);
+    }
 }
 
-/// What a lease for maintenance is good for.
-fn is_maintaining(command: &Command) -> bool {
-    use VendorCommand as V;
-    matches!(
-        command,
-        Command::Vendor(
-            V::ConditionalWrite { .. } | V::SealHole { .. } | V::RegisterAttachment { .. } | V::Verified { .. }
-        )
-    )
+fn log_claim(volume: &VolumeName, lease: &LeaseRecord, ended: usize) {
+    let initiator = for_log(&lease.holder.initiator_name);
+    let (mode, holder) = (lease.mode, foreign(&lease.description));
+    match ended {
+        0 => tracing::info!(%volume, %initiator, ?mode, %holder, "a writer lease is granted"),
+        _ => {
+            tracing::warn!(%volume, %initiator, ?mode, %holder, ended, "a writer lease is granted, and others ended by it")
+        }
+    }
 }
-
-#[cfg(test)]
-mod tests;

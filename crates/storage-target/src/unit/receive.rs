@@ -12,6 +12,8 @@ use strongroom_store::{OpError, Outcome, ReceiveStep, SnapshotId, StreamError, V
 
 use super::Unit;
 use super::jobs::RunningJob;
+use super::task::SessionKey;
+use super::users::User;
 use crate::access::Identity;
 
 /// Whose session, or lease, stands in the way of a reception.
@@ -37,6 +39,13 @@ pub(super) struct RunningStep {
     is_end: bool,
 }
 
+impl RunningStep {
+    /// Whether it is the last step of its stream.
+    pub(super) fn is_end(&self) -> bool {
+        self.is_end
+    }
+}
+
 impl Unit {
     /// Takes a step of a stream.
     pub(super) fn take_step(&mut self, step: Box<ReceiveStep>, reply: Sender<Result<(), NotReceived>>) {
@@ -54,10 +63,9 @@ impl Unit {
         if let Some(base) = step.from().filter(|_| is_end && self.shown.is_none()) {
             self.show(Some(base));
         }
-        self.next_token += 1;
-        let token = strongroom_block::Token(self.next_token);
+        let token = self.executor.next_token();
         match self.store.submit_receive(token, *step) {
-            Ok(()) => drop(self.jobs.insert(token, RunningJob::Receive(RunningStep { reply, is_end }))),
+            Ok(()) => self.jobs.insert(token, RunningJob::Receive(RunningStep { reply, is_end })),
             Err(error) => {
                 self.show_head_if_unused();
                 let _ = reply.send(Err(NotReceived::Refused(error)));
@@ -76,15 +84,17 @@ impl Unit {
     /// Who could write, by a session or by a lease; and where the stream builds on nothing (`from`), whoever uses the volume, because there
     /// is no snapshot that could be shown to them.
     pub(super) fn in_the_way(&self, from: Option<SnapshotId>) -> Vec<InTheWay> {
-        let could_write = |user: &&super::User| {
-            let only_reads = user.read_only || user.standing.is_reader || self.shown.is_some();
-            from.is_none() || user.standing.lease.is_some() || !only_reads
+        let could_write = |(key, user): &(SessionKey, &User)| {
+            let standing = self.access.leases.standing(*key);
+            let is_reader = standing.is_some_and(|standing| standing.is_reader);
+            let only_reads = user.read_only || is_reader || self.shown.is_some();
+            from.is_none() || standing.is_some_and(|standing| standing.lease.is_some()) || !only_reads
         };
-        let sessions = self.users.values().filter(could_write).map(|user| InTheWay {
+        let sessions = self.access.users.iter().filter(could_write).map(|(_, user)| InTheWay {
             initiator_name: Arc::clone(&user.nexus.initiator_name),
             identity: Some(user.origin.identity.clone()),
         });
-        let away = self.leases.writers(None).filter_map(|writer| match writer.standing {
+        let away = self.access.leases.holders().filter_map(|writer| match writer.standing {
             Standing::Gone { left_s: 1.., .. } => {
                 Some(InTheWay { initiator_name: writer.initiator_name.into(), identity: None })
             }
@@ -95,8 +105,7 @@ impl Unit {
 
     /// Nobody sees the snapshot any more that was shown instead of the head.
     pub(super) fn show_head_if_unused(&mut self) {
-        let is_ending = self.jobs.values().any(|job| matches!(job, RunningJob::Receive(step) if step.is_end));
-        if self.shown.is_some() && self.users.is_empty() && !is_ending {
+        if self.shown.is_some() && self.access.users.is_empty() && !self.jobs.is_receiving_end() {
             self.show(None);
         }
     }

@@ -9,7 +9,7 @@ use strongroom_scsi::vendor::{self, PARAMETER_LIST_BYTES_MAX};
 use strongroom_scsi::{Command, Sense, VendorCommand};
 use strongroom_store::{Extent, Op, Origin};
 
-use super::blocks::leading;
+use super::request::{gather, leading};
 use super::work::Work;
 use super::{Plan, SessionKey, Unit};
 use crate::protection::Service;
@@ -50,7 +50,7 @@ impl Unit {
                     tracing::warn!(volume = %self.volume.name, "a block does not fit its keyless checksum on arrival");
                     return Err(Sense::CHECKSUM_ON_ARRIVAL);
                 }
-                records.push(self.for_rest(sealed, &record)?);
+                records.push(self.codec.record_for_store(&self.volume, sealed, &record)?);
             }
         }
         if records.len() < blocks as usize {
@@ -72,48 +72,6 @@ impl Unit {
         }))
     }
 
-    /// Checks that a record belongs to this unit, and wraps its block key if it has one.
-    fn for_rest(&self, sealed: &Sealed, record: &SealRecord) -> Result<SealRecord, Sense> {
-        if record.suite() != sealed.suite || record.mode() != sealed.mode {
-            return Err(Sense::INVALID_SEAL_RECORD);
-        }
-        let Some(wrap) = &self.wrap else {
-            return if record.flags().has_block_key() { Err(Sense::INVALID_SEAL_RECORD) } else { Ok(record.clone()) };
-        };
-        let key = record.raw_block_key().ok_or(Sense::INVALID_SEAL_RECORD)?;
-        let wrapped = wrap.wrap(key).map_err(|error| self.key_trouble(&error))?;
-        Ok(record.with_block_key(&wrapped))
-    }
-
-    /// A record as the channel carries it: its block key, if it has one, unwrapped.
-    pub(super) fn for_channel(&self, record: &SealRecord) -> Result<SealRecord, Sense> {
-        let Some(wrap) = &self.wrap else { return Ok(record.clone()) };
-        let wrapped = record.wrapped_block_key().ok_or(Sense::INTERNAL_FAILURE)?;
-        let mut key = wrap.unwrap(wrapped).map_err(|error| self.key_trouble(&error))?;
-        let record = record.with_block_key(&key);
-        zeroize::Zeroize::zeroize(&mut key);
-        Ok(record)
-    }
-
-    /// Records as the channel carries them. In memory that never grows: that would leave copies of block keys behind.
-    fn all_for_channel(&self, records: &[SealRecord]) -> Result<Vec<SealRecord>, Sense> {
-        let mut unwrapped = Vec::with_capacity(records.len());
-        for record in records {
-            unwrapped.push(self.for_channel(record)?);
-        }
-        Ok(unwrapped)
-    }
-
-    /// Header segments on their way: wiped where they hold block keys, which takes longer than filling them.
-    fn carried(&self, header: Vec<u8>) -> Bytes {
-        if self.wrap.is_some() { strongroom_block::wiped(header) } else { Bytes::from(header) }
-    }
-
-    fn key_trouble(&self, error: &strongroom_block::WrapError) -> Sense {
-        tracing::error!(volume = %self.volume.name, %error, "block keys cannot be used");
-        Sense::INTERNAL_FAILURE
-    }
-
     /// The Data-In of a sealed read: blocks with their records, cut to what one header holds, and holes with theirs.
     pub(super) fn sealed_segments(
         &self,
@@ -128,27 +86,24 @@ impl Unit {
         for extent in extents {
             match extent {
                 Extent::Blocks { lba, data, sequences, records } => {
-                    let (data, mut records) = self.as_it_arrived(lba, data, records)?;
-                    if self.wrap.is_some() {
-                        records = self.all_for_channel(&records)?;
-                    }
+                    let (data, records) = self.codec.blocks_for_channel(&self.volume, lba, data, records)?;
                     let mut entries = sequences.into_iter().zip(&records);
                     for first in (0..records.len()).step_by(per_segment) {
                         let end = records.len().min(first + per_segment);
                         let mut header = Vec::new();
                         ahs::push_stored_records(&mut header, entry_bytes, entries.by_ref().take(end - first));
                         let range = first << block_size.shift()..end << block_size.shift();
-                        segments.push(DataSegment::sealed(data.slice(range), self.carried(header)));
+                        segments.push(DataSegment::sealed(data.slice(range), self.codec.header(header)));
                     }
                 }
                 Extent::Hole { count, sequence, hole, .. } => {
                     let hole = hole.ok_or(Sense::INTERNAL_FAILURE)?;
-                    let record = self.for_channel(&hole.record)?;
+                    let record = self.codec.record_for_channel(&self.volume, &hole.record)?;
                     let covered_blocks = u32::try_from(count).map_err(|_| Sense::INTERNAL_FAILURE)?;
                     let mut header = Vec::new();
                     let record = HoleRecord { start: hole.start, count: hole.count, record };
                     ahs::Hole { covered_blocks, store_sequence: sequence.0, record }.push(&mut header);
-                    segments.push(DataSegment::hole(self.carried(header), covered_blocks << block_size.shift()));
+                    segments.push(DataSegment::hole(self.codec.header(header), covered_blocks << block_size.shift()));
                 }
             }
         }
@@ -168,7 +123,7 @@ impl Unit {
             VendorCommand::ConditionalWrite { lba, count } => self.plan_conditional_write(lba, count, request),
             VendorCommand::TakePlace => self.plan_take_place(),
             VendorCommand::RegisterAttachment { parameter_list_len } => self.plan_register(parameter_list_len, request),
-            // These are planned elsewhere (`claims`).
+            // The access control executes these.
             VendorCommand::ClaimLease { .. } | VendorCommand::ReleaseLease | VendorCommand::ReportWriters { .. } => {
                 Err(Sense::INVALID_OPCODE)
             }
@@ -191,11 +146,6 @@ impl Unit {
         Ok(Plan::Answer(Response::good()))
     }
 
-    /// Whether it was told to take another one's place, since it was asked last.
-    pub(crate) fn take_place(&mut self) -> bool {
-        std::mem::take(&mut self.takes_place)
-    }
-
     fn plan_seal_hole(&self, parameter_list_len: u32, request: &iscsi::Command) -> Result<Plan, Sense> {
         let sealed = self.sealed()?;
         let list = self.parameter_list(parameter_list_len, request)?;
@@ -207,8 +157,9 @@ impl Unit {
         // By reference: what is moved out of a vector leaves its bytes, and so block keys, in it.
         let check = |hole: &HoleRecord| {
             self.check_range(hole.start, hole.count)?;
-            self.opens_hole(hole)?;
-            Ok(HoleRecord { record: self.for_rest(sealed, &hole.record)?, ..*hole })
+            self.codec.check_hole(&self.volume, hole)?;
+            let record = self.codec.record_for_store(&self.volume, sealed, &hole.record)?;
+            Ok(HoleRecord { record, ..*hole })
         };
         let mut holes = holes.iter().map(check).collect::<Result<Vec<_>, Sense>>()?;
         let origin = self.origin_of(request, &holes[0].record)?;
@@ -264,12 +215,13 @@ impl Unit {
         if transfer.blocks != 1 {
             return Err(Sense::NOT_ENOUGH_DATA);
         }
-        let data = vec![self.gather(request, transfer.wanted_bytes)?];
-        let (data, mut records) = self.for_store(lba, data, self.records_of(request, 1)?)?;
+        let data = vec![gather(request, transfer.wanted_bytes)?];
+        let records = self.records_of(request, 1)?;
+        let (data, mut records) = self.codec.blocks_for_store(&self.volume, lba, data, records)?;
         let record = records.remove(0);
         let origin = self.origin_of(request, &record)?;
         let expected = (expected != [0; Stamp::BYTES]).then(|| Stamp::from_bytes(expected));
-        let fua = !self.mode.write_cache;
+        let fua = !self.medium.mode.write_cache;
         let op = Op::ConditionalWrite { lba, expected, data, record, fua, origin };
         Ok(Plan::Start(Work::Write { wanted_bytes: transfer.wanted_bytes }, op))
     }
@@ -278,8 +230,8 @@ impl Unit {
     /// every session do so, nor those that were opened here: what such a write replaces may go at once.
     pub(super) fn checked_on_arrival(&self, connection: SessionKey, work: Work, op: &Op) -> Work {
         let asks = self.volume.access.protection.services.contains(&Service::CheckedOnArrival);
-        let scheme = self.users.get(&connection).and_then(|user| user.origin.scheme);
-        let is_checked = self.opens() || (asks && scheme.is_some_and(Scheme::checks_on_arrival));
+        let scheme = self.access.users.get(connection).and_then(|user| user.origin.scheme);
+        let is_checked = self.codec.opens() || (asks && scheme.is_some_and(Scheme::checks_on_arrival));
         match (work, op) {
             (Work::Write { wanted_bytes }, Op::Write { lba, records, .. }) if is_checked && !records.is_empty() => {
                 Work::CheckedWrite { lba: *lba, count: records.len() as u64, wanted_bytes }
@@ -295,7 +247,7 @@ impl Unit {
         if len > PARAMETER_LIST_BYTES_MAX {
             return Err(Sense::PARAMETER_LIST_LENGTH);
         }
-        let list = if self.wrap.is_some() { request.gather_wiped() } else { request.gather() };
+        let list = if self.codec.has_block_keys() { request.gather_wiped() } else { request.gather() };
         leading(&list, len.into())
     }
 

@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use strongroom_block::{AttachId, Buffer, Lba};
+use strongroom_block::{AttachId, BlockKeyWrap, Buffer};
 use strongroom_iscsi::Lun;
 use strongroom_iscsi::pdu::Attribute;
 use strongroom_iscsi::target::{Direction, WriteSegment};
 use strongroom_scsi::vendor::ATTACH_ID_BYTES;
-use strongroom_scsi::{VendorCommand, cdb, provisioning};
+use strongroom_scsi::{Status, VendorCommand, provisioning};
 use strongroom_store::{OpenOptions, Store};
 
 use super::*;
-use crate::store_handle::StoreHandle;
+use crate::access::Identity;
 use crate::{Catalogue, VolumeSpec};
 
 const BLOCK: usize = 512;
@@ -56,14 +56,14 @@ impl Bench {
         let volume = catalogue.create(spec).unwrap();
         let store = open(&catalogue, &volume);
         let wake: Arc<dyn Fn() + Send + Sync> = Arc::new(|| {});
-        let memory = UnitMemory::open(&catalogue.volume_dir(&volume.name), &wake).unwrap();
+        let files = UnitFiles::open(&catalogue.volume_dir(&volume.name), &wake).unwrap();
         let mut unit = Unit::new(
             Arc::new(volume),
             "iqn.2026-11.org.strongroom:disk".into(),
             StoreHandle::new(store),
-            None,
-            memory,
-            Arc::new(Surroundings::of(&crate::Config::new(dir.path()))),
+            BlockCodec::default(),
+            files,
+            Arc::new(TargetEnvironment::of(&crate::Config::new(dir.path()))),
         );
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
         unit.attach(KEY, nexus, here(), false);
@@ -331,14 +331,14 @@ fn a_nexus_is_leaving_until_its_last_task_has_ended() {
     let command = bench.command(cdb::write_16(Lba(0), 8, true), Direction::Write, data.len() as u32, &data);
     assert!(matches!(bench.unit.submit(KEY, command, 16), Verdict::Later));
     let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0; 6], target_portal_group: 1 };
-    assert_eq!(bench.unit.session_of(&nexus), Some((KEY, Identity::Plain)));
+    assert_eq!(bench.unit.users().session_of(&nexus), Some((KEY, Identity::Plain)));
     bench.unit.detach(KEY);
-    assert!(bench.unit.session_of(&nexus).is_none() && bench.unit.is_leaving(&nexus));
+    assert!(bench.unit.users().session_of(&nexus).is_none() && bench.unit.users().is_leaving(&nexus));
     let mut finished = Vec::new();
     while bench.unit.in_flight() > 0 {
         bench.unit.poll(&mut finished);
     }
-    assert!(!bench.unit.is_leaving(&nexus) && bench.unit.is_idle());
+    assert!(!bench.unit.users().is_leaving(&nexus) && bench.unit.is_idle());
 }
 
 #[test]

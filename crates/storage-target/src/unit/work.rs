@@ -11,9 +11,14 @@ use strongroom_iscsi::target::{DataSegment, Response};
 use strongroom_scsi::{Sense, Status};
 use strongroom_store::{Extent, Op, OpError, Outcome};
 
-use super::copy::{Copying, Serving};
-use super::modify::{Changing, Sanitize, is_written};
-use super::{Unit, check_condition, status};
+use super::copy::{COPIES_MAX, CopyOp, CopyProgress};
+use super::modify::{Changing, is_written};
+use super::request::gather;
+use super::response::{check_condition, status};
+use super::serve::ServedOperation;
+use super::{Plan, SessionKey, Unit};
+use crate::names::VolumeName;
+use crate::neighbours::Asker;
 
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
 pub(crate) const SLICE_BYTES: u32 = 1 << 20;
@@ -66,11 +71,11 @@ pub(super) enum Work {
     /// SANITIZE.
     Sanitize,
     /// EXTENDED COPY, a slice being read.
-    CopyRead(Box<Copying>),
+    CopyRead(Box<CopyProgress>),
     /// EXTENDED COPY, a slice being written.
-    CopyWrite(Box<Copying>),
+    CopyWrite(Box<CopyProgress>),
     /// An operation for a command that another unit works on.
-    Errand(Box<Serving>),
+    Errand(Box<ServedOperation>),
 }
 
 /// How work goes on.
@@ -84,6 +89,15 @@ impl Work {
     pub(super) fn writes_to_cache(&self) -> bool {
         use Work::{CopyRead, CopyWrite, Discards, Hole, Same};
         matches!(self, Hole { .. } | Discards(_) | Same { .. } | CopyRead(_) | CopyWrite(_))
+    }
+
+    /// The other unit that executes the next operation, and on whose behalf; `None`: this one.
+    pub(super) fn other_unit(&self) -> Option<(VolumeName, Asker)> {
+        match self {
+            Work::CopyRead(copy) => copy.reads_from(),
+            Work::CopyWrite(copy) => copy.writes_to(),
+            _ => None,
+        }
     }
 
     /// Whether its next step leaves nothing behind that SANITIZE would have to discard.
@@ -152,7 +166,7 @@ impl Unit {
                 Next::Done(Response { wanted_bytes, ahs, ..Response::good() })
             }
             (Work::FlushAndStop, Outcome::Flushed) => {
-                self.started = false;
+                self.medium.started = false;
                 Next::Done(Response::good())
             }
             (Work::Discards(left), Outcome::Written { .. }) => match self.discard_next(left) {
@@ -172,13 +186,59 @@ impl Unit {
             }
             (Work::OrRead(or), Outcome::Read(extents)) => self.or_was_read(or, &extents),
             (Work::OrWrite(or), outcome) if is_written(&outcome) => Unit::or_done(&or),
-            (Work::Sanitize, Outcome::Changed) => self.sanitized(),
-            (Work::CopyRead(copying), Outcome::Read(extents)) => self.copy_was_read(copying, extents),
-            (Work::CopyWrite(copying), outcome) if is_written(&outcome) => self.copy_go_on(copying),
-            (Work::Errand(serving), outcome) => self.served(*serving, outcome),
+            (Work::Sanitize, Outcome::Changed) => Next::Done(self.sanitizer.erased()),
+            (Work::CopyRead(mut copy), Outcome::Read(extents)) => {
+                copy.was_read(extents, self.volume.geometry.block_size.shift());
+                self.copy_next(copy)
+            }
+            (Work::CopyWrite(copy), outcome) if is_written(&outcome) => self.copy_next(copy),
+            (Work::Errand(served), outcome) => match served.completed(outcome, self.medium.mode.write_cache) {
+                Some((served, op)) => Next::Again(Work::Errand(Box::new(served)), op),
+                None => Next::Done(Response::good()),
+            },
             _ => {
                 tracing::error!(volume = %self.volume.name, "the store answered another question; this is a defect");
                 Next::Done(check_condition(Sense::INTERNAL_FAILURE))
+            }
+        }
+    }
+
+    pub(super) fn plan_copy(
+        &self,
+        connection: SessionKey,
+        parameter_list_len: u32,
+        request: &strongroom_iscsi::target::Command,
+    ) -> Result<Plan, Sense> {
+        if parameter_list_len == 0 {
+            return Ok(Plan::Answer(Response::good()));
+        }
+        if parameter_list_len > strongroom_scsi::copy::LIST_BYTES_MAX {
+            return Err(Sense::PARAMETER_LIST_LENGTH);
+        }
+        let is_copy = |running: &super::RunningCommand| matches!(running.work, Work::CopyRead(_) | Work::CopyWrite(_));
+        if self.executor.count(is_copy) >= COPIES_MAX {
+            return Ok(Plan::Answer(status(Status::Busy)));
+        }
+        let user = self.access.users.get(connection).ok_or(Sense::INTERNAL_FAILURE)?;
+        let list = gather(request, parameter_list_len.into())?;
+        let initiator_name = std::sync::Arc::clone(&user.nexus.initiator_name);
+        let asker = Asker { initiator_name, origin: user.origin.clone() };
+        let others = &self.environment.neighbours;
+        let mut copy = Box::new(CopyProgress::parse(&list, (user.nexus.clone(), asker), &self.volume, others)?);
+        Ok(match copy.next(self.slice_blocks()) {
+            CopyOp::Read(op) => Plan::Start(Work::CopyRead(copy), op),
+            CopyOp::Write(op) => Plan::Start(Work::CopyWrite(copy), op),
+            CopyOp::End => Plan::Answer(Response::good()),
+        })
+    }
+
+    fn copy_next(&mut self, mut copy: Box<CopyProgress>) -> Next {
+        match copy.next(self.slice_blocks()) {
+            CopyOp::Read(op) => Next::Again(Work::CopyRead(copy), op),
+            CopyOp::Write(op) => Next::Again(Work::CopyWrite(copy), op),
+            CopyOp::End => {
+                self.copies.record(&copy, true);
+                Next::Done(Response::good())
             }
         }
     }
@@ -245,21 +305,15 @@ impl Unit {
     pub(super) fn work_failed(&mut self, work: Work, error: &OpError) -> Next {
         match (work, error) {
             (Work::OrWrite(or), OpError::Miscompare { .. }) => Unit::or_again(or),
-            (Work::Errand(serving), error) => Unit::errand_failed(*serving, error.clone()),
-            (Work::Sanitize, OpError::Depended(_)) => {
-                self.keys_destroyed = false;
-                self.sanitize = Sanitize::Idle;
-                Next::Done(check_condition(Sense::COMMAND_SEQUENCE))
+            (Work::Errand(served), error) => {
+                served.failed(error.clone());
+                Next::Done(Response::good())
             }
-            (Work::Sanitize, _) => {
-                self.keys_destroyed = false;
-                tracing::error!(volume = %self.volume.name, %error, "SANITIZE failed");
-                self.sanitize = Sanitize::Failed;
-                Next::Done(check_condition(Sense::SANITIZE_FAILED))
-            }
-            (Work::CopyRead(copying) | Work::CopyWrite(copying), _) => {
+            (Work::Sanitize, _) => Next::Done(self.sanitizer.erase_failed(&self.volume.name, error)),
+            (Work::CopyRead(copy) | Work::CopyWrite(copy), _) => {
                 tracing::error!(volume = %self.volume.name, %error, "EXTENDED COPY broke off");
-                Next::Done(self.copy_failed(&copying))
+                self.copies.record(&copy, false);
+                Next::Done(check_condition(Sense::COPY_ABORTED))
             }
             _ => Next::Done(self.failed(error)),
         }

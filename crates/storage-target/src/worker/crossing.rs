@@ -131,7 +131,7 @@ impl Worker {
     /// Where a session that is let in goes. The unit's first one stays with it, so that what it asks need not cross.
     pub(super) fn home_for(&self, volume: &VolumeName) -> usize {
         let placed = &self.shared.placed;
-        let is_used = |slot: &Slot| matches!(slot, Slot::Open(open) if !open.unit.connections().is_empty());
+        let is_used = |slot: &Slot| matches!(slot, Slot::Open(open) if !open.unit.users().is_empty());
         if self.stopping.is_some() || !self.units.get(volume).is_some_and(is_used) {
             return self.index;
         }
@@ -176,7 +176,7 @@ impl Worker {
         let its = self.abroad.iter().filter(|(_, home)| **home == worker);
         for key in its.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.abroad.remove(&key);
-            let uses = |slot: &Slot| matches!(slot, Slot::Open(open) if open.unit.has_user(key));
+            let uses = |slot: &Slot| matches!(slot, Slot::Open(open) if open.unit.users().contains(key));
             if let Some(volume) = self.units.iter().find(|(_, slot)| uses(slot)).map(|(name, _)| name.clone()) {
                 self.detach(&volume, key);
             }
@@ -207,7 +207,7 @@ impl Worker {
                 let task = command.task;
                 let verdict = match self.units.get_mut(volume) {
                     // Another unit of the same name knows nothing of the session.
-                    Some(Slot::Open(open)) if open.unit.has_user(session) => {
+                    Some(Slot::Open(open)) if open.unit.users().contains(session) => {
                         open.activity(self.now);
                         open.unit.submit(session, command, sealed_blocks_max)
                     }

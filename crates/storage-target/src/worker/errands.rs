@@ -30,7 +30,7 @@ impl Worker {
             shared.tell(home, Message::ErrandBack(Box::new(back)));
         });
         // A unit that is closed is not reached: dropping the reply says so.
-        if let Some(worker) = self.shared.surroundings.neighbours.worker_of(&to) {
+        if let Some(worker) = self.shared.environment.neighbours.worker_of(&to) {
             let errand = Errand { volume: to, asker, op, reply };
             self.shared.tell(worker, Message::Errand(Box::new(errand)));
         }

@@ -223,14 +223,14 @@ impl Worker {
         };
         // RFC 7143 §6.3.5: the same nexus again replaces the old session, and is let in when the old one's tasks have ended.
         // But names prove nothing: nobody's session is ended by another node, or by plain iSCSI if it has a channel.
-        let old = unit.unit.session_of(&nexus);
+        let old = unit.unit.users().session_of(&nexus);
         if old.as_ref().is_some_and(|(_, identity)| *identity != connection.identity) {
             let reason =
                 "another node is logged in under the same initiator name and ISID; give each node its own name";
             self.refuse_waiting(connection, LoginStatus::AUTHORIZATION_FAILED, reason);
             return Flow::Stay;
         }
-        if old.is_some() || unit.unit.is_leaving(&nexus) {
+        if old.is_some() || unit.unit.users().is_leaving(&nexus) {
             unit.replacing.push(connection.key);
             if let Some((old, _)) = old {
                 self.end_session(old, "replaced by a new login of the same initiator");
@@ -273,7 +273,7 @@ impl Worker {
     /// The other worker that has the session of a nexus.
     fn home_of(&self, volume: &VolumeName, nexus: &NexusId) -> Option<usize> {
         let Some(Slot::Open(open)) = self.units.get(volume) else { return None };
-        let (key, _) = open.unit.session_of(nexus)?;
+        let (key, _) = open.unit.users().session_of(nexus)?;
         self.abroad.get(&key).copied()
     }
 

@@ -16,7 +16,7 @@ use crate::error::CatalogueError;
 use crate::names::{self, VolumeName};
 use crate::server::{Settings, Shared};
 use crate::store_handle::StoreHandle;
-use crate::unit::{KeyRenewal, Renewed, Unit, UnitMemory};
+use crate::unit::{BlockCodec, KeyRenewal, RenewalError, Renewed, Unit, UnitFiles};
 use crate::volume::Volume;
 
 /// How long opening a volume waits for its lock, and how often it looks.
@@ -33,7 +33,7 @@ pub(crate) struct OpenedUnit {
     key_survived: bool,
     opener: Option<Arc<dyn Opener>>,
     resealer: Option<Arc<dyn Resealer>>,
-    memory: UnitMemory,
+    files: UnitFiles,
     lock: VolumeLock,
     ready: Arc<AtomicBool>,
     cache_bytes_max: (usize, usize),
@@ -43,13 +43,14 @@ impl OpenedUnit {
     /// The unit, to be served.
     pub(super) fn into_open(self, shared: &Arc<Shared>, waker: &strongroom_net::Waker, now: Instant) -> OpenUnit {
         let OpenedUnit { volume: described, target_name, store, wrap, .. } = self;
-        let OpenedUnit { key_survived, opener, resealer, memory, lock, ready, cache_bytes_max, .. } = self;
+        let OpenedUnit { key_survived, opener, resealer, files, lock, ready, cache_bytes_max, .. } = self;
         let store = StoreHandle::new(store);
         let rest = shared.resting().take(&described);
-        let surroundings = Arc::clone(&shared.surroundings);
+        let environment = Arc::clone(&shared.environment);
         let renewer = shared.key_renewer().filter(|_| wrap.is_some());
         let renewal = renewer.map(|renewer| KeyRenewal::new(renewer, wake(&ready, waker)));
-        let unit = Unit::new(Arc::new(described), target_name, store, wrap, memory, surroundings);
+        let codec = BlockCodec { wrap, resealer };
+        let unit = Unit::new(Arc::new(described), target_name, store, codec, files, environment);
         let mut unit = unit.with_key_renewal(renewal);
         if let Some(rest) = rest {
             unit.resume(rest);
@@ -60,10 +61,7 @@ impl OpenedUnit {
         if let Some(opener) = opener {
             unit.verify_with(opener);
         }
-        if let Some(resealer) = resealer {
-            unit.open_with(resealer);
-        }
-        unit.signal_completions(waker);
+        unit.store_mut().signal_completions(waker);
         let budget = &shared.budget;
         let used = unit.store().memory();
         let memory = StoreMemory {
@@ -106,7 +104,7 @@ pub(super) fn open(
         }
     };
     let dir = shared.catalogue.store_dir(name);
-    let memory = UnitMemory::open(&shared.catalogue.volume_dir(name), &waker)?;
+    let files = UnitFiles::open(&shared.catalogue.volume_dir(name), &waker)?;
     let volumes = shared.counters.volumes_open.load(Ordering::Relaxed) + 1;
     let cache_bytes_max = shared.budget.cache_bytes(&shared.settings().config.limits, volumes);
     let options = volume.open_options(cache_bytes_max);
@@ -120,15 +118,16 @@ pub(super) fn open(
     if store.erase_progress().is_some()
         && let Some(renewer) = shared.key_renewer().filter(|_| wrap.is_some())
     {
-        let trouble = |problem: String| CatalogueError::WrappingKey { name: name.to_string(), problem };
+        let trouble =
+            |error: RenewalError| CatalogueError::WrappingKey { name: name.to_string(), problem: error.to_string() };
         match renewer.run(&volume) {
             Renewed::Destroyed(renewed) => wrap = Some(renewed),
             // No cryptographic erase begins with such a key.
             Renewed::Untouched(why) => {
-                tracing::info!(volume = %name, why, "an erase goes on and keeps the wrapping key");
+                tracing::info!(volume = %name, %why, "an erase goes on and keeps the wrapping key");
             }
-            Renewed::Unknown { problem, wrap: found } => {
-                tracing::error!(volume = %name, problem, "an erase goes on, and the wrapping key could not be destroyed");
+            Renewed::Unknown { error, wrap: found } => {
+                tracing::error!(volume = %name, problem = %error, "an erase goes on, and the wrapping key could not be destroyed");
                 (wrap, key_survived) = (Some(found.map_err(trouble)?), true);
             }
         }
@@ -146,7 +145,7 @@ pub(super) fn open(
         key_survived,
         opener,
         resealer,
-        memory,
+        files,
         lock,
         ready,
         cache_bytes_max,
@@ -204,23 +203,21 @@ pub(super) fn derive(
     let too_many = || CatalogueError::TooManyViews { name: described.store_name().to_string() };
     let store = base.unit.store().another(view).ok_or_else(too_many)?;
     let ready = Arc::new(AtomicBool::new(true));
-    let memory = match described.name.snapshot() {
+    let files = match described.name.snapshot() {
         // Nobody who may only read reserves anything.
-        Some(_) => UnitMemory::nowhere(),
-        None => UnitMemory::open(&shared.catalogue.volume_dir(&described.name), &wake(&ready, waker))?,
+        Some(_) => UnitFiles::discarded(),
+        None => UnitFiles::open(&shared.catalogue.volume_dir(&described.name), &wake(&ready, waker))?,
     };
-    let surroundings = Arc::clone(&shared.surroundings);
+    let environment = Arc::clone(&shared.environment);
     let mut described_here = described.clone();
     if described.name.snapshot().is_some() {
         // As large as it was when it was taken; of nothing at all one block, which cannot be read.
         described_here.geometry.blocks = store.readable_blocks().max(1);
     }
-    let mut unit = Unit::new(Arc::new(described_here), target_name, store, base.unit.wrap(), memory, surroundings);
+    let codec = base.unit.codec().clone();
+    let mut unit = Unit::new(Arc::new(described_here), target_name, store, codec, files, environment);
     if let Some(opener) = opener_of(shared, described) {
         unit.verify_with(opener);
-    }
-    if let Some(resealer) = base.unit.resealer() {
-        unit.open_with(resealer);
     }
     if let Some(rest) = shared.resting().take(described) {
         unit.resume(rest);

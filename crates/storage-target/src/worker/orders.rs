@@ -99,7 +99,7 @@ impl Worker {
             Order::Gone { export } => {
                 // None was there a moment ago, but one may have come in between.
                 let users = match self.units.get(&export) {
-                    Some(Slot::Open(open)) => open.unit.connections(),
+                    Some(Slot::Open(open)) => open.unit.users().keys(),
                     _ => Vec::new(),
                 };
                 users.iter().for_each(|key| self.end_session(*key, "what it used was deleted"));
@@ -123,7 +123,7 @@ impl Worker {
             Slot::Open(open) => Some((name, open)),
             Slot::Opening { .. } | Slot::Closing { .. } => None,
         });
-        let users = open.flat_map(|(name, open)| open.unit.users().map(move |user| (name, user)));
+        let users = open.flat_map(|(name, open)| open.unit.users().sessions().map(move |user| (name, user)));
         let meant = users.filter(|(name, (key, nexus, identity))| {
             self.abroad.contains_key(key) && self.fits(which, *key, &nexus.initiator_name, identity, Some(*name))
         });
@@ -314,13 +314,13 @@ impl Worker {
             size_bytes: volume.geometry.bytes(),
             block_size: volume.geometry.block_size.bytes(),
             worker: self.index,
-            sessions: unit.connections().len(),
+            sessions: unit.users().len(),
             in_flight: unit.in_flight(),
             io: unit.store().io_kind().to_string(),
             io_reason: unit.store().io_reason(),
             retention_blocks: unit.store().info().retention_blocks,
-            store: unit.store_stats().into(),
-            bad_blocks: unit.bad_blocks(),
+            store: unit.store().stats().into(),
+            bad_blocks: unit.store().bad_blocks(),
             verification: unit
                 .verification()
                 .map(|done| VerificationReport { opened: done.opened, bad_blocks: done.bad }),

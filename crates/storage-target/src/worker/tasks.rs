@@ -115,11 +115,11 @@ impl Worker {
         let TaskManagement { id, function, tasks } = request;
         let open = match self.units.get_mut(volume) {
             // Another unit of the same name knows nothing of the session.
-            Some(Slot::Open(open)) if open.unit.has_user(key) => open,
+            Some(Slot::Open(open)) if open.unit.users().contains(key) => open,
             _ => return Some(Managed::result(id, TaskManagementResult::Rejected)),
         };
         if let ManagementFunction::QueryAsyncEvent(_) = function {
-            let answer = match open.unit.waiting_attention(key) {
+            let answer = match open.unit.users().pending_attention(key) {
                 Some(sense) => Answer::Found([sense.key as u8, sense.asc, sense.ascq]),
                 None => Answer::Result(TaskManagementResult::Complete),
             };
@@ -134,7 +134,7 @@ impl Worker {
         }
         let mut end_others = Vec::new();
         if is_about_others(function) {
-            for other in open.unit.connections_at_work().into_iter().filter(|other| *other != key) {
+            for other in open.unit.users().keys_with_tasks().into_iter().filter(|other| *other != key) {
                 waiting.extend(open.unit.abort_for_others(other).into_iter().map(|task| (other, task)));
                 end_others.push(other);
             }

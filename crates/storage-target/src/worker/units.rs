@@ -167,14 +167,14 @@ impl OpenUnit {
             if !self.scrubs.is_due(now) {
                 return;
             }
-            self.unit.scrub();
+            self.unit.store_mut().scrub();
             self.scrubs.begun_idle(now);
-        } else if self.scrubs.is_due_beside(now, self.unit.is_scrubbing(), share_percent) {
-            self.unit.scrub_beside();
+        } else if self.scrubs.is_due_beside(now, self.unit.store().is_scrubbing(), share_percent) {
+            self.unit.store_mut().scrub_beside();
         } else {
             return;
         }
-        self.scrubs.passed(now, self.unit.scrub_passes());
+        self.scrubs.passed(now, self.unit.store().scrub_passes());
         self.submitted = true;
     }
 
@@ -218,7 +218,7 @@ impl Worker {
                 let described = self.shared.catalogue.load(volume)?;
                 let open = derive((&self.shared, &self.settings, &self.waker), &described, base, self.now)?;
                 tracing::info!(%volume, worker = self.index, "opened");
-                self.shared.surroundings.neighbours.enter(open.unit.volume(), self.index);
+                self.shared.environment.neighbours.enter(open.unit.volume(), self.index);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
             }
         }
@@ -252,7 +252,7 @@ impl Worker {
             Ok(opened) => {
                 tracing::info!(%volume, worker = self.index, "opened");
                 let open = opened.into_open(&self.shared, &self.waker, self.now);
-                self.shared.surroundings.neighbours.enter(open.unit.volume(), self.index);
+                self.shared.environment.neighbours.enter(open.unit.volume(), self.index);
                 self.units.insert(volume.clone(), Slot::Open(Box::new(open)));
                 for job in self.waiting_jobs.remove(&volume).unwrap_or_default() {
                     self.take_job(&volume, job);
@@ -314,7 +314,7 @@ impl Worker {
         open.unit.tick(self.now);
         open.unit.detach(key);
         open.submitted = true;
-        if open.unit.connections().is_empty() {
+        if open.unit.users().is_empty() {
             open.unit_unused(self.now);
         }
     }
@@ -331,7 +331,7 @@ impl Worker {
             let Slot::Open(open) = slot else { continue };
             // Completions of I/O wake the worker, and do not say whose they are.
             let called = open.ready.swap(false, Ordering::AcqRel) || open.unit.store().has_mail();
-            let ready = called || open.unit.ios_in_flight() > 0;
+            let ready = called || open.unit.store().ios_in_flight() > 0;
             if !(ready || open.submitted) || self.unit_pass.had(open.polled_in) {
                 open.ready.fetch_or(called, Ordering::AcqRel);
                 continue;
@@ -388,7 +388,7 @@ impl Worker {
             let Slot::Open(open) = slot else { continue };
             if !open.told_idle && self.now >= open.last_activity + IDLE_AFTER {
                 open.told_idle = true;
-                open.unit.idle();
+                open.unit.store_mut().idle();
                 open.submitted = true;
             }
             // A clone or a snapshot is scrubbed with the volume that holds its store.
@@ -446,10 +446,10 @@ impl Worker {
 
     pub(super) fn close_unit(&mut self, volume: &VolumeName) {
         let Some(Slot::Open(open)) = self.units.remove(volume) else { return };
-        self.shared.surroundings.neighbours.leave(volume);
+        self.shared.environment.neighbours.leave(volume);
         let OpenUnit { unit, held, .. } = *open;
         let described = Arc::clone(unit.volume());
-        self.shared.resting().put(&described, unit.rest());
+        self.shared.resting().put(&described, unit.closed());
         // A clone's or snapshot's goes without a word: the store stays open for the volume.
         let (Some(store), Some(held)) = (unit.into_store().into_store(), held) else {
             tracing::info!(%volume, "closed");

@@ -54,7 +54,7 @@ fn begin_copy(bench: &mut Bench) -> TaskId {
     let mut other = sample(strongroom_block::Custody::KeyFile);
     (other.name, other.id, other.sealed) = (VolumeName::new("other").unwrap(), VolumeId([9; 16]), None);
     other.geometry = bench.unit.volume().geometry;
-    bench.unit.surroundings.neighbours.enter(&other, 1);
+    bench.unit.environment.neighbours.enter(&other, 1);
     let naa = |id| inquiry::identification(id, "iqn.x", 1)[8..16].try_into().unwrap();
     let units = [naa(bench.unit.volume().id), naa(other.id)];
     let segment = Segment { blocks: 8, source: 0u16, from: Lba(0), destination: 1, to: Lba(0) };
@@ -85,7 +85,7 @@ fn a_take_over_is_answered_when_what_it_aborted_is_over() {
     let file = bench._dir.path().join("disk/leases.toml");
     let is_kept = || std::fs::read_to_string(&file).is_ok_and(|text| text.contains(&"02".repeat(16)));
     let begun = Instant::now();
-    while !is_kept() || bench.unit.lease_keeper.is_busy() {
+    while !is_kept() || bench.unit.access.leases.is_writing() {
         assert!(begun.elapsed() < PATIENCE);
         bench.unit.poll(&mut finished);
     }

@@ -250,22 +250,22 @@ fn large_discards_go_in_slices() {
         let read = bench.command(cdb::read_16(Lba(blocks - 1), 1), Direction::Read, BLOCK as u32, &[]);
         let task = read.task;
         assert!(matches!(bench.unit.submit(KEY, read, 16), Verdict::Later));
-        let mapped = bench.unit.store_stats().blocks_mapped;
+        let mapped = bench.unit.store().stats().blocks_mapped;
         bench.unit.poll(&mut finished);
-        let unmapped = mapped - bench.unit.store_stats().blocks_mapped;
+        let unmapped = mapped - bench.unit.store().stats().blocks_mapped;
         assert!(unmapped <= 4 * 16384 + 64, "one poll unmaps a little: {unmapped}");
         between += usize::from(finished.iter().any(|done| done.task == task));
     }
     assert!(between >= 2, "reads were answered meanwhile: {between}");
     bench.drain();
-    assert_eq!(bench.unit.store_stats().blocks_mapped, 0);
+    assert_eq!(bench.unit.store().stats().blocks_mapped, 0);
     // Where nothing is mapped there is one slice, and nothing is written for it.
-    let appended = bench.unit.store_stats().appended_bytes;
+    let appended = bench.unit.store().stats().appended_bytes;
     let unmap = bench.command(cdb::unmap(list.len() as u16), Direction::Write, list.len() as u32, &list);
     let task = unmap.task;
     assert!(matches!(bench.unit.submit(KEY, unmap, 16), Verdict::Later));
     assert_eq!(bench.finish(task).status, 0);
-    assert_eq!(bench.unit.store_stats().appended_bytes, appended);
+    assert_eq!(bench.unit.store().stats().appended_bytes, appended);
 }
 
 /// Work in slices that began before it must not write what it discarded.
@@ -414,7 +414,7 @@ fn preempt_and_abort_is_answered_when_the_tasks_are_over() {
 fn preempt_and_abort_waits_for_the_tasks_of_a_session_that_has_gone() {
     let (mut bench, written) = with_a_victim_that_writes();
     bench.unit.detach(OTHER);
-    assert!(bench.unit.connections_at_work().contains(&OTHER));
+    assert!(bench.unit.users().keys_with_tasks().contains(&OTHER));
     let (cdb, list) = reserve_out(5, 1, 1, 2, false);
     let command = bench.command(cdb, Direction::Write, 24, &list);
     let preempted = command.task;
@@ -426,7 +426,7 @@ fn preempt_and_abort_waits_for_the_tasks_of_a_session_that_has_gone() {
     }
     assert_eq!(order.iter().map(|done| done.task).collect::<Vec<_>>(), [written, preempted]);
     assert!(order[0].response.is_none(), "nobody is there to be told");
-    assert_eq!(bench.unit.connections_at_work(), [KEY]);
+    assert_eq!(bench.unit.users().keys_with_tasks(), [KEY]);
 }
 
 #[test]
@@ -483,20 +483,23 @@ fn a_unit_that_was_closed_goes_on_as_it_was() {
     let mut bench = Bench::plain();
     let (cdb, list) = reserve_out(0, 0, 0, 1, false);
     assert_eq!(bench.out(cdb, &list).status, 0);
-    bench.unit.sanitize = Sanitize::Failed;
+    bench.unit.sanitizer.set_status(SanitizeStatus::Failed);
     bench.unit.detach(KEY);
     assert!(bench.unit.is_idle());
-    let rest = bench.unit.rest();
+    let rest = bench.unit.closed();
     let mut opened = Bench::plain();
     opened.unit.resume(rest.clone());
-    assert_eq!(opened.unit.persistent.registrations(), bench.unit.persistent.registrations());
-    assert_eq!(opened.unit.sanitize, Sanitize::Failed);
+    assert_eq!(
+        opened.unit.access.reservations.persistent().registrations(),
+        bench.unit.access.reservations.persistent().registrations()
+    );
+    assert_eq!(opened.unit.sanitizer.status(), SanitizeStatus::Failed);
     // But what somebody put on disk meanwhile counts.
     let mut other = Bench::plain();
     let (cdb, list) = reserve_out(0, 0, 0, 2, true);
     assert_eq!(other.out(cdb, &list).status, 0);
     other.unit.resume(rest);
-    assert_eq!(other.unit.persistent.registrations()[0].key, 2);
+    assert_eq!(other.unit.access.reservations.persistent().registrations()[0].key, 2);
 }
 
 #[test]

@@ -43,12 +43,12 @@ fn an_errand_is_what_a_session_could_do() {
     unreached(ask(&mut bench, "iqn.a", write(8), false));
     unreached(ask(&mut bench, "iqn.b", read(), true));
     unreached(ask(&mut bench, "iqn.a", Op::Flush, true));
-    bench.unit.started = false;
+    bench.unit.medium.started = false;
     unreached(ask(&mut bench, "iqn.a", read(), true));
-    bench.unit.started = true;
-    bench.unit.sanitize = Sanitize::Failed;
+    bench.unit.medium.started = true;
+    bench.unit.sanitizer.set_status(SanitizeStatus::Failed);
     unreached(ask(&mut bench, "iqn.a", read(), true));
-    bench.unit.sanitize = Sanitize::Idle;
+    bench.unit.sanitizer.set_status(SanitizeStatus::Idle);
     bench.unit.set_read_only(KEY, true);
     unreached(ask(&mut bench, "iqn.a", write(8), true));
     assert_eq!(bench.read(4, 1), [7; BLOCK]);

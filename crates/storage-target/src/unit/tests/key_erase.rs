@@ -48,7 +48,7 @@ fn keyed(open: impl FnOnce(&Catalogue, &Volume) -> Store) -> Keyed {
     let sealed = SealedSpec { wrapping_key: Some(key), ..SealedSpec::new(Custody::Target) };
     let spec = VolumeSpec { sealed: Some(sealed), ..VolumeSpec::plain("vault", 1 << 20) };
     let mut bench = Bench::serving(&spec, open);
-    bench.unit.wrap = Some(Arc::new(Mask(1)));
+    bench.unit.codec.wrap = Some(Arc::new(Mask(1)));
     Keyed { bench, elsewhere: Catalogue::open(dirs[1].path()).unwrap(), spec, _dirs: dirs }
 }
 
@@ -59,7 +59,7 @@ fn opened(catalogue: &Catalogue, volume: &Volume) -> Store {
 impl Keyed {
     fn may_renew(&mut self, renew: WrapFactory, open: WrapFactory) {
         let renewer = KeyRenewer { renew, open, catalogue: self.elsewhere.clone() };
-        self.bench.unit.renewal = Some(KeyRenewal::new(renewer, Arc::new(|| {})));
+        self.bench.unit.sanitizer.set_renewal(Some(KeyRenewal::new(renewer, Arc::new(|| {}))));
     }
 
     fn begin(&mut self) {
@@ -76,12 +76,12 @@ impl Keyed {
     }
 
     fn until_erased(&mut self) {
-        self.until("the erase ends", |unit| unit.store.erase_progress().is_none() && !unit.erasing);
+        self.until("the erase ends", |unit| unit.store.erase_progress().is_none() && !unit.sanitizer.is_erasing());
     }
 
     /// The key that wraps; `None`: nothing does, and nothing is written.
     fn key(&self) -> Option<u8> {
-        let wrap = self.bench.unit.wrap.as_ref().expect("blocks are always wrapped");
+        let wrap = self.bench.unit.codec.wrap.as_ref().expect("blocks are always wrapped");
         assert_eq!(wrap.unwrap(&[0; 40]).is_ok(), wrap.wrap(&[0; 32]).is_ok());
         wrap.wrap(&[0; 32]).ok().map(|wrapped| wrapped[0])
     }
@@ -90,17 +90,17 @@ impl Keyed {
 #[test]
 fn what_is_left_after_a_renewal_is_what_wraps() {
     for (renewed, found, key, sanitize) in [
-        (Ok(2), Err("not asked"), Some(2), Sanitize::Idle),
-        (Err("it cannot be overwritten"), Ok(1), Some(1), Sanitize::Failed),
-        (Err("gone, but for a name"), Ok(3), Some(3), Sanitize::Failed),
-        (Err("half of it"), Err("there is no key"), None, Sanitize::Failed),
+        (Ok(2), Err("not asked"), Some(2), SanitizeStatus::Idle),
+        (Err("it cannot be overwritten"), Ok(1), Some(1), SanitizeStatus::Failed),
+        (Err("gone, but for a name"), Ok(3), Some(3), SanitizeStatus::Failed),
+        (Err("half of it"), Err("there is no key"), None, SanitizeStatus::Failed),
     ] {
         let mut keyed = keyed(opened);
         keyed.may_renew(gives(renewed), gives(found));
         keyed.begin();
-        keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.erasing);
+        keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.sanitizer.is_erasing());
         keyed.until_erased();
-        assert_eq!((keyed.key(), keyed.bench.unit.sanitize), (key, sanitize), "{renewed:?} {found:?}");
+        assert_eq!((keyed.key(), keyed.bench.unit.sanitizer.status()), (key, sanitize), "{renewed:?} {found:?}");
     }
 }
 
@@ -115,13 +115,13 @@ fn a_key_that_is_shared_by_then_is_left_alone() {
         Ok(Arc::new(Mask(2)))
     });
     keyed.may_renew(Arc::clone(&count), count);
-    assert!(keyed.bench.unit.can_destroy_key());
+    assert!(keyed.bench.unit.sanitizer.can_destroy_key(&keyed.bench.unit.volume));
     keyed.begin();
     keyed.elsewhere.create(&VolumeSpec { name: "other".to_owned(), ..keyed.spec.clone() }).unwrap();
-    keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.erasing);
+    keyed.until("it begins", |unit| unit.store.erase_progress().is_some() && unit.sanitizer.is_erasing());
     keyed.until_erased();
     assert_eq!(calls.load(Ordering::Relaxed), 0);
-    assert_eq!((keyed.key(), keyed.bench.unit.sanitize), (Some(1), Sanitize::Failed));
+    assert_eq!((keyed.key(), keyed.bench.unit.sanitizer.status()), (Some(1), SanitizeStatus::Failed));
 }
 
 /// A snapshot that was just deleted may still be a unit on the store.
@@ -134,7 +134,7 @@ fn a_unit_that_cannot_destroy_the_key_does_not_answer_for_the_one_that_can() {
     assert!(keyed.bench.unit.store.erase_awaits_key());
     keyed.may_renew(gives(Ok(2)), gives(Err("not asked")));
     keyed.until_erased();
-    assert_eq!((keyed.key(), keyed.bench.unit.sanitize), (Some(2), Sanitize::Idle));
+    assert_eq!((keyed.key(), keyed.bench.unit.sanitizer.status()), (Some(2), SanitizeStatus::Idle));
 }
 
 #[test]
@@ -148,13 +148,13 @@ fn a_renewal_that_has_begun_is_seen_through() {
     });
     keyed.may_renew(slow, gives(Err("not asked")));
     keyed.begin();
-    keyed.until("it begins", Unit::is_renewing_key);
+    keyed.until("it begins", |unit| unit.sanitizer.is_renewing_key());
     keyed.bench.unit.store.key_destroyed(false);
     keyed.until_erased();
     keyed.bench.unit.detach(KEY);
     assert!(keyed.key() == Some(1) && !keyed.bench.unit.is_idle(), "nobody may open the volume meanwhile");
     release.send(()).unwrap();
-    keyed.until("it ends", |unit| !unit.is_renewing_key());
+    keyed.until("it ends", |unit| !unit.sanitizer.is_renewing_key());
     assert!(keyed.key() == Some(2) && keyed.bench.unit.is_idle());
 }
 
@@ -172,10 +172,10 @@ fn an_erase_that_goes_on_without_its_key_has_failed_until_the_next_one() {
     });
     keyed.bench.unit.key_survived();
     keyed.until_erased();
-    assert_eq!(keyed.bench.unit.sanitize, Sanitize::Failed);
+    assert_eq!(keyed.bench.unit.sanitizer.status(), SanitizeStatus::Failed);
     let block_erase = cdb_of(&[strongroom_scsi::opcode::SANITIZE, strongroom_scsi::opcode::SA_SANITIZE_BLOCK_ERASE]);
     assert_eq!(keyed.bench.run(block_erase, Direction::None, 0, &[]).status, 0);
-    assert_eq!(keyed.bench.unit.sanitize, Sanitize::Idle);
+    assert_eq!(keyed.bench.unit.sanitizer.status(), SanitizeStatus::Idle);
 }
 
 /// The newest block that a blind unit has.
@@ -229,6 +229,6 @@ fn attack_key_a_blind_unit_is_not_sanitized_before_its_keys_are_destroyed() {
         }
         let read = bench.run(cdb::read_16(Lba(5), 1), Direction::Read, 4096, &[]);
         assert_eq!(read.status == 0, refusal.is_some(), "what was not erased is there");
-        assert_eq!(bench.unit.sanitize, Sanitize::Idle);
+        assert_eq!(bench.unit.sanitizer.status(), SanitizeStatus::Idle);
     }
 }

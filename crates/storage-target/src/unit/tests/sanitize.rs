@@ -144,7 +144,7 @@ fn a_failure_lasts_until_the_erase_went_on_and_ended() {
     // Nobody uses it any more: it is closed, and opened again.
     bench.unit.detach(KEY);
     assert!(bench.unit.is_idle(), "what cannot go on here keeps nothing open");
-    let rest = bench.unit.rest();
+    let rest = bench.unit.closed();
     drop(bench);
     let mut bench = opened(&medium, false);
     bench.unit.resume(rest);
@@ -153,7 +153,7 @@ fn a_failure_lasts_until_the_erase_went_on_and_ended() {
     assert_eq!(read(&mut bench).status, 0, "it has ended well");
     assert_eq!(bench.read(0, 1), [0; BLOCK]);
     // One that fails while it goes on has failed as well, and is forgotten when another one ends.
-    bench.unit.sanitize = Sanitize::Failed;
+    bench.unit.sanitizer.set_status(SanitizeStatus::Failed);
     assert!(sense_of(&read(&mut bench)).is(&Sense::SANITIZE_FAILED));
     assert_eq!(bench.run(cdb_of(&[SANITIZE, BLOCK_ERASE]), Direction::None, 0, &[]).status, 0);
     assert_eq!(read(&mut bench).status, 0);

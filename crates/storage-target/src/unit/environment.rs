@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::neighbours::Neighbours;
 
-/// The same for every unit of a target, and as long as it runs.
+/// The same for every unit of a target; it does not change while the target runs.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub(crate) struct TargetEnvironment {
     /// The target's ports by relative identifier: the tags of its portal groups.
     pub(crate) ports: Arc<[u16]>,
     /// For VPD page 85h.
@@ -16,9 +16,9 @@ pub(crate) struct Surroundings {
     pub(crate) neighbours: Neighbours,
 }
 
-impl Surroundings {
-    pub(crate) fn of(config: &Config) -> Surroundings {
-        Surroundings {
+impl TargetEnvironment {
+    pub(crate) fn of(config: &Config) -> TargetEnvironment {
+        TargetEnvironment {
             ports: config.group_tags().into(),
             management_url: config.management_url.clone(),
             neighbours: Neighbours::default(),

@@ -35,7 +35,7 @@ fn take_over(id: u8, mode: LeaseMode) -> Claim {
 /// Leases, with the sessions that claim them.
 #[derive(Default)]
 struct Table {
-    leases: WriterLeases,
+    leases: LeaseTable,
     now: Option<Instant>,
 }
 
@@ -121,7 +121,7 @@ fn who_may_write_beside_a_lease() {
         SessionStanding { fenced: Some(Ended::lapsed()), ..SessionStanding::default() },
         SessionStanding { is_reader: true, ..SessionStanding::default() },
     ] {
-        let none = WriterLeases::default();
+        let none = LeaseTable::default();
         assert_eq!(none.permits(&standing, &conditional), Permission::Conflict, "{standing:?}");
     }
 }
@@ -170,7 +170,7 @@ fn a_restart_gives_holders_their_whole_time() {
     assert!(table.claims(&claim(1, Exclusive)));
     let kept = table.judge(&claim(1, Exclusive));
     let Verdict::Granted { after, .. } = kept else { panic!("{kept:?}") };
-    let mut table = Table { leases: WriterLeases::restore(after), now: Some(Instant::now()) };
+    let mut table = Table { leases: LeaseTable::restore(after), now: Some(Instant::now()) };
     assert!(!table.claims(&claim(2, Exclusive)), "before anybody told it the time");
     table.pass(0);
     table.pass(59);
@@ -180,7 +180,7 @@ fn a_restart_gives_holders_their_whole_time() {
     table.leaves(1);
     table.pass(40);
     let rest = table.leases.clone();
-    let mut opened = Table { leases: WriterLeases::restore(table.leases.leases.clone()), now: table.now };
+    let mut opened = Table { leases: LeaseTable::restore(table.leases.leases.clone()), now: table.now };
     opened.leases.resume(rest);
     opened.pass(19);
     assert!(!opened.claims(&claim(2, Exclusive)));
@@ -226,7 +226,7 @@ fn attack_a_full_table_refuses_and_lapsed_leases_make_room() {
 #[test]
 fn an_initiator_that_knows_no_leases_is_not_excluded_unasked() {
     let judge = |claim: &Claim, other: OtherSession<'_>| {
-        WriterLeases::default().judge(claim, &holder("iqn.a"), iter::once(other)) != Verdict::Conflict
+        LeaseTable::default().judge(claim, &holder("iqn.a"), iter::once(other)) != Verdict::Conflict
     };
     let stock = SessionStanding::default();
     let plain = |standing| OtherSession { standing, read_only: false, is_plain: true };

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use strongroom_scsi::NexusId;
 use strongroom_scsi::persistent::{HeldReservation, Registration, ReservationType, SavedReservations};
 
-use super::KeptState;
+use crate::unit::persistent_file::{ContentsError, FileContents};
 
 /// The version of the file that this build writes.
 const VERSION: u32 = 1;
@@ -53,15 +53,15 @@ impl NexusEntry {
         }
     }
 
-    fn parse(self) -> Result<NexusId, String> {
+    fn parse(self) -> Result<NexusId, ContentsError> {
         let digits = u64::from_str_radix(&self.isid, 16).ok().filter(|_| self.isid.len() == 12);
-        let isid = digits.ok_or_else(|| format!("'{}' is no ISID of twelve hexadecimal digits", self.isid))?;
+        let isid = digits.ok_or_else(|| ContentsError::value(self.isid, "ISID of twelve hexadecimal digits"))?;
         let isid = isid.to_be_bytes()[2..].try_into().expect("six of eight bytes");
         Ok(NexusId { initiator_name: self.initiator.into(), isid, target_portal_group: self.portal_group })
     }
 }
 
-impl KeptState for SavedReservations {
+impl FileContents for SavedReservations {
     const FILE: &'static str = "reservations.toml";
     const WHAT: &'static str = "reservations";
     const REMEDY: &'static str = "it says which nodes are fenced off: restore it, or delete it if no cluster relies on reservations of this volume";
@@ -70,23 +70,23 @@ impl KeptState for SavedReservations {
         to_toml(self)
     }
 
-    fn from_toml(text: &str) -> Result<SavedReservations, String> {
+    fn from_toml(text: &str) -> Result<SavedReservations, ContentsError> {
         from_toml(text)
     }
 }
 
-/// `None`: nothing is to be kept.
-fn to_toml(kept: &SavedReservations) -> Option<String> {
-    if *kept == SavedReservations::default() {
+/// `None`: there is nothing to store.
+fn to_toml(saved: &SavedReservations) -> Option<String> {
+    if *saved == SavedReservations::default() {
         return None;
     }
     let document = Document {
         version: VERSION,
-        reservation: kept
+        reservation: saved
             .held
             .as_ref()
             .map(|held| ReservationEntry { kind: held.kind as u8, holder: NexusEntry::of(&held.by) }),
-        registrations: kept
+        registrations: saved
             .registrations
             .iter()
             .map(|one| RegistrationEntry {
@@ -100,25 +100,23 @@ fn to_toml(kept: &SavedReservations) -> Option<String> {
     Some(format!("# SCSI persistent reservations (APTPL) of this volume; written by the target.\n{body}"))
 }
 
-fn from_toml(text: &str) -> Result<SavedReservations, String> {
-    let document: Document = toml::from_str(text).map_err(|error| error.to_string())?;
-    if document.version != VERSION {
-        return Err(format!("its version is {} and this build knows {VERSION}", document.version));
-    }
+fn from_toml(text: &str) -> Result<SavedReservations, ContentsError> {
+    let document: Document = toml::from_str(text)?;
+    ContentsError::check_version(document.version, VERSION)?;
     let registrations = document
         .registrations
         .into_iter()
         .map(|one| {
             let key = u64::from_str_radix(&one.key, 16).ok().filter(|&key| key != 0 && one.key.len() == 16);
-            let key = key.ok_or_else(|| format!("'{}' is no reservation key", one.key))?;
+            let key = key.ok_or_else(|| ContentsError::value(one.key, "reservation key"))?;
             Ok(Registration { nexus: one.nexus.parse()?, key, all_target_ports: one.all_target_ports })
         })
-        .collect::<Result<Vec<_>, String>>()?;
+        .collect::<Result<Vec<_>, ContentsError>>()?;
     let held = match document.reservation {
         None => None,
         Some(entry) => {
             let kind = ReservationType::from_bits(entry.kind)
-                .ok_or_else(|| format!("{} is no type of reservation", entry.kind))?;
+                .ok_or_else(|| ContentsError::value(entry.kind.to_string(), "type of reservation"))?;
             Some(HeldReservation { by: entry.holder.parse()?, kind })
         }
     };
@@ -126,10 +124,10 @@ fn from_toml(text: &str) -> Result<SavedReservations, String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::unit) mod tests {
     use super::*;
 
-    pub(in super::super) fn sample() -> SavedReservations {
+    pub(in crate::unit) fn sample() -> SavedReservations {
         let nexus = NexusId { initiator_name: "iqn.a".into(), isid: [0x40, 0, 1, 2, 3, 4], target_portal_group: 1 };
         let held = HeldReservation { by: nexus.clone(), kind: ReservationType::WriteExclusiveRegistrantsOnly };
         SavedReservations {
@@ -138,7 +136,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) const GOLDEN: &str = r#"# SCSI persistent reservations (APTPL) of this volume; written by the target.
+    pub(in crate::unit) const GOLDEN: &str = r#"# SCSI persistent reservations (APTPL) of this volume; written by the target.
 version = 1
 
 [reservation]

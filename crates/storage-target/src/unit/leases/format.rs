@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use strongroom_scsi::vendor::lease::{LeaseId, LeaseMode};
 
-use super::KeptState;
+use super::table::{Holder, LeaseRecord};
 use crate::access::Identity;
-use crate::unit::leases::{Holder, LeaseRecord};
+use crate::unit::persistent_file::{ContentsError, FileContents};
 
 /// The version of the file that this build writes.
 const VERSION: u32 = 1;
 
-/// The file's name: it does not go along where a volume takes another one's place.
+/// The file's name. It is left behind when a volume takes the place of another one.
 pub(crate) const LEASES_FILE: &str = "leases.toml";
 
 #[derive(Serialize, Deserialize)]
@@ -45,12 +45,15 @@ enum ModeEntry {
     Maintenance,
 }
 
-fn identity_of(key: Option<String>, chap_user: Option<String>) -> Result<Identity, String> {
+fn identity_of(key: Option<String>, chap_user: Option<String>) -> Result<Identity, ContentsError> {
     match (key, chap_user) {
-        (Some(key), None) => key.parse().map(Identity::Channel).map_err(|error| format!("'{key}': {error}")),
+        (Some(key), None) => match key.parse() {
+            Ok(parsed) => Ok(Identity::Channel(parsed)),
+            Err(source) => Err(ContentsError::Key { value: key, source }),
+        },
         (None, Some(user)) => Ok(Identity::Chap(user.into())),
         (None, None) => Ok(Identity::Plain),
-        (Some(_), Some(_)) => Err("a holder has a key or a CHAP user, not both".to_owned()),
+        (Some(_), Some(_)) => Err(ContentsError::TwoIdentities),
     }
 }
 
@@ -79,9 +82,9 @@ impl Entry {
         })
     }
 
-    fn parse(self) -> Result<LeaseRecord, String> {
+    fn parse(self) -> Result<LeaseRecord, ContentsError> {
         let digits = u128::from_str_radix(&self.id, 16).ok().filter(|&id| id != 0 && self.id.len() == 32);
-        let id = digits.ok_or_else(|| format!("'{}' is no lease of 32 hexadecimal digits", self.id))?;
+        let id = digits.ok_or_else(|| ContentsError::value(self.id, "lease of 32 hexadecimal digits"))?;
         Ok(LeaseRecord {
             id: LeaseId(id.to_be_bytes()),
             mode: match self.mode {
@@ -96,7 +99,7 @@ impl Entry {
     }
 }
 
-impl KeptState for Vec<LeaseRecord> {
+impl FileContents for Vec<LeaseRecord> {
     const FILE: &'static str = LEASES_FILE;
     const WHAT: &'static str = "writer leases";
     const REMEDY: &'static str =
@@ -112,11 +115,9 @@ impl KeptState for Vec<LeaseRecord> {
         Some(format!("# Writer leases of this volume; written by the target.\n{body}"))
     }
 
-    fn from_toml(text: &str) -> Result<Vec<LeaseRecord>, String> {
-        let document: Document = toml::from_str(text).map_err(|error| error.to_string())?;
-        if document.version != VERSION {
-            return Err(format!("its version is {} and this build knows {VERSION}", document.version));
-        }
+    fn from_toml(text: &str) -> Result<Vec<LeaseRecord>, ContentsError> {
+        let document: Document = toml::from_str(text)?;
+        ContentsError::check_version(document.version, VERSION)?;
         document.leases.into_iter().map(Entry::parse).collect()
     }
 }
