@@ -1,7 +1,7 @@
 //! Who may use what: node keys bound to initiator names and volumes, and the list for plain iSCSI.
 
 mod chap;
-mod network;
+pub(crate) mod network;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,6 +15,7 @@ use strongroom_iscsi::target::ChapPolicy;
 use crate::config::{Config, PeerRule, PlainRule};
 use crate::error::ConfigError;
 use crate::names::{VolumeName, for_log};
+use crate::protection::ProtectionUnmet;
 use crate::volume::Volume;
 use chap::ChapUsers;
 
@@ -89,7 +90,7 @@ pub enum Refusal {
         /// The volume.
         volume: String,
         /// What is missing, and which schemes give it.
-        reason: String,
+        reason: ProtectionUnmet,
     },
     /// The rules for this initiator want CHAP.
     #[error(
@@ -237,7 +238,7 @@ impl AccessRules {
         let read_only = match identity {
             Identity::Channel(key) => {
                 let peer = self.peer_under_name(*key, initiator)?;
-                // What takes another volume's place is for whoever fills it, and for nobody by a general rule.
+                // A successor is only for the node that fills it, never for others by a general rule.
                 let is_named = volume.access.peers.contains(&peer.name);
                 let may = lists(&peer.volumes, name) || lists(&volume.access.peers, &peer.name);
                 if !(if volume.succeeds.is_some() { is_named } else { may }) {
@@ -256,7 +257,7 @@ impl AccessRules {
                 };
                 let mut rules = self.rules_for(from, initiator, name).filter(is_proven);
                 let by_volume = lists(&volume.access.initiators, initiator);
-                // Several rules may fit: whoever may write by one of them may write.
+                // Several rules may apply: a right to write by one of them is enough.
                 match rules.clone().count() {
                     0 if !by_volume => {
                         if self.rules_for(from, initiator, name).next().is_some() {

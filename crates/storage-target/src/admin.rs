@@ -7,6 +7,7 @@
 mod answer;
 mod client;
 mod drain;
+pub(crate) mod error;
 mod receive;
 mod report;
 mod send;
@@ -18,13 +19,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use crate::operate::{CloneReport, Description, Operation, Pruned, PrunedSnapshot, SnapshotReport};
+pub(crate) use answer::reload;
 pub use client::{AdminError, Client};
 pub(crate) use drain::Drain;
+pub use error::{ReloadError, RequestError};
 pub use report::{
     ConnectionReport, ScheduleReport, SessionReport, SpaceReport, StatusReport, StoreReport, VerificationReport,
     VolumeReport,
 };
-pub(crate) use send::SendsUnderWay;
 pub(crate) use socket::AdminSocket;
 
 /// Upper bound on one request, its newline included, in bytes.

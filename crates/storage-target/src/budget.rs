@@ -1,7 +1,7 @@
 //! One budget for the memory of a process: what sessions, commands, caches and stores hold, charged to one account, and what new work may
 //! still take.
 //!
-//! Work that was accepted is charged whatever is left: a part of the budget is reserved for it, and for opening, flushing and cleaning
+//! Work that was accepted is charged even if nothing is left: a part of the budget is reserved for it, and for opening, flushing and cleaning
 //! stores. Only new work is held back: commands wait, caches shrink, logins are refused, and stores that fill the budget with their
 //! indexes accept no writes. A session without anything in flight may always start one command, so that each goes on.
 
@@ -83,7 +83,7 @@ impl MemoryBudget {
         self.total_bytes.store(total_bytes, Ordering::Relaxed);
     }
 
-    /// Charges memory, whatever is left.
+    /// Charges memory, even if nothing is left.
     pub(crate) fn charge(self: &Arc<Self>, class: MemoryClass, bytes: u64) -> Charge {
         self.used[class as usize].fetch_add(bytes, Ordering::Relaxed);
         Charge { budget: Arc::clone(self), class, bytes }

@@ -14,7 +14,8 @@ use strongroom_store::{CreateOptions, IoChoice, Medium, Store};
 
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
-use crate::operate::Operation;
+use crate::operate::error::OperationError;
+use crate::operate::operation::Operation;
 use crate::schedule::Schedule;
 use crate::volume::{Access, Sealed, Volume};
 
@@ -27,13 +28,13 @@ mod transfer;
 mod unfinished;
 
 pub(crate) use index::CatalogueIndex;
-pub use succession::{SUCCESSOR_SUFFIX, SuccessorSpec};
+pub use succession::{SUCCESSOR_SUFFIX, Successions, SuccessorSpec};
 pub use transfer::OpenVolume;
 
 const DESCRIPTION: &str = "volume.toml";
 const STORE: &str = "store";
 const LOCK: &str = "lock";
-/// Whoever changes a description holds a lock on this, for that moment; `lock` is held as long as a volume is open.
+/// Locked while a description is being changed; `lock` is held as long as a volume is open.
 const DESCRIPTION_LOCK: &str = ".volume.toml.lock";
 /// Prefix of directories being made or deleted; no volume's name starts with a dot.
 const UNFINISHED: &str = ".unfinished-";
@@ -185,7 +186,7 @@ impl Catalogue {
         fill: impl FnOnce(&Path) -> Result<(), CatalogueError>,
     ) -> Result<(), CatalogueError> {
         let final_dir = self.dir(&volume.name);
-        if final_dir.exists() || self.is_succeeded(&volume.name)? {
+        if final_dir.exists() || self.successions().have_replaced(&volume.name)? {
             return Err(CatalogueError::Exists { name: volume.name.to_string() });
         }
         let work_dir = self.unfinished(&volume.name);
@@ -262,7 +263,7 @@ impl Catalogue {
     /// # Errors
     /// [`CatalogueError::Missing`], [`CatalogueError::Description`], [`CatalogueError::Io`].
     pub fn load(&self, name: &VolumeName) -> Result<Volume, CatalogueError> {
-        if self.is_succeeded(&name.volume())? {
+        if self.successions().have_replaced(&name.volume())? {
             return Err(CatalogueError::Succeeded { name: name.to_string() });
         }
         let volume = self.read_description(name)?;
@@ -332,7 +333,10 @@ impl Catalogue {
             return Err(CatalogueError::HasClones { name: name.to_string(), clone: clone.name.to_string() });
         }
         if self.load(&name).is_ok_and(|volume| volume.clone_of.is_some()) {
-            return self.operate(name.as_str(), &Operation::DeleteClone).map(drop).map_err(CatalogueError::Operation);
+            return self.operate(name.as_str(), &Operation::DeleteClone).map(drop).map_err(|error| match error {
+                OperationError::Catalogue(error) => error,
+                error => CatalogueError::Operation(error.to_string()),
+            });
         }
         // A volume whose description is broken, or whose lock is gone, can still be deleted.
         let _lock = self.lock(&name)?;

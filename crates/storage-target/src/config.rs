@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use strongroom_iscsi::DigestOffer;
 
-use crate::access::Network;
+use crate::access::network::Network;
 use crate::error::ConfigError;
 use crate::names::{self, VolumeName};
 pub use limits::Limits;
@@ -23,6 +23,8 @@ pub use portals::{FIRST_GROUP, PortalGroupRule};
 pub const BASE_NAME_DEFAULT: &str = "iqn.2026-11.org.strongroom";
 
 /// What a target needs to know to start.
+///
+/// It mirrors the top level of the configuration file, one field for each key or table; hence its number of fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -146,7 +148,7 @@ pub struct PeerRule {
     /// It may read only.
     #[serde(default)]
     pub read_only: bool,
-    /// The volumes into which it may send snapshots (`strongroom volume send --to`), whatever `volumes` says; `*` for all.
+    /// The volumes into which it may send snapshots (`strongroom volume send --to`), independently of `volumes`; `*` for all.
     #[serde(default)]
     pub receive: Vec<String>,
 }
@@ -233,7 +235,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks every value. [`Config::parse`] does; whoever changes values afterwards should again.
+    /// Checks every value. [`Config::parse`] does; call it again after changing values.
     ///
     /// # Errors
     /// [`ConfigError::Value`].

@@ -7,6 +7,9 @@ use strongroom_block::GeometryError;
 use strongroom_net::NetError;
 use strongroom_store::StoreError;
 
+use crate::protection::ProtectionError;
+use crate::schedule::error::ScheduleError;
+
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -125,10 +128,10 @@ pub enum CatalogueError {
     Kind(&'static str),
     /// What the volume asks of connections cannot be had.
     #[error("what the volume asks of its sessions cannot be had: {0}")]
-    Protection(String),
+    Protection(ProtectionError),
     /// Its schedule of snapshots cannot be kept to.
     #[error("that schedule cannot be: {0}")]
-    Schedule(String),
+    Schedule(ScheduleError),
     /// Its description cannot be read.
     #[error("{}: {problem}; restore the file from a backup, or delete the volume", path.display())]
     Description {

@@ -19,7 +19,7 @@ use strongroom_store::{
 use crate::access::Identity;
 use crate::config::Config;
 use crate::names::VolumeName;
-use crate::neighbours::Origin;
+use crate::open_units::Origin;
 use crate::store_handle::StoreHandle;
 use crate::unit::{self, BlockCodec, SessionKey, SimulatedFiles, TargetEnvironment, UnitFiles};
 use crate::volume::{Access, Sealed, Volume};

@@ -87,7 +87,7 @@ impl PoolThread {
         let mut state = self.0.state();
         let job = state.waiting.pop_front();
         if job.is_none() {
-            // Under the same lock: whoever submits next sees that there is a thread less.
+            // Under the same lock: the next submission sees that there is one thread less.
             state.threads -= 1;
         }
         job

@@ -4,9 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use strongroom_block::Mode;
-use strongroom_channel::Scheme;
-
-use crate::volume::Volume;
+use strongroom_channel::{Scheme, UnknownScheme};
 
 /// A service that a volume can demand of every session (lazy-crypto paper, Table 2: what the security levels offer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,14 +50,14 @@ impl Protection {
     /// Checks that there is a way to use the volume: that the names are schemes', and that some scheme fits.
     ///
     /// # Errors
-    /// What is wrong, for people.
-    pub fn check(&self, is_sealed: bool) -> Result<(), String> {
+    /// [`ProtectionError`].
+    pub fn check(&self, is_sealed: bool) -> Result<(), ProtectionError> {
         for name in &self.schemes {
             match name.parse::<Scheme>() {
                 Ok(_) => {}
                 Err(_) if is_plain(name) && !is_sealed => {}
-                Err(_) if is_plain(name) => return Err("a sealed volume refuses plain sessions, scheme S0".to_owned()),
-                Err(error) => return Err(format!("{error}, and S0 (plain) for none")),
+                Err(_) if is_plain(name) => return Err(ProtectionError::PlainForSealed),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -86,25 +84,63 @@ fn is_plain(name: &str) -> bool {
     name.eq_ignore_ascii_case("S0") || name.eq_ignore_ascii_case("plain")
 }
 
-/// Holds what a session has (`None`: S0, plain iSCSI) against what its volume asks. The error says what is missing.
-pub(crate) fn suffices(volume: &Volume, scheme: Option<Scheme>) -> Result<(), String> {
-    let asked = &volume.access.protection;
+/// What a volume asks for that cannot be had by any session.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtectionError {
+    /// A sealed volume that lists scheme S0.
+    #[error("a sealed volume refuses plain sessions, scheme S0")]
+    PlainForSealed,
+    /// Not a scheme.
+    #[error("{0}, and S0 (plain) for none")]
+    Scheme(#[from] UnknownScheme),
+}
+
+/// What a volume asks for that a session does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtectionUnmet {
+    /// The volume lists other schemes.
+    #[error("it takes only scheme {listed}, not {scheme}")]
+    OtherScheme {
+        /// Those that it lists.
+        listed: String,
+        /// That of the session.
+        scheme: &'static str,
+    },
+    /// The scheme would show blocks that are not encrypted.
+    #[error(
+        "it is sealed in the mode authenticate-only, and {scheme} leaves sealed blocks as they are, readable here; use \
+         S1-2 (lazy-auth), S1-1 or S2-1"
+    )]
+    ShowsBlocks {
+        /// That of the session.
+        scheme: &'static str,
+    },
+    /// A service that the scheme does not give.
+    #[error("it asks for {service}, which {scheme} does not give; use {schemes}")]
+    NoService {
+        /// The service.
+        service: &'static str,
+        /// The session's scheme.
+        scheme: &'static str,
+        /// Schemes that give it.
+        schemes: &'static str,
+    },
+}
+
+/// Compares what a session has (`None`: S0, plain iSCSI) with what its volume asks for. `mode`: of a sealed volume.
+pub(crate) fn suffices(asked: &Protection, mode: Option<Mode>, scheme: Option<Scheme>) -> Result<(), ProtectionUnmet> {
     let name = scheme.map_or("S0", Scheme::name);
     if !asked.schemes.is_empty() && !asked.lists(scheme) {
-        return Err(format!("it takes only scheme {}, not {name}", asked.schemes.join(", ")));
+        return Err(ProtectionUnmet::OtherScheme { listed: asked.schemes.join(", "), scheme: name });
     }
-    let mode = volume.sealed.as_ref().map(|sealed| sealed.mode);
     if let (Some(scheme), Some(mode)) = (scheme, mode)
         && scheme.would_show(mode)
     {
-        return Err(format!(
-            "it is sealed in the mode authenticate-only, and {name} leaves sealed blocks as they are, readable here; use \
-             S1-2 (lazy-auth), S1-1 or S2-1"
-        ));
+        return Err(ProtectionUnmet::ShowsBlocks { scheme: name });
     }
     let is_confidential = scheme.is_some_and(Scheme::is_confidential);
     // What a plain unit reads and writes is protected with the headers in every channel.
-    let is_checked = scheme.is_some_and(|scheme| scheme.checks_on_arrival() || volume.sealed.is_none());
+    let is_checked = scheme.is_some_and(|scheme| scheme.checks_on_arrival() || mode.is_none());
     for service in &asked.services {
         let (is_given, schemes) = match service {
             Service::Integrity => (scheme.is_some(), "any scheme of a strongroom:// URL"),
@@ -113,7 +149,7 @@ pub(crate) fn suffices(volume: &Volume, scheme: Option<Scheme>) -> Result<(), St
             Service::CheckedOnArrival => (is_checked, "S2-3, S2-1 or S1-1"),
         };
         if !is_given {
-            return Err(format!("it asks for {}, which {name} does not give; use {schemes}", service.name()));
+            return Err(ProtectionUnmet::NoService { service: service.name(), scheme: name, schemes });
         }
     }
     Ok(())
@@ -126,7 +162,13 @@ mod tests {
     use strongroom_block::Custody;
 
     use super::*;
+    use crate::volume::Volume;
     use crate::volume::tests::sample;
+
+    fn suffices(volume: &Volume, scheme: Option<Scheme>) -> Result<(), ProtectionUnmet> {
+        let mode = volume.sealed.as_ref().map(|sealed| sealed.mode);
+        super::suffices(&volume.access.protection, mode, scheme)
+    }
 
     fn plain() -> Volume {
         Volume { sealed: None, ..sample(Custody::KeyFile) }
@@ -174,7 +216,7 @@ mod tests {
         let volume = || sealed(Mode::AuthenticateOnly);
         assert_eq!(fitting(&volume()), ["S0", "S1-1", "S1-2", "S2-1"], "S0 is refused for being plain, elsewhere");
         assert_eq!(fitting(&asking(volume(), &[Service::Confidentiality], &[])), ["S2-1"]);
-        let error = suffices(&volume(), Some(Scheme::Lazy)).unwrap_err();
+        let error = suffices(&volume(), Some(Scheme::Lazy)).unwrap_err().to_string();
         assert!(error.contains("authenticate-only") && error.contains("S1-2"), "{error}");
     }
 
@@ -182,8 +224,8 @@ mod tests {
     fn names_that_mean_nothing_are_refused() {
         let check =
             |name: &str, is_sealed| Protection { services: vec![], schemes: vec![name.into()] }.check(is_sealed);
-        assert!(check("S2-7", true).unwrap_err().contains("S2-7"));
-        assert!(check("S0", true).unwrap_err().contains("refuses plain"));
+        assert!(check("S2-7", true).unwrap_err().to_string().contains("S2-7"));
+        assert!(check("S0", true).unwrap_err().to_string().contains("refuses plain"));
         assert_eq!(check("S0", false), Ok(()));
         assert_eq!(check("encrypt-all", true), Ok(()));
     }

@@ -11,8 +11,9 @@ use strongroom_store::{BranchId, Op, OpError, Outcome, ReceiveStep, Receiver, Re
 
 use crate::budget::{Charge, MemoryClass};
 use crate::names::VolumeName;
+use crate::operate::error::OperationError;
 use crate::operate::{Served, load, note_received};
-use crate::server::Shared;
+use crate::services::TargetServices;
 use crate::unit::{InTheWay, Job, NotReceived};
 use crate::volume::Volume;
 
@@ -44,6 +45,12 @@ impl From<String> for NotTaken {
     }
 }
 
+impl From<OperationError> for NotTaken {
+    fn from(error: OperationError) -> NotTaken {
+        NotTaken::Refused(error.to_string())
+    }
+}
+
 impl std::fmt::Display for NotTaken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -57,7 +64,7 @@ impl std::fmt::Display for NotTaken {
 
 /// A stream on its way in. Dropped before its end, what arrived is kept, and goes on from the position that [`unfinished`] tells.
 pub(crate) struct Reception {
-    shared: Arc<Shared>,
+    shared: Arc<TargetServices>,
     volume: Volume,
     receiver: Receiver,
     is_whole: bool,
@@ -66,7 +73,7 @@ pub(crate) struct Reception {
 
 impl Reception {
     /// Begins to take a stream into a volume. Refused while another one comes in, and while somebody could write.
-    pub(crate) fn begin(shared: &Arc<Shared>, volume: &str) -> Result<Reception, NotTaken> {
+    pub(crate) fn begin(shared: &Arc<TargetServices>, volume: &str) -> Result<Reception, NotTaken> {
         let volume = receivable(shared, volume)?;
         let others = Served::of(shared, &volume).ask(|reply| Job::InTheWay { reply })?;
         if !others.is_empty() {
@@ -82,7 +89,7 @@ impl Reception {
                 None => std::thread::sleep(PAUSE),
             }
         };
-        if !shared.receptions.lock().insert(volume.name.clone()) {
+        if !shared.operations.receptions.lock().insert(volume.name.clone()) {
             let problem = format!("'{}' takes in another stream; wait for its end", volume.name);
             return Err(NotTaken::Refused(problem));
         }
@@ -111,7 +118,7 @@ impl Reception {
         if !self.is_whole {
             return Err(NotTaken::Refused("the stream ended before its end".to_owned()));
         }
-        let _turn = self.shared.turns.take([self.volume.name.clone()]);
+        let _turn = self.shared.operations.turns.take([self.volume.name.clone()]);
         note_received(&self.shared, &self.volume)?;
         Ok(name)
     }
@@ -120,7 +127,7 @@ impl Reception {
         let until = Instant::now() + ROOM_PATIENCE;
         // Its end makes a snapshot: nothing else is done to the volume as a whole meanwhile.
         let is_change = step.is_end() || step.begins().is_some();
-        let _turn = is_change.then(|| self.shared.turns.take([self.volume.name.clone()]));
+        let _turn = is_change.then(|| self.shared.operations.turns.take([self.volume.name.clone()]));
         loop {
             let served = Served::of(&self.shared, &self.volume);
             match served.ask(|reply| Job::Receive { step, reply })? {
@@ -141,7 +148,7 @@ impl Reception {
 
 impl Drop for Reception {
     fn drop(&mut self) {
-        self.shared.receptions.lock().remove(&self.volume.name);
+        self.shared.operations.receptions.lock().remove(&self.volume.name);
     }
 }
 
@@ -152,12 +159,16 @@ impl ReceptionsUnderWay {
 }
 
 /// What was begun and not ended in a volume; given up, if that is wanted.
-pub(crate) fn unfinished(shared: &Arc<Shared>, volume: &str, abandon: bool) -> Result<Vec<ReceptionInfo>, String> {
-    let volume = load(&shared.catalogue, volume)?;
+pub(crate) fn unfinished(
+    shared: &Arc<TargetServices>,
+    volume: &str,
+    abandon: bool,
+) -> Result<Vec<ReceptionInfo>, String> {
+    let volume = load(&shared.catalogue, volume).map_err(|error| error.to_string())?;
     let all = receptions(shared, &volume)?;
     if abandon {
-        let _turn = shared.turns.take([volume.name.clone()]);
-        if shared.receptions.lock().contains(&volume.name) {
+        let _turn = shared.operations.turns.take([volume.name.clone()]);
+        if shared.operations.receptions.lock().contains(&volume.name) {
             return Err(format!("'{}' takes in a stream now; end that first", volume.name));
         }
         for reception in &all {
@@ -167,19 +178,20 @@ pub(crate) fn unfinished(shared: &Arc<Shared>, volume: &str, abandon: bool) -> R
     Ok(all)
 }
 
-fn receptions(shared: &Arc<Shared>, volume: &Volume) -> Result<Vec<ReceptionInfo>, String> {
-    Served::of(shared, volume).ask(Job::Receptions)
+fn receptions(shared: &Arc<TargetServices>, volume: &Volume) -> Result<Vec<ReceptionInfo>, String> {
+    Served::of(shared, volume).ask(Job::Receptions).map_err(|error| error.to_string())
 }
 
-fn delete(shared: &Arc<Shared>, volume: &Volume, branch: BranchId) -> Result<(), String> {
+fn delete(shared: &Arc<TargetServices>, volume: &Volume, branch: BranchId) -> Result<(), String> {
     let op = Op::CloneDelete { branch };
-    let done: Result<Outcome, OpError> =
-        Served::of(shared, volume).ask(|reply| Job::Run { view: View::default(), op, reply })?;
+    let done: Result<Outcome, OpError> = Served::of(shared, volume)
+        .ask(|reply| Job::Run { view: View::default(), op, reply })
+        .map_err(|error| error.to_string())?;
     done.map(drop).map_err(|error| error.to_string())
 }
 
-fn receivable(shared: &Shared, volume: &str) -> Result<Volume, String> {
-    let volume = load(&shared.catalogue, volume)?;
+fn receivable(shared: &TargetServices, volume: &str) -> Result<Volume, String> {
+    let volume = load(&shared.catalogue, volume).map_err(|error| error.to_string())?;
     if volume.clone_of.is_some() {
         let name = &volume.name;
         return Err(format!(
@@ -195,7 +207,7 @@ fn receivable(shared: &Shared, volume: &str) -> Result<Volume, String> {
     }
 }
 
-fn in_use(shared: &Shared, volume: &Volume, others: Vec<InTheWay>) -> NotTaken {
+fn in_use(shared: &TargetServices, volume: &Volume, others: Vec<InTheWay>) -> NotTaken {
     let settings = shared.settings();
     let name = |other: InTheWay| {
         let peer = other.identity.as_ref().and_then(|identity| settings.rules.peer_name(identity));

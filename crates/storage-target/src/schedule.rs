@@ -3,11 +3,14 @@
 //! Time is cut into intervals from a Monday at 0:00 UTC on, and each has at most one automatic snapshot. Its name has the time, and a
 //! volume's description has the names, so that a target that was just started knows what is there without opening a store.
 
+pub(crate) mod error;
+
 use serde::{Deserialize, Serialize};
 use strongroom_store::Op;
 
 use crate::calendar::{CivilTime, DAY};
 use crate::retention::Retention;
+pub use error::ScheduleError;
 
 /// What names of automatic snapshots begin with.
 const PREFIX: &str = "auto-";
@@ -32,18 +35,16 @@ impl Schedule {
     /// Whether it can be kept to.
     ///
     /// # Errors
-    /// Why not, for people.
-    pub fn check(&self) -> Result<(), String> {
+    /// [`ScheduleError`].
+    pub fn check(&self) -> Result<(), ScheduleError> {
         if !(1..=EVERY_S_MAX).contains(&self.every_s) {
-            return Err("an interval is between one second and a year".to_owned());
+            return Err(ScheduleError::Interval);
         }
         if self.keep.is_empty() {
-            return Err("without a rule of what to keep there would soon be too many snapshots; say --keep-last, \
-                        --keep-daily or another"
-                .to_owned());
+            return Err(ScheduleError::KeepsNothing);
         }
         if self.keep.kept_max() > KEPT_MAX {
-            return Err(format!("a volume has at most {} snapshots; keep at most {KEPT_MAX}", Op::SNAPSHOTS_MAX));
+            return Err(ScheduleError::KeepsTooMany);
         }
         Ok(())
     }
@@ -155,7 +156,7 @@ mod tests {
         assert!(every(0).check().is_err() && every(u64::MAX).check().is_err());
         assert!(every(1).check().is_ok());
         let keep = |last| Schedule { every_s: 60, keep: Retention { last, ..Retention::default() } };
-        assert!(keep(0).check().unwrap_err().contains("--keep-last"));
+        assert!(keep(0).check().unwrap_err().to_string().contains("--keep-last"));
         assert!(keep(1_000).check().is_ok() && keep(1_001).check().is_err());
     }
 

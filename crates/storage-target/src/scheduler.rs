@@ -1,40 +1,42 @@
-//! Runs the schedules of snapshots: a thread that waits, and a small pool in which each run asks the volume's worker for one snapshot.
+//! The schedules of snapshots of all volumes: when the next run of each is due, and how the last one went.
 //!
-//! Schedules are what the volumes' descriptions say; those are looked at again twice a minute, and when somebody says that one has
-//! changed. Absent: what a run does (`operate::scheduled`) and when (`schedule`).
+//! Schedules are part of the volumes' descriptions. Absent: the thread that waits and runs them (`schedule_runner`), what a run does
+//! (`operate::scheduled`), and the times of a schedule (`schedule`).
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use strongroom_block::VolumeId;
 
 use crate::admin::ScheduleReport;
 use crate::names::VolumeName;
-use crate::operate::{ScheduledRun, run_scheduled};
-use crate::pool::Pool;
 use crate::schedule::Schedule;
-use crate::server::Shared;
 use crate::volume::Volume;
 
-/// Runs at the same time: one that waits for a store must not hold up all others.
-const RUNS_MAX: usize = 4;
-/// How often descriptions are looked at, and the clock, which may be set.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// After a run that failed, in seconds; at most one interval.
 const RETRY_S: u64 = 60;
+
+/// The outcome of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScheduledRun {
+    /// The snapshot that was taken; `None`: nothing was written since the last one.
+    pub(crate) taken: Option<String>,
+    /// Automatic snapshots that were deleted.
+    pub(crate) deleted: Vec<String>,
+    /// Why something else was not done, for people.
+    pub(crate) problem: Option<String>,
+}
 
 /// The schedules of all volumes.
 #[derive(Debug, Default)]
 pub(crate) struct Scheduler {
-    state: Mutex<State>,
+    state: Mutex<Schedules>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Schedules {
     volumes: BTreeMap<VolumeName, Entry>,
     is_outdated: bool,
     is_stopping: bool,
@@ -103,7 +105,7 @@ impl Entry {
     }
 }
 
-impl State {
+impl Schedules {
     /// Takes over what the descriptions say. Runs that are under way, and what is known of unchanged schedules, stay.
     fn take_over(&mut self, volumes: &[Arc<Volume>], now: u64) {
         let mut before = std::mem::take(&mut self.volumes);
@@ -135,12 +137,6 @@ impl State {
 }
 
 impl Scheduler {
-    /// Starts to run the schedules of a target's volumes, until [`Scheduler::stop`].
-    pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
-        let shared = Arc::clone(shared);
-        std::thread::Builder::new().name("schedules".to_owned()).spawn(move || keep_schedules(&shared))
-    }
-
     /// No more runs; one that is under way is not waited for.
     pub(crate) fn stop(&self) {
         self.state().is_stopping = true;
@@ -151,6 +147,35 @@ impl Scheduler {
     pub(crate) fn look_again(&self) {
         self.state().is_outdated = true;
         self.changed.notify_all();
+    }
+
+    /// Whether a description has changed, perhaps, since this was asked last.
+    pub(crate) fn take_outdated(&self) -> bool {
+        std::mem::take(&mut self.state().is_outdated)
+    }
+
+    /// Takes over the schedules of the descriptions.
+    pub(crate) fn replace_schedules(&self, volumes: &[Arc<Volume>], now: u64) {
+        self.state().take_over(volumes, now);
+    }
+
+    /// The schedules that are due; they count as running until [`Scheduler::finished`].
+    pub(crate) fn take_due(&self, now: u64) -> Vec<(VolumeName, Schedule)> {
+        self.state().take_due(now)
+    }
+
+    /// Waits until a schedule is due or something has changed, at most for `longest`. Whether the scheduler goes on.
+    pub(crate) fn wait(&self, now: u64, longest: Duration) -> bool {
+        let state = self.state();
+        if state.is_stopping {
+            return false;
+        }
+        let next = state.next_due(now).map_or(longest, |next| Duration::from_secs(next.saturating_sub(now)));
+        let patience = next.clamp(Duration::from_millis(100), longest);
+        if !state.is_outdated {
+            drop(self.changed.wait_timeout(state, patience));
+        }
+        true
     }
 
     /// All schedules, for `status`.
@@ -168,12 +193,18 @@ impl Scheduler {
         state.volumes.iter().map(report).collect()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Schedules> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A run is over.
-    fn finished(&self, volume: &VolumeName, schedule: Schedule, now: u64, outcome: Result<ScheduledRun, String>) {
+    pub(crate) fn finished(
+        &self,
+        volume: &VolumeName,
+        schedule: Schedule,
+        now: u64,
+        outcome: Result<ScheduledRun, String>,
+    ) {
         let mut state = self.state();
         if let Ok(ScheduledRun { taken: Some(snapshot), .. }) = &outcome {
             tracing::info!(%volume, snapshot, "took a snapshot by schedule");
@@ -195,41 +226,7 @@ impl Scheduler {
     }
 }
 
-fn keep_schedules(shared: &Arc<Shared>) {
-    let pool = Pool::new("snapshots", RUNS_MAX);
-    let scheduler = &shared.scheduler;
-    let mut looked: Option<Instant> = None;
-    loop {
-        let is_outdated = std::mem::take(&mut scheduler.state().is_outdated);
-        if is_outdated || looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
-            looked = Some(Instant::now());
-            let index = shared.index.refresh(Instant::now());
-            scheduler.state().take_over(&index.volumes, now_seconds());
-        }
-        let now = now_seconds();
-        for (volume, schedule) in scheduler.state().take_due(now) {
-            let (own, name) = (Arc::clone(shared), volume.clone());
-            let submitted = pool.submit(move || {
-                let outcome = run_scheduled(&own, &name, &schedule, now);
-                own.scheduler.finished(&name, schedule, now, outcome);
-            });
-            if let Err(error) = submitted {
-                scheduler.finished(&volume, schedule, now, Err(format!("no thread could be started: {error}")));
-            }
-        }
-        let state = scheduler.state();
-        if state.is_stopping {
-            return;
-        }
-        let next = state.next_due(now).map_or(LOOK_EVERY, |next| Duration::from_secs(next.saturating_sub(now)));
-        let patience = next.clamp(Duration::from_millis(100), LOOK_EVERY);
-        if !state.is_outdated {
-            drop(scheduler.changed.wait_timeout(state, patience));
-        }
-    }
-}
-
-fn now_seconds() -> u64 {
+pub(crate) fn now_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 

@@ -9,23 +9,24 @@ use std::time::Duration;
 
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
-use crate::server::Shared;
-use crate::worker::{Message, Order, Which};
+use crate::services::TargetServices;
+use crate::worker::message::Message;
+use crate::worker::order::{Order, SessionFilter};
 
 /// How often both are asked for at first, and at last.
 const PAUSE: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Begins, in a thread of its own: it syncs, and it waits for other workers.
-pub(crate) fn begin(shared: &Arc<Shared>, successor: &VolumeName) {
+pub(crate) fn begin(shared: &Arc<TargetServices>, successor: &VolumeName) {
     let (shared, successor) = (Arc::clone(shared), successor.clone());
     let name = successor.clone();
     let body = move || {
         let committed = {
             // Nobody makes snapshots of either, or makes one larger, meanwhile.
             let replaced = shared.catalogue.load(&successor).ok().and_then(|volume| volume.succeeds);
-            let _turn = shared.turns.take([successor.clone()].into_iter().chain(replaced));
-            shared.catalogue.commit_succession(&successor)
+            let _turn = shared.operations.turns.take([successor.clone()].into_iter().chain(replaced));
+            shared.catalogue.successions().commit(&successor)
         };
         match committed {
             Ok(name) => settle(Arc::downgrade(&shared), shared, &name, &successor),
@@ -38,10 +39,10 @@ pub(crate) fn begin(shared: &Arc<Shared>, successor: &VolumeName) {
 }
 
 /// Until it is done, or the target ends: the next start finishes it then. New logins are refused from the commit on.
-fn settle(weak: Weak<Shared>, shared: Arc<Shared>, name: &VolumeName, successor: &VolumeName) {
+fn settle(weak: Weak<TargetServices>, shared: Arc<TargetServices>, name: &VolumeName, successor: &VolumeName) {
     let (mut shared, mut pause) = (Some(shared), PAUSE);
     while let Some(here) = shared {
-        match here.catalogue.settle_succession(name) {
+        match here.catalogue.successions().settle(name) {
             Ok(()) => return tracing::warn!(volume = %name, "what the volume was sealed anew as has taken its place"),
             Err(CatalogueError::InUse { .. }) => {}
             Err(error) => {
@@ -49,7 +50,7 @@ fn settle(weak: Weak<Shared>, shared: Arc<Shared>, name: &VolumeName, successor:
             }
         }
         for volume in [name, successor] {
-            let which = Which { volume: Some(volume.to_string()), ..Which::default() };
+            let which = SessionFilter { volume: Some(volume.to_string()), ..SessionFilter::default() };
             let (reply, _) = mpsc::channel();
             here.tell_all(|| Message::Order(Order::Drop { which: which.clone(), reply: reply.clone() }));
             here.tell_all(|| Message::Order(Order::Close { volume: volume.clone() }));

@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use strongroom_handshake::PublicKey;
 use strongroom_net::TransferChannel;
 
+use crate::connection_slots::ConnectionSlot;
 use crate::names::VolumeName;
-use crate::places::Place;
 use crate::pool::Pool;
-use crate::server::Shared;
+use crate::services::TargetServices;
 pub use message::{RefusalCode, fuzz_message};
 pub use outgoing::{Begun, Destination, Outgoing, TransferError};
 
@@ -39,7 +39,7 @@ pub(crate) struct Incoming {
     pub(crate) stream: TcpStream,
     pub(crate) transfer: TransferChannel,
     pub(crate) from: SocketAddr,
-    pub(crate) place: Place,
+    pub(crate) place: ConnectionSlot,
 }
 
 /// The transfers under way.
@@ -97,7 +97,7 @@ impl Transfers {
     }
 
     /// Begins a transfer, or says that it cannot be, elsewhere: the caller goes on at once.
-    pub(crate) fn begin(&self, shared: &Arc<Shared>, incoming: Incoming) {
+    pub(crate) fn begin(&self, shared: &Arc<TargetServices>, incoming: Incoming) {
         let peer = incoming.transfer.peer;
         let may_send = shared.settings().rules.may_send(&peer);
         let counted = if may_send { self.inner.count(peer, &incoming.stream) } else { None };

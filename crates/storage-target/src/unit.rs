@@ -67,7 +67,7 @@ use self::serve::{SERVED_MAX, ServedOperation};
 use self::space::SpaceWatch;
 use self::verify::{Verification, Verifier};
 use self::work::{Next, Work};
-use crate::neighbours::{Asker, Errand, ErrandError, ErrandResult, Origin};
+use crate::open_units::{CrossUnitError, CrossUnitRequest, CrossUnitResult, Origin, Requester};
 use crate::store_handle::StoreHandle;
 use crate::volume::{Access, Volume};
 
@@ -432,44 +432,44 @@ impl Unit {
     }
 
     /// Another unit has replied.
-    pub(crate) fn take_errand_back(&mut self, token: Token, result: ErrandResult) {
+    pub(crate) fn take_errand_back(&mut self, token: Token, result: CrossUnitResult) {
         self.copies.receive(token, result);
     }
 
-    fn errand_came_back(&mut self, work: Work, result: ErrandResult) -> Next {
+    fn errand_came_back(&mut self, work: Work, result: CrossUnitResult) -> Next {
         match (work, result) {
             (work, Ok(outcome)) => self.work_on(work, outcome),
-            (work, Err(ErrandError::Store(error))) => self.work_failed(work, &error),
-            (Work::CopyRead(copy) | Work::CopyWrite(copy), Err(ErrandError::NotReachable)) => {
+            (work, Err(CrossUnitError::Store(error))) => self.work_failed(work, &error),
+            (Work::CopyRead(copy) | Work::CopyWrite(copy), Err(CrossUnitError::NotReachable)) => {
                 self.copies.record(&copy, false);
                 Next::Done(check_condition(Sense::COPY_TARGET_NOT_REACHABLE))
             }
-            (work, Err(ErrandError::NotReachable)) => self.work_failed(work, &OpError::NoSuchView),
+            (work, Err(CrossUnitError::NotReachable)) => self.work_failed(work, &OpError::NoSuchView),
         }
     }
 
     /// Executes an operation for a command of another unit, if a session of its initiator could do the same here.
-    pub(crate) fn take_errand(&mut self, errand: Errand, may_write: bool) {
-        let Errand { asker, mut op, reply, .. } = errand;
+    pub(crate) fn take_errand(&mut self, errand: CrossUnitRequest, may_write: bool) {
+        let CrossUnitRequest { requester: asker, mut op, reply, .. } = errand;
         let key = match self.session_for(&asker, &op, may_write) {
             Ok(Some(key)) => key,
             Ok(None) => return,
-            Err(busy) => return reply.tell(Err(ErrandError::Store(busy))),
+            Err(busy) => return reply.tell(Err(CrossUnitError::Store(busy))),
         };
-        if self.executor.count(|running| matches!(running.work, Work::Errand(_))) >= SERVED_MAX {
-            return reply.tell(Err(ErrandError::Store(OpError::Busy)));
+        if self.executor.count(|running| matches!(running.work, Work::CrossUnitRequest(_))) >= SERVED_MAX {
+            return reply.tell(Err(CrossUnitError::Store(OpError::Busy)));
         }
         if let Op::Write { fua, .. } = &mut op {
             *fua |= !self.medium.mode.write_cache;
         }
-        let work = Work::Errand(Box::new(ServedOperation::new(reply)));
+        let work = Work::CrossUnitRequest(Box::new(ServedOperation::new(reply)));
         // No session can abort it, but other tasks can wait for its end.
         let task = (key, self.executor.next_foreign_task());
         self.start(RunningCommand { task, work, ending: Ending::Background }, op);
     }
 
     /// A session of the same initiator that could execute `op` now by a command of its own.
-    fn session_for(&mut self, asker: &Asker, op: &Op, may_write: bool) -> Result<Option<SessionKey>, OpError> {
+    fn session_for(&mut self, asker: &Requester, op: &Op, may_write: bool) -> Result<Option<SessionKey>, OpError> {
         let writes = match op {
             Op::Read { .. } => false,
             Op::Write { .. } | Op::Discard { .. } => true,

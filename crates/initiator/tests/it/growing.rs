@@ -27,7 +27,7 @@ fn grow(host: &mut Host, volume: &str, size_bytes: u64) {
     let catalogue = Catalogue::open(host.dir.path()).unwrap();
     let until = Instant::now() + PATIENCE;
     while let Err(problem) = catalogue.operate(volume, &Operation::Resize { size_bytes }) {
-        assert!(problem.contains("in use") && Instant::now() < until, "{problem}");
+        assert!(problem.to_string().contains("in use") && Instant::now() < until, "{problem}");
         std::thread::sleep(Duration::from_millis(10));
     }
     host.start_again();

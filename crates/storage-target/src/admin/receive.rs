@@ -11,13 +11,18 @@ use strongroom_store::ReceptionInfo;
 use super::{CLIENT_PATIENCE, Reply, Resume, SLICE_PATIENCE};
 use crate::operate::load;
 use crate::reception::{FEED_BYTES_MAX, NotTaken, Reception};
-use crate::server::Shared;
+use crate::services::TargetServices;
 
 /// Bytes of a stream that a client sends in one piece, at most.
 pub(super) const PIECE_BYTES_MAX: usize = FEED_BYTES_MAX;
 
 /// Takes it all in. `held`: what came behind the request. An error says that the client is gone, or is no client.
-pub(super) fn receive(client: &mut UnixStream, held: Vec<u8>, shared: &Arc<Shared>, volume: &str) -> io::Result<Reply> {
+pub(super) fn receive(
+    client: &mut UnixStream,
+    held: Vec<u8>,
+    shared: &Arc<TargetServices>,
+    volume: &str,
+) -> io::Result<Reply> {
     let mut reception = match Reception::begin(shared, volume) {
         Ok(reception) => reception,
         Err(NotTaken::InUse(users)) => return Ok(Reply::InUse(users)),

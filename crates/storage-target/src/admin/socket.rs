@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{CLIENT_PATIENCE, CLIENTS_MAX, REQUEST_BYTES_MAX, Reply, Request};
 use crate::error::StartError;
-use crate::server::Shared;
+use crate::services::TargetServices;
 
 /// `sun_path` has 108 bytes; a longer path is reached through its directory.
 const PATH_BYTES_MAX: usize = 100;
@@ -33,7 +33,7 @@ pub(crate) struct AdminSocket {
 
 impl AdminSocket {
     /// Listens at `path` and answers from `shared`.
-    pub(crate) fn start(path: &Path, shared: Arc<Shared>) -> Result<AdminSocket, StartError> {
+    pub(crate) fn start(path: &Path, shared: Arc<TargetServices>) -> Result<AdminSocket, StartError> {
         let failed = |source: io::Error| StartError::AdminSocket { path: path.to_owned(), source };
         let listener = Arc::new(listen(path).map_err(failed)?);
         let own = Arc::clone(&listener);
@@ -98,7 +98,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn accept_clients(listener: &OwnedFd, shared: &Arc<Shared>) {
+fn accept_clients(listener: &OwnedFd, shared: &Arc<TargetServices>) {
     let clients = Arc::new(AtomicUsize::new(0));
     loop {
         let stream = match rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
@@ -141,7 +141,7 @@ fn refuse(mut stream: UnixStream, why: &str) {
 }
 
 /// One client: a line, its answer, the next line.
-fn serve(mut stream: UnixStream, shared: &Arc<Shared>) {
+fn serve(mut stream: UnixStream, shared: &Arc<TargetServices>) {
     if !may_ask(&stream) {
         tracing::warn!("turned an admin client of another user away");
         return refuse(stream, "only the user that runs this target, and root, may ask it");

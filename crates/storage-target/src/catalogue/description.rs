@@ -50,7 +50,7 @@ impl Catalogue {
         Ok(volume)
     }
 
-    /// Whether a volume's description could be written anew now, before anything is done that must be written down.
+    /// Whether a volume's description could be rewritten now, before anything is done that must be recorded there.
     ///
     /// # Errors
     /// [`CatalogueError::Io`]: why not.

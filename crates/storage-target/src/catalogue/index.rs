@@ -1,5 +1,5 @@
-//! The catalogue in memory: every volume's description, read again only when its file has changed. For whoever asks about all volumes,
-//! and must not read all their files for that.
+//! The catalogue in memory: every volume's description, read again only when its file has changed. For questions about all volumes,
+//! which must not read all their files.
 //!
 //! Any process may change the files, so that a look at the directory comes first ([`CatalogueIndex::refresh`]: one `stat` or two for each
 //! volume). That is not for a worker's thread; what a worker asks ([`CatalogueIndex::may_have_plain`]) costs one `stat`.
@@ -23,7 +23,7 @@ const SETTLED_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct CatalogueIndex {
     catalogue: Catalogue,
-    /// Held during a refresh, by whoever does it.
+    /// Locked during a refresh.
     refresh: Mutex<Refresh>,
     current: RwLock<Arc<Snapshot>>,
 }

@@ -1,4 +1,4 @@
-//! A volume's contents are sealed anew in another volume, its successor, which then takes its place: name, identity and access.
+//! A volume's contents are resealed into another volume, its successor, which then replaces it: name, identity and access.
 //!
 //! ```text
 //! begun      NAME           description: successor = "NAME.resealed"; nobody writes to it
@@ -32,7 +32,7 @@ pub const SUCCESSOR_SUFFIX: &str = ".resealed";
 /// What the name of a directory ends with whose successor has its place.
 const REPLACED: &str = "-replaced";
 
-/// How long a start waits for whoever has a volume, and how often it looks.
+/// How long a start waits for a process that has a volume open, and how often it tries.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -48,17 +48,28 @@ pub struct SuccessorSpec {
 }
 
 impl Catalogue {
+    /// Volumes that are replaced by the successors that their contents are moved to.
+    pub fn successions(&self) -> Successions<'_> {
+        Successions(self)
+    }
+}
+
+/// The successions of a catalogue's volumes.
+#[derive(Clone, Copy, Debug)]
+pub struct Successions<'a>(&'a Catalogue);
+
+impl Successions<'_> {
     /// Begins: nobody who logs in from here on writes to `name`, and its successor is made, empty.
     ///
     /// # Errors
     /// [`CatalogueError::InUse`] while a target has the volume open, for what sessions and jobs write there would stay behind; what cannot
     /// be moved (snapshots, clones, no room, a volume in memory). Nothing is changed then.
-    pub fn begin_succession(&self, name: &str, spec: &SuccessorSpec) -> Result<Volume, CatalogueError> {
+    pub fn begin(&self, name: &str, spec: &SuccessorSpec) -> Result<Volume, CatalogueError> {
         let name = VolumeName::new(name)?;
         let next = successor_of(&name)?;
-        // Whoever opens it later reads a description that says so.
-        let _not_open = self.lock(&name)?;
-        let volume = self.load(&name)?;
+        // A process that opens it later reads a description that says so.
+        let _not_open = self.0.lock(&name)?;
+        let volume = self.0.load(&name)?;
         self.check_movable(&volume, spec)?;
         let (plain, is_sealed) = (VolumeSpec::plain(next.as_str(), volume.geometry.bytes()), spec.sealed.is_some());
         let peers = spec.peers.clone();
@@ -77,17 +88,17 @@ impl Catalogue {
             access: Access { peers, protection: volume.access.protection.clone(), ..Access::default() },
             ..plain
         };
-        let mut made = describe(&made, &self.root)?;
+        let mut made = describe(&made, &self.0.root)?;
         volume.access.protection.check(is_sealed).map_err(CatalogueError::Protection)?;
         // The same volume to initiators, before and after.
         (made.id, made.succeeds) = (volume.id, Some(name.clone()));
-        if self.dir(&next).exists() {
+        if self.0.dir(&next).exists() {
             return Err(CatalogueError::Exists { name: next.to_string() });
         }
         // First: what is written from here on would not be in the successor.
-        self.change(&name, |volume| volume.successor = Some(next.clone()))?;
-        if let Err(error) = self.place(&made, |dir| self.fill(dir, &made)) {
-            self.change(&name, |volume| volume.successor = None)?;
+        self.0.change(&name, |volume| volume.successor = Some(next.clone()))?;
+        if let Err(error) = self.0.place(&made, |dir| self.0.fill(dir, &made)) {
+            self.0.change(&name, |volume| volume.successor = None)?;
             return Err(error);
         }
         Ok(made)
@@ -97,41 +108,41 @@ impl Catalogue {
     ///
     /// # Errors
     /// [`CatalogueError::InUse`] while somebody has the successor open; [`CatalogueError::Operation`] if nothing was begun.
-    pub fn abandon_succession(&self, name: &str) -> Result<(), CatalogueError> {
+    pub fn abandon(&self, name: &str) -> Result<(), CatalogueError> {
         let name = VolumeName::new(name)?;
         let next = successor_of(&name)?;
-        if self.load(&name)?.successor.as_ref() != Some(&next) {
+        if self.0.load(&name)?.successor.as_ref() != Some(&next) {
             return Err(CatalogueError::Operation(format!("the contents of '{name}' are not being sealed anew")));
         }
-        if self.dir(&next).is_dir() {
-            let _lock = self.lock(&next)?;
+        if self.0.dir(&next).is_dir() {
+            let _lock = self.0.lock(&next)?;
             // From here on it cannot be committed; unless it was.
-            self.try_change(&next, |volume| {
+            self.0.try_change(&next, |volume| {
                 volume.succeeds = None;
                 Ok(())
             })?;
-            Store::remove_outside(&self.dir(&next).join(STORE)).map_err(|source| store_error(&next, source))?;
-            let (doomed, _held) = (self.unfinished(&next), hold(&self.dir(&next))?);
-            fs::rename(self.dir(&next), &doomed).map_err(CatalogueError::io("delete", &doomed))?;
-            sync_dir(&self.root)?;
+            Store::remove_outside(&self.0.dir(&next).join(STORE)).map_err(|source| store_error(&next, source))?;
+            let (doomed, _held) = (self.0.unfinished(&next), hold(&self.0.dir(&next))?);
+            fs::rename(self.0.dir(&next), &doomed).map_err(CatalogueError::io("delete", &doomed))?;
+            sync_dir(&self.0.root)?;
             fs::remove_dir_all(&doomed).map_err(CatalogueError::io("delete", &doomed))?;
         }
-        self.change(&name, |volume| volume.successor = None).map(drop)
+        self.0.change(&name, |volume| volume.successor = None).map(drop)
     }
 
-    /// The moment: from here on the successor is the volume, whatever happens. Its name then.
+    /// The commit point: from here on the successor is the volume, also after a crash. Its name then.
     ///
     /// # Errors
     /// [`CatalogueError::Operation`] if it is no successor, or the volume is not as it was when this began; then nothing has changed.
-    pub(crate) fn commit_succession(&self, successor: &VolumeName) -> Result<VolumeName, CatalogueError> {
+    pub(crate) fn commit(&self, successor: &VolumeName) -> Result<VolumeName, CatalogueError> {
         let refused = |problem: &str| CatalogueError::Operation(format!("'{successor}': {problem}"));
-        let succeeds = self.load(successor)?.succeeds;
+        let succeeds = self.0.load(successor)?.succeeds;
         let name = succeeds.ok_or_else(|| refused("it was not made to take another volume's place"))?;
         // Nobody changes who may use it meanwhile.
-        let _turn = self.description_turn(&name)?;
-        let before = self.load(&name)?;
+        let _turn = self.0.description_turn(&name)?;
+        let before = self.0.load(&name)?;
         self.check_views(&before)?;
-        self.try_change(successor, |volume| {
+        self.0.try_change(successor, |volume| {
             if before.successor.as_ref() != Some(successor) || !is_same(&before, volume.id, volume) {
                 return Err(refused(
                     "the volume whose place it is to take is not as it was when this began; begin anew",
@@ -156,19 +167,19 @@ impl Catalogue {
     ///
     /// # Errors
     /// [`CatalogueError::InUse`] while somebody has either open; [`CatalogueError::Io`].
-    pub(crate) fn settle_succession(&self, name: &VolumeName) -> Result<(), CatalogueError> {
-        if !self.is_succeeded(name)? {
+    pub(crate) fn settle(&self, name: &VolumeName) -> Result<(), CatalogueError> {
+        if !self.have_replaced(name)? {
             return Ok(());
         }
         let next = successor_of(name)?;
-        let (old_dir, next_dir, doomed) = (self.dir(name), self.dir(&next), self.replaced(name));
-        let _next = self.lock(&next)?;
+        let (old_dir, next_dir, doomed) = (self.0.dir(name), self.0.dir(&next), self.replaced(name));
+        let _next = self.0.lock(&next)?;
         if old_dir.is_dir() {
-            let _old = self.lock(name)?;
+            let _old = self.0.lock(name)?;
             Store::remove_outside(&old_dir.join(STORE)).map_err(|source| store_error(name, source))?;
             remove_if_there(&doomed)?;
             fs::rename(&old_dir, &doomed).map_err(CatalogueError::io("delete", &old_dir))?;
-            sync_dir(&self.root)?;
+            sync_dir(&self.0.root)?;
         }
         // Who filled it had it to itself; that keeps nobody out of the volume.
         match fs::remove_file(next_dir.join(LEASES_FILE)) {
@@ -178,19 +189,19 @@ impl Catalogue {
             _ => {}
         }
         fs::rename(&next_dir, &old_dir).map_err(CatalogueError::io("rename", &next_dir))?;
-        sync_dir(&self.root)?;
+        sync_dir(&self.0.root)?;
         remove_if_there(&doomed)
     }
 
     /// The same for every volume, when a target starts: what a crash left.
-    pub(crate) fn settle_successions(&self) -> Result<(), CatalogueError> {
-        for next in self.names()? {
+    pub(crate) fn settle_all(&self) -> Result<(), CatalogueError> {
+        for next in self.0.names()? {
             let Some(name) = next.as_str().strip_suffix(SUCCESSOR_SUFFIX) else { continue };
             let Ok(name) = VolumeName::new(name) else { continue };
             let until = Instant::now() + LOCK_PATIENCE;
             let settled = loop {
-                match self.settle_succession(&name) {
-                    // Whoever lists volumes has them for a moment.
+                match self.settle(&name) {
+                    // A process that lists volumes has them open for a moment.
                     Err(CatalogueError::InUse { .. }) if Instant::now() < until => std::thread::sleep(LOCK_PAUSE),
                     outcome => break outcome,
                 }
@@ -199,8 +210,8 @@ impl Catalogue {
                 tracing::error!(volume = %name, %error, "what it was sealed anew as has not its place yet; start again to finish it");
             }
         }
-        let failed = |source| CatalogueError::Io { what: "list", path: self.root.clone(), source };
-        for entry in fs::read_dir(&self.root).map_err(failed)? {
+        let failed = |source| CatalogueError::Io { what: "list", path: self.0.root.clone(), source };
+        for entry in fs::read_dir(&self.0.root).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if name.starts_with(UNFINISHED)
@@ -214,23 +225,23 @@ impl Catalogue {
     }
 
     /// Whether a volume's successor is the volume by now, and has not its directory. What cannot be read is not taken for a no.
-    pub(super) fn is_succeeded(&self, name: &VolumeName) -> Result<bool, CatalogueError> {
+    pub(super) fn have_replaced(&self, name: &VolumeName) -> Result<bool, CatalogueError> {
         let Ok(next) = successor_of(name) else { return Ok(false) };
-        let path = self.dir(&next).join(DESCRIPTION);
+        let path = self.0.dir(&next).join(DESCRIPTION);
         if !path.try_exists().map_err(CatalogueError::io("look for", &path))?
-            || self.read_description(&next)?.name != *name
+            || self.0.read_description(&next)?.name != *name
         {
             return Ok(false);
         }
         // A copy of a directory under that name succeeds nobody.
-        match self.read_description(name) {
+        match self.0.read_description(name) {
             Err(CatalogueError::Missing { .. }) => Ok(true),
             found => Ok(found?.successor == Some(next)),
         }
     }
 
     fn replaced(&self, name: &VolumeName) -> PathBuf {
-        self.root.join(format!("{UNFINISHED}{name}{REPLACED}"))
+        self.0.root.join(format!("{UNFINISHED}{name}{REPLACED}"))
     }
 
     fn check_movable(&self, volume: &Volume, spec: &SuccessorSpec) -> Result<(), CatalogueError> {
@@ -254,11 +265,11 @@ impl Catalogue {
             ));
         }
         self.check_views(volume)?;
-        let needed = host_bytes(&self.dir(&volume.name)).max(volume.geometry.bytes().min(1 << 20));
+        let needed = host_bytes(&self.0.dir(&volume.name)).max(volume.geometry.bytes().min(1 << 20));
         if matches!(spec.medium, Medium::Directory) {
-            let room = rustix::fs::statvfs(&self.root).map_err(|error| CatalogueError::Io {
+            let room = rustix::fs::statvfs(&self.0.root).map_err(|error| CatalogueError::Io {
                 what: "look at the room under",
-                path: self.root.clone(),
+                path: self.0.root.clone(),
                 source: error.into(),
             })?;
             let free = room.f_bavail.saturating_mul(room.f_frsize);
@@ -271,7 +282,7 @@ impl Catalogue {
 
     /// What shares blocks with it would stay behind, under the old keys.
     fn check_views(&self, volume: &Volume) -> Result<(), CatalogueError> {
-        if let Some(clone) = self.clones_of(&volume.name)?.first() {
+        if let Some(clone) = self.0.clones_of(&volume.name)?.first() {
             return Err(CatalogueError::HasClones { name: volume.name.to_string(), clone: clone.name.to_string() });
         }
         match volume.snapshots.first() {
@@ -314,7 +325,7 @@ mod tests {
         let catalogue = Catalogue::open(dir.path()).unwrap();
         let access = Access { initiators: vec!["*".into()], peers: vec!["alice".into()], ..Access::default() };
         let plain = catalogue.create(&VolumeSpec { access, ..VolumeSpec::plain("x", 1 << 20) }).unwrap();
-        let made = catalogue.begin_succession("x", &to_key_file()).unwrap();
+        let made = catalogue.successions().begin("x", &to_key_file()).unwrap();
         assert_eq!((made.id, made.geometry), (plain.id, plain.geometry));
         assert!(catalogue.show("x").unwrap().volume.successor.is_some());
         (dir, catalogue, made)
@@ -336,12 +347,12 @@ mod tests {
     fn a_successor_takes_name_identity_and_access_and_the_old_one_goes() {
         let (_dir, catalogue, made) = begun();
         assert_eq!(made.access.peers, ["mover"]);
-        assert_eq!(catalogue.commit_succession(&made.name).unwrap().as_str(), "x");
+        assert_eq!(catalogue.successions().commit(&made.name).unwrap().as_str(), "x");
         assert!(matches!(catalogue.show("x"), Err(CatalogueError::Succeeded { .. })), "nobody gets the old one now");
         assert!(catalogue.show("x.resealed").is_err());
-        assert!(matches!(catalogue.abandon_succession("x"), Err(CatalogueError::Succeeded { .. })));
+        assert!(matches!(catalogue.successions().abandon("x"), Err(CatalogueError::Succeeded { .. })));
         assert!(catalogue.set_access("x", Access::default()).is_err(), "it would be undone");
-        catalogue.settle_succession(&VolumeName::new("x").unwrap()).unwrap();
+        catalogue.successions().settle(&VolumeName::new("x").unwrap()).unwrap();
         let volume = catalogue.show("x").unwrap().volume;
         assert_eq!((volume.id, &volume.sealed), (made.id, &made.sealed));
         assert_eq!((&volume.succeeds, &volume.successor), (&None, &None));
@@ -356,7 +367,7 @@ mod tests {
         // Where it stopped: at once, with the old one out of the way, with both renamed.
         for stage in 0..3 {
             let (dir, catalogue, made) = begun();
-            catalogue.commit_succession(&made.name).unwrap();
+            catalogue.successions().commit(&made.name).unwrap();
             let (old, next) = (dir.path().join("x"), dir.path().join("x.resealed"));
             if stage > 0 {
                 fs::rename(&old, dir.path().join(".unfinished-x-replaced")).unwrap();
@@ -366,8 +377,8 @@ mod tests {
             if stage > 1 {
                 fs::rename(&next, &old).unwrap();
             }
-            catalogue.settle_successions().unwrap();
-            catalogue.settle_successions().unwrap();
+            catalogue.successions().settle_all().unwrap();
+            catalogue.successions().settle_all().unwrap();
             assert_eq!(catalogue.show("x").unwrap().volume.sealed, made.sealed);
             assert_eq!(entries(&catalogue), ["x"], "stopped at {stage}");
         }
@@ -376,20 +387,20 @@ mod tests {
     #[test]
     fn before_the_commit_nothing_is_lost_and_it_can_be_given_up() {
         let (_dir, catalogue, made) = begun();
-        catalogue.settle_successions().unwrap();
+        catalogue.successions().settle_all().unwrap();
         assert!(catalogue.show("x").unwrap().volume.sealed.is_none());
         let moving = |outcome: Result<(), CatalogueError>| matches!(outcome, Err(CatalogueError::Moving { .. }));
-        assert!(moving(catalogue.begin_succession("x", &to_key_file()).map(drop)));
+        assert!(moving(catalogue.successions().begin("x", &to_key_file()).map(drop)));
         assert!(moving(catalogue.delete("x")) && moving(catalogue.delete("x.resealed")));
         let lock = catalogue.lock(&made.name).unwrap();
-        assert!(matches!(catalogue.abandon_succession("x"), Err(CatalogueError::InUse { .. })));
+        assert!(matches!(catalogue.successions().abandon("x"), Err(CatalogueError::InUse { .. })));
         drop(lock);
-        catalogue.abandon_succession("x").unwrap();
-        assert!(catalogue.abandon_succession("x").is_err());
+        catalogue.successions().abandon("x").unwrap();
+        assert!(catalogue.successions().abandon("x").is_err());
         assert_eq!(entries(&catalogue), ["x"]);
         let volume = catalogue.show("x").unwrap().volume;
         assert_eq!(volume.successor, None);
-        assert!(catalogue.commit_succession(&volume.name).is_err(), "it succeeds nobody");
+        assert!(catalogue.successions().commit(&volume.name).is_err(), "it succeeds nobody");
         catalogue.delete("x").unwrap();
     }
 
@@ -399,7 +410,7 @@ mod tests {
         let catalogue = Catalogue::open(dir.path()).unwrap();
         let name = catalogue.create(&VolumeSpec::plain("x", 1 << 20)).unwrap().name;
         let before = fs::metadata(dir.path().join("x").join(DESCRIPTION)).unwrap().modified().unwrap();
-        let begin = |spec: &SuccessorSpec| catalogue.begin_succession("x", spec).unwrap_err().to_string();
+        let begin = |spec: &SuccessorSpec| catalogue.successions().begin("x", spec).unwrap_err().to_string();
         assert!(begin(&SuccessorSpec { sealed: None, ..to_key_file() }).contains("plain already"));
         assert!(begin(&SuccessorSpec { medium: Medium::Memory, ..to_key_file() }).contains("in memory"));
         let written = fs::metadata(dir.path().join("x").join(DESCRIPTION)).unwrap().modified().unwrap();
@@ -410,17 +421,17 @@ mod tests {
         assert!(begin(&SuccessorSpec { peers: vec!["*".into()], ..to_key_file() }).contains("which peer"));
         // A target has it open, whether that can be asked or not.
         let open = catalogue.lock(&name).unwrap();
-        assert!(matches!(catalogue.begin_succession("x", &to_key_file()), Err(CatalogueError::InUse { .. })));
+        assert!(matches!(catalogue.successions().begin("x", &to_key_file()), Err(CatalogueError::InUse { .. })));
         drop(open);
         assert_eq!(catalogue.show("x").unwrap().volume.successor, None);
-        let made = catalogue.begin_succession("x", &to_key_file()).unwrap();
+        let made = catalogue.successions().begin("x", &to_key_file()).unwrap();
         // What it then asks of sessions cannot be had by what it becomes.
         catalogue.change(&name, |volume| volume.access.protection.schemes = vec!["S0".into()]).unwrap();
-        assert!(matches!(catalogue.commit_succession(&made.name), Err(CatalogueError::Protection(_))));
+        assert!(matches!(catalogue.successions().commit(&made.name), Err(CatalogueError::Protection(_))));
         catalogue.change(&name, |volume| volume.access.protection.schemes.clear()).unwrap();
         // Grown behind its back: what is in the successor is not all.
         catalogue.change(&name, |volume| volume.geometry.blocks += 1).unwrap();
-        assert!(catalogue.commit_succession(&made.name).unwrap_err().to_string().contains("begin anew"));
+        assert!(catalogue.successions().commit(&made.name).unwrap_err().to_string().contains("begin anew"));
         assert_eq!(entries(&catalogue), ["x", "x.resealed"]);
     }
 
@@ -429,13 +440,13 @@ mod tests {
         let (dir, catalogue, made) = begun();
         let name = VolumeName::new("x").unwrap();
         fs::write(dir.path().join("x.resealed").join(DESCRIPTION), "nonsense").unwrap();
-        assert!(catalogue.load(&name).is_err() && catalogue.abandon_succession("x").is_err());
+        assert!(catalogue.load(&name).is_err() && catalogue.successions().abandon("x").is_err());
         fs::write(dir.path().join("x.resealed").join(DESCRIPTION), made.to_toml()).unwrap();
-        catalogue.abandon_succession("x").unwrap();
+        catalogue.successions().abandon("x").unwrap();
         fs::create_dir(dir.path().join("x.resealed")).unwrap();
         fs::copy(dir.path().join("x").join(DESCRIPTION), dir.path().join("x.resealed").join(DESCRIPTION)).unwrap();
         assert!(catalogue.load(&name).is_ok());
-        catalogue.settle_successions().unwrap();
+        catalogue.successions().settle_all().unwrap();
         assert!(dir.path().join("x").join(STORE).exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Directories of volumes that are being made or deleted: under names that nobody opens, and held by whoever is at it. What a crash
+//! Directories of volumes that are being made or deleted: under names that no process opens, and locked while the work is going on. What a crash
 //! left of them is nobody's.
 //!
 //! Absent: logs outside of the volumes' directory. Whose such a file or device is now cannot be told from what is left.
@@ -11,7 +11,7 @@ use super::{Catalogue, UNFINISHED, random_u64};
 use crate::error::CatalogueError;
 use crate::names::VolumeName;
 
-/// Holds the directory of a volume that is being made or deleted, under whatever name, until what this returns is dropped.
+/// Holds the directory of a volume that is being made or deleted, under any name, until the returned file is dropped.
 pub(super) fn hold(dir: &Path) -> Result<File, CatalogueError> {
     File::open(dir).and_then(|held| held.lock().map(|()| held)).map_err(CatalogueError::io("lock", dir))
 }

@@ -10,6 +10,8 @@ use crate::budget::BUDGET_BYTES_MIN;
 use crate::error::ConfigError;
 
 /// Bounds on what initiators can take, all together unless said otherwise.
+///
+/// It mirrors the section `[limits]` of the configuration file, one field for each key; hence its number of fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use strongroom_store::{Op, SnapshotInfo, View};
 
-use super::{StoreAccess, export, unused, without_clones};
+use super::error::OperationError;
+use super::store_access::StoreAccess;
+use super::{export, unused, without_clones};
 use crate::catalogue::Catalogue;
 use crate::retention::Retention;
 use crate::volume::Volume;
@@ -43,7 +45,7 @@ pub(super) fn prune(
     keep: &Retention,
     concerns: &dyn Fn(&str) -> bool,
     dry_run: bool,
-) -> Result<Vec<PrunedSnapshot>, String> {
+) -> Result<Vec<PrunedSnapshot>, OperationError> {
     let contents = access.contents()?;
     let own = |info: &&SnapshotInfo| info.branch == volume.branch() && concerns(&info.name);
     let mut snapshots: Vec<&SnapshotInfo> = contents.snapshots.iter().filter(own).collect();
@@ -57,7 +59,7 @@ pub(super) fn prune(
             let export = export(volume, &info.name)?;
             outcome = match free(catalogue, access, volume, info) {
                 Err(why) => {
-                    reasons.push(why);
+                    reasons.push(why.to_string());
                     Pruned::InUse
                 }
                 Ok(()) if dry_run => Pruned::Deleted,
@@ -67,7 +69,7 @@ pub(super) fn prune(
                         Pruned::Deleted
                     }
                     Err(problem) => {
-                        reasons.push(problem);
+                        reasons.push(problem.to_string());
                         Pruned::Failed
                     }
                 },
@@ -85,16 +87,14 @@ fn free(
     access: &mut dyn StoreAccess,
     volume: &Volume,
     info: &SnapshotInfo,
-) -> Result<(), String> {
+) -> Result<(), OperationError> {
     let export = export(volume, &info.name)?;
     without_clones(catalogue, info, &export, &*access.contents()?)?;
     if info.clones > 0 {
-        return Err(
-            "a snapshot that is being received builds on it; it stays until that is whole or given up".to_owned()
-        );
+        return Err(OperationError::BaseOfReception);
     }
     if access.is_sent(info.id) {
-        return Err("it is being sent, or what was written since it".to_owned());
+        return Err(OperationError::BeingSent);
     }
     unused(access, &export)
 }

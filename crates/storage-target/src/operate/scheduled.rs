@@ -4,36 +4,28 @@ use std::sync::Arc;
 
 use strongroom_store::{BranchInfo, Op, View};
 
+use super::error::OperationError;
 use super::prune::{Pruned, prune};
-use super::{Served, StoreAccess, not_moving, note};
+use super::store_access::{Served, StoreAccess};
+use super::{not_moving, note};
 use crate::names::VolumeName;
 use crate::schedule::{Schedule, automatic_time};
-use crate::server::Shared;
+use crate::scheduler::ScheduledRun;
+use crate::services::TargetServices;
 
 /// Names that are tried, if clones of the same store have taken some.
 const NAMES_MAX: u32 = 300;
 
-/// What a run came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ScheduledRun {
-    /// The snapshot that was taken; `None`: nothing was written since the last one.
-    pub(crate) taken: Option<String>,
-    /// Automatic snapshots that were deleted.
-    pub(crate) deleted: Vec<String>,
-    /// Why something else was not done, for people.
-    pub(crate) problem: Option<String>,
-}
-
 /// Runs the schedule of a volume that this target serves, or could, at a time in seconds since 1970.
 pub(crate) fn run_scheduled(
-    shared: &Arc<Shared>,
+    shared: &Arc<TargetServices>,
     volume: &VolumeName,
     schedule: &Schedule,
     now: u64,
-) -> Result<ScheduledRun, String> {
+) -> Result<ScheduledRun, OperationError> {
     let catalogue = &shared.catalogue;
-    let volume = catalogue.load(volume).map_err(|error| error.to_string())?;
-    let _turn = shared.turns.take([volume.store_name(), volume.name.clone()]);
+    let volume = catalogue.load(volume)?;
+    let _turn = shared.operations.turns.take([volume.store_name(), volume.name.clone()]);
     let mut served = Served { shared, store: volume.store_name() };
     not_moving(catalogue, &mut served, &volume)?;
     let contents = served.contents()?;
@@ -41,10 +33,10 @@ pub(crate) fn run_scheduled(
     let is_kept = contents.branches.iter().find(own).is_some_and(|branch| branch.is_kept);
     let mut run = ScheduledRun::default();
     if !is_kept {
-        catalogue.rehearse_change(&volume.name).map_err(|error| error.to_string())?;
+        catalogue.rehearse_change(&volume.name)?;
         let names = (0..NAMES_MAX).map(|others| schedule.name(now, others));
         let is_free = |name: &String| contents.snapshots.iter().all(|info| info.name != *name);
-        let name = names.into_iter().find(is_free).ok_or("every name for this time is taken")?;
+        let name = names.into_iter().find(is_free).ok_or(OperationError::NoFreeName)?;
         served.run(View::Head(volume.branch()), Op::SnapshotCreate { name: name.clone() })?;
         run.taken = Some(name);
     }
@@ -64,7 +56,7 @@ pub(crate) fn run_scheduled(
         Err(problem) => run.problem = Some(format!("cannot prune: {problem}")),
     }
     if run.taken.is_some() || !run.deleted.is_empty() {
-        let noted = served.contents().and_then(|contents| note(catalogue, &volume, &contents));
+        let noted = served.contents().and_then(|contents| Ok(note(catalogue, &volume, &contents)?));
         if let Err(problem) = noted {
             run.problem = Some(format!("the description of the volume could not be written: {problem}"));
         }

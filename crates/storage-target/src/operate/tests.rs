@@ -22,10 +22,10 @@ fn start(volumes: usize) -> (TargetHandle, tempfile::TempDir) {
 fn a_slow_operation_holds_up_its_own_volume_alone() {
     let (target, _dir) = start(2);
     let snapshot = |name: &str| Operation::SnapshotCreate { snapshot: name.to_owned() };
-    let operate = |volume: &str, operation: &Operation| operate_served(&target.shared, volume, operation);
+    let operate = |volume: &str, operation: &Operation| operate_served(&target.services, volume, operation);
     operate("v0", &snapshot("base")).unwrap();
     // As an operation on v0 has it while its store takes long.
-    let slow = target.shared.turns.take([VolumeName::new("v0").unwrap()]);
+    let slow = target.services.operations.turns.take([VolumeName::new("v0").unwrap()]);
     assert_eq!(operate("v1", &snapshot("s")).unwrap().snapshots.len(), 1);
     let clone = Operation::Clone { snapshot: "s".to_owned(), name: "c".to_owned(), access: None };
     assert_eq!(operate("v1", &clone).unwrap().clones.len(), 1);
@@ -38,9 +38,9 @@ fn a_slow_operation_holds_up_its_own_volume_alone() {
         drop(slow);
         assert_eq!(outcome.recv().unwrap().unwrap().snapshots.len(), 2);
     });
-    // Whoever gives a name to a volume has the turn of that name.
+    // An operation that names a new volume holds the turn of that name.
     let clone = Operation::Clone { snapshot: "base".to_owned(), name: "c".to_owned(), access: None };
-    assert!(operate("v0", &clone).unwrap_err().contains("there is a volume 'c' already"));
+    assert!(operate("v0", &clone).unwrap_err().to_string().contains("there is a volume 'c' already"));
 }
 
 #[test]
@@ -49,11 +49,11 @@ fn many_volumes_are_opened_by_few_threads() {
     let (target, _dir) = start(VOLUMES);
     std::thread::scope(|scope| {
         for number in 0..VOLUMES {
-            let shared = &target.shared;
+            let shared = &target.services;
             scope.spawn(move || operate_served(shared, &format!("v{number}"), &Operation::Describe).unwrap());
         }
     });
     assert_eq!(target.stats().volumes_open, VOLUMES as u64);
-    let peak = target.shared.store_pool.threads_peak();
+    let peak = target.services.store_pool.threads_peak();
     assert!((1..=8).contains(&peak), "{peak} threads");
 }

@@ -21,7 +21,7 @@ fn hourly(snapshots: &[&str]) -> Vec<Arc<Volume>> {
 }
 
 /// Has what is due run; how many that were.
-fn run(state: &mut State, now: u64, outcome: &Result<ScheduledRun, String>) -> usize {
+fn run(state: &mut Schedules, now: u64, outcome: &Result<ScheduledRun, String>) -> usize {
     let due = state.take_due(now);
     assert!(state.take_due(now).is_empty(), "what runs is not started twice");
     for (name, _) in &due {
@@ -32,7 +32,7 @@ fn run(state: &mut State, now: u64, outcome: &Result<ScheduledRun, String>) -> u
 
 #[test]
 fn each_interval_has_one_run() {
-    let (mut state, done) = (State::default(), Ok(ScheduledRun::default()));
+    let (mut state, done) = (Schedules::default(), Ok(ScheduledRun::default()));
     state.take_over(&hourly(&[]), at(7, 32));
     assert_eq!(run(&mut state, at(7, 32), &done), 1, "at once, where there is none");
     let runs: usize = (33..=180).map(|minute| run(&mut state, at(7, 0) + minute * 60, &done)).sum();
@@ -42,14 +42,14 @@ fn each_interval_has_one_run() {
 
 #[test]
 fn what_was_missed_is_one_run() {
-    let (mut state, done) = (State::default(), Ok(ScheduledRun::default()));
+    let (mut state, done) = (Schedules::default(), Ok(ScheduledRun::default()));
     // The target was down from 3:10 to 7:32.
     state.take_over(&hourly(&["auto-2026-11-23t0200z", "auto-2026-11-23t0300z"]), at(7, 32));
     assert_eq!(run(&mut state, at(7, 32), &done), 1);
     assert_eq!(run(&mut state, at(7, 33), &done), 0);
     assert_eq!(run(&mut state, at(8, 0), &done), 1);
     // It was down for a moment only.
-    let mut state = State::default();
+    let mut state = Schedules::default();
     state.take_over(&hourly(&["auto-2026-11-23t0700z"]), at(7, 32));
     assert_eq!(run(&mut state, at(7, 32), &done), 0);
     assert_eq!(run(&mut state, at(8, 0), &done), 1);
@@ -57,7 +57,7 @@ fn what_was_missed_is_one_run() {
 
 #[test]
 fn a_failed_run_is_tried_again_soon() {
-    let (mut state, done) = (State::default(), Ok(ScheduledRun::default()));
+    let (mut state, done) = (Schedules::default(), Ok(ScheduledRun::default()));
     let failed = Err("the volume is open elsewhere".to_owned());
     state.take_over(&hourly(&[]), at(7, 0));
     assert_eq!(run(&mut state, at(7, 0), &failed), 1);
@@ -72,7 +72,7 @@ fn a_failed_run_is_tried_again_soon() {
 
 #[test]
 fn a_clock_that_is_set_back_stops_nothing() {
-    let (mut state, done) = (State::default(), Ok(ScheduledRun::default()));
+    let (mut state, done) = (Schedules::default(), Ok(ScheduledRun::default()));
     state.take_over(&hourly(&["auto-2026-11-23t1700z"]), at(9, 0));
     assert_eq!(run(&mut state, at(9, 0), &done), 1);
     assert_eq!(run(&mut state, at(8, 30), &done), 1, "another interval");
@@ -84,7 +84,7 @@ fn a_clock_that_is_set_back_stops_nothing() {
 
 #[test]
 fn descriptions_are_taken_over() {
-    let mut state = State::default();
+    let mut state = Schedules::default();
     let volumes = hourly(&[]);
     state.take_over(&volumes, at(7, 0));
     run(&mut state, at(7, 0), &Ok(ScheduledRun::default()));

@@ -14,8 +14,9 @@ use crate::catalogue::OpenVolume;
 use crate::config::Limits;
 use crate::error::CatalogueError;
 use crate::names::{VolumeName, for_log};
-use crate::server::Shared;
-use crate::worker::{Message as WorkerMessage, Order};
+use crate::services::TargetServices;
+use crate::worker::message::Message as WorkerMessage;
+use crate::worker::order::Order;
 
 /// Bytes of the stream that may be on their way without being acknowledged: what a link of 1 Gbit/s holds over 128 ms, twice.
 pub(super) const WINDOW_BYTES: u32 = 32 << 20;
@@ -82,7 +83,7 @@ pub(super) fn turn_away(incoming: Incoming, code: RefusalCode) {
 }
 
 /// From the handshake to the end.
-pub(super) fn run(shared: &Arc<Shared>, incoming: Incoming, counted: &Counted) {
+pub(super) fn run(shared: &Arc<TargetServices>, incoming: Incoming, counted: &Counted) {
     let Incoming { stream, transfer, from, place } = incoming;
     let _place = place;
     let key = transfer.peer;
@@ -110,13 +111,13 @@ pub(super) fn run(shared: &Arc<Shared>, incoming: Incoming, counted: &Counted) {
     }
 }
 
-fn begin(shared: &Shared, stream: std::net::TcpStream, transfer: TransferChannel) -> Result<Connection, End> {
+fn begin(shared: &TargetServices, stream: std::net::TcpStream, transfer: TransferChannel) -> Result<Connection, End> {
     let deadline = Instant::now() + shared.settings().config.limits.login_timeout();
     Ok(Connection::new(stream, transfer, deadline)?)
 }
 
 struct Reception<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<TargetServices>,
     counted: &'a Counted,
     connection: &'a mut Connection,
 }
@@ -232,13 +233,13 @@ impl Reception<'_> {
             let volume = export.split('@').next().unwrap_or_default();
             volume == name.as_str() || clones.iter().any(|clone| clone.name.as_str() == volume)
         };
-        let sessions = self.shared.counters.sessions();
+        let sessions = self.shared.metrics.counters.sessions();
         sessions.iter().any(|session| session.volume.as_deref().is_some_and(of_store))
     }
 
     /// As the admin socket's `close`.
     fn have_closed(&self, name: &VolumeName) {
-        let _turn = self.shared.turns.take([name.clone()]);
+        let _turn = self.shared.operations.turns.take([name.clone()]);
         self.shared.tell_all(|| WorkerMessage::Order(Order::Close { volume: name.clone() }));
     }
 

@@ -21,7 +21,7 @@ use super::response::{check_condition, data};
 use super::task::{SessionKey, TaskKey};
 use super::users::Users;
 use crate::names::VolumeName;
-use crate::neighbours::{Asker, Origin};
+use crate::open_units::{Origin, Requester};
 
 /// The sessions of a unit, and what excludes them from it.
 pub(super) struct AccessControl {
@@ -110,7 +110,7 @@ impl AccessControl {
     /// A session of `asker` that may send a command like `command` itself; BUSY: one may soon.
     pub(super) fn session_for(
         &mut self,
-        asker: &Asker,
+        asker: &Requester,
         command: &Command,
         volume: &VolumeName,
     ) -> Result<Option<SessionKey>, Status> {

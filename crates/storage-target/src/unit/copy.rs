@@ -1,5 +1,5 @@
 //! EXTENDED COPY: within the unit, and between units of this target that the initiator is logged in to. It proceeds in slices, so that it
-//! delays other commands little. An operation on another unit is an [`Errand`]: that unit decides by its own rules whether to execute it.
+//! delays other commands little. An operation on another unit is an [`CrossUnitRequest`]: that unit decides by its own rules whether to execute it.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use strongroom_scsi::{NexusId, Sense, inquiry, opcode};
 use strongroom_store::{Extent, Op};
 
 use crate::names::VolumeName;
-use crate::neighbours::{Asker, ErrandResult, Neighbours};
+use crate::open_units::{CrossUnitResult, OpenUnits, Requester};
 use crate::volume::Volume;
 
 /// Results of copies that are kept for RECEIVE COPY RESULTS.
@@ -23,7 +23,7 @@ type SegmentUnit = Option<VolumeName>;
 /// The progress of an EXTENDED COPY.
 pub(super) struct CopyProgress {
     nexus: NexusId,
-    asker: Asker,
+    asker: Requester,
     list_id: Option<u8>,
     segments: VecDeque<Segment<SegmentUnit>>,
     /// Writes of the current slice.
@@ -44,7 +44,7 @@ pub(super) enum CopyOp {
 pub(crate) struct OutwardErrand {
     pub(crate) token: Token,
     pub(crate) to: VolumeName,
-    pub(crate) asker: Asker,
+    pub(crate) asker: Requester,
     pub(crate) op: Op,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct ThirdPartyCopies {
     /// Oldest first.
     results: VecDeque<(NexusId, CopyStatus)>,
     outward: Vec<OutwardErrand>,
-    returned: Vec<(Token, ErrandResult)>,
+    returned: Vec<(Token, CrossUnitResult)>,
 }
 
 impl ThirdPartyCopies {
@@ -69,12 +69,12 @@ impl ThirdPartyCopies {
     }
 
     /// Another unit has replied.
-    pub(super) fn receive(&mut self, token: Token, result: ErrandResult) {
+    pub(super) fn receive(&mut self, token: Token, result: CrossUnitResult) {
         self.returned.push((token, result));
     }
 
     /// The replies since the last call.
-    pub(super) fn poll(&mut self) -> Vec<(Token, ErrandResult)> {
+    pub(super) fn poll(&mut self) -> Vec<(Token, CrossUnitResult)> {
         std::mem::take(&mut self.returned)
     }
 
@@ -110,9 +110,9 @@ impl CopyProgress {
     /// Parses a parameter list, and checks that its segments are inside their units.
     pub(super) fn parse(
         list: &[u8],
-        (nexus, asker): (NexusId, Asker),
+        (nexus, asker): (NexusId, Requester),
         volume: &Volume,
-        others: &Neighbours,
+        others: &OpenUnits,
     ) -> Result<CopyProgress, Sense> {
         let find = |kind: u8, designator: &[u8], block_bytes: u32| find(volume, others, kind, designator, block_bytes);
         let list = CopyList::parse(list, find)?;
@@ -180,22 +180,22 @@ impl CopyProgress {
     }
 
     /// The other unit that is to execute a read, and on whose behalf; `None`: this one.
-    pub(super) fn reads_from(&self) -> Option<(VolumeName, Asker)> {
+    pub(super) fn reads_from(&self) -> Option<(VolumeName, Requester)> {
         self.on_behalf(self.segments.front()?.source.clone())
     }
 
     /// The other unit that is to execute a write, and on whose behalf; `None`: this one.
-    pub(super) fn writes_to(&self) -> Option<(VolumeName, Asker)> {
+    pub(super) fn writes_to(&self) -> Option<(VolumeName, Requester)> {
         self.on_behalf(self.segments.front()?.destination.clone())
     }
 
-    fn on_behalf(&self, unit: SegmentUnit) -> Option<(VolumeName, Asker)> {
+    fn on_behalf(&self, unit: SegmentUnit) -> Option<(VolumeName, Requester)> {
         unit.map(|volume| (volume, self.asker.clone()))
     }
 }
 
 /// The unit that a CSCD descriptor names, if it is open and has blocks of the same size.
-fn find(volume: &Volume, others: &Neighbours, kind: u8, designator: &[u8], block_bytes: u32) -> Option<SegmentUnit> {
+fn find(volume: &Volume, others: &OpenUnits, kind: u8, designator: &[u8], block_bytes: u32) -> Option<SegmentUnit> {
     let block_size = volume.geometry.block_size;
     if block_bytes != block_size.bytes() {
         return None;

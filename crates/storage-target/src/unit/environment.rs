@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::config::Config;
-use crate::neighbours::Neighbours;
+use crate::open_units::OpenUnits;
 
 /// The same for every unit of a target; it does not change while the target runs.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct TargetEnvironment {
     /// For VPD page 85h.
     pub(crate) management_url: Option<String>,
     /// The other units.
-    pub(crate) neighbours: Neighbours,
+    pub(crate) open_units: OpenUnits,
 }
 
 impl TargetEnvironment {
@@ -21,7 +21,7 @@ impl TargetEnvironment {
         TargetEnvironment {
             ports: config.group_tags().into(),
             management_url: config.management_url.clone(),
-            neighbours: Neighbours::default(),
+            open_units: OpenUnits::default(),
         }
     }
 }

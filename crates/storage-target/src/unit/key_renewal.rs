@@ -11,8 +11,8 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use strongroom_block::{BLOCK_KEY_BYTES, BlockKeyWrap, WRAPPED_KEY_BYTES, WrapError};
 
 use crate::catalogue::Catalogue;
-use crate::server::WrapFactory;
 use crate::volume::Volume;
+use crate::volume_keys::WrapFactory;
 
 /// How a volume's wrapping key is destroyed and another one made.
 #[derive(Clone)]

@@ -2,19 +2,19 @@
 
 use strongroom_store::{Op, OpError, Outcome};
 
-use crate::neighbours::{ErrandError, ErrandReply};
+use crate::open_units::{CrossUnitError, CrossUnitReply};
 
 /// Operations that a unit executes at once for others.
 pub(super) const SERVED_MAX: usize = 64;
 
 /// The operation's reply, and its outcome while a flush makes that durable (WCE=0).
 pub(super) struct ServedOperation {
-    reply: ErrandReply,
+    reply: CrossUnitReply,
     flushing: Option<Outcome>,
 }
 
 impl ServedOperation {
-    pub(super) fn new(reply: ErrandReply) -> ServedOperation {
+    pub(super) fn new(reply: CrossUnitReply) -> ServedOperation {
         ServedOperation { reply, flushing: None }
     }
 
@@ -34,6 +34,6 @@ impl ServedOperation {
 
     /// The store has refused it.
     pub(super) fn failed(self, error: OpError) {
-        self.reply.tell(Err(ErrandError::Store(error)));
+        self.reply.tell(Err(CrossUnitError::Store(error)));
     }
 }

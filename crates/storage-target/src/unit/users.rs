@@ -7,7 +7,7 @@ use strongroom_scsi::{NexusId, Sense, UnitAttention, UnitAttentions};
 
 use super::task::SessionKey;
 use crate::access::Identity;
-use crate::neighbours::Origin;
+use crate::open_units::Origin;
 
 /// A session that uses the unit.
 pub(super) struct User {

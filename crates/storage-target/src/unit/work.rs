@@ -18,7 +18,7 @@ use super::response::{check_condition, status};
 use super::serve::ServedOperation;
 use super::{Plan, SessionKey, Unit};
 use crate::names::VolumeName;
-use crate::neighbours::Asker;
+use crate::open_units::Requester;
 
 /// Bytes that long work (WRITE SAME, VERIFY) moves in one operation.
 pub(crate) const SLICE_BYTES: u32 = 1 << 20;
@@ -75,7 +75,7 @@ pub(super) enum Work {
     /// EXTENDED COPY, a slice being written.
     CopyWrite(Box<CopyProgress>),
     /// An operation for a command that another unit works on.
-    Errand(Box<ServedOperation>),
+    CrossUnitRequest(Box<ServedOperation>),
 }
 
 /// How work goes on.
@@ -92,7 +92,7 @@ impl Work {
     }
 
     /// The other unit that executes the next operation, and on whose behalf; `None`: this one.
-    pub(super) fn other_unit(&self) -> Option<(VolumeName, Asker)> {
+    pub(super) fn other_unit(&self) -> Option<(VolumeName, Requester)> {
         match self {
             Work::CopyRead(copy) => copy.reads_from(),
             Work::CopyWrite(copy) => copy.writes_to(),
@@ -192,10 +192,12 @@ impl Unit {
                 self.copy_next(copy)
             }
             (Work::CopyWrite(copy), outcome) if is_written(&outcome) => self.copy_next(copy),
-            (Work::Errand(served), outcome) => match served.completed(outcome, self.medium.mode.write_cache) {
-                Some((served, op)) => Next::Again(Work::Errand(Box::new(served)), op),
-                None => Next::Done(Response::good()),
-            },
+            (Work::CrossUnitRequest(served), outcome) => {
+                match served.completed(outcome, self.medium.mode.write_cache) {
+                    Some((served, op)) => Next::Again(Work::CrossUnitRequest(Box::new(served)), op),
+                    None => Next::Done(Response::good()),
+                }
+            }
             _ => {
                 tracing::error!(volume = %self.volume.name, "the store answered another question; this is a defect");
                 Next::Done(check_condition(Sense::INTERNAL_FAILURE))
@@ -222,8 +224,8 @@ impl Unit {
         let user = self.access.users.get(connection).ok_or(Sense::INTERNAL_FAILURE)?;
         let list = gather(request, parameter_list_len.into())?;
         let initiator_name = std::sync::Arc::clone(&user.nexus.initiator_name);
-        let asker = Asker { initiator_name, origin: user.origin.clone() };
-        let others = &self.environment.neighbours;
+        let asker = Requester { initiator_name, origin: user.origin.clone() };
+        let others = &self.environment.open_units;
         let mut copy = Box::new(CopyProgress::parse(&list, (user.nexus.clone(), asker), &self.volume, others)?);
         Ok(match copy.next(self.slice_blocks()) {
             CopyOp::Read(op) => Plan::Start(Work::CopyRead(copy), op),
@@ -305,7 +307,7 @@ impl Unit {
     pub(super) fn work_failed(&mut self, work: Work, error: &OpError) -> Next {
         match (work, error) {
             (Work::OrWrite(or), OpError::Miscompare { .. }) => Unit::or_again(or),
-            (Work::Errand(served), error) => {
+            (Work::CrossUnitRequest(served), error) => {
                 served.failed(error.clone());
                 Next::Done(Response::good())
             }

@@ -1,25 +1,23 @@
-//! One connection: its stream, its link, and its login until it belongs to a session. Moves between workers before its login is
+//! One connection: its stream, its link, and its login until it belongs to a session. It moves between workers before its login is
 //! answered.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use strongroom_block::Buffer;
-use strongroom_iscsi::CloseReason;
 use strongroom_iscsi::target::{self as iscsi, ConnectionId, Login, LoginRequested};
-use strongroom_net::{DetachedStream, Link, Runtime, SendState, StreamId, TransferChannel};
+use strongroom_iscsi::{CloseReason, LoginStatus};
+use strongroom_net::{Link, Runtime, StreamId, TransferChannel};
 
-use super::crossing::Place as UnitPlace;
-use super::session::Admitted;
+use super::grant::{LoginGrant, UnitAddress};
+use super::stream_sender::StreamSender;
 use crate::access::Identity;
 use crate::budget::Charge;
 use crate::config::Portal;
+use crate::connection_slots::ConnectionSlot;
 use crate::names::VolumeName;
-use crate::neighbours::Origin;
-use crate::places::Place;
-use crate::server::Settings;
+use crate::open_units::Origin;
+use crate::settings::Settings;
 use crate::unit::SessionKey;
 
 /// PDUs handed to the runtime together.
@@ -29,116 +27,116 @@ const BATCH_PDUS: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ConnectionKey(pub(crate) u64);
 
+/// Where a connection belongs after it was driven.
+pub(super) enum Disposition {
+    Keep,
+    /// Another worker has its volume or its session.
+    HandOver(usize),
+    /// It carries a transfer, and no worker serves it.
+    Transfer,
+    End,
+}
+
 pub(super) struct Connection {
     pub(super) key: ConnectionKey,
-    pub(super) stream: StreamId,
+    pub(super) stream: StreamSender,
     pub(super) peer: SocketAddr,
-    /// Where it reached us.
+    /// The portal that accepted it.
     pub(super) portal: Portal,
     pub(super) link: Link,
     pub(super) identity: Identity,
     /// From the link's handshake until the session.
     pub(super) login: Option<Box<Login>>,
-    pub(super) stage: Stage,
-    pub(super) touched: bool,
-    pub(super) send_full: bool,
+    pub(super) stage: LoginStage,
+    /// It waits to be driven.
+    pub(super) is_ready: bool,
+    /// The deadline for which its timer is set.
     pub(super) armed: Option<Instant>,
-    receiving: bool,
-    /// Something came, or left, since its session was told.
-    pub(super) moved: bool,
+    /// Bytes were received or sent since its session was told.
+    pub(super) has_progressed: bool,
     /// It was sent to the worker of the session that it would join.
     pub(super) is_directed: bool,
-    /// Why the stream is gone: nothing can be sent.
-    pub(super) stream_lost: Option<String>,
-    out: Vec<Buffer>,
-    pub(super) place: Place,
+    pub(super) slot: ConnectionSlot,
     /// For the session that its login makes.
     pub(super) session_memory: Option<Charge>,
 }
 
 /// How far the login has come.
-pub(super) enum Stage {
-    /// Nothing was asked yet.
-    Before,
-    /// It has to prove who it is, by the secrets of these settings.
+pub(super) enum LoginStage {
+    /// It has requested nothing yet.
+    Unnamed,
+    /// It has to prove its identity, by the secrets of these settings.
     Proving { request: LoginRequested, asked_under: Arc<Settings> },
     /// The login waits: for the volume to be opened, or for the tasks of the session or connection that it replaces.
     /// `store`: the volume that has the store; another one for a clone or a snapshot.
     Waiting { request: LoginRequested, target_name: String, store: VolumeName },
-    /// On the way to full-feature phase with the login answered; `key` names its session, which is there already if it `joins` it.
-    Admitted { key: SessionKey, joins: bool, admitted: Admitted },
+    /// On the way to full-feature phase with the login answered; `key` names its session, which exists already if the connection `joins` it.
+    Admitted { key: SessionKey, joins: bool, grant: LoginGrant },
     /// One of a session.
     InSession { session: SessionKey, id: ConnectionId },
 }
 
-impl Stage {
+impl LoginStage {
     /// The session that it belongs to.
     pub(super) fn session(&self) -> Option<(SessionKey, ConnectionId)> {
         match self {
-            Stage::InSession { session, id } => Some((*session, *id)),
+            LoginStage::InSession { session, id } => Some((*session, *id)),
             _ => None,
+        }
+    }
+
+    /// Leaves [`LoginStage::Waiting`]; `None` in any other stage, which stays.
+    pub(super) fn take_waiting(&mut self) -> Option<LoginRequested> {
+        match std::mem::replace(self, LoginStage::Unnamed) {
+            LoginStage::Waiting { request, .. } => Some(request),
+            other => {
+                *self = other;
+                None
+            }
         }
     }
 }
 
-/// A connection between two workers.
-pub(crate) struct Moved {
-    pub(super) stream: DetachedStream,
-    pub(super) connection: Box<Connection>,
-}
-
 impl Connection {
-    /// Whom the access rules are asked about.
-    pub(super) fn origin(&self) -> Origin {
-        Origin { identity: self.identity.clone(), from: self.peer.ip(), scheme: self.link.scheme() }
-    }
-
     pub(super) fn new(
         key: ConnectionKey,
         stream: StreamId,
-        peer: SocketAddr,
-        portal: Portal,
+        (peer, portal): (SocketAddr, Portal),
         link: Link,
-        place: Place,
+        slot: ConnectionSlot,
     ) -> Connection {
         Connection {
             key,
-            stream,
+            stream: StreamSender::new(stream),
             peer,
             portal,
             link,
             identity: Identity::Plain,
             login: None,
-            stage: Stage::Before,
-            touched: false,
-            send_full: false,
+            stage: LoginStage::Unnamed,
+            is_ready: false,
             armed: None,
-            receiving: true,
-            moved: false,
+            has_progressed: false,
             is_directed: false,
-            stream_lost: None,
-            out: Vec::new(),
-            place,
+            slot,
             session_memory: None,
         }
     }
 
-    /// Has it driven in this turn.
-    pub(super) fn touch(&mut self, touched: &mut VecDeque<ConnectionKey>) {
-        if !std::mem::replace(&mut self.touched, true) {
-            touched.push_back(self.key);
-        }
+    /// What the access rules are asked about.
+    pub(super) fn origin(&self) -> Origin {
+        Origin { identity: self.identity.clone(), from: self.peer.ip(), scheme: self.link.scheme() }
     }
 
     pub(super) fn receive(&mut self, bytes: &[u8]) {
         self.link.handle_input(bytes);
-        self.moved = true;
+        self.has_progressed = true;
     }
 
-    /// The peer took what waited for it: it is alive, and there is room again.
+    /// The peer took what waited for it: it is alive, and more can be sent.
     pub(super) fn send_low(&mut self) {
-        self.send_full = false;
-        self.moved = true;
+        self.stream.low();
+        self.has_progressed = true;
     }
 
     /// The stream failed underneath.
@@ -148,13 +146,13 @@ impl Connection {
             None if self.stage.session().is_none() => self.link.handle_eof(),
             None => {}
         }
-        self.stream_lost = Some(reason);
+        self.stream.failed(reason);
     }
 
-    /// The target stops, or drains: who is not in yet need not come in.
+    /// The target stops or drains, or the slot is needed: a connection without a session is turned away.
     pub(super) fn refuse(&mut self) {
         match &mut self.login {
-            Some(login) => login.reject(strongroom_iscsi::LoginStatus::SERVICE_UNAVAILABLE),
+            Some(login) => login.reject(LoginStatus::SERVICE_UNAVAILABLE),
             None if self.stage.session().is_none() => self.link.handle_eof(),
             None => {}
         }
@@ -172,26 +170,31 @@ impl Connection {
         }
     }
 
-    /// The session that it would begin with a unit.
-    pub(super) fn admitted_to(&self) -> Option<(SessionKey, UnitPlace)> {
+    /// The session that it is about to begin.
+    pub(super) fn new_session(&self) -> Option<(SessionKey, &LoginGrant)> {
         match &self.stage {
-            Stage::Admitted { key, joins: false, admitted } => Some((*key, admitted.place.clone()?)),
+            LoginStage::Admitted { key, joins: false, grant } => Some((*key, grant)),
             _ => None,
         }
     }
 
-    /// The name that a login goes by.
+    /// The session that it is about to begin with a unit.
+    pub(super) fn new_unit_session(&self) -> Option<(SessionKey, UnitAddress)> {
+        self.new_session().and_then(|(key, grant)| Some((key, grant.unit.clone()?)))
+    }
+
+    /// The name that a login claims.
     pub(super) fn initiator_name(&self) -> &str {
         match &self.stage {
-            Stage::Before | Stage::InSession { .. } => "",
-            Stage::Proving { request, .. } | Stage::Waiting { request, .. } => &request.initiator_name,
-            Stage::Admitted { admitted, .. } => &admitted.initiator_name,
+            LoginStage::Unnamed | LoginStage::InSession { .. } => "",
+            LoginStage::Proving { request, .. } | LoginStage::Waiting { request, .. } => &request.initiator_name,
+            LoginStage::Admitted { grant, .. } => &grant.initiator_name,
         }
     }
 
     /// Sends what the login, or the session, and the link have, as far as the stream takes it.
     pub(super) fn transmit(&mut self, runtime: &mut Runtime, mut session: Option<(&mut iscsi::Session, ConnectionId)>) {
-        while !self.send_full && self.stream_lost.is_none() {
+        while self.stream.accepts() {
             let mut pdus = 0;
             while pdus < BATCH_PDUS {
                 let pdu = match (&mut session, &mut self.login) {
@@ -203,19 +206,16 @@ impl Connection {
                 pdus += 1;
                 self.link.send_pdu(pdu);
             }
-            self.link.poll_transmit(&mut self.out);
-            if !self.out.is_empty() {
-                self.send_full = runtime.send(self.stream, &mut self.out) == SendState::Full;
-            }
+            self.stream.send(runtime, &mut self.link);
             if pdus < BATCH_PDUS {
                 return;
             }
         }
     }
 
-    /// The last words, then the end of the stream.
-    pub(super) fn say_goodbye(&mut self, runtime: &mut Runtime, session: Option<(&mut iscsi::Session, ConnectionId)>) {
-        if self.stream_lost.is_some() {
+    /// Sends the last PDUs and closes the link and the stream.
+    pub(super) fn close(&mut self, runtime: &mut Runtime, session: Option<(&mut iscsi::Session, ConnectionId)>) {
+        if self.stream.failure().is_some() {
             return;
         }
         // After `Closed` only small answers are left.
@@ -233,23 +233,13 @@ impl Connection {
             (None, None) => {}
         }
         self.link.close();
-        self.link.poll_transmit(&mut self.out);
-        let _ = runtime.send(self.stream, &mut self.out);
-        runtime.close(self.stream);
+        self.stream.close(runtime, &mut self.link);
     }
 
     /// What a transfer needs of it.
-    pub(super) fn into_transfer(self) -> Option<(TransferChannel, Place)> {
+    pub(super) fn into_transfer(self) -> Option<(TransferChannel, ConnectionSlot)> {
         let mut transfer = self.link.into_transfer()?;
-        transfer.unsent.splice(0..0, self.out);
-        Some((transfer, self.place))
-    }
-
-    /// Stops reading from a peer that does not take its answers.
-    pub(super) fn hold_back(&mut self, runtime: &mut Runtime, accepts: bool) {
-        if accepts != self.receiving {
-            self.receiving = accepts;
-            runtime.set_receiving(self.stream, accepts);
-        }
+        transfer.unsent.splice(0..0, self.stream.into_unsent());
+        Some((transfer, self.slot))
     }
 }

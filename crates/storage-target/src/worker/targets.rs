@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use strongroom_iscsi::target::{ConnectionId, SendTargets, TargetEntry};
 
-use super::connection::Connection;
+use super::Worker;
+use super::message::Message;
 use super::session::Session;
-use super::{Message, Worker};
 use crate::access::{Identity, Refusal};
 use crate::names::{self, VolumeName};
-use crate::server::{Settings, Shared};
-use crate::unit::SessionKey;
+use crate::services::TargetServices;
+use crate::settings::Settings;
 use crate::volume::Volume;
 
 /// Most targets in one answer to SendTargets.
@@ -39,60 +39,51 @@ impl Worker {
     /// Has SendTargets answered with what this initiator may use.
     pub(super) fn send_targets(&self, session: &Session, id: ConnectionId, question: SendTargets) {
         let asking = session.connections.iter().find(|(other, _)| *other == id);
-        let Some(connection) = asking.and_then(|(_, key)| self.connections.get(key)) else { return };
+        let Some(connection) = asking.and_then(|(_, key)| self.connections.get(*key)) else { return };
         let wanted = match question {
             SendTargets::All => Wanted::All,
-            SendTargets::Named(name) => Wanted::One(names::volume_of(&self.settings.config.base_name, &name)),
-            SendTargets::ThisTarget => Wanted::One(session.volume.clone()),
+            SendTargets::Named(name) => {
+                Wanted::One(names::volume_of(&self.logins.policy.settings().config.base_name, &name))
+            }
+            SendTargets::ThisTarget => Wanted::One(session.volume().cloned()),
         };
         let query = TargetsQuery {
             asked: self.now,
-            settings: Arc::clone(&self.settings),
+            settings: Arc::clone(self.logins.policy.settings()),
             identity: connection.identity.clone(),
             from: connection.peer.ip(),
-            initiator: session.initiator_name.clone(),
+            initiator: session.peer.initiator_name.clone(),
             wanted,
-            addresses: self.addresses(connection),
+            addresses: {
+                let here = our_address_towards(connection.peer);
+                let (config, portals) = (&self.logins.policy.settings().config, self.services.endpoint.portals());
+                config.target_addresses(portals, &connection.portal, here, connection.peer.ip())
+            },
         };
-        let (shared, worker, session) = (Arc::clone(&self.shared), self.index, session.key);
+        let (services, worker, session) = (Arc::clone(&self.services), self.index, session.key);
         let answer = move || {
-            let targets = query.answer(&shared);
-            shared.tell(worker, Message::TargetsFound { session, connection: id, targets });
+            let targets = query.answer(&services);
+            services.tell(worker, Message::TargetsFound { session, connection: id, targets });
         };
-        if let Err(error) = self.shared.query_pool.submit(answer) {
+        if let Err(error) = self.services.queries.pool.submit(answer) {
             tracing::error!(%error, "discovery finds nothing: no thread to look for the volumes in");
-            self.shared.tell(worker, Message::TargetsFound { session, connection: id, targets: Vec::new() });
+            self.services.tell(worker, Message::TargetsFound { session, connection: id, targets: Vec::new() });
         }
-    }
-
-    /// The answer to a session's question.
-    pub(super) fn targets_found(&mut self, key: SessionKey, connection: ConnectionId, targets: &[TargetEntry]) {
-        if let Some(session) = self.sessions.get_mut(&key) {
-            session.machine.send_targets(connection, targets);
-            session.touch(&mut self.touched_sessions);
-        }
-    }
-
-    /// Where to reach this target, as told to this initiator.
-    fn addresses(&self, connection: &Connection) -> Vec<String> {
-        let here = our_address_towards(connection.peer);
-        let (config, portals) = (&self.settings.config, &self.shared.portals);
-        config.target_addresses(portals, &connection.portal, here, connection.peer.ip())
     }
 }
 
 impl TargetsQuery {
-    fn answer(&self, shared: &Shared) -> Vec<TargetEntry> {
+    fn answer(&self, services: &TargetServices) -> Vec<TargetEntry> {
         let names: Vec<VolumeName> = match &self.wanted {
             Wanted::All => {
-                let volumes = &shared.index.refresh(self.asked).volumes;
+                let volumes = &services.queries.index.refresh(self.asked).volumes;
                 let visible = volumes.iter().filter(|volume| self.may_see(volume));
                 // A snapshot is for those whom its volume is for.
                 visible.flat_map(|volume| exports_of(volume)).take(TARGETS_MAX).collect()
             }
             Wanted::One(name) => {
                 let name =
-                    name.iter().filter(|name| shared.catalogue.load(name).is_ok_and(|found| self.may_see(&found)));
+                    name.iter().filter(|name| services.catalogue.load(name).is_ok_and(|found| self.may_see(&found)));
                 name.cloned().collect()
             }
         };

@@ -12,8 +12,9 @@ use strongroom_iscsi::pdu::{Answer, LoginRequest};
 use strongroom_iscsi::target::{ManagementFunction, ManagementId, TaskManagement};
 use strongroom_iscsi::{Bhs, Digests, LoginStatus, Pdu, PlainFramer};
 
-use super::crossing::{Crossing, Request};
-use super::{Message, Order, Which, WorkerReport};
+use super::cross_worker::{CrossWorkerMessage, CrossWorkerRequest};
+use super::message::Message;
+use super::order::{Order, SessionFilter, WorkerReport};
 use crate::budget::MemoryClass;
 use crate::config::{PlainRule, RuntimeKind};
 use crate::names::VolumeName;
@@ -67,7 +68,7 @@ impl Spread {
     }
 
     fn tell(&self, worker: usize, message: Message) {
-        self.target.shared.tell(worker, message);
+        self.target.services.tell(worker, message);
     }
 }
 
@@ -90,7 +91,7 @@ fn log_in(target: &TargetHandle, which: u8) -> Option<TcpStream> {
 /// What the workers tell that are still there.
 fn reports(target: &TargetHandle) -> Vec<WorkerReport> {
     let (reply, reports) = mpsc::channel();
-    target.shared.tell_all(|| Message::Order(Order::Report(reply.clone())));
+    target.services.tell_all(|| Message::Order(Order::Report(reply.clone())));
     drop(reply);
     reports.iter().collect()
 }
@@ -149,7 +150,7 @@ fn sessions_go_with_their_worker_and_may_come_again_elsewhere() {
 #[test]
 fn a_login_is_refused_while_memory_is_short() {
     let spread = Spread::start();
-    let budget = &spread.target.shared.budget;
+    let budget = &spread.target.services.budget;
     let before = budget.report();
     assert_eq!(before.sessions_bytes, WORKERS as u64 * crate::budget::SESSION_BYTES);
     let rest = before.budget_bytes - before.reserve_bytes - before.used_bytes();
@@ -159,7 +160,7 @@ fn a_login_is_refused_while_memory_is_short() {
     let another = log_in(&spread.target, 201);
     assert!(another.is_some());
     drop((another, spread.sessions));
-    eventually("all is given back", || (spread.target.shared.budget.report().sessions_bytes == 0).then_some(()));
+    eventually("all is given back", || (spread.target.services.budget.report().sessions_bytes == 0).then_some(()));
 }
 
 #[test]
@@ -183,8 +184,11 @@ fn units_of_a_worker_that_ended_are_opened_by_another() {
 fn the_worker_of_a_unit_drops_sessions_of_others() {
     let mut spread = Spread::start();
     let (reply, dropped) = mpsc::channel();
-    let which =
-        Which { initiator: Some(ALICE.to_ascii_uppercase()), volume: Some("disk".to_owned()), ..Which::default() };
+    let which = SessionFilter {
+        initiator: Some(ALICE.to_ascii_uppercase()),
+        volume: Some("disk".to_owned()),
+        ..SessionFilter::default()
+    };
     spread.tell(spread.unit, Message::Order(Order::Drop { which, reply }));
     assert_eq!(
         dropped.recv().map(|keys| keys.len()),
@@ -198,13 +202,13 @@ fn the_worker_of_a_unit_drops_sessions_of_others() {
 fn a_session_that_the_unit_does_not_have_manages_nothing() {
     let spread = Spread::start();
     let function = ManagementFunction::TargetColdReset;
-    let crossing = Crossing::Request {
+    let message = CrossWorkerMessage::Request {
         session: SessionKey(u64::MAX),
         volume: Arc::new(VolumeName::new("disk").unwrap()),
-        request: Request::Manage(TaskManagement { id: ManagementId(1), function, tasks: Vec::new() }),
+        request: CrossWorkerRequest::Manage(TaskManagement { id: ManagementId(1), function, tasks: Vec::new() }),
     };
     let from = (spread.unit + 1) % WORKERS;
-    spread.tell(spread.unit, Message::Crossings { from, crossings: vec![crossing] });
+    spread.tell(spread.unit, Message::CrossWorker { from, messages: vec![message] });
     for _ in 0..20 {
         assert!(reports(&spread.target).iter().all(|report| report.sessions.len() == 1));
     }

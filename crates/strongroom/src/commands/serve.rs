@@ -200,7 +200,7 @@ fn reload(handle: &strongroom_target::TargetHandle) {
     // What it came to, the target tells itself.
     sd_notify::notify("RELOADING=1");
     if let Err(problem) = handle.reload() {
-        tracing::error!(problem, "the configuration was not read again; the old one stays in force");
+        tracing::error!(%problem, "the configuration was not read again; the old one stays in force");
     }
     sd_notify::notify("READY=1");
 }

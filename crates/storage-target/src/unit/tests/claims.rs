@@ -54,7 +54,7 @@ fn begin_copy(bench: &mut Bench) -> TaskId {
     let mut other = sample(strongroom_block::Custody::KeyFile);
     (other.name, other.id, other.sealed) = (VolumeName::new("other").unwrap(), VolumeId([9; 16]), None);
     other.geometry = bench.unit.volume().geometry;
-    bench.unit.environment.neighbours.enter(&other, 1);
+    bench.unit.environment.open_units.enter(&other, 1);
     let naa = |id| inquiry::identification(id, "iqn.x", 1)[8..16].try_into().unwrap();
     let units = [naa(bench.unit.volume().id), naa(other.id)];
     let segment = Segment { blocks: 8, source: 0u16, from: Lba(0), destination: 1, to: Lba(0) };

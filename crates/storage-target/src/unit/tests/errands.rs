@@ -8,13 +8,13 @@ use strongroom_store::{Op, Outcome};
 use super::commands::without_cache;
 use super::*;
 use crate::names::VolumeName;
-use crate::neighbours::{Asker, Errand, ErrandError, ErrandReply, ErrandResult};
+use crate::open_units::{CrossUnitError, CrossUnitReply, CrossUnitRequest, CrossUnitResult, Requester};
 
-fn ask(bench: &mut Bench, initiator: &str, op: Op, may_write: bool) -> ErrandResult {
+fn ask(bench: &mut Bench, initiator: &str, op: Op, may_write: bool) -> CrossUnitResult {
     let (told, answer) = mpsc::channel();
-    let reply = ErrandReply::new(move |result| told.send(result).unwrap());
-    let asker = Asker { initiator_name: initiator.into(), origin: here() };
-    let errand = Errand { volume: VolumeName::new("disk").unwrap(), asker, op, reply };
+    let reply = CrossUnitReply::new(move |result| told.send(result).unwrap());
+    let asker = Requester { initiator_name: initiator.into(), origin: here() };
+    let errand = CrossUnitRequest { volume: VolumeName::new("disk").unwrap(), requester: asker, op, reply };
     bench.unit.take_errand(errand, may_write);
     bench.drain();
     answer.try_recv().expect("every errand is answered")
@@ -38,8 +38,9 @@ fn an_errand_is_what_a_session_could_do() {
     let read = || Op::Read { lba: Lba(4), count: 1 };
     assert!(matches!(ask(&mut bench, "iqn.a", read(), false), Ok(Outcome::Read(_))));
     let outside = Op::Read { lba: Lba(BLOCKS), count: 1 };
-    assert!(matches!(ask(&mut bench, "iqn.a", outside, false), Err(ErrandError::Store(_))));
-    let unreached = |result: ErrandResult| assert!(matches!(result, Err(ErrandError::NotReachable)), "{result:?}");
+    assert!(matches!(ask(&mut bench, "iqn.a", outside, false), Err(CrossUnitError::Store(_))));
+    let unreached =
+        |result: CrossUnitResult| assert!(matches!(result, Err(CrossUnitError::NotReachable)), "{result:?}");
     unreached(ask(&mut bench, "iqn.a", write(8), false));
     unreached(ask(&mut bench, "iqn.b", read(), true));
     unreached(ask(&mut bench, "iqn.a", Op::Flush, true));

@@ -11,7 +11,7 @@ use strongroom_store::Op;
 use super::commands::cdb_of;
 use super::*;
 use crate::SealedSpec;
-use crate::server::WrapFactory;
+use crate::volume_keys::WrapFactory;
 
 /// Wraps whatever it is given as copies of one byte.
 struct Mask(u8);

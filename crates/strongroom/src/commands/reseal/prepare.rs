@@ -48,7 +48,7 @@ pub(super) fn prepare(args: &ResealArgs, to: &To) -> Result<()> {
     });
     let medium = args.medium.clone().unwrap_or(Medium::Directory);
     let spec = SuccessorSpec { sealed, medium, peers: args.peers.clone() };
-    let next = match when_closed(args, name, || catalogue.begin_succession(name, &spec)) {
+    let next = match when_closed(args, name, || catalogue.successions().begin(name, &spec)) {
         Ok(next) => next,
         Err(error) => {
             // A key that nothing was wrapped under.
@@ -114,7 +114,7 @@ pub(super) fn abandon(args: &ResealArgs) -> Result<()> {
     let (name, catalogue) = (&args.volume, args.target.open()?);
     let next = format!("{name}{SUCCESSOR_SUFFIX}");
     let what = || format!("'{name}' stays as it is; if '{next}' is in use: strongroom session drop --volume {next}");
-    when_closed(args, &next, || catalogue.abandon_succession(name)).with_context(what)?;
+    when_closed(args, &next, || catalogue.successions().abandon(name)).with_context(what)?;
     refresh(args)?;
     println!("given up: '{name}' is as it was, and can be written again");
     Ok(())

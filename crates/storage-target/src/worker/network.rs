@@ -1,0 +1,55 @@
+//! The runtime of a worker with the portals that it listens at.
+
+use std::time::{Duration, Instant};
+
+use strongroom_net::{Listener, ListenerId, NetError, Runtime, RuntimeOptions, Waker};
+
+use crate::config::Portal;
+
+/// How long streams may take to send their last bytes when the target stops.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(2);
+
+pub(super) struct Network {
+    pub(super) runtime: Runtime,
+    listeners: Vec<(ListenerId, Portal)>,
+}
+
+impl Network {
+    pub(super) fn new(
+        options: RuntimeOptions,
+        waker: Waker,
+        listeners: Vec<Listener>,
+        portals: &[Portal],
+    ) -> Result<Network, NetError> {
+        let mut runtime = Runtime::with_waker(options, waker)?;
+        let listeners = listeners
+            .into_iter()
+            .zip(portals)
+            .map(|(listener, portal)| Ok((runtime.listen(listener)?, *portal)))
+            .collect::<Result<Vec<_>, NetError>>()?;
+        Ok(Network { runtime, listeners })
+    }
+
+    /// The portal of a listener. Connections are accepted only while it listens.
+    pub(super) fn portal(&self, listener: ListenerId) -> Portal {
+        let found = self.listeners.iter().find(|(id, _)| *id == listener);
+        found.expect("only stopping removes listeners, and then no connection is accepted").1
+    }
+
+    pub(super) fn stop_listening(&mut self) {
+        for (listener, _) in self.listeners.drain(..) {
+            self.runtime.stop_listening(listener);
+        }
+    }
+
+    /// Lets every stream send its last bytes.
+    pub(super) fn drain(&mut self) {
+        let until = Instant::now() + DRAIN_PATIENCE;
+        while self.runtime.streams_count() > 0 && Instant::now() < until {
+            if self.runtime.poll(Some(Duration::from_millis(20))).is_err() {
+                return;
+            }
+            while self.runtime.next_event().is_some() {}
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Sessions and their connections: how a session begins, is driven, sends through its connections, and ends.
+
+use strongroom_iscsi::target::ConnectionId;
+use strongroom_iscsi::{CloseReason, target as iscsi};
+
+use super::Worker;
+use super::connection::{Connection, Disposition, LoginStage};
+use super::grant::LoginGrant;
+use super::login_policy::DescribedVolumes;
+use super::routing::SessionEvent;
+use super::session::Session;
+use super::timers::Timer;
+use crate::budget::{MemoryClass, SESSION_BYTES};
+use crate::connection_slots::SlotKind;
+use crate::names::{VolumeName, for_log};
+use crate::stats::{Counters, SessionInfo};
+use crate::unit::SessionKey;
+
+impl Worker {
+    /// A login is over: its connection begins a session, or joins one.
+    pub(super) fn logged_in(&mut self, connection: &mut Connection) -> Disposition {
+        let LoginStage::Admitted { key, joins, grant } = std::mem::replace(&mut connection.stage, LoginStage::Unnamed)
+        else {
+            return Disposition::End;
+        };
+        let Some(login) = connection.login.take() else { return Disposition::End };
+        let digests = login.agreed().map(|agreed| agreed.digests).unwrap_or_default();
+        let id = match joins {
+            true => self.join(connection, key, *login),
+            false => Some(self.begin(connection, key, grant, *login)),
+        };
+        let Some(id) = id else { return Disposition::End };
+        connection.stage = LoginStage::InSession { session: key, id };
+        let unit = self.routing.sessions.get(key).and_then(|session| session.unit.as_ref());
+        if unit.is_some_and(|unit| unit.has_block_keys) {
+            connection.link.wipe_headers();
+        }
+        connection.link.login_finished(digests);
+        if let Some(session) = self.routing.sessions.get_mut_ready(key) {
+            check_segments(session);
+        }
+        // The administrator who changed rules since it was admitted was told that they hold.
+        self.logins.policy.recheck(key, &mut self.routing, &self.connections, &mut DescribedVolumes::new());
+        Disposition::Keep
+    }
+
+    fn join(&mut self, connection: &Connection, key: SessionKey, login: iscsi::Login) -> Option<ConnectionId> {
+        let session = self.routing.sessions.get_mut(key)?;
+        if !session.machine.has_place_for(&login) {
+            // It ended, or others joined, while this one logged in.
+            tracing::warn!(address = %connection.peer, "a connection came too late for its session");
+            return None;
+        }
+        let id = session.machine.add_connection(self.now, login);
+        session.connections.push((id, connection.key));
+        let (initiator, cid) = (for_log(&session.peer.initiator_name), session.machine.cid(id));
+        tracing::info!(address = %connection.peer, initiator, cid, "a connection joined its session");
+        Some(id)
+    }
+
+    fn begin(
+        &mut self,
+        connection: &mut Connection,
+        key: SessionKey,
+        grant: LoginGrant,
+        login: iscsi::Login,
+    ) -> ConnectionId {
+        let (machine, id) = iscsi::Session::new(self.now, login);
+        let proven = (connection.identity.clone(), connection.peer.ip(), connection.link.scheme());
+        let budget = &self.services.budget;
+        // Reserved when it was admitted.
+        let own = connection.session_memory.take();
+        let own = own.unwrap_or_else(|| budget.charge(MemoryClass::Sessions, SESSION_BYTES));
+        let memory = (own, budget.charge(MemoryClass::Commands, 0));
+        let mut session = Session::new(key, machine, grant, proven, self.now, memory);
+        session.connections.push((id, connection.key));
+        let mut is_evicted_first = false;
+        if session.unit.is_none() {
+            session.ends_at = Some(self.now + self.logins.policy.settings().config.limits.discovery_timeout());
+            is_evicted_first = connection.slot.kind() == SlotKind::Arriving;
+        }
+        self.announce(&session, connection);
+        self.routing.sessions.insert(Box::new(session), is_evicted_first);
+        id
+    }
+
+    fn announce(&self, session: &Session, connection: &Connection) {
+        let peer = self.logins.policy.peer_name(&connection.identity).map(str::to_owned);
+        let info = SessionInfo {
+            peer_address: connection.peer,
+            peer: peer.clone(),
+            initiator_name: for_log(&session.peer.initiator_name),
+            volume: session.volume().map(ToString::to_string),
+            read_only: session.read_only,
+        };
+        tracing::info!(
+            address = %info.peer_address,
+            peer = peer.as_deref().unwrap_or("plain"),
+            initiator = info.initiator_name,
+            volume = info.volume.as_deref().unwrap_or("(discovery)"),
+            read_only = info.read_only,
+            "logged in"
+        );
+        self.services.metrics.counters.session_begins(session.key, info);
+    }
+
+    /// Lets one session advance as far as it can, and sends what it has to send.
+    pub(super) fn drive_session(&mut self, key: SessionKey) {
+        let Some(mut session) = self.routing.sessions.check_out(key) else { return };
+        session.is_ready = false;
+        while let Some(event) = self.routing.next_event(self.now, &mut session) {
+            match event {
+                SessionEvent::SendTargets(id, question) => self.send_targets(&session, id, question),
+                SessionEvent::ConnectionClosed(id, reason) => self.connection_closed(&mut session, id, &reason),
+                SessionEvent::Closed(reason) => return self.session_closed(session, &reason),
+            }
+        }
+        for (id, connection) in &session.connections {
+            let Some(connection) = self.connections.get_mut(*connection) else { continue };
+            connection.transmit(&mut self.network.runtime, Some((&mut session.machine, *id)));
+        }
+        // After that: what was sent makes room, and nothing else would drive the session again. A connection stops reading from a peer
+        // that does not take its answers.
+        for (id, connection) in &session.connections {
+            let accepts = session.accepts_input(*id);
+            let Some(connection) = self.connections.get_mut(*connection) else { continue };
+            connection.stream.set_receiving(&mut self.network.runtime, accepts);
+        }
+        self.routing.advance(self.now, &mut session);
+        self.logins.slots.keep_slot(&mut session, self.now);
+        let wanted = session.poll_timeout();
+        self.timers.set(Timer::Session(key), &mut session.armed, wanted);
+        self.routing.sessions.check_in(session);
+    }
+
+    fn connection_closed(&mut self, session: &mut Session, id: ConnectionId, reason: &CloseReason) {
+        let initiator = for_log(&session.peer.initiator_name);
+        let Some(at) = session.connections.iter().position(|(other, _)| *other == id) else { return };
+        let (_, key) = session.connections.swap_remove(at);
+        let Some(connection) = self.connections.check_out(key) else { return };
+        tracing::info!(address = %connection.peer, initiator, %reason, "a connection of a session ended");
+        self.finish(connection, Some((&mut session.machine, id)));
+    }
+
+    fn session_closed(&mut self, mut session: Box<Session>, reason: &CloseReason) {
+        let (initiator, address) = (for_log(&session.peer.initiator_name), session.peer.address);
+        let counters = &self.services.metrics.counters;
+        match reason {
+            CloseReason::Misbehaved(_) => {
+                Counters::count(&counters.misbehaved);
+                tracing::warn!(%address, initiator, %reason, "session ended");
+            }
+            _ => {
+                let volume = session.volume().map_or("", VolumeName::as_str);
+                tracing::info!(%address, initiator, volume, %reason, "session ended");
+            }
+        }
+        session.count(counters);
+        for (id, key) in std::mem::take(&mut session.connections) {
+            if let Some(connection) = self.connections.check_out(key) {
+                self.finish(connection, Some((&mut session.machine, id)));
+            }
+        }
+        session.vacancy = None;
+        self.routing.sessions.forget(&session);
+        self.timers.set(Timer::Session(session.key), &mut session.armed, None);
+        self.routing.retry_logins(session.joining.drain(..));
+        if let Some(address) = &session.unit {
+            self.routing.leave_unit(self.now, address, session.key);
+            self.flush_to(address.unit_worker);
+        }
+        self.services.metrics.counters.session_ends(session.key);
+    }
+}
+
+/// A sealed block is sent in one PDU: an initiator that takes less cannot be served.
+fn check_segments(session: &mut Session) {
+    let Some(unit) = session.unit.as_ref().filter(|unit| unit.sealed.is_some()) else { return };
+    if unit.sealed_blocks_max(&session.machine) == 0 {
+        session.machine.close("the initiator's MaxRecvDataSegmentLength is less than a block; it must be raised");
+    }
+}
