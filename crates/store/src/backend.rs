@@ -3,6 +3,7 @@
 mod choose;
 mod direct;
 mod file;
+mod kind;
 mod memory;
 mod pool;
 mod positioned;
@@ -16,8 +17,9 @@ use std::sync::Arc;
 use strongroom_block::{Buffer, BufferMut};
 
 pub(crate) use choose::{Chosen, backend_on};
-pub use choose::{IoChoice, IoChoiceError, IoKind};
+pub use choose::{IoChoice, IoChoiceError};
 pub use file::FileBackend;
+pub use kind::IoKind;
 pub use memory::{MemoryBackend, SharedMemory};
 pub use pool::PoolBackend;
 pub use uring::UringBackend;
@@ -120,4 +122,14 @@ pub trait Backend: Send {
     fn poll(&mut self, done: &mut Vec<IoDone>) -> usize;
     /// Blocks until `poll` will return something. Must not be called with nothing in flight.
     fn wait(&mut self);
+}
+
+/// Does one I/O and waits for it; for use before a store is open.
+pub(crate) fn blocking(backend: &mut dyn Backend, io: Io) -> io::Result<Option<BufferMut>> {
+    backend.submit(u64::MAX, io);
+    let mut done = Vec::new();
+    while backend.poll(&mut done) == 0 {
+        backend.wait();
+    }
+    done.pop().expect("one was submitted").result
 }

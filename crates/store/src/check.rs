@@ -6,16 +6,16 @@ use std::path::Path;
 
 use strongroom_block::{Lba, StoreSequence, keyless_checksum};
 
-use crate::backend::{Backend, Io};
+use crate::backend::{Backend, Io, blocking};
 use crate::catalogue::Catalogue;
 use crate::error::StoreError;
 use crate::index::Version;
-use crate::layout::RECORD_BLOCK;
+use crate::layout::{RECORD_BLOCK, item_checksum};
 use crate::map::At;
 use crate::options::VolumeInfo;
 use crate::planted::Planted;
-use crate::recover::{Rebuilt, Scanner, Unit, rebuild, recover, superblocks};
-use crate::store::{Recovered, Store, blocking, item_checksum};
+use crate::recover::{Rebuilt, Recovered, Scanner, Unit, rebuild, recover, superblocks};
+use crate::store::Store;
 use crate::superblock::Superblock;
 use crate::unit::{self, Entry, Place, record_block_generation, record_block_intact};
 
@@ -122,7 +122,7 @@ impl Store {
     /// # Errors
     /// As [`Store::check`].
     pub fn check_telling(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, StoreError> {
-        let (_lock, mut backend) = Store::log_to_look_at(dir)?;
+        let (_lock, mut backend) = crate::store::log_for_reading(dir)?;
         check_backend(backend.as_mut(), progress)
     }
 

@@ -3,7 +3,7 @@
 
 mod runs;
 
-pub(crate) use runs::{RUN_BYTES_PLANNED, Runs};
+pub(crate) use runs::Runs;
 use strongroom_block::SealRecord;
 
 use crate::holes::{Hole, ItemPlace};

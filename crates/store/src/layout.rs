@@ -2,7 +2,6 @@
 
 use strongroom_block::Geometry;
 
-use crate::checkpoint::RUN_BYTES_PLANNED;
 use crate::op::Op;
 use crate::options::UnitKind;
 
@@ -28,6 +27,9 @@ pub(crate) const SEQUENCE_MAX: u64 = SEQUENCES - (1 << 40);
 pub(crate) const SEGMENT_BLOCKS_MIN: u32 = 16;
 /// Share of a segment that cleaning fills when it packs scattered blocks, in percent.
 const PACKED_PERCENT: u64 = 96;
+
+/// What is set aside for each block in bytes, headers included.
+pub(crate) const RUN_BYTES_PLANNED: u64 = 16;
 
 /// The constant measures of one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +123,11 @@ pub(crate) fn countable(segments: u32, segment_bytes: u32) -> bool {
 pub(crate) fn segments_least(geometry: Geometry, segment_bytes: u32, segments: u32) -> u64 {
     let reserved = u64::from(reserved_segments(segments.max(1), segment_bytes));
     geometry.bytes().div_ceil(u64::from(segment_bytes)) + reserved + 2
+}
+
+/// The keyless checksum that an item names: a plain one is nothing else, a seal record has it at byte 32.
+pub(crate) fn item_checksum(item: &[u8]) -> u64 {
+    be_u64(item, if item.len() == 8 { 0 } else { 32 })
 }
 
 /// A fixed-size big-endian reader over bytes whose length was checked.

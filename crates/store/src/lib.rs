@@ -15,6 +15,7 @@ mod checkpoint;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
+mod head;
 mod holes;
 mod index;
 mod layout;
@@ -24,6 +25,7 @@ mod op;
 mod operations;
 mod options;
 mod planted;
+mod random;
 mod recover;
 mod repair;
 mod segments;
@@ -33,6 +35,7 @@ mod stream;
 mod superblock;
 mod survey;
 mod unit;
+mod verified;
 mod versions;
 mod view;
 

@@ -7,8 +7,10 @@
 mod checkpoint;
 mod damage;
 mod load;
+mod pass_over;
 mod reader;
 mod rebuild;
+mod recovered;
 mod scan;
 mod tables;
 
@@ -17,17 +19,18 @@ use std::ops::Range;
 
 pub use damage::Damage;
 use load::Loader;
-pub(crate) use rebuild::{Filler, Rebuilt, rebuild};
+pub(crate) use rebuild::{Rebuilt, rebuild};
+pub(crate) use recovered::{CheckpointExtent, Recovered};
 use scan::Found;
 pub(crate) use scan::{Scanner, Unit};
 
-use crate::backend::{Backend, Io};
+use crate::backend::{Backend, Io, blocking};
 use crate::catalogue::{Catalogue, Change, Replay};
 use crate::error::StoreError;
+use crate::head::Head;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT};
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
-use crate::store::{Checkpoints, Head, Recovered};
 use crate::superblock::Superblock;
 use crate::unit::{Entry, NO_SEGMENT, flag};
 use tables::{Rows, Table, TableGap, read_tables};
@@ -111,13 +114,13 @@ pub(crate) fn recover_with(
     let rows = checkpoint.as_ref().map_or(&[][..], |description| &description.rows);
     state.adopt_checkpoint(rows.iter().map(|row| (row.segment, row.generation)));
     state.avoid(&scanner.unreadable);
-    let checkpoint_segments = rows.iter().map(|row| row.segment).collect();
-    let checkpoints = Checkpoints::recovered(checkpoint_segments, checkpoint_bytes, replayed);
+    let segments = rows.iter().map(|row| row.segment).collect();
+    let checkpoint = CheckpointExtent { segments, bytes: checkpoint_bytes, replayed };
     let mut damage = scanner.damage.take().unwrap_or_default();
     damage.end();
     let (map, operations) = loader.finish(&mut state);
     let recovered =
-        Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoints, fillers, notes };
+        Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoint, fillers, notes };
     Ok((recovered, damage))
 }
 
@@ -161,7 +164,7 @@ pub(crate) fn superblocks(backend: &mut dyn Backend) -> [Result<Superblock, Stor
 fn superblock_copies(backend: &mut dyn Backend) -> [strongroom_block::BufferMut; 2] {
     SUPERBLOCK_AT.map(|offset| {
         let buffer = strongroom_block::BufferMut::zeroed(RECORD_BLOCK);
-        let read = crate::store::blocking(backend, Io::Read { offset, buffer });
+        let read = blocking(backend, Io::Read { offset, buffer });
         // An unreadable copy is as bad as a torn one: the other may do.
         read.ok().flatten().unwrap_or_else(|| strongroom_block::BufferMut::zeroed(RECORD_BLOCK))
     })

@@ -12,13 +12,14 @@ use std::sync::Arc;
 
 use strongroom_block::BufferMut;
 
-use crate::backend::{Backend, Io, IoChoice};
+use crate::backend::{Backend, Io, IoChoice, blocking};
 use crate::error::StoreError;
 use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::options::OpenOptions;
 use crate::planted::Planted;
+use crate::random::random;
 use crate::recover::{Rebuilt, rebuild, recover, superblocks};
-use crate::store::{Store, blocking, random};
+use crate::store::Store;
 use crate::superblock::Superblock;
 
 /// What a repair may do.
@@ -60,7 +61,7 @@ impl Store {
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`]; [`StoreError::Superblock`] if both copies are
     /// lost: nothing can be told from the log without what they say.
     pub fn repair(dir: &Path, options: RepairOptions) -> Result<RepairPlan, StoreError> {
-        let (lock, (backend, _)) = Store::locked_log(dir, IoChoice::Buffered)?;
+        let (lock, (backend, _)) = crate::store::locked_log(dir, IoChoice::Buffered)?;
         let path = dir.join(format!("repair-{:016x}.saved", u64::from_be_bytes(random()?)));
         let mut file: Option<File> = None;
         let mut save = |offset: u64, bytes: &[u8]| {

@@ -1,7 +1,9 @@
 //! What each segment of the log is for, how much of it is live, and which may be used next.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::index::Version;
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::steps;
 
@@ -77,6 +79,8 @@ pub(crate) struct Segments {
     /// Closed segments by how much of them is live: each list by the time when they ended, the oldest first. So neither a victim nor
     /// the empty ones have to be searched for among all.
     sorted: Vec<BTreeSet<(u64, u32)>>,
+    /// The result of [`Segments::warm_ahead`]; `None` since the free ones have changed.
+    warm_ahead: Cell<Option<u32>>,
 }
 
 impl Segment {
@@ -114,11 +118,13 @@ impl Segments {
             dead: 0,
             avoided: 0,
             sorted: vec![BTreeSet::new(); LIVE_LISTS + 1],
+            warm_ahead: Cell::new(None),
         }
     }
 
     /// There are so many now; the new ones are free and cold.
     pub(crate) fn grow(&mut self, segments: u32) {
+        self.warm_ahead.set(None);
         self.free.extend(self.layout.segments..segments);
         self.all.resize(segments as usize, Segment::NEVER_USED);
         self.layout.segments = segments;
@@ -134,6 +140,10 @@ impl Segments {
 
     pub(crate) fn used_count(&self) -> u32 {
         self.layout.segments - self.free_count()
+    }
+
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        u64::from(self.layout.segment_bytes)
     }
 
     pub(crate) fn live_bytes(&self) -> u64 {
@@ -176,6 +186,7 @@ impl Segments {
 
     /// During recovery, once, before anything is live: these segments (with generation and end) are in use.
     pub(crate) fn adopt(&mut self, used: impl Iterator<Item = (u32, u64, u32)>) {
+        self.warm_ahead.set(None);
         for (segment, generation, end) in used {
             let entry = &mut self.all[segment as usize];
             (entry.state, entry.generation, entry.end) = (State::Closed, generation, end);
@@ -188,6 +199,7 @@ impl Segments {
 
     /// During recovery: these are not used, if they are free, until the store is opened the next time.
     pub(crate) fn avoid(&mut self, unreadable: &BTreeSet<u32>) {
+        self.warm_ahead.set(None);
         let before = self.free.len();
         self.free.retain(|free| !unreadable.contains(free));
         self.avoided = (before - self.free.len()) as u32;
@@ -200,6 +212,7 @@ impl Segments {
 
     /// Takes a free segment as the head.
     pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
+        self.warm_ahead.set(None);
         let segment = self.free.pop_front()?;
         let entry = &mut self.all[segment as usize];
         let reopened = entry.reopened;
@@ -209,6 +222,7 @@ impl Segments {
 
     /// Takes a free segment for a checkpoint: the one that the log would use last.
     pub(crate) fn open_for_checkpoint(&mut self, generation: u64) -> Option<u32> {
+        self.warm_ahead.set(None);
         // The first one is named by units as the next.
         let segment = if self.free.len() > 1 { self.free.pop_back()? } else { return None };
         let entry = &mut self.all[segment as usize];
@@ -224,6 +238,7 @@ impl Segments {
 
     /// During recovery: these hold the checkpoint.
     pub(crate) fn adopt_checkpoint(&mut self, segments: impl Iterator<Item = (u32, u64)>) {
+        self.warm_ahead.set(None);
         for (segment, generation) in segments {
             let entry = &mut self.all[segment as usize];
             (entry.state, entry.generation, entry.whole) = (State::Checkpoint, generation, false);
@@ -240,6 +255,7 @@ impl Segments {
 
     /// Gives a head back in which nothing counts. `warm`: it has its host space.
     pub(crate) fn unopen(&mut self, segment: u32, warm: bool) {
+        self.warm_ahead.set(None);
         let entry = &mut self.all[segment as usize];
         self.dead -= u32::from(entry.is_dead());
         entry.state = State::Free { warm };
@@ -297,6 +313,7 @@ impl Segments {
 
     /// A dying segment is free from now on.
     pub(crate) fn release(&mut self, segment: u32, warm: bool) {
+        self.warm_ahead.set(None);
         debug_assert_eq!(self.all[segment as usize].state, State::Dying);
         self.all[segment as usize].state = State::Free { warm };
         if warm {
@@ -323,6 +340,7 @@ impl Segments {
 
     /// These free segments have host space, and are used first. Only before anything names the next segment.
     pub(crate) fn prefer(&mut self, warm: &[u32]) {
+        self.warm_ahead.set(None);
         self.free.retain(|segment| !warm.contains(segment));
         for &segment in warm.iter().rev() {
             self.all[segment as usize].state = State::Free { warm: true };
@@ -332,8 +350,12 @@ impl Segments {
 
     /// How many of the segments that are used next have host space, without a gap.
     pub(crate) fn warm_ahead(&self) -> u32 {
-        let warm = |free: &&u32| self.all[**free as usize].state == State::Free { warm: true };
-        self.free.iter().take_while(warm).count() as u32
+        let count = self.warm_ahead.get().unwrap_or_else(|| {
+            let warm = |free: &&u32| self.all[**free as usize].state == State::Free { warm: true };
+            self.free.iter().take_while(warm).count() as u32
+        });
+        self.warm_ahead.set(Some(count));
+        count
     }
 
     /// The first free segment without host space.
@@ -343,6 +365,7 @@ impl Segments {
 
     /// A free segment has host space now; it may have been opened meanwhile.
     pub(crate) fn warm_up(&mut self, segment: u32) {
+        self.warm_ahead.set(None);
         let state = &mut self.all[segment as usize].state;
         if *state == (State::Free { warm: false }) {
             *state = State::Free { warm: true };
@@ -357,6 +380,7 @@ impl Segments {
 
     /// Takes warm segments from the free ones until so many are left: they are to give their host space back.
     pub(crate) fn cool(&mut self, keep: usize) -> Vec<u32> {
+        self.warm_ahead.set(None);
         let warm = self.warm_count();
         // The first free segment is named by the log as the next one, and stays.
         let cooling: Vec<u32> = self.free.drain(1 + keep.min(warm)..1 + warm).collect();
@@ -394,6 +418,16 @@ impl Segments {
         self.dead += u32::from(entry.is_dead());
         self.live_bytes -= bytes;
         self.sort(segment);
+    }
+
+    /// A block is live from now on.
+    pub(crate) fn add_live_block(&mut self, version: Version) {
+        self.add_live(version.segment(&self.layout), self.layout.live_block_bytes());
+    }
+
+    /// A block has died.
+    pub(crate) fn sub_live_block(&mut self, version: Version) {
+        self.sub_live(version.segment(&self.layout), self.layout.live_block_bytes());
     }
 
     /// The closed segment that is best cleaned next, if cleaning it would gain something after the copies' own records.

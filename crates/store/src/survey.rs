@@ -73,7 +73,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`].
     pub fn survey(dir: &Path) -> Result<Survey, StoreError> {
-        let (_lock, mut backend) = Store::log_to_look_at(dir)?;
+        let (_lock, mut backend) = crate::store::log_for_reading(dir)?;
         Ok(Store::survey_on(backend.as_mut()))
     }
 

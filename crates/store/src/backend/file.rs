@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use rustix::fs::Advice;
 
-use super::choose::IoKind;
+use super::kind::IoKind;
 use super::positioned::{allocate, data_from, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
 

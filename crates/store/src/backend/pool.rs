@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 
-use super::choose::IoKind;
 use super::direct::Alignment;
+use super::kind::IoKind;
 use super::positioned::{allocate, data_from, discard, grow, host_free_bytes, read_padded, sync, write_gathered};
 use super::{Backend, Io, IoDone, Waker};
 

@@ -20,8 +20,8 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use strongroom_block::Buffer;
 
-use super::choose::IoKind;
 use super::direct::{Alignment, Reading};
+use super::kind::IoKind;
 use super::positioned::{data_from, grow, host_free_bytes};
 use super::{Backend, Io, IoDone, Waker};
 

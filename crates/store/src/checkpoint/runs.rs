@@ -1,7 +1,7 @@
 //! Runs of blocks in few bits. What all runs of a block of the checkpoint have in common stands once in front of them; of
 //! the rest each has as many bits as the one among them that needs most (frame of reference).
 //!
-//! A block that lies alone takes 6 to 9 bytes, and never more than [`RUN_BYTES_PLANNED`] while its neighbours' sequences are less than
+//! A block that lies alone takes 6 to 9 bytes, and never more than [`RUN_BYTES_PLANNED`](crate::layout::RUN_BYTES_PLANNED) while its neighbours' sequences are less than
 //! 2^40 apart.
 
 use super::{HEADER, Run};
@@ -33,8 +33,6 @@ const SHIFT_MAX: u32 = 16;
 const RUNS_MAX: usize = 4096;
 /// Longest run.
 pub(super) const RUN_BLOCKS_MAX: u32 = 0xffff;
-/// What is set aside for each block in bytes, headers included.
-pub(crate) const RUN_BYTES_PLANNED: u64 = 16;
 
 /// What is told of runs side by side.
 struct Measures {
@@ -279,6 +277,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::{Block, Content};
+    use crate::layout::RUN_BYTES_PLANNED;
 
     const LAYOUT: Layout = Layout { segment_bytes: 4 << 20, segments: 1 << 18, block_bytes: 4096, item_bytes: 56 };
 

@@ -6,10 +6,9 @@ use strongroom_block::BufferMut;
 
 use super::Extent;
 use super::load::Loader;
-use crate::backend::{Backend, Io, IoDone};
+use crate::backend::{Backend, Io, IoDone, blocking};
 use crate::checkpoint::{Block, Content, Row, place_of};
 use crate::layout::{Layout, RECORD_BLOCK};
-use crate::store::blocking;
 use crate::superblock::Superblock;
 use crate::unit::Place;
 

@@ -13,9 +13,9 @@ use crate::map::BlockMap;
 use crate::operations::Operations;
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
-use crate::store::Verified;
 use crate::superblock::Superblock;
 use crate::unit::{Entry, VERIFIED_PAIR};
+use crate::verified::Verified;
 
 /// How many versions over the budget are kept while loading, besides a quarter of it.
 const VERSIONS_SLACK: u64 = 4096;

@@ -6,29 +6,17 @@
 use std::collections::BTreeMap;
 
 use super::load::Loader;
+use super::recovered::{CheckpointExtent, Filler, Recovered};
 use super::scan::{Found, Scanner};
-use super::{Extent, Head, Recovered, check_size};
+use super::{Extent, check_size};
 use crate::backend::Backend;
 use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue, Change, Replay};
 use crate::error::StoreError;
+use crate::head::Head;
 use crate::layout::{RECORD_BLOCK, SEQUENCE_MAX};
 use crate::segments::Segments;
-use crate::store::Checkpoints;
 use crate::superblock::Superblock;
 use crate::unit::{Entry, NO_SEGMENT, Place, RECORD_BLOCKS_MAX, UnitBuilder, UnitHeader, flag};
-
-/// A filler: where in the log it goes, and its bytes.
-pub(crate) struct Filler {
-    pub(crate) offset: u64,
-    pub(crate) bytes: strongroom_block::BufferMut,
-}
-
-impl Filler {
-    /// Behind its last byte.
-    pub(crate) fn end(&self) -> u64 {
-        self.offset + self.bytes.len() as u64
-    }
-}
 
 /// What can be made of a log without its table.
 pub(crate) struct Rebuilt {
@@ -105,10 +93,10 @@ pub(crate) fn rebuild(
     let (map, operations) = loader.finish(&mut segments);
     // All was read from the log, and what is missing may have been acknowledged.
     let superblock = Superblock { checkpoint: None, clean: false, ..superblock.clone() };
-    let checkpoints = Checkpoints::default();
+    let checkpoint = CheckpointExtent::default();
     let notes = Vec::new();
     let recovered =
-        Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoints, fillers, notes };
+        Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoint, fillers, notes };
     Ok(Rebuilt { recovered, losses })
 }
 

@@ -8,9 +8,8 @@ use super::damage::Damage;
 use super::reader::Reader;
 use crate::backend::{Backend, Io, IoDone};
 use crate::error::StoreError;
-use crate::layout::{LOG_START, Layout, RECORD_BLOCK};
+use crate::layout::{LOG_START, Layout, RECORD_BLOCK, item_checksum};
 use crate::planted::Planted;
-use crate::store::item_checksum;
 use crate::superblock::{SecondTable, Superblock};
 use crate::unit::{Entry, NO_SEGMENT, Place, UnitHeader, decode_entries, decode_header, flag, intact_entries};
 

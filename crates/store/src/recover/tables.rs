@@ -6,15 +6,15 @@
 
 use strongroom_block::Buffer;
 
-use super::rebuild::{Filler, fill};
+use super::rebuild::fill;
+use super::recovered::{Filler, Recovered};
 use super::scan::{Chain, Scanner};
 use super::{Extent, Tail};
-use crate::backend::{Backend, Io};
+use crate::backend::{Backend, Io, blocking};
 use crate::catalogue::{CATALOGUE_BYTES_MAX, Catalogue};
 use crate::error::StoreError;
 use crate::layout::{be_u32, be_u64};
 use crate::operations::{OPERATIONS_BYTES_MAX, Operations};
-use crate::store::{Recovered, blocking};
 use crate::superblock::{SecondTable, Superblock};
 use crate::unit::{Entry, NO_SEGMENT, TABLE_ROW, flag};
 

@@ -49,13 +49,13 @@ impl Store {
     /// # Errors
     /// [`StoreError`] if so much is lost that it cannot be opened read-only either.
     pub fn damage_of(dir: &Path, runs_max: usize) -> Result<DamageReport, StoreError> {
-        let (_lock, (mut log, _)) = Store::locked_log(dir, IoChoice::Buffered)?;
+        let (_lock, (mut log, _)) = super::directory::locked_log(dir, IoChoice::Buffered)?;
         let (recovered, damage) = recover_with(log.as_mut(), 0, Planted::default(), true)?;
         let mut store = Store::from_recovered(log, OpenOptions::default(), Arc::new(|| {}), recovered);
         if damage.is_none() {
             return Ok(DamageReport { damage, suspects: Vec::new() });
         }
-        store.damage = Some(damage.clone());
+        store.requests.set_damage(damage.clone());
         let branches =
             store.branches().into_iter().map(|branch| (View::Head(branch.id), format!("clone '{}'", branch.name)));
         let snapshots = store.snapshots().into_iter();
@@ -68,7 +68,7 @@ impl Store {
     }
 
     fn all_suspects(&self, view: View, of: String, runs_max: usize) -> SuspectBlocks {
-        let blocks_total = self.info.geometry.blocks;
+        let blocks_total = self.volume.info.geometry.blocks;
         let mut suspects = SuspectBlocks { of, runs: Vec::new(), blocks: 0, blocks_total };
         let mut from = Some(Lba(0));
         while let Some(at) = from {
@@ -89,22 +89,23 @@ impl Store {
 
     /// Takes the store as recovered, writes nothing and accepts no writes.
     pub(super) fn open_damaged(&mut self, damage: Damage) {
-        let (volume, places) = (self.info.volume_id, damage.places.len());
+        let (volume, places) = (self.volume.info.volume_id, damage.places.len());
         tracing::error!(%volume, places, "the log is damaged: opened read-only, blocks may be missing or old");
-        self.refused = Some("the log is damaged and the store was opened read-only".to_owned());
-        self.damage = Some(damage);
+        self.requests.set_damage(damage);
     }
 
     /// What opening passed over; `None`: the store is not open read-only because of damage.
     pub fn damage(&self) -> Option<&Damage> {
-        self.damage.as_ref()
+        self.requests.damage()
     }
 
     /// The next blocks from `from` on that may be missing or old, because what was passed over may have written them: first block and
     /// count; and where to look on, `None` at the end. Nothing in a store that is not damaged.
     pub fn suspect_blocks(&self, view: View, from: Lba) -> (Option<(Lba, u64)>, Option<Lba>) {
-        let (Some(damage), Some(node)) = (&self.damage, self.map.catalogue.node(view)) else { return (None, None) };
-        let end = self.info.geometry.blocks;
+        let (Some(damage), Some(node)) = (self.requests.damage(), self.map.catalogue.node(view)) else {
+            return (None, None);
+        };
+        let end = self.volume.info.geometry.blocks;
         let stop = end.min(from.0.saturating_add(BLOCKS_PER_QUESTION));
         let mut run: Option<(Lba, u64)> = None;
         let mut at = from.0;

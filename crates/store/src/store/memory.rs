@@ -1,7 +1,6 @@
 //! Memory: what an open store holds, and how its owner bounds it. The owner shares one budget between many stores: it reads
 //! [`Store::memory`], shrinks caches and stops admitting requests. Absent: the budget itself.
 
-use super::Store;
 use crate::op::Op;
 
 /// Which requests a store accepts. Others are answered [`OpError::Busy`](crate::OpError::Busy). Requests that were accepted before,
@@ -19,7 +18,7 @@ pub enum Admission {
 }
 
 impl Admission {
-    fn admits(self, op: &Op) -> bool {
+    pub(super) fn admits(self, op: &Op) -> bool {
         let needs = match op {
             Op::Flush
             | Op::Verified { .. }
@@ -79,52 +78,5 @@ impl MemoryUse {
             + self.request_bytes
             + self.cleaning_bytes
             + self.other_bytes
-    }
-}
-
-impl Store {
-    /// What it holds in memory, by kind. Costs as much as [`Store::stats`]: little, but not for every request.
-    pub fn memory(&self) -> MemoryUse {
-        const READ: usize = 256;
-        const IO: usize = 64;
-        let feedback = self.feedback.memory_bytes();
-        MemoryUse {
-            index_bytes: self.map.index_bytes(),
-            hole_bytes: self.map.hole_bytes(),
-            version_bytes: self.map.version_bytes(),
-            segment_bytes: self.segments.memory_bytes(),
-            cache_bytes: self.records.memory_bytes() + self.data.memory_bytes(),
-            request_bytes: self.bytes_in_flight as u64,
-            cleaning_bytes: self.cleaner.memory_bytes(),
-            other_bytes: (feedback + self.reads.len() * READ + self.ios.len() * IO) as u64,
-        }
-    }
-
-    /// What it holds in memory, in bytes.
-    pub fn memory_bytes(&self) -> u64 {
-        self.memory().total()
-    }
-
-    /// New bounds of the caches of record blocks and of data, in bytes. What is over a smaller bound goes at once. Data stays uncached
-    /// where the store was opened with buffered I/O, or without a data cache: then the kernel caches it.
-    pub fn set_cache_bytes(&mut self, record_bytes: usize, data_bytes: usize) {
-        self.records.set_bytes_max(record_bytes.max(crate::layout::RECORD_BLOCK));
-        if self.caches_data {
-            self.data.set_bytes_max(data_bytes);
-        }
-    }
-
-    /// Which requests it accepts from now on.
-    pub fn set_admission(&mut self, admission: Admission) {
-        self.admission = admission;
-    }
-
-    /// Which requests it accepts.
-    pub fn admission(&self) -> Admission {
-        self.admission
-    }
-
-    pub(super) fn admits(&self, op: &Op) -> bool {
-        self.admission.admits(op)
     }
 }

@@ -37,7 +37,7 @@ impl Store {
         while let Some(&id) = left.last() {
             if let Some(snapshot) = catalogue.snapshot(id.0) {
                 let (blocks, goes_on_at) = tree.pinned_from(snapshot.node, *lba, &mut fuel);
-                *count.bytes.entry(id).or_default() += blocks * self.layout.live_block_bytes();
+                *count.bytes.entry(id).or_default() += blocks * self.volume.layout.live_block_bytes();
                 if let Some(at) = goes_on_at {
                     *lba = at;
                     return true;

@@ -4,16 +4,13 @@
 use strongroom_block::{Buffer, Lba, SealRecord, Token, keyless_checksum};
 
 use super::Store;
-use super::append::{Addresses, Content};
-use super::gate::Gate;
+use super::reception::{DIVERGED, ReceptionInfo, has_blocks, may_be_replaced, receiving_branch, receptions};
+use super::request::{Addresses, Content, WriteRequest};
 use crate::catalogue::Change;
-use crate::layout::Layout;
+use crate::layout::{Layout, item_checksum};
 use crate::op::{Op, OpError, Outcome};
-use crate::stream::{BLOCKS_FROM, Chain, Decoded, Frame, StreamError, StreamInfo, hole_record};
+use crate::stream::{Chain, Decoded, Frame, StreamError, StreamInfo, hole_record};
 use crate::view::{BranchId, SnapshotId, View};
-
-/// Why a reception cannot begin or end; callers know it as [`StreamError::Diverged`].
-const DIVERGED: &str = "the volume was written since the snapshot that the stream builds on; roll back to that first";
 
 /// Bytes of data that go into the log as one group at most, unless a frame has more.
 const GROUP_BYTES: usize = 1 << 20;
@@ -72,21 +69,6 @@ pub struct Receiver {
     chain: Chain,
     info: Option<StreamInfo>,
     done: bool,
-}
-
-/// A reception that was begun and not ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReceptionInfo {
-    /// The snapshot that it will be.
-    pub id: SnapshotId,
-    /// The snapshot that it builds on.
-    pub from: Option<SnapshotId>,
-    /// The snapshot's name.
-    pub name: String,
-    /// Where the sender shall go on.
-    pub position: u64,
-    /// Where it lies.
-    pub branch: BranchId,
 }
 
 impl Receiver {
@@ -198,7 +180,7 @@ impl Taken {
             return Err(StreamError::Store(OpError::OutOfRange { lba: Lba(lba), count: u64::from(count) }));
         }
         for (block, item) in data.chunks_exact(block_bytes).zip(items.chunks_exact(item_bytes)) {
-            if keyless_checksum(block) != super::item_checksum(item) {
+            if keyless_checksum(block) != item_checksum(item) {
                 return Err(StreamError::Damaged("a block does not match its checksum"));
             }
             if info.kind.is_sealed() {
@@ -244,13 +226,17 @@ impl Store {
     /// # Errors
     /// [`StreamError`]: nothing was taken in, and nothing will complete.
     pub fn submit_receive(&mut self, token: Token, step: ReceiveStep) -> Result<(), StreamError> {
-        if self.erasing.is_some() {
-            return Err(StreamError::Store(if self.refused.is_some() { self.refusal() } else { OpError::Erasing }));
+        if self.erasure.is_some() {
+            return Err(StreamError::Store(if self.requests.is_refused() {
+                self.requests.refusal()
+            } else {
+                OpError::Erasing
+            }));
         }
         let ReceiveStep { id, kind, .. } = step;
         let branch = match &kind {
             StepKind::Begin { info, position } => return self.begin_reception(token, info, *position),
-            _ => self.receiving_branch(id).ok_or(StreamError::Store(OpError::NoSuchView))?,
+            _ => receiving_branch(&self.map, id).ok_or(StreamError::Store(OpError::NoSuchView))?,
         };
         match kind {
             StepKind::Begin { .. } => unreachable!("answered above"),
@@ -260,7 +246,7 @@ impl Store {
                 self.submit_content(token, branch, content, bytes)?;
             }
             // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
-            StepKind::Hole(_) if self.has_blocks(branch) => self.answer_receive(token, Outcome::Changed),
+            StepKind::Hole(_) if has_blocks(&self.map, branch) => self.answer_receive(token, Outcome::Changed),
             StepKind::Hole(op) => self.submit_to(token, View::Head(BranchId(branch)), op),
             StepKind::End => {
                 let commit = Change::ReceiveCommit { branch };
@@ -277,7 +263,7 @@ impl Store {
             _ => 0,
         };
         let grows = Op::SnapshotCreate { name: String::new() };
-        self.has_room_for(bytes) && self.admits(&grows)
+        self.requests.has_room_for(bytes) && self.requests.admits(&grows)
     }
 
     /// Where the reception of a snapshot stands that was interrupted: what [`Sender::new`](crate::Sender::new) wants.
@@ -288,20 +274,7 @@ impl Store {
 
     /// Every reception that was begun and not ended.
     pub fn receptions(&self) -> Vec<ReceptionInfo> {
-        let begun = self.map.catalogue.branches.iter().filter(|(_, branch)| branch.receiving != 0);
-        begun
-            .map(|(&id, branch)| {
-                // Blocks arrive by address, and what survives a crash is the beginning of what was written.
-                let end = self.map.table(branch.node).index.end();
-                ReceptionInfo {
-                    id: SnapshotId(branch.receiving),
-                    from: Some(SnapshotId(branch.from)).filter(|from| from.0 != 0),
-                    name: branch.name.clone(),
-                    position: if end > 0 { BLOCKS_FROM + end } else { 0 },
-                    branch: BranchId(id),
-                }
-            })
-            .collect()
+        receptions(&self.map)
     }
 
     /// Gives up what arrived of a snapshot.
@@ -309,19 +282,8 @@ impl Store {
     /// # Errors
     /// As a request.
     pub fn receive_abandon(&mut self, id: SnapshotId) -> Result<(), OpError> {
-        let branch = BranchId(self.receiving_branch(id).ok_or(OpError::NoSuchView)?);
+        let branch = BranchId(receiving_branch(&self.map, id).ok_or(OpError::NoSuchView)?);
         self.execute(Op::CloneDelete { branch }).map(drop)
-    }
-
-    /// Whether a block of a reception is here. What is here after a crash is the beginning of what was written.
-    fn has_blocks(&self, branch: u32) -> bool {
-        let node = self.map.catalogue.head(branch);
-        node.is_some_and(|node| self.map.table(node).index.len() > 0)
-    }
-
-    fn receiving_branch(&self, id: SnapshotId) -> Option<u32> {
-        let mut branches = self.map.catalogue.branches.iter();
-        branches.find(|(_, branch)| branch.receiving == id.0).map(|(&branch, _)| branch)
     }
 
     fn begin_reception(&mut self, token: Token, info: &StreamInfo, position: u64) -> Result<(), StreamError> {
@@ -329,10 +291,10 @@ impl Store {
         if position > self.receive_position(info.to).unwrap_or(0) {
             return Err(StreamError::Ahead);
         }
-        if info.kind != self.info.kind {
+        if info.kind != self.volume.info.kind {
             return Err(StreamError::Differs("it is sealed otherwise, or in another sealing domain"));
         }
-        if info.geometry != self.info.geometry {
+        if info.geometry != self.volume.info.geometry {
             return Err(StreamError::Differs("its block size or number of blocks is another"));
         }
         let catalogue = &self.map.catalogue;
@@ -344,7 +306,7 @@ impl Store {
         }
         let base = info.from.map_or(0, |from| from.0);
         // At each beginning, also when it goes on: the volume may have been used meanwhile.
-        if !self.may_be_replaced(base) {
+        if !may_be_replaced(&self.map, base) {
             return Err(StreamError::Diverged);
         }
         let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);
@@ -360,47 +322,18 @@ impl Store {
         self.submit_content(token, 0, Content::Change(Box::new(begin)), 0)
     }
 
-    /// Whether the volume has nothing that a reception onto snapshot `base` (0: none) would throw away.
-    fn may_be_replaced(&self, base: u64) -> bool {
-        let catalogue = &self.map.catalogue;
-        let head = catalogue.head(0).expect("the volume itself is always there");
-        match catalogue.snapshot(base) {
-            Some(base) => {
-                let table = self.map.table(head);
-                catalogue.parent(head) == Some(base.node) && table.index.len() == 0 && table.holes.len() == 0
-            }
-            None => {
-                // Also what deleted snapshots left and is not merged yet. The hole that a plain volume is made with, or the
-                // one that formats a sealed volume, is nothing to lose.
-                let path = self.map.path(head);
-                let holes: usize = path.iter().map(|table| table.holes.len()).sum();
-                catalogue.snapshots.is_empty() && holes <= 1 && path.iter().all(|table| table.index.len() == 0)
-            }
-        }
-    }
-
-    /// Why a change at the front of the queue would throw away what was written to the volume.
-    pub(super) fn would_lose(&self, change: &Change) -> Option<OpError> {
-        let base = match change {
-            Change::ReceiveBegin { base, .. } => *base,
-            Change::ReceiveCommit { branch } => self.map.catalogue.branches.get(branch)?.from,
-            _ => return None,
-        };
-        (!self.may_be_replaced(base)).then_some(OpError::Depended(DIVERGED))
-    }
-
     fn submit_content(&mut self, token: Token, branch: u32, content: Content, bytes: usize) -> Result<(), StreamError> {
         let durable = matches!(content, Content::Change(_));
-        self.enqueue(token, branch, content, Gate::Open, durable, bytes)?;
-        self.ops_in_flight += 1;
-        self.bytes_in_flight += bytes;
+        let request = WriteRequest::new(token, branch, content, bytes);
+        self.enqueue(request.durable_if(durable))?;
+        self.requests.accept(bytes);
         Ok(())
     }
 
     /// Nothing is left to do for it.
     fn answer_receive(&mut self, token: Token, outcome: Outcome) {
-        self.ops_in_flight += 1;
-        self.complete(token, 0, Ok(outcome));
+        self.requests.accept(0);
+        self.requests.complete(token, 0, Ok(outcome));
     }
 }
 

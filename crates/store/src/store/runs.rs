@@ -26,9 +26,9 @@ impl Store {
     /// How many blocks a view has that can be read: a sealed one ends with the last block or hole that was sealed in it, so a snapshot
     /// from before its volume grew is as large as it was. A plain one is zeros from there on, as far as the volume goes. 0 for a view that is not there.
     pub fn readable_blocks(&self, view: View) -> u64 {
-        let blocks = self.info.geometry.blocks;
+        let blocks = self.volume.info.geometry.blocks;
         let Some(node) = self.map.catalogue.node(view) else { return 0 };
-        if !self.info.kind.is_sealed() {
+        if !self.volume.is_sealed() {
             return blocks;
         }
         let ends = self.map.path(node).into_iter().map(|table| table.index.end().max(table.holes.end()));
@@ -38,7 +38,7 @@ impl Store {
     /// The runs from `lba` on, at most `runs_max` of them; none for a view that is not there. Neighbours differ, but the last one may end
     /// where the question became too long, and the next question goes on from there. What is in flight counts when it completes.
     pub fn mapped_runs(&self, view: View, lba: Lba, runs_max: usize) -> Vec<Run> {
-        let end = self.info.geometry.blocks;
+        let end = self.volume.info.geometry.blocks;
         let Some(node) = self.map.catalogue.node(view) else { return Vec::new() };
         let only = self.map.only_table(node);
         // Of several layers: from which block on what was found.

@@ -1,22 +1,20 @@
-//! Scrubbing: segment after segment is read and compared with its keyless checksums, so that rot is known before somebody needs
-//! the block.
+//! Scrubbing: segment after segment is read and compared with its keyless checksums, so that rot is found before a block is needed.
 //!
-//! One segment for each call of [`Store::scrub`] or [`Store::scrub_beside`]: the caller decides the rate. A bad block is logged and
-//! counted; it is left as it is, and reads of it go on failing. Absent: the newest segment, which is still written to.
+//! One segment for each call of [`Scrub::begin_segment`]: the caller decides the rate. A bad block is logged and counted; it is left as it
+//! is, and reads of it go on failing. Absent: the newest segment, which is still written to.
 
 use std::collections::BTreeSet;
-use std::io;
 
-use strongroom_block::{Buffer, BufferMut, Lba, keyless_checksum};
+use strongroom_block::{Buffer, BufferMut, Lba};
 
-use super::clean::Live;
-use super::read::item_checksum;
-use super::victims::Pieces;
-use super::{Purpose, Store};
+use super::access::ReadAccess;
+use super::io::{IoResult, Purpose};
+use super::live::{Live, Pieces, live_of};
 use crate::backend::Io;
 use crate::catalogue::NodeId;
 use crate::index::Version;
-use crate::layout::RECORD_BLOCK;
+use crate::layout::{Layout, RECORD_BLOCK};
+use crate::map::BlockMap;
 use crate::op::{Extent, OpError};
 use crate::segments::State;
 use crate::steps;
@@ -28,13 +26,15 @@ const SEARCHED_PER_POLL: usize = 4096;
 /// Blocks of a damaged segment that are read at a time.
 const BLOCK_READS_MAX: usize = 32;
 
-/// How far scrubbing is.
+/// The progress of scrubbing.
 #[derive(Default)]
 pub(super) struct Scrub {
-    /// Where passes begin: somewhere else each time the store is opened, so that short openings get everywhere.
+    /// Where passes begin: at another segment each time the store is opened, so that short openings get everywhere.
     start: u64,
     /// How many segments of this pass are done.
     done: u32,
+    /// Bytes in which a segment is read.
+    piece_bytes: usize,
     reading: Option<SegmentRead>,
     search: Option<BlockSearch>,
     /// The search may go on in this poll.
@@ -74,17 +74,27 @@ enum SearchAt {
 }
 
 impl Scrub {
-    pub(super) fn starting_at(start: u64) -> Scrub {
-        Scrub { start, ..Scrub::default() }
+    pub(super) fn starting_at(start: u64, piece_bytes: usize) -> Scrub {
+        Scrub { start, piece_bytes, ..Scrub::default() }
     }
 
     pub(super) fn new_poll(&mut self) {
         self.may_search = true;
     }
 
+    /// Whether a segment is being read, or searched for blocks that can still be read.
+    pub(super) fn is_busy(&self) -> bool {
+        self.reading.is_some() || self.search.is_some() || self.block_reads > 0
+    }
+
     /// Whether a search has more to do, and nothing that it waits for is in flight.
     pub(super) fn goes_on(&self) -> bool {
         self.search.is_some() && self.block_reads == 0
+    }
+
+    /// The blocks found to be bad in the last pass and in this one so far, a thousand of each at most.
+    pub(super) fn bad_blocks(&self) -> Vec<Lba> {
+        self.found.union(&self.found_before).map(|&lba| Lba(lba)).collect()
     }
 
     /// How many blocks are known to be bad.
@@ -97,141 +107,112 @@ impl Scrub {
             self.found.insert(lba);
         }
     }
-}
 
-impl Store {
-    /// The blocks that the last pass of scrubbing, and this one so far, found to be bad (the first thousand).
-    pub fn bad_blocks(&self) -> Vec<Lba> {
-        self.scrub.found.union(&self.scrub.found_before).map(|&lba| Lba(lba)).collect()
-    }
-
-    /// Begins to read the next segment, unless anything else is going on. To be called when nothing was asked for a while, about
-    /// once a second; [`Stats::scrub_passes`](crate::Stats::scrub_passes) tells when everything was read once.
-    pub fn scrub(&mut self) {
-        if self.ops_in_flight == 0 && self.ios.is_empty() {
-            self.scrub_beside();
-        }
-    }
-
-    /// The same beside requests, for a store that is never idle. The caller keeps to a share of time: it rests in proportion to how long
-    /// [`Store::is_scrubbing`] is true.
-    pub fn scrub_beside(&mut self) {
-        if self.is_scrubbing() || self.erasing.is_some() || self.cleaner.stop {
-            return;
-        }
-        let count = self.layout.segments;
+    /// Begins to read the next segment that was written.
+    pub(super) fn begin_segment(&mut self, access: &mut ReadAccess<'_>) {
+        let count = access.volume.layout.segments;
         for _ in 0..SEARCHED_PER_POLL {
-            if self.scrub.done >= count {
-                self.scrub.done = 0;
-                self.scrub.passes += 1;
-                self.scrub.found_before = std::mem::take(&mut self.scrub.found);
+            if self.done >= count {
+                self.done = 0;
+                self.passes += 1;
+                self.found_before = std::mem::take(&mut self.found);
                 return;
             }
-            let segment =
-                ((self.scrub.start % u64::from(count) + u64::from(self.scrub.done)) % u64::from(count)) as u32;
-            self.scrub.done += 1;
+            let segment = ((self.start % u64::from(count) + u64::from(self.done)) % u64::from(count)) as u32;
+            self.done += 1;
             steps::count(1);
-            let entry = self.segments.segment(segment);
+            let entry = access.segments.segment(segment);
             if entry.state == State::Closed && entry.end > 0 {
                 let (reopened, len) = (entry.reopened, entry.end as usize * RECORD_BLOCK);
-                self.segments.pin(segment);
-                self.read_scrub_piece(SegmentRead { segment, reopened, len, pieces: Vec::new() });
+                access.segments.pin(segment);
+                self.read_piece(access, SegmentRead { segment, reopened, len, pieces: Vec::new() });
                 return;
             }
         }
     }
 
-    /// How many times scrubbing read the whole store since it was opened.
-    pub fn scrub_passes(&self) -> u64 {
-        self.scrub.passes
+    fn read_piece(&mut self, access: &mut ReadAccess<'_>, read: SegmentRead) {
+        let at = read.pieces.len() * self.piece_bytes;
+        let buffer = BufferMut::to_fill(self.piece_bytes.min(read.len - at));
+        let offset = access.volume.layout.segment_at(read.segment) + at as u64;
+        self.reading = Some(read);
+        access.io.start(Purpose::Scrub, Io::Read { offset, buffer });
     }
 
-    /// Whether a segment is being read, or searched for blocks that can still be read.
-    pub fn is_scrubbing(&self) -> bool {
-        self.scrub.reading.is_some() || self.scrub.search.is_some() || self.scrub.block_reads > 0
-    }
-
-    fn read_scrub_piece(&mut self, read: SegmentRead) {
-        let piece_bytes = self.options.cleaning_piece_bytes as usize;
-        let at = read.pieces.len() * piece_bytes;
-        let buffer = BufferMut::to_fill(piece_bytes.min(read.len - at));
-        let offset = self.layout.segment_at(read.segment) + at as u64;
-        self.scrub.reading = Some(read);
-        self.start_io(Purpose::Scrub, Io::Read { offset, buffer });
-    }
-
-    pub(super) fn scrub_read_done(&mut self, result: io::Result<Option<BufferMut>>) {
-        let mut read = self.scrub.reading.take().expect("a segment is being read");
+    /// A piece of the segment was read. `stopped`: the store is being closed or erased.
+    pub(super) fn piece_read(&mut self, access: &mut ReadAccess<'_>, stopped: bool, result: IoResult) {
+        let mut read = self.reading.take().expect("a segment is being read");
         let result = result.map(|buffer| read.pieces.push(buffer.expect("reads return their buffer").freeze()));
-        let piece_bytes = self.options.cleaning_piece_bytes as usize;
-        let is_left = self.erasing.is_some() || self.cleaner.stop;
-        if result.is_ok() && !is_left && read.pieces.len() * piece_bytes < read.len {
-            return self.read_scrub_piece(read);
+        if result.is_ok() && !stopped && read.pieces.len() * self.piece_bytes < read.len {
+            return self.read_piece(access, read);
         }
         let SegmentRead { segment, reopened, len, pieces } = read;
-        self.segments.unpin(segment);
-        if is_left || self.segments.segment(segment).reopened != reopened {
-            // Written to while it was read. It is looked at in the next pass.
+        access.segments.unpin(segment);
+        if stopped || access.segments.segment(segment).reopened != reopened {
+            // Written to while it was read. The next pass reads it.
             return;
         }
         let read = result.map_err(|error| error.to_string());
         let live = read.and_then(|()| {
-            let bytes = Pieces::new(pieces, piece_bytes, len);
-            self.live_of(segment, &bytes).map(|live| (bytes, live))
+            let bytes = Pieces::new(pieces, self.piece_bytes, len);
+            live_of(segment, &bytes, access.map, access.segments, access.volume).map(|live| (bytes, live))
         });
         match live {
-            Ok((bytes, live)) => {
-                self.scrub.bytes += bytes.len() as u64;
-                let (block_bytes, item_bytes) = (self.layout.block_bytes as usize, self.layout.item_bytes as usize);
-                for live in live {
-                    let Live::Block { lba, item_at, data_at, .. } = live else { continue };
-                    let (item, data) =
-                        (bytes.slice(item_at..item_at + item_bytes), bytes.slice(data_at..data_at + block_bytes));
-                    if keyless_checksum(&data) != item_checksum(&item) {
-                        self.found_bad(lba, "it does not match its checksum");
-                    }
-                }
-            }
+            Ok((bytes, live)) => self.verify(access, &bytes, &live),
             Err(reason) => {
-                tracing::error!(volume = %self.info.volume_id, segment, reason, "scrubbing found a damaged segment");
-                self.scrub.search = Some(BlockSearch { segment, at: SearchAt::Index { node: 0, lba: 0 } });
+                let volume = access.volume.info.volume_id;
+                tracing::error!(%volume, segment, reason, "scrubbing found a damaged segment");
+                self.search = Some(BlockSearch { segment, at: SearchAt::Index { node: 0, lba: 0 } });
             }
         }
     }
 
-    fn found_bad(&mut self, lba: u64, reason: &str) {
-        tracing::error!(volume = %self.info.volume_id, lba, reason, "scrubbing found a bad block");
-        self.scrub.note(lba);
+    fn verify(&mut self, access: &ReadAccess<'_>, bytes: &Pieces, live: &[Live]) {
+        self.bytes += bytes.len() as u64;
+        for live in live {
+            let &Live::Block { lba, item_at, data_at, .. } = live else { continue };
+            if bytes.block(item_at, data_at, access.volume).is_none() {
+                let volume = access.volume.info.volume_id;
+                tracing::error!(%volume, lba, "scrubbing found a bad block: it does not match its checksum");
+                self.note(lba);
+            }
+        }
     }
 
-    /// Goes on with the search through a damaged segment, a slice for each poll: every version in it is read by itself.
-    pub(super) fn drive_scrub(&mut self) -> bool {
-        if !self.scrub.may_search || self.scrub.block_reads > 0 {
-            return false;
+    /// Goes on with the search through a damaged segment, a slice in each poll: returns versions in it, each of which is to be read by
+    /// itself. `None`: there is nothing to do now.
+    pub(super) fn advance(&mut self, map: &BlockMap, layout: &Layout, stopped: bool) -> Option<Vec<(u64, Version)>> {
+        if !self.may_search || self.block_reads > 0 {
+            return None;
         }
-        if self.erasing.is_some() || self.cleaner.stop {
-            self.scrub.search = None;
+        if stopped {
+            self.search = None;
         }
-        let Some(search) = self.scrub.search.take() else { return false };
-        self.scrub.may_search = false;
-        let (here, next) = self.search_blocks(&search);
-        self.scrub.search = next.map(|at| BlockSearch { at, ..search });
-        for (lba, version) in here {
-            self.scrub.block_reads += 1;
-            self.start_scrub_read(lba, version);
-        }
-        true
+        let search = self.search.take()?;
+        self.may_search = false;
+        let (here, next) = search.next(map, layout);
+        self.search = next.map(|at| BlockSearch { at, ..search });
+        self.block_reads += here.len();
+        Some(here)
     }
 
-    /// The next versions in a segment, and where to go on; `None`: that was all.
-    fn search_blocks(&self, search: &BlockSearch) -> (Vec<(u64, Version)>, Option<SearchAt>) {
-        let layout = self.layout;
+    pub(super) fn block_read(&mut self, extents: Result<Vec<Extent>, OpError>) {
+        self.block_reads -= 1;
+        if let Err(OpError::Medium { lba, .. }) = extents {
+            self.note(lba.0);
+        }
+    }
+}
+
+impl BlockSearch {
+    /// The next versions in the segment, and where to go on; `None`: that was all.
+    fn next(&self, map: &BlockMap, layout: &Layout) -> (Vec<(u64, Version)>, Option<SearchAt>) {
         let mut here: Vec<(u64, Version)> = Vec::new();
-        let is_here = |version: Version| version.segment(&layout) == search.segment;
+        let is_here = |version: Version| version.segment(layout) == self.segment;
         let mut left = SEARCHED_PER_POLL;
-        match search.at {
+        match self.at {
             SearchAt::Index { node, lba } => {
-                let Some((at, table)) = self.map.table_from(node) else {
+                let Some((at, table)) = map.table_from(node) else {
                     return (here, Some(SearchAt::Versions((0, 0))));
                 };
                 let mut next = None;
@@ -248,7 +229,7 @@ impl Store {
                 (here, Some(SearchAt::Index { node: next.0, lba: next.1 }))
             }
             SearchAt::Versions((lba, sequence)) => {
-                for (_, lba, version) in self.map.versions.from(lba, sequence) {
+                for (_, lba, version) in map.versions.from(lba, sequence) {
                     if left == 0 || here.len() == BLOCK_READS_MAX {
                         return (here, Some(SearchAt::Versions((lba, version.sequence()))));
                     }
@@ -258,13 +239,6 @@ impl Store {
                 }
                 (here, None)
             }
-        }
-    }
-
-    pub(super) fn scrub_block_read(&mut self, extents: Result<Vec<Extent>, OpError>) {
-        self.scrub.block_reads -= 1;
-        if let Err(OpError::Medium { lba, .. }) = extents {
-            self.scrub.note(lba.0);
         }
     }
 }

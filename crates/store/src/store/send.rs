@@ -116,10 +116,10 @@ impl Store {
             let snapshot = self.map.catalogue.snapshot(sender.to.0).ok_or(OpError::NoSuchView)?;
             let info = StreamInfo {
                 version: STREAM_VERSION,
-                sealing: sender.sealing.filter(|_| self.info.kind.is_sealed()),
-                kind: self.info.kind,
-                geometry: self.info.geometry,
-                volume_id: self.info.volume_id,
+                sealing: sender.sealing.filter(|_| self.volume.is_sealed()),
+                kind: self.volume.info.kind,
+                geometry: self.volume.info.geometry,
+                volume_id: self.volume.info.volume_id,
                 to: sender.to,
                 from: sender.from,
                 created_seconds: snapshot.created,
@@ -198,7 +198,7 @@ impl Store {
         };
         // Of each node the next block that it has: looked for anew only when it was passed, because that may be far away.
         let mut next: Vec<_> = tables.iter().map(|table| table.index.next_mapped(from)).collect();
-        let mut left = (SLICE_BYTES / u64::from(self.layout.block_bytes)).max(1);
+        let mut left = (SLICE_BYTES / u64::from(self.volume.layout.block_bytes)).max(1);
         let (mut runs, mut fuel) = (Vec::new(), CHUNKS_LOOKED_AT_MAX);
         while let Some(first) = next.iter().copied().flatten().min() {
             if left == 0 || runs.len() == Op::RUNS_MAX || fuel == 0 {
@@ -243,9 +243,9 @@ impl Store {
                 out.extend_from_slice(&before.encode(sender));
             }
             let run = run.get_or_insert_with(|| Run { lba: lba.0, count: 0, items: Vec::new(), data: Vec::new() });
-            let blocks = data.chunks_exact(self.layout.block_bytes as usize);
+            let blocks = data.chunks_exact(self.volume.block_bytes());
             run.count += blocks.len() as u32;
-            match self.info.kind.is_sealed() {
+            match self.volume.is_sealed() {
                 true => run.items.extend(records.iter().flat_map(SealRecord::as_bytes)),
                 false => {
                     run.items.extend(blocks.flat_map(|block| strongroom_block::keyless_checksum(block).to_be_bytes()));

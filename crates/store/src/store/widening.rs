@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Store;
-use super::append::{Content, WriteOp};
+use super::request::{Content, WriteRequest};
+use crate::map::BlockMap;
 
 /// Longest hole that is made this way, in blocks: what has to be searched for mapped blocks. Per TiB of 4 KiB blocks, at most 7 MiB of
 /// memory remain.
@@ -24,6 +24,11 @@ pub(super) struct Widening {
 }
 
 impl Widening {
+    /// A unit of writes begins.
+    pub(super) fn new(is_possible: bool) -> Widening {
+        Widening { ranges: BTreeMap::new(), is_possible }
+    }
+
     /// The hole of this unit that ends at `lba`, or covers it.
     fn before(&self, branch: u32, lba: u64) -> Option<(u64, u64)> {
         let (&(_, start), &end) = self.ranges.range((branch, 0)..=(branch, lba)).next_back()?;
@@ -34,24 +39,16 @@ impl Widening {
     fn behind(&self, branch: u32, lba: u64) -> Option<(u64, u64)> {
         self.ranges.get(&(branch, lba)).map(|&end| (lba, end))
     }
-}
-
-impl Store {
-    /// A unit of writes is begun.
-    pub(super) fn begin_widening(&self) -> Widening {
-        let is_possible = !self.info.kind.is_sealed() && self.appends.is_empty() && !self.group.open;
-        Widening { ranges: BTreeMap::new(), is_possible }
-    }
 
     /// Widens the holes of a request that is about to be put into the unit.
-    pub(super) fn widen(&self, widening: &mut Widening, op: &mut WriteOp) {
+    pub(super) fn widen(&mut self, map: &BlockMap, op: &mut WriteRequest) {
         let Content::Holes(holes) = &mut op.content else {
             // What it writes is not in the index yet.
-            widening.is_possible = false;
+            self.is_possible = false;
             return;
         };
-        let Some(node) = self.map.catalogue.head(op.branch).filter(|_| widening.is_possible) else { return };
-        let table = self.map.table(node);
+        let Some(node) = map.catalogue.head(op.branch).filter(|_| self.is_possible) else { return };
+        let table = map.table(node);
         // An older hole without a mapped block, as far as it goes beyond what is known to be empty.
         let older = |lba: u64| {
             let (start, end, _) = table.holes.covering(lba)?;
@@ -61,8 +58,8 @@ impl Store {
         for (start, count, _) in holes.iter_mut() {
             let (first, end) = (*start, *start + *count);
             let mut widened = (first, end);
-            let before = widening.before(op.branch, first).or_else(|| older(first.checked_sub(1)?));
-            let behind = widening.behind(op.branch, end).or_else(|| older(end));
+            let before = self.before(op.branch, first).or_else(|| older(first.checked_sub(1)?));
+            let behind = self.behind(op.branch, end).or_else(|| older(end));
             for (other_start, other_end) in before.into_iter().chain(behind) {
                 let whole = (widened.0.min(other_start), widened.1.max(other_end));
                 if whole.1 - whole.0 <= WIDENED_BLOCKS_MAX {
@@ -71,11 +68,11 @@ impl Store {
             }
             (*start, *count) = (widened.0, widened.1 - widened.0);
             let within: Vec<_> =
-                widening.ranges.range((op.branch, widened.0)..(op.branch, widened.1)).map(|(&key, _)| key).collect();
+                self.ranges.range((op.branch, widened.0)..(op.branch, widened.1)).map(|(&key, _)| key).collect();
             for key in within {
-                widening.ranges.remove(&key);
+                self.ranges.remove(&key);
             }
-            widening.ranges.insert((op.branch, widened.0), widened.1);
+            self.ranges.insert((op.branch, widened.0), widened.1);
         }
     }
 }

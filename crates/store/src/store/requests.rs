@@ -1,0 +1,142 @@
+//! The requests that were accepted and have not completed: limits, admission, completions, and the refusal of writes after a failure.
+
+use strongroom_block::{Token, VolumeId};
+
+use super::memory::Admission;
+use crate::op::{Completion, Op, OpError, Outcome};
+use crate::options::OpenOptions;
+use crate::recover::Damage;
+
+/// Accepted requests and their completions.
+pub(super) struct Requests {
+    /// For messages.
+    volume_id: VolumeId,
+    ops_max: usize,
+    bytes_max: usize,
+    admission: Admission,
+    ops_in_flight: usize,
+    bytes_in_flight: usize,
+    /// Completions that were not polled.
+    done: Vec<Completion>,
+    /// Why writes are refused, once a write or sync failed.
+    refused: Option<String>,
+    /// Why the store is open read-only.
+    damage: Option<Damage>,
+}
+
+impl Requests {
+    pub(super) fn new(volume_id: VolumeId, options: &OpenOptions) -> Requests {
+        Requests {
+            volume_id,
+            ops_max: options.queue_ops_max,
+            bytes_max: options.queue_bytes_max.max(Op::READ_BYTES_MAX),
+            admission: Admission::default(),
+            ops_in_flight: 0,
+            bytes_in_flight: 0,
+            done: Vec::new(),
+            refused: None,
+            damage: None,
+        }
+    }
+
+    /// Whether another request of this size fits into the limits.
+    pub(super) fn has_room_for(&self, bytes: usize) -> bool {
+        self.ops_in_flight < self.ops_max && self.bytes_in_flight + bytes <= self.bytes_max
+    }
+
+    pub(super) fn admits(&self, op: &Op) -> bool {
+        self.admission.admits(op)
+    }
+
+    pub(super) fn set_admission(&mut self, admission: Admission) {
+        self.admission = admission;
+    }
+
+    pub(super) fn admission(&self) -> Admission {
+        self.admission
+    }
+
+    /// A request is accepted.
+    pub(super) fn accept(&mut self, bytes: usize) {
+        self.ops_in_flight += 1;
+        self.bytes_in_flight += bytes;
+    }
+
+    /// A request that was not accepted is answered.
+    pub(super) fn reject(&mut self, token: Token, error: OpError) {
+        self.done.push(Completion { token, result: Err(error) });
+    }
+
+    /// Completes an accepted request.
+    pub(super) fn complete(&mut self, token: Token, bytes: usize, result: Result<Outcome, OpError>) {
+        self.ops_in_flight -= 1;
+        self.bytes_in_flight -= bytes;
+        self.done.push(Completion { token, result });
+    }
+
+    /// Moves all completions to the end of `completions`; returns their number.
+    pub(super) fn take_done(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let count = self.done.len();
+        completions.append(&mut self.done);
+        count
+    }
+
+    /// The result of one request, if it has completed.
+    pub(super) fn take_result(&mut self, token: Token) -> Option<Result<Outcome, OpError>> {
+        let at = self.done.iter().position(|completion| completion.token == token)?;
+        Some(self.done.remove(at).result)
+    }
+
+    pub(super) fn has_done(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    pub(super) fn ops_in_flight(&self) -> usize {
+        self.ops_in_flight
+    }
+
+    pub(super) fn bytes_in_flight(&self) -> usize {
+        self.bytes_in_flight
+    }
+
+    /// From here on nothing more is written until the store is reopened.
+    pub(super) fn refuse_writes(&mut self, what: &str, error: &std::io::Error) {
+        if self.refused.is_none() {
+            tracing::error!(volume = %self.volume_id, %error, "{what} failed: refusing writes until reopened");
+            self.refused = Some(format!("{what} failed: {error}"));
+        }
+    }
+
+    /// The store is open read-only because of damage.
+    pub(super) fn set_damage(&mut self, damage: Damage) {
+        self.refused = Some("the log is damaged and the store was opened read-only".to_owned());
+        self.damage = Some(damage);
+    }
+
+    pub(super) fn damage(&self) -> Option<&Damage> {
+        self.damage.as_ref()
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Why writes are refused.
+    pub(super) fn refusal_reason(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    /// The answer to a write while writes are refused.
+    pub(super) fn refusal(&self) -> OpError {
+        if self.damage.is_some() {
+            return OpError::ReadOnly;
+        }
+        OpError::WritesRefused { reason: self.refused.clone().unwrap_or_default() }
+    }
+
+    /// # Errors
+    /// The refusal, if writes are refused.
+    pub(super) fn check_writable(&self) -> Result<(), OpError> {
+        if self.is_refused() { Err(self.refusal()) } else { Ok(()) }
+    }
+}
