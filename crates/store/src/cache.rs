@@ -1,5 +1,5 @@
 //! What was read of the log, in memory: record blocks, so that a random read need not fetch a checksum or seal record from the
-//! medium each time, and small pieces of data, which direct I/O would fetch anew.
+//! medium each time, and small pieces of data, which direct I/O would fetch again.
 //!
 //! Both hold only what matched its checksum when it was read or written. What lies at a place of the log never changes as
 //! long as its segment has its generation, and generations are never reused: so nothing has to be taken out.

@@ -2,7 +2,7 @@
 //!
 //! A *node* is what was written on one branch between two snapshots. A view is a node and all its parents; the nearest
 //! entry counts. Entries of the log name their branch and sequence; *spans* tell which node that is. So a snapshot, a
-//! clone and a rollback each are one new node, whatever the volume's size. `docs/store-format.md`, "Branches".
+//! clone and a rollback each are one new node, independent of the volume's size. `docs/store-format.md`, "Branches".
 
 mod bytes;
 mod change;
@@ -50,7 +50,7 @@ pub(crate) struct Descent<'a, V> {
 }
 
 impl<'a, V> Descent<'a, V> {
-    /// How many neighbours are looked at.
+    /// How many adjacent names are looked at.
     const NEAR: usize = 4;
 
     pub(crate) fn new(map: &'a BTreeMap<NodeId, V>) -> Descent<'a, V> {
@@ -354,7 +354,7 @@ impl Catalogue {
         }
     }
 
-    /// Nodes are gone, each with the one that has its entries now, if there is one. Spans that have become neighbours are one.
+    /// Nodes are gone, each with the one that has its entries now, if there is one. Spans that have become adjacent are merged.
     fn move_spans(&mut self, gone: &BTreeMap<NodeId, Option<NodeId>>) {
         let mut joined: BTreeMap<(u32, u64), Span> = BTreeMap::new();
         for (&(branch, first), span) in &self.spans {

@@ -33,7 +33,7 @@ pub struct Problem {
     pub newest: bool,
     /// Who sees that version, where there is more than the volume: the volume, its clones, `@SNAPSHOT`. Nobody sees an older one.
     pub seen_by: Vec<String>,
-    /// The newest older version of it that is kept and whole; whoever has the key can bring it back.
+    /// The newest older version of it that is retained and intact; a holder of the key can restore it.
     pub older: Option<StoreSequence>,
     /// Where in the log, in bytes.
     pub offset: u64,
@@ -154,7 +154,7 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
         if let Err(error) = read {
             let why = error.reason();
             report.notes.push(format!(
-                "superblock copy {copy} is not whole ({why}); the other one is, and the next opening or a repair writes it anew"
+                "superblock copy {copy} is not whole ({why}); the other one is, and the next opening or a repair rewrites it"
             ));
         }
     }
@@ -164,41 +164,55 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
     let total = used.iter().map(|&(_, end)| u64::from(end) * RECORD_BLOCK as u64).sum();
     let mut done = 0;
     for (segment, end) in used {
-        let generation = recovered.segments.segment(segment).generation;
-        let (mut block, mut missed) = (0, Vec::new());
-        while block < end {
-            let unit = Scanner::lone(backend, &recovered.superblock).unit_at(segment, block).ok().flatten();
-            let unit = unit.filter(|unit| unit.header.generation == generation);
-            // Behind a damaged unit others may be whole.
-            let Some(unit) = unit else {
-                missed.push(block);
-                block += 1;
-                continue;
-            };
-            block += unit.header.blocks();
-            report.units += 1;
-            check_unit(backend, &recovered, &unit, &mut report);
-            done += u64::from(unit.header.blocks()) * RECORD_BLOCK as u64;
+        check_segment(backend, &recovered, (segment, end), &mut report, &mut |bytes| {
+            done += bytes;
             progress(done, total);
-        }
-        if report.unopenable.is_some() {
-            missed.extend(damaged_behind(backend, &recovered, segment, end, generation));
-        }
-        // What is left of a segment table that is not whole: a note tells of it.
-        let passed_over = |block: u32| {
-            let at = layout.block_at(segment, block);
-            recovered.fillers.iter().any(|filler| (filler.offset..filler.end()).contains(&at))
-        };
-        missed.retain(|&block| report.unopenable.is_some() || !passed_over(block));
-        if !missed.is_empty() {
-            look_at_missed(backend, &recovered, segment, &missed, &mut report);
-        }
+        });
     }
     if report.problems.is_empty() && report.unopenable.is_none() {
         all_accounted_for(&recovered, layout.segment_at(0), &mut report);
     }
     report.bad_blocks.sort_unstable();
     Ok(report)
+}
+
+/// Checks the units of a segment. `progress` is called with the bytes of each.
+fn check_segment(
+    backend: &mut dyn Backend,
+    recovered: &Recovered,
+    (segment, end): (u32, u32),
+    report: &mut CheckReport,
+    progress: &mut dyn FnMut(u64),
+) {
+    let generation = recovered.segments.segment(segment).generation;
+    let (mut block, mut missed) = (0, Vec::new());
+    while block < end {
+        let unit = Scanner::lone(backend, &recovered.superblock).unit_at(segment, block).ok().flatten();
+        let unit = unit.filter(|unit| unit.header.generation == generation);
+        // Behind a damaged unit others may be intact.
+        let Some(unit) = unit else {
+            missed.push(block);
+            block += 1;
+            continue;
+        };
+        block += unit.header.blocks();
+        report.units += 1;
+        check_unit(backend, recovered, &unit, report);
+        progress(u64::from(unit.header.blocks()) * RECORD_BLOCK as u64);
+    }
+    if report.unopenable.is_some() {
+        missed.extend(damaged_behind(backend, recovered, segment, end, generation));
+    }
+    // What is left of a segment table that is not intact: a note tells of it.
+    let layout = recovered.superblock.layout();
+    let passed_over = |block: u32| {
+        let at = layout.block_at(segment, block);
+        recovered.fillers.iter().any(|filler| (filler.offset..filler.end()).contains(&at))
+    };
+    missed.retain(|&block| report.unopenable.is_some() || !passed_over(block));
+    if !missed.is_empty() {
+        look_at_missed(backend, recovered, segment, &missed, report);
+    }
 }
 
 /// The store as it would be opened; if it does not open, as it could be rebuilt, with why, and what that would lose. So one

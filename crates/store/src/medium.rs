@@ -1,6 +1,6 @@
 //! What a store's log lies on: a file in the store's directory, a file elsewhere, a raw device, or memory.
 //!
-//! Wherever it is, the store's directory has it under the name `log`: as the file itself, or as a link to it. So whoever
+//! Wherever it is, the store's directory has it under the name `log`: as the file itself, or as a link to it. So a program that
 //! has the directory finds the log, and only making and removing a store need to know the difference.
 
 use std::fmt;

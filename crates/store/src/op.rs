@@ -26,7 +26,7 @@ pub enum Op {
         /// [`Op::READ_BYTES_MAX`] bytes.
         count: u32,
     },
-    /// The same from the medium, whatever is cached (the FUA bit of READ, and VERIFY: SBC-3 §5.8, §5.34).
+    /// The same from the medium, even if it is cached (the FUA bit of READ, and VERIFY: SBC-3 §5.8, §5.34).
     ReadMedium {
         /// First block.
         lba: Lba,
@@ -95,8 +95,8 @@ pub enum Op {
         /// As in [`Op::Write`], with holes for blocks.
         origin: Option<Origin>,
     },
-    /// Sealed units: a range that holds no data becomes this hole; else [`OpError::NotAbsent`]. So a seal of absence is made
-    /// anew beside other writers. Answered by [`Outcome::Written`].
+    /// Sealed units: a range that holds no data becomes this hole; else [`OpError::NotAbsent`]. So absence can be
+    /// resealed beside other writers. Answered by [`Outcome::Written`].
     ConditionalHole {
         /// The sealed range.
         hole: HoleRecord,
@@ -124,7 +124,7 @@ pub enum Op {
         /// Block and the sequence of the version that opened. At most [`Op::VERIFIED_MAX`].
         pairs: Vec<(Lba, StoreSequence)>,
     },
-    /// Keeps the addressed branch as it is now, under a name. Takes the same time whatever the volume's size. Ordered
+    /// Keeps the addressed branch as it is now, under a name. Takes the same time for a volume of any size. Ordered
     /// like a write: it holds what completed before it was submitted. Answered, when durable, by
     /// [`Outcome::SnapshotCreated`].
     SnapshotCreate {

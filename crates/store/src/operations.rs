@@ -15,7 +15,7 @@ use crate::layout::{be_u32, be_u64};
 
 /// Upper bound on attach ids that are known at a time.
 pub(crate) const ATTACH_IDS_MAX: usize = 1024;
-/// Upper bound on the bytes of all windows in a segment table, whatever the segments' size.
+/// Upper bound on the bytes of all windows in a segment table, for any size of segments.
 pub(crate) const OPERATIONS_BYTES_MAX: usize = 1 << 20;
 /// The windows take at most this share of a segment, so that a segment table stays small.
 const SEGMENT_SHARE: u32 = 16;

@@ -69,7 +69,7 @@ pub struct CreateOptions {
     /// What its log lies on.
     pub medium: Medium,
     /// So many segments instead of as many as the volume needs: to measure stores that are fuller than they are made. With as many as it
-    /// needs an overwrite always finds space, whatever lies where; with fewer it may be told that there is none, because cleaning
+    /// needs an overwrite always finds space; with fewer it may be told that there is none, because cleaning
     /// passes by segments that are nearly full of what lives.
     #[doc(hidden)]
     pub segments: Option<u32>,

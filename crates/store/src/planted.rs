@@ -14,7 +14,7 @@ pub enum PlantedFault {
     SyncLeftOut,
     /// The superblock names a segment table that is not known to be durable.
     TableTooEarly,
-    /// Recovery replays whatever intact units lie behind the end of a segment.
+    /// Recovery replays any intact units that lie behind the end of a segment.
     StaleUnitReplayed,
     /// Now and then a retained version goes although no reader has verified a newer one.
     VersionReclaimedTooSoon,
@@ -28,15 +28,15 @@ pub enum PlantedFault {
     CheckpointTooEarly,
     /// Recovery takes in a group of which only the first units arrived.
     GroupCut,
-    /// A write with a condition is written whatever is there.
+    /// A write with a condition is written without checking it.
     ConditionIgnored,
     /// A request of whose counters some were executed passes for a repetition.
     AnyForAll,
     /// What the operation windows say is ignored: a resend is executed again.
     WindowIgnored,
-    /// A replay is applied whatever was written since.
+    /// A replay is applied although something was written since.
     StaleReplay,
-    /// A replay passes for superseded by whatever is newer. (The simulation of the whole system finds it: it writes parts of blocks.)
+    /// A replay passes for superseded by anything newer. (The simulation of the whole system finds it: it writes parts of blocks.)
     BaseIgnored,
     /// An opening after a crash keeps the incarnation.
     ConstantIncarnation,

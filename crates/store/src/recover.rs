@@ -29,6 +29,7 @@ use crate::catalogue::{Catalogue, Change, Replay};
 use crate::error::StoreError;
 use crate::head::Head;
 use crate::layout::{LOG_START, RECORD_BLOCK, SEQUENCE_MAX, SUPERBLOCK_AT};
+use crate::operations::Operations;
 use crate::planted::{Planted, PlantedFault};
 use crate::segments::Segments;
 use crate::superblock::Superblock;
@@ -82,26 +83,7 @@ pub(crate) fn recover_with(
     }
     let (mut loader, checkpoint, checkpoint_bytes) = load_checkpoint(&mut scanner, &segments, catalogue);
     loader.planted = planted;
-    let (mut begin_generation, mut replayed, mut before_table) = (0, 0, None);
-    if let Some(description) = &checkpoint {
-        begin_generation = description.begin_generation;
-        loader.begin_lsn = description.begin_lsn;
-    }
-    let to_load = listed.iter().copied().filter(|(_, row)| row.generation >= begin_generation);
-    scanner.expect(to_load.clone().map(|(segment, _)| segment));
-    for (segment, row) in to_load {
-        let last_lsn = load_segment(&mut scanner, &mut loader, segment, row)?;
-        before_table = last_lsn.filter(|_| segment == superblock.table_segment).or(before_table);
-        replayed += u64::from(row.end) * RECORD_BLOCK as u64;
-    }
-    scanner.expect_chain();
-    loader.goes_on_from(operations);
-    for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
-        let unit = tail.unit(&mut scanner, at)?;
-        scanner.intact(&unit.header);
-        loader.load(&unit)?;
-        replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
-    }
+    let (replayed, before_table) = replay(&mut scanner, &mut loader, checkpoint.as_ref(), (listed, operations), &tail)?;
     let used = segments.iter().map(|(&segment, extent)| (segment, extent.generation, extent.end));
     let mut state = Segments::new(superblock.layout());
     state.adopt(used);
@@ -122,6 +104,39 @@ pub(crate) fn recover_with(
     let recovered =
         Recovered { superblock, superblock_copy, map, segments: state, operations, head, checkpoint, fillers, notes };
     Ok((recovered, damage))
+}
+
+/// Loads the units behind the checkpoint, if there is one, and those of the tail. Returns how many bytes that were, and the unit before
+/// the segment table, if it is in the same segment.
+fn replay(
+    scanner: &mut Scanner<'_>,
+    loader: &mut Loader,
+    checkpoint: Option<&checkpoint::Description>,
+    (listed, operations): (Rows, Operations),
+    tail: &Tail,
+) -> Result<(u64, Option<u64>), StoreError> {
+    let table_segment = scanner.superblock.table_segment;
+    let (mut begin_generation, mut replayed, mut before_table) = (0, 0, None);
+    if let Some(description) = checkpoint {
+        begin_generation = description.begin_generation;
+        loader.begin_lsn = description.begin_lsn;
+    }
+    let to_load = listed.iter().copied().filter(|(_, row)| row.generation >= begin_generation);
+    scanner.expect(to_load.clone().map(|(segment, _)| segment));
+    for (segment, row) in to_load {
+        let last_lsn = load_segment(scanner, loader, segment, row)?;
+        before_table = last_lsn.filter(|_| segment == table_segment).or(before_table);
+        replayed += u64::from(row.end) * RECORD_BLOCK as u64;
+    }
+    scanner.expect_chain();
+    loader.goes_on_from(operations);
+    for (at, TailUnit { found, .. }) in tail.accepted.iter().enumerate() {
+        let unit = tail.unit(scanner, at)?;
+        scanner.intact(&unit.header);
+        loader.load(&unit)?;
+        replayed += u64::from(found.header.blocks()) * RECORD_BLOCK as u64;
+    }
+    Ok((replayed, before_table))
 }
 
 /// A loader with everything that the checkpoint has, and about how many bytes the next one takes; an empty one if there is none, or it is
@@ -263,6 +278,32 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
         damage.end();
     }
 
+    let (whole, accepted_lsn) = accepted_units(scanner, &found, &gaps, durable)?;
+    if accepted_lsn < durable {
+        let what = format!("what follows unit {accepted_lsn} of the log, which was synced through unit {durable},");
+        return Err(match found.get(whole) {
+            Some(TailUnit { found: unit, .. }) => scan::damaged(unit.segment, unit.block, what),
+            None => chain.damaged(what),
+        });
+    }
+    found.truncate(whole);
+    // Only copies and tables since the table: their originals are all still there, and what they took is free again. So
+    // openings that are cut short, again and again, do not use up the segments that cleaning needs.
+    let housekeeping = |unit: &TailUnit| unit.found.header.has(flag::TABLE) || unit.found.header.has(flag::CLEANING);
+    if found.iter().all(housekeeping) {
+        // What was told to be durable stays: a later recovery, when the rest is overwritten, would miss it.
+        found.retain(|unit| unit.found.header.lsn <= durable);
+    }
+    Ok(Tail { accepted: found, told, changes, gaps, accepted_lsn, durable_lsn: durable })
+}
+
+/// How many of the units in the tail count: whole groups that are durable or whose data is intact; and the last of them.
+fn accepted_units(
+    scanner: &mut Scanner<'_>,
+    found: &[TailUnit],
+    gaps: &[TableGap],
+    durable: u64,
+) -> Result<(usize, u64), StoreError> {
     let mut whole = 0;
     let mut accepted_lsn = scanner.superblock.table_lsn - 1;
     for (at, TailUnit { found: unit, intact, .. }) in found.iter().enumerate() {
@@ -284,22 +325,7 @@ fn follow_tail(scanner: &mut Scanner<'_>, table_end_lsn: u64) -> Result<Tail, St
         whole = whole.max(found.iter().take_while(|unit| unit.found.header.lsn <= durable).count());
         accepted_lsn = durable;
     }
-    if accepted_lsn < durable {
-        let what = format!("what follows unit {accepted_lsn} of the log, which was synced through unit {durable},");
-        return Err(match found.get(whole) {
-            Some(TailUnit { found: unit, .. }) => scan::damaged(unit.segment, unit.block, what),
-            None => chain.damaged(what),
-        });
-    }
-    found.truncate(whole);
-    // Only copies and tables since the table: their originals are all still there, and what they took is free again. So
-    // openings that are cut short, again and again, do not use up the segments that cleaning needs.
-    let housekeeping = |unit: &TailUnit| unit.found.header.has(flag::TABLE) || unit.found.header.has(flag::CLEANING);
-    if found.iter().all(housekeeping) {
-        // What was told to be durable stays: a later recovery, when the rest is overwritten, would miss it.
-        found.retain(|unit| unit.found.header.lsn <= durable);
-    }
-    Ok(Tail { accepted: found, told, changes, gaps, accepted_lsn, durable_lsn: durable })
+    Ok((whole, accepted_lsn))
 }
 
 /// Takes changes of the catalogue since the table in.

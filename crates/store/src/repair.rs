@@ -1,6 +1,6 @@
 //! Repair: what can be put right without keys, planned first, done only on demand, with the old bytes saved beside.
 //!
-//! A lost superblock copy is written anew from the other one. A log that does not open, because its segment table or a unit
+//! A lost superblock copy is rewritten from the other one. A log that does not open, because its segment table or a unit
 //! that counted is damaged, is rebuilt from the units that are left; that gives up data, so it needs consent. A damaged
 //! block stays an error: its older versions are named by the check, and only who has the key can bring one back.
 
@@ -111,7 +111,7 @@ impl Store {
         }
     }
 
-    /// Writes a lost copy of the superblock anew, then looks for more to repair.
+    /// Rewrites a lost copy of the superblock, then looks for more to repair.
     fn renew_superblock(
         mut backend: Box<dyn Backend>,
         whole: Superblock,
@@ -119,7 +119,7 @@ impl Store {
         options: RepairOptions,
         save: Save<'_>,
     ) -> Result<RepairPlan, StoreError> {
-        let what = format!("superblock copy {lost} is damaged: it is written anew from the other one");
+        let what = format!("superblock copy {lost} is damaged: it is rewritten from the other one");
         let mut step = RepairStep { what, loses: Vec::new(), done: false };
         let bytes = whole.encode(lost);
         if !options.apply {
@@ -143,7 +143,7 @@ impl Store {
     ) -> Result<RepairStep, StoreError> {
         let Rebuilt { mut recovered, mut losses } = rebuilt;
         losses.push("blocks written there go back to what they held before; which ones is not known".to_owned());
-        let what = format!("{error}. The segment table is made anew from the units that are intact");
+        let what = format!("{error}. The segment table is rebuilt from the units that are intact");
         let mut step = RepairStep { what, loses: losses, done: false };
         if !options.apply || !options.accept_data_loss {
             return Ok(step);

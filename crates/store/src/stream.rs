@@ -324,7 +324,7 @@ pub(crate) fn hole_record(start: u64, count: u64, record: SealRecord) -> HoleRec
     HoleRecord { start: Lba(start), count, record }
 }
 
-/// For fuzzing: decodes frames from any bytes, with whatever checksum they have and with the right one, alone and in a chain.
+/// For fuzzing: decodes frames from any bytes, with the checksum that they have and with the right one, alone and in a chain.
 #[doc(hidden)]
 pub fn fuzz_stream(bytes: &[u8]) {
     let _ = StreamInfo::peek(bytes);

@@ -198,24 +198,8 @@ impl Superblock {
         if !(FORMAT_VERSION_OLDEST..=FORMAT_VERSION).contains(&version) {
             return Err(StoreError::Version { found: version, known: FORMAT_VERSION });
         }
-        let features = be_u64(block, FEATURES_AT);
-        if features & !(FEATURE_ERASING | FEATURE_OPERATIONS | FEATURE_SECOND_TABLE | FEATURE_BASES) != 0 {
-            // The version of the format is the same, but something was switched on that this build would misread.
-            return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
-        }
-        if !RESERVED.iter().all(|range| block[range.clone()].iter().all(|&byte| byte == 0)) {
-            return Err(bad("a reserved byte is not zero"));
-        }
-        let incarnation = be_u64(block, INCARNATION_AT);
-        let bases_from = be_u64(block, BASES_FROM_AT);
-        let unknown = features & FEATURE_OPERATIONS == 0 && incarnation != 0;
-        if unknown || features & FEATURE_BASES == 0 && bases_from != 0 {
-            return Err(bad("a reserved byte is not zero"));
-        }
-        let has_second_table = features & FEATURE_SECOND_TABLE != 0;
-        if !has_second_table && block[SECOND_TABLE_AT..SECOND_TABLE_END].iter().any(|&byte| byte != 0) {
-            return Err(bad("a reserved byte is not zero"));
-        }
+        check_features(block)?;
+        let (features, incarnation) = (be_u64(block, FEATURES_AT), be_u64(block, INCARNATION_AT));
         let kind = match block[80] {
             0 => UnitKind::Plain,
             1 => UnitKind::Sealed {
@@ -239,18 +223,7 @@ impl Superblock {
             table_segment: be_u32(block, 136),
             table_block: be_u32(block, 140),
             table_lsn: be_u64(block, 144),
-            second_table: has_second_table.then(|| SecondTable {
-                segment: be_u32(block, SECOND_TABLE_AT),
-                block: be_u32(block, SECOND_TABLE_AT + 4),
-                lsn: be_u64(block, SECOND_TABLE_AT + 8),
-                end: TableEnd {
-                    segment: be_u32(block, SECOND_TABLE_AT + 16),
-                    block: be_u32(block, SECOND_TABLE_AT + 20),
-                    lsn: be_u64(block, SECOND_TABLE_AT + 24),
-                    generation: be_u64(block, SECOND_TABLE_AT + 32),
-                    next_segment: be_u32(block, SECOND_TABLE_AT + 40),
-                },
-            }),
+            second_table: (features & FEATURE_SECOND_TABLE != 0).then(|| second_table(block)),
             sequence_limit: be_u64(block, 152),
             next_generation: be_u64(block, 160),
             durable_lsn: be_u64(block, 168),
@@ -264,7 +237,7 @@ impl Superblock {
             .filter(|at| at.generation != 0),
             erasing: features & FEATURE_ERASING != 0,
             incarnation,
-            bases_from: (features & FEATURE_BASES != 0).then_some(bases_from),
+            bases_from: (features & FEATURE_BASES != 0).then(|| be_u64(block, BASES_FROM_AT)),
         };
         superblock.check(be_u32(block, 96)).map_err(bad)?;
         Ok(superblock)
@@ -387,7 +360,46 @@ fn checksum(block: &[u8], copy: usize) -> u64 {
     digest.finalize()
 }
 
-/// For fuzzing: makes a superblock's checksum fit, whatever it says.
+/// Checks that the reserved bytes, and those of features that are off, are zero.
+fn check_features(block: &[u8]) -> Result<(), StoreError> {
+    let bad = |what: &str| StoreError::Superblock(what.to_owned());
+    let features = be_u64(block, FEATURES_AT);
+    if features & !(FEATURE_ERASING | FEATURE_OPERATIONS | FEATURE_SECOND_TABLE | FEATURE_BASES) != 0 {
+        // The version of the format is the same, but something was switched on that this build would misread.
+        return Err(StoreError::Version { found: FORMAT_VERSION + 1, known: FORMAT_VERSION });
+    }
+    if !RESERVED.iter().all(|range| block[range.clone()].iter().all(|&byte| byte == 0)) {
+        return Err(bad("a reserved byte is not zero"));
+    }
+    let incarnation = be_u64(block, INCARNATION_AT);
+    let bases_from = be_u64(block, BASES_FROM_AT);
+    let unknown = features & FEATURE_OPERATIONS == 0 && incarnation != 0;
+    if unknown || features & FEATURE_BASES == 0 && bases_from != 0 {
+        return Err(bad("a reserved byte is not zero"));
+    }
+    let has_second_table = features & FEATURE_SECOND_TABLE != 0;
+    if !has_second_table && block[SECOND_TABLE_AT..SECOND_TABLE_END].iter().any(|&byte| byte != 0) {
+        return Err(bad("a reserved byte is not zero"));
+    }
+    Ok(())
+}
+
+fn second_table(block: &[u8]) -> SecondTable {
+    SecondTable {
+        segment: be_u32(block, SECOND_TABLE_AT),
+        block: be_u32(block, SECOND_TABLE_AT + 4),
+        lsn: be_u64(block, SECOND_TABLE_AT + 8),
+        end: TableEnd {
+            segment: be_u32(block, SECOND_TABLE_AT + 16),
+            block: be_u32(block, SECOND_TABLE_AT + 20),
+            lsn: be_u64(block, SECOND_TABLE_AT + 24),
+            generation: be_u64(block, SECOND_TABLE_AT + 32),
+            next_segment: be_u32(block, SECOND_TABLE_AT + 40),
+        },
+    }
+}
+
+/// For fuzzing: makes any superblock's checksum fit.
 pub(crate) fn fit_checksum(block: &mut [u8], copy: usize) {
     block[..8].copy_from_slice(&MAGIC);
     let sum = checksum(block, copy);

@@ -68,7 +68,7 @@ impl Survey {
 }
 
 impl Store {
-    /// Looks at the store in `dir`, which must not be open, in whatever state it is.
+    /// Looks at the store in `dir`, which must not be open, in any state.
     ///
     /// # Errors
     /// [`StoreError::Missing`], [`StoreError::InUse`], [`StoreError::Io`].

@@ -197,7 +197,7 @@ pub(crate) enum Entry<'a> {
         item_at: u32,
         /// Which block of the unit's data the first one is.
         data_index: u32,
-        /// Of a single block that was written on a condition: see [`Base`]. `None`: written whatever was there.
+        /// Of a single block that was written on a condition: see [`Base`]. `None`: written unconditionally.
         base: Option<u64>,
     },
     /// A range without data.
@@ -521,7 +521,7 @@ fn put_unit_header(block: &mut [u8], header: &UnitHeader) {
     block[88..96].copy_from_slice(&header.prev_lsn.to_be_bytes());
 }
 
-/// For fuzzing: makes a record block intact at a place, whatever it says.
+/// For fuzzing: makes any record block intact at a place.
 pub(crate) fn fit_checksum(record_block: &mut [u8], place: Place) {
     record_block[..4].copy_from_slice(&MAGIC);
     let sum = checksum(record_block, place);

@@ -478,7 +478,7 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order they come and go, and however far outdated names were taken out meanwhile.
+        /// In any order in which they come and go, and however far outdated names were taken out meanwhile.
         #[test]
         fn the_order_is_that_of_a_sorted_set(steps in prop::collection::vec((0u64..50, 0u64..5, 0u64..99), 1..200)) {
             let (mut order, mut set, mut gone) = (Order::default(), BTreeSet::new(), BTreeSet::from([NOTHING]));

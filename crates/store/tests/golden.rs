@@ -1,7 +1,7 @@
 //! Proves that stores written by every format version so far stay readable: small images, committed, opened and compared.
 //!
-//! An image file is a list of (offset, length, bytes) of what is not zeros. `STRONGROOM_WRITE_GOLDEN=1` writes the image
-//! of the current version anew, which is right only together with a new format version.
+//! An image file is a list of (offset, length, bytes) of what is not zeros. `STRONGROOM_WRITE_GOLDEN=1` rewrites the image
+//! of the current version, which is right only together with a new format version.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -252,7 +252,7 @@ fn check_bases(image: &SharedMemory, name: &str) {
     };
     let superseded = |result: &Result<Outcome, OpError>| matches!(result, Ok(Outcome::Written { superseded: 1, .. }));
     let is_lost = |result: &Result<Outcome, OpError>| matches!(result, Err(OpError::ReplayLost { .. }));
-    // There is a hole, written whatever was there.
+    // There is a hole, written unconditionally.
     let blind = replay(6, 1, 1);
     match name.contains("bases") {
         true => {

@@ -1,4 +1,4 @@
-//! Proves that no store, whatever its bytes say, makes checking, planning a repair, opening, or using what opened panic or
+//! Proves that no bytes of a store make checking, planning a repair, opening, or using what opened panic or
 //! hang: golden images with bytes changed at random, and checksums that fit all the same.
 
 use std::path::PathBuf;

@@ -41,7 +41,7 @@ pub struct FileBackend {
 impl FileBackend {
     /// Takes over `file`, open for reading and writing.
     ///
-    /// Whatever the page cache holds is written and dropped first, so that what is read afterwards is what the medium
+    /// What the page cache holds is written and dropped first, so that what is read afterwards is what the medium
     /// has: after a failed sync the cache may show bytes that never reached it.
     ///
     /// # Errors

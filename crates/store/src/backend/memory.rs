@@ -223,7 +223,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-        /// What is shared stays as it was, whatever becomes of the medium.
+        /// What is shared stays as it was while the medium changes.
         #[test]
         fn agrees_with_an_array(
             segments in any::<bool>(),
@@ -265,7 +265,7 @@ mod tests {
             prop_assert!(memory.share(at, written + 1).is_none(), "nobody wrote that");
         }
     }
-    /// Whoever looks at what is discarded or written anew keeps it; so there is a bound on that.
+    /// A reader of what is discarded or overwritten keeps a copy of it; so there is a bound on that.
     #[test]
     fn what_is_lent_and_gone_is_bounded() {
         let mut memory = MemoryBackend::new();

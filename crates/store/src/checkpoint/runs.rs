@@ -1,7 +1,7 @@
 //! Runs of blocks in few bits. What all runs of a block of the checkpoint have in common stands once in front of them; of
 //! the rest each has as many bits as the one among them that needs most (frame of reference).
 //!
-//! A block that lies alone takes 6 to 9 bytes, and never more than [`RUN_BYTES_PLANNED`](crate::layout::RUN_BYTES_PLANNED) while its neighbours' sequences are less than
+//! A block that lies alone takes 6 to 9 bytes, and never more than [`RUN_BYTES_PLANNED`](crate::layout::RUN_BYTES_PLANNED) while the sequences of adjacent entries are less than
 //! 2^40 apart.
 
 use super::{HEADER, Run};
@@ -29,7 +29,7 @@ const BITS: usize = (RECORD_BLOCK - BITS_AT - 8) * 8;
 const WIDTH_MAX: u32 = 56;
 /// Most bits that places leave out.
 const SHIFT_MAX: u32 = 16;
-/// Upper bound on the runs in one block, whatever they take.
+/// Upper bound on the runs in one block, of any size.
 const RUNS_MAX: usize = 4096;
 /// Longest run.
 pub(super) const RUN_BLOCKS_MAX: u32 = 0xffff;
@@ -171,7 +171,7 @@ impl Runs {
             return true;
         }
         let run = Run { lba, count: 1, first: version };
-        // The first one's distance is whatever the others' least is.
+        // The first one's distance is the least of the others.
         let end_before = if runs == 0 { lba } else { self.end };
         let fields = self.measures.fields(&run, end_before);
         let mut frame = self.frame;
@@ -372,7 +372,7 @@ mod tests {
             for byte in [0x80, 0x7f] {
                 let mut bad = good.clone();
                 bad[LEAST_AT + 8 * field] ^= byte;
-                // Whatever is left of them lies within what they may be.
+                // What is left of them lies within their limits.
                 for run in again(&bad, &LAYOUT).unwrap_or_default() {
                     assert!(
                         run.count <= RUN_BLOCKS_MAX && run.first.item_at() < LAYOUT.segment_bytes,

@@ -38,7 +38,7 @@ fn check(map: &HoleMap) {
 }
 
 proptest! {
-    /// In whatever order holes arrive, as a whole or in slices, the newest covers each block, and exactly the useless ones are told as gone.
+    /// In any order in which holes arrive, as a whole or in slices, the newest covers each block, and exactly the useless ones are told as gone.
     #[test]
     fn the_newest_hole_covers(
         mut ranges in prop::collection::vec((0u64..60, 1u64..30), 1..25),

@@ -82,7 +82,7 @@ fn decodes_as_encoded_in_the_same_order_of_use() {
     assert!(Operations::decode(&registered(0, 0..100).encode(), 64 << 10).is_none(), "more than a small segment takes");
 }
 
-/// Whoever may write can leave as many gaps, and register as many attach ids, as he likes.
+/// A writer can leave any number of gaps and register any number of attach ids.
 #[test]
 fn attack_gaps_and_registrations_take_bounded_space() {
     for segment_bytes in [64 << 10, SEGMENT_BYTES, 16 << 20] {

@@ -157,7 +157,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a set of counters, whatever is noted, taken back and forgotten.
+        /// Against a set of counters, for any sequence of noting, taking back and forgetting.
         #[test]
         fn agrees_with_a_set(steps in prop::collection::vec((0u8..20, 0u64..300, 1u64..12), 1..200)) {
             let (mut window, mut model, mut floor) = (Window::default(), BTreeSet::new(), 0);

@@ -93,7 +93,7 @@ pub(super) fn load(
                 Block::decode(bytes, place, &layout, description.begin_lsn, row.generation).ok_or("it is damaged")?;
             let old = matches!(block.content, Content::OldRuns(_));
             bytes_now += RECORD_BLOCK as u64 / if old { OLD_PER_NEW } else { 1 };
-            // What lay in a segment that was used anew since then is outdated; something later replaces it.
+            // What lay in a segment that was reused since then is outdated; something later replaces it.
             let counts = |segment: u32| (1..block.next_generation).contains(&generations[segment as usize]);
             match block.content {
                 Content::Runs(runs) | Content::OldRuns(runs) => {
@@ -158,7 +158,7 @@ impl<'a> ReadAhead<'a> {
 }
 
 impl Drop for ReadAhead<'_> {
-    /// Whoever uses the backend next finds nothing in flight.
+    /// Leaves nothing in flight for the next user of the backend.
     fn drop(&mut self) {
         while self.told + self.arrived.len() < self.submitted {
             self.take();

@@ -1,4 +1,4 @@
-//! From entries to index: for every block the entry with the highest sequence counts, whatever order they come in.
+//! From entries to index: for every block the entry with the highest sequence counts, in any order.
 
 use strongroom_block::SealRecord;
 
@@ -125,7 +125,7 @@ impl Loader {
 
     /// Takes in a run of blocks of a checkpoint, if their segment still `counts`.
     pub(crate) fn run(&mut self, branch: u32, run: Run, counts: impl Fn(u32) -> bool) -> Option<()> {
-        // The first one before any other is reckoned from it: what lies outside the log has no neighbours.
+        // Check the first one before any other is derived from it: a location outside the log has no others beside it.
         if !run.first.possible(&self.layout) {
             return None;
         }

@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Drop for Reader<'_> {
-    /// Whoever uses the backend next finds nothing in flight.
+    /// Leaves nothing in flight for the next user of the backend.
     fn drop(&mut self) {
         self.backend();
     }

@@ -1,4 +1,4 @@
-//! Rebuilding: what recovery refuses to open is read without its segment table, from whatever units are intact.
+//! Rebuilding: what recovery refuses to open is read without its segment table, from all units that are intact.
 //!
 //! Only for repair, and only with consent: what a lost unit wrote is not known, so blocks may go back to what they held
 //! before. Gaps in segments are closed with fillers (units that say nothing), so that the units behind them count again.
@@ -50,22 +50,7 @@ pub(crate) fn rebuild(
         losses.push(format!("units of the log up to {durable}, which were synced, and are not there"));
     }
 
-    let mut by_segment: BTreeMap<u32, Vec<Found>> = BTreeMap::new();
-    for unit in kept {
-        by_segment.entry(unit.segment).or_default().push(unit);
-    }
-    let (mut fillers, mut extents, mut to_load) = (Vec::new(), Vec::new(), Vec::new());
-    for (segment, units) in by_segment {
-        let kept = close_gaps(&scanner, &units, &mut fillers);
-        if kept < units.len() {
-            losses
-                .push(format!("{} units of segment {segment} behind a gap that cannot be closed", units.len() - kept));
-        }
-        let Some(last) = units[..kept].last() else { continue };
-        let end = last.block + last.header.blocks();
-        extents.push((segment, Extent { generation: last.header.generation, end }));
-        to_load.extend_from_slice(&units[..kept]);
-    }
+    let (fillers, extents, mut to_load) = closed_segments(&scanner, kept, &mut losses);
     to_load.sort_unstable_by_key(|unit| unit.header.lsn);
     let catalogue = newest_catalogue(&mut scanner, &to_load, &mut losses)?;
     let mut loader = Loader::new(superblock, catalogue);
@@ -98,6 +83,31 @@ pub(crate) fn rebuild(
     let recovered =
         Recovered { superblock, superblock_copy, map, segments, operations, head, checkpoint, fillers, notes };
     Ok(Rebuilt { recovered, losses })
+}
+
+/// Closes the gaps between the units of each segment: fillers, the extents of segments, and the units that count.
+fn closed_segments(
+    scanner: &Scanner<'_>,
+    units: Vec<Found>,
+    losses: &mut Vec<String>,
+) -> (Vec<Filler>, Vec<(u32, Extent)>, Vec<Found>) {
+    let mut by_segment: BTreeMap<u32, Vec<Found>> = BTreeMap::new();
+    for unit in units {
+        by_segment.entry(unit.segment).or_default().push(unit);
+    }
+    let (mut fillers, mut extents, mut to_load) = (Vec::new(), Vec::new(), Vec::new());
+    for (segment, units) in by_segment {
+        let kept = close_gaps(scanner, &units, &mut fillers);
+        if kept < units.len() {
+            losses
+                .push(format!("{} units of segment {segment} behind a gap that cannot be closed", units.len() - kept));
+        }
+        let Some(last) = units[..kept].last() else { continue };
+        let end = last.block + last.header.blocks();
+        extents.push((segment, Extent { generation: last.header.generation, end }));
+        to_load.extend_from_slice(&units[..kept]);
+    }
+    (fillers, extents, to_load)
 }
 
 /// Every intact unit of the newest generation of each segment, in the order of the log.

@@ -1,6 +1,6 @@
 //! The appender: the end of the log and the units in flight to it, side by side.
 //!
-//! In whatever order they reach the medium, they take effect in the order of the log, group after group. If one fails, those behind it
+//! They reach the medium in any order, but take effect in the order of the log, group after group. If one fails, those behind it
 //! fail too. Absent: what goes into a unit, and what a complete group does.
 
 use std::collections::VecDeque;

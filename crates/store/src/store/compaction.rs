@@ -226,8 +226,10 @@ impl Store {
         // Not even the room in the head, which a table may need: victims whose copies are in flight will be dead, and what a round
         // lets go will be free, in a moment.
         let coming = self.round.is_pending(counts.dead) || self.log.copies_in_flight() > 0 || is_releasing;
-        let may_take_head = !coming && !self.log.head_is_full(&self.volume);
-        may_take_head || !coming && !(self.space.is_allocating() || self.allocate_ahead())
+        if coming {
+            return false;
+        }
+        !self.log.head_is_full(&self.volume) || !(self.space.is_allocating() || self.allocate_ahead())
     }
 
     pub(super) fn drive_compactor(&mut self) -> bool {

@@ -56,7 +56,7 @@ impl Store {
         waker: crate::backend::Waker,
     ) -> Result<Store, StoreError> {
         let mut superblock = plan(create)?;
-        // Whoever knew another one by this name is told by its number that this is not the same.
+        // Its number tells initiators that knew another one of this name that this is not the same.
         superblock.open_epoch = u64::from(u32::from_be_bytes(random()?));
         let mut backend = Box::new(MemoryBackend::for_segments(create.segment_bytes));
         format(backend.as_mut(), superblock)?;
@@ -94,7 +94,7 @@ impl Store {
         open_id: u64,
     ) -> Result<Store, StoreError> {
         let (superblock, copy) = crate::recover::read_superblock(backend.as_mut())?;
-        // Nothing of it is read, or written down: this stands for whatever there was.
+        // Nothing of it is read or written: this is a placeholder for what there was.
         let mut store = Store::from_recovered(backend, options.clone(), waker, fresh(superblock, copy, open_id));
         store.erasure = Some(Erasure::resumed());
         store.io.wake();

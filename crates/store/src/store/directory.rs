@@ -133,7 +133,7 @@ mod tests {
         });
         assert!(Store::check(dir.path()).unwrap().is_sound());
         arrives.join().unwrap();
-        // Whoever lives has the lock, and is not waited for.
+        // A live process has the lock, and is not waited for.
         let _held = lock(dir.path()).unwrap();
         let asked = Instant::now();
         assert!(matches!(Store::check(dir.path()), Err(StoreError::InUse(_))));

@@ -3,7 +3,7 @@
 //! for a part of it.
 //!
 //! Both superblocks say that the store is being erased, durably, before the first byte is overwritten. From then on nothing of it can be
-//! read, whatever happens; an erase that was cut short begins again at the next opening. A slice is done in each poll.
+//! read, even after a crash; an erase that was cut short begins again at the next opening. A slice is done in each poll.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

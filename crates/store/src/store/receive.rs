@@ -108,7 +108,7 @@ impl Receiver {
             }
             let decoded = match Frame::decode(&self.rest[at..], self.chain) {
                 Ok(Some(decoded)) => decoded,
-                // What is intact goes in, whatever follows it.
+                // What is intact is taken in, even if what follows is not.
                 Ok(None) | Err(_) if !taken.lbas.is_empty() => break Some(StepKind::Blocks(taken)),
                 Ok(None) => break None,
                 Err(error) => return Err(error),
@@ -213,7 +213,7 @@ impl Store {
             self.wait_for(TOKEN).map_err(StreamError::of_step)?;
             if is_end {
                 receiver.finished();
-                // Whatever follows is told at once.
+                // Report at once if something follows.
                 receiver.next_step()?;
             }
         }

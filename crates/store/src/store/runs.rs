@@ -1,4 +1,4 @@
-//! Which blocks have data: told from the index alone, without reading anything.
+//! Which blocks have data: from the index alone, without reading anything.
 
 use strongroom_block::Lba;
 
@@ -35,7 +35,7 @@ impl Store {
         ends.max().unwrap_or(0).min(blocks)
     }
 
-    /// The runs from `lba` on, at most `runs_max` of them; none for a view that is not there. Neighbours differ, but the last one may end
+    /// The runs from `lba` on, at most `runs_max` of them; none for a view that is not there. Adjacent runs differ, but the last one may end
     /// where the question became too long, and the next question goes on from there. What is in flight counts when it completes.
     pub fn mapped_runs(&self, view: View, lba: Lba, runs_max: usize) -> Vec<Run> {
         let end = self.volume.info.geometry.blocks;
@@ -69,7 +69,7 @@ impl Store {
     }
 
     /// How many of `count` blocks from `lba` on one [`Op::Discard`](crate::Op::Discard) should name, so that it takes little
-    /// time: it does not unmap much more than `mapped_max` blocks. Whoever discards more does it in such slices.
+    /// time: it does not unmap much more than `mapped_max` blocks. Discard more in such slices.
     pub fn discard_slice(&self, view: View, lba: Lba, count: u64, mapped_max: u64) -> u64 {
         let Some(node) = self.map.catalogue.node(view) else { return count };
         let end = lba.0.saturating_add(count);

@@ -196,7 +196,7 @@ impl Store {
             let at = tables.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
             matches!(at, Some(At::Block(_)))
         };
-        // Of each node the next block that it has: looked for anew only when it was passed, because that may be far away.
+        // Of each node the next block that it has: searched again only when it was passed, because that may be far away.
         let mut next: Vec<_> = tables.iter().map(|table| table.index.next_mapped(from)).collect();
         let mut left = (SLICE_BYTES / u64::from(self.volume.layout.block_bytes)).max(1);
         let (mut runs, mut fuel) = (Vec::new(), CHUNKS_LOOKED_AT_MAX);

@@ -24,7 +24,7 @@ impl Store {
         self.submit_to(token, View::default(), op);
     }
 
-    /// As [`Store::submit`], addressed to a branch or a snapshot. A flush is of everything, whatever it addresses.
+    /// As [`Store::submit`], addressed to a branch or a snapshot. A flush is always of everything.
     pub fn submit_to(&mut self, token: Token, view: View, op: Op) {
         let bytes = op_bytes(&op, self.volume.block_bytes());
         if !self.requests.has_room_for(bytes) || !self.requests.admits(&op) {

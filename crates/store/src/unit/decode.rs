@@ -11,7 +11,7 @@ use crate::layout::{Layout, RECORD_BLOCK, SEQUENCES, be_u16, be_u32, be_u64};
 /// What a version of a block was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
-    /// Written whatever was there before.
+    /// Written unconditionally.
     Itself,
     /// Written on condition of a version that was, or was made by further writes on a condition from, the version or hole with this
     /// sequence. 0: that is not known.
@@ -84,6 +84,41 @@ pub(crate) fn intact_entries<'a>(
     Ok(entries)
 }
 
+/// Bytes of the items of an entry.
+fn items_len(kind: u8, count: u16, layout: &Layout) -> Result<usize, UnitFault> {
+    Ok(match kind {
+        KIND_BLOCKS => usize::from(count) * layout.item_bytes as usize,
+        KIND_CONDITIONAL_BLOCK if count == 1 => layout.item_bytes as usize + BASE,
+        KIND_HOLE | KIND_CONDITIONAL_HOLE => 8 + usize::from(count),
+        KIND_TABLE => usize::from(count) * TABLE_ROW,
+        KIND_CATALOGUE | KIND_CHANGE | KIND_OPERATION | KIND_REGISTRATION | KIND_WINDOWS => usize::from(count),
+        KIND_VERIFIED => usize::from(count) * VERIFIED_PAIR,
+        _ => return Err(UnitFault("an entry of unknown kind")),
+    })
+}
+
+/// An entry of blocks. `at`: where its first item is, and the index of its first block in the unit's data.
+fn blocks<'a>(
+    kind: u8,
+    branch: u32,
+    (lba, sequence): (u64, u64),
+    count: u16,
+    items: &'a [u8],
+    (item_at, data_index): (u32, u32),
+) -> Result<Entry<'a>, UnitFault> {
+    let (items, base) = match kind {
+        KIND_BLOCKS => (items, None),
+        _ => (&items[..items.len() - BASE], Some(be_u64(items, items.len() - BASE))),
+    };
+    if base.is_some_and(|base| base >= sequence) {
+        return Err(UnitFault("a block that was there before itself"));
+    }
+    let end = lba.checked_add(u64::from(count)).filter(|_| count > 0);
+    let sequences = sequence.checked_add(u64::from(count)).filter(|&end| end <= SEQUENCES);
+    end.and(sequences).ok_or(UnitFault("an impossible range of blocks"))?;
+    Ok(Entry::Blocks { branch, lba, sequence, items, count: u32::from(count), item_at, data_index, base })
+}
+
 fn decode_block_entries<'a>(
     block: &'a [u8],
     mut at: usize,
@@ -100,41 +135,14 @@ fn decode_block_entries<'a>(
         }
         let branch = be_u32(block, at + 4);
         let items_at = at + ENTRY_HEADER;
-        let len = match block[at] {
-            KIND_BLOCKS => usize::from(count) * layout.item_bytes as usize,
-            KIND_CONDITIONAL_BLOCK if count == 1 => layout.item_bytes as usize + BASE,
-            KIND_HOLE | KIND_CONDITIONAL_HOLE => 8 + usize::from(count),
-            KIND_TABLE => usize::from(count) * TABLE_ROW,
-            KIND_CATALOGUE | KIND_CHANGE | KIND_OPERATION | KIND_REGISTRATION | KIND_WINDOWS => usize::from(count),
-            KIND_VERIFIED => usize::from(count) * VERIFIED_PAIR,
-            _ => return Err(UnitFault("an entry of unknown kind")),
-        };
+        let len = items_len(block[at], count, layout)?;
         let items = block.get(items_at..items_at + len).ok_or(UnitFault("an entry runs over its record block"))?;
         let item_at = (base + items_at) as u32;
         entries.push(match block[at] {
             kind @ (KIND_BLOCKS | KIND_CONDITIONAL_BLOCK) => {
-                let (items, base) = match kind {
-                    KIND_BLOCKS => (items, None),
-                    _ => (&items[..len - BASE], Some(be_u64(items, len - BASE))),
-                };
-                if base.is_some_and(|base| base >= second) {
-                    return Err(UnitFault("a block that was there before itself"));
-                }
-                let end = first.checked_add(u64::from(count)).filter(|_| count > 0);
-                let sequences = second.checked_add(u64::from(count)).filter(|&end| end <= SEQUENCES);
-                end.and(sequences).ok_or(UnitFault("an impossible range of blocks"))?;
-                let entry = Entry::Blocks {
-                    branch,
-                    lba: first,
-                    sequence: second,
-                    items,
-                    count: u32::from(count),
-                    item_at,
-                    data_index: *data_index,
-                    base,
-                };
+                let at = (item_at, *data_index);
                 *data_index += u32::from(count);
-                entry
+                blocks(kind, branch, (first, second), count, items, at)?
             }
             kind @ (KIND_HOLE | KIND_CONDITIONAL_HOLE) => {
                 let hole = be_u64(items, 0);

@@ -109,7 +109,7 @@ fn golden_bytes_of_conditional_entries() {
     assert_eq!((of(item_at, 0x0304), of(128, 0x0304), of(4000, 0x0305)), (None, None, None));
 }
 
-/// A version that claims to be made from itself, or from a later one, would pass for whatever a replay asks.
+/// A version that claims to be made from itself, or from a later one, would satisfy every replay.
 #[test]
 fn attack_a_base_that_is_not_older_is_no_entry() {
     for base in [0x0305, 0x0306, u64::MAX] {
