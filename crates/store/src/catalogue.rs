@@ -147,7 +147,7 @@ impl Replay {
 
 /// What is to be done about a node that no view needs for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum NodeRemoval {
     /// Nobody sees it.
     Drop(NodeId),
     /// Only one child sees it: they become one.
@@ -286,7 +286,7 @@ impl Catalogue {
     }
 
     /// What is to be done next about nodes that no view needs.
-    pub(crate) fn work(&self) -> Option<Work> {
+    pub(crate) fn work(&self) -> Option<NodeRemoval> {
         let seen = self.seen();
         // Of each node one child, and whether there are more.
         let mut children: BTreeMap<NodeId, (NodeId, bool)> = BTreeMap::new();
@@ -296,20 +296,20 @@ impl Catalogue {
             }
         }
         self.nodes.keys().rev().filter(|node| !seen.contains(node)).find_map(|&node| match children.get(&node) {
-            None => Some(Work::Drop(node)),
-            Some(&(to, false)) => Some(Work::Merge { from: node, to }),
+            None => Some(NodeRemoval::Drop(node)),
+            Some(&(to, false)) => Some(NodeRemoval::Merge { from: node, to }),
             Some((_, true)) => None,
         })
     }
 
     /// The work is done.
-    pub(crate) fn finish(&mut self, work: Work) {
+    pub(crate) fn finish(&mut self, work: NodeRemoval) {
         match work {
-            Work::Drop(node) => {
+            NodeRemoval::Drop(node) => {
                 self.nodes.remove(&node);
                 self.move_spans(&BTreeMap::from([(node, None)]));
             }
-            Work::Merge { from, to } => {
+            NodeRemoval::Merge { from, to } => {
                 let parent = self.nodes.remove(&from).and_then(|node| node.parent);
                 if let Some(node) = self.nodes.get_mut(&to) {
                     node.parent = parent;

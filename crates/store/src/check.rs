@@ -17,7 +17,7 @@ use crate::planted::Planted;
 use crate::recover::{Rebuilt, Recovered, Scanner, Unit, rebuild, recover, superblocks};
 use crate::store::Store;
 use crate::superblock::Superblock;
-use crate::unit::{self, Entry, Place, record_block_generation, record_block_intact};
+use crate::unit::{self, Entry, LogAddress, record_block_generation, record_block_intact};
 
 /// Upper bound on the bad blocks that a report lists.
 const LISTED_MAX: usize = 10_000;
@@ -160,7 +160,9 @@ fn check_backend(backend: &mut dyn Backend, progress: &mut dyn FnMut(u64, u64)) 
     }
     report.notes.extend(recovered.notes.iter().cloned());
     let layout = recovered.superblock.layout();
-    let used: Vec<(u32, u32)> = recovered.segments.listed().map(|(at, segment)| (at, segment.end)).collect();
+    let listed = |from| recovered.segments.next_listed(from, u64::MAX);
+    let listed = std::iter::successors(listed(0), |&(segment, _)| listed(segment + 1));
+    let used: Vec<(u32, u32)> = listed.map(|(segment, entry)| (segment, entry.end)).collect();
     let total = used.iter().map(|&(_, end)| u64::from(end) * RECORD_BLOCK as u64).sum();
     let mut done = 0;
     for (segment, end) in used {
@@ -243,7 +245,7 @@ fn damaged_behind(
         let buffer = strongroom_block::BufferMut::zeroed(RECORD_BLOCK);
         let read = blocking(backend, Io::Read { offset: layout.block_at(segment, block), buffer });
         let Ok(Some(bytes)) = read else { return true };
-        let place = Place { store_id: recovered.superblock.store_id, segment, block };
+        let place = LogAddress { store_id: recovered.superblock.store_id, segment, block };
         bytes.starts_with(&unit::MAGIC)
             && record_block_generation(&bytes) == generation
             && !record_block_intact(&bytes, place)
@@ -315,7 +317,7 @@ fn readable(backend: &mut dyn Backend, recovered: &Recovered, version: Version) 
     let layout = recovered.superblock.layout();
     let segment = version.segment(&layout);
     let place =
-        Place { store_id: recovered.superblock.store_id, segment, block: version.item_at() / RECORD_BLOCK as u32 };
+        LogAddress { store_id: recovered.superblock.store_id, segment, block: version.item_at() / RECORD_BLOCK as u32 };
     let mut read = |offset, len| {
         let buffer = strongroom_block::BufferMut::zeroed(len);
         blocking(backend, Io::Read { offset, buffer }).ok().flatten().ok_or("it cannot be read")

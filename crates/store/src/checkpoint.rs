@@ -10,7 +10,7 @@ use crate::holes::{Hole, ItemPlace};
 use crate::index::Version;
 use crate::layout::{Layout, RECORD_BLOCK, be_u16, be_u32, be_u64};
 use crate::superblock::CheckpointAt;
-use crate::unit::{Place, place_checksum};
+use crate::unit::{LogAddress, place_checksum};
 
 pub(crate) const MAGIC: [u8; 4] = *b"SRcp";
 /// Bytes in front of the items.
@@ -77,7 +77,7 @@ pub(crate) struct Block {
 
 impl Block {
     /// Its 4096 bytes at a place.
-    pub(crate) fn encode(&self, place: Place, layout: &Layout) -> Vec<u8> {
+    pub(crate) fn encode(&self, place: LogAddress, layout: &Layout) -> Vec<u8> {
         let mut out = Vec::with_capacity(RECORD_BLOCK);
         out.resize(HEADER, 0);
         let (kind, count) = match &self.content {
@@ -130,7 +130,7 @@ impl Block {
     /// From 4096 bytes at a place. `None` if they are no block of this checkpoint.
     pub(crate) fn decode(
         bytes: &[u8],
-        place: Place,
+        place: LogAddress,
         layout: &Layout,
         begin_lsn: u64,
         generation: u64,
@@ -189,14 +189,14 @@ fn decode_hole(bytes: &[u8]) -> Option<Hole> {
 }
 
 /// For fuzzing: makes the checksum of a block fit.
-pub(crate) fn fit_checksum(block: &mut [u8], place: Place) {
+pub(crate) fn fit_checksum(block: &mut [u8], place: LogAddress) {
     let sum = place_checksum(block, place);
     block[8..16].copy_from_slice(&sum.to_be_bytes());
 }
 
 /// The place of a description.
-pub(crate) fn place_of(at: CheckpointAt, store_id: crate::options::StoreId) -> Place {
-    Place { store_id, segment: at.segment, block: at.block }
+pub(crate) fn place_of(at: CheckpointAt, store_id: crate::options::StoreId) -> LogAddress {
+    LogAddress { store_id, segment: at.segment, block: at.block }
 }
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
     use strongroom_block::{AttachId, Mode, RecordFlags, Stamp, Suite};
 
     const LAYOUT: Layout = Layout { segment_bytes: 1 << 20, segments: 8, block_bytes: 4096, item_bytes: 56 };
-    const PLACE: Place = Place { store_id: StoreId([3; 16]), segment: 5, block: 7 };
+    const PLACE: LogAddress = LogAddress { store_id: StoreId([3; 16]), segment: 5, block: 7 };
     const STAMP: Stamp = Stamp { attach_id: AttachId([1; 16]), counter: 2 };
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
             if let Content::Holes(holes) = &again.content {
                 assert_eq!([false, true], [0, 1].map(|at: usize| holes[at].is_conditional));
             }
-            assert!(Block::decode(&bytes, Place { block: 8, ..PLACE }, &LAYOUT, 77, 12).is_none());
+            assert!(Block::decode(&bytes, LogAddress { block: 8, ..PLACE }, &LAYOUT, 77, 12).is_none());
             assert!(
                 Block::decode(&bytes, PLACE, &LAYOUT, 78, 12).is_none()
                     && Block::decode(&bytes, PLACE, &LAYOUT, 77, 11).is_none()

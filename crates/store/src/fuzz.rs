@@ -17,7 +17,7 @@ use crate::options::{OpenOptions, StoreId};
 use crate::repair::RepairOptions;
 use crate::store::Store;
 use crate::superblock::{self, Superblock};
-use crate::unit::{self, Place, decode_entries, decode_header};
+use crate::unit::{self, LogAddress, decode_entries, decode_header};
 use crate::view::View;
 
 /// How large a medium the image lies on, in bytes.
@@ -30,10 +30,10 @@ const IDLE_ROUNDS: usize = 4;
 /// A unit: a record block, and more of them.
 pub fn fuzz_unit(bytes: &[u8]) {
     let layout = Layout { segment_bytes: 1 << 20, segments: 4, block_bytes: 4096, item_bytes: 56 };
-    let place = Place { store_id: StoreId([0; 16]), segment: 0, block: 0 };
+    let place = LogAddress { store_id: StoreId([0; 16]), segment: 0, block: 0 };
     let mut bytes = bytes[..bytes.len() / RECORD_BLOCK * RECORD_BLOCK].to_vec();
     for (at, block) in bytes.chunks_exact_mut(RECORD_BLOCK).enumerate() {
-        unit::fit_checksum(block, Place { block: at as u32, ..place });
+        unit::fit_checksum(block, LogAddress { block: at as u32, ..place });
     }
     let Some(header) = bytes.get(..RECORD_BLOCK).and_then(|first| decode_header(first, place, &layout)) else { return };
     let len = usize::from(header.record_blocks) * RECORD_BLOCK;
@@ -103,7 +103,7 @@ pub fn fuzz_checkpoint(bytes: &[u8]) {
     let mut block = bytes.to_vec();
     block.resize(RECORD_BLOCK, 0);
     let layout = Layout { segment_bytes: 1 << 20, segments: 4, block_bytes: 4096, item_bytes: 56 };
-    let place = Place { store_id: StoreId([0; 16]), segment: 0, block: 0 };
+    let place = LogAddress { store_id: StoreId([0; 16]), segment: 0, block: 0 };
     let Some(decoded) = checkpoint::Block::decode_content(&block, &layout) else { return };
     if let checkpoint::Content::Runs(runs) = &decoded.content
         && runs.iter().all(|run| run.first.possible(&layout))
@@ -253,7 +253,7 @@ fn fit_checksums(memory: &mut MemoryBackend) {
                 return;
             }
             memory.read_at(at, &mut block);
-            let place = Place { store_id: superblock.store_id, segment, block: position };
+            let place = LogAddress { store_id: superblock.store_id, segment, block: position };
             match block[..4].try_into().expect("4 bytes") {
                 unit::MAGIC => unit::fit_checksum(&mut block, place),
                 checkpoint::MAGIC => checkpoint::fit_checksum(&mut block, place),

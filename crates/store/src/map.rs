@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::catalogue::{Catalogue, Descent, Labels, NodeId, Work};
+use crate::catalogue::{Catalogue, Descent, Labels, NodeId, NodeRemoval};
 use crate::holes::{Hole, HoleMap, ItemPlace};
 use crate::index::{BlockIndex, Version, bits, low_bits};
 use crate::steps;
@@ -50,7 +50,7 @@ pub(crate) struct BlockMap {
 }
 
 struct AtWork {
-    work: Work,
+    work: NodeRemoval,
     /// Blocks before this one are done.
     lba: u64,
     /// Older versions before this one (block and sequence) are done.
@@ -215,7 +215,7 @@ impl BlockMap {
     fn holders(&self, branch: u32, sequence: u64) -> impl Iterator<Item = NodeId> + use<> {
         let node = self.catalogue.node_of(branch, sequence);
         let going = self.at_work.as_ref().and_then(|at_work| match at_work.work {
-            Work::Merge { from, to } if Some(from) == node => Some(to),
+            NodeRemoval::Merge { from, to } if Some(from) == node => Some(to),
             _ => None,
         });
         node.into_iter().chain(going)
@@ -226,7 +226,7 @@ impl BlockMap {
     pub(crate) fn labels(&self, node: NodeId) -> Labels {
         let labels = self.catalogue.labels(node);
         match self.at_work.as_ref().map(|at_work| at_work.work) {
-            Some(Work::Merge { from, to }) if to == node => labels.and(self.catalogue.labels(from)),
+            Some(NodeRemoval::Merge { from, to }) if to == node => labels.and(self.catalogue.labels(from)),
             _ => labels,
         }
     }
@@ -292,7 +292,7 @@ impl BlockMap {
 
     /// Whether holes of a node may be trimmed: not while they move to another one.
     pub(crate) fn may_trim(&self, node: NodeId) -> bool {
-        !matches!(self.at_work.as_ref().map(|at_work| at_work.work), Some(Work::Merge { from, .. }) if from == node)
+        !matches!(self.at_work.as_ref().map(|at_work| at_work.work), Some(NodeRemoval::Merge { from, .. }) if from == node)
     }
 
     /// Whether a version belongs to one of a view's nodes.
@@ -308,7 +308,7 @@ impl BlockMap {
             let node = catalogue.node_of(branch, sequence)?;
             // No snapshot needs a node that is being merged, but what it is merged into may be one.
             let node = match work {
-                Some(Work::Merge { from, to }) if from == node => to,
+                Some(NodeRemoval::Merge { from, to }) if from == node => to,
                 _ => node,
             };
             Some((node, !catalogue.is_head(node)))
@@ -335,7 +335,7 @@ impl BlockMap {
         }
         let mut at_work = self.at_work.take().expect("set above");
         let from = match at_work.work {
-            Work::Drop(node) | Work::Merge { from: node, .. } => node,
+            NodeRemoval::Drop(node) | NodeRemoval::Merge { from: node, .. } => node,
         };
         let mut table = self.tables.remove(&from).expect("every node has its table");
         let done = self.work_blocks(&mut at_work, &mut table, steps, gone)
@@ -354,7 +354,7 @@ impl BlockMap {
     fn work_blocks(&mut self, at: &mut AtWork, table: &mut Table, steps: usize, gone: &mut Vec<Gone>) -> bool {
         let mut left = steps;
         let labels = self.catalogue.labels(match at.work {
-            Work::Drop(node) | Work::Merge { from: node, .. } => node,
+            NodeRemoval::Drop(node) | NodeRemoval::Merge { from: node, .. } => node,
         });
         while let Some(lba) = table.index.next_mapped(at.lba) {
             if left == 0 {
@@ -367,15 +367,15 @@ impl BlockMap {
             left = left.saturating_sub(taken.len().max(1));
             for (lba, version) in taken {
                 let stays = match at.work {
-                    Work::Merge { to, .. } => Some(to).filter(|&to| self.table(to).at(lba) == At::Nothing),
-                    Work::Drop(_) => None,
+                    NodeRemoval::Merge { to, .. } => Some(to).filter(|&to| self.table(to).at(lba) == At::Nothing),
+                    NodeRemoval::Drop(_) => None,
                 };
                 match stays {
                     Some(to) => {
                         self.table_mut(to).index.insert(lba, version);
                     }
                     None => {
-                        let keeps = matches!(at.work, Work::Merge { .. });
+                        let keeps = matches!(at.work, NodeRemoval::Merge { .. });
                         let label = labels.branch(version.sequence()).expect("a table has what is in its labels");
                         let branch = Some(label).filter(|_| keeps);
                         gone.push(Gone::Block { branch, lba, version });
@@ -393,8 +393,10 @@ impl BlockMap {
         while steps::steps_taken() - before < HOLE_STEPS_PER_BLOCK * steps as u64 {
             steps::count(1);
             let to = match at.work {
-                Work::Merge { to, .. } => Some(&mut self.tables.get_mut(&to).expect("every node has its table").holes),
-                Work::Drop(_) => None,
+                NodeRemoval::Merge { to, .. } => {
+                    Some(&mut self.tables.get_mut(&to).expect("every node has its table").holes)
+                }
+                NodeRemoval::Drop(_) => None,
             };
             let other = to.as_deref().unwrap_or(&nothing);
             let Some(taken) = table.holes.take_first(other, FRAGMENTS_AT_ONCE) else { return true };
@@ -409,7 +411,7 @@ impl BlockMap {
 
     /// Older versions of a node that is dropped go.
     fn work_versions(&mut self, at: &mut AtWork, steps: usize, gone: &mut Vec<Gone>) -> bool {
-        let Work::Drop(node) = at.work else { return true };
+        let NodeRemoval::Drop(node) = at.work else { return true };
         let catalogue = &self.catalogue;
         let of_node = |branch, sequence| catalogue.node_of(branch, sequence) == Some(node);
         let mut fuel = steps;

@@ -9,7 +9,7 @@ use crate::steps;
 
 /// What a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SegmentState {
     /// May be written. `warm`: its space on the host was not given back.
     Free {
         /// See above.
@@ -28,7 +28,7 @@ pub(crate) enum State {
 /// One segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
-    pub(crate) state: State,
+    pub(crate) state: SegmentState,
     /// Given when it was last opened; never reused. 0: never.
     pub(crate) generation: u64,
     /// How far it is written, in 4 KiB blocks.
@@ -75,7 +75,7 @@ pub(crate) struct Segments {
     /// How many of them are dead; see [`Segment::is_dead`].
     dead: u32,
     /// Free ones that could not be read when the store was opened, and are left alone.
-    avoided: u32,
+    pub(crate) avoided: u32,
     /// Closed segments by how much of them is live: each list by the time when they ended, the oldest first. So neither a victim nor
     /// the empty ones have to be searched for among all.
     sorted: Vec<BTreeSet<(u64, u32)>>,
@@ -86,7 +86,7 @@ pub(crate) struct Segments {
 impl Segment {
     /// Free and cold.
     const NEVER_USED: Segment = Segment {
-        state: State::Free { warm: false },
+        state: SegmentState::Free { warm: false },
         generation: 0,
         end: 0,
         pins: 0,
@@ -102,7 +102,7 @@ impl Segment {
     /// Whether a segment table without it is worth something: it is closed, and nothing in it is live. The next table lets those go as
     /// well that hold nothing but the one before, but takes as many itself.
     fn is_dead(&self) -> bool {
-        self.state == State::Closed && self.live == 0 && !self.only_tables
+        self.state == SegmentState::Closed && self.live == 0 && !self.only_tables
     }
 }
 
@@ -142,10 +142,6 @@ impl Segments {
         self.layout.segments - self.free_count()
     }
 
-    pub(crate) fn segment_bytes(&self) -> u64 {
-        u64::from(self.layout.segment_bytes)
-    }
-
     pub(crate) fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -156,18 +152,12 @@ impl Segments {
         (self.all.capacity() * size_of::<Segment>() + self.free.capacity() * size_of::<u32>() + lists) as u64
     }
 
-    /// Most that may be live in a segment that is cleaned: beyond that the copies' own records take what is gained.
-    fn live_max(&self) -> u64 {
-        let bytes = u64::from(self.layout.segment_bytes);
-        bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64)
-    }
-
     /// Puts a segment into the list where it belongs now.
     fn sort(&mut self, segment: u32) {
-        let live_max = self.live_max();
+        let live_max = live_max(&self.layout);
         let entry = &mut self.all[segment as usize];
         let list = match entry.live {
-            _ if entry.state != State::Closed => UNSORTED,
+            _ if entry.state != SegmentState::Closed => UNSORTED,
             0 => EMPTY_LIST,
             live if entry.damaged || live > live_max => UNSORTED,
             live => (live * LIVE_LISTS as u64 / u64::from(self.layout.segment_bytes)) as u8,
@@ -189,12 +179,12 @@ impl Segments {
         self.warm_ahead.set(None);
         for (segment, generation, end) in used {
             let entry = &mut self.all[segment as usize];
-            (entry.state, entry.generation, entry.end) = (State::Closed, generation, end);
+            (entry.state, entry.generation, entry.end) = (SegmentState::Closed, generation, end);
             self.dead += 1;
             self.sort(segment);
         }
         let all = &self.all;
-        self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));
+        self.free.retain(|&free| matches!(all[free as usize].state, SegmentState::Free { .. }));
     }
 
     /// During recovery: these are not used, if they are free, until the store is opened the next time.
@@ -205,18 +195,13 @@ impl Segments {
         self.avoided = (before - self.free.len()) as u32;
     }
 
-    /// How many free segments are left alone because they could not be read.
-    pub(crate) fn avoided(&self) -> u32 {
-        self.avoided
-    }
-
     /// Takes a free segment as the head.
     pub(crate) fn open(&mut self, generation: u64) -> Option<u32> {
         self.warm_ahead.set(None);
         let segment = self.free.pop_front()?;
         let entry = &mut self.all[segment as usize];
         let reopened = entry.reopened;
-        *entry = Segment { state: State::Head, generation, only_tables: true, reopened, ..Segment::NEVER_USED };
+        *entry = Segment { state: SegmentState::Head, generation, only_tables: true, reopened, ..Segment::NEVER_USED };
         Some(segment)
     }
 
@@ -227,7 +212,7 @@ impl Segments {
         let segment = if self.free.len() > 1 { self.free.pop_back()? } else { return None };
         let entry = &mut self.all[segment as usize];
         *entry = Segment {
-            state: State::Checkpoint,
+            state: SegmentState::Checkpoint,
             generation,
             whole: false,
             reopened: entry.reopened,
@@ -241,16 +226,16 @@ impl Segments {
         self.warm_ahead.set(None);
         for (segment, generation) in segments {
             let entry = &mut self.all[segment as usize];
-            (entry.state, entry.generation, entry.whole) = (State::Checkpoint, generation, false);
+            (entry.state, entry.generation, entry.whole) = (SegmentState::Checkpoint, generation, false);
         }
         let all = &self.all;
-        self.free.retain(|&free| matches!(all[free as usize].state, State::Free { .. }));
+        self.free.retain(|&free| matches!(all[free as usize].state, SegmentState::Free { .. }));
     }
 
     /// A checkpoint is not needed any more.
     pub(crate) fn end_checkpoint(&mut self, segment: u32) {
-        debug_assert_eq!(self.all[segment as usize].state, State::Checkpoint);
-        self.all[segment as usize].state = State::Dying;
+        debug_assert_eq!(self.all[segment as usize].state, SegmentState::Checkpoint);
+        self.all[segment as usize].state = SegmentState::Dying;
     }
 
     /// Gives a head back in which nothing counts. `warm`: it has its host space.
@@ -258,7 +243,7 @@ impl Segments {
         self.warm_ahead.set(None);
         let entry = &mut self.all[segment as usize];
         self.dead -= u32::from(entry.is_dead());
-        entry.state = State::Free { warm };
+        entry.state = SegmentState::Free { warm };
         self.sort(segment);
         self.free.push_front(segment);
     }
@@ -267,7 +252,7 @@ impl Segments {
     pub(crate) fn reopen(&mut self, segment: u32) {
         let entry = &mut self.all[segment as usize];
         self.dead -= u32::from(entry.is_dead());
-        entry.state = State::Head;
+        entry.state = SegmentState::Head;
         entry.reopened += 1;
         self.sort(segment);
     }
@@ -276,7 +261,7 @@ impl Segments {
     pub(crate) fn close(&mut self, segment: u32, end: u32, written_at: u64) {
         let entry = &mut self.all[segment as usize];
         debug_assert!(entry.list == UNSORTED, "only the head is closed");
-        (entry.state, entry.end, entry.written_at) = (State::Closed, end, written_at);
+        (entry.state, entry.end, entry.written_at) = (SegmentState::Closed, end, written_at);
         self.dead += u32::from(entry.is_dead());
         self.sort(segment);
     }
@@ -288,7 +273,7 @@ impl Segments {
         steps::count(dead.len() as u64);
         for &segment in &dead {
             let entry = &mut self.all[segment as usize];
-            (entry.state, entry.list) = (State::Dying, UNSORTED);
+            (entry.state, entry.list) = (SegmentState::Dying, UNSORTED);
         }
         self.dead = 0;
         dead
@@ -297,7 +282,7 @@ impl Segments {
     /// The table that lets a dying segment go was not written after all.
     pub(crate) fn spare(&mut self, segment: u32) {
         let entry = &mut self.all[segment as usize];
-        entry.state = State::Closed;
+        entry.state = SegmentState::Closed;
         self.dead += u32::from(entry.is_dead());
         self.sort(segment);
     }
@@ -314,8 +299,8 @@ impl Segments {
     /// A dying segment is free from now on.
     pub(crate) fn release(&mut self, segment: u32, warm: bool) {
         self.warm_ahead.set(None);
-        debug_assert_eq!(self.all[segment as usize].state, State::Dying);
-        self.all[segment as usize].state = State::Free { warm };
+        debug_assert_eq!(self.all[segment as usize].state, SegmentState::Dying);
+        self.all[segment as usize].state = SegmentState::Free { warm };
         if warm {
             self.free.insert(self.free.len().min(1), segment);
         } else {
@@ -330,7 +315,7 @@ impl Segments {
 
     /// Whether the segment that will be opened next has its host space.
     pub(crate) fn next_is_warm(&self) -> bool {
-        self.next().is_some_and(|next| self.all[next as usize].state == State::Free { warm: true })
+        self.next().is_some_and(|next| self.all[next as usize].state == SegmentState::Free { warm: true })
     }
 
     /// The free segments in the order of use.
@@ -343,7 +328,7 @@ impl Segments {
         self.warm_ahead.set(None);
         self.free.retain(|segment| !warm.contains(segment));
         for &segment in warm.iter().rev() {
-            self.all[segment as usize].state = State::Free { warm: true };
+            self.all[segment as usize].state = SegmentState::Free { warm: true };
             self.free.push_front(segment);
         }
     }
@@ -351,7 +336,7 @@ impl Segments {
     /// How many of the segments that are used next have host space, without a gap.
     pub(crate) fn warm_ahead(&self) -> u32 {
         let count = self.warm_ahead.get().unwrap_or_else(|| {
-            let warm = |free: &&u32| self.all[**free as usize].state == State::Free { warm: true };
+            let warm = |free: &&u32| self.all[**free as usize].state == SegmentState::Free { warm: true };
             self.free.iter().take_while(warm).count() as u32
         });
         self.warm_ahead.set(Some(count));
@@ -360,21 +345,21 @@ impl Segments {
 
     /// The first free segment without host space.
     pub(crate) fn first_cold(&self) -> Option<u32> {
-        self.free.iter().copied().find(|&free| self.all[free as usize].state == State::Free { warm: false })
+        self.free.iter().copied().find(|&free| self.all[free as usize].state == SegmentState::Free { warm: false })
     }
 
     /// A free segment has host space now; it may have been opened meanwhile.
     pub(crate) fn warm_up(&mut self, segment: u32) {
         self.warm_ahead.set(None);
         let state = &mut self.all[segment as usize].state;
-        if *state == (State::Free { warm: false }) {
-            *state = State::Free { warm: true };
+        if *state == (SegmentState::Free { warm: false }) {
+            *state = SegmentState::Free { warm: true };
         }
     }
 
     /// How many free segments still hold host space (the first may be cold).
     pub(crate) fn warm_count(&self) -> usize {
-        let warm = |&&free: &&u32| self.all[free as usize].state == State::Free { warm: true };
+        let warm = |&&free: &&u32| self.all[free as usize].state == SegmentState::Free { warm: true };
         self.free.iter().skip(1).take_while(warm).count()
     }
 
@@ -385,7 +370,7 @@ impl Segments {
         // The first free segment is named by the log as the next one, and stays.
         let cooling: Vec<u32> = self.free.drain(1 + keep.min(warm)..1 + warm).collect();
         for &segment in &cooling {
-            self.all[segment as usize].state = State::Dying;
+            self.all[segment as usize].state = SegmentState::Dying;
         }
         cooling
     }
@@ -460,18 +445,19 @@ impl Segments {
         best
     }
 
-    /// Every segment that holds data and is not dying, for tools: it looks at all of them.
-    pub(crate) fn listed(&self) -> impl Iterator<Item = (u32, &Segment)> {
-        (0..).zip(&self.all).filter(|(_, segment)| segment.state == State::Closed)
-    }
-
     /// The first segment from `from` on that a segment table lists, and that was opened before the generation `below`.
     pub(crate) fn next_listed(&self, from: u32, below: u64) -> Option<(u32, &Segment)> {
         let rest = self.all.get(from as usize..)?.iter().zip(from..);
         let mut rest = rest.inspect(|_| steps::count(1));
-        let is_listed = |entry: &Segment| entry.state == State::Closed && entry.generation < below;
+        let is_listed = |entry: &Segment| entry.state == SegmentState::Closed && entry.generation < below;
         rest.find(|(entry, _)| is_listed(entry)).map(|(entry, segment)| (segment, entry))
     }
+}
+
+/// Most that may be live in a segment that is compacted: beyond that the copies' own records take what is gained.
+fn live_max(layout: &Layout) -> u64 {
+    let bytes = u64::from(layout.segment_bytes);
+    bytes - (bytes / 16).max(3 * RECORD_BLOCK as u64)
 }
 
 #[cfg(test)]

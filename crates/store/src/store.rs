@@ -16,6 +16,7 @@ mod conditions;
 mod create;
 mod damaged;
 mod directory;
+mod durability;
 mod durable;
 mod erase;
 mod erasure;
@@ -26,6 +27,7 @@ mod hiding;
 mod io;
 mod live;
 mod memory;
+mod opening;
 mod pinned;
 mod policy;
 mod queue;
@@ -61,7 +63,6 @@ use strongroom_block::Token;
 
 use crate::backend::{Backend, IoKind, Waker};
 use crate::error::StoreError;
-use crate::map::BlockMap;
 use crate::op::{Completion, Op, OpError, Outcome};
 use crate::options::{OpenOptions, VolumeInfo};
 use crate::planted::PlantedFault;
@@ -74,22 +75,19 @@ use appender::Appender;
 use checkpointer::Checkpointer;
 use compactor::Compactor;
 pub use damaged::{DamageReport, SuspectBlocks};
-use directory::Location;
 pub(crate) use directory::{locked_log, log_for_reading};
+use durability::Durability;
 use erasure::Erasure;
-use growth::Growth;
-use hiding::Hiding;
 use io::{IoQueue, Purpose};
 pub use memory::{Admission, MemoryUse};
+use opening::Opening;
 pub use pinned::PinnedCount;
-use policy::RoomSearch;
 use queue::WriteQueue;
 use reader::Reader;
 pub use receive::{ReceiveStep, Receiver};
 pub use reception::ReceptionInfo;
 use request::UnitLimits;
 use requests::Requests;
-use retention::Retention;
 use round::Round;
 pub use runs::Run;
 use scrub::Scrub;
@@ -97,6 +95,7 @@ pub use send::{SendStep, Sender};
 use space::Space;
 use superblocks::Superblocks;
 use syncs::Syncs;
+use views::Views;
 use volume::Volume;
 
 /// One volume, open.
@@ -113,36 +112,22 @@ use volume::Volume;
 /// # Ok::<(), strongroom_store::StoreError>(())
 /// ```
 pub struct Store {
-    location: Location,
-    options: OpenOptions,
+    opening: Opening,
     volume: Volume,
-    superblocks: Superblocks,
-
-    map: BlockMap,
+    views: Views,
     segments: Segments,
-    retention: Retention,
-    hiding: Hiding,
-
     io: IoQueue,
     requests: Requests,
     writes: WriteQueue,
     reader: Reader,
     log: Appender,
-    syncs: Syncs,
-    round: Round,
-    checkpointer: Checkpointer,
-
+    durability: Durability,
     space: Space,
-    room: RoomSearch,
     compactor: Compactor,
     scrub: Scrub,
-    growth: Option<Growth>,
     erasure: Option<Erasure>,
-    /// How many identities of snapshots this opening has given.
-    snapshots_named: u64,
     /// Most steps that one poll has taken.
     poll_steps_max: u64,
-    opened_from_checkpoint: bool,
 }
 
 impl Store {
@@ -154,7 +139,7 @@ impl Store {
     pub fn open(dir: &Path, options: &OpenOptions, waker: Waker) -> Result<Store, StoreError> {
         let (lock, (log, io_reason)) = locked_log(dir, options.io)?;
         let mut store = Store::open_on(log, options, waker)?;
-        store.location = Location { _lock: Some(lock), dir: Some(dir.to_owned()), io_reason };
+        store.opening.locked(lock, dir, io_reason);
         Ok(store)
     }
 
@@ -194,7 +179,7 @@ impl Store {
         recovered: Recovered,
     ) -> Store {
         let Recovered { mut superblock, superblock_copy, map, segments, operations, head, checkpoint, .. } = recovered;
-        let opened_from_checkpoint = superblock.checkpoint.is_some();
+        let from_checkpoint = superblock.checkpoint.is_some();
         let open_id = head.open_id;
         let constant = options.planted.has(PlantedFault::ConstantIncarnation);
         if superblock.incarnation == 0 || !superblock.clean && !constant {
@@ -210,30 +195,26 @@ impl Store {
         let piece_bytes = options.cleaning_piece_bytes as usize;
         let limits = UnitLimits::new(&volume.layout, options.append_unit_bytes_max);
         Store {
-            location: Location::default(),
-            superblocks: Superblocks::new(superblock, superblock_copy),
-            map,
+            views: Views::new(map),
             segments,
-            retention: Retention::default(),
-            hiding: Hiding::default(),
             io: IoQueue::new(backend, waker),
             requests: Requests::new(volume_id, &options),
             writes: WriteQueue::new(operations, head.next_sequence),
             reader: Reader::new(options.record_cache_bytes, data_cache_bytes, volume.block_bytes()),
             log: Appender::new(head, limits),
-            syncs: Syncs::default(),
-            round: Round::default(),
-            checkpointer: Checkpointer::new(volume_id, options.checkpoint_log_bytes, checkpoint),
+            durability: Durability {
+                syncs: Syncs::default(),
+                round: Round::default(),
+                superblocks: Superblocks::new(superblock, superblock_copy),
+                checkpointer: Checkpointer::new(&volume, options.checkpoint_log_bytes, checkpoint),
+                growth: None,
+            },
             space: Space::new(volume_id),
-            room: RoomSearch::default(),
             compactor: Compactor::new(piece_bytes),
             scrub: Scrub::starting_at(open_id, piece_bytes),
-            growth: None,
             erasure: None,
-            snapshots_named: 0,
             poll_steps_max: 0,
-            opened_from_checkpoint,
-            options,
+            opening: Opening::new(options, from_checkpoint),
             volume,
         }
     }
@@ -246,7 +227,7 @@ impl Store {
     /// Stays the same across an orderly close, and is drawn again by every other opening: then acknowledged writes that were not flushed
     /// may be lost, and an initiator that remembers another incarnation replays those.
     pub fn incarnation(&self) -> u64 {
-        self.superblocks.current().incarnation
+        self.durability.superblocks.current().incarnation
     }
 
     /// How the log is read and written.
@@ -256,7 +237,7 @@ impl Store {
 
     /// Why it is not done in a better way; `None`: there is none.
     pub fn io_reason(&self) -> Option<&str> {
-        self.location.io_reason.as_deref()
+        self.opening.io_reason.as_deref()
     }
 
     /// Asks that completions of I/O count this eventfd up, instead of calling the waker from a thread of the store. False
@@ -319,8 +300,8 @@ impl Store {
             if let Some(result) = self.requests.take_result(token) {
                 return result;
             }
-            let more = self.compactor.is_held_back() || self.erase_goes_on() || self.hiding.is_busy();
-            let more = more || self.room.awaits_slices();
+            let more = self.compactor.is_held_back() || self.erase_goes_on() || self.views.hiding.is_busy();
+            let more = more || self.space.room.awaits_slices();
             assert!(!self.io.is_idle() || more, "a request waits for nothing");
             self.io.wait();
         }
@@ -332,17 +313,18 @@ impl Store {
         self.new_poll();
         self.look_at_host();
         self.compactor.retry_unread();
-        self.round.set_idle(true);
+        self.durability.round.set_idle(true);
         let counts = self.counts();
         let cooling = self.space.cool(&mut self.segments, &counts);
-        self.round.release(cooling);
+        self.durability.round.release(cooling);
         if self.writes.is_empty() {
             self.space.begin_relief();
         }
-        self.retention.flush_feedback();
+        self.views.retention.flush_feedback();
         self.drive();
-        self.round.set_idle(false);
-        self.note_durable();
+        self.durability.round.set_idle(false);
+        self.durability.want_note(self.log.head.durable_lsn);
+        self.drive();
     }
 
     /// Finishes what is in flight, syncs, and marks the store as closed in order. Results of requests that were not
@@ -356,7 +338,7 @@ impl Store {
             self.settle();
             return Ok(());
         }
-        self.retention.flush_feedback();
+        self.views.retention.flush_feedback();
         self.halt_erase();
         self.settle();
         let flushed = self.execute(Op::Flush);
@@ -374,11 +356,11 @@ impl Store {
         self.io.new_poll();
         self.writes.new_poll();
         self.compactor.new_poll();
-        self.round.new_poll();
-        self.checkpointer.new_poll();
+        self.durability.round.new_poll();
+        self.durability.checkpointer.new_poll();
         self.scrub.new_poll();
         let unsliced = self.volume.has_planted(PlantedFault::UnslicedHiding);
-        self.hiding.new_poll(if unsliced { u64::MAX } else { self.options.hide_blocks_per_poll });
+        self.views.hiding.new_poll(if unsliced { u64::MAX } else { self.opening.options.hide_blocks_per_poll });
         if let Some(erasure) = &mut self.erasure {
             erasure.new_poll();
         }
@@ -423,12 +405,13 @@ impl Store {
     /// Whether work that is done in slices goes on in the next poll.
     fn wants_poll(&mut self) -> bool {
         if self.erasure.is_some() && self.writes.is_empty() {
-            return self.erase_goes_on() || self.hiding.is_busy();
+            return self.erase_goes_on() || self.views.hiding.is_busy();
         }
-        let checkpoint = self.checkpointer.goes_on() && !self.compactor.is_stopped() && !self.requests.is_refused();
-        let awaited = self.room.awaits_slices() && (!self.writes.is_empty() || self.wants_relief());
+        let checkpoint =
+            self.durability.checkpointer.goes_on() && !self.compactor.is_stopped() && !self.requests.is_refused();
+        let awaited = self.space.room.awaits_slices() && (!self.writes.is_empty() || self.wants_relief());
         let awaited = awaited || self.scrub.goes_on();
-        self.merge_nodes() || self.compactor.is_held_back() || checkpoint || self.hiding.is_busy() || awaited
+        self.merge_views() || self.compactor.is_held_back() || checkpoint || self.views.hiding.is_busy() || awaited
     }
 
     /// Processes finished I/Os.

@@ -104,14 +104,14 @@ impl UnitHeader {
 
 /// Where a record block is and whose it is: what its checksum binds besides its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LogAddress {
     pub(crate) store_id: StoreId,
     pub(crate) segment: u32,
     /// In 4 KiB blocks.
     pub(crate) block: u32,
 }
 
-fn checksum(record_block: &[u8], place: Place) -> u64 {
+fn checksum(record_block: &[u8], place: LogAddress) -> u64 {
     let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
     digest.update(&place.store_id.0);
     digest.update(&place.segment.to_be_bytes());
@@ -122,12 +122,12 @@ fn checksum(record_block: &[u8], place: Place) -> u64 {
 }
 
 /// The checksum of a block of another kind, at the same place in it.
-pub(crate) fn place_checksum(block: &[u8], place: Place) -> u64 {
+pub(crate) fn place_checksum(block: &[u8], place: LogAddress) -> u64 {
     checksum(block, place)
 }
 
 /// Whether these 4096 bytes are an intact record block of this place. The cheap part of [`decode_header`].
-pub(crate) fn record_block_intact(record_block: &[u8], place: Place) -> bool {
+pub(crate) fn record_block_intact(record_block: &[u8], place: LogAddress) -> bool {
     record_block.len() == RECORD_BLOCK
         && record_block[..4] == MAGIC
         && be_u64(record_block, 8) == checksum(record_block, place)
@@ -139,7 +139,7 @@ pub(crate) fn record_block_generation(record_block: &[u8]) -> u64 {
 }
 
 /// Reads the first record block of a unit. `None` if there is no intact one.
-pub(crate) fn decode_header(record_block: &[u8], place: Place, layout: &Layout) -> Option<UnitHeader> {
+pub(crate) fn decode_header(record_block: &[u8], place: LogAddress, layout: &Layout) -> Option<UnitHeader> {
     if !record_block_intact(record_block, place) || be_u16(record_block, 4) != 0 {
         return None;
     }
@@ -485,7 +485,7 @@ impl UnitBuilder {
     }
 
     /// The record blocks, finished. `header` gives what the builder does not know.
-    pub(crate) fn finish(self, mut header: UnitHeader, place: Place) -> (UnitHeader, BufferMut) {
+    pub(crate) fn finish(self, mut header: UnitHeader, place: LogAddress) -> (UnitHeader, BufferMut) {
         let count = (self.records.len() / RECORD_BLOCK) as u16;
         header.record_blocks = count;
         header.data_bytes = self.data_bytes().next_multiple_of(RECORD_BLOCK as u64) as u32;
@@ -500,7 +500,7 @@ impl UnitBuilder {
             if index == 0 {
                 put_unit_header(block, &header);
             }
-            let sum = checksum(block, Place { block: place.block + index as u32, ..place });
+            let sum = checksum(block, LogAddress { block: place.block + index as u32, ..place });
             block[8..16].copy_from_slice(&sum.to_be_bytes());
         }
         (header, records)
@@ -522,7 +522,7 @@ fn put_unit_header(block: &mut [u8], header: &UnitHeader) {
 }
 
 /// For fuzzing: makes any record block intact at a place.
-pub(crate) fn fit_checksum(record_block: &mut [u8], place: Place) {
+pub(crate) fn fit_checksum(record_block: &mut [u8], place: LogAddress) {
     record_block[..4].copy_from_slice(&MAGIC);
     let sum = checksum(record_block, place);
     record_block[8..16].copy_from_slice(&sum.to_be_bytes());

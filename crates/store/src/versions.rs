@@ -12,7 +12,7 @@ use crate::catalogue::NodeId;
 use crate::index::Version;
 
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct RetainedVersion {
     version: Version,
     branch: u32,
 }
@@ -146,7 +146,7 @@ impl FromIterator<(u64, Name)> for Order {
 /// The retained versions of a store. Never the newest of a block in its node.
 #[derive(Default)]
 pub(crate) struct Versions {
-    kept: BTreeMap<Name, Kept>,
+    kept: BTreeMap<Name, RetainedVersion>,
     /// The oldest goes first. May name versions that are gone.
     order: Order,
     /// Outside the budget, and not in the order: a snapshot needs them.
@@ -171,7 +171,7 @@ impl Versions {
     /// sequence stands for that, so that nothing goes before it that is not older.
     pub(crate) fn keep(&mut self, branch: u32, lba: u64, version: Version, replaced_by: u64) {
         let name = (lba, version.sequence());
-        if self.kept.insert(name, Kept { version, branch }).is_none() {
+        if self.kept.insert(name, RetainedVersion { version, branch }).is_none() {
             self.order.insert((replaced_by, name));
             let kept = &self.kept;
             self.order.sweep(kept.len(), SWEPT_PER_VERSION, |name| kept.contains_key(name));
@@ -180,7 +180,7 @@ impl Versions {
 
     /// Keeps a version while the log is being read: [`Versions::order_by_sequence`] comes before anything goes.
     pub(crate) fn keep_unordered(&mut self, branch: u32, lba: u64, version: Version) {
-        self.kept.insert((lba, version.sequence()), Kept { version, branch });
+        self.kept.insert((lba, version.sequence()), RetainedVersion { version, branch });
     }
 
     pub(crate) fn find(&self, lba: u64, sequence: u64) -> Option<Version> {

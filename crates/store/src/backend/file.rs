@@ -15,13 +15,13 @@ use super::{Backend, Io, IoDone, Waker};
 
 /// What the sync thread has finished, and whom to tell.
 #[derive(Default)]
-struct Shared {
-    state: Mutex<SharedState>,
+struct SyncThread {
+    state: Mutex<FinishedSyncs>,
     arrived: Condvar,
 }
 
 #[derive(Default)]
-struct SharedState {
+struct FinishedSyncs {
     done: Vec<IoDone>,
     waker: Option<Waker>,
 }
@@ -34,7 +34,7 @@ pub struct FileBackend {
     ready: Vec<IoDone>,
     syncs: Option<Sender<u64>>,
     syncs_in_flight: usize,
-    shared: Arc<Shared>,
+    shared: Arc<SyncThread>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -51,7 +51,7 @@ impl FileBackend {
         // Advice only: a file system that cannot drop its cache (tmpfs) has no medium behind it either.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         let file = Arc::new(file);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SyncThread::default());
         let (syncs, requests) = channel();
         let thread = std::thread::Builder::new().name("store-sync".to_owned()).spawn({
             let (file, shared) = (Arc::clone(&file), Arc::clone(&shared));
@@ -149,7 +149,7 @@ impl Drop for FileBackend {
     }
 }
 
-fn sync_loop(file: &File, shared: &Shared, requests: &Receiver<u64>) {
+fn sync_loop(file: &File, shared: &SyncThread, requests: &Receiver<u64>) {
     while let Ok(token) = requests.recv() {
         let result = sync(file).map(|()| None);
         let waker = {

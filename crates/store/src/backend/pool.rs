@@ -16,13 +16,13 @@ use super::{Backend, Io, IoDone, Waker};
 const THREADS: usize = 8;
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct Completions {
+    state: Mutex<FinishedIo>,
     arrived: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct FinishedIo {
     done: Vec<IoDone>,
     waker: Option<Waker>,
 }
@@ -32,7 +32,7 @@ pub struct PoolBackend {
     file: Arc<File>,
     keeps_space: bool,
     requests: Option<Sender<(u64, Io)>>,
-    shared: Arc<Shared>,
+    shared: Arc<Completions>,
     in_flight: usize,
     threads: Vec<JoinHandle<()>>,
 }
@@ -40,7 +40,7 @@ pub struct PoolBackend {
 impl PoolBackend {
     /// Takes over `file`, whose I/O is direct already.
     pub(super) fn new(file: File, alignment: Alignment, keeps_space: bool) -> io::Result<PoolBackend> {
-        let (file, shared) = (Arc::new(file), Arc::new(Shared::default()));
+        let (file, shared) = (Arc::new(file), Arc::new(Completions::default()));
         let (requests, receiver) = channel();
         let receiver = Arc::new(Mutex::new(receiver));
         let mut threads = Vec::new();
@@ -112,7 +112,13 @@ impl Drop for PoolBackend {
     }
 }
 
-fn serve(file: &File, alignment: Alignment, keeps_space: bool, shared: &Shared, requests: &Mutex<Receiver<(u64, Io)>>) {
+fn serve(
+    file: &File,
+    alignment: Alignment,
+    keeps_space: bool,
+    shared: &Completions,
+    requests: &Mutex<Receiver<(u64, Io)>>,
+) {
     loop {
         let request = requests.lock().expect("no I/O thread panics").recv();
         let Ok((token, io)) = request else { return };

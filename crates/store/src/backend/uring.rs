@@ -33,7 +33,7 @@ const COMPLETIONS: u32 = 1024;
 const IN_FLIGHT_MAX: usize = COMPLETIONS as usize;
 
 /// An I/O in the kernel's hands, with all memory that it uses.
-enum Work {
+enum RingRequest {
     Read { reading: Reading, done: usize },
     Write { offset: u64, done: usize, _buffers: Vec<Buffer>, slices: Vec<libc::iovec>, first: usize },
     Sync,
@@ -43,12 +43,12 @@ enum Work {
 
 struct Slot {
     token: u64,
-    work: Work,
+    work: RingRequest,
 }
 
-// SAFETY: the raw pointers in `Work::Write` lead to buffers that are in the same value, shared and constant; neither is
+// SAFETY: the raw pointers in `RingRequest::Write` lead to buffers that are in the same value, shared and constant; neither is
 // bound to a thread.
-unsafe impl Send for Work {}
+unsafe impl Send for RingRequest {}
 
 /// One file, read and written past the page cache through a ring of its own.
 pub struct UringBackend {
@@ -60,7 +60,7 @@ pub struct UringBackend {
     free: Vec<usize>,
     in_flight: usize,
     /// Beyond [`IN_FLIGHT_MAX`].
-    waiting: VecDeque<(u64, Work)>,
+    waiting: VecDeque<(u64, RingRequest)>,
     /// Entries in the submission queue that the kernel has not been told of.
     untold: usize,
     /// Completed without the kernel.
@@ -105,7 +105,7 @@ impl UringBackend {
         })
     }
 
-    fn start(&mut self, token: u64, work: Work) {
+    fn start(&mut self, token: u64, work: RingRequest) {
         if self.in_flight == IN_FLIGHT_MAX {
             return self.waiting.push_back((token, work));
         }
@@ -123,22 +123,22 @@ impl UringBackend {
         let fd = Fd(self.file.as_raw_fd());
         let slot = self.slots[at].as_mut().expect("in flight");
         let entry = match &mut slot.work {
-            Work::Read { reading, done } => {
+            RingRequest::Read { reading, done } => {
                 let rest = &mut reading.into[*done..];
                 opcode::Read::new(fd, rest.as_mut_ptr(), rest.len() as u32)
                     .offset(reading.offset + *done as u64)
                     .build()
             }
-            Work::Write { offset, done, slices, first, .. } => {
+            RingRequest::Write { offset, done, slices, first, .. } => {
                 let rest = &slices[*first..];
                 opcode::Writev::new(fd, rest.as_ptr(), rest.len() as u32).offset(*offset + *done as u64).build()
             }
-            Work::Sync => sync_entry(fd),
-            Work::Discard { offset, len } => {
+            RingRequest::Sync => sync_entry(fd),
+            RingRequest::Discard { offset, len } => {
                 let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode.bits() as i32).build()
             }
-            Work::Allocate { offset, len } => {
+            RingRequest::Allocate { offset, len } => {
                 let mode = FallocateFlags::KEEP_SIZE;
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode.bits() as i32).build()
             }
@@ -181,7 +181,7 @@ impl UringBackend {
                 self.free.push(at);
                 self.in_flight -= 1;
                 let result = result.map(|()| match work {
-                    Work::Read { reading, .. } => Some(reading.finish()),
+                    RingRequest::Read { reading, .. } => Some(reading.finish()),
                     _ => None,
                 });
                 done.push(IoDone { token, result });
@@ -196,22 +196,23 @@ impl UringBackend {
 }
 
 /// What a completion means; `None`: the rest has to be submitted again.
-fn outcome(work: &mut Work, result: i32) -> Option<io::Result<()>> {
+fn outcome(work: &mut RingRequest, result: i32) -> Option<io::Result<()>> {
     if result < 0 {
         let errno = Errno::from_raw_os_error(-result);
         return match (work, errno) {
             // Cancelled: the thread that submitted it ended before the kernel had begun; the store is in another one now.
             (_, Errno::INTR | Errno::AGAIN | Errno::CANCELED) => None,
             // Neither is needed for correctness: see `positioned`.
-            (Work::Discard { .. } | Work::Allocate { .. }, Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => {
-                Some(Ok(()))
-            }
+            (
+                RingRequest::Discard { .. } | RingRequest::Allocate { .. },
+                Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV,
+            ) => Some(Ok(())),
             (_, errno) => Some(Err(errno.into())),
         };
     }
     let count = result as usize;
     match work {
-        Work::Read { reading, done } => {
+        RingRequest::Read { reading, done } => {
             *done += count;
             if count == 0 {
                 reading.into[*done..].fill(0); // Past the end.
@@ -219,14 +220,14 @@ fn outcome(work: &mut Work, result: i32) -> Option<io::Result<()>> {
                 return None;
             }
         }
-        Work::Write { done, slices, first, .. } => {
+        RingRequest::Write { done, slices, first, .. } => {
             *done += count;
             advance(slices, first, count);
             if *first < slices.len() {
                 return if count == 0 { Some(Err(io::ErrorKind::WriteZero.into())) } else { None };
             }
         }
-        Work::Sync | Work::Discard { .. } | Work::Allocate { .. } => {}
+        RingRequest::Sync | RingRequest::Discard { .. } | RingRequest::Allocate { .. } => {}
     }
     Some(Ok(()))
 }
@@ -295,7 +296,9 @@ impl Backend for UringBackend {
             Io::Read { buffer, .. } if buffer.is_empty() => {
                 return self.ready.push(IoDone { token, result: Ok(Some(buffer)) });
             }
-            Io::Read { offset, buffer } => Work::Read { reading: self.alignment.widened(offset, buffer), done: 0 },
+            Io::Read { offset, buffer } => {
+                RingRequest::Read { reading: self.alignment.widened(offset, buffer), done: 0 }
+            }
             Io::Write { offset, buffers } => {
                 let buffers: Vec<Buffer> = buffers.into_iter().filter(|buffer| !buffer.is_empty()).collect();
                 let buffers = match self.alignment.gathered(offset, buffers) {
@@ -308,12 +311,12 @@ impl Backend for UringBackend {
                     iov_len: buffer.len(),
                 };
                 let slices = buffers.iter().map(slice).collect();
-                Work::Write { offset, done: 0, _buffers: buffers, slices, first: 0 }
+                RingRequest::Write { offset, done: 0, _buffers: buffers, slices, first: 0 }
             }
-            Io::Sync => Work::Sync,
+            Io::Sync => RingRequest::Sync,
             Io::Discard { .. } if self.keeps_space => return self.ready.push(IoDone { token, result: Ok(None) }),
-            Io::Discard { offset, len } => Work::Discard { offset, len },
-            Io::Allocate { offset, len } => Work::Allocate { offset, len },
+            Io::Discard { offset, len } => RingRequest::Discard { offset, len },
+            Io::Allocate { offset, len } => RingRequest::Allocate { offset, len },
         };
         self.start(token, work);
     }
@@ -393,15 +396,21 @@ mod tests {
 
     #[test]
     fn a_short_write_goes_on_where_it_stopped() {
-        let mut work =
-            Work::Write { offset: 0, done: 0, _buffers: Vec::new(), slices: made_of(&[100, 200, 300]), first: 0 };
+        let mut work = RingRequest::Write {
+            offset: 0,
+            done: 0,
+            _buffers: Vec::new(),
+            slices: made_of(&[100, 200, 300]),
+            first: 0,
+        };
         assert!(outcome(&mut work, 150).is_none());
-        let Work::Write { done, slices, first, .. } = &work else { unreachable!() };
+        let RingRequest::Write { done, slices, first, .. } = &work else { unreachable!() };
         assert_eq!((*done, *first, slices[1].iov_len, slices[1].iov_base as usize), (150, 1, 150, 4096 + 50));
         assert!(outcome(&mut work, -libc::EAGAIN).is_none());
         assert!(outcome(&mut work, 150).is_none());
         assert!(outcome(&mut work, 300).unwrap().is_ok());
-        let mut stuck = Work::Write { offset: 0, done: 0, _buffers: Vec::new(), slices: made_of(&[100]), first: 0 };
+        let mut stuck =
+            RingRequest::Write { offset: 0, done: 0, _buffers: Vec::new(), slices: made_of(&[100]), first: 0 };
         assert_eq!(outcome(&mut stuck, 0).unwrap().unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
 
@@ -436,9 +445,9 @@ mod tests {
 
     #[test]
     fn only_housekeeping_may_be_unsupported() {
-        assert!(outcome(&mut Work::Discard { offset: 0, len: 1 }, -libc::EOPNOTSUPP).unwrap().is_ok());
-        assert!(outcome(&mut Work::Allocate { offset: 0, len: 1 }, -libc::ENOSPC).unwrap().is_err());
-        assert!(outcome(&mut Work::Sync, -libc::EOPNOTSUPP).unwrap().is_err());
-        assert_eq!(outcome(&mut Work::Sync, -libc::EIO).unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert!(outcome(&mut RingRequest::Discard { offset: 0, len: 1 }, -libc::EOPNOTSUPP).unwrap().is_ok());
+        assert!(outcome(&mut RingRequest::Allocate { offset: 0, len: 1 }, -libc::ENOSPC).unwrap().is_err());
+        assert!(outcome(&mut RingRequest::Sync, -libc::EOPNOTSUPP).unwrap().is_err());
+        assert_eq!(outcome(&mut RingRequest::Sync, -libc::EIO).unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
     }
 }

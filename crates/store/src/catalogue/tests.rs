@@ -36,7 +36,7 @@ fn each_write_belongs_to_the_node_of_its_time() {
     assert_eq!(catalogue.path(nodes[2]).collect::<Vec<_>>(), [nodes[2], nodes[1], nodes[0]]);
     assert_eq!(catalogue.node_of(1, 5), None, "no such branch");
     catalogue.apply(&Change::SnapshotDelete { id: 7 }, 30).unwrap();
-    assert_eq!(catalogue.work(), Some(Work::Merge { from: nodes[0], to: nodes[1] }));
+    assert_eq!(catalogue.work(), Some(NodeRemoval::Merge { from: nodes[0], to: nodes[1] }));
     catalogue.collapse();
     assert_eq!(catalogue.node_of(0, 5), Some(nodes[1]));
     assert_eq!((catalogue.spans.len(), catalogue.labels(nodes[1]).branch(5)), (2, Some(0)));
@@ -147,7 +147,7 @@ fn work_is_found_among_many_snapshots() {
     assert_eq!(catalogue.work(), None);
     let nodes: Vec<NodeId> = catalogue.nodes().collect();
     catalogue.apply(&Change::SnapshotDelete { id: 500 }, 1_000_000).unwrap();
-    assert_eq!(catalogue.work(), Some(Work::Merge { from: nodes[499], to: nodes[500] }));
+    assert_eq!(catalogue.work(), Some(NodeRemoval::Merge { from: nodes[499], to: nodes[500] }));
     catalogue.collapse();
     assert_eq!((catalogue.work(), catalogue.nodes.len()), (None, nodes.len() - 1));
 }
@@ -184,7 +184,7 @@ fn all_work_at_once_is_the_same_as_one_after_the_other() {
         }
         let mut slowly = catalogue.clone();
         while let Some(work) = slowly.work() {
-            merged += usize::from(matches!(work, Work::Merge { .. }));
+            merged += usize::from(matches!(work, NodeRemoval::Merge { .. }));
             slowly.finish(work);
         }
         catalogue.collapse();

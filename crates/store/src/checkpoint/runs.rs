@@ -291,7 +291,7 @@ mod tests {
         let content = Content::Runs(runs.runs.clone());
         let block = Block { begin_lsn: 1, generation: 2, next_generation: 3, branch: 0, content };
         let store_id = crate::options::StoreId([0; 16]);
-        block.encode(crate::unit::Place { store_id, segment: 0, block: 0 }, &runs.layout)
+        block.encode(crate::unit::LogAddress { store_id, segment: 0, block: 0 }, &runs.layout)
     }
 
     fn again(bytes: &[u8], layout: &Layout) -> Option<Vec<Run>> {

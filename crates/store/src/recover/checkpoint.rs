@@ -10,7 +10,7 @@ use crate::backend::{Backend, Io, IoDone, blocking};
 use crate::checkpoint::{Block, Content, Row, place_of};
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::superblock::Superblock;
-use crate::unit::Place;
+use crate::unit::LogAddress;
 
 /// A block is told of again when nodes are merged while the checkpoint is written, and once for each version that is kept of it: all
 /// that is told of is no more than so many times what the log holds. More is not believed: it would take long.
@@ -88,7 +88,7 @@ pub(super) fn load(
     for row in &description.rows {
         let bytes = segments.next()?;
         for (at, bytes) in bytes.chunks_exact(RECORD_BLOCK).enumerate() {
-            let place = Place { store_id: superblock.store_id, segment: row.segment, block: at as u32 };
+            let place = LogAddress { store_id: superblock.store_id, segment: row.segment, block: at as u32 };
             let block =
                 Block::decode(bytes, place, &layout, description.begin_lsn, row.generation).ok_or("it is damaged")?;
             let old = matches!(block.content, Content::OldRuns(_));

@@ -16,7 +16,7 @@ use crate::head::Head;
 use crate::layout::{RECORD_BLOCK, SEQUENCE_MAX};
 use crate::segments::Segments;
 use crate::superblock::Superblock;
-use crate::unit::{Entry, NO_SEGMENT, Place, RECORD_BLOCKS_MAX, UnitBuilder, UnitHeader, flag};
+use crate::unit::{Entry, LogAddress, NO_SEGMENT, RECORD_BLOCKS_MAX, UnitBuilder, UnitHeader, flag};
 
 /// What can be made of a log without its table.
 pub(crate) struct Rebuilt {
@@ -283,7 +283,7 @@ pub(super) fn fill(
             next_segment: NO_SEGMENT,
             ..behind.header
         };
-        let place = Place { store_id: scanner.superblock.store_id, segment: behind.segment, block: from };
+        let place = LogAddress { store_id: scanner.superblock.store_id, segment: behind.segment, block: from };
         let (_, bytes) = UnitBuilder::filler(scanner.layout, blocks).finish(header, place);
         debug_assert_eq!(bytes.len(), blocks as usize * RECORD_BLOCK);
         fillers.push(Filler { offset: scanner.layout.block_at(behind.segment, from), bytes });

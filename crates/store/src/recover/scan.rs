@@ -11,7 +11,7 @@ use crate::error::StoreError;
 use crate::layout::{LOG_START, Layout, RECORD_BLOCK, item_checksum};
 use crate::planted::Planted;
 use crate::superblock::{SecondTable, Superblock};
-use crate::unit::{Entry, NO_SEGMENT, Place, UnitHeader, decode_entries, decode_header, flag, intact_entries};
+use crate::unit::{Entry, LogAddress, NO_SEGMENT, UnitHeader, decode_entries, decode_header, flag, intact_entries};
 
 /// Where a unit was found.
 #[derive(Clone, Copy, Debug)]
@@ -213,8 +213,8 @@ impl<'a> Scanner<'a> {
         (there < u64::from(self.layout.segments)).then_some(there as u32)
     }
 
-    fn place(&self, segment: u32, block: u32) -> Place {
-        Place { store_id: self.superblock.store_id, segment, block }
+    fn place(&self, segment: u32, block: u32) -> LogAddress {
+        LogAddress { store_id: self.superblock.store_id, segment, block }
     }
 
     pub(super) fn header_at(&mut self, segment: u32, block: u32) -> Result<Option<(UnitHeader, Buffer)>, StoreError> {

@@ -9,14 +9,14 @@ use crate::error::StoreError;
 use crate::layout::{RECORD_BLOCK, SUPERBLOCK_AT};
 use crate::options::{CreateOptions, OpenOptions, UnitKind};
 use crate::superblock::Superblock;
-use crate::unit::{NO_SEGMENT, Place, UnitBuilder, UnitHeader, flag};
+use crate::unit::{LogAddress, NO_SEGMENT, UnitBuilder, UnitHeader, flag};
 use crate::{MemoryBackend, RepairOptions, Store, Waker};
 
 /// A medium in memory that outlives the store, and may be too small.
 #[derive(Clone, Default)]
-struct Shared(Arc<Mutex<MemoryBackend>>, Option<u64>);
+struct OutlivingMedium(Arc<Mutex<MemoryBackend>>, Option<u64>);
 
-impl Backend for Shared {
+impl Backend for OutlivingMedium {
     fn set_waker(&mut self, _waker: Waker) {}
     fn size_bytes(&mut self) -> std::io::Result<Option<u64>> {
         Ok(self.1)
@@ -30,8 +30,8 @@ impl Backend for Shared {
     fn wait(&mut self) {}
 }
 
-fn made() -> (Shared, Superblock) {
-    let backend = Shared::default();
+fn made() -> (OutlivingMedium, Superblock) {
+    let backend = OutlivingMedium::default();
     let geometry = Geometry { block_size: BlockSize::DEFAULT, blocks: 64 };
     let options =
         CreateOptions { segment_bytes: 64 << 10, ..CreateOptions::new(VolumeId([1; 16]), geometry, UnitKind::Plain) };
@@ -41,7 +41,7 @@ fn made() -> (Shared, Superblock) {
     (backend, Superblock::decode(&copy, 1).unwrap())
 }
 
-fn open(backend: &Shared) -> Result<(), StoreError> {
+fn open(backend: &OutlivingMedium) -> Result<(), StoreError> {
     Store::open_on(Box::new(backend.clone()), &OpenOptions::default(), Arc::new(|| {})).map(drop)
 }
 
@@ -79,7 +79,7 @@ fn open_with(
         [&segment.to_be_bytes()[..], &end.to_be_bytes(), &generation.to_be_bytes()].concat()
     };
     unit.push_table(&rows.iter().flat_map(row).collect::<Vec<u8>>());
-    let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
+    let place = LogAddress { store_id: superblock.store_id, segment: 0, block: 0 };
     let (_, table) = unit.finish(header, place);
     let mut medium = backend.0.lock().unwrap();
     medium.discard(superblock.layout().segment_at(0), 64 << 10);
@@ -111,7 +111,7 @@ fn open_behind_a_newer_table(behind: impl FnOnce(&mut UnitHeader)) -> Result<(),
     behind(&mut next);
     let mut builder = UnitBuilder::new(layout, 16);
     builder.push_table(&[]);
-    let place = |block| Place { store_id: superblock.store_id, segment, block };
+    let place = |block| LogAddress { store_id: superblock.store_id, segment, block };
     let (table, bytes) = builder.finish(table, place(0));
     backend.0.lock().unwrap().write_at(layout.block_at(segment, 0), &bytes);
     let (_, bytes) = UnitBuilder::filler(layout, 1).finish(next, place(table.blocks()));

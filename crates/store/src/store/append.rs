@@ -7,7 +7,6 @@ use strongroom_block::StoreSequence;
 use super::Store;
 use super::access::LogAccess;
 use super::appender::{FailedAppends, UnitContent, UnitSpace, WrittenUnit, is_no_space};
-use super::apply::IndexUpdater;
 use super::compaction::Room;
 use super::policy::Demand;
 use super::queue::{Answer, Check, ConditionCheck};
@@ -37,7 +36,7 @@ impl Store {
                 GroupKind::Writes | GroupKind::Compaction => self.append_writes(),
             };
         }
-        if self.round.is_writing_tables() || self.wants_table() {
+        if self.durability.round.is_writing_tables() || self.wants_table() {
             return self.append_table();
         }
         if let Some(progress) = self.copies_first() {
@@ -68,12 +67,12 @@ impl Store {
         let may = much_to_write
             && self.writes.front_is_new(&self.volume)
             && self.log.is_ready(&self.segments, &self.volume)
-            && !self.compactor.is_next(head_is_full, self.room.is_urgent());
+            && !self.compactor.is_next(head_is_full, self.space.room.is_urgent());
         if !may {
             return false;
         }
         if !self.log.group.open {
-            if self.writes.rejection(&self.map).is_some() || !self.front_fits() {
+            if self.writes.rejection(&self.views.map).is_some() || !self.front_fits() {
                 return false;
             }
             self.write_decided(true);
@@ -84,12 +83,12 @@ impl Store {
 
     /// The first queued request, if it can go on now. `None`: it has to wait, or there is none.
     fn foreground(&mut self) -> Option<bool> {
-        if let Some(error) = self.writes.rejection(&self.map) {
+        if let Some(error) = self.writes.rejection(&self.views.map) {
             self.answer_front(Err(error));
             return Some(true);
         }
         let Some(front) = self.writes.front() else { return self.relieve() };
-        if self.hiding.holds_up(front) || matches!(front.gate, Gate::Reading(..)) {
+        if self.views.hiding.holds_up(front) || matches!(front.gate, Gate::Reading(..)) {
             return None;
         }
         if let Some(verdict) = self.check_front() {
@@ -98,12 +97,12 @@ impl Store {
         if !matches!(self.writes.front().expect("it passed the check").gate, Gate::Open) {
             return Some(self.check_condition());
         }
-        if self.writes.front_discards_nothing(&self.map, &self.volume) {
+        if self.writes.front_discards_nothing(&self.views.map, &self.volume) {
             self.answer_front(Ok(Outcome::Written { first: StoreSequence(0), repeated: 0, superseded: 0 }));
             return Some(true);
         }
         if self.front_fits() {
-            self.room.end_slices();
+            self.space.room.end_slices();
             self.write_decided(true);
             return Some(self.append_writes());
         }
@@ -136,11 +135,11 @@ impl Store {
 
     /// Checks the first request against the operation windows; `None`: it passed, else as [`Store::foreground`].
     fn check_front(&mut self) -> Option<Option<bool>> {
-        match self.writes.check_front(&self.map, &self.volume, self.hiding.is_busy()) {
+        match self.writes.check_front(&self.views.map, &self.volume, self.views.hiding.is_busy()) {
             Check::Passed => return None,
             Check::WaitsForHiding => return Some(None),
             Check::WaitsForPoll => {
-                self.room.await_slices();
+                self.space.room.await_slices();
                 return Some(None);
             }
             Check::NeedsBases(ticket, versions) => {
@@ -162,7 +161,7 @@ impl Store {
 
     /// Begins to check the condition of the first request.
     fn check_condition(&mut self) -> bool {
-        match self.writes.begin_condition(&self.map, &self.volume) {
+        match self.writes.begin_condition(&self.views.map, &self.volume) {
             ConditionCheck::Holds => {}
             ConditionCheck::Answered(answer) => self.answer_condition(answer),
             ConditionCheck::Read { ticket, node, lba, count, wanted } => {
@@ -190,7 +189,7 @@ impl Store {
     /// compaction: so an opening that is cut short never leaves fewer free segments than it found.
     fn front_fits(&self) -> bool {
         let Some(request) = self.writes.front() else { return true };
-        if self.log.head.next_sequence + request.sequences() >= self.superblocks.current().sequence_limit {
+        if self.log.head.next_sequence + request.sequences() >= self.durability.superblocks.current().sequence_limit {
             return false;
         }
         let (left, blocks) = (self.log.blocks_left(), request.blocks_at_most(&self.log.limits));
@@ -200,7 +199,7 @@ impl Store {
             // One small unit.
             MakesRoom::Perhaps | MakesRoom::Surely => 1,
         };
-        self.space.fits(&self.counts(), request, more, &self.map, &self.volume)
+        self.space.fits(&self.counts(), request, more, &self.views.map, &self.volume)
     }
 
     /// Fails everything that wants to write.
@@ -258,7 +257,7 @@ impl Store {
                 request.first = self.log.head.next_sequence;
                 // Also one that joined others, and is cut.
                 request.checked = true;
-                widening.widen(&self.map, &mut request);
+                widening.widen(&self.views.map, &mut request);
             }
             let (block_bytes, next) = (self.volume.layout.block_bytes, &mut self.log.head.next_sequence);
             if !request.push(&mut unit, block_bytes, next, &mut content.updates, &mut content.data) {
@@ -278,7 +277,7 @@ impl Store {
                 lost: request.replay.as_ref().and_then(|replay| replay.lost),
             });
         }
-        self.retention.push_feedback(&mut unit);
+        self.views.retention.push_feedback(&mut unit);
         self.log.counters.written += unit.data_bytes();
         self.append_unit(unit, content, GroupKind::Writes, !partial);
         if alone {
@@ -295,22 +294,22 @@ impl Store {
         let more = request.segments_more(&self.log.limits) + 1;
         matches!(request.gate, Gate::Open)
             && !matches!(request.content, Content::Change(_))
-            && self.map.catalogue.head(request.branch).is_some()
+            && self.views.map.catalogue.head(request.branch).is_some()
             && self.writes.is_new(request, &self.volume)
             && (blocks <= left || cheap_to_cut)
-            && self.log.head.next_sequence + request.sequences() < self.superblocks.current().sequence_limit
-            && (blocks <= left || self.space.fits(&self.counts(), request, more, &self.map, &self.volume))
+            && self.log.head.next_sequence + request.sequences() < self.durability.superblocks.current().sequence_limit
+            && (blocks <= left || self.space.fits(&self.counts(), request, more, &self.views.map, &self.volume))
     }
 
     /// Appends feedback that no write took along.
     fn append_feedback(&mut self) -> bool {
         // It is worth a unit, but not the reserve.
-        if !self.retention.wants_unit() || self.segments.free_count() <= self.counts().reserve() {
+        if !self.views.retention.wants_unit() || self.segments.free_count() <= self.counts().reserve() {
             return false;
         }
         let Some(limit) = self.unit_limit(least_unit_blocks(&self.volume.layout)) else { return true };
         let mut unit = UnitBuilder::new(self.volume.layout, limit);
-        self.retention.push_feedback(&mut unit);
+        self.views.retention.push_feedback(&mut unit);
         self.append_unit(unit, UnitContent::default(), GroupKind::Writes, true);
         true
     }
@@ -329,12 +328,12 @@ impl Store {
     /// No space for the work at hand: it fails, and everything queued behind it, which would meet the same end.
     fn out_of_space(&mut self) {
         tracing::warn!(volume = %self.volume.info.volume_id, "no space left for the store");
-        self.round.block();
+        self.durability.round.block();
         self.compactor.block();
         let group = std::mem::take(&mut self.log.group);
         self.void_groups(vec![group]);
         self.tables_out_of_space();
-        if self.growth_wants_round() {
+        if self.durability.growth_wants_round() {
             self.fail_growth(OpError::NoSpace);
         }
         while let Some(request) = self.writes.pop() {
@@ -377,7 +376,7 @@ impl Store {
             }
             return;
         }
-        self.round.block();
+        self.durability.round.block();
         self.compactor.block();
         self.void_groups(groups);
         if self.writes.front().is_some_and(|request| request.done > 0) {
@@ -387,13 +386,6 @@ impl Store {
 
     /// A group is complete: the index changes, its requests complete.
     fn apply_group(&mut self, group: Group, lsn: u64) {
-        let mut updater = IndexUpdater {
-            map: &mut self.map,
-            segments: &mut self.segments,
-            retention: &mut self.retention,
-            hiding: &mut self.hiding,
-            volume: &self.volume,
-        };
         let mut has_change = false;
         for update in group.updates {
             if let Update::Change { change, .. } = &update {
@@ -402,16 +394,16 @@ impl Store {
                     self.writes.operations.forget_branch(branch);
                 }
             }
-            updater.apply(update);
+            self.views.apply(update, &mut self.segments, &self.volume);
         }
-        updater.evict();
+        self.evict_versions();
         if has_change {
             self.note_catalogue();
         }
         for finished in group.finished {
             let Finished { token, bytes, .. } = finished;
             match finished.answer() {
-                _ if finished.holes => self.hiding.answer_when_hidden(finished),
+                _ if finished.holes => self.views.hiding.answer_when_hidden(finished),
                 Ok(outcome) if finished.fua => self.answer_when_durable(lsn, token, bytes, outcome),
                 answer => self.requests.complete(token, bytes, answer),
             }
@@ -444,8 +436,8 @@ impl Store {
 
     /// Hides what holes cover, as much as this poll allows, and answers requests for holes.
     pub(super) fn drive_hiding(&mut self) -> bool {
-        let mut progress = self.hiding.advance(&mut self.map, &mut self.segments, &mut self.retention, &self.volume);
-        while let Some(finished) = self.hiding.next_answered() {
+        let mut progress = self.views.advance_hiding(&mut self.segments, &self.volume);
+        while let Some(finished) = self.views.hiding.next_answered() {
             self.requests.complete(finished.token, finished.bytes, finished.answer());
             progress = true;
         }
@@ -453,6 +445,6 @@ impl Store {
     }
 
     pub(super) fn evict_versions(&mut self) -> bool {
-        self.retention.evict(&mut self.map, &mut self.segments, &self.volume)
+        self.views.evict(&mut self.segments, &self.volume)
     }
 }

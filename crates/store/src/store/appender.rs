@@ -19,7 +19,7 @@ use crate::holes::ItemPlace;
 use crate::index::Version;
 use crate::layout::RECORD_BLOCK;
 use crate::segments::Segments;
-use crate::unit::{NO_SEGMENT, Place, UNIT_BYTES_MAX, UnitBuilder, UnitHeader, flag};
+use crate::unit::{LogAddress, NO_SEGMENT, UNIT_BYTES_MAX, UnitBuilder, UnitHeader, flag};
 
 /// Most units in flight at a time.
 const UNITS_MAX: usize = 16;
@@ -263,7 +263,8 @@ impl Appender {
         }
         let (segment, block) = (self.head.segment, self.head.block);
         let padding = unit.data_bytes().next_multiple_of(RECORD_BLOCK as u64) - unit.data_bytes();
-        let (header, records) = unit.finish(header, Place { store_id: access.volume.info.store_id, segment, block });
+        let (header, records) =
+            unit.finish(header, LogAddress { store_id: access.volume.info.store_id, segment, block });
         if kind != GroupKind::Table {
             access.segments.holds_more(segment);
         }

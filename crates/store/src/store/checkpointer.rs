@@ -15,6 +15,7 @@ use super::appender::is_no_space;
 use super::checkpoint_content::{ContentWalk, Cursor};
 use super::io::Purpose;
 use super::policy::CheckpointSpace;
+use super::volume::Volume;
 use crate::backend::Io;
 use crate::checkpoint::{Block, Content, ROWS_MAX, Row};
 use crate::head::Head;
@@ -22,7 +23,7 @@ use crate::layout::{Layout, RECORD_BLOCK};
 use crate::recover::CheckpointExtent;
 use crate::segments::Segments;
 use crate::superblock::CheckpointAt;
-use crate::unit::Place;
+use crate::unit::LogAddress;
 
 /// 4 KiB blocks of one piece, at least.
 const PIECE_BLOCKS: u32 = 8;
@@ -66,7 +67,14 @@ impl Writing {
         self.rows.last_mut().expect("it has a segment")
     }
 
-    fn encode(&self, branch: u32, content: Content, place: Place, next_generation: u64, layout: &Layout) -> Vec<u8> {
+    fn encode(
+        &self,
+        branch: u32,
+        content: Content,
+        place: LogAddress,
+        next_generation: u64,
+        layout: &Layout,
+    ) -> Vec<u8> {
         let generation = self.rows.last().expect("it has a segment").generation;
         let begin_lsn = self.begin_lsn;
         let block = Block { begin_lsn, generation, next_generation, branch, content };
@@ -89,6 +97,7 @@ pub(super) struct CheckpointContext {
 pub(super) struct Checkpointer {
     /// For messages.
     volume_id: VolumeId,
+    segment_bytes: u64,
     /// By how much the log must grow before another checkpoint, at least; `None`: see [`LOG_LEAST_BYTES`].
     log_bytes_least: Option<u64>,
     writing: Option<Writing>,
@@ -115,9 +124,10 @@ pub(super) struct Checkpointer {
 }
 
 impl Checkpointer {
-    pub(super) fn new(volume_id: VolumeId, log_bytes_least: Option<u64>, recovered: CheckpointExtent) -> Checkpointer {
+    pub(super) fn new(volume: &Volume, log_bytes_least: Option<u64>, recovered: CheckpointExtent) -> Checkpointer {
         Checkpointer {
-            volume_id,
+            volume_id: volume.info.volume_id,
+            segment_bytes: volume.segment_bytes(),
             log_bytes_least,
             writing: None,
             named: recovered.segments,
@@ -135,9 +145,9 @@ impl Checkpointer {
     }
 
     /// The log begins again after an erase. Counters go on.
-    pub(super) fn begin_log(&mut self) {
+    pub(super) fn begin_log(&mut self, volume: &Volume) {
         let (finished, written_bytes) = (self.finished, self.written_bytes);
-        let new = Checkpointer::new(self.volume_id, self.log_bytes_least, CheckpointExtent::default());
+        let new = Checkpointer::new(volume, self.log_bytes_least, CheckpointExtent::default());
         *self = Checkpointer { finished, written_bytes, ..new };
     }
 
@@ -231,7 +241,7 @@ impl Checkpointer {
         }
         let row = *writing.row();
         let most = self.piece_blocks(writing, context.log_bytes).min(layout.segment_blocks() - row.blocks);
-        let place = |block| Place { store_id: access.volume.info.store_id, segment: row.segment, block };
+        let place = |block| LogAddress { store_id: access.volume.info.store_id, segment: row.segment, block };
         let walk = ContentWalk { map: access.map, layout };
         let (mut piece, mut blocks, mut fuel) = (Vec::new(), 0, PIECE_STEPS_MAX);
         while blocks < most {
@@ -309,7 +319,7 @@ impl Checkpointer {
     fn give_up(&mut self, segments: &mut Segments, log_bytes: u64, released: &mut Vec<u32>) {
         let writing = self.writing.take().expect("one is being written");
         tracing::debug!(volume = %self.volume_id, "no space for a checkpoint now");
-        self.retry_at = log_bytes + segments.segment_bytes();
+        self.retry_at = log_bytes + self.segment_bytes;
         release(segments, writing.segments(), released);
     }
 

@@ -36,11 +36,11 @@ impl Store {
             free: self.segments.free_count(),
             warm: self.segments.warm_ahead(),
             dead: self.segments.dead_count(),
-            coming: self.round.coming(),
+            coming: self.durability.round.coming(),
             live_bytes: self.segments.live_bytes(),
             full_bytes: (info.geometry.blocks + info.retention_blocks) * layout.live_block_bytes(),
             base_reserve,
-            table_blocks: self.round.table_blocks(&self.segments, self.writes.operations.encoded_bytes()),
+            table_blocks: self.durability.round.table_blocks(&self.segments, self.writes.operations.encoded_bytes()),
             copy_segments: copy_segments(self.compactor.pool_bytes(layout), segment_bytes, base_reserve),
         }
     }
@@ -48,15 +48,18 @@ impl Store {
     /// How compaction runs at this moment.
     pub(super) fn compaction_context(&self) -> CompactionContext {
         let counts = self.counts();
-        let summary = SpaceSummary { segments: counts, is_urgent: self.room.is_urgent(), ..SpaceSummary::default() };
+        let summary =
+            SpaceSummary { segments: counts, is_urgent: self.space.room.is_urgent(), ..SpaceSummary::default() };
         let pace = match next(&summary) {
-            CompactionAction::Compact(pace) if !self.requests.is_refused() && !self.round.is_opening() => Some(pace),
+            CompactionAction::Compact(pace) if !self.requests.is_refused() && !self.durability.round.is_opening() => {
+                Some(pace)
+            }
             _ => None,
         };
         CompactionContext {
             counts,
             pace,
-            is_futile: self.room.is_futile(&counts),
+            is_futile: self.space.room.is_futile(&counts),
             now: self.log.head.next_sequence,
             log_bytes: self.log.counters.log_bytes(),
         }
@@ -64,7 +67,7 @@ impl Store {
 
     /// What the next step of a search for room depends on. What takes time to find out is only looked at where it can matter.
     fn space_summary(&mut self, demand: Demand, versions_exhausted: bool) -> SpaceSummary {
-        let is_urgent = self.room.is_urgent();
+        let is_urgent = self.space.room.is_urgent();
         let host = match () {
             () if self.space.is_allocating() => HostSpace::Allocating,
             () if self.space.may_ask_again() => HostSpace::Full,
@@ -77,10 +80,10 @@ impl Store {
             host,
             is_urgent,
             can_reclaim,
-            unread_retried: self.room.unread_retried(),
-            has_slices: self.nodes_go_on() || self.hiding.is_busy(),
-            awaited_slices: self.room.awaits_slices(),
-            checkpoint: self.checkpointer.space(self.round.is_blocked()),
+            unread_retried: self.space.room.unread_retried(),
+            has_slices: self.nodes_go_on() || self.views.hiding.is_busy(),
+            awaited_slices: self.space.room.awaits_slices(),
+            checkpoint: self.durability.checkpointer.space(self.durability.round.is_blocked()),
             can_compact: self.compactor.can_run(),
             versions_exhausted,
         }
@@ -88,7 +91,7 @@ impl Store {
 
     /// Whether segments are being freed, or can be.
     fn can_reclaim(&mut self) -> bool {
-        self.round.can_free(self.segments.dead_count()) || {
+        self.durability.round.can_free(self.segments.dead_count()) || {
             let context = self.compaction_context();
             self.compactor.can_free(&self.segments, &context)
         }
@@ -105,7 +108,7 @@ impl Store {
             match next(&summary) {
                 CompactionAction::Wait => return Room::Waits,
                 CompactionAction::Compact(_) => {
-                    self.room.begin();
+                    self.space.room.begin();
                     // Tables and compaction look at this: they come before the request in the next turn.
                     return Room::GoesOn;
                 }
@@ -116,22 +119,23 @@ impl Store {
                     }
                 }
                 CompactionAction::RetryUnread => {
-                    self.room.retry_unread();
+                    self.space.room.retry_unread();
                     if self.compactor.retry_unread() {
                         // There may be more to compact than a moment ago, or not.
                         return Room::GoesOn;
                     }
                 }
                 CompactionAction::AwaitSlices => {
-                    self.room.await_slices();
+                    self.space.room.await_slices();
                     return Room::Waits;
                 }
                 CompactionAction::CompactAgain => {
-                    self.room.compact_again();
+                    self.space.room.compact_again();
                     return Room::GoesOn;
                 }
                 CompactionAction::DropCheckpoint => {
-                    self.drop_checkpoint();
+                    let log_bytes = self.log.counters.log_bytes();
+                    self.durability.drop_checkpoint(&mut self.segments, log_bytes);
                     return Room::GoesOn;
                 }
                 CompactionAction::DropVersions => {
@@ -147,11 +151,11 @@ impl Store {
 
     /// Retained versions make way for a request. Whether any did.
     fn drop_versions(&mut self) -> bool {
-        let before = self.map.versions.len();
-        if self.retention.lower_limit(&self.map, &self.volume) {
-            self.room.compact_again();
+        let before = self.views.map.versions.len();
+        if self.views.retention.lower_limit(&self.views.map, &self.volume) {
+            self.space.room.compact_again();
         }
-        self.evict_versions() || self.map.versions.len() < before
+        self.evict_versions() || self.views.map.versions.len() < before
     }
 
     /// No request waits. After the host was full room is made all the same, as for a request: what was discarded becomes free at once,
@@ -166,19 +170,19 @@ impl Store {
         }
         self.space.end_relief();
         self.end_room_search();
-        self.room.end_slices();
+        self.space.room.end_slices();
         None
     }
 
     /// The search for room is over.
     pub(super) fn end_room_search(&mut self) {
-        self.room.end();
-        self.retention.restore_limit();
+        self.space.room.end();
+        self.views.retention.restore_limit();
     }
 
     /// Whether room is to be made though no request waits.
     pub(super) fn wants_relief(&self) -> bool {
-        let halted = self.compactor.is_stopped() || self.requests.is_refused() || self.round.is_opening();
+        let halted = self.compactor.is_stopped() || self.requests.is_refused() || self.durability.round.is_opening();
         !halted && self.space.wants_relief(&self.counts())
     }
 
@@ -206,7 +210,9 @@ impl Store {
     /// space. What is left over when enough space was made waits for the next segment that copies have to themselves.
     pub(super) fn copies_may_mix(&self) -> bool {
         let has_head = self.log.head.segment != crate::unit::NO_SEGMENT;
-        !has_head || self.round.is_idle() || matches!(self.compaction_context().pace, Some(Pace::Idle | Pace::Urgent))
+        !has_head
+            || self.durability.round.is_idle()
+            || matches!(self.compaction_context().pace, Some(Pace::Idle | Pace::Urgent))
     }
 
     /// Whether compaction may append: on a full host it waits for the segments that it has emptied before it takes more.
@@ -215,9 +221,9 @@ impl Store {
             return false;
         }
         let counts = self.counts();
-        let is_releasing = self.round.is_releasing(&self.segments);
+        let is_releasing = self.durability.round.is_releasing(&self.segments);
         // What a round frees comes without them, however long its syncs take; the table after it must find room.
-        if (!self.no_round() || is_releasing) && !copies_have_room(&counts) {
+        if (!self.durability.is_idle() || is_releasing) && !copies_have_room(&counts) {
             return false;
         }
         if counts.warm > warm_for_tables(&counts) || counts.warm == counts.free {
@@ -225,7 +231,7 @@ impl Store {
         }
         // Not even the room in the head, which a table may need: victims whose copies are in flight will be dead, and what a round
         // lets go will be free, in a moment.
-        let coming = self.round.is_pending(counts.dead) || self.log.copies_in_flight() > 0 || is_releasing;
+        let coming = self.durability.round.is_pending(counts.dead) || self.log.copies_in_flight() > 0 || is_releasing;
         if coming {
             return false;
         }
@@ -256,7 +262,7 @@ impl Store {
         let (unit, content) = self.compactor.fill_unit(&mut read_access!(self), (limit, least), lsn, head);
         self.compactor.end_sources(&mut self.segments, self.log.head.completed_lsn);
         if !unit.is_empty() {
-            self.room.note_copied(u64::from(unit.blocks()) * RECORD_BLOCK as u64);
+            self.space.room.note_copied(u64::from(unit.blocks()) * RECORD_BLOCK as u64);
             self.append_unit(unit, content, GroupKind::Compaction, true);
         }
         self.fill_pool();
@@ -271,7 +277,7 @@ impl Store {
 
     /// Allocates host space ahead of need.
     pub(super) fn allocate_ahead(&mut self) -> bool {
-        if self.requests.is_refused() || self.round.is_opening() {
+        if self.requests.is_refused() || self.durability.round.is_opening() {
             return false;
         }
         let counts = self.counts();
@@ -306,7 +312,7 @@ impl Store {
         let counts = self.counts();
         let warm_max = self.space.warm_max(&counts);
         let access = &mut LogAccess { segments: &mut self.segments, io: &mut self.io, volume: &self.volume };
-        let (progress, freed) = self.round.free_segments(access, warm_max);
+        let (progress, freed) = self.durability.round.free_segments(access, warm_max);
         if freed > 0 {
             self.segment_freed();
         }
@@ -314,7 +320,7 @@ impl Store {
     }
 
     pub(super) fn discard_done(&mut self, segment: u32, result: io::Result<()>) {
-        self.round.discarded(&mut self.segments, &self.volume, segment, result);
+        self.durability.round.discarded(&mut self.segments, &self.volume, segment, result);
         self.segment_freed();
     }
 }

@@ -102,7 +102,7 @@ impl Store {
     /// The next blocks from `from` on that may be missing or old, because what was passed over may have written them: first block and
     /// count; and where to look on, `None` at the end. Nothing in a store that is not damaged.
     pub fn suspect_blocks(&self, view: View, from: Lba) -> (Option<(Lba, u64)>, Option<Lba>) {
-        let (Some(damage), Some(node)) = (self.requests.damage(), self.map.catalogue.node(view)) else {
+        let (Some(damage), Some(node)) = (self.requests.damage(), self.views.map.catalogue.node(view)) else {
             return (None, None);
         };
         let end = self.volume.info.geometry.blocks;
@@ -111,7 +111,7 @@ impl Store {
         let mut at = from.0;
         while at < stop {
             let count = LOOKED_UP.min(stop - at);
-            for (lba, found) in (at..).zip(self.map.look_up(node, at, count)) {
+            for (lba, found) in (at..).zip(self.views.map.look_up(node, at, count)) {
                 let sequence = match found {
                     At::Block(version) => version.sequence(),
                     At::Hole { sequence, .. } => sequence,

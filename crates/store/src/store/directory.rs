@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions as FileOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, Chosen, FileBackend, IoChoice, backend_on};
@@ -17,17 +17,6 @@ const LOCK_NAME: &str = "lock";
 /// How long the last I/O of a killed process may take to arrive, and how often to look.
 const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(5);
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(2);
-
-/// Where an open store is.
-#[derive(Default)]
-pub(super) struct Location {
-    /// Held as long as the store is open: nobody else can open it.
-    pub(super) _lock: Option<File>,
-    /// The directory, if it is in one.
-    pub(super) dir: Option<PathBuf>,
-    /// Why its I/O is not done in a better way; `None`: there is none.
-    pub(super) io_reason: Option<String>,
-}
 
 /// The log of the store in `dir`, and the lock that keeps others from opening it.
 pub(crate) fn locked_log(dir: &Path, io: IoChoice) -> Result<(File, Chosen), StoreError> {

@@ -9,7 +9,6 @@ use super::erasure::{ErasePhase, Erasure, remove_saved};
 use super::format::{first_segment, fresh};
 use super::round::Round;
 use super::scrub::Scrub;
-use super::space::Space;
 use super::volume::Volume;
 use crate::backend::Io;
 use crate::op::{Op, OpError, Outcome};
@@ -52,7 +51,7 @@ impl Store {
             return Err(OpError::Depended("a clone shares its blocks with its volume; delete the clone instead"));
         }
         self.check_no_views()?;
-        if self.growth.is_some() {
+        if self.durability.growth.is_some() {
             return Err(OpError::Busy);
         }
         self.erasure = Some(Erasure::new(Some((token, bytes)), by_key));
@@ -73,7 +72,7 @@ impl Store {
 
     /// Whether nothing but the volume itself would be erased.
     fn check_no_views(&self) -> Result<(), OpError> {
-        let catalogue = &self.map.catalogue;
+        let catalogue = &self.views.map.catalogue;
         if catalogue.snapshots.is_empty() && catalogue.branches.len() == 1 {
             return Ok(());
         }
@@ -108,11 +107,11 @@ impl Store {
             }
             ErasePhase::Overwrite if !erasure.is_halted() => erasure.overwrite(&mut self.io, layout) | self.end_pass(),
             ErasePhase::GiveBack if !erasure.is_halted() => erasure.give_back(&mut self.io, layout) | self.end_pass(),
-            ErasePhase::Opening if self.round.is_blocked() => {
+            ErasePhase::Opening if self.durability.round.is_blocked() => {
                 self.requests.refuse_writes("opening the erased store", &io::ErrorKind::StorageFull.into());
                 true
             }
-            ErasePhase::Opening if !self.round.is_opening() && self.no_round() => {
+            ErasePhase::Opening if !self.durability.round.is_opening() && self.durability.is_idle() => {
                 let progress = self.answer_erase(Ok(Outcome::Changed));
                 self.erasure = None;
                 tracing::warn!(volume = %self.volume.info.volume_id, "the store was erased");
@@ -145,8 +144,9 @@ impl Store {
     /// Whether everything accepted before the erase is over, the answers to requests that wait to be durable included.
     fn is_quiet(&self) -> bool {
         let has_appended = self.writes.is_empty() && self.log.is_empty() && !self.log.group.open;
-        let has_answered = has_appended && self.syncs.is_idle() && !self.hiding.is_busy() && self.reader.is_idle();
-        has_answered && self.io.is_idle() && self.no_round() && self.growth.is_none()
+        let has_answered =
+            has_appended && self.durability.syncs.is_idle() && !self.views.hiding.is_busy() && self.reader.is_idle();
+        has_answered && self.io.is_idle() && self.durability.is_idle() && self.durability.growth.is_none()
     }
 
     /// Everything accepted before is over: it may have made a snapshot.
@@ -174,8 +174,8 @@ impl Store {
             | ErasePhase::NameSync { .. } => Io::Sync,
             ErasePhase::Mark { .. } | ErasePhase::Name { .. } => {
                 let erasing = matches!(phase, ErasePhase::Mark { .. });
-                let next = Superblock { erasing, ..self.superblocks.current().clone() };
-                self.superblocks.write(next)
+                let next = Superblock { erasing, ..self.durability.superblocks.current().clone() };
+                self.durability.superblocks.write(next)
             }
             ErasePhase::Begin => match self.begin_new_store() {
                 Ok(io) => io,
@@ -192,10 +192,10 @@ impl Store {
     pub(super) fn erase_io_done(&mut self, result: io::Result<()>) {
         let erasure = self.erasure.as_mut().expect("an erase ends with its last I/O");
         let result = erasure.io_done(result);
-        if self.superblocks.is_writing() {
-            self.superblocks.write_done(result.is_ok() && !erasure.is_halted());
+        if self.durability.superblocks.is_writing() {
+            self.durability.superblocks.write_done(result.is_ok() && !erasure.is_halted());
             // The phases sync it.
-            self.superblocks.synced();
+            self.durability.superblocks.synced();
         }
         if let Err(error) = result {
             return self.requests.refuse_writes("erasing the store", &error);
@@ -221,11 +221,11 @@ impl Store {
 
     /// The new store's superblock in memory, and its first segment to be written. What repairs saved beside the log is removed too.
     fn begin_new_store(&mut self) -> io::Result<Io> {
-        if let Some(dir) = &self.location.dir {
+        if let Some(dir) = &self.opening.dir {
             remove_saved(dir)?;
         }
-        let old = self.superblocks.current();
-        let store_id = match self.options.open_id {
+        let old = self.durability.superblocks.current();
+        let store_id = match self.opening.options.open_id {
             None => StoreId(random().map_err(|error| io::Error::other(error.to_string()))?),
             // Of a simulation: it must only differ.
             Some(_) => StoreId(u128::from_be_bytes(old.store_id.0).wrapping_mul(0x5851_f42d).to_be_bytes()),
@@ -251,29 +251,29 @@ impl Store {
             ..old.clone()
         };
         let buffers = first_segment(&first).buffers;
-        self.superblocks.replace(first);
+        self.durability.superblocks.replace(first);
         Ok(Io::Write { offset: self.volume.layout.segment_at(0), buffers })
     }
 
     /// The new store is on the medium; in memory it begins here, as after an opening.
     fn open_new_store(&mut self) {
         let open_id = self.log.head.open_id;
-        let (superblock, copy) = (self.superblocks.current().clone(), self.superblocks.copy());
+        let (superblock, copy) = (self.durability.superblocks.current().clone(), self.durability.superblocks.copy());
         let Recovered { map, segments, operations, head, .. } = fresh(superblock, copy, open_id);
-        (self.map, self.segments) = (map, segments);
+        (self.views.map, self.segments) = (map, segments);
         // Initiators register again: no operation of theirs is known.
         self.writes.begin_log(operations, head.next_sequence);
-        self.volume = Volume::new(self.superblocks.current(), self.options.planted);
+        self.volume = Volume::new(self.durability.superblocks.current(), self.opening.options.planted);
         self.log.begin_log(head);
         self.reader.clear();
-        self.retention.clear_feedback();
-        self.syncs.begin_log();
-        self.checkpointer.begin_log();
+        self.views.retention.clear_feedback();
+        self.durability.syncs.begin_log();
+        self.durability.checkpointer.begin_log(&self.volume);
         self.compactor.begin_log();
-        self.scrub = Scrub::starting_at(open_id, self.options.cleaning_piece_bytes as usize);
-        self.space = Space::new(self.volume.info.volume_id);
-        self.round = Round::default();
-        self.round.begin_opening();
+        self.scrub = Scrub::starting_at(open_id, self.opening.options.cleaning_piece_bytes as usize);
+        self.space.begin_log(self.volume.info.volume_id);
+        self.durability.round = Round::default();
+        self.durability.round.begin_opening();
         let counts = self.counts();
         self.space.update_state(&counts);
     }

@@ -15,7 +15,7 @@ use crate::random::random;
 use crate::recover::{CheckpointExtent, Recovered};
 use crate::segments::Segments;
 use crate::superblock::{Superblock, segment_bytes_valid};
-use crate::unit::{NO_SEGMENT, Place, TABLE_ROW, UnitBuilder, UnitHeader, flag};
+use crate::unit::{LogAddress, NO_SEGMENT, TABLE_ROW, UnitBuilder, UnitHeader, flag};
 
 /// Writes a new store: its first segment, then both superblocks.
 pub(super) fn format(backend: &mut dyn Backend, mut superblock: Superblock) -> Result<VolumeInfo, StoreError> {
@@ -50,7 +50,7 @@ pub(super) struct FirstSegment {
 /// The first epoch is an opening that only made the volume: it used the sequence and the generation before the superblock's.
 pub(super) fn first_segment(superblock: &Superblock) -> FirstSegment {
     let layout = superblock.layout();
-    let place = Place { store_id: superblock.store_id, segment: 0, block: 0 };
+    let place = LogAddress { store_id: superblock.store_id, segment: 0, block: 0 };
     let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
     let mut row = [0; TABLE_ROW];
     row[8..].copy_from_slice(&(superblock.next_generation - 1).to_be_bytes());
@@ -63,7 +63,7 @@ pub(super) fn first_segment(superblock: &Superblock) -> FirstSegment {
         let mut unit = UnitBuilder::new(layout, layout.segment_blocks());
         let (count, sequence) = (superblock.geometry.blocks, superblock.sequence_limit - 1);
         let item_at = unit.push_hole((0, sequence), 0, count, &[], false).expect("an empty unit has room");
-        let place = Place { block: first.end, ..place };
+        let place = LogAddress { block: first.end, ..place };
         let (header, records) = unit.finish(first_header(2, flag::FIRST | flag::LAST, superblock), place);
         let item_at = first.end * RECORD_BLOCK as u32 + item_at;
         first.hole = Some(Hole::new(0, count, sequence, None, ItemPlace { segment: 0, item_at }));

@@ -13,10 +13,10 @@ impl Store {
     /// Begins to grow the volume to `blocks`.
     pub(super) fn start_grow(&mut self, token: Token, blocks: u64, bytes: usize) -> Result<(), OpError> {
         self.requests.check_writable()?;
-        if self.growth.is_some() {
+        if self.durability.growth.is_some() {
             return Err(OpError::Busy);
         }
-        let old = self.superblocks.current();
+        let old = self.durability.superblocks.current();
         if blocks < old.geometry.blocks {
             return Err(OpError::Misuse("a volume does not shrink; make a smaller one and copy"));
         }
@@ -32,28 +32,23 @@ impl Store {
             }
             return Err(OpError::NoSpace);
         }
-        self.growth = Some(growth);
+        self.durability.growth = Some(growth);
         Ok(())
-    }
-
-    /// Whether a growth waits for a round.
-    pub(super) fn growth_wants_round(&self) -> bool {
-        self.growth.as_ref().is_some_and(Growth::wants_round)
     }
 
     /// A superblock of a round is durable.
     pub(super) fn growth_synced(&mut self) {
-        if let Some(growth) = self.growth.take_if(Growth::superblock_synced) {
+        if let Some(growth) = self.durability.growth.take_if(Growth::superblock_synced) {
             self.volume.layout.segments = growth.segments;
             self.segments.grow(growth.segments);
-            self.volume.info = self.superblocks.current().info();
+            self.volume.info = self.durability.superblocks.current().info();
             self.requests.complete(growth.token, growth.bytes, Ok(Outcome::Changed));
         }
     }
 
     /// Fails a growth in progress. One that has reached a superblock may yet be found after a crash.
     pub(super) fn fail_growth(&mut self, error: OpError) -> bool {
-        let Some(growth) = self.growth.take() else { return false };
+        let Some(growth) = self.durability.growth.take() else { return false };
         self.requests.complete(growth.token, growth.bytes, Err(error));
         true
     }

@@ -10,7 +10,7 @@ use crate::index::Version;
 use crate::layout::{RECORD_BLOCK, item_checksum};
 use crate::map::BlockMap;
 use crate::segments::Segments;
-use crate::unit::{Entry, Place, decode_entries, decode_header};
+use crate::unit::{Entry, LogAddress, decode_entries, decode_header};
 
 /// Bytes of a segment, in pieces of the same length.
 pub(super) struct Pieces {
@@ -89,7 +89,7 @@ pub(super) fn live_of(
     let mut at = 0;
     while at < bytes.len() {
         let block = (at / RECORD_BLOCK) as u32;
-        let place = Place { store_id: volume.info.store_id, segment, block };
+        let place = LogAddress { store_id: volume.info.store_id, segment, block };
         let header = decode_header(&bytes.slice(at..at + RECORD_BLOCK), place, layout)
             .filter(|header| header.generation == segments.segment(segment).generation)
             .ok_or_else(|| format!("no unit at block {block}"))?;

@@ -29,10 +29,10 @@ impl Store {
     /// Counts a slice of what each snapshot alone keeps; whether there is more to count. Snapshots made after it began have nothing in
     /// it, and what is written meanwhile counts or does not.
     pub fn count_pinned(&self, count: &mut PinnedCount) -> bool {
-        let catalogue = &self.map.catalogue;
+        let catalogue = &self.views.map.catalogue;
         let all = || catalogue.snapshots.iter().rev().map(|snapshot| SnapshotId(snapshot.id)).collect();
         let (left, lba) = count.left.get_or_insert_with(|| (all(), 0));
-        let tree = Tree { map: &self.map, seen: catalogue.seen(), children: catalogue.children() };
+        let tree = Tree { map: &self.views.map, seen: catalogue.seen(), children: catalogue.children() };
         let mut fuel = CHUNKS_PER_SLICE;
         while let Some(&id) = left.last() {
             if let Some(snapshot) = catalogue.snapshot(id.0) {

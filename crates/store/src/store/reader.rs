@@ -19,8 +19,8 @@ use crate::layout::{RECORD_BLOCK, item_checksum};
 use crate::map::BlockMap;
 use crate::op::{Extent, OpError};
 use crate::planted::PlantedFault;
-use crate::segments::State;
-use crate::unit::{Base, Place, base_of, record_block_generation, record_block_intact};
+use crate::segments::SegmentState;
+use crate::unit::{Base, LogAddress, base_of, record_block_generation, record_block_intact};
 use crate::view::View;
 
 /// What one read finds in a row is cached up to this length. Longer reads would evict blocks that are read again, and are fast uncached.
@@ -483,7 +483,7 @@ pub(super) fn base_of_hole(map: &BlockMap, volume: &Volume, sequence: u64) -> u6
 /// Data of a segment without a copy, on a medium in memory. Not of the head, which would have to be copied as long as the reader has the
 /// data; nor of little data, which costs less to copy than to keep a whole page.
 fn lend(access: &mut ReadAccess<'_>, segment: u32, offset: u64, len: usize) -> Option<Buffer> {
-    let is_closed = access.segments.segment(segment).state == State::Closed;
+    let is_closed = access.segments.segment(segment).state == SegmentState::Closed;
     if is_closed && len >= LENT_BYTES_MIN { access.io.share(offset, len) } else { None }
 }
 
@@ -503,7 +503,7 @@ fn keys_of(access: &ReadAccess<'_>, before: RecordsBefore) -> impl Iterator<Item
 }
 
 fn is_record_block(access: &ReadAccess<'_>, key: RecordKey, segment: u32, bytes: &[u8]) -> bool {
-    let place = Place { store_id: access.volume.info.store_id, segment, block: key.block };
+    let place = LogAddress { store_id: access.volume.info.store_id, segment, block: key.block };
     record_block_intact(bytes, place) && record_block_generation(bytes) == key.generation
 }
 

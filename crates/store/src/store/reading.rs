@@ -16,7 +16,7 @@ use crate::op::Outcome;
 macro_rules! read_access {
     ($store:expr) => {
         $crate::store::access::ReadAccess {
-            map: &$store.map,
+            map: &$store.views.map,
             segments: &mut $store.segments,
             io: &mut $store.io,
             volume: &$store.volume,
@@ -106,7 +106,7 @@ impl Store {
     /// Goes on with the search through a damaged segment: every version in it is read by itself.
     pub(super) fn drive_scrub(&mut self) -> bool {
         let stopped = self.background_is_stopped();
-        let Some(versions) = self.scrub.advance(&self.map, &self.volume.layout, stopped) else { return false };
+        let Some(versions) = self.scrub.advance(&self.views.map, &self.volume.layout, stopped) else { return false };
         for version in versions {
             self.reader.start_versions(&mut read_access!(self), Owner::Scrub, &[version], Wanted::DataOfMedium);
         }

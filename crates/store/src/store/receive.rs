@@ -27,7 +27,7 @@ pub struct ReceiveStep {
 #[derive(Debug)]
 enum StepKind {
     Begin { info: Box<StreamInfo>, position: u64 },
-    Blocks(Taken),
+    Blocks(ReceivedBlocks),
     Hole(Op),
     End,
 }
@@ -54,7 +54,7 @@ impl ReceiveStep {
 
 /// Blocks that were taken in and are not in the log.
 #[derive(Debug, Default)]
-struct Taken {
+struct ReceivedBlocks {
     lbas: Vec<u64>,
     items: Vec<u8>,
     pieces: Vec<Buffer>,
@@ -98,7 +98,7 @@ impl Receiver {
     /// # Errors
     /// [`StreamError`]: what is intact in front of it was given out before.
     pub fn next_step(&mut self) -> Result<Option<ReceiveStep>, StreamError> {
-        let (mut at, mut taken) = (0, Taken::default());
+        let (mut at, mut taken) = (0, ReceivedBlocks::default());
         let kind = loop {
             if self.done {
                 if at < self.rest.len() {
@@ -140,7 +140,12 @@ impl Receiver {
         self.done = true;
     }
 
-    fn take_frame(&mut self, taken: &mut Taken, frame: Frame, position: u64) -> Result<Option<StepKind>, StreamError> {
+    fn take_frame(
+        &mut self,
+        taken: &mut ReceivedBlocks,
+        frame: Frame,
+        position: u64,
+    ) -> Result<Option<StepKind>, StreamError> {
         match (frame, &self.info) {
             (Frame::Begin(_), Some(_)) => {
                 Err(StreamError::Damaged("it begins a second time; give each part to a reception of its own"))
@@ -163,7 +168,7 @@ impl Receiver {
     }
 }
 
-impl Taken {
+impl ReceivedBlocks {
     fn take(
         &mut self,
         info: &StreamInfo,
@@ -236,17 +241,17 @@ impl Store {
         let ReceiveStep { id, kind, .. } = step;
         let branch = match &kind {
             StepKind::Begin { info, position } => return self.begin_reception(token, info, *position),
-            _ => receiving_branch(&self.map, id).ok_or(StreamError::Store(OpError::NoSuchView))?,
+            _ => receiving_branch(&self.views.map, id).ok_or(StreamError::Store(OpError::NoSuchView))?,
         };
         match kind {
             StepKind::Begin { .. } => unreachable!("answered above"),
-            StepKind::Blocks(Taken { lbas, items, pieces, bytes }) => {
+            StepKind::Blocks(ReceivedBlocks { lbas, items, pieces, bytes }) => {
                 let count = lbas.len() as u32;
                 let content = Content::Blocks { addresses: Addresses::Each(lbas), pieces, items, count };
                 self.submit_content(token, branch, content, bytes)?;
             }
             // Holes come first: with a block here, all of them are. Once more, and thus newer, they would hide blocks that arrived.
-            StepKind::Hole(_) if has_blocks(&self.map, branch) => self.answer_receive(token, Outcome::Changed),
+            StepKind::Hole(_) if has_blocks(&self.views.map, branch) => self.answer_receive(token, Outcome::Changed),
             StepKind::Hole(op) => self.submit_to(token, View::Head(BranchId(branch)), op),
             StepKind::End => {
                 let commit = Change::ReceiveCommit { branch };
@@ -274,7 +279,7 @@ impl Store {
 
     /// Every reception that was begun and not ended.
     pub fn receptions(&self) -> Vec<ReceptionInfo> {
-        receptions(&self.map)
+        receptions(&self.views.map)
     }
 
     /// Gives up what arrived of a snapshot.
@@ -282,7 +287,7 @@ impl Store {
     /// # Errors
     /// As a request.
     pub fn receive_abandon(&mut self, id: SnapshotId) -> Result<(), OpError> {
-        let branch = BranchId(receiving_branch(&self.map, id).ok_or(OpError::NoSuchView)?);
+        let branch = BranchId(receiving_branch(&self.views.map, id).ok_or(OpError::NoSuchView)?);
         self.execute(Op::CloneDelete { branch }).map(drop)
     }
 
@@ -297,7 +302,7 @@ impl Store {
         if info.geometry != self.volume.info.geometry {
             return Err(StreamError::Differs("its block size or number of blocks is another"));
         }
-        let catalogue = &self.map.catalogue;
+        let catalogue = &self.views.map.catalogue;
         if catalogue.snapshot(info.to.0).is_some() {
             return Err(StreamError::Store(OpError::NameTaken(info.name.clone())));
         }
@@ -306,7 +311,7 @@ impl Store {
         }
         let base = info.from.map_or(0, |from| from.0);
         // At each beginning, also when it goes on: the volume may have been used meanwhile.
-        if !may_be_replaced(&self.map, base) {
+        if !may_be_replaced(&self.views.map, base) {
             return Err(StreamError::Diverged);
         }
         let begun = catalogue.branches.iter().find(|(_, branch)| branch.receiving == info.to.0);

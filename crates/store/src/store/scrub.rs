@@ -16,7 +16,7 @@ use crate::index::Version;
 use crate::layout::{Layout, RECORD_BLOCK};
 use crate::map::BlockMap;
 use crate::op::{Extent, OpError};
-use crate::segments::State;
+use crate::segments::SegmentState;
 use crate::steps;
 
 /// Upper bound on the bad blocks that are remembered.
@@ -122,7 +122,7 @@ impl Scrub {
             self.done += 1;
             steps::count(1);
             let entry = access.segments.segment(segment);
-            if entry.state == State::Closed && entry.end > 0 {
+            if entry.state == SegmentState::Closed && entry.end > 0 {
                 let (reopened, len) = (entry.reopened, entry.end as usize * RECORD_BLOCK);
                 access.segments.pin(segment);
                 self.read_piece(access, SegmentRead { segment, reopened, len, pieces: Vec::new() });

@@ -113,7 +113,7 @@ impl Store {
         }
         let nodes = self.nodes_to_send(sender.from, sender.to)?;
         if !std::mem::replace(&mut sender.begun, true) {
-            let snapshot = self.map.catalogue.snapshot(sender.to.0).ok_or(OpError::NoSuchView)?;
+            let snapshot = self.views.map.catalogue.snapshot(sender.to.0).ok_or(OpError::NoSuchView)?;
             let info = StreamInfo {
                 version: STREAM_VERSION,
                 sealing: sender.sealing.filter(|_| self.volume.is_sealed()),
@@ -148,7 +148,7 @@ impl Store {
 
     /// The nodes that the newer snapshot has and the older one has not, nearest first.
     fn nodes_to_send(&self, from: Option<SnapshotId>, to: SnapshotId) -> Result<Vec<NodeId>, StreamError> {
-        let catalogue = &self.map.catalogue;
+        let catalogue = &self.views.map.catalogue;
         let node = catalogue.node(View::Snapshot(to)).ok_or(OpError::NoSuchView)?;
         let Some(from) = from else { return Ok(catalogue.path(node).collect()) };
         let base = catalogue.node(View::Snapshot(from)).ok_or(OpError::NoSuchView)?;
@@ -168,7 +168,7 @@ impl Store {
                 sender.holes = (node, HolesAt::START);
             }
             let (position, chain) = (&mut sender.position, &mut sender.chain);
-            let next = self.map.table(node).holes.visit(sender.holes.1, &mut fuel, |hole| {
+            let next = self.views.map.table(node).holes.visit(sender.holes.1, &mut fuel, |hole| {
                 if left == 0 {
                     return false;
                 }
@@ -191,7 +191,7 @@ impl Store {
 
     /// The next blocks that lie in these nodes: as many as are read at once.
     fn next_to_send(&self, nodes: &[NodeId], from: u64) -> Next {
-        let tables: Vec<_> = nodes.iter().map(|&node| self.map.table(node)).collect();
+        let tables: Vec<_> = nodes.iter().map(|&node| self.views.map.table(node)).collect();
         let is_block = |lba| {
             let at = tables.iter().map(|table| table.at(lba)).find(|at| *at != At::Nothing);
             matches!(at, Some(At::Block(_)))

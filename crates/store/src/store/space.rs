@@ -10,7 +10,7 @@ use strongroom_block::VolumeId;
 
 use super::appender::is_no_space;
 use super::io::{IoQueue, Purpose};
-use super::policy::SegmentCounts;
+use super::policy::{RoomSearch, SegmentCounts};
 use super::request::{Addresses, Content, MakesRoom, WriteRequest};
 use super::volume::Volume;
 use crate::backend::Io;
@@ -74,6 +74,8 @@ pub(super) struct Space {
     /// Room is being made while no request waits for it.
     is_relieving: bool,
     state: SpaceState,
+    /// The search for room for the first request.
+    pub(super) room: RoomSearch,
 }
 
 impl Space {
@@ -90,7 +92,14 @@ impl Space {
             scarce: false,
             is_relieving: false,
             state: SpaceState::default(),
+            room: RoomSearch::default(),
         }
+    }
+
+    /// The log begins again after an erase.
+    pub(super) fn begin_log(&mut self, volume_id: VolumeId) {
+        let room = std::mem::take(&mut self.room);
+        *self = Space { room, ..Space::new(volume_id) };
     }
 
     pub(super) fn state(&self) -> SpaceState {

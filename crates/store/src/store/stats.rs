@@ -14,13 +14,13 @@ impl Store {
         let memory = self.memory();
         let (reads, log, counts) = (&self.reader.counters, &self.log.counters, self.counts());
         Stats {
-            blocks_mapped: self.map.blocks(),
-            versions_retained: self.map.versions.len(),
-            versions_pinned: self.map.versions.pinned(),
-            versions_evicted: self.retention.evicted,
-            versions_made_way: self.retention.made_way,
-            versions_released: self.retention.released,
-            holes: self.map.holes(),
+            blocks_mapped: self.views.map.blocks(),
+            versions_retained: self.views.map.versions.len(),
+            versions_pinned: self.views.map.versions.pinned(),
+            versions_evicted: self.views.retention.evicted,
+            versions_made_way: self.views.retention.made_way,
+            versions_released: self.views.retention.released,
+            holes: self.views.map.holes(),
             segments_total: u64::from(counts.total),
             segments_free: u64::from(counts.free),
             live_bytes: counts.live_bytes,
@@ -39,10 +39,10 @@ impl Store {
             cleaning_read_bytes: self.compactor.read_bytes(),
             cleaning_io_errors: self.compactor.io_errors,
             table_bytes: log.tables,
-            checkpoints: self.checkpointer.finished,
-            checkpoint_bytes: self.checkpointer.written_bytes,
-            opened_from_checkpoint: self.opened_from_checkpoint,
-            syncs: self.syncs.count,
+            checkpoints: self.durability.checkpointer.finished,
+            checkpoint_bytes: self.durability.checkpointer.written_bytes,
+            opened_from_checkpoint: self.opening.from_checkpoint,
+            syncs: self.durability.syncs.count,
             record_cache_hits: reads.record_cache_hits,
             record_cache_misses: reads.record_cache_misses,
             data_cache_hits: reads.data_cache_hits,
@@ -75,11 +75,12 @@ impl Store {
 
     /// What it holds in memory, by kind. Costs as much as [`Store::stats`]: little, but not for every request.
     pub fn memory(&self) -> MemoryUse {
-        let other = self.retention.memory_bytes() + self.reader.read_memory_bytes() + self.io.in_flight() * IO_BYTES;
+        let other =
+            self.views.retention.memory_bytes() + self.reader.read_memory_bytes() + self.io.in_flight() * IO_BYTES;
         MemoryUse {
-            index_bytes: self.map.index_bytes(),
-            hole_bytes: self.map.hole_bytes(),
-            version_bytes: self.map.version_bytes(),
+            index_bytes: self.views.map.index_bytes(),
+            hole_bytes: self.views.map.hole_bytes(),
+            version_bytes: self.views.map.version_bytes(),
             segment_bytes: self.segments.memory_bytes(),
             cache_bytes: self.reader.cache_memory_bytes(),
             request_bytes: self.requests.bytes_in_flight() as u64,

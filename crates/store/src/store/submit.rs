@@ -41,8 +41,8 @@ impl Store {
         if let Some(answer) = self.answer_while_erasing(token, &op, bytes) {
             return answer;
         }
-        let shown = self.options.planted.shown(token, view, matches!(op, Op::Read { .. }));
-        let node = self.map.catalogue.node(shown).ok_or(OpError::NoSuchView)?;
+        let shown = self.opening.options.planted.shown(token, view, matches!(op, Op::Read { .. }));
+        let node = self.views.map.catalogue.node(shown).ok_or(OpError::NoSuchView)?;
         let writable = match view {
             View::Head(BranchId(branch)) => Ok(branch),
             View::Snapshot(_) => Err(OpError::ReadOnly),
@@ -68,8 +68,8 @@ impl Store {
                 let (mut fuel, mut released) = (RELEASED_PER_REQUEST, 0);
                 for (lba, sequence) in pairs {
                     let pair = (lba.0, sequence.0);
-                    let (map, segments) = (&mut self.map, &mut self.segments);
-                    released += self.retention.verified(map, segments, node, pair, &mut fuel);
+                    let (map, segments) = (&mut self.views.map, &mut self.segments);
+                    released += self.views.retention.verified(map, segments, node, pair, &mut fuel);
                 }
                 self.requests.complete(token, bytes, Ok(Outcome::Verified { released }));
                 Ok(())

@@ -3,7 +3,7 @@
 use super::{
     BASE, BLOCK_HEADER, ENTRY_HEADER, Entry, KIND_BLOCKS, KIND_CATALOGUE, KIND_CHANGE, KIND_CONDITIONAL_BLOCK,
     KIND_CONDITIONAL_HOLE, KIND_HOLE, KIND_OPERATION, KIND_REGISTRATION, KIND_TABLE, KIND_VERIFIED, KIND_WINDOWS,
-    Place, TABLE_ROW, UNIT_HEADER, UnitFault, UnitHeader, VERIFIED_PAIR, operations, record_block_generation,
+    LogAddress, TABLE_ROW, UNIT_HEADER, UnitFault, UnitHeader, VERIFIED_PAIR, operations, record_block_generation,
     record_block_intact, zeros,
 };
 use crate::layout::{Layout, RECORD_BLOCK, SEQUENCES, be_u16, be_u32, be_u64};
@@ -40,14 +40,14 @@ pub(crate) fn base_of(record_block: &[u8], item_at: usize, sequence: u64, layout
 pub(crate) fn decode_entries<'a>(
     records: &'a [u8],
     header: &UnitHeader,
-    place: Place,
+    place: LogAddress,
     layout: &Layout,
 ) -> Result<Vec<Entry<'a>>, UnitFault> {
     if records.len() != usize::from(header.record_blocks) * RECORD_BLOCK {
         return Err(UnitFault("record blocks are missing"));
     }
     for (index, block) in records.chunks_exact(RECORD_BLOCK).enumerate() {
-        let place = Place { block: place.block + index as u32, ..place };
+        let place = LogAddress { block: place.block + index as u32, ..place };
         let same_unit = be_u16(block, 4) as usize == index
             && be_u16(block, 6) == header.record_blocks
             && record_block_generation(block) == header.generation

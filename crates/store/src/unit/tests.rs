@@ -7,7 +7,7 @@ use super::*;
 const LAYOUT: Layout = Layout { segment_bytes: 4 << 20, segments: 100, block_bytes: 4096, item_bytes: 56 };
 /// Of the golden unit at its place.
 const CHECKSUM: u64 = 0x04c2_309b_c0c1_ee93;
-const PLACE: Place = Place { store_id: StoreId([7; 16]), segment: 3, block: 10 };
+const PLACE: LogAddress = LogAddress { store_id: StoreId([7; 16]), segment: 3, block: 10 };
 
 fn header() -> UnitHeader {
     UnitHeader {
@@ -126,9 +126,11 @@ fn a_unit_knows_its_place() {
     unit.push_block(0, 1, 2, &[3; 56]).unwrap();
     let (_, records) = unit.finish(header(), PLACE);
     assert!(decode(&records).is_some());
-    for other in
-        [Place { segment: 4, ..PLACE }, Place { block: 11, ..PLACE }, Place { store_id: StoreId([8; 16]), ..PLACE }]
-    {
+    for other in [
+        LogAddress { segment: 4, ..PLACE },
+        LogAddress { block: 11, ..PLACE },
+        LogAddress { store_id: StoreId([8; 16]), ..PLACE },
+    ] {
         assert!(decode_header(&records, other, &LAYOUT).is_none());
     }
 }

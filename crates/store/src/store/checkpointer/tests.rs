@@ -30,15 +30,15 @@ fn the_log_does_not_run_away_from_a_checkpoint() {
             store.poll_completions(&mut answers);
         }
     }
-    store.checkpointer.set_log_bytes_least(1);
+    store.durability.checkpointer.set_log_bytes_least(1);
     let (mut begin, mut at) = (None, 0);
-    while !store.checkpointer.wants_round() && store.stats().checkpoints == 0 {
+    while !store.durability.checkpointer.wants_round() && store.stats().checkpoints == 0 {
         for _ in 0..16 {
             write(&mut store, at, 16);
             at = (at + 16) % BLOCKS;
         }
         store.poll_completions(&mut answers);
-        if store.checkpointer.is_writing() {
+        if store.durability.checkpointer.is_writing() {
             begin.get_or_insert(store.log.counters.log_bytes());
         }
     }

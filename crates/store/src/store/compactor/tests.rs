@@ -122,7 +122,7 @@ fn a_request_does_not_wait_for_a_segment_that_cleaning_will_not_take() {
     let refused = (0..4096).find_map(|lba| {
         // The head is no victim.
         store.compactor.unread.insert(store.log.head.segment, u64::MAX);
-        store.room.allow_unread_retry();
+        store.space.room.allow_unread_retry();
         let data = vec![Buffer::copy_from(&[1; 4096])];
         store.execute(Op::Write { lba: Lba(lba), data, records: Vec::new(), fua: false, origin: None }).err()
     });

@@ -76,7 +76,7 @@ fn a_victim_that_becomes_the_head_again_is_not_taken_for_damaged() {
         store.poll_completions(&mut done);
     }
     assert_eq!(store.log.head.segment, second);
-    store.room.begin();
+    store.space.room.begin();
     store.poll_completions(&mut done);
     assert!(store.compactor.has_victim(first), "what of it counts is little");
     slow.lock().unwrap().holds_writes = false;
